@@ -1,0 +1,3 @@
+//! The decision alone: nanoseconds and allocations.
+
+fn main() {}

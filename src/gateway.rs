@@ -1,0 +1,1 @@
+//! THE REQUEST PATH: identify, find, admit, forward | answer.

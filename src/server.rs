@@ -1,0 +1,1 @@
+//! Wires listeners, gateway and admin; owns start order, readiness and drain.
