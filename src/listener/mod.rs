@@ -136,10 +136,8 @@ fn bind_unix(path: &Path, workers: usize) -> io::Result<Bound> {
 pub trait Observer {
     /// A connection was accepted (`true`) or has ended (`false`).
     fn connection(&self, open: bool);
-    /// Accepting failed; the loop goes on. `kind` is one of a few fixed words.
-    fn accept_failed(&self, kind: &'static str, error: &io::Error);
-    /// Serving a connection panicked; it is closed, the others go on.
-    fn panicked(&self);
+    /// Accepting failed; the loop goes on.
+    fn accept_failed(&self, error: &io::Error);
 }
 
 /// Accepts on one socket until the task is dropped. Beyond the permits, accepting pauses.
@@ -156,7 +154,8 @@ pub async fn accept<H: Handler, O: Observer + 'static>(
         let accepted = match acceptor.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                pause_after(&error, &*observer).await;
+                observer.accept_failed(&error);
+                pause_after(&error).await;
                 continue;
             }
         };
@@ -167,39 +166,21 @@ pub async fn accept<H: Handler, O: Observer + 'static>(
         let serving = tokio::task::spawn_local(serving);
         let observer = Rc::clone(&observer);
         tokio::task::spawn_local(async move {
-            if serving.await.is_err_and(|error| error.is_panic()) {
-                observer.panicked();
-            }
+            // a panic costs this connection; the panic hook has counted and logged it
+            let _ = serving.await;
             observer.connection(false);
             drop(permit);
         });
     }
 }
 
-/// Names the failure, and waits where an immediate second try would only fail again.
-async fn pause_after(error: &io::Error, observer: &impl Observer) {
-    /// Out of descriptors or memory: time for something to be closed.
-    const EXHAUSTED: Duration = Duration::from_millis(50);
-    let (kind, pause) = match error.raw_os_error() {
-        Some(libc_errno::EMFILE | libc_errno::ENFILE) => ("descriptors", EXHAUSTED),
-        Some(libc_errno::ENOBUFS | libc_errno::ENOMEM) => ("memory", EXHAUSTED),
-        Some(libc_errno::ECONNABORTED | libc_errno::EPROTO) => ("aborted", Duration::ZERO),
-        _ => ("other", Duration::from_millis(5)),
-    };
-    observer.accept_failed(kind, error);
-    if !pause.is_zero() {
-        tokio::time::sleep(pause).await;
+/// Waits where an immediate second try would only fail again: out of descriptors or memory.
+async fn pause_after(error: &io::Error) {
+    // ECONNABORTED, EPROTO: that one connection is gone, the next may be fine (accept(2))
+    const ONE_CONNECTION: [i32; 2] = [103, 71];
+    if !error.raw_os_error().is_some_and(|code| ONE_CONNECTION.contains(&code)) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
-}
-
-/// The errno values of Linux that `accept(2)` names.
-mod libc_errno {
-    pub(super) const ENOMEM: i32 = 12;
-    pub(super) const ENFILE: i32 = 23;
-    pub(super) const EMFILE: i32 = 24;
-    pub(super) const EPROTO: i32 = 71;
-    pub(super) const ECONNABORTED: i32 = 103;
-    pub(super) const ENOBUFS: i32 = 105;
 }
 
 enum Acceptor {

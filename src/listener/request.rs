@@ -19,9 +19,13 @@ pub enum Malformed {
     /// The fields are more, or larger, than the listener allows; 431.
     #[error("the request fields are too large")]
     FieldsTooLarge,
-    /// A method that a gateway does not serve: CONNECT, TRACE; 405.
-    #[error("a gateway does not serve this method")]
-    MethodNotServed,
+    /// CONNECT; 501, and the connection closes: the client may already have sent what it means for the tunnel
+    /// (RFC 9931 §4).
+    #[error("a gateway is not a tunnel")]
+    Tunnel,
+    /// TRACE; 405. It would show a client what the gateway adds for the upstream.
+    #[error("a gateway does not trace")]
+    Trace,
     /// A transfer coding that we do not know; 501.
     #[error("the transfer coding is not known here")]
     CodingNotKnown,
@@ -43,15 +47,17 @@ pub struct Addressed<'a> {
 /// Checks a request, and says whom it is addressed to. Reads only; allocates nothing.
 pub fn check<'a>(parts: &'a Parts, settings: &Settings) -> Result<Addressed<'a>, Malformed> {
     check_size(parts, settings)?;
-    if matches!(parts.method, Method::CONNECT | Method::TRACE) {
-        return Err(Malformed::MethodNotServed);
+    match parts.method {
+        Method::CONNECT => return Err(Malformed::Tunnel),
+        Method::TRACE => return Err(Malformed::Trace),
+        _ => {}
     }
     check_framing(&parts.headers)?;
     let authority = match parts.version {
         Version::HTTP_2 => authority_http2(parts)?,
         _ => authority_http1(parts)?,
     };
-    let host = if authority.is_empty() { "" } else { host_of(authority).ok_or(Malformed::Invalid("the host is not valid"))? };
+    let host = if authority.is_empty() { "" } else { host_of(authority).ok_or(Malformed::Invalid("The host is not valid."))? };
     let path = check_target(&parts.method, &parts.uri)?;
     Ok(Addressed { authority, host, path, query: parts.uri.query() })
 }
@@ -78,7 +84,7 @@ fn check_framing(headers: &HeaderMap) -> Result<(), Malformed> {
     let mut chunked = false;
     for coding in codings.by_ref().map(<[u8]>::trim_ascii).filter(|coding| !coding.is_empty()) {
         match coding.eq_ignore_ascii_case(b"chunked") {
-            _ if chunked => return Err(Malformed::Invalid("the body is chunked more than once")),
+            _ if chunked => return Err(Malformed::Invalid("The body is chunked more than once.")),
             true => chunked = true,
             false => return Err(Malformed::CodingNotKnown),
         }
@@ -91,27 +97,27 @@ fn authority_http1(parts: &Parts) -> Result<&str, Malformed> {
     let mut lines = parts.headers.get_all(HOST).iter();
     let line = lines.next();
     if lines.next().is_some() {
-        return Err(Malformed::Invalid("more than one Host"));
+        return Err(Malformed::Invalid("There is more than one Host."));
     }
     let host = line.map(text).transpose()?;
     if let Some(host) = host
         && !host.is_empty()
         && host_of(host).is_none()
     {
-        return Err(Malformed::Invalid("the Host is not valid"));
+        return Err(Malformed::Invalid("The Host is not valid."));
     }
     if let Some(authority) = parts.uri.authority() {
         // without a scheme it is the authority-form, which is CONNECT's alone
         return match parts.uri.scheme_str() {
             Some("http" | "https") => Ok(authority.as_str()),
-            _ => Err(Malformed::Invalid("the request target is not valid")),
+            _ => Err(Malformed::Invalid("The request target is not valid.")),
         };
     }
     match host {
         Some(host) if !host.is_empty() => Ok(host),
         None if parts.version == Version::HTTP_10 => Ok(""),
-        Some(_) => Err(Malformed::Invalid("the Host is empty")),
-        None => Err(Malformed::Invalid("no Host")),
+        Some(_) => Err(Malformed::Invalid("The Host is empty.")),
+        None => Err(Malformed::Invalid("There is no Host.")),
     }
 }
 
@@ -120,20 +126,20 @@ fn authority_http2(parts: &Parts) -> Result<&str, Malformed> {
     let mut lines = parts.headers.get_all(HOST).iter();
     let host = lines.next().map(text).transpose()?;
     if lines.next().is_some() {
-        return Err(Malformed::Invalid("more than one Host"));
+        return Err(Malformed::Invalid("There is more than one Host."));
     }
     match (parts.uri.authority(), host) {
         (Some(authority), Some(host)) if !authority.as_str().eq_ignore_ascii_case(host) => {
-            Err(Malformed::Invalid("the Host differs from the authority"))
+            Err(Malformed::Invalid("The Host differs from the authority."))
         }
         (Some(authority), _) => Ok(authority.as_str()),
         (None, Some(host)) if !host.is_empty() => Ok(host),
-        (None, _) => Err(Malformed::Invalid("no authority")),
+        (None, _) => Err(Malformed::Invalid("There is no authority.")),
     }
 }
 
 fn text(value: &HeaderValue) -> Result<&str, Malformed> {
-    value.to_str().map_err(|_| Malformed::Invalid("the Host is not text"))
+    value.to_str().map_err(|_| Malformed::Invalid("The Host is not valid."))
 }
 
 /// Origin-form or absolute-form; `*` for OPTIONS only.
@@ -143,7 +149,7 @@ fn check_target<'a>(method: &Method, uri: &'a Uri) -> Result<&'a str, Malformed>
         path if path.starts_with('/') => Ok(path),
         // `http://host` and `http://host?query` have an empty path, which means the root
         "" if uri.scheme().is_some() => Ok("/"),
-        _ => Err(Malformed::Invalid("the request target is not valid")),
+        _ => Err(Malformed::Invalid("The request target is not valid.")),
     }
 }
 
