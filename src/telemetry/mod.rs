@@ -1,5 +1,15 @@
 //! What the gateway lets an operator see: metrics, access lines, log lines.
 
+pub mod access;
+pub mod handles;
+pub mod json;
+pub mod log;
+pub mod metrics;
+mod process;
+mod time;
+
+pub use self::metrics::Metrics;
+
 /// `[log]`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogSettings {

@@ -1,0 +1,1 @@
+//! The admin pages as a client sees them.
