@@ -30,7 +30,7 @@ use crate::{
     listener::{Handler, Peer, inbound::InboundBody, request::{self, Addressed}},
     response::{FieldWriter, Refusal},
     route::{Found, host, path},
-    telemetry::AccessLog,
+    telemetry::access::AccessLog,
     upstream::{self, Upstream, forward::{Destination, Failed}, headers::Outbound},
 };
 

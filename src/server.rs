@@ -26,11 +26,11 @@ use tokio::{
 };
 
 use crate::{
-    admin::{self, Readiness},
+    admin::{Admin, Readiness, State},
     config::Snapshot,
     gateway::{Shared, Worker},
     listener::{self, Address, Bound, Drain, ListeningSocket, Observer},
-    telemetry::{self, ListenerMetrics},
+    telemetry::{self, Metrics, handles::ListenerMetrics},
 };
 
 /// Why the gateway did not start.
@@ -101,11 +101,11 @@ pub fn start(snapshot: Snapshot) -> Result<Running, StartError> {
     let admin_address = admin_socket.local_addr()?;
     let drain_timeout = snapshot.server.drain_timeout;
     let max_connections = snapshot.server.max_connections;
-    let admin_settings = snapshot.admin.clone();
     let listeners = snapshot.listeners.clone();
-    let shared = Arc::new(Shared::new(snapshot)?);
-    shared.metrics().config_loaded(shared.config_hash(), SystemTime::now());
-    telemetry::install_panic_hook(shared.metrics().panics());
+    let metrics = Metrics::install();
+    metrics.config_loaded(&snapshot.hash, SystemTime::now());
+    telemetry::log::install_panic_hook(metrics.panics());
+    let shared = Arc::new(Shared::new(Arc::new(snapshot), metrics)?);
 
     let readiness = Readiness::default();
     let (stop, stopping) = watch::channel(Stop::No);
@@ -127,9 +127,9 @@ pub fn start(snapshot: Snapshot) -> Result<Running, StartError> {
     for _ in 0..workers {
         started.recv().map_err(|_| io::Error::other("a worker ended before it accepted"))??;
     }
-    let admin = admin::Admin::new(&admin_settings, admin_address, Arc::clone(&shared), readiness.clone());
-    control.spawn(admin.serve(admin_socket));
-    readiness.set_ready();
+    let admin = Admin::new(Arc::clone(shared.snapshot()), shared.metrics().clone(), readiness.clone());
+    control.spawn(admin.serve(admin_socket, std::future::pending()));
+    readiness.set(State::Ready);
     Ok(Running { listeners: addresses, admin: admin_address, workers, control, threads, shared, readiness, stop, signals, drain_timeout })
 }
 
@@ -172,6 +172,11 @@ impl Signals {
 }
 
 impl Running {
+    /// The running configuration.
+    pub fn snapshot(&self) -> &Snapshot {
+        self.shared.snapshot()
+    }
+
     /// Serves until SIGTERM or SIGINT, then drains. A second signal ends the drain at once.
     pub fn serve(mut self) {
         let shared = Arc::clone(&self.shared);
@@ -184,7 +189,7 @@ impl Running {
         });
         let name = self.control.block_on(self.signals.next());
         tracing::info!(signal = name, drain_timeout = ?self.drain_timeout, "draining: accepting no more, finishing what is in flight");
-        self.readiness.set_draining();
+        self.readiness.set(State::Draining);
         self.stop.send_replace(Stop::Drain);
         let threads = std::mem::take(&mut self.threads);
         let (stop, signals) = (&self.stop, &mut self.signals);

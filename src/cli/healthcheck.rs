@@ -9,7 +9,7 @@ use std::{
 
 /// Arguments of `tidegate healthcheck`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct HealthcheckArgs {
     /// The admin address of the gateway.
     #[arg(long, value_name = "URL", env = "TIDEGATE_ADMIN", default_value = "http://127.0.0.1:9901")]
     admin: String,
@@ -19,7 +19,7 @@ pub struct Args {
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Exit 0 when `/readyz` answers 200; 1 otherwise, with the reason on stderr.
-pub fn healthcheck(args: Args) -> ExitCode {
+pub fn healthcheck(args: &HealthcheckArgs) -> ExitCode {
     match ask(&args.admin) {
         Ok(200) => ExitCode::SUCCESS,
         Ok(status) => {

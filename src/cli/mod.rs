@@ -24,21 +24,21 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve: from a configuration file, or without one from --to and --limit.
-    Run(run::Args),
+    Run(run::RunArgs),
     /// Check a configuration: every problem, with its place and how to mend it.
-    Check(check::Args),
+    Check(check::CheckArgs),
     /// Write a commented configuration to start from.
-    Init(init::Args),
+    Init(init::InitArgs),
     /// Exit 0 when a running gateway is ready (for containers that have no curl).
-    Healthcheck(healthcheck::Args),
+    Healthcheck(healthcheck::CheckArgs),
 }
 
 /// Parses the command line and does what it says.
 pub fn main() -> ExitCode {
     match Cli::parse().command {
-        Command::Run(args) => run::run(args),
-        Command::Check(args) => check::check(args),
-        Command::Init(args) => init::init(args),
-        Command::Healthcheck(args) => healthcheck::healthcheck(args),
+        Command::Run(args) => run::run(&args),
+        Command::Check(args) => check::check(&args),
+        Command::Init(args) => init::init(&args),
+        Command::Healthcheck(args) => healthcheck::healthcheck(&args),
     }
 }

@@ -7,11 +7,14 @@ use std::sync::Arc;
 
 use crate::{
     config::{self, Snapshot},
-    identity::{Client, Identifier, KeyParts, ManagedFields},
+    identity::{Client, Identifier, KeyParts, ManagedFields, Rejected},
     limit::{self, Attached, Store},
     response::{self, Policy},
     route::RouteTable,
-    telemetry::{DecisionMetrics, LimitMetrics, Metrics, RouteMetrics, UpstreamMetrics},
+    telemetry::{
+        Metrics,
+        handles::{DecisionMetrics, IdentityMetrics, LimitMetrics, RouteMetrics, UpstreamMetrics},
+    },
     upstream,
 };
 
@@ -21,6 +24,9 @@ pub enum PlanError {
     /// The process has seen more limit names than buckets can tell apart.
     #[error("limit `{0}`: this process has seen too many different limit names; restart it")]
     TooManyLimits(String),
+    /// The system has no thread or no entropy to give.
+    #[error("cannot start: {0}")]
+    System(#[from] std::io::Error),
     /// A limit or a route that the compiler should have refused.
     #[error("{0}")]
     Unfit(String),
@@ -35,8 +41,10 @@ pub(super) struct Plan {
     pub(super) routes: Vec<RoutePlan>,
     /// What a request meets that no route takes: the gateway's own limits.
     pub(super) unrouted: RoutePlan,
-    pub(super) upstreams: Vec<(upstream::Settings, UpstreamMetrics)>,
+    pub(super) upstreams: Vec<(upstream::Settings, Arc<UpstreamMetrics>)>,
     pub(super) response: response::Settings,
+    /// By source: `api_key`, `header`.
+    identity: Vec<(&'static str, IdentityMetrics)>,
 }
 
 /// A route at work.
@@ -75,6 +83,14 @@ impl LimitRule {
         let Some(tier) = client.tier else { return 0 };
         self.tiers.iter().find(|(name, _)| name == tier).map_or(0, |&(_, index)| index)
     }
+
+    /// Brings the metrics that are read, not pushed, up to date.
+    pub(super) fn refresh_metrics(&self) {
+        // a gauge is a float: exact up to 2⁵³ keys
+        self.metrics.keys.set(self.buckets.keys() as f64);
+        self.metrics.key_evictions.absolute(self.buckets.evictions());
+        self.metrics.key_overflows.absolute(self.buckets.overflowed());
+    }
 }
 
 impl Plan {
@@ -107,9 +123,20 @@ impl Plan {
             table,
             routes: routes.collect(),
             unrouted: bind_route(NO_ROUTE, &snapshot.gateway_limits),
-            upstreams: snapshot.upstreams.iter().map(|settings| (settings.clone(), metrics.upstream(&settings.name))).collect(),
+            upstreams: snapshot.upstreams.iter().map(|settings| (settings.clone(), Arc::new(metrics.upstream(&settings.name)))).collect(),
             response: snapshot.response.clone(),
+            identity: ["api_key", "header"].map(|source| (source, metrics.identity(source))).into(),
         })
+    }
+
+    /// Counts a credential that was not accepted.
+    pub(super) fn count_rejected(&self, rejected: &Rejected) {
+        if let Some((_, metrics)) = self.identity.iter().find(|(source, _)| *source == rejected.source) {
+            match rejected.kind {
+                "unknown" => metrics.unknown.increment(1),
+                _ => metrics.malformed.increment(1),
+            }
+        }
     }
 
     /// Every limit that some route meets, once.
@@ -129,7 +156,7 @@ impl Plan {
 const NO_ROUTE: &str = "(none)";
 
 fn bind_limit(limit: &config::Limit, store: &Store, metrics: &Metrics) -> Result<LimitRule, PlanError> {
-    let unfit = |error: limit::quota::QuotaError| PlanError::Unfit(format!("limit `{}`: {error}", limit.name));
+    let unfit = |error: limit::QuotaError| PlanError::Unfit(format!("limit `{}`: {error}", limit.name));
     let counted = limit::Limit::token_bucket(&limit.name, &limit.quotas).map_err(unfit)?;
     let buckets = store.attach(&counted).map_err(|_| PlanError::TooManyLimits(limit.name.clone()))?;
     let policies: Result<Vec<_>, _> = limit.quotas.iter().map(|quota| Policy::compile(&limit.name, quota)).collect();

@@ -23,7 +23,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{net::TcpStream, sync::Semaphore};
 
 pub use drain::Drain;
-pub use serve::{Accepted, Handler};
+pub use serve::{Accepted, Handler, Peer};
 
 /// One `[[listen]]` table.
 #[derive(Clone, Debug, PartialEq, Eq)]
