@@ -103,10 +103,13 @@ impl Handler for Worker {
         let (head, body) = request.into_parts();
         let mut exchange = Exchange::begin(&head, &from, &self.shared.plan.unrouted, self.request_ids.next());
         match self.decide(&mut exchange) {
-            Ok(target) => match self.forward(&exchange, &target, body).await {
-                Ok(response) => self.pass_on(&exchange, response),
-                Err(refusal) => self.refuse(&exchange, &refusal),
-            },
+            Ok(target) => {
+                let in_flight = exchange.route.metrics.enter();
+                match self.forward(&exchange, &target, body).await {
+                    Ok(response) => self.pass_on(&exchange, response, in_flight),
+                    Err(refusal) => self.refuse(&exchange, &refusal),
+                }
+            }
             Err(Stopped::Denied) => self.deny(&exchange),
             Err(Stopped::Refused(refusal)) => self.refuse(&exchange, &refusal),
         }
@@ -161,14 +164,17 @@ impl Worker {
         let normal = path::normalise(if addressed.path == "*" { "/" } else { addressed.path }).map_err(answer::bad_path)?;
         let host = host::normalise(addressed.host);
 
-        let (client, rejected) = plan.identifier.identify(exchange.from.ip, &head.headers);
+        let (client, rejected) = match plan.identifier.identify(exchange.from.ip, &head.headers) {
+            Ok(client) => (client, None),
+            Err(rejected) => (rejected.client, Some(rejected)),
+        };
         if let Some(theirs) = answer::trusted_request_id(&client, &head.headers) {
             exchange.request_id = theirs;
         }
         let found = plan.table.find(&host, &normal.key, &head.method);
         // an unknown credential is nobody: it meets only what everybody meets, so that guessing is limited too
-        if let (Found::Route(index, _), None) = (&found, &rejected) {
-            exchange.route = &plan.routes[*index];
+        if let (&Found::Route(index, _), None) = (&found, &rejected) {
+            exchange.route = &plan.routes[index];
         }
         let found = match found {
             Found::Route(..) => Ok(()),
@@ -189,24 +195,27 @@ impl Worker {
     }
 
     /// All of the route's limits, or none.
-    fn admit(&self, exchange: &mut Exchange<'_>) {
+    fn admit<'a>(&self, exchange: &mut Exchange<'a>) {
+        let route: &'a RoutePlan = exchange.route;
+        let mut met = ArrayVec::new();
         let mut charges = ArrayVec::<Charge<'_>, MAX_LIMITS>::new();
         let Some(asked) = &exchange.asked else { return };
         let subject = exchange.subject(asked);
-        for limit in &exchange.route.limits {
+        for limit in &route.limits {
             let rule = &*limit.rule;
             let key = match rule.key.is_empty() {
                 true => None,
-                false => match rule.key.key(&self.shared.hasher, &subject) {
+                false => match rule.key.key(&self.shared.hasher, self.shared.plan.prefixes, &subject) {
                     Some(key) => Some(key),
                     // a request without a value for the key is not this limit's business
                     None => continue,
                 },
             };
             let tier = rule.tier(&asked.client);
-            exchange.met.push((limit, tier));
-            charges.push(Charge { limit: &rule.buckets, tier, key, cost: exchange.route.cost });
+            met.push((limit, tier));
+            charges.push(Charge { limit: &rule.buckets, tier, key, cost: route.cost });
         }
+        exchange.met = met;
         exchange.verdict = self.shared.store.admit(self.shared.nanoseconds(exchange.arrived), &charges);
     }
 

@@ -30,7 +30,7 @@ use crate::{
     config::Snapshot,
     gateway::{Shared, Worker},
     listener::{self, Address, Bound, Drain, ListeningSocket, Observer},
-    telemetry::{self, Metrics, handles::ListenerMetrics},
+    telemetry::{self, Metrics, handles::{Held, ListenerMetrics}},
 };
 
 /// Why the gateway did not start.
@@ -269,8 +269,10 @@ struct ConnectionMetrics {
 }
 
 impl Observer for ConnectionMetrics {
-    fn connection(&self, open: bool) {
-        if open { self.metrics.connections.increment(1.0) } else { self.metrics.connections.decrement(1.0) }
+    type Open = Held;
+
+    fn opened(&self) -> Held {
+        self.metrics.open()
     }
 
     fn accept_failed(&self, error: &io::Error) {

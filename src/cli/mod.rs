@@ -30,7 +30,7 @@ pub enum Command {
     /// Write a commented configuration to start from.
     Init(init::InitArgs),
     /// Exit 0 when a running gateway is ready (for containers that have no curl).
-    Healthcheck(healthcheck::CheckArgs),
+    Healthcheck(healthcheck::HealthcheckArgs),
 }
 
 /// Parses the command line and does what it says.

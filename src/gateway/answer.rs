@@ -18,6 +18,7 @@ use crate::{
     listener::{inbound::InboundError, request::Malformed},
     response::{self, Denial, Met, Refusal, X_REQUEST_ID},
     route::path::PathError,
+    telemetry::handles::Held,
     upstream::UpstreamError,
 };
 
@@ -26,13 +27,13 @@ const TIMED: u32 = 16;
 
 impl Worker {
     /// The upstream's response, with the fields that describe the limits.
-    pub(super) fn pass_on(&self, exchange: &Exchange<'_>, mut response: Response<Body>) -> Response<Body> {
+    pub(super) fn pass_on(&self, exchange: &Exchange<'_>, mut response: Response<Body>, in_flight: Held) -> Response<Body> {
         let status = response.status();
         let headers = response.headers_mut();
         headers.insert(&X_REQUEST_ID, exchange.request_id.clone());
         let settings = &self.shared.plan.response;
         self.fields.borrow_mut().write(headers, status, &met(exchange), settings, SystemTime::now());
-        let record = Record::begin(self, exchange, status);
+        let record = Record::begin(self, exchange, status, in_flight);
         response.map(|body| body.record(record))
     }
 
@@ -111,6 +112,7 @@ fn met<'a>(exchange: &'a Exchange<'_>) -> ArrayVec<Met<'a>, MAX_LIMITS> {
             next_unit_ns: standing.next_unit_ns,
             reset_ns: standing.reset_ns,
             denied: standing.denied,
+            never: standing.never,
         }
     };
     let Some(binding) = exchange.verdict.binding() else { return ArrayVec::new() };
@@ -137,7 +139,14 @@ pub(super) fn malformed(malformed: Malformed) -> Refusal {
 
 /// What a request is told whose path two parsers could read differently.
 pub(super) fn bad_path(error: PathError) -> Refusal {
-    Refusal::BadRequest(error.sentence())
+    Refusal::BadRequest(match error {
+        PathError::NotOriginForm => "The path does not begin with a slash.",
+        PathError::ForbiddenCharacter => "The target has a character that must be percent-encoded.",
+        PathError::MalformedEscape => "The path has a malformed percent-escape.",
+        PathError::ForbiddenEscape => "The path has a percent-escape that servers read differently.",
+        PathError::AboveRoot => "The path leaves the root.",
+        PathError::DotWithParameter => "The path has a dot segment with a parameter.",
+    })
 }
 
 /// What a client is told whose request body failed before there was a response.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::{
     config::{self, Snapshot},
-    identity::{Client, Identifier, KeyParts, ManagedFields, Rejected},
+    identity::{Client, Identifier, KeyParts, ManagedFields, Prefixes, Rejected},
     limit::{self, Attached, Store},
     response::{self, Policy},
     route::RouteTable,
@@ -37,6 +37,7 @@ pub enum PlanError {
 pub(super) struct Plan {
     pub(super) identifier: Identifier,
     pub(super) managed: ManagedFields,
+    pub(super) prefixes: Prefixes,
     pub(super) table: RouteTable,
     pub(super) routes: Vec<RoutePlan>,
     /// What a request meets that no route takes: the gateway's own limits.
@@ -120,6 +121,7 @@ impl Plan {
         Ok(Self {
             identifier: Identifier::new(&snapshot.identity),
             managed: ManagedFields::new(&snapshot.identity),
+            prefixes: snapshot.identity.prefixes(),
             table,
             routes: routes.collect(),
             unrouted: bind_route(NO_ROUTE, &snapshot.gateway_limits),
@@ -162,7 +164,7 @@ fn bind_limit(limit: &config::Limit, store: &Store, metrics: &Metrics) -> Result
     let policies: Result<Vec<_>, _> = limit.quotas.iter().map(|quota| Policy::compile(&limit.name, quota)).collect();
     Ok(LimitRule {
         name: limit.name.clone(),
-        key: KeyParts::new(limit.key.clone()),
+        key: KeyParts::new(&limit.name, limit.key.clone()),
         buckets,
         policies: policies.map_err(|error| PlanError::Unfit(format!("limit `{}`: {error}", limit.name)))?,
         tiers: limit.tiers.clone(),

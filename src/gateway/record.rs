@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::{Exchange, Worker, body::BodyError};
 use crate::telemetry::{
     access::{AccessLog, LimitPart, Line},
-    handles::{InFlight, RouteMetrics, UpstreamMetrics},
+    handles::{Held, RouteMetrics, UpstreamMetrics},
 };
 
 /// A response on its way to the client; noted when it is dropped, sent in full or given up.
@@ -18,23 +18,23 @@ pub(super) struct Record {
     upstream: Arc<UpstreamMetrics>,
     arrived: Instant,
     bytes: u64,
-    _in_flight: InFlight,
+    _in_flight: Held,
     /// Only where every request gets a line.
     line: Option<Box<(AccessLog, Kept)>>,
 }
 
 impl Record {
-    pub(super) fn begin(worker: &Worker, exchange: &Exchange<'_>, status: StatusCode, in_flight: InFlight) -> Self {
+    pub(super) fn begin(worker: &Worker, exchange: &Exchange<'_>, status: StatusCode, in_flight: Held) -> Self {
         let route = exchange.route;
         route.metrics.answered(status);
-        let kept = || Box::new((worker.access.clone()?, Kept::of(worker, exchange, status, None)));
+        let access = worker.access.as_ref().filter(|_| worker.shared.logs_all());
         Self {
             metrics: Arc::clone(&route.metrics),
             upstream: Arc::clone(&worker.shared.plan.upstreams[route.upstream].1),
             arrived: exchange.arrived,
             bytes: 0,
             _in_flight: in_flight,
-            line: worker.shared.logs_all().then(kept).flatten(),
+            line: access.map(|access| Box::new((access.clone(), Kept::of(worker, exchange, status, None)))),
         }
     }
 
@@ -116,7 +116,7 @@ impl Kept {
             path: exchange.head.uri.path().to_owned(),
             route: exchange.route.name.clone(),
             status,
-            limit: KeptLimit::of(exchange, retry_after),
+            limit: KeptLimit::of(worker, exchange, retry_after),
             upstream: forwarded.then(|| worker.shared.plan.upstreams[exchange.route.upstream].0.name.clone()),
         }
     }
@@ -151,13 +151,13 @@ impl Kept {
 }
 
 impl KeptLimit {
-    fn of(exchange: &Exchange<'_>, retry_after: Option<u32>) -> Option<Self> {
+    fn of(worker: &Worker, exchange: &Exchange<'_>, retry_after: Option<u32>) -> Option<Self> {
         let index = exchange.verdict.binding()?;
         let rule = &exchange.met[index].0.rule;
         let standing = &exchange.verdict.standings[index];
         Some(Self {
             name: rule.name.clone(),
-            key: rule.key.readable(&exchange.subject(exchange.asked.as_ref()?)),
+            key: rule.key.readable(&worker.shared.hasher, worker.shared.plan.prefixes, &exchange.subject(exchange.asked.as_ref()?)),
             capacity: standing.capacity,
             remaining: standing.remaining,
             retry_after,

@@ -134,8 +134,10 @@ fn bind_unix(path: &Path, workers: usize) -> io::Result<Bound> {
 
 /// What happens to connections, for whoever counts them. Each call is cheap and does not fail.
 pub trait Observer {
-    /// A connection was accepted (`true`) or has ended (`false`).
-    fn connection(&self, open: bool);
+    /// Held for as long as a connection is open.
+    type Open: 'static;
+    /// A connection was accepted.
+    fn opened(&self) -> Self::Open;
     /// Accepting failed; the loop goes on.
     fn accept_failed(&self, error: &io::Error);
 }
@@ -161,15 +163,12 @@ pub async fn accept<H: Handler, O: Observer + 'static>(
         };
         // never closed: the semaphore lives as long as the process
         let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { return Ok(()) };
-        observer.connection(true);
+        let open = observer.opened();
         let serving = serve::connection(accepted, Rc::clone(&settings), Rc::clone(&handler), Rc::clone(&drain));
-        let serving = tokio::task::spawn_local(serving);
-        let observer = Rc::clone(&observer);
+        // a panic costs this connection, which drops what it held; the panic hook has counted and logged it
         tokio::task::spawn_local(async move {
-            // a panic costs this connection; the panic hook has counted and logged it
-            let _ = serving.await;
-            observer.connection(false);
-            drop(permit);
+            let _held = (permit, open);
+            serving.await;
         });
     }
 }
