@@ -163,3 +163,6 @@ impl BodyStyle {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
