@@ -35,6 +35,8 @@ pub enum Refusal {
     UpstreamUnreachable,
     /// The upstream's answer was not valid HTTP, or broke off before its head was complete.
     UpstreamProtocol,
+    /// Every connection to the upstream is in use, and none came free in time.
+    UpstreamBusy,
     /// The upstream did not answer in time.
     UpstreamTimeout,
     /// The request passed this gateway before.
@@ -58,6 +60,7 @@ impl Refusal {
             Refusal::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Refusal::NotImplemented(_) => StatusCode::NOT_IMPLEMENTED,
             Refusal::UpstreamUnreachable | Refusal::UpstreamProtocol => StatusCode::BAD_GATEWAY,
+            Refusal::UpstreamBusy => StatusCode::SERVICE_UNAVAILABLE,
             Refusal::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
             Refusal::LoopDetected => StatusCode::LOOP_DETECTED,
             Refusal::Internal => StatusCode::INTERNAL_SERVER_ERROR,
@@ -79,6 +82,7 @@ impl Refusal {
             Refusal::NotImplemented(_) => "not_implemented",
             Refusal::UpstreamUnreachable => "upstream_unreachable",
             Refusal::UpstreamProtocol => "upstream_protocol",
+            Refusal::UpstreamBusy => "upstream_busy",
             Refusal::UpstreamTimeout => "upstream_timeout",
             Refusal::LoopDetected => "loop_detected",
             Refusal::Internal => "internal",
@@ -99,6 +103,7 @@ impl Refusal {
             Refusal::HeadersTooLarge => "The request head is too large.",
             Refusal::UpstreamUnreachable => "The upstream could not be reached.",
             Refusal::UpstreamProtocol => "The upstream did not give a valid answer.",
+            Refusal::UpstreamBusy => "The upstream has no connection to spare.",
             Refusal::UpstreamTimeout => "The upstream did not answer in time.",
             Refusal::LoopDetected => "The request came through this gateway before.",
             Refusal::Internal => "The gateway failed to serve this request.",
@@ -121,6 +126,7 @@ impl Refusal {
             | Refusal::Misdirected
             | Refusal::UpstreamUnreachable
             | Refusal::UpstreamProtocol
+            | Refusal::UpstreamBusy
             | Refusal::UpstreamTimeout
             | Refusal::LoopDetected => false,
         }

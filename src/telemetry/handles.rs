@@ -46,6 +46,8 @@ impl Metrics {
         UpstreamMetrics {
             seconds: self.histogram(&table::UPSTREAM_SECONDS, &[upstream]),
             connect_errors: error("connect"),
+            busy_errors: error("busy"),
+            closed_errors: error("closed"),
             timeout_errors: error("timeout"),
             protocol_errors: error("protocol"),
             body_errors: error("body"),
@@ -170,6 +172,10 @@ pub struct UpstreamMetrics {
     pub seconds: Histogram,
     /// No connection could be opened.
     pub connect_errors: Counter,
+    /// Every connection that the configuration allows was in use.
+    pub busy_errors: Counter,
+    /// The connection ended before there was a response.
+    pub closed_errors: Counter,
     /// The response head took too long.
     pub timeout_errors: Counter,
     /// What came back was not HTTP.

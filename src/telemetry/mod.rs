@@ -18,7 +18,7 @@ pub struct LogSettings {
     /// Text or JSON.
     pub format: LogFormat,
     /// Which requests get an access line.
-    pub access: AccessLog,
+    pub access: AccessLines,
 }
 
 /// The least severe level that is written.
@@ -51,7 +51,7 @@ pub enum LogFormat {
 
 /// Which requests get an access line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AccessLog {
+pub enum AccessLines {
     /// Every request.
     All,
     /// Requests that a limit rejected.
