@@ -1,6 +1,6 @@
 //! The admin pages as a client sees them: over a socket where the connection matters, else by the answer alone.
 
-use std::time::Duration;
+use std::{num::NonZeroU64, time::Duration};
 
 use http::{StatusCode, header::ALLOW};
 use serde_json::Value;
@@ -13,7 +13,7 @@ use tokio::{
 
 use super::*;
 use crate::{
-    config, identity,
+    config, identity, limit,
     response::{FieldFamilies, FieldsOn, Settings},
     route,
     telemetry::LogSettings,
@@ -41,7 +41,14 @@ fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
             max_connections: 1,
             host: upstream::HostHeader::Preserve,
         }],
-        limits: Vec::new(),
+        limits: vec![config::Limit {
+            name: "per_key".to_owned(),
+            key: vec![identity::KeyPart::Ip, identity::KeyPart::Header(HOST)],
+            algorithm: limit::Algorithm::TokenBucket,
+            quotas: [100, 600].map(per_minute).to_vec(),
+            tiers: vec![("default".to_owned(), 0), ("pro".to_owned(), 1)],
+        }],
+        gateway_limits: Vec::new(),
         routes: vec![config::Route {
             name: "search".to_owned(),
             pattern: route::Pattern {
@@ -50,7 +57,7 @@ fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
                 methods: Vec::new(),
             },
             upstream: 0,
-            limits: Vec::new(),
+            limits: vec![0],
             cost: 1,
             max_body_bytes: None,
         }],
@@ -65,6 +72,15 @@ fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
         },
         log: LogSettings::default(),
         hash: "abc".to_owned(),
+    }
+}
+
+fn per_minute(amount: u64) -> limit::Quota {
+    let amount = NonZeroU64::new(amount).expect("tests use quotas that exist");
+    limit::Quota {
+        amount,
+        period: Duration::from_secs(60),
+        burst: amount,
     }
 }
 
@@ -119,7 +135,15 @@ fn every_endpoint_answers_and_is_listed_on_the_page() {
 #[test]
 fn page_shows_what_is_configured_and_runs_nothing_of_it() {
     let page = get(&local(), "/");
-    assert!(page.body().contains("search"));
+    for shown in [
+        "search",
+        "per_key",
+        "ip + header:host",
+        "pro",
+        "600 per 60s, at most 600 at once",
+    ] {
+        assert!(page.body().contains(shown), "{shown}");
+    }
     assert!(page.body().contains("up&lt;script&gt;"));
     assert!(!page.body().contains("<script"));
     assert!(

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::limit::Quota;
 
-const EVERY: [Refusal; 15] = [
+const EVERY: [Refusal; 16] = [
     Refusal::BadRequest("The Host field is missing."),
     Refusal::Unauthorized {
         challenge: "ApiKey",
@@ -24,6 +24,7 @@ const EVERY: [Refusal; 15] = [
     Refusal::NotImplemented("CONNECT is not offered."),
     Refusal::UpstreamUnreachable,
     Refusal::UpstreamProtocol,
+    Refusal::UpstreamBusy,
     Refusal::UpstreamTimeout,
     Refusal::LoopDetected,
     Refusal::Internal,
@@ -95,7 +96,7 @@ fn connection_closes_where_framing_is_in_doubt_and_only_in_http_1() {
 }
 
 #[test]
-fn unauthorized_names_its_challenge_and_method_not_allowed_its_methods() {
+fn refusals_that_can_be_mended_say_how() {
     let id = HeaderValue::from_static("1");
     let [_, unauthorized, _, not_allowed, ..] = &EVERY;
     let head = |refusal| {
@@ -106,6 +107,7 @@ fn unauthorized_names_its_challenge_and_method_not_allowed_its_methods() {
     };
     assert_eq!(head(unauthorized)["www-authenticate"], "ApiKey");
     assert_eq!(head(not_allowed)["allow"], "GET, POST");
+    assert_eq!(head(&Refusal::UpstreamBusy)["retry-after"], "1");
 }
 
 #[test]
