@@ -1,7 +1,7 @@
 //! What an operator asks a running process.
 //!
 //! A small HTTP/1 server on the control thread. One request per connection and one deadline for the whole of it: a
-//! scraper that hangs holds one of [`CONNECTIONS_MAX`] places for [`CONNECTION_TIMEOUT`], and no body is ever read.
+//! scraper that hangs holds one of [`CONNECTIONS_MAX`] places for [`Timeouts::connection`], and no body is ever read.
 //! On a loopback address without a token any local process may look; the `Host` check keeps web pages from doing so
 //! through a browser (DNS rebinding).
 
@@ -30,15 +30,25 @@ use crate::{
 
 /// Connections at once; more wait in the kernel's queue.
 const CONNECTIONS_MAX: usize = 64;
-/// From accept to the last byte of the answer.
-const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
-const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 const HEAD_MAX_BYTES: usize = 16 * 1024;
 const HEAD_MAX_FIELDS: usize = 64;
 /// After a failed accept: descriptors do not come back sooner by asking in a loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// What answers in flight get when the process ends.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+const TIMEOUTS: Timeouts = Timeouts {
+    head: Duration::from_secs(5),
+    connection: Duration::from_secs(30),
+};
+
+/// How long a client may take.
+#[derive(Clone, Copy, Debug)]
+struct Timeouts {
+    /// To send the head of its request.
+    head: Duration,
+    /// From accept to the last byte of the answer.
+    connection: Duration,
+}
 
 /// The admin pages of one gateway.
 #[derive(Clone, Debug)]
@@ -52,6 +62,7 @@ struct Inner {
     metrics: Metrics,
     readiness: Readiness,
     listener: ListenerMetrics,
+    timeouts: Timeouts,
 }
 
 /// What answers at a path.
@@ -96,6 +107,15 @@ impl Endpoint {
 impl Admin {
     /// The pages for what `snapshot` describes.
     pub fn new(snapshot: Arc<Snapshot>, metrics: Metrics, readiness: Readiness) -> Admin {
+        Admin::with_timeouts(snapshot, metrics, readiness, TIMEOUTS)
+    }
+
+    fn with_timeouts(
+        snapshot: Arc<Snapshot>,
+        metrics: Metrics,
+        readiness: Readiness,
+        timeouts: Timeouts,
+    ) -> Admin {
         let listener = metrics.listener("admin");
         Admin {
             inner: Arc::new(Inner {
@@ -103,6 +123,7 @@ impl Admin {
                 metrics,
                 readiness,
                 listener,
+                timeouts,
             }),
         }
     }
@@ -148,18 +169,19 @@ impl Admin {
 
     async fn connection(&self, stream: TcpStream) {
         let _open = self.inner.listener.open();
+        let timeouts = self.inner.timeouts;
         let service = service_fn(|request: Request<Incoming>| {
             let response = self.answer(&request);
             async move { Ok::<_, Infallible>(response) }
         });
         let served = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_TIMEOUT)
+            .header_read_timeout(timeouts.head)
             .keep_alive(false)
             .max_headers(HEAD_MAX_FIELDS)
             .max_header_size(HEAD_MAX_BYTES)
             .serve_connection(TokioIo::new(stream), service);
-        match time::timeout(CONNECTION_TIMEOUT, served).await {
+        match time::timeout(timeouts.connection, served).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::debug!(%error, "an admin connection broke off"),
             Err(_) => tracing::debug!("an admin connection took too long"),

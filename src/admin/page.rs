@@ -1,11 +1,14 @@
 //! The page at `/`: what this gateway limits, and what else can be asked.
 
-use std::fmt::{self, Write};
+use std::{
+    borrow::Cow,
+    fmt::{self, Write},
+};
 
 use http::{HeaderValue, Response, header::CONTENT_SECURITY_POLICY};
 
 use super::{Endpoint, State, text};
-use crate::{config::Snapshot, limit::Quota, listener::Address};
+use crate::{config::Snapshot, identity::KeyPart, limit::Quota, listener::Address};
 
 const HEAD: &str = "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>tidegate</title>\
 <meta name=\"viewport\" content=\"width=device-width\"><style>\
@@ -41,12 +44,7 @@ fn write_overview(html: &mut String, snapshot: &Snapshot, state: State) -> fmt::
     );
     for limit in &snapshot.limits {
         let name = Escaped(&limit.name);
-        let per = limit
-            .key
-            .iter()
-            .map(|part| format!("{part:?}"))
-            .collect::<Vec<_>>()
-            .join(", ");
+        let per = limit.key.iter().map(part).collect::<Vec<_>>().join(" + ");
         let per = if per.is_empty() { "everybody" } else { &per };
         for (at, quota) in limit.quotas.iter().enumerate() {
             let tiers: Vec<&str> = limit
@@ -120,6 +118,24 @@ fn write_overview(html: &mut String, snapshot: &Snapshot, state: State) -> fmt::
     }
     html.push_str("</table>\n</body></html>\n");
     Ok(())
+}
+
+/// A part of a key, spelled as in the configuration.
+fn part(part: &KeyPart) -> Cow<'_, str> {
+    let name = match part {
+        KeyPart::Ip => "ip",
+        KeyPart::User => "user",
+        KeyPart::UserOrIp => "user_or_ip",
+        KeyPart::Tenant => "tenant",
+        KeyPart::Tier => "tier",
+        KeyPart::Method => "method",
+        KeyPart::Host => "host",
+        KeyPart::Route => "route",
+        KeyPart::Path => "path",
+        KeyPart::UserAgent => "user_agent",
+        KeyPart::Header(name) => return format!("header:{name}").into(),
+    };
+    name.into()
 }
 
 /// Text inside an element or a quoted attribute.

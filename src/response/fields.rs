@@ -32,7 +32,7 @@ const RETRY_AFTER_MAX: u32 = 2_147_483_647;
 const NS_PER_SECOND: u64 = 1_000_000_000;
 /// One buffer serves dozens of answers before it is asked for again.
 const BUFFER_BYTES: usize = 8 * 1024;
-/// A rejection with three limits and every family takes less.
+/// The fields of three limits in every family take less, and so does a body.
 const ANSWER_BYTES: usize = 1024;
 
 static RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -246,14 +246,14 @@ impl FieldWriter {
         }
     }
 
-    /// The body of a rejection.
+    /// The body of a rejection. Makes room for the fields too: memory can be taken again only while no slice is out.
     pub(super) fn body(
         &mut self,
         style: BodyStyle,
         denial: &Denial<'_>,
         asked: &Asked<'_>,
     ) -> Bytes {
-        self.buffer.reserve(ANSWER_BYTES);
+        self.buffer.reserve(2 * ANSWER_BYTES);
         body::put_denial(&mut self.buffer, style, denial, asked);
         self.buffer.split().freeze()
     }

@@ -50,6 +50,9 @@ pub fn refuse(refusal: &Refusal, asked: &Asked<'_>, style: BodyStyle) -> Respons
         Refusal::MethodNotAllowed { allow } => {
             headers.insert(ALLOW, allow.clone());
         }
+        Refusal::UpstreamBusy => {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
         _ => {}
     }
     if refusal.closes() && asked.version < Version::HTTP_2 {
@@ -167,3 +170,6 @@ impl BodyStyle {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

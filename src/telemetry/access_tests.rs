@@ -60,7 +60,7 @@ impl Write for Kept {
 
 /// Says that it was reached, then waits until the test lets it go.
 struct Stuck {
-    reached: mpsc::Sender<()>,
+    reached: mpsc::SyncSender<()>,
     release: mpsc::Receiver<()>,
 }
 
@@ -219,8 +219,8 @@ fn lines_of_all_clones_reach_the_sink_whole_before_close_returns() {
 
 #[test]
 fn full_queue_drops_and_counts_instead_of_waiting() {
-    let (reached, was_reached) = mpsc::channel();
-    let (let_go, release) = mpsc::channel();
+    let (reached, was_reached) = mpsc::sync_channel(16);
+    let (let_go, release) = mpsc::sync_channel(16);
     let length = written(Style::Json, &line()).len();
     let (log, dropped) = started(Stuck { reached, release }, 3 * length);
     log.write(&line());

@@ -161,7 +161,7 @@ pub struct LimitMetrics {
     pub keys: Gauge,
     /// Buckets forgotten to make room.
     pub key_evictions: Counter,
-    /// Decisions that found no room for a bucket.
+    /// Decisions made in a shared overflow bucket.
     pub key_overflows: Counter,
 }
 

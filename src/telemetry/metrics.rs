@@ -93,7 +93,7 @@ table! {
     KEY_EVICTIONS = "tidegate_key_evictions_total", Kind::Counter, Count, ["limit"],
         "Buckets forgotten to make room for others.";
     KEY_OVERFLOWS = "tidegate_key_overflows_total", Kind::Counter, Count, ["limit"],
-        "Decisions on new keys that found no room for a bucket.";
+        "Decisions made in a shared overflow bucket, because a new key found no room.";
     UPSTREAM_SECONDS = "tidegate_upstream_seconds", Kind::Histogram(EXCHANGE_SECONDS), Seconds, ["upstream"],
         "Time from sending a request to an upstream to the head of its response.";
     UPSTREAM_ERRORS = "tidegate_upstream_errors_total", Kind::Counter, Count, ["upstream", "kind"],
