@@ -125,7 +125,7 @@ pub fn start(snapshot: Snapshot) -> Result<Running, StartError> {
     let (stop, stopping) = watch::channel(Stop::No);
     let connections = Arc::new(Semaphore::new(max_connections.min(Semaphore::MAX_PERMITS)));
     let mut threads = Vec::with_capacity(workers);
-    let (up, started) = mpsc::channel();
+    let (up, started) = mpsc::sync_channel(workers);
     for (index, sockets) in deal(bound, workers).into_iter().enumerate() {
         let duty = Duty {
             listeners: listeners
@@ -266,7 +266,7 @@ struct Duty {
     connections: Arc<Semaphore>,
     stopping: watch::Receiver<Stop>,
     drain_timeout: Duration,
-    up: mpsc::Sender<io::Result<()>>,
+    up: mpsc::SyncSender<io::Result<()>>,
 }
 
 impl Duty {

@@ -110,7 +110,7 @@ impl Worker {
         }
         let count = self.decisions.get();
         self.decisions.set(count.wrapping_add(1));
-        if count % TIMED == 0 {
+        if count.is_multiple_of(TIMED) {
             self.shared
                 .decision_seconds
                 .record(exchange.arrived.elapsed());

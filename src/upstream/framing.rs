@@ -139,7 +139,7 @@ fn framing(
         return Ok(Framing::Empty);
     }
     Ok(match length {
-        _ if coded => Framing::Chunked(Chunks::new()),
+        _ if coded => Framing::Chunked(Chunks::default()),
         Some(0) => Framing::Empty,
         Some(length) => Framing::Length(length),
         None => Framing::UntilClose,
@@ -173,14 +173,15 @@ fn content_length(headers: &mut HeaderMap) -> Result<Option<u64>, UpstreamError>
 }
 
 /// A chunked body as it arrives (RFC 9112 §7.1).
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Chunks {
     state: ChunkState,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum ChunkState {
     /// At the start of a chunk-size line.
+    #[default]
     Size,
     /// Inside a chunk's data, so many bytes left.
     Data(u64),
@@ -204,13 +205,6 @@ pub enum Piece {
 }
 
 impl Chunks {
-    /// At the start of a body.
-    pub fn new() -> Self {
-        Self {
-            state: ChunkState::Size,
-        }
-    }
-
     /// Whether the end was reached.
     pub fn ended(&self) -> bool {
         matches!(self.state, ChunkState::End)
