@@ -72,7 +72,7 @@ pub struct Params<'t, 'p> {
 }
 
 impl RouteTable {
-    /// Checks and indexes patterns. Fails with every problem of every pattern. 10,000 patterns take some milliseconds.
+    /// Checks and indexes patterns. Fails with every problem of every pattern. 10,000 patterns take some tens of milliseconds.
     pub fn build(patterns: &[Pattern]) -> Result<RouteTable, Vec<RouteError>> {
         let mut table = RouteTable::default();
         let mut errors = Vec::new();
