@@ -6,7 +6,7 @@
 //! counted: losing a line is better than delaying a request.
 //!
 //! A channel of lines was rejected: it allocates for each line and wakes the writer for each line. Here the writer
-//! is woken when the queue was empty, and lingers for [`LINGER`], so a busy gateway pays one wake-up for many lines.
+//! is woken when the queue was empty, and lingers for `LINGER`, so a busy gateway pays one wake-up for many lines.
 
 use std::{
     cell::RefCell,
