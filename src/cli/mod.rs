@@ -13,7 +13,12 @@ pub mod run;
 
 /// A rate-limiting reverse proxy that protects an origin from being overrun.
 #[derive(Debug, Parser)]
-#[command(name = "tidegate", version, arg_required_else_help = true, after_help = "Start with: tidegate run --to http://localhost:3000 --limit 60/min")]
+#[command(
+    name = "tidegate",
+    version,
+    arg_required_else_help = true,
+    after_help = "Start with: tidegate run --to http://localhost:3000 --limit 60/min"
+)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -30,7 +35,7 @@ pub enum Command {
     /// Write a commented configuration to start from.
     Init(init::InitArgs),
     /// Exit 0 when a running gateway is ready (for containers that have no curl).
-    Healthcheck(healthcheck::CheckArgs),
+    Healthcheck(healthcheck::HealthcheckArgs),
 }
 
 /// Parses the command line and does what it says.

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::{Exchange, Worker, body::BodyError};
 use crate::telemetry::{
     access::{AccessLog, LimitPart, Line},
-    handles::{InFlight, RouteMetrics, UpstreamMetrics},
+    handles::{Held, RouteMetrics, UpstreamMetrics},
 };
 
 /// A response on its way to the client; noted when it is dropped, sent in full or given up.
@@ -18,23 +18,29 @@ pub(super) struct Record {
     upstream: Arc<UpstreamMetrics>,
     arrived: Instant,
     bytes: u64,
-    _in_flight: InFlight,
+    _in_flight: Held,
     /// Only where every request gets a line.
     line: Option<Box<(AccessLog, Kept)>>,
 }
 
 impl Record {
-    pub(super) fn begin(worker: &Worker, exchange: &Exchange<'_>, status: StatusCode, in_flight: InFlight) -> Self {
+    pub(super) fn begin(
+        worker: &Worker,
+        exchange: &Exchange<'_>,
+        status: StatusCode,
+        in_flight: Held,
+    ) -> Self {
         let route = exchange.route;
         route.metrics.answered(status);
-        let kept = || Box::new((worker.access.clone()?, Kept::of(worker, exchange, status, None)));
+        let access = worker.access.as_ref().filter(|_| worker.shared.logs_all());
         Self {
             metrics: Arc::clone(&route.metrics),
             upstream: Arc::clone(&worker.shared.plan.upstreams[route.upstream].1),
             arrived: exchange.arrived,
             bytes: 0,
             _in_flight: in_flight,
-            line: worker.shared.logs_all().then(kept).flatten(),
+            line: access
+                .map(|access| Box::new((access.clone(), Kept::of(worker, exchange, status, None)))),
         }
     }
 
@@ -59,7 +65,13 @@ impl Drop for Record {
 }
 
 /// Notes an answer of ours, which is complete when it is made.
-pub(super) fn note(worker: &Worker, exchange: &Exchange<'_>, status: StatusCode, bytes: u64, retry_after: Option<u32>) {
+pub(super) fn note(
+    worker: &Worker,
+    exchange: &Exchange<'_>,
+    status: StatusCode,
+    bytes: u64,
+    retry_after: Option<u32>,
+) {
     let duration = exchange.arrived.elapsed();
     exchange.route.metrics.answered(status);
     exchange.route.metrics.request_seconds.record(duration);
@@ -99,11 +111,18 @@ struct KeptLimit {
 }
 
 impl Kept {
-    fn of(worker: &Worker, exchange: &Exchange<'_>, status: StatusCode, retry_after: Option<u32>) -> Self {
+    fn of(
+        worker: &Worker,
+        exchange: &Exchange<'_>,
+        status: StatusCode,
+        retry_after: Option<u32>,
+    ) -> Self {
         let asked = exchange.asked.as_ref();
         let client = asked.map(|asked| &asked.client);
         let owned = |text: Option<&str>| text.map(str::to_owned);
-        let forwarded = status != StatusCode::TOO_MANY_REQUESTS && exchange.verdict.admitted() && asked.is_some();
+        let forwarded = status != StatusCode::TOO_MANY_REQUESTS
+            && exchange.verdict.admitted()
+            && asked.is_some();
         Self {
             time: SystemTime::now(),
             request_id: exchange.request_id.clone(),
@@ -116,8 +135,13 @@ impl Kept {
             path: exchange.head.uri.path().to_owned(),
             route: exchange.route.name.clone(),
             status,
-            limit: KeptLimit::of(exchange, retry_after),
-            upstream: forwarded.then(|| worker.shared.plan.upstreams[exchange.route.upstream].0.name.clone()),
+            limit: KeptLimit::of(worker, exchange, retry_after),
+            upstream: forwarded.then(|| {
+                worker.shared.plan.upstreams[exchange.route.upstream]
+                    .0
+                    .name
+                    .clone()
+            }),
         }
     }
 
@@ -151,13 +175,17 @@ impl Kept {
 }
 
 impl KeptLimit {
-    fn of(exchange: &Exchange<'_>, retry_after: Option<u32>) -> Option<Self> {
+    fn of(worker: &Worker, exchange: &Exchange<'_>, retry_after: Option<u32>) -> Option<Self> {
         let index = exchange.verdict.binding()?;
         let rule = &exchange.met[index].0.rule;
         let standing = &exchange.verdict.standings[index];
         Some(Self {
             name: rule.name.clone(),
-            key: rule.key.readable(&exchange.subject(exchange.asked.as_ref()?)),
+            key: rule.key.readable(
+                &worker.shared.hasher,
+                worker.shared.plan.prefixes,
+                &exchange.subject(exchange.asked.as_ref()?),
+            ),
             capacity: standing.capacity,
             remaining: standing.remaining,
             retry_after,

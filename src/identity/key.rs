@@ -88,6 +88,11 @@ impl KeyParts {
         }
     }
 
+    /// Whether there is one bucket for all.
+    pub fn is_empty(&self) -> bool {
+        self.parts.is_empty()
+    }
+
     /// The bucket of a request; `None` when some part has no value, so that the limit does not apply. Allocates nothing;
     /// costs some 20 ns and, for a header, the time to hash its value.
     pub fn key(

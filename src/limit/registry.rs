@@ -79,12 +79,13 @@ impl Attached {
     }
 }
 
+type Name = (Box<str>, Scale);
 type Chunk = Box<[OnceLock<Arc<State>>]>;
 
 /// All limits by name and by id.
 #[derive(Debug)]
 pub(super) struct Registry {
-    by_name: Mutex<HashMap<(Box<str>, Scale), Arc<State>>>,
+    by_name: Mutex<HashMap<Name, Arc<State>>>,
     by_id: Box<[OnceLock<Chunk>]>,
 }
 

@@ -45,6 +45,7 @@ pub(super) fn snapshot(
     let upstreams = upstream::compile(&file);
     let limits = limit::compile(&file, &users);
     let routes = route::compile(&file, &upstreams, &limits);
+    let (gateway_limits, routes) = routes.unzip();
     let snapshot = Snapshot {
         server: process::server(&file),
         listeners: listeners
@@ -60,6 +61,7 @@ pub(super) fn snapshot(
             .into_iter()
             .map(|limit| limit.compiled)
             .collect::<Option<_>>()?,
+        gateway_limits: gateway_limits?,
         routes: routes?,
         response: response::compile(&file),
         admin: admin?,

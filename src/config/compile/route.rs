@@ -61,11 +61,12 @@ impl Written {
     }
 }
 
+/// The gateway's limits, and the routes.
 pub(super) fn compile(
     file: &Section<'_>,
     upstreams: &[Upstream],
     limits: &[NamedLimit],
-) -> Option<Vec<Route>> {
+) -> Option<(Vec<usize>, Vec<Route>)> {
     let gateway = file.table("gateway", &keys::GATEWAY);
     let mut names = Names {
         upstreams,
@@ -93,7 +94,14 @@ pub(super) fn compile(
         .filter_map(|table| route(table, &names))
         .collect();
     check_routes::check(file.document, &routes, upstreams, limits);
-    (routes.len() == tables.len()).then(|| routes.into_iter().map(Written::finish).collect())?
+    let complete = routes.len() == tables.len();
+    let routes = complete.then(|| {
+        routes
+            .into_iter()
+            .map(Written::finish)
+            .collect::<Option<_>>()
+    })??;
+    Some((names.everywhere, routes))
 }
 
 fn route(table: &Value<'_>, names: &Names<'_>) -> Option<Written> {
