@@ -1,3 +1,16 @@
-//! Behaviour that a user can see, one module each.
+//! Behaviour that a user can see, one module each, tested against the real binary.
+#![expect(
+    unreachable_pub,
+    reason = "`pub` in support/ marks the language of the tests"
+)]
 
+mod answers;
+mod cli;
+mod harness;
+mod http1_vectors;
+mod http2_vectors;
+mod lifecycle;
+mod limits;
+mod proxy;
+mod support;
 mod tidy;
