@@ -1,8 +1,106 @@
-//! Text becomes one immutable, checked value.
+//! Text becomes one immutable, checked value, or a report of everything that is wrong with it.
+//!
+//! [`compile`] is the whole way: TOML with positions ([`file`](self)), `${NAME}`, one module per table, and a
+//! [`Snapshot`] at the end. Nothing outside this folder sees the file as it was written. A key of the documented
+//! configuration whose feature does not exist yet is refused (`keys.rs` is the one list), never ignored.
 
-use std::{net::SocketAddr, num::NonZeroUsize, time::Duration};
+mod code;
+mod compile;
+mod diagnostic;
+mod environment;
+mod file;
+mod keys;
+mod quick;
+mod read;
+mod source;
+mod units;
+
+pub use code::Code;
+pub(crate) use diagnostic::count;
+pub use diagnostic::{Diagnostic, MAX_LINE_BYTES, MAX_SHOWN, Place, Report, Severity};
+pub use quick::quick;
+
+use std::{net::SocketAddr, num::NonZeroUsize, path::Path, time::Duration};
+
+use diagnostic::Problems;
+use file::Document;
+use source::Source;
 
 use crate::{identity, limit, listener, response, route, telemetry, upstream};
+
+/// The largest configuration file.
+const MAX_FILE_BYTES: u64 = 4 << 20;
+
+/// A configuration that can be used, and what looks wrong with it all the same.
+#[derive(Debug)]
+pub struct Loaded {
+    /// What was configured.
+    pub snapshot: Snapshot,
+    /// Warnings only.
+    pub warnings: Report,
+}
+
+/// Reads and compiles a file; its relative paths start at its folder. Blocks on the disk.
+pub fn load(path: &Path) -> Result<Loaded, Report> {
+    let name = path.display().to_string();
+    let bytes = read::bytes(path, MAX_FILE_BYTES).map_err(|error| {
+        let message = format!("{} cannot be read: {error}", diagnostic::quote(&name));
+        Report::of_file(
+            Code::Unreadable,
+            &name,
+            message,
+            "name the file with --config; `tidegate init` prints one to start from",
+        )
+    })?;
+    let text = String::from_utf8(bytes).map_err(|error| not_utf8(&name, &error))?;
+    let base_dir = path.parent().unwrap_or(Path::new(""));
+    compile(&name, &text, base_dir, &|variable| {
+        std::env::var(variable).ok()
+    })
+}
+
+fn not_utf8(name: &str, error: &std::string::FromUtf8Error) -> Report {
+    let at = error.utf8_error().valid_up_to();
+    let source = Source::new(name, String::from_utf8_lossy(error.as_bytes()).into_owned());
+    let problem =
+        diagnostic::Problem::new(Code::NotUtf8, "this is not UTF-8").hint("save the file as UTF-8");
+    let problems = Problems::default();
+    // up to the first bad byte the text is unchanged, so the position is still right
+    problems.at(
+        &source,
+        at..at + '\u{fffd}'.len_utf8(),
+        Severity::Error,
+        problem,
+    );
+    problems.into_report()
+}
+
+/// Compiles a text; `source_name` is what diagnostics call it, `base_dir` is where its relative paths start, `env`
+/// answers for `${NAME}`. Reads the files that the text names. Fails with every problem that was found.
+pub fn compile(
+    source_name: &str,
+    text: &str,
+    base_dir: &Path,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Loaded, Report> {
+    let source = Source::new(source_name, text.to_owned());
+    let problems = Problems::default();
+    let document = Document {
+        source: &source,
+        problems: &problems,
+        env,
+    };
+    let tables = document.parse(source.text());
+    let snapshot = tables.and_then(|tables| compile::snapshot(document, base_dir, &tables));
+    let report = problems.into_report();
+    match snapshot {
+        Some(snapshot) if report.errors() == 0 => Ok(Loaded {
+            snapshot,
+            warnings: report,
+        }),
+        _ => Err(report),
+    }
+}
 
 /// A configuration that was checked and compiled. Pure: it holds no counters, sockets or metrics.
 #[derive(Debug)]
@@ -17,6 +115,8 @@ pub struct Snapshot {
     pub upstreams: Vec<upstream::Settings>,
     /// `[limit.*]`, in the order of the file.
     pub limits: Vec<Limit>,
+    /// `[gateway] limits`, as indexes into `limits`: what a request meets that no route takes.
+    pub gateway_limits: Vec<usize>,
     /// `[[route]]`, in the order of the file.
     pub routes: Vec<Route>,
     /// `[response]`.

@@ -1,4 +1,11 @@
-//! Host, path and method patterns, and their precedence.
+//! Host, path and method patterns: what may be written, and what is wrong with what may not.
+
+use http::Method;
+
+use super::path;
+
+/// The most segments in a route's path; bounds the depth of a lookup.
+pub const SEGMENTS_MAX: usize = 64;
 
 /// What one route matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -8,5 +15,208 @@ pub struct Pattern {
     /// `/exact`, `/users/{id}` or `/files/{*rest}`.
     pub path: String,
     /// Empty is any method.
-    pub methods: Vec<http::Method>,
+    pub methods: Vec<Method>,
+}
+
+/// One segment of a route's path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Segment<'a> {
+    /// `users`: itself.
+    Literal(&'a str),
+    /// `{id}`: any one segment.
+    Parameter(&'a str),
+    /// `{*rest}`: any number of segments, also none; only at the end.
+    Rest(&'a str),
+}
+
+/// Splits a route's path into its segments; none for `/`. Fails with what is wrong and how to mend it.
+pub(super) fn parse_path(path: &str) -> Result<Vec<Segment<'_>>, (String, String)> {
+    require_normal(path)?;
+    let wrong =
+        |problem: String, hint: &str| Err((format!("path `{path}` {problem}"), hint.to_owned()));
+    let mut segments: Vec<Segment<'_>> = Vec::new();
+    for text in path.split('/').filter(|text| !text.is_empty()) {
+        let segment = match parse_segment(text) {
+            Ok(segment) => segment,
+            Err(problem) => {
+                return wrong(
+                    problem,
+                    "write `/literal`, `/{name}` or, at the end, `/{*name}`",
+                );
+            }
+        };
+        if let Some(Segment::Rest(name)) = segments.last() {
+            return wrong(
+                format!("goes on after `{{*{name}}}`"),
+                "`{*name}` takes the whole rest of a path: put it last",
+            );
+        }
+        if let Segment::Parameter(name) | Segment::Rest(name) = segment
+            && segments.iter().any(|earlier| matches!(earlier, Segment::Parameter(taken) | Segment::Rest(taken) if *taken == name))
+        {
+            return wrong(format!("has two parameters named `{name}`"), "give each parameter its own name");
+        }
+        segments.push(segment);
+    }
+    if segments.len() > SEGMENTS_MAX {
+        return wrong(
+            format!("has more than {SEGMENTS_MAX} segments"),
+            "end it with `/{*rest}`",
+        );
+    }
+    Ok(segments)
+}
+
+fn parse_segment(text: &str) -> Result<Segment<'_>, String> {
+    let Some(inside) = text
+        .strip_prefix('{')
+        .and_then(|rest| rest.strip_suffix('}'))
+    else {
+        return match text.contains(['{', '}']) {
+            true => Err(format!(
+                "has a brace inside the segment `{text}`: a parameter takes a whole segment"
+            )),
+            false => Ok(Segment::Literal(text)),
+        };
+    };
+    let (rest, name) = match inside.strip_prefix('*') {
+        Some(name) => (true, name),
+        None => (false, inside),
+    };
+    let is_name = !name.is_empty()
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'));
+    match (is_name, rest) {
+        (false, _) => Err(format!(
+            "has the parameter `{text}`, whose name is not made of letters, digits, `_` and `-`"
+        )),
+        (true, true) => Ok(Segment::Rest(name)),
+        (true, false) => Ok(Segment::Parameter(name)),
+    }
+}
+
+/// Requests are matched by the match key of their normal path, so a route whose path is not its own match key would
+/// never match anything.
+fn require_normal(path: &str) -> Result<(), (String, String)> {
+    if path.contains('?') {
+        let hint = "leave the query out: it takes no part in matching".to_owned();
+        return Err((format!("path `{path}` has a query"), hint));
+    }
+    match path::normalise(path) {
+        Ok(normal) if normal.key == path => Ok(()),
+        Ok(normal) => {
+            let hint = format!(
+                "write `{}`: paths are brought to this form before they are matched",
+                normal.key
+            );
+            Err((format!("path `{path}` is not in normal form"), hint))
+        }
+        Err(path::PathError::NotOriginForm) => Err((
+            format!("path `{path}` does not begin with a slash"),
+            format!("write `/{path}`"),
+        )),
+        Err(path::PathError::ForbiddenCharacter) => {
+            let hint = format!("write it percent-encoded: `{}`", percent_encoded(path));
+            Err((
+                format!("path `{path}` contains a character that cannot stand in a path"),
+                hint,
+            ))
+        }
+        Err(error) => {
+            let hint = "such requests are answered 400 before any route is looked for".to_owned();
+            Err((format!("path `{path}` is refused: {error}"), hint))
+        }
+    }
+}
+
+fn percent_encoded(path: &str) -> String {
+    let mut out = String::new();
+    for byte in path.bytes() {
+        match byte {
+            0x21..=0x7e if !matches!(byte, b'\\' | b'#') => out.push(char::from(byte)),
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}
+
+/// Refuses `get`: methods are case-sensitive (RFC 9110 §9.1), so it would never match. Fails with what is wrong and how to mend it.
+pub(super) fn check_method(method: &Method) -> Result<(), (String, String)> {
+    const STANDARD: [Method; 9] = [
+        Method::GET,
+        Method::HEAD,
+        Method::POST,
+        Method::PUT,
+        Method::DELETE,
+        Method::CONNECT,
+        Method::OPTIONS,
+        Method::TRACE,
+        Method::PATCH,
+    ];
+    match STANDARD.iter().find(|standard| {
+        *standard != method && standard.as_str().eq_ignore_ascii_case(method.as_str())
+    }) {
+        Some(standard) => Err((
+            format!("method `{method}` is not in upper case"),
+            format!("write `{standard}`: methods are case-sensitive"),
+        )),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_is_literals_parameters_and_a_rest() {
+        assert_eq!(parse_path("/"), Ok(vec![]));
+        assert_eq!(
+            parse_path("/users/{id}/{*rest}"),
+            Ok(vec![
+                Segment::Literal("users"),
+                Segment::Parameter("id"),
+                Segment::Rest("rest")
+            ])
+        );
+    }
+
+    #[test]
+    fn path_that_could_never_match_is_refused_with_a_hint() {
+        for (path, hint) in [
+            ("login", "`/login`"),
+            ("/login/", "`/login`"),
+            ("//login", "`/login`"),
+            ("/%6cogin", "`/login`"),
+            ("/a;v=1", "`/a`"),
+            ("/café", "`/caf%C3%A9`"),
+            ("/a b", "`/a%20b`"),
+            ("/a?b=1", "query"),
+            ("/a%2fb", "400"),
+            ("/../a", "400"),
+            ("/{*rest}/a", "put it last"),
+            ("/{*a}/{*b}", "put it last"),
+            ("/{id}/{id}", "its own name"),
+            ("/a{id}", "`/{name}`"),
+            ("/{id}.png", "`/{name}`"),
+            ("/{}", "`/{name}`"),
+            ("/{*}", "`/{name}`"),
+            ("/{a", "`/{name}`"),
+            (&"/a".repeat(65), "`/{*rest}`"),
+        ] {
+            let (_, given) = parse_path(path).expect_err(path);
+            assert!(given.contains(hint), "{path}: {given}");
+        }
+    }
+
+    #[test]
+    fn method_in_lower_case_is_refused() {
+        let lower = Method::from_bytes(b"post").expect("a token");
+        let (_, hint) = check_method(&lower).expect_err("would never match");
+        assert!(hint.contains("`POST`"));
+        for method in [Method::POST, Method::from_bytes(b"purge").expect("a token")] {
+            assert_eq!(check_method(&method), Ok(()));
+        }
+    }
 }

@@ -1,0 +1,146 @@
+//! `tidegate check`: compile a configuration and print every problem with its place, its line and a hint.
+
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+
+use crate::config::{self, Loaded, Report, Snapshot, count};
+
+/// What `tidegate check` is told.
+#[derive(Clone, Debug, Args)]
+pub struct CheckArgs {
+    /// The configuration file
+    #[arg(
+        short,
+        long,
+        value_name = "FILE",
+        env = "TIDEGATE_CONFIG",
+        default_value = "gateway.toml"
+    )]
+    pub config: PathBuf,
+    /// How the problems are printed
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+}
+
+/// How problems are printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people, on standard error
+    #[default]
+    Text,
+    /// One JSON object, on standard output
+    Json,
+}
+
+/// Checks a file: 0 when it can be used (warnings included), 1 when it cannot.
+pub fn check(args: &CheckArgs) -> ExitCode {
+    let result = config::load(&args.config);
+    match args.format {
+        Format::Text => print_text(&args.config, &result),
+        Format::Json => print_line(&mut std::io::stdout(), &json(&result).to_string()),
+    }
+    if result.is_ok() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+/// Problems go to standard error, a clean bill to standard output.
+fn print_text(path: &Path, result: &Result<Loaded, Report>) {
+    let report = match result {
+        Ok(loaded) => &loaded.warnings,
+        Err(report) => report,
+    };
+    let mut stderr = anstream::stderr();
+    if !report.is_empty() {
+        print_line(&mut stderr, report.text(true).trim_end());
+    }
+    match result {
+        Ok(loaded) => print_line(&mut std::io::stdout(), &verdict(path, loaded)),
+        Err(report) => print_line(&mut stderr, &report.summary()),
+    }
+}
+
+/// A reader that went away (`check | head`) is no failure of the check.
+fn print_line(to: &mut impl Write, line: &str) {
+    let _ = writeln!(to, "{line}");
+}
+
+fn json(result: &Result<Loaded, Report>) -> Value {
+    match result {
+        Ok(loaded) => {
+            let mut report = loaded.warnings.json();
+            report["ok"] = json!(true);
+            report["summary"] = json!(contents(&loaded.snapshot));
+            report
+        }
+        Err(report) => {
+            let mut json = report.json();
+            json["ok"] = json!(false);
+            json["summary"] = json!(report.summary());
+            json
+        }
+    }
+}
+
+/// `gateway.toml: fine, 1 warning: 1 listener, 3 routes, 4 limits`.
+fn verdict(path: &Path, loaded: &Loaded) -> String {
+    let warnings = match loaded.warnings.summary() {
+        none if none.is_empty() => none,
+        some => format!(", {some}"),
+    };
+    format!(
+        "{}: fine{warnings}: {}",
+        path.display(),
+        contents(&loaded.snapshot)
+    )
+}
+
+fn contents(snapshot: &Snapshot) -> String {
+    let counted = [
+        (snapshot.listeners.len(), "listener"),
+        (snapshot.routes.len(), "route"),
+        (snapshot.limits.len(), "limit"),
+    ];
+    counted.map(|(n, noun)| count(n, noun)).join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn compile(text: &str) -> Result<Loaded, Report> {
+        config::compile("gateway.toml", text, Path::new(""), &|_| None)
+    }
+
+    #[test]
+    fn a_good_file_is_told_what_it_holds() {
+        let text = config::quick("builtin:echo", "1/s", None, None);
+        let loaded = compile(&text).expect("it compiles");
+        let verdict = verdict(Path::new("gateway.toml"), &loaded);
+        assert_eq!(verdict, "gateway.toml: fine: 1 listener, 1 route, 1 limit");
+    }
+
+    #[test]
+    fn json_says_whether_the_file_can_be_used() {
+        let bad = json(&compile("nonsense = 1"));
+        assert_eq!(
+            (&bad["ok"], &bad["diagnostics"][1]["line"]),
+            (&json!(false), &json!(1))
+        );
+        assert_eq!(
+            bad["diagnostics"][0]["line"],
+            json!(null),
+            "a missing table stands nowhere"
+        );
+        let good = json(&compile(&config::quick("builtin:echo", "1/s", None, None)));
+        assert_eq!((&good["ok"], &good["errors"]), (&json!(true), &json!(0)));
+    }
+}

@@ -1,0 +1,148 @@
+//! What must hold among routes, limits and upstreams together.
+
+use std::collections::HashMap;
+
+use super::{limit::NamedLimit, route::Written, upstream::Upstream};
+use crate::{
+    config::{
+        Limit,
+        code::Code,
+        diagnostic::{Problem, quote},
+        file::Document,
+    },
+    route::{Pattern, RouteTable},
+};
+
+/// Reports conflicts among the routes, requests that could never be admitted, and what is not used.
+pub(super) fn check(
+    document: Document<'_>,
+    routes: &[Written],
+    upstreams: &[Upstream],
+    limits: &[NamedLimit],
+) {
+    check_names(document, routes);
+    check_patterns(document, routes);
+    for route in routes {
+        let met = route
+            .limits
+            .iter()
+            .filter_map(|index| limits.get(*index)?.compiled.as_ref());
+        for limit in met {
+            check_cost(document, route, limit);
+        }
+    }
+    // while something is wrong, what looks unused may only be misspelt
+    if document.problems.errors() == 0 {
+        warn_of_unused(document, routes, upstreams, limits);
+    }
+}
+
+fn check_names(document: Document<'_>, routes: &[Written]) {
+    let mut lines = HashMap::new();
+    for (name, span) in routes.iter().filter_map(|route| route.name.as_ref()) {
+        if let Some(first) = lines.insert(name, document.source.line(span.start)) {
+            let message = format!("two routes have the name {}", quote(name));
+            let hint = format!("the other is on line {first}: rename one of them");
+            document.error(
+                span.clone(),
+                Problem::new(Code::Duplicate, message).hint(hint),
+            );
+        }
+    }
+}
+
+fn check_patterns(document: Document<'_>, routes: &[Written]) {
+    let readable: Vec<(&Written, &Pattern)> = routes
+        .iter()
+        .filter_map(|route| Some((route, route.pattern.as_ref()?)))
+        .collect();
+    let patterns: Vec<Pattern> = readable
+        .iter()
+        .map(|(_, pattern)| (*pattern).clone())
+        .collect();
+    for error in RouteTable::build(&patterns).err().unwrap_or_default() {
+        let Some((route, _)) = readable.get(error.index) else {
+            continue;
+        };
+        let other = error
+            .other
+            .and_then(|other| readable.get(other))
+            .map(|(other, _)| {
+                let line = document.source.line(other.path_span.start);
+                format!("the earlier route is {} on line {line}", other.shown())
+            });
+        let problem =
+            Problem::new(Code::RouteConflict, error.problem).label(other.unwrap_or_default());
+        document.error(route.path_span.clone(), problem.hint(error.hint));
+    }
+}
+
+/// A limit must be able to admit one request of the route: an error if it can for no tier, else a warning.
+fn check_cost(document: Document<'_>, route: &Written, limit: &Limit) {
+    let Some(cost) = route.cost else { return };
+    let burst = |index: usize| limit.quotas.get(index).map_or(0, |quota| quota.burst.get());
+    let tiers = limit
+        .tiers
+        .iter()
+        .map(|(tier, index)| (tier.as_str(), *index));
+    let all = std::iter::once(("default", 0)).chain(tiers);
+    let small: Vec<(&str, usize)> = all.filter(|(_, index)| burst(*index) < cost).collect();
+    let Some((tier, index)) = small.first() else {
+        return;
+    };
+    let (name, shown) = (quote(&limit.name), route.shown());
+    let hint = format!("raise the burst of {name} to at least {cost}, or lower the cost");
+    let label = format!("a request costs {cost}, the burst is {}", burst(*index));
+    if small.len() == limit.quotas.len() {
+        let message = format!("limit {name} can never admit a request of route {shown}");
+        document.error(
+            route.cost_span.clone(),
+            Problem::new(Code::CostOverQuota, message)
+                .label(label)
+                .hint(hint),
+        );
+    } else {
+        let message = format!(
+            "limit {name} can never admit a request of route {shown} for tier {}",
+            quote(tier)
+        );
+        document.warn(
+            route.cost_span.clone(),
+            Problem::new(Code::CostOverBurst, message)
+                .label(label)
+                .hint(hint),
+        );
+    }
+}
+
+fn warn_of_unused(
+    document: Document<'_>,
+    routes: &[Written],
+    upstreams: &[Upstream],
+    limits: &[NamedLimit],
+) {
+    for (index, limit) in limits.iter().enumerate() {
+        if !routes.iter().any(|route| route.limits.contains(&index)) {
+            let problem = Problem::new(
+                Code::UnusedLimit,
+                format!("no route meets limit {}", quote(&limit.name)),
+            );
+            document.warn(
+                limit.span.clone(),
+                problem.hint("name it in [gateway] limits or in the limits of a route"),
+            );
+        }
+    }
+    for (index, upstream) in upstreams.iter().enumerate() {
+        if !routes.iter().any(|route| route.upstream == Some(index)) {
+            let problem = Problem::new(
+                Code::UnusedUpstream,
+                format!("no route uses upstream {}", quote(&upstream.name)),
+            );
+            document.warn(
+                upstream.span.clone(),
+                problem.hint("name it as the upstream of a route, or remove it"),
+            );
+        }
+    }
+}

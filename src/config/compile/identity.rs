@@ -1,0 +1,220 @@
+//! `[client_ip]` and `[[user]]`: who is asking.
+
+use std::{net::IpAddr, path::Path};
+
+use http::HeaderName;
+use ipnet::IpNet;
+use toml::de::DeValue;
+
+use super::{field_name, keys_file};
+use crate::{
+    config::{
+        code::Code,
+        diagnostic::{Problem, did_you_mean, quote},
+        file::{Section, Text, Value, not_built},
+        keys::{self, Keys},
+    },
+    identity::{AddressSource, OnInvalid, Settings, UserSource},
+};
+
+pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Settings {
+    let section = file.table("client_ip", &keys::CLIENT_IP);
+    let mut settings = Settings {
+        trusted_proxies: section
+            .texts("trusted_proxies")
+            .map(|nets| networks(&nets))
+            .unwrap_or_default(),
+        address_from: section
+            .get("header")
+            .and_then(|value| address_source(&value.text()?))
+            .unwrap_or_default(),
+        ipv4_prefix: prefix(&section, "ipv4_prefix", 32, 32),
+        ipv6_prefix: prefix(&section, "ipv6_prefix", 64, 128),
+        users: Vec::new(),
+    };
+    section.finish();
+    let tables = file.repeated("user");
+    settings.users = tables
+        .iter()
+        .filter_map(|table| user(table, base_dir, &settings.trusted_proxies))
+        .collect();
+    settings
+}
+
+fn prefix(section: &Section<'_>, key: &'static str, default: u8, longest: u8) -> u8 {
+    let bits = section.integer(key, u64::from(default), 1..=u64::from(longest));
+    u8::try_from(bits).unwrap_or(default)
+}
+
+fn networks(written: &[Text<'_>]) -> Vec<IpNet> {
+    let network = |text: &Text<'_>| {
+        let network = text.parse("a network", parse_network)?;
+        if network.prefix_len() == 0 {
+            let message = format!("{} trusts everybody as a proxy", text.shown());
+            let hint = "anyone can then choose the address that limits count by: name your proxies' networks";
+            text.document.warn(
+                text.span.clone(),
+                Problem::new(Code::TrustsEverybody, message).hint(hint),
+            );
+        }
+        Some(network)
+    };
+    written.iter().filter_map(network).collect()
+}
+
+/// A network, or one address as the network of itself.
+fn parse_network(text: &str) -> Result<IpNet, Problem> {
+    if let Ok(address) = text.parse::<IpAddr>() {
+        return Ok(IpNet::from(address));
+    }
+    let bad = |message| Problem::new(Code::BadAddress, message);
+    let network: IpNet = text.parse().map_err(|_| {
+        bad(format!("{} is not a network", quote(text)))
+            .hint("write an address and a prefix, such as \"10.0.0.0/8\" or \"fd00::/8\"")
+    })?;
+    if network.trunc() != network {
+        let message = format!("{} has bits beyond its prefix", quote(text));
+        let hint = format!(
+            "write \"{}\" for the network, \"{}\" for the one address",
+            network.trunc(),
+            network.addr()
+        );
+        return Err(bad(message).hint(hint));
+    }
+    Ok(network)
+}
+
+fn address_source(text: &Text<'_>) -> Option<AddressSource> {
+    match text.value.to_ascii_lowercase().as_str() {
+        "x-forwarded-for" => Some(AddressSource::XForwardedFor),
+        "none" => Some(AddressSource::None),
+        "forwarded" => {
+            let hint = "use \"x-forwarded-for\", \"none\", or a header that holds one address";
+            text.error(not_built(text.shown(), "reading the Forwarded field").hint(hint));
+            None
+        }
+        _ => field_name(text).map(AddressSource::Single),
+    }
+}
+
+/// Which kind a `[[user]]` table is has to be known before its keys are.
+fn user(table: &Value<'_>, base_dir: &Path, trusted_proxies: &[IpNet]) -> Option<UserSource> {
+    let kinds: &[(&str, &'static Keys)] = &[
+        ("api_key", &keys::USER_API_KEY),
+        ("header", &keys::USER_HEADER),
+    ];
+    let from = table.table()?.get("from").map(|value| value.get_ref());
+    let Some(from) = from else {
+        let problem = Problem::new(Code::MissingKey, "`from` is missing in [[user]]");
+        table.error(problem.hint("add from = \"api_key\" or from = \"header\""));
+        return None;
+    };
+    let DeValue::String(kind) = from else {
+        table.error(Problem::new(
+            Code::WrongType,
+            "`from` in [[user]] is a text in quotes",
+        ));
+        return None;
+    };
+    let Some((_, keys)) = kinds.iter().find(|(name, _)| name == kind) else {
+        table.error(
+            match kind.as_ref() {
+                "jwt" => not_built(
+                    "from = \"jwt\" in [[user]]".to_owned(),
+                    "users from JSON Web Tokens",
+                ),
+                "client_cert" => not_built(
+                    "from = \"client_cert\" in [[user]]".to_owned(),
+                    "users from client certificates",
+                ),
+                other => Problem::new(
+                    Code::UnknownChoice,
+                    format!("users cannot come from {}", quote(other)),
+                )
+                .label(did_you_mean(other, kinds.iter().map(|(name, _)| *name))),
+            }
+            .hint("write from = \"api_key\" or from = \"header\""),
+        );
+        return None;
+    };
+    let section = table.section(keys.title.to_owned(), keys)?;
+    section.get("from");
+    let source = match kind.as_ref() {
+        "api_key" => api_key(&section, base_dir),
+        _ => header(&section, trusted_proxies),
+    };
+    section.finish();
+    source
+}
+
+fn api_key(section: &Section<'_>, base_dir: &Path) -> Option<UserSource> {
+    let header = header_key(section, "header", "x-api-key");
+    let invalid = section.choice(
+        "invalid",
+        &[
+            ("reject", OnInvalid::Reject),
+            ("anonymous", OnInvalid::Anonymous),
+        ],
+    );
+    let path = section.require(
+        "keys_file",
+        "add keys_file = \"keys.toml\", and write [keys.NAME] tables into it",
+    );
+    let keys = keys_file::load(&path?.text()?, base_dir);
+    Some(UserSource::ApiKey {
+        header: header?,
+        keys: keys?,
+        invalid: invalid?,
+    })
+}
+
+fn header(section: &Section<'_>, trusted_proxies: &[IpNet]) -> Option<UserSource> {
+    if trusted_proxies.is_empty() {
+        let message = "this table never finds a user: its header is believed from trusted proxies only, and there are none";
+        let problem = Problem::new(Code::NeverIdentified, message);
+        section.document.warn(
+            section.span.clone(),
+            problem.hint("name them: [client_ip] trusted_proxies = [\"127.0.0.1\"]"),
+        );
+    }
+    let header = header_key(section, "header", "x-user-id");
+    let tier_header = section
+        .get("tier_header")
+        .map(|value| value.text().and_then(|text| field_name(&text)));
+    Some(UserSource::Header {
+        header: header?,
+        tier_header: tier_header.map_or(Some(None), |name| name.map(Some))?,
+    })
+}
+
+fn header_key(
+    section: &Section<'_>,
+    key: &'static str,
+    default: &'static str,
+) -> Option<HeaderName> {
+    match section.get(key) {
+        Some(value) => field_name(&value.text()?),
+        None => Some(HeaderName::from_static(default)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_may_be_one_address_but_has_no_stray_bits() {
+        let network = |text| {
+            parse_network(text)
+                .map(|network| network.to_string())
+                .map_err(|problem| problem.hint)
+        };
+        assert_eq!(network("10.0.0.0/8"), Ok("10.0.0.0/8".to_owned()));
+        assert_eq!(network("10.1.2.3"), Ok("10.1.2.3/32".to_owned()));
+        assert_eq!(network("::1"), Ok("::1/128".to_owned()));
+        let hint = "write \"10.0.0.0/8\" for the network, \"10.1.2.3\" for the one address";
+        assert_eq!(network("10.1.2.3/8"), Err(hint.to_owned()));
+        assert!(network("10.0.0.0/33").is_err());
+        assert!(network("everywhere").is_err());
+    }
+}

@@ -1,0 +1,141 @@
+//! The keys file of `[[user]] from = "api_key"`: digests of keys, and whom each stands for.
+//!
+//! It holds digests because a file is read by more people than may use the keys. A digest is 256 bits of a key that
+//! is random itself, so a plain hash is enough: there is no dictionary to try.
+
+use std::{collections::HashMap, path::Path};
+
+use super::check_name;
+use crate::{
+    config::{
+        code::Code,
+        diagnostic::Problem,
+        file::{Document, Section, Text, Value},
+        keys, read,
+        source::Source,
+    },
+    identity::ApiKey,
+};
+
+/// Room for a few hundred thousand keys.
+const MAX_BYTES: u64 = 64 << 20;
+
+const HINT: &str = "a digest has 64 characters of 0-9 a-f: printf %s \"$KEY\" | sha256sum";
+
+/// The keys of the file at `path`; problems in it are reported at their place in it.
+pub(super) fn load(path: &Text<'_>, base_dir: &Path) -> Option<Vec<ApiKey>> {
+    let text = match read::text(&base_dir.join(&path.value), MAX_BYTES) {
+        Ok(text) => text,
+        Err(error) => {
+            let message = format!("{} cannot be read: {error}", path.shown());
+            path.error(Problem::new(Code::BadFile, message).hint(read::HINT));
+            return None;
+        }
+    };
+    let source = Source::new(path.shown().trim_matches('`'), text);
+    let document = Document {
+        source: &source,
+        ..path.document
+    };
+    let tables = document.parse(source.text())?;
+    let file = Section::open(
+        document,
+        "the keys file".to_owned(),
+        0..0,
+        &keys::KEYS_FILE,
+        Some(&tables),
+    );
+    let mut seen = HashMap::new();
+    let entries = file.named("keys");
+    let keys: Vec<_> = entries
+        .iter()
+        .map(|(name, table)| api_key(name, table, &mut seen))
+        .collect();
+    file.finish();
+    keys.into_iter().collect()
+}
+
+fn api_key(
+    name: &Text<'_>,
+    table: &Value<'_>,
+    seen: &mut HashMap<[u8; 32], usize>,
+) -> Option<ApiKey> {
+    let section = table.section(table.what.clone(), &keys::API_KEY)?;
+    let digest = section
+        .require("sha256", HINT)
+        .and_then(|value| value.text());
+    let user = section.get("user").map(|value| value.text());
+    let tier = section.get("tier").map(|value| value.text());
+    let tenant = section.get("tenant").map(|value| value.text());
+    section.finish();
+    let digest = digest?;
+    let Some(sha256) = parse_digest(&digest.value) else {
+        let message = format!("`sha256` in {} is not a SHA-256 digest", table.what);
+        digest.error(Problem::new(Code::BadDigest, message).hint(HINT));
+        return None;
+    };
+    let line = digest.document.source.line(digest.span.start);
+    if let Some(first) = seen.insert(sha256, line) {
+        let message = format!("the same key stands twice: here and on line {first}");
+        digest.error(
+            Problem::new(Code::Duplicate, message)
+                .hint("a key stands for one user: remove one of the entries"),
+        );
+    }
+    let tier = given(tier)?;
+    if let Some(tier) = &tier {
+        check_name(tier, "a tier");
+    }
+    let named = |text: Option<Text<'_>>| text.map(|text| text.value);
+    let user = named(given(user)?).unwrap_or_else(|| name.value.clone());
+    Some(ApiKey {
+        sha256,
+        user,
+        tier: named(tier),
+        tenant: named(given(tenant)?),
+    })
+}
+
+/// Turns "there, but wrong" into a failure of the whole.
+fn given<T>(value: Option<Option<T>>) -> Option<Option<T>> {
+    value.map_or(Some(None), |value| value.map(Some))
+}
+
+fn parse_digest(text: &str) -> Option<[u8; 32]> {
+    let (pairs, []) = text.as_bytes().as_chunks::<2>() else {
+        return None;
+    };
+    let digit = |byte: u8| {
+        char::from(byte)
+            .to_digit(16)
+            .and_then(|digit| u8::try_from(digit).ok())
+    };
+    let bytes: Option<Vec<u8>> = pairs
+        .iter()
+        .map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?))
+        .collect();
+    bytes?.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_is_64_hexadecimal_characters() {
+        assert_eq!(
+            parse_digest(&"0aF1".repeat(16)),
+            Some([0x0a, 0xf1].repeat(16).try_into().expect("32 bytes"))
+        );
+        for bad in [
+            "",
+            "0a",
+            &"0".repeat(63),
+            &"0".repeat(65),
+            &"g".repeat(64),
+            &"é".repeat(32),
+        ] {
+            assert_eq!(parse_digest(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! `[[listen]]`: where requests arrive.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    ops::{Range, RangeInclusive},
+    path::PathBuf,
+    time::Duration,
+};
+
+use super::process::to_usize;
+use crate::{
+    config::{
+        code::Code,
+        diagnostic::{Problem, quote},
+        file::{Section, Text, not_built},
+        keys,
+    },
+    listener::{Address, Settings},
+};
+
+const DEFAULT_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
+
+const TIMEOUTS: RangeInclusive<Duration> =
+    Duration::from_millis(1)..=Duration::from_secs(24 * 3_600);
+
+/// The listeners and where they stand; without a `[[listen]]` table, one on 127.0.0.1:8080.
+pub(super) fn compile(file: &Section<'_>) -> Vec<(Settings, Range<usize>)> {
+    let tables = file.repeated("listen");
+    if tables.is_empty() {
+        let section = Section::open(
+            file.document,
+            "[[listen]]".to_owned(),
+            0..0,
+            &keys::LISTEN,
+            None,
+        );
+        section.get("address");
+        return vec![(settings(section, Address::Tcp(DEFAULT_ADDRESS)), 0..0)];
+    }
+    let mut listeners: Vec<(Settings, Range<usize>)> = Vec::new();
+    for table in tables {
+        let Some(section) = table.section("[[listen]]".to_owned(), &keys::LISTEN) else {
+            continue;
+        };
+        let written = section.require("address", "add address = \"0.0.0.0:8080\"");
+        let written = written.and_then(|value| value.text());
+        let address = written.as_ref().and_then(address);
+        if let (Some(address), Some(written)) = (&address, &written) {
+            let earlier = listeners
+                .iter()
+                .find(|(settings, _)| settings.address == *address);
+            if let Some((_, first)) = earlier.filter(|_| !any_port(address)) {
+                let line = file.document.source.line(first.start);
+                let message = format!("{} is listened on twice", written.shown());
+                let problem = Problem::new(Code::Duplicate, message);
+                written.error(problem.hint(format!(
+                    "the first is on line {line}: remove one, or change its port"
+                )));
+            }
+        }
+        let span = table.name_span();
+        listeners.push((
+            settings(section, address.unwrap_or(Address::Tcp(DEFAULT_ADDRESS))),
+            span,
+        ));
+    }
+    listeners
+}
+
+fn settings(section: Section<'_>, address: Address) -> Settings {
+    let seconds = Duration::from_secs;
+    let max_streams = section.integer("max_streams", 128, 1..=10_000);
+    let settings = Settings {
+        address,
+        http2: section.boolean("http2", true),
+        header_timeout: section.duration("header_timeout", seconds(10), TIMEOUTS),
+        body_timeout: section.duration("body_timeout", seconds(30), TIMEOUTS),
+        idle_timeout: section.duration("idle_timeout", seconds(75), TIMEOUTS),
+        max_header_bytes: to_usize(section.size("max_header_size", 32 << 10, 256..=16 << 20)),
+        max_header_count: to_usize(section.integer("max_header_count", 100, 1..=10_000)),
+        max_uri_bytes: to_usize(section.size("max_uri_size", 8 << 10, 16..=64 << 10)),
+        max_body_bytes: section.size("max_body_size", 10 << 20, 0..=u64::MAX),
+        max_streams: u32::try_from(max_streams).unwrap_or(u32::MAX),
+    };
+    section.finish();
+    settings
+}
+
+fn any_port(address: &Address) -> bool {
+    matches!(address, Address::Tcp(address) if address.port() == 0)
+}
+
+fn address(text: &Text<'_>) -> Option<Address> {
+    if text.value.starts_with("systemd:") {
+        let hint = "write the address itself, such as \"0.0.0.0:8080\"";
+        text.error(not_built(text.shown(), "socket activation").hint(hint));
+        return None;
+    }
+    text.parse("an address", |value| {
+        const HINT: &str =
+            "write \"127.0.0.1:8080\" (this machine), \"0.0.0.0:8080\" (every interface), \"[::]:8080\" or \"unix:/path\"";
+        let bad = |message| Problem::new(Code::BadAddress, message).hint(HINT);
+        match value.strip_prefix("unix:") {
+            Some(path) => unix_path(path).map(Address::Unix),
+            None => value
+                .parse()
+                .map(Address::Tcp)
+                .map_err(|_| bad(format!("{} is not an address to listen on", quote(value)))),
+        }
+    })
+}
+
+/// The path of a Unix socket: absolute, and short enough for the kernel.
+pub(super) fn unix_path(path: &str) -> Result<PathBuf, Problem> {
+    const MAX_BYTES: usize = 107; // sockaddr_un.sun_path, less its final zero
+    let problem = if !path.starts_with('/') {
+        "is not an absolute path"
+    } else if path.len() > MAX_BYTES {
+        "is too long for a Unix socket (107 bytes)"
+    } else if path.contains('\0') {
+        "contains a zero byte"
+    } else {
+        return Ok(PathBuf::from(path));
+    };
+    let message = format!("{} {problem}", quote(path));
+    Err(Problem::new(Code::BadAddress, message)
+        .hint("write unix: and an absolute path, such as \"unix:/run/app.sock\""))
+}

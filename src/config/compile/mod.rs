@@ -1,0 +1,116 @@
+//! The file becomes a [`Snapshot`]: one module per table, each a table in and its settings out.
+//!
+//! Every step reports what it finds and goes on with a default, so that one pass finds every problem; whether the
+//! result may be used is decided at the end, by whether an error was reported.
+
+mod check_routes;
+mod identity;
+mod keys_file;
+mod limit;
+mod listen;
+mod process;
+mod response;
+mod route;
+mod upstream;
+
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+use toml::de::DeTable;
+
+use super::{
+    Snapshot,
+    code::Code,
+    diagnostic::{Problem, quote},
+    file::{Document, Section, Text},
+    keys,
+};
+
+/// Compiles a parsed file; `None` when there is nothing to run, which was then reported.
+pub(super) fn snapshot(
+    document: Document<'_>,
+    base_dir: &Path,
+    tables: &DeTable<'_>,
+) -> Option<Snapshot> {
+    let file = Section::open(
+        document,
+        "the file".to_owned(),
+        0..0,
+        &keys::FILE,
+        Some(tables),
+    );
+    let listeners = listen::compile(&file);
+    let admin = process::admin(&file, base_dir, &listeners);
+    let users = identity::compile(&file, base_dir);
+    let upstreams = upstream::compile(&file);
+    let limits = limit::compile(&file, &users);
+    let routes = route::compile(&file, &upstreams, &limits);
+    let (gateway_limits, routes) = routes.unzip();
+    let snapshot = Snapshot {
+        server: process::server(&file),
+        listeners: listeners
+            .into_iter()
+            .map(|(settings, _)| settings)
+            .collect(),
+        identity: users,
+        upstreams: upstreams
+            .into_iter()
+            .map(|upstream| upstream.settings)
+            .collect::<Option<_>>()?,
+        limits: limits
+            .into_iter()
+            .map(|limit| limit.compiled)
+            .collect::<Option<_>>()?,
+        gateway_limits: gateway_limits?,
+        routes: routes?,
+        response: response::compile(&file),
+        admin: admin?,
+        log: process::log(&file)?,
+        hash: short_hash(document.source.text()),
+    };
+    file.finish();
+    Some(snapshot)
+}
+
+/// The first half of a SHA-256, in hex: enough to tell two configurations apart.
+fn short_hash(text: &str) -> String {
+    Sha256::digest(text)
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+/// Names of limits, routes, upstreams and tiers are shown to clients and label metrics.
+fn check_name(name: &Text<'_>, kind: &str) -> bool {
+    const MAX_BYTES: usize = 64;
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+    let good = (1..=MAX_BYTES).contains(&name.value.len()) && name.value.chars().all(allowed);
+    if !good {
+        let message = format!("{} cannot be the name of {kind}", name.shown());
+        let hint = format!("use 1 to {MAX_BYTES} characters of A-Z a-z 0-9 _ . -");
+        name.error(Problem::new(Code::BadName, message).hint(hint));
+    }
+    good
+}
+
+/// Reports an item that stands twice in a list; returns whether it is new.
+fn is_first(item: &Text<'_>, earlier: &[String], list: &str) -> bool {
+    let first = !earlier.contains(&item.value);
+    if !first {
+        let message = format!("{} stands twice in {list}", item.shown());
+        item.error(Problem::new(Code::Duplicate, message).hint("remove one of them"));
+    }
+    first
+}
+
+/// A field name; reports when it is none.
+fn field_name(text: &Text<'_>) -> Option<http::HeaderName> {
+    text.parse("the name of an HTTP field", |value| {
+        http::HeaderName::from_bytes(value.as_bytes()).map_err(|_| {
+            let message = format!("{} is not the name of an HTTP field", quote(value));
+            Problem::new(Code::BadField, message)
+                .hint("field names have letters, digits and `-`, such as x-api-key")
+        })
+    })
+}

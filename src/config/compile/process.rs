@@ -1,0 +1,167 @@
+//! `[server]`, `[admin]` and `[log]`: the process itself.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    num::NonZeroUsize,
+    path::Path,
+    time::Duration,
+};
+
+use crate::{
+    config::{
+        Admin, Server,
+        code::Code,
+        diagnostic::{Problem, quote},
+        file::{Section, Text},
+        keys, read,
+    },
+    listener::{self, Address},
+    telemetry::{AccessLines, LogFormat, LogLevel, LogSettings},
+};
+
+const MAX_WORKERS: u64 = 1024;
+const MAX_CONNECTIONS: u64 = 10_000_000;
+const MAX_KEYS: u64 = 100_000_000;
+const MAX_DRAIN: Duration = Duration::from_secs(24 * 3_600);
+
+const DEFAULT_ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9901);
+
+pub(super) fn server(file: &Section<'_>) -> Server {
+    let section = file.table("server", &keys::SERVER);
+    let server = Server {
+        workers: workers(&section),
+        drain_timeout: section.duration(
+            "drain_timeout",
+            Duration::from_secs(30),
+            Duration::ZERO..=MAX_DRAIN,
+        ),
+        max_connections: to_usize(section.integer("max_connections", 100_000, 1..=MAX_CONNECTIONS)),
+        max_keys: to_usize(section.integer("max_keys", 1_000_000, 1..=MAX_KEYS)),
+    };
+    section.finish();
+    server
+}
+
+fn workers(section: &Section<'_>) -> Option<NonZeroUsize> {
+    let value = section.get("workers")?;
+    if value.is_string() {
+        value.text()?.choice(&[("auto", ())], &[], "");
+        return None;
+    }
+    value
+        .integer(1..=MAX_WORKERS)
+        .and_then(|workers| NonZeroUsize::new(to_usize(workers)))
+}
+
+/// For values that were checked against a bound far below 32 bits.
+pub(super) fn to_usize(value: u64) -> usize {
+    usize::try_from(value).unwrap_or(usize::MAX)
+}
+
+pub(super) fn admin(
+    file: &Section<'_>,
+    base_dir: &Path,
+    listeners: &[(listener::Settings, std::ops::Range<usize>)],
+) -> Option<Admin> {
+    let section = file.table("admin", &keys::ADMIN);
+    let written = section.get("address").map(|value| value.text());
+    let token_file = section.get("token_file").map(|value| value.text());
+    section.finish();
+    let (address, span) = match written {
+        Some(text) => {
+            let text = text?;
+            (text.parse("an address", parse_address)?, text.span)
+        }
+        None => (DEFAULT_ADMIN, 0..0),
+    };
+    let error = |problem| file.document.error(span.clone(), problem);
+    let token = match token_file {
+        Some(text) => Some(read_token(&text?, base_dir)?),
+        None => None,
+    };
+    if token.is_none() && !address.ip().is_loopback() {
+        let message =
+            format!("the admin listener on {address} can be reached from outside and has no token");
+        let hint = "listen on 127.0.0.1, or add token_file = \"admin.token\" to [admin]";
+        error(Problem::new(Code::AdminWithoutToken, message).hint(hint));
+    }
+    let same = |settings: &listener::Settings| settings.address == Address::Tcp(address);
+    if address.port() != 0 && listeners.iter().any(|(settings, _)| same(settings)) {
+        let message =
+            format!("the admin listener and a [[listen]] table have the same address {address}");
+        error(Problem::new(Code::Duplicate, message).hint("give one of them another port"));
+    }
+    Some(Admin { address, token })
+}
+
+fn parse_address(text: &str) -> Result<SocketAddr, Problem> {
+    text.parse().map_err(|_| {
+        Problem::new(
+            Code::BadAddress,
+            format!("{} is not an address", quote(text)),
+        )
+        .hint("write an IP address and a port, such as \"127.0.0.1:9901\" or \"[::1]:9901\"")
+    })
+}
+
+/// The token in a file; the file's last line break is not part of it.
+fn read_token(path: &Text<'_>, base_dir: &Path) -> Option<String> {
+    const MAX_BYTES: u64 = 4096;
+    let bad = |message: String, hint: &str| {
+        path.error(Problem::new(Code::BadFile, message).hint(hint));
+        None
+    };
+    let token = match read::text(&base_dir.join(&path.value), MAX_BYTES) {
+        Ok(token) => token.trim_end_matches(['\r', '\n']).to_owned(),
+        Err(error) => {
+            return bad(
+                format!("{} cannot be read: {error}", path.shown()),
+                read::HINT,
+            );
+        }
+    };
+    if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        let message = format!("{} does not hold a token", path.shown());
+        return bad(
+            message,
+            "write one line of visible ASCII characters, such as the output of `openssl rand -hex 32`",
+        );
+    }
+    Some(token)
+}
+
+pub(super) fn log(file: &Section<'_>) -> Option<LogSettings> {
+    let section = file.table("log", &keys::LOG);
+    let level = section.choice(
+        "level",
+        &[
+            ("info", LogLevel::Info),
+            ("error", LogLevel::Error),
+            ("warn", LogLevel::Warn),
+            ("debug", LogLevel::Debug),
+            ("trace", LogLevel::Trace),
+        ],
+    );
+    let format = section.choice(
+        "format",
+        &[
+            ("auto", LogFormat::Auto),
+            ("text", LogFormat::Text),
+            ("json", LogFormat::Json),
+        ],
+    );
+    let access = section.choice(
+        "access",
+        &[
+            ("rejected", AccessLines::Rejected),
+            ("all", AccessLines::All),
+            ("off", AccessLines::Off),
+        ],
+    );
+    section.finish();
+    Some(LogSettings {
+        level: level?,
+        format: format?,
+        access: access?,
+    })
+}

@@ -1,0 +1,290 @@
+//! `[gateway]` and `[[route]]`: which limits a request meets, and where it goes.
+
+use std::ops::Range;
+
+use super::{check_name, check_routes, is_first, limit::NamedLimit, upstream::Upstream};
+use crate::{
+    config::{
+        Route,
+        code::Code,
+        diagnostic::{Problem, did_you_mean, quote},
+        file::{Section, Text, Value},
+        keys,
+    },
+    limit::MAX_LIMITS,
+    route::Pattern,
+};
+
+/// What can be pasted into a file that has none.
+const EXAMPLE: &str = "add: [[route]] and below it name = \"everything\", path = \"/{*rest}\"";
+
+/// The largest cost of one request.
+const MAX_COST: u64 = 1_000_000_000;
+
+/// What routes refer to.
+struct Names<'a> {
+    upstreams: &'a [Upstream],
+    limits: &'a [NamedLimit],
+    /// `[gateway] limits`, as indexes.
+    everywhere: Vec<usize>,
+}
+
+/// A route as far as it could be read, and where its parts stand.
+pub(super) struct Written {
+    pub(super) name: Option<(String, Range<usize>)>,
+    pub(super) pattern: Option<Pattern>,
+    pub(super) path_span: Range<usize>,
+    pub(super) upstream: Option<usize>,
+    pub(super) limits: Vec<usize>,
+    pub(super) cost: Option<u64>,
+    pub(super) cost_span: Range<usize>,
+    max_body_bytes: Option<Option<u64>>,
+}
+
+impl Written {
+    /// As messages name it.
+    pub(super) fn shown(&self) -> String {
+        self.name
+            .as_ref()
+            .map_or("without a name".to_owned(), |(name, _)| quote(name))
+    }
+
+    fn finish(self) -> Option<Route> {
+        Some(Route {
+            name: self.name?.0,
+            pattern: self.pattern?,
+            upstream: self.upstream?,
+            limits: self.limits,
+            cost: self.cost?,
+            max_body_bytes: self.max_body_bytes?,
+        })
+    }
+}
+
+/// The gateway's limits, and the routes.
+pub(super) fn compile(
+    file: &Section<'_>,
+    upstreams: &[Upstream],
+    limits: &[NamedLimit],
+) -> Option<(Vec<usize>, Vec<Route>)> {
+    let gateway = file.table("gateway", &keys::GATEWAY);
+    let mut names = Names {
+        upstreams,
+        limits,
+        everywhere: Vec::new(),
+    };
+    names.everywhere = limit_list(&gateway, "limits", &names)
+        .into_iter()
+        .map(|(index, _)| index)
+        .collect();
+    gateway.finish();
+    let tables = file.repeated("route");
+    if tables.is_empty() {
+        let upstream = upstreams
+            .first()
+            .map_or("origin", |upstream| &upstream.name);
+        let message = "there is no route: every request would be answered with 404";
+        file.error(
+            Problem::new(Code::MissingKey, message)
+                .hint(format!("{EXAMPLE}, upstream = \"{upstream}\"")),
+        );
+    }
+    let routes: Vec<Written> = tables
+        .iter()
+        .filter_map(|table| route(table, &names))
+        .collect();
+    check_routes::check(file.document, &routes, upstreams, limits);
+    let complete = routes.len() == tables.len();
+    let routes = complete.then(|| routes.into_iter().map(Written::finish).collect::<Option<_>>())??;
+    Some((names.everywhere, routes))
+}
+
+fn route(table: &Value<'_>, names: &Names<'_>) -> Option<Written> {
+    let section = table.section("[[route]]".to_owned(), &keys::ROUTE)?;
+    let name = section.require(
+        "name",
+        "add name = \"login\": logs and metrics call the route by it",
+    );
+    let name = name
+        .and_then(|value| value.text())
+        .filter(|name| check_name(name, "a route"));
+    let path = section
+        .require("path", "add path = \"/{*rest}\" for every path")
+        .and_then(|value| value.text());
+    let hosts = list(&section, "hosts", |text| {
+        Some(text.value.to_ascii_lowercase())
+    });
+    let methods = list(&section, "methods", method);
+    let upstream = section.require(
+        "upstream",
+        "add upstream = \"NAME\", the name of an [upstream.NAME] table",
+    );
+    let cost = section.get("cost");
+    let max_body = section.get("max_body_size");
+    let written = Written {
+        path_span: path
+            .as_ref()
+            .map_or(section.span.clone(), |path| path.span.clone()),
+        pattern: path.and_then(|path| {
+            Some(Pattern {
+                hosts: hosts?,
+                path: path.value,
+                methods: methods?,
+            })
+        }),
+        upstream: upstream.and_then(|value| find_upstream(&value.text()?, names.upstreams)),
+        limits: limits_of(&section, names),
+        cost_span: cost.as_ref().map_or(section.span.clone(), Value::span),
+        cost: cost.map_or(Some(1), |value| value.integer(1..=MAX_COST)),
+        max_body_bytes: max_body.map_or(Some(None), |value| value.size(0..=u64::MAX).map(Some)),
+        name: name.map(|name| (name.value, name.span)),
+    };
+    section.finish();
+    Some(written)
+}
+
+fn find_upstream(text: &Text<'_>, upstreams: &[Upstream]) -> Option<usize> {
+    let found = upstreams
+        .iter()
+        .position(|upstream| upstream.name == text.value);
+    if found.is_none() {
+        let known = upstreams.iter().map(|upstream| upstream.name.as_str());
+        let message = format!("there is no upstream {}", text.shown());
+        let problem = Problem::new(Code::UnknownUpstream, message)
+            .label(did_you_mean(&text.value, known.clone()));
+        text.error(problem.hint(defined("upstream", known)));
+    }
+    found
+}
+
+fn defined<'a>(kind: &str, known: impl Iterator<Item = &'a str>) -> String {
+    const SHOWN: usize = 10;
+    let mut names: Vec<_> = known.take(SHOWN + 1).map(quote).collect();
+    if names.len() > SHOWN {
+        names[SHOWN] = "…".to_owned();
+    }
+    match names.as_slice() {
+        [] => format!("none is defined: add [{kind}.NAME]"),
+        names => format!("defined are {}", names.join(", ")),
+    }
+}
+
+/// A list that is either missing (anything matches) or has items.
+fn list<T>(
+    section: &Section<'_>,
+    key: &'static str,
+    read: impl Fn(&Text<'_>) -> Option<T>,
+) -> Option<Vec<T>> {
+    let Some(value) = section.get(key) else {
+        return Some(Vec::new());
+    };
+    let items = value.array()?;
+    if items.is_empty() {
+        let problem = Problem::new(
+            Code::OutOfRange,
+            format!("{} is empty: nothing would match", value.what),
+        );
+        value.error(problem.hint("remove the key: without it, anything matches"));
+        return None;
+    }
+    let mut earlier = Vec::new();
+    let read: Vec<Option<T>> = items
+        .iter()
+        .map(|item| {
+            let text = item.text()?;
+            let item = read(&text).filter(|_| is_first(&text, &earlier, &value.what));
+            earlier.push(text.value);
+            item
+        })
+        .collect();
+    read.into_iter().collect()
+}
+
+fn method(text: &Text<'_>) -> Option<http::Method> {
+    text.parse("an HTTP method", |value| {
+        let method = http::Method::from_bytes(value.as_bytes()).ok();
+        method
+            .filter(|_| !value.contains(|c: char| c.is_ascii_lowercase()))
+            .ok_or_else(|| {
+                Problem::new(
+                    Code::BadField,
+                    format!("{} is not an HTTP method", quote(value)),
+                )
+                .hint("methods are written in capitals, such as \"GET\" or \"POST\"")
+            })
+    })
+}
+
+/// A list of names of limits, as indexes with their places; each problem is reported.
+fn limit_list<'a>(
+    section: &Section<'a>,
+    key: &'static str,
+    names: &Names<'_>,
+) -> Vec<(usize, Text<'a>)> {
+    let known = || names.limits.iter().map(|limit| limit.name.as_str());
+    let mut earlier = Vec::new();
+    let mut found = Vec::new();
+    for text in section.texts(key).unwrap_or_default() {
+        let first = is_first(
+            &text,
+            &earlier,
+            &format!("{} of {}", quote(key), section.title),
+        );
+        earlier.push(text.value.clone());
+        match known().position(|name| name == text.value) {
+            Some(index) if first => found.push((index, text)),
+            Some(_) => {}
+            None => {
+                let problem = Problem::new(
+                    Code::UnknownLimit,
+                    format!("there is no limit {}", text.shown()),
+                )
+                .label(did_you_mean(&text.value, known()));
+                text.error(problem.hint(defined("limit", known())));
+            }
+        }
+    }
+    found
+}
+
+/// The gateway's limits and the route's own, less those that it skips.
+fn limits_of(section: &Section<'_>, names: &Names<'_>) -> Vec<usize> {
+    let own = limit_list(section, "limits", names);
+    let skipped = limit_list(section, "skip_limits", names);
+    for (index, text) in &skipped {
+        if own.iter().any(|(own, _)| own == index) {
+            let message = format!("the route both meets and skips {}", text.shown());
+            text.error(
+                Problem::new(Code::Contradiction, message)
+                    .hint("remove it from limits or from skip_limits"),
+            );
+        } else if !names.everywhere.contains(index) {
+            let message = format!(
+                "skipping {} changes nothing: the route does not meet it",
+                text.shown()
+            );
+            let hint = "only limits of [gateway] limits can be skipped";
+            text.document.warn(
+                text.span.clone(),
+                Problem::new(Code::SkipsNothing, message).hint(hint),
+            );
+        }
+    }
+    let mut met = names.everywhere.clone();
+    met.retain(|index| !skipped.iter().any(|(skipped, _)| skipped == index));
+    for (index, _) in own {
+        if !met.contains(&index) {
+            met.push(index);
+        }
+    }
+    if met.len() > MAX_LIMITS {
+        let message = format!(
+            "a request of this route meets {} limits, more than {MAX_LIMITS}",
+            met.len()
+        );
+        let hint =
+            "a request is decided over all of its limits at once: name fewer, or use skip_limits";
+        section.error(Problem::new(Code::TooManyLimits, message).hint(hint));
+    }
+    met
+}

@@ -1,0 +1,243 @@
+//! `[upstream.NAME]`: where requests go.
+
+use std::{
+    net::Ipv6Addr,
+    ops::{Range, RangeInclusive},
+    time::Duration,
+};
+
+use super::{check_name, listen::unix_path, process::to_usize};
+use crate::{
+    config::{
+        code::Code,
+        diagnostic::{Problem, quote},
+        file::{Section, Text, Value, not_built},
+        keys,
+    },
+    upstream::{HostHeader, Server, Settings},
+};
+
+const TIMEOUTS: RangeInclusive<Duration> =
+    Duration::from_millis(1)..=Duration::from_secs(24 * 3_600);
+
+/// What can be pasted into a file that has none.
+const EXAMPLE: &str = "add: [upstream.origin] and below it servers = [\"http://127.0.0.1:9000\"]";
+
+/// An upstream that was named; its settings where they could be read.
+pub(super) struct Upstream {
+    pub(super) name: String,
+    pub(super) span: Range<usize>,
+    pub(super) settings: Option<Settings>,
+}
+
+pub(super) fn compile(file: &Section<'_>) -> Vec<Upstream> {
+    let tables = file.named("upstream");
+    if tables.is_empty() {
+        let message = "there is no upstream: requests have nowhere to go";
+        file.error(Problem::new(Code::MissingKey, message).hint(EXAMPLE));
+    }
+    let upstream = |(name, table): (Text<'_>, Value<'_>)| {
+        check_name(&name, "an upstream");
+        let section = table.section(table.what.clone(), &keys::UPSTREAM);
+        let settings = section.and_then(|section| settings(section, &name.value));
+        Upstream {
+            name: name.value,
+            span: name.span,
+            settings,
+        }
+    };
+    tables.into_iter().map(upstream).collect()
+}
+
+fn settings(section: Section<'_>, name: &str) -> Option<Settings> {
+    let servers = servers(&section);
+    let max_connections = section.integer("max_connections", 1024, 1..=1_000_000);
+    let settings = Settings {
+        name: name.to_owned(),
+        servers: Vec::new(),
+        connect_timeout: section.duration("connect_timeout", Duration::from_secs(1), TIMEOUTS),
+        response_timeout: section.duration("response_timeout", Duration::from_secs(30), TIMEOUTS),
+        idle_timeout: section.duration("idle_timeout", Duration::from_secs(60), TIMEOUTS),
+        max_connections: to_usize(max_connections),
+        host: section
+            .get("host")
+            .and_then(|value| host_header(&value.text()?))
+            .unwrap_or_default(),
+    };
+    section.finish();
+    Some(Settings {
+        servers: servers?,
+        ..settings
+    })
+}
+
+fn servers(section: &Section<'_>) -> Option<Vec<Server>> {
+    let value = section.require("servers", "add servers = [\"http://127.0.0.1:9000\"]")?;
+    let written = value.array()?;
+    if written.is_empty() {
+        let message = format!("{} is empty", value.what);
+        value.error(Problem::new(Code::OutOfRange, message).hint("name at least one server"));
+    }
+    written.iter().map(|item| server(&item.text()?)).collect()
+}
+
+fn server(text: &Text<'_>) -> Option<Server> {
+    let scheme = text
+        .value
+        .split_once("://")
+        .map_or("", |(scheme, _)| scheme);
+    if matches!(scheme, "https" | "h2c") {
+        let feature = if scheme == "https" {
+            "TLS to upstreams"
+        } else {
+            "HTTP/2 to upstreams"
+        };
+        let hint = "write http://, where the server speaks it on a private network";
+        text.error(not_built(text.shown(), feature).hint(hint));
+        return None;
+    }
+    text.parse("a server", parse_server)
+}
+
+fn parse_server(text: &str) -> Result<Server, Problem> {
+    const HINT: &str = "write \"http://HOST:PORT\", \"unix:/path\" or \"builtin:echo\"";
+    let bad = |message: String| Problem::new(Code::BadAddress, message).hint(HINT);
+    if text == "builtin:echo" {
+        return Ok(Server::Echo);
+    }
+    if let Some(path) = text.strip_prefix("unix:") {
+        return unix_path(path).map(Server::Unix);
+    }
+    let Some(authority) = text.strip_prefix("http://") else {
+        return Err(bad(format!("{} is not a server", quote(text))));
+    };
+    let authority = authority.strip_suffix('/').unwrap_or(authority);
+    if authority.contains(['/', '?', '#']) {
+        let message = format!(
+            "{} has a path: a server is only a host and a port",
+            quote(text)
+        );
+        return Err(bad(message));
+    }
+    if authority.contains('@') {
+        return Err(bad(
+            "a server's address has no user name or password".to_owned()
+        ));
+    }
+    let (host, port) =
+        split_port(authority).ok_or_else(|| bad(format!("{} has no valid port", quote(text))))?;
+    let literal = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'));
+    let host = match literal {
+        Some(address) if address.parse::<Ipv6Addr>().is_ok() => address,
+        None if is_host_name(host) => host,
+        _ => return Err(bad(format!("{} has no valid host", quote(text)))),
+    };
+    Ok(Server::Http {
+        host: host.to_ascii_lowercase(),
+        port,
+    })
+}
+
+/// `host:port`, `host` (port 80), `[::1]:port` or `[::1]`.
+fn split_port(authority: &str) -> Option<(&str, u16)> {
+    let after_bracket = authority.rfind(']').map_or(0, |at| at + 1);
+    let Some(colon) = authority[after_bracket..].find(':') else {
+        return Some((authority, 80));
+    };
+    let (host, port) = authority.split_at(after_bracket + colon);
+    let digits = &port[1..];
+    let port = digits
+        .bytes()
+        .all(|byte| byte.is_ascii_digit())
+        .then(|| digits.parse().ok())??;
+    (port != 0).then_some((host, port))
+}
+
+/// A DNS name or an IPv4 address, RFC 1123 §2.1; underscores are seen in container networks.
+fn is_host_name(host: &str) -> bool {
+    let label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    host.len() <= 253 && host.strip_suffix('.').unwrap_or(host).split('.').all(label)
+}
+
+fn host_header(text: &Text<'_>) -> Option<HostHeader> {
+    text.parse("a host", |value| match value {
+        "preserve" => Ok(HostHeader::Preserve),
+        "server" => Ok(HostHeader::Server),
+        literal => {
+            let authority: Option<http::uri::Authority> =
+                literal.parse().ok().filter(|_| !literal.contains('@'));
+            let value = authority.and_then(|_| http::HeaderValue::from_str(literal).ok());
+            value.map(HostHeader::Literal).ok_or_else(|| {
+                Problem::new(Code::BadField, format!("{} is not a host", quote(literal)))
+                    .hint("write \"preserve\", \"server\" or a host such as \"origin.internal\"")
+            })
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_a_host_and_a_port_a_socket_or_the_echo() {
+        let http = |host: &str, port| {
+            Ok(Server::Http {
+                host: host.to_owned(),
+                port,
+            })
+        };
+        assert_eq!(parse_server("http://Origin:9000"), http("origin", 9000));
+        assert_eq!(parse_server("http://10.0.0.1/"), http("10.0.0.1", 80));
+        assert_eq!(parse_server("http://[::1]:81"), http("::1", 81));
+        assert_eq!(parse_server("http://[::1]"), http("::1", 80));
+        assert_eq!(
+            parse_server("unix:/run/a.sock"),
+            Ok(Server::Unix("/run/a.sock".into()))
+        );
+        assert_eq!(parse_server("builtin:echo"), Ok(Server::Echo));
+    }
+
+    #[test]
+    fn what_is_not_quite_a_server_is_refused() {
+        for bad in [
+            "",
+            "localhost:3000",
+            "http://",
+            "http://:80",
+            "http://a:0",
+            "http://a:65536",
+            "http://a:+80",
+            "http://a:",
+            "http://a/b",
+            "http://a?b",
+            "http://u:p@a",
+            "http://::1",
+            "http://[::1",
+            "http://[a]",
+            "http://a b",
+            "http://-a",
+            "http://a..b",
+            "unix:relative",
+            "builtin:nothing",
+            "http://é",
+        ] {
+            assert_eq!(
+                parse_server(bad).expect_err(bad).code,
+                Code::BadAddress,
+                "{bad}"
+            );
+        }
+        let with_password = parse_server("http://user:hunter2@a").expect_err("refused");
+        assert!(!format!("{with_password:?}").contains("hunter2"));
+    }
+}

@@ -1,0 +1,346 @@
+//! What is wrong with a configuration: where, what, and how to mend it; as text for people and JSON for machines.
+//!
+//! A diagnostic stands alone: it holds the one line that it shows, copied and redacted when it is made, so a
+//! report outlives the text. Reports are bounded ([`MAX_SHOWN`]), and so is a shown line ([`MAX_LINE_BYTES`]).
+
+use std::{cell::RefCell, fmt, ops::Range};
+
+use annotate_snippets::{
+    AnnotationKind, Group, Level, Origin, Renderer, Snippet, normalize_untrusted_str,
+};
+use serde_json::{Value, json};
+
+use super::{code::Code, source::Source};
+
+/// Problems of each severity that a report keeps; further ones are only counted.
+pub const MAX_SHOWN: usize = 100;
+
+/// Longer lines are named by their position, not shown.
+pub const MAX_LINE_BYTES: usize = 4096;
+
+/// Whether the configuration can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// It cannot.
+    Error,
+    /// It can, but probably does not do what was meant.
+    Warning,
+}
+
+impl Severity {
+    /// `error` or `warning`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warning => "warning",
+        }
+    }
+}
+
+/// One problem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Diagnostic {
+    /// The stable code.
+    pub code: Code,
+    /// Whether it prevents the configuration from being used.
+    pub severity: Severity,
+    /// What is wrong, in one sentence.
+    pub message: String,
+    /// The file, as it was named on the command line or in the configuration.
+    pub file: String,
+    /// Where in the file; `None` when the file as a whole is meant.
+    pub place: Option<Place>,
+    /// What is wrong at the place, in a few words; may be empty.
+    pub label: String,
+    /// How to mend it; may be empty.
+    pub hint: String,
+}
+
+/// A place in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// From 1.
+    pub line: usize,
+    /// In characters, from 1.
+    pub column: usize,
+    /// The line, with secrets masked; `None` when it is too long to show.
+    pub text: Option<String>,
+    /// The bytes of `text` that are meant.
+    pub marked: Range<usize>,
+}
+
+/// The problems of one configuration, in the order of its files and lines.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// At most [`MAX_SHOWN`] of each severity.
+    pub diagnostics: Vec<Diagnostic>,
+    errors: usize,
+    warnings: usize,
+}
+
+impl Report {
+    /// A report of one error about a file as a whole.
+    pub(super) fn of_file(code: Code, file: &str, message: String, hint: &str) -> Self {
+        let problems = Problems::default();
+        problems.push(Diagnostic {
+            code,
+            severity: Severity::Error,
+            message,
+            file: file.to_owned(),
+            place: None,
+            label: String::new(),
+            hint: hint.to_owned(),
+        });
+        problems.into_report()
+    }
+
+    /// How many errors were found, shown or not.
+    pub fn errors(&self) -> usize {
+        self.errors
+    }
+
+    /// How many warnings were found, shown or not.
+    pub fn warnings(&self) -> usize {
+        self.warnings
+    }
+
+    /// Whether nothing was found.
+    pub fn is_empty(&self) -> bool {
+        self.errors == 0 && self.warnings == 0
+    }
+
+    /// `2 errors, 1 warning`; empty when nothing was found.
+    pub fn summary(&self) -> String {
+        let counted = [(self.errors, "error"), (self.warnings, "warning")];
+        let parts = counted.iter().filter(|(n, _)| *n > 0);
+        parts
+            .map(|(n, noun)| count(*n, noun))
+            .collect::<Vec<_>>()
+            .join(", ")
+    }
+
+    /// Every problem as a person reads it, without the summary; each ends with a line break.
+    pub fn text(&self, colour: bool) -> String {
+        let renderer = if colour {
+            Renderer::styled()
+        } else {
+            Renderer::plain()
+        };
+        let mut text = String::new();
+        for diagnostic in &self.diagnostics {
+            text.push_str(&diagnostic.render(&renderer));
+            text.push('\n');
+        }
+        let hidden = self.errors + self.warnings - self.diagnostics.len();
+        if hidden > 0 {
+            text.push_str(&format!("{} not shown\n", count(hidden, "more problem")));
+        }
+        text
+    }
+
+    /// The whole report as one JSON object.
+    pub fn json(&self) -> Value {
+        json!({
+            "errors": self.errors,
+            "warnings": self.warnings,
+            "diagnostics": self.diagnostics.iter().map(Diagnostic::json).collect::<Vec<_>>(),
+        })
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text(false))?;
+        f.write_str(&self.summary())
+    }
+}
+
+impl std::error::Error for Report {}
+
+impl Diagnostic {
+    fn render(&self, renderer: &Renderer) -> String {
+        let level = match self.severity {
+            Severity::Error => Level::ERROR,
+            Severity::Warning => Level::WARNING,
+        };
+        let title = level
+            .primary_title(normalize_untrusted_str(&self.message))
+            .id(self.code.as_str());
+        let mut group = Group::with_title(title);
+        let origin = Origin::path(normalize_untrusted_str(&self.file));
+        group = match &self.place {
+            Some(Place {
+                line,
+                text: Some(text),
+                marked,
+                ..
+            }) => {
+                let label = (!self.label.is_empty()).then(|| normalize_untrusted_str(&self.label));
+                let annotation = AnnotationKind::Primary.span(marked.clone()).label(label);
+                let snippet = Snippet::source(text).line_start(*line);
+                group.element(
+                    snippet
+                        .path(normalize_untrusted_str(&self.file))
+                        .annotation(annotation),
+                )
+            }
+            Some(place) => group.element(origin.line(place.line).char_column(place.column)),
+            None => group.element(origin),
+        };
+        if !self.hint.is_empty() {
+            group = group.element(Level::HELP.message(normalize_untrusted_str(&self.hint)));
+        }
+        renderer.render(&[group])
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "code": self.code.as_str(),
+            "severity": self.severity.as_str(),
+            "message": self.message,
+            "file": self.file,
+            "line": self.place.as_ref().map(|place| place.line),
+            "column": self.place.as_ref().map(|place| place.column),
+            "source": self.place.as_ref().and_then(|place| place.text.as_deref()),
+            "label": self.label,
+            "hint": self.hint,
+        })
+    }
+}
+
+/// Collects problems while a configuration is read; shared by everything that reads.
+#[derive(Debug, Default)]
+pub(super) struct Problems(RefCell<Report>);
+
+impl Problems {
+    pub(super) fn push(&self, diagnostic: Diagnostic) {
+        let mut report = self.0.borrow_mut();
+        let found = match diagnostic.severity {
+            Severity::Error => &mut report.errors,
+            Severity::Warning => &mut report.warnings,
+        };
+        *found += 1;
+        if *found <= MAX_SHOWN {
+            report.diagnostics.push(diagnostic);
+        }
+    }
+
+    /// Reports a problem at `span` of `source`; `0..0` is the file as a whole.
+    pub(super) fn at(
+        &self,
+        source: &Source,
+        span: Range<usize>,
+        severity: Severity,
+        problem: Problem,
+    ) {
+        self.push(Diagnostic {
+            code: problem.code,
+            severity,
+            message: problem.message,
+            file: source.name().to_owned(),
+            place: (span != (0..0)).then(|| source.place(span)),
+            label: problem.label,
+            hint: problem.hint,
+        });
+    }
+
+    pub(super) fn errors(&self) -> usize {
+        self.0.borrow().errors
+    }
+
+    pub(super) fn into_report(self) -> Report {
+        let mut report = self.0.into_inner();
+        let position = |d: &Diagnostic| d.place.as_ref().map(|place| (place.line, place.column));
+        report
+            .diagnostics
+            .sort_by_cached_key(|d| (d.file.clone(), position(d)));
+        report
+    }
+}
+
+/// What is wrong and how to mend it, before it is known where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Problem {
+    pub(super) code: Code,
+    pub(super) message: String,
+    pub(super) label: String,
+    pub(super) hint: String,
+}
+
+impl Problem {
+    pub(super) fn new(code: Code, message: impl Into<String>) -> Self {
+        let (label, hint) = (String::new(), String::new());
+        Self {
+            code,
+            message: message.into(),
+            label,
+            hint,
+        }
+    }
+
+    pub(super) fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = label.into();
+        self
+    }
+
+    pub(super) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = hint.into();
+        self
+    }
+}
+
+/// `1 route`, `2 routes`.
+pub(crate) fn count(n: usize, noun: &str) -> String {
+    if n == 1 {
+        format!("1 {noun}")
+    } else {
+        format!("{n} {noun}s")
+    }
+}
+
+/// Text from outside, between backticks: escaped, and cut where it is long.
+pub(super) fn quote(text: &str) -> String {
+    const MAX_CHARS: usize = 60;
+    let mut shown: String = text
+        .chars()
+        .take(MAX_CHARS)
+        .flat_map(char::escape_debug)
+        .collect();
+    shown = shown.replace("\\\"", "\"").replace("\\'", "'");
+    if text.chars().nth(MAX_CHARS).is_some() {
+        shown.push('…');
+    }
+    format!("`{shown}`")
+}
+
+/// The known word nearest to what was written, when it is near enough to be a slip.
+pub(super) fn nearest<'a>(
+    written: &str,
+    known: impl IntoIterator<Item = &'a str>,
+) -> Option<&'a str> {
+    const MAX_BYTES: usize = 64; // the comparison is quadratic
+    if written.is_empty() || written.len() > MAX_BYTES {
+        return None;
+    }
+    let near = known
+        .into_iter()
+        .filter(|word| word.len() <= MAX_BYTES)
+        .filter_map(|word| {
+            let distance = strsim::damerau_levenshtein(written, word);
+            let longest = written.len().max(word.len());
+            // a slip changes one character, in longer words one in three; or it drops a part of the name
+            let slip = distance <= 1.max(longest / 3) && distance < longest;
+            let part = written.len().min(word.len()) >= 4
+                && (word.contains(written) || written.contains(word));
+            (slip || part).then_some((distance, word))
+        });
+    near.min_by_key(|(distance, _)| *distance)
+        .map(|(_, word)| word)
+}
+
+/// "did you mean `x`?" or nothing.
+pub(super) fn did_you_mean<'a>(written: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    nearest(written, known)
+        .map(|word| format!("did you mean {}?", quote(word)))
+        .unwrap_or_default()
+}

@@ -1,0 +1,273 @@
+//! Every table and key of the configuration, and what of it is built. The one place that knows: the reader accepts
+//! what stands here as built, refuses the rest with the reason given here, and docs/config.md is checked against it.
+
+/// How far a key is built.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Status {
+    /// It does what the documentation says.
+    Built,
+    /// Only this value, which is what happens without the key; written as in TOML, then what is missing.
+    Only(&'static str, &'static str),
+    /// Refused; what is missing.
+    NotBuilt(&'static str),
+}
+
+use Status::{Built, NotBuilt, Only};
+
+/// The keys of one table.
+#[derive(Debug)]
+pub(super) struct Keys {
+    /// As it is written in a file.
+    pub(super) title: &'static str,
+    /// In the order of the documentation.
+    pub(super) keys: &'static [(&'static str, Status)],
+}
+
+impl Keys {
+    pub(super) fn status(&self, key: &str) -> Option<Status> {
+        self.keys
+            .iter()
+            .find(|(name, _)| *name == key)
+            .map(|(_, status)| *status)
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.keys.iter().map(|(name, _)| *name)
+    }
+}
+
+/// The tables of a configuration file.
+pub(super) static FILE: Keys = Keys {
+    title: "the file",
+    keys: &[
+        ("server", Built),
+        ("listen", Built),
+        ("client_ip", Built),
+        ("user", Built),
+        ("upstream", Built),
+        ("limit", Built),
+        ("gateway", Built),
+        ("route", Built),
+        ("override", NotBuilt("exceptions to a limit for one key")),
+        ("response", Built),
+        ("overload", NotBuilt("shedding load by priority")),
+        ("redis", NotBuilt("one budget shared by several gateways")),
+        ("admin", Built),
+        ("log", Built),
+        ("trace", NotBuilt("OpenTelemetry traces")),
+    ],
+};
+
+/// `[server]`.
+pub(super) static SERVER: Keys = Keys {
+    title: "[server]",
+    keys: &[
+        ("workers", Built),
+        ("drain_timeout", Built),
+        (
+            "watch_config",
+            Only("false", "reloading a changed configuration"),
+        ),
+        ("max_connections", Built),
+        ("max_keys", Built),
+    ],
+};
+
+/// `[[listen]]`.
+pub(super) static LISTEN: Keys = Keys {
+    title: "[[listen]]",
+    keys: &[
+        ("address", Built),
+        ("http2", Built),
+        ("proxy_protocol", Only("\"off\"", "the PROXY protocol")),
+        ("header_timeout", Built),
+        ("body_timeout", Built),
+        ("idle_timeout", Built),
+        ("max_header_size", Built),
+        ("max_header_count", Built),
+        ("max_uri_size", Built),
+        ("max_body_size", Built),
+        ("max_streams", Built),
+        ("tls", NotBuilt("TLS from clients")),
+    ],
+};
+
+/// `[client_ip]`.
+pub(super) static CLIENT_IP: Keys = Keys {
+    title: "[client_ip]",
+    keys: &[
+        ("trusted_proxies", Built),
+        ("header", Built),
+        ("ipv4_prefix", Built),
+        ("ipv6_prefix", Built),
+    ],
+};
+
+/// `[[user]]` with `from = "api_key"`.
+pub(super) static USER_API_KEY: Keys = Keys {
+    title: "[[user]] from = \"api_key\"",
+    keys: &[
+        ("from", Built),
+        ("header", Built),
+        ("keys_file", Built),
+        ("invalid", Built),
+    ],
+};
+
+/// `[[user]]` with `from = "header"`.
+pub(super) static USER_HEADER: Keys = Keys {
+    title: "[[user]] from = \"header\"",
+    keys: &[("from", Built), ("header", Built), ("tier_header", Built)],
+};
+
+/// The keys file of `[[user]] from = "api_key"`.
+pub(super) static KEYS_FILE: Keys = Keys {
+    title: "the keys file",
+    keys: &[("keys", Built)],
+};
+
+/// One entry of a keys file.
+pub(super) static API_KEY: Keys = Keys {
+    title: "[keys.NAME]",
+    keys: &[
+        ("sha256", Built),
+        ("user", Built),
+        ("tier", Built),
+        ("tenant", Built),
+    ],
+};
+
+/// `[upstream.NAME]`.
+pub(super) static UPSTREAM: Keys = Keys {
+    title: "[upstream.NAME]",
+    keys: &[
+        ("servers", Built),
+        (
+            "balance",
+            Only("\"round_robin\"", "balancing by load or by hash"),
+        ),
+        ("connect_timeout", Built),
+        ("response_timeout", Built),
+        ("idle_timeout", Built),
+        ("max_connections", Built),
+        ("retries", Only("0", "retrying on another server")),
+        ("host", Built),
+        ("tls_ca", NotBuilt("TLS to upstreams")),
+        ("tls_server_name", NotBuilt("TLS to upstreams")),
+        ("health", NotBuilt("active health checks")),
+        ("outlier", NotBuilt("ejecting a server that keeps failing")),
+    ],
+};
+
+/// `[limit.NAME]`.
+pub(super) static LIMIT: Keys = Keys {
+    title: "[limit.NAME]",
+    keys: &[
+        ("key", Built),
+        ("algorithm", Built),
+        ("rate", Built),
+        ("burst", Built),
+        ("limit", NotBuilt("limits on requests in flight")),
+        (
+            "scope",
+            Only("\"local\"", "one budget shared by several gateways"),
+        ),
+        ("sync", NotBuilt("one budget shared by several gateways")),
+        (
+            "slack",
+            Only("0.0", "one budget shared by several gateways"),
+        ),
+        (
+            "on_redis_down",
+            NotBuilt("one budget shared by several gateways"),
+        ),
+        (
+            "local_fraction",
+            NotBuilt("one budget shared by several gateways"),
+        ),
+        ("exempt", NotBuilt("exempting clients from a limit")),
+        (
+            "warn_at",
+            NotBuilt("warning clients that come near a limit"),
+        ),
+        (
+            "slow_at",
+            NotBuilt("slowing clients that come near a limit"),
+        ),
+        (
+            "slow_by",
+            NotBuilt("slowing clients that come near a limit"),
+        ),
+        ("over", Only("\"reject\"", "delaying instead of rejecting")),
+        ("max_delay", NotBuilt("delaying instead of rejecting")),
+        ("mode", Only("\"enforce\"", "shadow, tag and off modes")),
+        (
+            "enforce_percent",
+            Only("100", "enforcing for a share of the keys"),
+        ),
+        (
+            "missing",
+            Only(
+                "\"skip\"",
+                "sharing a bucket or rejecting where a part of the key is missing",
+            ),
+        ),
+        (
+            "charge_rejected",
+            Only("false", "charging rejected requests"),
+        ),
+        ("count_status", Only("[]", "charging by response status")),
+        ("retry_jitter", Only("0.0", "spreading Retry-After")),
+        ("disclose", Only("true", "hiding a limit from clients")),
+        ("cost", NotBuilt("costs read from a request or a response")),
+    ],
+};
+
+/// `[gateway]`.
+pub(super) static GATEWAY: Keys = Keys {
+    title: "[gateway]",
+    keys: &[("limits", Built)],
+};
+
+/// `[[route]]`.
+pub(super) static ROUTE: Keys = Keys {
+    title: "[[route]]",
+    keys: &[
+        ("name", Built),
+        ("hosts", Built),
+        ("path", Built),
+        ("methods", Built),
+        ("upstream", Built),
+        ("limits", Built),
+        ("skip_limits", Built),
+        ("cost", Built),
+        ("max_body_size", Built),
+        ("priority", NotBuilt("shedding load by priority")),
+    ],
+};
+
+/// `[response]`.
+pub(super) static RESPONSE: Keys = Keys {
+    title: "[response]",
+    keys: &[
+        ("fields", Built),
+        ("on", Built),
+        ("body", Built),
+        (
+            "status_path",
+            Only("\"\"", "a page with the caller's own quotas"),
+        ),
+    ],
+};
+
+/// `[admin]`.
+pub(super) static ADMIN: Keys = Keys {
+    title: "[admin]",
+    keys: &[("address", Built), ("token_file", Built)],
+};
+
+/// `[log]`.
+pub(super) static LOG: Keys = Keys {
+    title: "[log]",
+    keys: &[("level", Built), ("format", Built), ("access", Built)],
+};

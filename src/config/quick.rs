@@ -1,0 +1,119 @@
+//! A configuration from a command line: what `tidegate run --to URL --limit RATE` stands for, as a file.
+
+use super::units;
+
+/// The least burst that a limit from the command line has, where its rate allows as many requests at all: a browser
+/// that opens a page should not be turned away at its second request.
+const BURST: u64 = 10;
+
+/// The text of the configuration; it is compiled like any other, and so are its mistakes found.
+///
+/// A limit named `default` counts by client address; its burst is one second of the rate, or 10 requests (or all of
+/// the rate's count, when that is less than 10), whichever is more.
+pub fn quick(to: &str, limit: &str, listen: Option<&str>, admin: Option<&str>) -> String {
+    let burst = units::rate(limit)
+        .ok()
+        .map(|rate| rate.amount.get().min(BURST).max(rate.per_second().get()));
+    let burst = burst
+        .map(|burst| format!("burst = {burst}\n"))
+        .unwrap_or_default();
+    let admin = admin.map(|address| format!("[admin]\naddress = {}\n\n", toml_string(address)));
+    format!(
+        r#"[[listen]]
+address = {listen}
+
+{admin}[upstream.default]
+servers = [{to}]
+
+[limit.default]
+key = ["ip"]
+rate = {limit}
+{burst}
+[gateway]
+limits = ["default"]
+
+[[route]]
+name = "default"
+path = "/{{*rest}}"
+upstream = "default"
+"#,
+        listen = toml_string(listen.unwrap_or("127.0.0.1:8080")),
+        admin = admin.unwrap_or_default(),
+        to = toml_string(to),
+        limit = toml_string(limit),
+    )
+}
+
+/// A basic string (TOML 1.0, "String") that stands for exactly this text.
+fn toml_string(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => quoted.extend(['\\', c]),
+            c if c.is_control() => quoted.push_str(&format!("\\u{:04X}", u32::from(c))),
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted.replace("${", "$${")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::{Code, compile};
+
+    fn burst(limit: &str) -> u64 {
+        let text = quick("http://localhost:3000", limit, None, None);
+        let loaded = compile("command line", &text, Path::new(""), &|_| None).expect("it compiles");
+        assert!(loaded.warnings.is_empty(), "{}", loaded.warnings);
+        loaded.snapshot.limits[0].quotas[0].burst.get()
+    }
+
+    #[test]
+    fn burst_is_friendly_to_a_page_but_never_more_than_the_rate() {
+        assert_eq!(
+            [
+                burst("60/min"),
+                burst("5/min"),
+                burst("100/s"),
+                burst("1/s")
+            ],
+            [10, 5, 100, 1]
+        );
+    }
+
+    #[test]
+    fn addresses_are_those_that_were_asked_for() {
+        let text = quick(
+            "builtin:echo",
+            "1/s",
+            Some("127.0.0.1:0"),
+            Some("127.0.0.1:9999"),
+        );
+        let snapshot = compile("command line", &text, Path::new(""), &|_| None)
+            .expect("it compiles")
+            .snapshot;
+        assert_eq!(snapshot.admin.address.port(), 9999);
+    }
+
+    #[test]
+    fn nothing_on_the_command_line_becomes_more_than_a_value() {
+        let text = quick(
+            "http://a\"]\n[server]\nworkers = 1\\ ${HOME}",
+            "1/s",
+            None,
+            None,
+        );
+        let report =
+            compile("command line", &text, Path::new(""), &|_| None).expect_err("it is no server");
+        let codes: Vec<Code> = report
+            .diagnostics
+            .iter()
+            .map(|diagnostic| diagnostic.code)
+            .collect();
+        assert_eq!(codes, [Code::BadAddress], "{report}");
+    }
+}

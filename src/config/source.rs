@@ -1,0 +1,162 @@
+//! The text of a configuration file, and what of it may be shown.
+//!
+//! A diagnostic shows the line that it is about, and a line may hold a secret: an API key pasted where its digest
+//! belongs, a password in a URL. What follows a telling name (`token = …`) is masked, whatever key it really is,
+//! and so is what stands between `://` and `@`.
+
+use std::ops::Range;
+
+use super::diagnostic::{MAX_LINE_BYTES, Place};
+
+/// A named text with its lines.
+#[derive(Debug)]
+pub(super) struct Source {
+    name: String,
+    text: String,
+    line_starts: Vec<usize>,
+}
+
+impl Source {
+    pub(super) fn new(name: &str, text: String) -> Self {
+        let breaks = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
+        let line_starts = std::iter::once(0)
+            .chain(breaks.map(|(at, _)| at + 1))
+            .collect();
+        Self {
+            name: name.to_owned(),
+            text,
+            line_starts,
+        }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The line of a byte, from 1.
+    pub(super) fn line(&self, at: usize) -> usize {
+        self.line_starts.partition_point(|start| *start <= at)
+    }
+
+    /// Where `span` begins, with its line; a span over several lines is marked to the end of the first.
+    pub(super) fn place(&self, span: Range<usize>) -> Place {
+        let start = self.text.floor_char_boundary(span.start);
+        let line = self.line(start);
+        let line_start = self.line_starts[line - 1];
+        let rest = &self.text[line_start..];
+        let text = rest.split('\n').next().unwrap_or(rest);
+        let text = text.strip_suffix('\r').unwrap_or(text);
+        let marked_start = (start - line_start).min(text.len());
+        let end = self
+            .text
+            .floor_char_boundary(span.end)
+            .saturating_sub(line_start);
+        let marked_end = end.clamp(marked_start, text.len());
+        Place {
+            line,
+            column: text[..marked_start].chars().count() + 1,
+            text: (text.len() <= MAX_LINE_BYTES).then(|| redact(text)),
+            marked: marked_start..marked_end,
+        }
+    }
+}
+
+/// Parts of key names whose values are never shown.
+const SECRET_NAMES: &[&str] = &[
+    "secret", "token", "password", "passwd", "sha256", "api_key", "apikey", "private",
+];
+
+/// Masks what must not be shown of a line; byte positions stay the same.
+fn redact(line: &str) -> String {
+    let mut shown = line.to_owned();
+    for (at, _) in line.match_indices('=') {
+        let name = line[..at].trim_end().trim_end_matches(['"', '\'']);
+        let is_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.');
+        let name = &name[name.trim_end_matches(is_name).len()..];
+        let name = name.to_ascii_lowercase();
+        if SECRET_NAMES.iter().any(|secret| name.contains(secret)) && !name.ends_with("_file") {
+            mask(&mut shown, value_after(line, at + 1));
+        }
+    }
+    for (at, scheme) in line.match_indices("://") {
+        let authority = &line[at + scheme.len()..];
+        let end = authority
+            .find(['/', '"', '\'', ' '])
+            .unwrap_or(authority.len());
+        if let Some(password) = authority[..end].rfind('@') {
+            mask(&mut shown, at + scheme.len()..at + scheme.len() + password);
+        }
+    }
+    shown
+}
+
+/// The value that begins after `from`: what is quoted, or everything up to a separator.
+fn value_after(line: &str, from: usize) -> Range<usize> {
+    let rest = &line[from..];
+    let from = from + (rest.len() - rest.trim_start().len());
+    let value = &line[from..];
+    match value.chars().next() {
+        Some(quote @ ('"' | '\'')) => {
+            let inner = &value[1..];
+            from + 1..from + 1 + inner.rfind(quote).unwrap_or(inner.len())
+        }
+        _ => from..from + value.find([',', '}', '#']).unwrap_or(value.len()),
+    }
+}
+
+/// Overwrites with `*`, but leaves a reference to the environment, which is no secret.
+fn mask(text: &mut String, range: Range<usize>) {
+    let value = &text[range.clone()];
+    if !(value.starts_with("${") && value.ends_with('}') && !value.contains(":-")) {
+        text.replace_range(range.clone(), &"*".repeat(range.len()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_masked_wherever_it_stands_on_the_line() {
+        for line in [
+            r#"sha256 = "hunter2""#,
+            r#"x = { user = "a", token='hunter2' }"#,
+            r#""api_key" = "hunter2"#,
+            r#"admin.password = hunter2 # note"#,
+            r#"url = "redis://user:hunter2@host:1""#,
+            r#"secret = "a = \"hunter2\"""#,
+            r#"token = "${TOKEN:-hunter2}""#,
+        ] {
+            let shown = redact(line);
+            assert!(!shown.contains("hunter2"), "{shown}");
+            assert_eq!(shown.len(), line.len());
+        }
+    }
+
+    #[test]
+    fn what_is_no_secret_stays_readable() {
+        for line in [
+            r#"token_file = "admin.token""#,
+            r#"from = "api_key""#,
+            r#"token = "${ADMIN_TOKEN}""#,
+        ] {
+            assert_eq!(redact(line), line);
+        }
+    }
+
+    #[test]
+    fn a_place_counts_characters_and_stays_on_its_line() {
+        let source = Source::new("f", "é = 1\r\nß = \"x\ny\"\n".to_owned());
+        let start = source.text().find('"').expect("it is there");
+        let place = source.place(start..source.text().len());
+        assert_eq!((place.line, place.column), (2, 5));
+        assert_eq!(place.text.as_deref(), Some("ß = \"x"));
+        assert_eq!(place.marked, 5..7);
+        let past = source.place(10_000..10_001);
+        assert_eq!((past.line, past.column), (4, 1));
+    }
+}

@@ -1,0 +1,328 @@
+//! "100/min", "250ms", "1MiB": quantities as people write them. Whole numbers only, exact, overflow is an error.
+
+use std::{num::NonZeroU64, time::Duration};
+
+use super::{
+    code::Code,
+    diagnostic::{Problem, nearest, quote},
+};
+
+/// So many units per so much time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rate {
+    /// Units.
+    pub(super) amount: NonZeroU64,
+    /// The time in which they become available: 1 ms to 31 days.
+    pub(super) period: Duration,
+}
+
+impl Rate {
+    /// One second's worth of units, rounded down, but at least 1.
+    pub(super) fn per_second(self) -> NonZeroU64 {
+        let units = u128::from(self.amount.get()) * 1_000_000_000 / self.period.as_nanos();
+        u64::try_from(units)
+            .ok()
+            .and_then(NonZeroU64::new)
+            .unwrap_or(NonZeroU64::MIN)
+    }
+}
+
+const TIME_UNITS: &[(&str, u64)] = &[
+    ("ms", 1),
+    ("s", 1_000),
+    ("min", 60_000),
+    ("h", 3_600_000),
+    ("d", 86_400_000),
+];
+
+const SIZE_UNITS: &[(&str, u64)] = &[
+    ("B", 1),
+    ("KiB", 1 << 10),
+    ("MiB", 1 << 20),
+    ("GiB", 1 << 30),
+    ("kB", 1_000),
+    ("MB", 1_000_000),
+    ("GB", 1_000_000_000),
+];
+
+/// The longest period of a rate.
+const MAX_PERIOD: Duration = Duration::from_secs(31 * 86_400);
+
+/// `"250ms"`, `"10s"`, `"1min"`, `"1h"`, `"1d"`; zero is allowed.
+pub(super) fn duration(text: &str) -> Result<Duration, Problem> {
+    const HINT: &str = r#"write a whole number and a unit, such as "250ms", "10s", "5min" or "1h""#;
+    let bad = |message: String| Problem::new(Code::BadDuration, message).hint(HINT);
+    let (count, unit) =
+        number(text).ok_or_else(|| bad(format!("{} is not a duration", quote(text))))?;
+    let unit = scale(unit, TIME_UNITS, "time").map_err(|p| Problem {
+        code: Code::BadDuration,
+        ..p
+    })?;
+    let count = count.and_then(|count| count.checked_mul(unit));
+    count
+        .map(Duration::from_millis)
+        .ok_or_else(|| bad(format!("{} is too long to be represented", quote(text))))
+}
+
+/// `"64KiB"`, `"10MiB"`, `"1GiB"`, `"512B"`, `"10MB"`: bytes.
+pub(super) fn size(text: &str) -> Result<u64, Problem> {
+    const HINT: &str =
+        r#"write a whole number and a unit, such as "512B", "64KiB", "10MiB" or "1GiB""#;
+    let bad = |message: String| Problem::new(Code::BadSize, message).hint(HINT);
+    let (count, unit) =
+        number(text).ok_or_else(|| bad(format!("{} is not a size", quote(text))))?;
+    let unit = scale(unit, SIZE_UNITS, "size").map_err(|p| Problem {
+        code: Code::BadSize,
+        ..p
+    })?;
+    let count = count.and_then(|count| count.checked_mul(unit));
+    count.ok_or_else(|| bad(format!("{} is too large to be represented", quote(text))))
+}
+
+/// `"100/s"`, `"10_000/min"`, `"5/15min"`: at least 1 unit, at most one per nanosecond.
+pub(super) fn rate(text: &str) -> Result<Rate, Problem> {
+    const HINT: &str =
+        r#"write COUNT/UNIT or COUNT/DURATION, such as "100/s", "60/min" or "5/15min""#;
+    let bad = |message: String| Problem::new(Code::BadRate, message).hint(HINT);
+    let not_a_rate = || bad(format!("{} is not a rate", quote(text)));
+    let (count, per) = text.split_once('/').ok_or_else(not_a_rate)?;
+    let (count, "") = number(count).ok_or_else(not_a_rate)? else {
+        return Err(not_a_rate());
+    };
+    let (times, unit) = match number(per) {
+        Some((times, unit)) => (times, unit),
+        None => (Some(1), per),
+    };
+    let unit = scale(unit, TIME_UNITS, "time").map_err(|p| Problem {
+        code: Code::BadRate,
+        ..p
+    })?;
+    let period = times
+        .and_then(|times| times.checked_mul(unit))
+        .map(Duration::from_millis);
+    let period = period
+        .filter(|period| *period <= MAX_PERIOD)
+        .ok_or_else(|| {
+            bad(format!(
+                "the period of {} is longer than 31 days",
+                quote(text)
+            ))
+        })?;
+    let amount =
+        count.ok_or_else(|| bad(format!("{} is too fast to be represented", quote(text))))?;
+    let zero = |what: &str| Problem::new(Code::ZeroRate, format!("{} {what}", quote(text)));
+    if period.is_zero() {
+        return Err(zero("has a period of zero").hint(HINT));
+    }
+    let amount = NonZeroU64::new(amount).ok_or_else(|| {
+        zero("would reject every request").hint(r#"write at least 1, such as "1/d""#)
+    })?;
+    if u128::from(amount.get()) > period.as_nanos() {
+        return Err(bad(format!(
+            "{} is faster than one per nanosecond",
+            quote(text)
+        )));
+    }
+    Ok(Rate { amount, period })
+}
+
+/// A duration as it would be written: in the largest unit that is exact.
+pub(super) fn show_duration(duration: Duration) -> String {
+    let ms = duration.as_millis();
+    let exact = TIME_UNITS
+        .iter()
+        .rev()
+        .find(|(_, unit)| ms >= u128::from(*unit) && ms.is_multiple_of(u128::from(*unit)));
+    exact.map_or("0s".to_owned(), |(name, unit)| {
+        format!("{}{name}", ms / u128::from(*unit))
+    })
+}
+
+/// A size as it would be written: in the largest binary unit that is exact.
+pub(super) fn show_size(bytes: u64) -> String {
+    let binary = SIZE_UNITS[..4].iter().rev();
+    let exact = binary
+        .into_iter()
+        .find(|(_, unit)| bytes >= *unit && bytes.is_multiple_of(*unit));
+    exact.map_or("0B".to_owned(), |(name, unit)| {
+        format!("{}{name}", bytes / unit)
+    })
+}
+
+/// Splits leading digits from what follows: `None` without a digit or with a misplaced `_`; the number is `None`
+/// when it does not fit 64 bits.
+fn number(text: &str) -> Option<(Option<u64>, &str)> {
+    let end = text
+        .find(|c: char| !c.is_ascii_digit() && c != '_')
+        .unwrap_or(text.len());
+    let (digits, rest) = text.split_at(end);
+    if digits.is_empty()
+        || digits.starts_with('_')
+        || digits.ends_with('_')
+        || digits.contains("__")
+    {
+        return None;
+    }
+    let value = digits
+        .bytes()
+        .filter(u8::is_ascii_digit)
+        .try_fold(0_u64, |value, digit| {
+            value.checked_mul(10)?.checked_add(u64::from(digit - b'0'))
+        });
+    Some((value, rest))
+}
+
+/// What a unit is worth; the caller sets the code.
+fn scale(unit: &str, units: &[(&str, u64)], kind: &str) -> Result<u64, Problem> {
+    if let Some((_, worth)) = units.iter().find(|(name, _)| *name == unit) {
+        return Ok(*worth);
+    }
+    let names = units
+        .iter()
+        .map(|(name, _)| *name)
+        .collect::<Vec<_>>()
+        .join(", ");
+    let message = match unit {
+        "" => format!("a {kind} unit is missing"),
+        _ if unit.starts_with('.') => "only whole numbers can be written".to_owned(),
+        _ => format!("unknown {kind} unit {}", quote(unit)),
+    };
+    let hint = meant(unit, units).map(|name| format!("did you mean {}?", quote(name)));
+    let problem =
+        Problem::new(Code::BadDuration, message).label(format!("expected one of {names}"));
+    Err(problem.hint(hint.unwrap_or_default()))
+}
+
+/// The unit that was probably meant.
+fn meant<'a>(unit: &str, units: &[(&'a str, u64)]) -> Option<&'a str> {
+    let lower = unit.to_ascii_lowercase();
+    let habit = match lower.as_str() {
+        "m" | "mins" | "minute" | "minutes" => "min",
+        "sec" | "secs" | "second" | "seconds" => "s",
+        "hr" | "hrs" | "hour" | "hours" => "h",
+        "day" | "days" => "d",
+        "msec" | "millis" | "milliseconds" => "ms",
+        "k" | "kb" => "KiB",
+        "mb" => "MiB",
+        "g" | "gb" => "GiB",
+        "bytes" | "byte" => "B",
+        _ => "",
+    };
+    let known = |name: &str| {
+        units
+            .iter()
+            .map(|(unit, _)| *unit)
+            .find(|unit| *unit == name)
+    };
+    known(habit)
+        .or_else(|| {
+            units
+                .iter()
+                .map(|(name, _)| *name)
+                .find(|name| name.eq_ignore_ascii_case(unit))
+        })
+        .or_else(|| nearest(unit, units.iter().map(|(name, _)| *name)).filter(|_| unit.len() > 2))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn per(amount: u64, period: Duration) -> Result<Rate, Problem> {
+        Ok(Rate {
+            amount: NonZeroU64::new(amount).expect("not zero"),
+            period,
+        })
+    }
+
+    #[test]
+    fn durations_are_a_whole_number_and_a_unit() {
+        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(duration("75s"), Ok(Duration::from_secs(75)));
+        assert_eq!(duration("1min"), Ok(Duration::from_secs(60)));
+        assert_eq!(duration("1h"), Ok(Duration::from_secs(3_600)));
+        assert_eq!(duration("1d"), Ok(Duration::from_secs(86_400)));
+        assert_eq!(duration("1_000s"), Ok(Duration::from_secs(1_000)));
+        for bad in [
+            "", "s", "10", "10 s", "1.5s", "-1s", "+1s", "1h30min", "_1s", "1_s", "1__0s", "10S",
+            "१s",
+        ] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+        let long = duration("18446744073709551615d").expect_err("it does not fit");
+        assert!(long.message.contains("too long"), "{}", long.message);
+        assert!(duration("99999999999999999999s").is_err());
+    }
+
+    #[test]
+    fn sizes_are_binary_or_decimal_by_their_unit() {
+        assert_eq!(size("0B"), Ok(0));
+        assert_eq!(size("64KiB"), Ok(65_536));
+        assert_eq!(size("10MiB"), Ok(10 << 20));
+        assert_eq!(size("1GB"), Ok(1_000_000_000));
+        for bad in ["64", "64K", "64KB", "64 KiB", "1.5MiB", "20000000000GiB"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+        assert_eq!(
+            size("64KB").expect_err("ambiguous").hint,
+            "did you mean `KiB`?"
+        );
+    }
+
+    #[test]
+    fn rates_are_a_count_per_unit_or_per_duration() {
+        assert_eq!(rate("100/s"), per(100, Duration::from_secs(1)));
+        assert_eq!(rate("10_000/min"), per(10_000, Duration::from_secs(60)));
+        assert_eq!(rate("5/15min"), per(5, Duration::from_secs(900)));
+        assert_eq!(rate("1/31d"), per(1, MAX_PERIOD));
+        assert_eq!(rate("1000000/ms"), per(1_000_000, Duration::from_millis(1)));
+        for bad in [
+            "100",
+            "/s",
+            "100/",
+            "s/100",
+            "1.5/s",
+            "-1/s",
+            "1/s/s",
+            "1 / s",
+            "1/fortnight",
+            "1/32d",
+        ] {
+            assert_eq!(rate(bad).expect_err(bad).code, Code::BadRate, "{bad}");
+        }
+        assert_eq!(
+            rate("1000001/ms").expect_err("too fast").code,
+            Code::BadRate
+        );
+        assert_eq!(
+            rate("18446744073709551616/s").expect_err("too fast").code,
+            Code::BadRate
+        );
+        assert_eq!(rate("0/s").expect_err("zero").code, Code::ZeroRate);
+        assert_eq!(rate("5/0s").expect_err("zero").code, Code::ZeroRate);
+    }
+
+    #[test]
+    fn a_second_of_a_rate_is_rounded_down_but_never_nothing() {
+        let second = |text| rate(text).expect("it is a rate").per_second().get();
+        assert_eq!(
+            [
+                second("100/s"),
+                second("90/min"),
+                second("20/h"),
+                second("1/ms")
+            ],
+            [100, 1, 1, 1_000]
+        );
+    }
+
+    #[test]
+    fn quantities_are_shown_as_they_would_be_written() {
+        assert_eq!(show_duration(Duration::from_secs(90)), "90s");
+        assert_eq!(show_duration(Duration::from_secs(3_600)), "1h");
+        assert_eq!(show_duration(Duration::ZERO), "0s");
+        assert_eq!(show_size(65_536), "64KiB");
+        assert_eq!(show_size(1_000), "1000B");
+        assert_eq!(show_size(0), "0B");
+    }
+}

@@ -1,0 +1,177 @@
+//! One spelling for a host, and which patterns match it.
+//!
+//! Lower-case, without port, without the dot that may end a fully qualified name: `API.Example.COM.:8080` is
+//! `api.example.com`.
+
+use std::borrow::Cow;
+
+/// The longest name in the DNS (RFC 1035 §2.3.4, as text and without the final dot).
+const NAME_MAX_BYTES: usize = 253;
+
+/// Brings a host, as it stands in `Host` or `:authority`, to its one spelling. Total and idempotent: what is not a host
+/// comes out as some text that no pattern matches. Allocates only to make letters lower-case.
+pub fn normalise(host: &str) -> Cow<'_, str> {
+    let port = match host.find(']') {
+        // the colons of an IPv6 literal stand inside brackets
+        Some(bracket) => Some(bracket + 1).filter(|&end| host[end..].starts_with(':')),
+        None => host.find(':'),
+    };
+    let name = &host[..port.unwrap_or(host.len())];
+    let name = name.trim_end_matches('.');
+    if name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        Cow::Owned(name.to_ascii_lowercase())
+    } else {
+        Cow::Borrowed(name)
+    }
+}
+
+/// One entry of [`Pattern::hosts`](super::Pattern::hosts), checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum HostPattern {
+    Exact(Box<str>),
+    /// What follows `*.`: matches one or more labels before it.
+    Below(Box<str>),
+}
+
+impl HostPattern {
+    /// Fails with what is wrong and how to mend it.
+    pub(super) fn parse(text: &str) -> Result<HostPattern, (String, String)> {
+        let lower = text.to_ascii_lowercase();
+        let wrong = |problem: &str, hint: String| Err((format!("host `{text}` {problem}"), hint));
+        if text == "*" {
+            return wrong(
+                "is not a name",
+                "leave `hosts` out to match any host".to_owned(),
+            );
+        }
+        if text.contains("://") || text.contains('/') {
+            return wrong(
+                "is a URL, not a name",
+                "write the name only, such as `api.example.com`".to_owned(),
+            );
+        }
+        let normal = normalise(&lower);
+        let (below, name) = match normal.strip_prefix("*.") {
+            Some(name) => (true, name),
+            None => (false, &*normal),
+        };
+        if name.contains('*') {
+            let hint = "write `*.example.com`, or list the names".to_owned();
+            return wrong("has a `*` that is not its whole first label", hint);
+        }
+        if !is_name(name) && (below || !is_ipv6_literal(name)) {
+            let hint = "a name has labels of letters, digits, `-` and `_`: `api.example.com`";
+            return wrong("is not a host name", hint.to_owned());
+        }
+        if *normal != lower {
+            let hint = format!("write `{normal}`: ports and final dots take no part in matching");
+            return wrong("has a port or a final dot", hint);
+        }
+        let name = name.into();
+        Ok(if below {
+            HostPattern::Below(name)
+        } else {
+            HostPattern::Exact(name)
+        })
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    let is_label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+    };
+    name.len() <= NAME_MAX_BYTES && name.split('.').all(is_label)
+}
+
+fn is_ipv6_literal(name: &str) -> bool {
+    name.strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'))
+        .is_some_and(|address| address.parse::<std::net::Ipv6Addr>().is_ok())
+}
+
+/// The names below which `host` stands, the longest first: `b.example.com`, `example.com`, `com` for `a.b.example.com`. At
+/// most 126; none for what is too long to be a name.
+pub(super) fn parents(host: &str) -> impl Iterator<Item = &str> {
+    let host = if host.len() <= NAME_MAX_BYTES {
+        host
+    } else {
+        ""
+    };
+    host.match_indices('.')
+        .filter(|&(at, _)| at > 0)
+        .map(|(at, _)| &host[at + 1..])
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn host_has_one_spelling() {
+        for (host, normal) in [
+            ("a.example", "a.example"),
+            ("A.Example:8080", "a.example"),
+            ("a.example.", "a.example"),
+            ("a.example.:80", "a.example"),
+            ("a.example:", "a.example"),
+            ("[::1]", "[::1]"),
+            ("[2001:DB8::1]:80", "[2001:db8::1]"),
+            ("", ""),
+            (":", ""),
+        ] {
+            assert_eq!(normalise(host), normal, "{host}");
+        }
+        assert!(matches!(normalise("a.example:80"), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn pattern_that_could_never_match_is_refused_with_a_hint() {
+        for (text, hint) in [
+            ("*", "leave `hosts` out"),
+            ("https://a.example", "name only"),
+            ("a.example:80", "write `a.example`"),
+            ("a.example.", "write `a.example`"),
+            ("a.*.example", "`*.example.com`"),
+            ("*a.example", "`*.example.com`"),
+            ("", "labels"),
+            ("a..example", "labels"),
+            ("a b", "labels"),
+            ("[::1", "labels"),
+            ("*.[::1]", "labels"),
+        ] {
+            let (_, given) = HostPattern::parse(text).expect_err(text);
+            assert!(given.contains(hint), "{text}: {given}");
+        }
+        assert_eq!(
+            HostPattern::parse("*.Example.com"),
+            Ok(HostPattern::Below("example.com".into()))
+        );
+        assert_eq!(
+            HostPattern::parse("[::1]"),
+            Ok(HostPattern::Exact("[::1]".into()))
+        );
+    }
+
+    #[test]
+    fn parents_come_longest_first() {
+        assert_eq!(
+            parents("a.b.example.com").collect::<Vec<_>>(),
+            ["b.example.com", "example.com", "com"]
+        );
+        assert_eq!(parents(".example").count(), 0);
+        assert_eq!(parents(&"a.".repeat(10_000)).count(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn normal_host_is_its_own_normal_form(host in "[a-zA-Z.:\\[\\]0-9]{0,12}|\\PC*") {
+            let normal = normalise(&host);
+            prop_assert_eq!(normalise(&normal), normal.clone());
+        }
+    }
+}

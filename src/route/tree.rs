@@ -1,0 +1,162 @@
+//! The routes of one host pattern, as a tree of path segments.
+//!
+//! A general radix router (matchit) was rejected: it refuses `/{id}` beside `/{*rest}`, it allocates
+//! while it backtracks (that is, for any table that ends in a catch-all), and it stops at the first path that matches,
+//! where we go on to a less specific one when the method does not fit.
+//!
+//! An edge takes exactly one segment, so a lookup meets a node at most once: it costs at most one step per node whose
+//! depth the path reaches, nearly always one per segment, and the depth is bounded by [`SEGMENTS_MAX`](super::pattern::SEGMENTS_MAX).
+
+use std::{collections::BTreeMap, ops::ControlFlow};
+
+use http::Method;
+
+use super::pattern::Segment;
+
+/// The routes of one host pattern.
+#[derive(Debug, Default)]
+pub(super) struct Tree {
+    root: Node,
+}
+
+#[derive(Debug, Default)]
+struct Node {
+    literals: BTreeMap<Box<str>, Node>,
+    parameter: Option<Box<Node>>,
+    /// Routes whose path ends here.
+    end: Methods,
+    /// Routes whose path ends here with `{*rest}`.
+    rest: Methods,
+}
+
+/// The routes that share one path, by method.
+#[derive(Debug, Default)]
+pub(super) struct Methods {
+    named: Vec<(Method, usize)>,
+    any: Option<usize>,
+}
+
+impl Tree {
+    /// Adds a route; no methods is any method. Fails with the routes that are there already for the same path and a same
+    /// method: nothing would decide between them. Such a method stays with the earlier route.
+    pub(super) fn insert(
+        &mut self,
+        path: &[Segment<'_>],
+        methods: &[Method],
+        route: usize,
+    ) -> Result<(), Vec<usize>> {
+        let mut node = &mut self.root;
+        for segment in path {
+            node = match *segment {
+                Segment::Literal(text) => node.literals.entry(text.into()).or_default(),
+                Segment::Parameter(_) => node.parameter.get_or_insert_default(),
+                Segment::Rest(_) => return node.rest.insert(methods, route),
+            };
+        }
+        node.end.insert(methods, route)
+    }
+
+    /// Shows every path that matches, the most specific first, to `visit` until it breaks. `key_path` begins with `/` and has
+    /// no empty segment (`/` alone has none at all).
+    ///
+    /// The order is decided at the first segment where two paths differ: a literal comes before a parameter, a parameter
+    /// before a rest, and the end of a path before an empty rest.
+    pub(super) fn visit<'t, B>(
+        &'t self,
+        key_path: &str,
+        visit: &mut impl FnMut(&'t Methods) -> ControlFlow<B>,
+    ) -> ControlFlow<B> {
+        let segments = key_path.strip_prefix('/').unwrap_or(key_path);
+        self.root.visit(
+            Some(segments).filter(|segments| !segments.is_empty()),
+            visit,
+        )
+    }
+}
+
+impl Node {
+    fn visit<'t, B>(
+        &'t self,
+        segments: Option<&str>,
+        visit: &mut impl FnMut(&'t Methods) -> ControlFlow<B>,
+    ) -> ControlFlow<B> {
+        match segments {
+            None => self.end.show(visit)?,
+            Some(segments) => {
+                let (segment, deeper) = match segments.split_once('/') {
+                    Some((segment, deeper)) => (segment, Some(deeper)),
+                    None => (segments, None),
+                };
+                if let Some(literal) = self.literals.get(segment) {
+                    literal.visit(deeper, visit)?;
+                }
+                if let Some(parameter) = &self.parameter {
+                    parameter.visit(deeper, visit)?;
+                }
+            }
+        }
+        self.rest.show(visit)
+    }
+}
+
+impl Methods {
+    fn insert(&mut self, methods: &[Method], route: usize) -> Result<(), Vec<usize>> {
+        let mut taken = Vec::new();
+        if methods.is_empty() {
+            taken.extend(self.any);
+            self.any.get_or_insert(route);
+        }
+        for method in methods {
+            match self.named.iter().find(|(named, _)| named == method) {
+                Some(&(_, other)) => taken.push(other),
+                None => self.named.push((method.clone(), route)),
+            }
+        }
+        taken.dedup();
+        if taken.is_empty() { Ok(()) } else { Err(taken) }
+    }
+
+    fn show<'t, B>(
+        &'t self,
+        visit: &mut impl FnMut(&'t Methods) -> ControlFlow<B>,
+    ) -> ControlFlow<B> {
+        if self.named.is_empty() && self.any.is_none() {
+            ControlFlow::Continue(())
+        } else {
+            visit(self)
+        }
+    }
+
+    /// The route for a method: one that names it, else for HEAD one that names GET (so HEAD is no way around a limit on GET),
+    /// else one for any method.
+    pub(super) fn find(&self, method: &Method) -> Option<usize> {
+        let named = |wanted: &Method| {
+            self.named
+                .iter()
+                .find(|(named, _)| named == wanted)
+                .map(|&(_, route)| route)
+        };
+        named(method)
+            .or_else(|| {
+                if method == Method::HEAD {
+                    named(&Method::GET)
+                } else {
+                    None
+                }
+            })
+            .or(self.any)
+    }
+
+    /// The methods that routes name here, with the HEAD that a GET implies.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        let head = self
+            .named
+            .iter()
+            .any(|(named, _)| named == Method::GET)
+            .then_some("HEAD");
+        self.named
+            .iter()
+            .map(|(named, _)| named.as_str())
+            .chain(head)
+    }
+}
