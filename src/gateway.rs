@@ -16,7 +16,12 @@ mod plan;
 mod record;
 mod shared;
 
-use std::{borrow::Cow, cell::{Cell, RefCell}, rc::Rc, sync::Arc};
+use std::{
+    borrow::Cow,
+    cell::{Cell, RefCell},
+    rc::Rc,
+    sync::Arc,
+};
 
 use arrayvec::ArrayVec;
 use http::{HeaderValue, Request, Response, Uri, Version, request::Parts};
@@ -27,11 +32,19 @@ use tokio::time::Instant;
 use crate::{
     identity::{Client, Subject},
     limit::{Charge, MAX_LIMITS, Verdict},
-    listener::{Handler, Peer, inbound::InboundBody, request::{self, Addressed}},
+    listener::{
+        Handler, Peer,
+        inbound::InboundBody,
+        request::{self, Addressed},
+    },
     response::{FieldWriter, Refusal},
     route::{Found, host, path},
     telemetry::access::AccessLog,
-    upstream::{self, Upstream, forward::{Destination, Failed}, headers::Outbound},
+    upstream::{
+        self, Upstream,
+        forward::{Destination, Failed},
+        headers::Outbound,
+    },
 };
 
 use answer::RequestIds;
@@ -78,9 +91,23 @@ struct Asked<'a> {
 }
 
 impl<'a> Exchange<'a> {
-    fn begin(head: &'a Parts, from: &'a Peer, route: &'a RoutePlan, request_id: HeaderValue) -> Self {
+    fn begin(
+        head: &'a Parts,
+        from: &'a Peer,
+        route: &'a RoutePlan,
+        request_id: HeaderValue,
+    ) -> Self {
         let arrived = Instant::now();
-        Self { head, from, arrived, request_id, asked: None, route, met: ArrayVec::new(), verdict: Verdict::default() }
+        Self {
+            head,
+            from,
+            arrived,
+            request_id,
+            asked: None,
+            route,
+            met: ArrayVec::new(),
+            verdict: Verdict::default(),
+        }
     }
 
     /// What a limit's key is made of.
@@ -101,7 +128,12 @@ impl Handler for Worker {
 
     async fn handle(self: Rc<Self>, request: Request<Incoming>, from: Rc<Peer>) -> Response<Body> {
         let (head, body) = request.into_parts();
-        let mut exchange = Exchange::begin(&head, &from, &self.shared.plan.unrouted, self.request_ids.next());
+        let mut exchange = Exchange::begin(
+            &head,
+            &from,
+            &self.shared.plan.unrouted,
+            self.request_ids.next(),
+        );
         match self.decide(&mut exchange) {
             Ok(target) => {
                 let in_flight = exchange.route.metrics.enter();
@@ -145,14 +177,28 @@ struct Target<'a> {
 impl Worker {
     /// Opens no connection yet.
     pub fn new(shared: Arc<Shared>) -> Self {
-        let upstreams = shared.plan.upstreams.iter().map(|(settings, _)| Upstream::new(settings.clone())).collect();
+        let upstreams = shared
+            .plan
+            .upstreams
+            .iter()
+            .map(|(settings, _)| Upstream::new(settings.clone()))
+            .collect();
         let access = shared.access_log();
-        Self { shared, upstreams, request_ids: RequestIds::new(), fields: RefCell::default(), access, decisions: Cell::new(0) }
+        Self {
+            shared,
+            upstreams,
+            request_ids: RequestIds::new(),
+            fields: RefCell::default(),
+            access,
+            decisions: Cell::new(0),
+        }
     }
 
     /// Closes upstream connections that have been idle for too long.
     pub fn sweep(&self, now: Instant) {
-        self.upstreams.iter().for_each(|upstream| upstream.sweep(now));
+        self.upstreams
+            .iter()
+            .for_each(|upstream| upstream.sweep(now));
     }
 
     /// Who asks for what, and may they? Everything up to the verdict; nothing here waits.
@@ -161,7 +207,12 @@ impl Worker {
         let head = exchange.head;
         let addressed = request::check(head, &exchange.from.listener).map_err(answer::malformed)?;
         // `*` addresses the whole server: it meets the limits of its root
-        let normal = path::normalise(if addressed.path == "*" { "/" } else { addressed.path }).map_err(answer::bad_path)?;
+        let normal = path::normalise(if addressed.path == "*" {
+            "/"
+        } else {
+            addressed.path
+        })
+        .map_err(answer::bad_path)?;
         let host = host::normalise(addressed.host);
 
         let (client, rejected) = match plan.identifier.identify(exchange.from.ip, &head.headers) {
@@ -181,7 +232,11 @@ impl Worker {
             Found::WrongMethod(allow) => Err(Refusal::MethodNotAllowed { allow }),
             Found::None => Err(Refusal::NotFound),
         };
-        exchange.asked = Some(Asked { client, host, path: normal.key });
+        exchange.asked = Some(Asked {
+            client,
+            host,
+            path: normal.key,
+        });
         self.admit(exchange);
         self.note_decision(exchange);
         if !exchange.verdict.admitted() {
@@ -191,7 +246,10 @@ impl Worker {
             return Err(self.unauthorized(&rejected).into());
         }
         found?;
-        Ok(Target { authority: addressed.authority, path_and_query: path_and_query(&head.uri, &addressed, normal.forward) })
+        Ok(Target {
+            authority: addressed.authority,
+            path_and_query: path_and_query(&head.uri, &addressed, normal.forward),
+        })
     }
 
     /// All of the route's limits, or none.
@@ -205,24 +263,44 @@ impl Worker {
             let rule = &*limit.rule;
             let key = match rule.key.is_empty() {
                 true => None,
-                false => match rule.key.key(&self.shared.hasher, self.shared.plan.prefixes, &subject) {
-                    Some(key) => Some(key),
-                    // a request without a value for the key is not this limit's business
-                    None => continue,
-                },
+                false => {
+                    match rule
+                        .key
+                        .key(&self.shared.hasher, self.shared.plan.prefixes, &subject)
+                    {
+                        Some(key) => Some(key),
+                        // a request without a value for the key is not this limit's business
+                        None => continue,
+                    }
+                }
             };
             let tier = rule.tier(&asked.client);
             met.push((limit, tier));
-            charges.push(Charge { limit: &rule.buckets, tier, key, cost: route.cost });
+            charges.push(Charge {
+                limit: &rule.buckets,
+                tier,
+                key,
+                cost: route.cost,
+            });
         }
         exchange.met = met;
-        exchange.verdict = self.shared.store.admit(self.shared.nanoseconds(exchange.arrived), &charges);
+        exchange.verdict = self
+            .shared
+            .store
+            .admit(self.shared.nanoseconds(exchange.arrived), &charges);
     }
 
     /// Sends the request on; what comes back is the upstream's response, or what we say instead.
-    async fn forward(&self, exchange: &Exchange<'_>, target: &Target<'_>, body: Incoming) -> Result<Response<Body>, Refusal> {
+    async fn forward(
+        &self,
+        exchange: &Exchange<'_>,
+        target: &Target<'_>,
+        body: Incoming,
+    ) -> Result<Response<Body>, Refusal> {
         let (head, route) = (exchange.head, exchange.route);
-        let Some(asked) = &exchange.asked else { return Err(Refusal::Internal) };
+        let Some(asked) = &exchange.asked else {
+            return Err(Refusal::Internal);
+        };
         let listener = &exchange.from.listener;
         let max_body_bytes = route.max_body_bytes.unwrap_or(listener.max_body_bytes);
         let body = InboundBody::new(body, max_body_bytes, listener.body_timeout);
@@ -238,7 +316,11 @@ impl Worker {
             headers: &head.headers,
             host: target.authority,
             scheme: "http",
-            via_version: if head.version == Version::HTTP_2 { "2.0" } else { "1.1" },
+            via_version: if head.version == Version::HTTP_2 {
+                "2.0"
+            } else {
+                "1.1"
+            },
             client: &asked.client,
             managed: &self.shared.plan.managed,
             request_id: &exchange.request_id,
@@ -248,23 +330,34 @@ impl Worker {
         let sent = Instant::now();
         match upstream.destination() {
             Destination::Echo => Ok(upstream::echo::respond(&outbound, body).map(Body::echo)),
-            Destination::Remote(pool) => match upstream::forward(upstream, pool, &outbound, body).await {
-                Ok(response) => {
-                    self.shared.plan.upstreams[route.upstream].1.seconds.record(sent.elapsed());
-                    Ok(response.map(Body::remote))
+            Destination::Remote(pool) => {
+                match upstream::forward(upstream, pool, &outbound, body).await {
+                    Ok(response) => {
+                        self.shared.plan.upstreams[route.upstream]
+                            .1
+                            .seconds
+                            .record(sent.elapsed());
+                        Ok(response.map(Body::remote))
+                    }
+                    Err(Failed::Upstream(error)) => Err(self.upstream_failed(exchange, &error)),
+                    Err(Failed::RequestBody(error)) => Err(answer::bad_body(&error)),
                 }
-                Err(Failed::Upstream(error)) => Err(self.upstream_failed(exchange, &error)),
-                Err(Failed::RequestBody(error)) => Err(answer::bad_body(&error)),
-            },
+            }
         }
     }
 }
 
 /// The normalised path with the query as it came. Borrowed when the path came in its normal form.
-fn path_and_query<'a>(uri: &'a Uri, addressed: &Addressed<'a>, forward: Cow<'a, str>) -> Cow<'a, str> {
+fn path_and_query<'a>(
+    uri: &'a Uri,
+    addressed: &Addressed<'a>,
+    forward: Cow<'a, str>,
+) -> Cow<'a, str> {
     match uri.path_and_query() {
         _ if addressed.path == "*" => Cow::Borrowed("*"),
         Some(unchanged) if unchanged.path() == forward => Cow::Borrowed(unchanged.as_str()),
-        _ => addressed.query.map_or(forward.clone(), |query| Cow::Owned(format!("{forward}?{query}"))),
+        _ => addressed.query.map_or(forward.clone(), |query| {
+            Cow::Owned(format!("{forward}?{query}"))
+        }),
     }
 }

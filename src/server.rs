@@ -30,7 +30,10 @@ use crate::{
     config::Snapshot,
     gateway::{Shared, Worker},
     listener::{self, Address, Bound, Drain, ListeningSocket, Observer},
-    telemetry::{self, Metrics, handles::{Held, ListenerMetrics}},
+    telemetry::{
+        self, Metrics,
+        handles::{Held, ListenerMetrics},
+    },
 };
 
 /// Why the gateway did not start.
@@ -85,13 +88,24 @@ enum Stop {
 
 /// Binds, starts the workers and the admin listener, and returns when all of them accept.
 pub fn start(snapshot: Snapshot) -> Result<Running, StartError> {
-    let workers = snapshot.server.workers.or_else(|| thread::available_parallelism().ok()).map_or(1, NonZeroUsize::get);
+    let workers = snapshot
+        .server
+        .workers
+        .or_else(|| thread::available_parallelism().ok())
+        .map_or(1, NonZeroUsize::get);
     let mut bound = Vec::with_capacity(snapshot.listeners.len());
     for settings in &snapshot.listeners {
         let address = &settings.address;
-        bound.push(listener::bind(address, workers).map_err(|error| StartError::Bind { address: address.to_string(), error })?);
+        bound.push(
+            listener::bind(address, workers).map_err(|error| StartError::Bind {
+                address: address.to_string(),
+                error,
+            })?,
+        );
     }
-    let control = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let control = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     let in_control = control.enter();
     let admin_socket = bind_admin(snapshot.admin.address)?;
     let signals = Signals::install()?;
@@ -111,31 +125,60 @@ pub fn start(snapshot: Snapshot) -> Result<Running, StartError> {
     let (stop, stopping) = watch::channel(Stop::No);
     let connections = Arc::new(Semaphore::new(max_connections.min(Semaphore::MAX_PERMITS)));
     let mut threads = Vec::with_capacity(workers);
-    let (up, started) = mpsc::channel();
+    let (up, started) = mpsc::sync_channel(workers);
     for (index, sockets) in deal(bound, workers).into_iter().enumerate() {
         let duty = Duty {
-            listeners: listeners.iter().cloned().zip(&addresses).map(|(settings, address)| (settings, address.to_string())).zip(sockets).collect(),
+            listeners: listeners
+                .iter()
+                .cloned()
+                .zip(&addresses)
+                .map(|(settings, address)| (settings, address.to_string()))
+                .zip(sockets)
+                .collect(),
             shared: Arc::clone(&shared),
             connections: Arc::clone(&connections),
             stopping: stopping.clone(),
             drain_timeout,
             up: up.clone(),
         };
-        threads.push(thread::Builder::new().name(format!("worker-{index}")).spawn(move || duty.work())?);
+        threads.push(
+            thread::Builder::new()
+                .name(format!("worker-{index}"))
+                .spawn(move || duty.work())?,
+        );
     }
     drop(up);
     for _ in 0..workers {
-        started.recv().map_err(|_| io::Error::other("a worker ended before it accepted"))??;
+        started
+            .recv()
+            .map_err(|_| io::Error::other("a worker ended before it accepted"))??;
     }
-    let admin = Admin::new(Arc::clone(shared.snapshot()), shared.metrics().clone(), readiness.clone());
+    let admin = Admin::new(
+        Arc::clone(shared.snapshot()),
+        shared.metrics().clone(),
+        readiness.clone(),
+    );
     control.spawn(admin.serve(admin_socket, std::future::pending()));
     readiness.set(State::Ready);
-    Ok(Running { listeners: addresses, admin: admin_address, workers, control, threads, shared, readiness, stop, signals, drain_timeout })
+    Ok(Running {
+        listeners: addresses,
+        admin: admin_address,
+        workers,
+        control,
+        threads,
+        shared,
+        readiness,
+        stop,
+        signals,
+        drain_timeout,
+    })
 }
 
 /// Hands every worker its socket of each address.
 fn deal(bound: Vec<Bound>, workers: usize) -> Vec<Vec<ListeningSocket>> {
-    let mut hands: Vec<Vec<ListeningSocket>> = (0..workers).map(|_| Vec::with_capacity(bound.len())).collect();
+    let mut hands: Vec<Vec<ListeningSocket>> = (0..workers)
+        .map(|_| Vec::with_capacity(bound.len()))
+        .collect();
     for address in bound {
         for (hand, socket) in hands.iter_mut().zip(address.sockets) {
             hand.push(socket);
@@ -149,7 +192,10 @@ fn bind_admin(address: SocketAddr) -> Result<tokio::net::TcpListener, StartError
         socket.set_nonblocking(true)?;
         tokio::net::TcpListener::from_std(socket)
     });
-    bound.map_err(|error| StartError::Bind { address: format!("{address} (admin)"), error })
+    bound.map_err(|error| StartError::Bind {
+        address: format!("{address} (admin)"),
+        error,
+    })
 }
 
 #[derive(Debug)]
@@ -160,7 +206,10 @@ struct Signals {
 
 impl Signals {
     fn install() -> io::Result<Self> {
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
     }
 
     async fn next(&mut self) -> &'static str {
@@ -217,12 +266,15 @@ struct Duty {
     connections: Arc<Semaphore>,
     stopping: watch::Receiver<Stop>,
     drain_timeout: Duration,
-    up: mpsc::Sender<io::Result<()>>,
+    up: mpsc::SyncSender<io::Result<()>>,
 }
 
 impl Duty {
     fn work(self) {
-        match tokio::runtime::Builder::new_current_thread().enable_all().build_local(LocalOptions::default()) {
+        match tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build_local(LocalOptions::default())
+        {
             Ok(runtime) => runtime.block_on(self.accept_until_stopped()),
             // nobody waits any more if another worker failed first
             Err(error) => drop(self.up.send(Err(error))),
@@ -234,9 +286,23 @@ impl Duty {
         let drain = Rc::new(Drain::default());
         let mut accepting = Vec::with_capacity(self.listeners.len());
         for ((settings, label), socket) in self.listeners {
-            let observer = Rc::new(ConnectionMetrics { metrics: self.shared.metrics().listener(&label), label });
-            let (worker, connections, drain) = (Rc::clone(&worker), Arc::clone(&self.connections), Rc::clone(&drain));
-            accepting.push(tokio::task::spawn_local(listener::accept(socket, Rc::new(settings), worker, observer, connections, drain)));
+            let observer = Rc::new(ConnectionMetrics {
+                metrics: self.shared.metrics().listener(&label),
+                label,
+            });
+            let (worker, connections, drain) = (
+                Rc::clone(&worker),
+                Arc::clone(&self.connections),
+                Rc::clone(&drain),
+            );
+            accepting.push(tokio::task::spawn_local(listener::accept(
+                socket,
+                Rc::new(settings),
+                worker,
+                observer,
+                connections,
+                drain,
+            )));
         }
         let upkeep = tokio::task::spawn_local(async move {
             let mut ticks = tokio::time::interval(UPKEEP);

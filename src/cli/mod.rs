@@ -13,7 +13,12 @@ pub mod run;
 
 /// A rate-limiting reverse proxy that protects an origin from being overrun.
 #[derive(Debug, Parser)]
-#[command(name = "tidegate", version, arg_required_else_help = true, after_help = "Start with: tidegate run --to http://localhost:3000 --limit 60/min")]
+#[command(
+    name = "tidegate",
+    version,
+    arg_required_else_help = true,
+    after_help = "Start with: tidegate run --to http://localhost:3000 --limit 60/min"
+)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]

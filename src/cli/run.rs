@@ -13,8 +13,9 @@ use serde_json::json;
 use crate::{
     config::{self, Loaded, Report, Snapshot},
     identity::KeyPart,
+    limit,
     listener::Address,
-    limit, route,
+    route,
     server::{self, Running},
     telemetry, upstream,
 };
@@ -32,10 +33,20 @@ pub struct RunArgs {
     #[arg(long, value_name = "RATE", requires = "to", default_value = "100/s")]
     limit: String,
     /// With --to: where to listen
-    #[arg(long, value_name = "ADDRESS", requires = "to", default_value = "127.0.0.1:8080")]
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        requires = "to",
+        default_value = "127.0.0.1:8080"
+    )]
     listen: String,
     /// With --to: where the admin pages are
-    #[arg(long, value_name = "ADDRESS", requires = "to", default_value = "127.0.0.1:9901")]
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        requires = "to",
+        default_value = "127.0.0.1:9901"
+    )]
     admin: String,
     /// Print the configuration that --to and --limit stand for, and exit
     #[arg(long, requires = "to")]
@@ -64,7 +75,9 @@ fn try_run(args: &RunArgs) -> anyhow::Result<()> {
                 io::stdout().write_all(text.as_bytes())?;
                 return Ok(());
             }
-            config::compile("command line", &text, Path::new(""), &|name| std::env::var(name).ok())
+            config::compile("command line", &text, Path::new(""), &|name| {
+                std::env::var(name).ok()
+            })
         }
         None => config::load(&args.config),
     };
@@ -77,7 +90,8 @@ fn try_run(args: &RunArgs) -> anyhow::Result<()> {
     // a banner that nobody can read is no reason not to serve
     let _ = shown.and_then(|()| stderr.write_all(warnings.text(true).as_bytes()));
     if let Some(path) = &args.ready_file {
-        write_ready_file(path, &running).with_context(|| format!("cannot write {}", path.display()))?;
+        write_ready_file(path, &running)
+            .with_context(|| format!("cannot write {}", path.display()))?;
     }
     running.serve();
     Ok(())
@@ -97,29 +111,68 @@ fn banner(running: &Running, file: Option<&Path>) -> String {
     }
     text.push('\n');
     for address in &running.listeners {
-        let scheme = if matches!(address, Address::Tcp(_)) { "http://" } else { "" };
+        let scheme = if matches!(address, Address::Tcp(_)) {
+            "http://"
+        } else {
+            ""
+        };
         let _ = writeln!(text, "  listening  {scheme}{address}");
     }
     for (index, route) in snapshot.routes.iter().enumerate() {
         if index == MAX_SHOWN {
-            let _ = writeln!(text, "  route      … and {} more", snapshot.routes.len() - index);
+            let _ = writeln!(
+                text,
+                "  route      … and {} more",
+                snapshot.routes.len() - index
+            );
             break;
         }
         let upstream = &snapshot.upstreams[route.upstream];
         let servers: Vec<String> = upstream.servers.iter().map(server_name).collect();
-        let limits: Vec<&str> = route.limits.iter().map(|&limit| snapshot.limits[limit].name.as_str()).collect();
-        let limits = if limits.is_empty() { "no limit".to_owned() } else { limits.join(", ") };
-        let _ = writeln!(text, "  route      {:<16} {} → {}  [{limits}]", route.name, matched(&route.pattern), servers.join(", "));
+        let limits: Vec<&str> = route
+            .limits
+            .iter()
+            .map(|&limit| snapshot.limits[limit].name.as_str())
+            .collect();
+        let limits = if limits.is_empty() {
+            "no limit".to_owned()
+        } else {
+            limits.join(", ")
+        };
+        let _ = writeln!(
+            text,
+            "  route      {:<16} {} → {}  [{limits}]",
+            route.name,
+            matched(&route.pattern),
+            servers.join(", ")
+        );
     }
     for (index, limit) in snapshot.limits.iter().enumerate() {
         if index == MAX_SHOWN {
-            let _ = writeln!(text, "  limit      … and {} more", snapshot.limits.len() - index);
+            let _ = writeln!(
+                text,
+                "  limit      … and {} more",
+                snapshot.limits.len() - index
+            );
             break;
         }
-        let _ = writeln!(text, "  limit      {:<16} {}, local counters", limit.name, allowance(limit));
+        let _ = writeln!(
+            text,
+            "  limit      {:<16} {}, local counters",
+            limit.name,
+            allowance(limit)
+        );
     }
-    let workers = if running.workers == 1 { "1 worker".to_owned() } else { format!("{} workers", running.workers) };
-    let _ = writeln!(text, "  admin      http://{}  (metrics, health)\n  ready      {workers}; end with Ctrl-C", running.admin);
+    let workers = if running.workers == 1 {
+        "1 worker".to_owned()
+    } else {
+        format!("{} workers", running.workers)
+    };
+    let _ = writeln!(
+        text,
+        "  admin      http://{}  (metrics, health)\n  ready      {workers}; end with Ctrl-C",
+        running.admin
+    );
     if counts_addresses(snapshot) && snapshot.identity.trusted_proxies.is_empty() {
         text.push_str("  hint       behind a load balancer? set client_ip.trusted_proxies, or all of its clients will look like one\n");
     }
@@ -130,12 +183,18 @@ fn banner(running: &Running, file: Option<&Path>) -> String {
 const MAX_SHOWN: usize = 12;
 
 fn counts_addresses(snapshot: &Snapshot) -> bool {
-    snapshot.limits.iter().flat_map(|limit| &limit.key).any(|part| matches!(part, KeyPart::Ip | KeyPart::UserOrIp))
+    snapshot
+        .limits
+        .iter()
+        .flat_map(|limit| &limit.key)
+        .any(|part| matches!(part, KeyPart::Ip | KeyPart::UserOrIp))
 }
 
 fn server_name(server: &upstream::Server) -> String {
     match server {
-        upstream::Server::Http { host, port } if host.contains(':') => format!("http://[{host}]:{port}"),
+        upstream::Server::Http { host, port } if host.contains(':') => {
+            format!("http://[{host}]:{port}")
+        }
         upstream::Server::Http { host, port } => format!("http://{host}:{port}"),
         upstream::Server::Unix(path) => format!("unix:{}", path.display()),
         upstream::Server::Echo => "builtin:echo".to_owned(),
@@ -143,7 +202,12 @@ fn server_name(server: &upstream::Server) -> String {
 }
 
 fn matched(pattern: &route::Pattern) -> String {
-    let methods = pattern.methods.iter().map(http::Method::as_str).collect::<Vec<_>>().join(",");
+    let methods = pattern
+        .methods
+        .iter()
+        .map(http::Method::as_str)
+        .collect::<Vec<_>>()
+        .join(",");
     let hosts = pattern.hosts.join(",");
     let separator = if methods.is_empty() { "" } else { " " };
     format!("{methods}{separator}{hosts}{}", pattern.path)
@@ -151,13 +215,27 @@ fn matched(pattern: &route::Pattern) -> String {
 
 /// `100 per 1s per client IP, burst 200 (pro: 600 per 60s, burst 50)`.
 fn allowance(limit: &config::Limit) -> String {
-    let per = limit.key.iter().map(key_name).collect::<Vec<_>>().join(" and ");
+    let per = limit
+        .key
+        .iter()
+        .map(key_name)
+        .collect::<Vec<_>>()
+        .join(" and ");
     let quota = |quota: &limit::Quota| format!("{} per {:?}", quota.amount, quota.period);
     let default = &limit.quotas[0];
-    let per = if per.is_empty() { "for all together".to_owned() } else { format!("per {per}") };
+    let per = if per.is_empty() {
+        "for all together".to_owned()
+    } else {
+        format!("per {per}")
+    };
     let mut text = format!("{} {per}, burst {}", quota(default), default.burst);
     for (tier, index) in limit.tiers.iter().filter(|(_, index)| *index > 0) {
-        let _ = write!(text, "; {tier}: {}, burst {}", quota(&limit.quotas[*index]), limit.quotas[*index].burst);
+        let _ = write!(
+            text,
+            "; {tier}: {}, burst {}",
+            quota(&limit.quotas[*index]),
+            limit.quotas[*index].burst
+        );
     }
     text
 }

@@ -1,9 +1,6 @@
 //! What the client gets: the upstream's response with our fields, a denial, or a refusal; and what is noted of it.
 
-use std::{
-    cell::Cell,
-    time::SystemTime,
-};
+use std::{cell::Cell, time::SystemTime};
 
 use arrayvec::ArrayVec;
 use http::{HeaderMap, HeaderValue, Method, Response, header::VIA};
@@ -27,12 +24,23 @@ const TIMED: u32 = 16;
 
 impl Worker {
     /// The upstream's response, with the fields that describe the limits.
-    pub(super) fn pass_on(&self, exchange: &Exchange<'_>, mut response: Response<Body>, in_flight: Held) -> Response<Body> {
+    pub(super) fn pass_on(
+        &self,
+        exchange: &Exchange<'_>,
+        mut response: Response<Body>,
+        in_flight: Held,
+    ) -> Response<Body> {
         let status = response.status();
         let headers = response.headers_mut();
         headers.insert(&X_REQUEST_ID, exchange.request_id.clone());
         let settings = &self.shared.plan.response;
-        self.fields.borrow_mut().write(headers, status, &met(exchange), settings, SystemTime::now());
+        self.fields.borrow_mut().write(
+            headers,
+            status,
+            &met(exchange),
+            settings,
+            SystemTime::now(),
+        );
         let record = Record::begin(self, exchange, status, in_flight);
         response.map(|body| body.record(record))
     }
@@ -40,15 +48,37 @@ impl Worker {
     /// 429: a limit denies the request.
     pub(super) fn deny(&self, exchange: &Exchange<'_>) -> Response<Body> {
         let met = met(exchange);
-        let denial = Denial { met: &met, retry_after_ns: exchange.verdict.denial().and_then(|denial| denial.retry_after_ns) };
+        let denial = Denial {
+            met: &met,
+            retry_after_ns: exchange
+                .verdict
+                .denial()
+                .and_then(|denial| denial.retry_after_ns),
+        };
         let settings = &self.shared.plan.response;
-        let response =
-            response::too_many_requests(&denial, &asked(exchange), settings, &mut self.fields.borrow_mut(), SystemTime::now());
+        let response = response::too_many_requests(
+            &denial,
+            &asked(exchange),
+            settings,
+            &mut self.fields.borrow_mut(),
+            SystemTime::now(),
+        );
         let retry_after = denial.retry_after();
         if let Some((index, seconds)) = exchange.verdict.binding().zip(retry_after) {
-            exchange.met[index].0.rule.metrics.retry_after_seconds.record(f64::from(seconds));
+            exchange.met[index]
+                .0
+                .rule
+                .metrics
+                .retry_after_seconds
+                .record(f64::from(seconds));
         }
-        record::note(self, exchange, response.status(), response.body().len() as u64, retry_after);
+        record::note(
+            self,
+            exchange,
+            response.status(),
+            response.body().len() as u64,
+            retry_after,
+        );
         response.map(Body::authored)
     }
 
@@ -57,7 +87,13 @@ impl Worker {
         let settings = &self.shared.plan.response;
         let mut response = response::refuse(refusal, &asked(exchange), settings.body);
         let status = response.status();
-        self.fields.borrow_mut().write(response.headers_mut(), status, &met(exchange), settings, SystemTime::now());
+        self.fields.borrow_mut().write(
+            response.headers_mut(),
+            status,
+            &met(exchange),
+            settings,
+            SystemTime::now(),
+        );
         record::note(self, exchange, status, response.body().len() as u64, None);
         response.map(Body::authored)
     }
@@ -74,19 +110,27 @@ impl Worker {
         }
         let count = self.decisions.get();
         self.decisions.set(count.wrapping_add(1));
-        if count % TIMED == 0 {
-            self.shared.decision_seconds.record(exchange.arrived.elapsed());
+        if count.is_multiple_of(TIMED) {
+            self.shared
+                .decision_seconds
+                .record(exchange.arrived.elapsed());
         }
     }
 
     /// 401, counted by what was wrong.
     pub(super) fn unauthorized(&self, rejected: &Rejected) -> Refusal {
         self.shared.plan.count_rejected(rejected);
-        Refusal::Unauthorized { challenge: "ApiKey" }
+        Refusal::Unauthorized {
+            challenge: "ApiKey",
+        }
     }
 
     /// 502, 503 or 504, counted and logged.
-    pub(super) fn upstream_failed(&self, exchange: &Exchange<'_>, error: &UpstreamError) -> Refusal {
+    pub(super) fn upstream_failed(
+        &self,
+        exchange: &Exchange<'_>,
+        error: &UpstreamError,
+    ) -> Refusal {
         let (settings, metrics) = &self.shared.plan.upstreams[exchange.route.upstream];
         let request_id = exchange.request_id.to_str().unwrap_or_default();
         tracing::warn!(upstream = settings.name, kind = error.kind(), request_id, %error, "the upstream gave no response");
@@ -115,14 +159,23 @@ fn met<'a>(exchange: &'a Exchange<'_>) -> ArrayVec<Met<'a>, MAX_LIMITS> {
             never: standing.never,
         }
     };
-    let Some(binding) = exchange.verdict.binding() else { return ArrayVec::new() };
+    let Some(binding) = exchange.verdict.binding() else {
+        return ArrayVec::new();
+    };
     let others = (0..exchange.met.len()).filter(|&index| index != binding);
-    std::iter::once(binding).chain(others).map(describe).collect()
+    std::iter::once(binding)
+        .chain(others)
+        .map(describe)
+        .collect()
 }
 
 fn asked<'a>(exchange: &'a Exchange<'_>) -> response::Asked<'a> {
     let head = exchange.head;
-    response::Asked { is_head: head.method == Method::HEAD, version: head.version, request_id: Some(&exchange.request_id) }
+    response::Asked {
+        is_head: head.method == Method::HEAD,
+        version: head.version,
+        request_id: Some(&exchange.request_id),
+    }
 }
 
 /// What a request that is not valid is told.
@@ -132,8 +185,12 @@ pub(super) fn malformed(malformed: Malformed) -> Refusal {
         Malformed::TargetTooLong => Refusal::UriTooLong,
         Malformed::FieldsTooLarge => Refusal::HeadersTooLarge,
         Malformed::Tunnel => Refusal::NotImplemented("A gateway is not a tunnel."),
-        Malformed::Trace => Refusal::MethodNotAllowed { allow: HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS") },
-        Malformed::CodingNotKnown => Refusal::NotImplemented("The transfer coding is not known here."),
+        Malformed::Trace => Refusal::MethodNotAllowed {
+            allow: HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"),
+        },
+        Malformed::CodingNotKnown => {
+            Refusal::NotImplemented("The transfer coding is not known here.")
+        }
     }
 }
 
@@ -143,7 +200,9 @@ pub(super) fn bad_path(error: PathError) -> Refusal {
         PathError::NotOriginForm => "The path does not begin with a slash.",
         PathError::ForbiddenCharacter => "The target has a character that must be percent-encoded.",
         PathError::MalformedEscape => "The path has a malformed percent-escape.",
-        PathError::ForbiddenEscape => "The path has a percent-escape that servers read differently.",
+        PathError::ForbiddenEscape => {
+            "The path has a percent-escape that servers read differently."
+        }
         PathError::AboveRoot => "The path leaves the root.",
         PathError::DotWithParameter => "The path has a dot segment with a parameter.",
     })
@@ -154,7 +213,9 @@ pub(super) fn bad_body(error: &InboundError) -> Refusal {
     match error {
         InboundError::TooLarge(_) => Refusal::BodyTooLarge,
         InboundError::Silent(_) => Refusal::RequestTimeout,
-        InboundError::Broken(_) => Refusal::BadRequest("The request body is not framed as its head announces."),
+        InboundError::Broken(_) => {
+            Refusal::BadRequest("The request body is not framed as its head announces.")
+        }
     }
 }
 
@@ -162,14 +223,19 @@ pub(super) fn bad_body(error: &InboundError) -> Refusal {
 pub(super) fn trusted_request_id(client: &Client<'_>, headers: &HeaderMap) -> Option<HeaderValue> {
     const MAX_BYTES: usize = 128;
     let theirs = headers.get(&X_REQUEST_ID).filter(|_| client.peer_trusted)?;
-    let fits = (1..=MAX_BYTES).contains(&theirs.len()) && theirs.as_bytes().iter().all(u8::is_ascii_graphic);
+    let fits = (1..=MAX_BYTES).contains(&theirs.len())
+        && theirs.as_bytes().iter().all(u8::is_ascii_graphic);
     fits.then(|| theirs.clone())
 }
 
 /// Whether this very process has forwarded the request before.
 pub(super) fn came_through(headers: &HeaderMap, pseudonym: &str) -> bool {
     let mut lines = headers.get_all(VIA).iter();
-    lines.any(|line| line.as_bytes().windows(pseudonym.len()).any(|part| part == pseudonym.as_bytes()))
+    lines.any(|line| {
+        line.as_bytes()
+            .windows(pseudonym.len())
+            .any(|part| part == pseudonym.as_bytes())
+    })
 }
 
 /// Ids for requests: a random start for each worker, then one after the other, mixed so that they look unrelated.
@@ -185,11 +251,22 @@ impl RequestIds {
         let mut random = [0; 16];
         if getrandom::fill(&mut random).is_err() {
             // without entropy, the time of this worker's start tells it from others
-            random = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos().to_le_bytes();
+            random = SystemTime::UNIX_EPOCH
+                .elapsed()
+                .unwrap_or_default()
+                .as_nanos()
+                .to_le_bytes();
         }
         let (start, count) = random.split_at(8);
-        let number = |bytes: &[u8]| bytes.iter().fold(0, |number, &byte| number << 8 | u64::from(byte));
-        Self { start: number(start), count: Cell::new(number(count)) }
+        let number = |bytes: &[u8]| {
+            bytes
+                .iter()
+                .fold(0, |number, &byte| number << 8 | u64::from(byte))
+        };
+        Self {
+            start: number(start),
+            count: Cell::new(number(count)),
+        }
     }
 
     /// 32 hexadecimal digits.

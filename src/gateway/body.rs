@@ -45,15 +45,24 @@ pub enum BodyError {
 
 impl Body {
     pub(super) fn authored(bytes: Bytes) -> Self {
-        Self { source: Source::Authored(bytes), record: None }
+        Self {
+            source: Source::Authored(bytes),
+            record: None,
+        }
     }
 
     pub(super) fn remote(body: ResponseBody<InboundBody>) -> Self {
-        Self { source: Source::Remote(body), record: None }
+        Self {
+            source: Source::Remote(body),
+            record: None,
+        }
     }
 
     pub(super) fn echo(body: EchoBody<InboundBody>) -> Self {
-        Self { source: Source::Echo(body), record: None }
+        Self {
+            source: Source::Echo(body),
+            record: None,
+        }
     }
 
     pub(super) fn record(mut self, record: Record) -> Self {
@@ -66,7 +75,10 @@ impl HttpBody for Body {
     type Data = Bytes;
     type Error = BodyError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = &mut *self;
         let frame = match &mut this.source {
             Source::Authored(bytes) if bytes.is_empty() => Poll::Ready(None),

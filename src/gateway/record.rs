@@ -24,7 +24,12 @@ pub(super) struct Record {
 }
 
 impl Record {
-    pub(super) fn begin(worker: &Worker, exchange: &Exchange<'_>, status: StatusCode, in_flight: Held) -> Self {
+    pub(super) fn begin(
+        worker: &Worker,
+        exchange: &Exchange<'_>,
+        status: StatusCode,
+        in_flight: Held,
+    ) -> Self {
         let route = exchange.route;
         route.metrics.answered(status);
         let access = worker.access.as_ref().filter(|_| worker.shared.logs_all());
@@ -34,7 +39,8 @@ impl Record {
             arrived: exchange.arrived,
             bytes: 0,
             _in_flight: in_flight,
-            line: access.map(|access| Box::new((access.clone(), Kept::of(worker, exchange, status, None)))),
+            line: access
+                .map(|access| Box::new((access.clone(), Kept::of(worker, exchange, status, None)))),
         }
     }
 
@@ -59,7 +65,13 @@ impl Drop for Record {
 }
 
 /// Notes an answer of ours, which is complete when it is made.
-pub(super) fn note(worker: &Worker, exchange: &Exchange<'_>, status: StatusCode, bytes: u64, retry_after: Option<u32>) {
+pub(super) fn note(
+    worker: &Worker,
+    exchange: &Exchange<'_>,
+    status: StatusCode,
+    bytes: u64,
+    retry_after: Option<u32>,
+) {
     let duration = exchange.arrived.elapsed();
     exchange.route.metrics.answered(status);
     exchange.route.metrics.request_seconds.record(duration);
@@ -99,11 +111,18 @@ struct KeptLimit {
 }
 
 impl Kept {
-    fn of(worker: &Worker, exchange: &Exchange<'_>, status: StatusCode, retry_after: Option<u32>) -> Self {
+    fn of(
+        worker: &Worker,
+        exchange: &Exchange<'_>,
+        status: StatusCode,
+        retry_after: Option<u32>,
+    ) -> Self {
         let asked = exchange.asked.as_ref();
         let client = asked.map(|asked| &asked.client);
         let owned = |text: Option<&str>| text.map(str::to_owned);
-        let forwarded = status != StatusCode::TOO_MANY_REQUESTS && exchange.verdict.admitted() && asked.is_some();
+        let forwarded = status != StatusCode::TOO_MANY_REQUESTS
+            && exchange.verdict.admitted()
+            && asked.is_some();
         Self {
             time: SystemTime::now(),
             request_id: exchange.request_id.clone(),
@@ -117,7 +136,12 @@ impl Kept {
             route: exchange.route.name.clone(),
             status,
             limit: KeptLimit::of(worker, exchange, retry_after),
-            upstream: forwarded.then(|| worker.shared.plan.upstreams[exchange.route.upstream].0.name.clone()),
+            upstream: forwarded.then(|| {
+                worker.shared.plan.upstreams[exchange.route.upstream]
+                    .0
+                    .name
+                    .clone()
+            }),
         }
     }
 
@@ -157,7 +181,11 @@ impl KeptLimit {
         let standing = &exchange.verdict.standings[index];
         Some(Self {
             name: rule.name.clone(),
-            key: rule.key.readable(&worker.shared.hasher, worker.shared.plan.prefixes, &exchange.subject(exchange.asked.as_ref()?)),
+            key: rule.key.readable(
+                &worker.shared.hasher,
+                worker.shared.plan.prefixes,
+                &exchange.subject(exchange.asked.as_ref()?),
+            ),
             capacity: standing.capacity,
             remaining: standing.remaining,
             retry_after,

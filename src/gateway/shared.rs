@@ -48,8 +48,17 @@ impl Shared {
         let access = match snapshot.log.access {
             AccessLines::Off => None,
             AccessLines::All | AccessLines::Rejected => {
-                let style = if snapshot.log.format.is_json(io::stdout().is_terminal()) { Style::Json } else { Style::Text };
-                let log = AccessLog::start(style, Box::new(io::stdout()), ACCESS_QUEUE_BYTES, metrics.log_lines_dropped())?;
+                let style = if snapshot.log.format.is_json(io::stdout().is_terminal()) {
+                    Style::Json
+                } else {
+                    Style::Text
+                };
+                let log = AccessLog::start(
+                    style,
+                    Box::new(io::stdout()),
+                    ACCESS_QUEUE_BYTES,
+                    metrics.log_lines_dropped(),
+                )?;
                 Some(Mutex::new(log))
             }
         };
@@ -88,13 +97,21 @@ impl Shared {
     pub fn close(&self) {
         const PATIENCE: Duration = Duration::from_secs(1);
         if let Some(access) = &self.access {
-            access.lock().unwrap_or_else(PoisonError::into_inner).close(PATIENCE);
+            access
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .close(PATIENCE);
         }
     }
 
     /// A writer of access lines for one worker.
     pub(super) fn access_log(&self) -> Option<AccessLog> {
-        self.access.as_ref().map(|access| access.lock().unwrap_or_else(PoisonError::into_inner).clone())
+        self.access.as_ref().map(|access| {
+            access
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone()
+        })
     }
 
     pub(super) fn logs_all(&self) -> bool {

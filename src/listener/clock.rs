@@ -81,7 +81,14 @@ impl Clock {
         }
         let since = self.since.get().unwrap_or_else(Instant::now);
         self.since.set(Some(since));
-        Some(since + if self.phase.get() == Phase::Idle { self.idle_timeout } else { self.header_timeout })
+        Some(
+            since
+                + if self.phase.get() == Phase::Idle {
+                    self.idle_timeout
+                } else {
+                    self.header_timeout
+                },
+        )
     }
 }
 
@@ -114,7 +121,13 @@ pub(super) struct TimedIo<S> {
 
 impl<S: Read + Write + Unpin> TimedIo<S> {
     pub(super) fn new(io: S, clock: Rc<Clock>) -> Self {
-        Self { io, prefix: Bytes::new(), clock, timer: None, stalled: None }
+        Self {
+            io,
+            prefix: Bytes::new(),
+            clock,
+            timer: None,
+            stalled: None,
+        }
     }
 
     /// Gives bytes back, to be read again first.
@@ -123,7 +136,9 @@ impl<S: Read + Write + Unpin> TimedIo<S> {
     }
 
     fn poll_timer(&mut self, cx: &mut Context<'_>, deadline: Instant) -> Poll<()> {
-        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
+        let timer = self
+            .timer
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
         if timer.deadline() > deadline {
             timer.as_mut().reset(deadline);
         }
@@ -140,10 +155,15 @@ impl<S: Read + Write + Unpin> TimedIo<S> {
     fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         let since = *self.stalled.get_or_insert_with(Instant::now);
         let deadline = since + self.clock.idle_timeout;
-        self.poll_timer(cx, deadline).map(|()| io::ErrorKind::TimedOut.into())
+        self.poll_timer(cx, deadline)
+            .map(|()| io::ErrorKind::TimedOut.into())
     }
 
-    fn wrote(&mut self, outcome: Poll<io::Result<usize>>, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+    fn wrote(
+        &mut self,
+        outcome: Poll<io::Result<usize>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<usize>> {
         match outcome {
             Poll::Ready(outcome) => {
                 self.stalled = None;
@@ -155,7 +175,11 @@ impl<S: Read + Write + Unpin> TimedIo<S> {
 }
 
 impl<S: Read + Write + Unpin> Read for TimedIo<S> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, mut buf: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        mut buf: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
         let this = &mut *self;
         if !this.prefix.is_empty() {
             let here = this.prefix.len().min(buf.remaining());
@@ -167,7 +191,9 @@ impl<S: Read + Write + Unpin> Read for TimedIo<S> {
             this.clock.bytes_arrived();
             return Poll::Ready(outcome);
         }
-        let Some(deadline) = this.clock.deadline() else { return Poll::Pending };
+        let Some(deadline) = this.clock.deadline() else {
+            return Poll::Pending;
+        };
         ready!(this.poll_timer(cx, deadline));
         if this.clock.phase.get() == Phase::Head {
             let answer = this.clock.timeout_answer.get();
@@ -180,12 +206,20 @@ impl<S: Read + Write + Unpin> Read for TimedIo<S> {
 }
 
 impl<S: Read + Write + Unpin> Write for TimedIo<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.io).poll_write(cx, buf);
         self.wrote(outcome, cx)
     }
 
-    fn poll_write_vectored(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
         self.wrote(outcome, cx)
     }

@@ -27,13 +27,21 @@ impl Drain {
         let id = self.next.get();
         self.next.set(id + 1);
         self.open.borrow_mut().insert(id, None);
-        Ticket { id, drain: Rc::clone(self) }
+        Ticket {
+            id,
+            drain: Rc::clone(self),
+        }
     }
 
     /// Asks every open connection to end after the request in hand.
     pub fn begin(&self) {
         self.draining.set(true);
-        let wakers: Vec<Waker> = self.open.borrow_mut().values_mut().filter_map(Option::take).collect();
+        let wakers: Vec<Waker> = self
+            .open
+            .borrow_mut()
+            .values_mut()
+            .filter_map(Option::take)
+            .collect();
         wakers.into_iter().for_each(Waker::wake);
     }
 
@@ -65,7 +73,10 @@ impl Ticket {
 
     /// Wakes this task when the connection should end.
     pub(super) fn wake_with(&self, waker: &Waker) {
-        self.drain.open.borrow_mut().insert(self.id, Some(waker.clone()));
+        self.drain
+            .open
+            .borrow_mut()
+            .insert(self.id, Some(waker.clone()));
     }
 }
 

@@ -41,12 +41,21 @@ pub struct InboundBody {
 impl InboundBody {
     /// At most `max_bytes` long, and never silent for longer than `max_silence`.
     pub fn new(body: Incoming, max_bytes: u64, max_silence: Duration) -> Self {
-        Self { body, max_bytes, seen_bytes: 0, max_silence, silence: None, silent: false }
+        Self {
+            body,
+            max_bytes,
+            seen_bytes: 0,
+            max_silence,
+            silence: None,
+            silent: false,
+        }
     }
 
     fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<InboundError> {
         let now = Instant::now();
-        let (since, timer) = self.silence.get_or_insert_with(|| (now, Box::pin(tokio::time::sleep(self.max_silence))));
+        let (since, timer) = self
+            .silence
+            .get_or_insert_with(|| (now, Box::pin(tokio::time::sleep(self.max_silence))));
         if !self.silent {
             *since = now;
             self.silent = true;
@@ -66,7 +75,10 @@ impl Body for InboundBody {
     type Data = Bytes;
     type Error = InboundError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, InboundError>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, InboundError>>> {
         let this = &mut *self;
         let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) else {
             return this.poll_silence(cx).map(|error| Some(Err(error)));

@@ -102,7 +102,11 @@ fn bind_tcp(mut address: SocketAddr, workers: usize) -> io::Result<Bound> {
     std::net::TcpListener::bind(address)?;
     let mut sockets = Vec::with_capacity(workers);
     for _ in 0..workers {
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+        let socket = Socket::new(
+            Domain::for_address(address),
+            Type::STREAM,
+            Some(Protocol::TCP),
+        )?;
         if address.is_ipv6() && address.ip().is_unspecified() {
             socket.set_only_v6(false)?;
         }
@@ -115,21 +119,31 @@ fn bind_tcp(mut address: SocketAddr, workers: usize) -> io::Result<Bound> {
         address = listener.local_addr()?;
         sockets.push(ListeningSocket::Tcp(listener));
     }
-    Ok(Bound { address: Address::Tcp(address), sockets })
+    Ok(Bound {
+        address: Address::Tcp(address),
+        sockets,
+    })
 }
 
 fn bind_unix(path: &Path, workers: usize) -> io::Result<Bound> {
     if path.exists() {
         // a socket that nobody listens on is left over from a process that was killed
         match std::os::unix::net::UnixStream::connect(path) {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)?,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                std::fs::remove_file(path)?
+            }
             _ => return Err(io::ErrorKind::AddrInUse.into()),
         }
     }
     let listener = StdUnixListener::bind(path)?;
     listener.set_nonblocking(true)?;
-    let sockets = (0..workers).map(|_| listener.try_clone().map(ListeningSocket::Unix)).collect::<io::Result<_>>()?;
-    Ok(Bound { address: Address::Unix(path.to_owned()), sockets })
+    let sockets = (0..workers)
+        .map(|_| listener.try_clone().map(ListeningSocket::Unix))
+        .collect::<io::Result<_>>()?;
+    Ok(Bound {
+        address: Address::Unix(path.to_owned()),
+        sockets,
+    })
 }
 
 /// What happens to connections, for whoever counts them. Each call is cheap and does not fail.
@@ -162,9 +176,16 @@ pub async fn accept<H: Handler, O: Observer + 'static>(
             }
         };
         // never closed: the semaphore lives as long as the process
-        let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { return Ok(()) };
+        let Ok(permit) = Arc::clone(&connections).acquire_owned().await else {
+            return Ok(());
+        };
         let open = observer.opened();
-        let serving = serve::connection(accepted, Rc::clone(&settings), Rc::clone(&handler), Rc::clone(&drain));
+        let serving = serve::connection(
+            accepted,
+            Rc::clone(&settings),
+            Rc::clone(&handler),
+            Rc::clone(&drain),
+        );
         // a panic costs this connection, which drops what it held; the panic hook has counted and logged it
         tokio::task::spawn_local(async move {
             let _held = (permit, open);
@@ -177,7 +198,10 @@ pub async fn accept<H: Handler, O: Observer + 'static>(
 async fn pause_after(error: &io::Error) {
     // ECONNABORTED, EPROTO: that one connection is gone, the next may be fine (accept(2))
     const ONE_CONNECTION: [i32; 2] = [103, 71];
-    if !error.raw_os_error().is_some_and(|code| ONE_CONNECTION.contains(&code)) {
+    if !error
+        .raw_os_error()
+        .is_some_and(|code| ONE_CONNECTION.contains(&code))
+    {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -191,7 +215,9 @@ impl Acceptor {
     fn register(socket: ListeningSocket) -> io::Result<Self> {
         Ok(match socket {
             ListeningSocket::Tcp(socket) => Self::Tcp(tokio::net::TcpListener::from_std(socket)?),
-            ListeningSocket::Unix(socket) => Self::Unix(tokio::net::UnixListener::from_std(socket)?),
+            ListeningSocket::Unix(socket) => {
+                Self::Unix(tokio::net::UnixListener::from_std(socket)?)
+            }
         })
     }
 
@@ -203,7 +229,10 @@ impl Acceptor {
                 Ok(Accepted::tcp(stream, peer.ip()))
             }
             // a Unix socket has no address; whoever may open it is on this machine
-            Self::Unix(listener) => Ok(Accepted::unix(listener.accept().await?.0, IpAddr::V4(Ipv4Addr::LOCALHOST))),
+            Self::Unix(listener) => Ok(Accepted::unix(
+                listener.accept().await?.0,
+                IpAddr::V4(Ipv4Addr::LOCALHOST),
+            )),
         }
     }
 }

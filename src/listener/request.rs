@@ -3,7 +3,11 @@
 //! hyper parses; it leaves to us whom the request is addressed to and whether its framing is one that we pass on. What
 //! two parsers could read differently is refused here, so that the origin sees the request that was decided on.
 
-use http::{HeaderMap, HeaderValue, Method, Uri, Version, header::{HOST, TRANSFER_ENCODING}, request::Parts};
+use http::{
+    HeaderMap, HeaderValue, Method, Uri, Version,
+    header::{HOST, TRANSFER_ENCODING},
+    request::Parts,
+};
 
 use super::Settings;
 
@@ -57,13 +61,25 @@ pub fn check<'a>(parts: &'a Parts, settings: &Settings) -> Result<Addressed<'a>,
         Version::HTTP_2 => authority_http2(parts)?,
         _ => authority_http1(parts)?,
     };
-    let host = if authority.is_empty() { "" } else { host_of(authority).ok_or(Malformed::Invalid("The host is not valid."))? };
+    let host = if authority.is_empty() {
+        ""
+    } else {
+        host_of(authority).ok_or(Malformed::Invalid("The host is not valid."))?
+    };
     let path = check_target(&parts.method, &parts.uri)?;
-    Ok(Addressed { authority, host, path, query: parts.uri.query() })
+    Ok(Addressed {
+        authority,
+        host,
+        path,
+        query: parts.uri.query(),
+    })
 }
 
 fn check_size(parts: &Parts, settings: &Settings) -> Result<(), Malformed> {
-    let target = parts.uri.path_and_query().map_or(0, |target| target.as_str().len());
+    let target = parts
+        .uri
+        .path_and_query()
+        .map_or(0, |target| target.as_str().len());
     if target > settings.max_uri_bytes {
         return Err(Malformed::TargetTooLong);
     }
@@ -71,7 +87,11 @@ fn check_size(parts: &Parts, settings: &Settings) -> Result<(), Malformed> {
         return Err(Malformed::FieldsTooLarge);
     }
     // a line is its name, ": ", its value and CR LF
-    let fields: usize = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
+    let fields: usize = parts
+        .headers
+        .iter()
+        .map(|(name, value)| name.as_str().len() + value.len() + 4)
+        .sum();
     if fields + target > settings.max_header_bytes {
         return Err(Malformed::FieldsTooLarge);
     }
@@ -80,9 +100,16 @@ fn check_size(parts: &Parts, settings: &Settings) -> Result<(), Malformed> {
 
 /// hyper accepts a coding before `chunked`, and `chunked` twice; we know exactly one `chunked`.
 fn check_framing(headers: &HeaderMap) -> Result<(), Malformed> {
-    let mut codings = headers.get_all(TRANSFER_ENCODING).iter().flat_map(|line| line.as_bytes().split(|&byte| byte == b','));
+    let mut codings = headers
+        .get_all(TRANSFER_ENCODING)
+        .iter()
+        .flat_map(|line| line.as_bytes().split(|&byte| byte == b','));
     let mut chunked = false;
-    for coding in codings.by_ref().map(<[u8]>::trim_ascii).filter(|coding| !coding.is_empty()) {
+    for coding in codings
+        .by_ref()
+        .map(<[u8]>::trim_ascii)
+        .filter(|coding| !coding.is_empty())
+    {
         match coding.eq_ignore_ascii_case(b"chunked") {
             _ if chunked => return Err(Malformed::Invalid("The body is chunked more than once.")),
             true => chunked = true,
@@ -139,7 +166,9 @@ fn authority_http2(parts: &Parts) -> Result<&str, Malformed> {
 }
 
 fn text(value: &HeaderValue) -> Result<&str, Malformed> {
-    value.to_str().map_err(|_| Malformed::Invalid("The Host is not valid."))
+    value
+        .to_str()
+        .map_err(|_| Malformed::Invalid("The Host is not valid."))
 }
 
 /// Origin-form or absolute-form; `*` for OPTIONS only.
@@ -157,17 +186,29 @@ fn check_target<'a>(method: &Method, uri: &'a Uri) -> Result<&'a str, Malformed>
 fn host_of(authority: &str) -> Option<&str> {
     let (host, port) = if authority.starts_with('[') {
         let (address, rest) = authority.split_at(authority.find(']')? + 1);
-        address[1..address.len() - 1].parse::<std::net::Ipv6Addr>().ok()?;
-        (address, rest.strip_prefix(':').map_or_else(|| rest.is_empty().then_some(""), Some)?)
+        address[1..address.len() - 1]
+            .parse::<std::net::Ipv6Addr>()
+            .ok()?;
+        (
+            address,
+            rest.strip_prefix(':')
+                .map_or_else(|| rest.is_empty().then_some(""), Some)?,
+        )
     } else {
         let (host, port) = authority.split_once(':').unwrap_or((authority, ""));
         let named = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+;=%".contains(&byte);
         if host.is_empty() || !host.bytes().all(named) {
             return None;
         }
-        (host.strip_suffix('.').filter(|host| !host.is_empty()).unwrap_or(host), port)
+        (
+            host.strip_suffix('.')
+                .filter(|host| !host.is_empty())
+                .unwrap_or(host),
+            port,
+        )
     };
-    let valid_port = port.is_empty() || (port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok());
+    let valid_port = port.is_empty()
+        || (port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok());
     valid_port.then_some(host)
 }
 
@@ -192,7 +233,10 @@ mod tests {
 
     #[test]
     fn what_is_no_host_is_refused() {
-        for authority in ["", "a b", "u@a", "a/x", "a, b", "a:99999", "a:b", "[::1", "[x]", "[::1]x", "a:80:80", ":80", "é", "a\t"] {
+        for authority in [
+            "", "a b", "u@a", "a/x", "a, b", "a:99999", "a:b", "[::1", "[x]", "[::1]x", "a:80:80",
+            ":80", "é", "a\t",
+        ] {
             assert_eq!(host_of(authority), None, "{authority}");
         }
     }

@@ -33,7 +33,11 @@ pub trait Handler: 'static {
     type Body: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + 'static;
 
     /// Answers one request. Dropped when the client is gone.
-    fn handle(self: Rc<Self>, request: Request<Incoming>, from: Rc<Peer>) -> impl Future<Output = Response<Self::Body>>;
+    fn handle(
+        self: Rc<Self>,
+        request: Request<Incoming>,
+        from: Rc<Peer>,
+    ) -> impl Future<Output = Response<Self::Body>>;
 
     /// What an HTTP/1.1 client is told whose request head did not arrive in time, byte for byte.
     fn head_timeout_answer(&self) -> &'static [u8];
@@ -63,18 +67,32 @@ enum Stream {
 
 impl Accepted {
     pub(super) fn tcp(stream: TcpStream, peer: IpAddr) -> Self {
-        Self { stream: Stream::Tcp(stream), peer }
+        Self {
+            stream: Stream::Tcp(stream),
+            peer,
+        }
     }
 
     pub(super) fn unix(stream: UnixStream, peer: IpAddr) -> Self {
-        Self { stream: Stream::Unix(stream), peer }
+        Self {
+            stream: Stream::Unix(stream),
+            peer,
+        }
     }
 }
 
 /// Serves one connection to its end.
-pub(super) async fn connection<H: Handler>(accepted: Accepted, settings: Rc<Settings>, handler: Rc<H>, drain: Rc<Drain>) {
+pub(super) async fn connection<H: Handler>(
+    accepted: Accepted,
+    settings: Rc<Settings>,
+    handler: Rc<H>,
+    drain: Rc<Drain>,
+) {
     let ticket = drain.enter();
-    let peer = Rc::new(Peer { ip: accepted.peer, listener: settings });
+    let peer = Rc::new(Peer {
+        ip: accepted.peer,
+        listener: settings,
+    });
     let ended = match accepted.stream {
         Stream::Tcp(stream) => speak(TokioIo::new(stream), peer, handler, ticket).await,
         Stream::Unix(stream) => speak(TokioIo::new(stream), peer, handler, ticket).await,
@@ -100,18 +118,36 @@ where
     if !http2 {
         clock.answer_timeout_with(handler.head_timeout_answer());
     }
-    let (http1, http2) = (http1_builder(settings), http2.then(|| http2_builder(settings)));
+    let (http1, http2) = (
+        http1_builder(settings),
+        http2.then(|| http2_builder(settings)),
+    );
     let service = service_fn(move |request: Request<Incoming>| {
         let in_flight = clock.request();
         let response = Rc::clone(&handler).handle(request, Rc::clone(&peer));
-        async { Ok::<_, Infallible>(response.await.map(|body| Tracked { body, _in_flight: in_flight })) }
+        async {
+            Ok::<_, Infallible>(response.await.map(|body| Tracked {
+                body,
+                _in_flight: in_flight,
+            }))
+        }
     });
     if let Some(http2) = http2 {
         let connection = http2.serve_connection(io, service);
-        run(pin!(connection), &ticket, http2::Connection::graceful_shutdown).await
+        run(
+            pin!(connection),
+            &ticket,
+            http2::Connection::graceful_shutdown,
+        )
+        .await
     } else {
         let connection = http1.serve_connection(io, service);
-        run(pin!(connection), &ticket, http1::Connection::graceful_shutdown).await
+        run(
+            pin!(connection),
+            &ticket,
+            http1::Connection::graceful_shutdown,
+        )
+        .await
     }
 }
 
@@ -120,7 +156,10 @@ fn http1_builder(settings: &Settings) -> http1::Builder {
     const HEADROOM: usize = 96 * 1024;
     let mut builder = http1::Builder::new();
     // the head's timeout is `Clock`'s
-    builder.half_close(false).header_read_timeout(None).max_buf_size(settings.max_header_bytes + settings.max_uri_bytes + HEADROOM);
+    builder
+        .half_close(false)
+        .header_read_timeout(None)
+        .max_buf_size(settings.max_header_bytes + settings.max_uri_bytes + HEADROOM);
     if settings.max_header_count > HYPER_MAX_HEADERS {
         builder.max_headers(settings.max_header_count);
     }
@@ -140,7 +179,11 @@ fn http2_builder(settings: &Settings) -> http2::Builder<LocalExecutor> {
 }
 
 /// Polls a connection to its end; asks it to end when the worker drains.
-async fn run<C>(mut connection: Pin<&mut C>, ticket: &Ticket, graceful_shutdown: impl Fn(Pin<&mut C>)) -> C::Output
+async fn run<C>(
+    mut connection: Pin<&mut C>,
+    ticket: &Ticket,
+    graceful_shutdown: impl Fn(Pin<&mut C>),
+) -> C::Output
 where
     C: Future,
 {
@@ -161,7 +204,10 @@ where
 }
 
 /// Reads just enough to tell HTTP/2 from HTTP/1, and gives it back. Bounded by the header timeout.
-async fn begins_with_preface<S: Read + Write + Unpin>(io: &mut TimedIo<S>, ticket: &Ticket) -> bool {
+async fn begins_with_preface<S: Read + Write + Unpin>(
+    io: &mut TimedIo<S>,
+    ticket: &Ticket,
+) -> bool {
     let mut seen = BytesMut::with_capacity(PREFACE.len());
     while seen.len() < PREFACE.len() && PREFACE.starts_with(&seen) {
         let mut some = [0; PREFACE.len()];
@@ -172,7 +218,9 @@ async fn begins_with_preface<S: Read + Write + Unpin>(io: &mut TimedIo<S>, ticke
                 return Poll::Ready(Ok(0));
             }
             let mut buf = ReadBuf::new(&mut some[..wanted]);
-            Pin::new(&mut *io).poll_read(cx, buf.unfilled()).map_ok(|()| buf.filled().len())
+            Pin::new(&mut *io)
+                .poll_read(cx, buf.unfilled())
+                .map_ok(|()| buf.filled().len())
         });
         match read.await {
             Ok(0) | Err(_) => break,
@@ -207,7 +255,10 @@ impl<B: Body> Body for Tracked<B> {
     type Data = B::Data;
     type Error = B::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         self.project().body.poll_frame(cx)
     }
 

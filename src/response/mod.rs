@@ -114,7 +114,8 @@ fn authored(
 
 /// What an HTTP/1.1 client is told whose request head did not arrive in time. There is no request to answer, so it is
 /// written as it stands, and the connection closes (RFC 9110 §15.5.9).
-pub const HEAD_TIMEOUT: &[u8] = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+pub const HEAD_TIMEOUT: &[u8] =
+    b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
 
 /// What clients are told about their limits.
 #[derive(Clone, Debug, PartialEq, Eq)]

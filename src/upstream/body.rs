@@ -43,9 +43,19 @@ pub struct ResponseBody<B> {
 }
 
 impl<B> ResponseBody<B> {
-    pub(super) fn new(framing: Framing, connection: Connection, sending: Option<Sending<B>>, keep_alive: bool) -> Self {
+    pub(super) fn new(
+        framing: Framing,
+        connection: Connection,
+        sending: Option<Sending<B>>,
+        keep_alive: bool,
+    ) -> Self {
         let reusable = keep_alive && !matches!(framing, Framing::UntilClose);
-        let mut body = Self { framing, connection: Some(connection), sending, reusable };
+        let mut body = Self {
+            framing,
+            connection: Some(connection),
+            sending,
+            reusable,
+        };
         if matches!(body.framing, Framing::Empty) {
             body.finish();
         }
@@ -76,7 +86,9 @@ impl<B> ResponseBody<B> {
 impl<B: Body<Data = Bytes> + Unpin> ResponseBody<B> {
     /// Sends what is left of the request; a server that no longer reads it is no error.
     fn poll_send_rest(&mut self, cx: &mut Context<'_>) -> Result<(), Interrupted> {
-        let (Some(connection), Some(sending)) = (&mut self.connection, &mut self.sending) else { return Ok(()) };
+        let (Some(connection), Some(sending)) = (&mut self.connection, &mut self.sending) else {
+            return Ok(());
+        };
         match sending.poll(connection, cx) {
             Poll::Pending => Ok(()),
             Poll::Ready(Ok(())) => {
@@ -100,11 +112,16 @@ impl<B: Body<Data = Bytes> + Unpin> Body for ResponseBody<B> {
     type Data = Bytes;
     type Error = Interrupted;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Interrupted>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Interrupted>>> {
         let this = &mut *self;
         this.poll_send_rest(cx)?;
         loop {
-            let Some(connection) = &mut this.connection else { return Poll::Ready(None) };
+            let Some(connection) = &mut this.connection else {
+                return Poll::Ready(None);
+            };
             let inbox = &mut connection.inbox;
             match &mut this.framing {
                 Framing::Empty => {
@@ -112,7 +129,9 @@ impl<B: Body<Data = Bytes> + Unpin> Body for ResponseBody<B> {
                     return Poll::Ready(None);
                 }
                 Framing::Length(left) if !inbox.is_empty() => {
-                    let here = usize::try_from(*left).unwrap_or(usize::MAX).min(inbox.len());
+                    let here = usize::try_from(*left)
+                        .unwrap_or(usize::MAX)
+                        .min(inbox.len());
                     let data = inbox.split_to(here).freeze();
                     *left -= here as u64;
                     if *left == 0 {
@@ -120,7 +139,9 @@ impl<B: Body<Data = Bytes> + Unpin> Body for ResponseBody<B> {
                     }
                     return Poll::Ready(Some(Ok(Frame::data(data))));
                 }
-                Framing::UntilClose if !inbox.is_empty() => return Poll::Ready(Some(Ok(Frame::data(inbox.split().freeze())))),
+                Framing::UntilClose if !inbox.is_empty() => {
+                    return Poll::Ready(Some(Ok(Frame::data(inbox.split().freeze()))));
+                }
                 Framing::Length(_) | Framing::UntilClose => {}
                 Framing::Chunked(chunks) => match chunks.take(inbox) {
                     Ok(Some(Piece::Data(data))) => return Poll::Ready(Some(Ok(Frame::data(data)))),

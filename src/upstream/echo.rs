@@ -22,8 +22,14 @@ pub fn respond<B: Body<Data = Bytes>>(request: &Outbound<'_>, body: B) -> Respon
     };
     let mut head = BytesMut::with_capacity(512);
     headers::write_head(&mut head, request, request.host.as_bytes(), framing);
-    let mut response = Response::new(EchoBody { head: head.freeze(), body: Some(body) });
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    let mut response = Response::new(EchoBody {
+        head: head.freeze(),
+        body: Some(body),
+    });
+    response.headers_mut().insert(
+        CONTENT_TYPE,
+        HeaderValue::from_static("text/plain; charset=utf-8"),
+    );
     response
 }
 
@@ -38,13 +44,21 @@ impl<B: Body<Data = Bytes> + Unpin> Body for EchoBody<B> {
     type Data = Bytes;
     type Error = B::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         if !self.head.is_empty() {
             return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.head)))));
         }
-        let Some(body) = &mut self.body else { return Poll::Ready(None) };
+        let Some(body) = &mut self.body else {
+            return Poll::Ready(None);
+        };
         let frame = std::task::ready!(Pin::new(body).poll_frame(cx));
-        if frame.as_ref().is_none_or(|frame| frame.as_ref().is_ok_and(Frame::is_trailers)) {
+        if frame
+            .as_ref()
+            .is_none_or(|frame| frame.as_ref().is_ok_and(Frame::is_trailers))
+        {
             self.body = None;
             return Poll::Ready(None);
         }
@@ -56,7 +70,11 @@ impl<B: Body<Data = Bytes> + Unpin> Body for EchoBody<B> {
     }
 
     fn size_hint(&self) -> SizeHint {
-        match self.body.as_ref().map_or(Some(0), |body| body.size_hint().exact()) {
+        match self
+            .body
+            .as_ref()
+            .map_or(Some(0), |body| body.size_hint().exact())
+        {
             Some(length) => SizeHint::with_exact(self.head.len() as u64 + length),
             None => SizeHint::default(),
         }

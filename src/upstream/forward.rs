@@ -83,16 +83,24 @@ where
     B: Body<Data = Bytes> + Unpin,
 {
     let framing = body_framing(request.method, &body);
-    let mut body = (framing != BodyFraming::None && framing != BodyFraming::Length(0)).then_some(body);
+    let mut body =
+        (framing != BodyFraming::None && framing != BodyFraming::Length(0)).then_some(body);
     let retryable = body.is_none() && is_idempotent(request.method);
     let mut connection = pool.take().await?;
     loop {
         connection.outbox.clear();
-        headers::write_head(&mut connection.outbox, request, upstream.host_for(pool, request.host), framing);
+        headers::write_head(
+            &mut connection.outbox,
+            request,
+            upstream.host_for(pool, request.host),
+            framing,
+        );
         let sending = Sending::new(body.take(), framing);
         let reused = connection.reused;
         match exchange(connection, sending, upstream, request.method).await {
-            Err(Failed::Upstream(UpstreamError::Closed(_))) if reused && retryable => connection = pool.take_fresh().await?,
+            Err(Failed::Upstream(UpstreamError::Closed(_))) if reused && retryable => {
+                connection = pool.take_fresh().await?
+            }
             outcome => return outcome,
         }
     }
@@ -117,7 +125,9 @@ where
             let before = rest.progress;
             match rest.poll(&mut connection, cx) {
                 Poll::Ready(Ok(())) => sending = None,
-                Poll::Ready(Err(SendError::Body(error))) => return Poll::Ready(Err(Failed::RequestBody(error))),
+                Poll::Ready(Err(SendError::Body(error))) => {
+                    return Poll::Ready(Err(Failed::RequestBody(error)));
+                }
                 Poll::Ready(Err(SendError::Write(error))) => {
                     // the server may have answered before it stopped reading: look for that answer first
                     tracing::debug!(%error, "the server stopped reading the request");
@@ -131,26 +141,41 @@ where
         match poll_head(&mut connection, method == Method::HEAD, cx) {
             Poll::Ready(head) => Poll::Ready(head.map_err(Failed::Upstream)),
             // a client that is slow with its body is not the server's fault: the listener watches that
-            Poll::Pending if sending.as_ref().is_some_and(|rest| rest.waits_for_client) => Poll::Pending,
-            Poll::Pending => connection.poll_deadline(cx, deadline).map(|()| Err(UpstreamError::Timeout(timeout).into())),
+            Poll::Pending if sending.as_ref().is_some_and(|rest| rest.waits_for_client) => {
+                Poll::Pending
+            }
+            Poll::Pending => connection
+                .poll_deadline(cx, deadline)
+                .map(|()| Err(UpstreamError::Timeout(timeout).into())),
         }
     })
     .await?;
     connection.reused = true;
     let keep_alive = head.keep_alive && !refused_body;
-    let mut response = Response::new(ResponseBody::new(head.framing, connection, sending, keep_alive));
+    let mut response = Response::new(ResponseBody::new(
+        head.framing,
+        connection,
+        sending,
+        keep_alive,
+    ));
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers;
     Ok(response)
 }
 
-fn poll_head(connection: &mut Connection, to_head: bool, cx: &mut Context<'_>) -> Poll<Result<ResponseHead, UpstreamError>> {
+fn poll_head(
+    connection: &mut Connection,
+    to_head: bool,
+    cx: &mut Context<'_>,
+) -> Poll<Result<ResponseHead, UpstreamError>> {
     loop {
         if !connection.inbox.is_empty()
             && let Some(head) = framing::take_head(&mut connection.inbox, to_head)?
         {
             if head.status == StatusCode::SWITCHING_PROTOCOLS {
-                return Poll::Ready(Err(UpstreamError::Protocol("it switches protocols unasked")));
+                return Poll::Ready(Err(UpstreamError::Protocol(
+                    "it switches protocols unasked",
+                )));
             }
             if !head.status.is_informational() {
                 return Poll::Ready(Ok(head));
@@ -173,12 +198,17 @@ fn poll_head(connection: &mut Connection, to_head: bool, cx: &mut Context<'_>) -
 
 /// RFC 9110 §9.2.2.
 fn is_idempotent(method: &Method) -> bool {
-    matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS | Method::PUT | Method::DELETE | Method::TRACE)
+    matches!(
+        *method,
+        Method::GET | Method::HEAD | Method::OPTIONS | Method::PUT | Method::DELETE | Method::TRACE
+    )
 }
 
 fn body_framing<B: Body>(method: &Method, body: &B) -> BodyFraming {
     match body.size_hint().exact() {
-        Some(0) if matches!(*method, Method::POST | Method::PUT | Method::PATCH) => BodyFraming::Length(0),
+        Some(0) if matches!(*method, Method::POST | Method::PUT | Method::PATCH) => {
+            BodyFraming::Length(0)
+        }
         Some(0) => BodyFraming::None,
         Some(length) => BodyFraming::Length(length),
         None => BodyFraming::Chunked,
@@ -230,11 +260,19 @@ impl<B> Sending<B> {
 
 impl<B: Body<Data = Bytes> + Unpin> Sending<B> {
     /// Ready when everything is sent.
-    pub(super) fn poll(&mut self, connection: &mut Connection, cx: &mut Context<'_>) -> Poll<Result<(), SendError<B::Error>>> {
+    pub(super) fn poll(
+        &mut self,
+        connection: &mut Connection,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), SendError<B::Error>>> {
         loop {
             self.waits_for_client = false;
             // gather what is there before the first write, so that head and body leave together
-            let gathered = if self.chunk.is_empty() { self.gather(&mut connection.outbox, cx)? } else { Poll::Ready(()) };
+            let gathered = if self.chunk.is_empty() {
+                self.gather(&mut connection.outbox, cx)?
+            } else {
+                Poll::Ready(())
+            };
             let unsent = connection.outbox.len() - self.written;
             if unsent == 0 && self.chunk.is_empty() {
                 if self.body.is_none() {
@@ -252,7 +290,9 @@ impl<B: Body<Data = Bytes> + Unpin> Sending<B> {
                 stream.poll_write_vectored(cx, &[IoSlice::new(head), IoSlice::new(&self.chunk)])
             };
             let wrote = match ready!(wrote) {
-                Ok(0) => return Poll::Ready(Err(SendError::Write(io::ErrorKind::WriteZero.into()))),
+                Ok(0) => {
+                    return Poll::Ready(Err(SendError::Write(io::ErrorKind::WriteZero.into())));
+                }
                 Ok(wrote) => wrote,
                 Err(error) => return Poll::Ready(Err(SendError::Write(error))),
             };
@@ -264,7 +304,11 @@ impl<B: Body<Data = Bytes> + Unpin> Sending<B> {
     }
 
     /// Takes body frames until one is large enough to leave on its own, the body ends, or nothing is there.
-    fn gather(&mut self, outbox: &mut BytesMut, cx: &mut Context<'_>) -> Result<Poll<()>, SendError<B::Error>> {
+    fn gather(
+        &mut self,
+        outbox: &mut BytesMut,
+        cx: &mut Context<'_>,
+    ) -> Result<Poll<()>, SendError<B::Error>> {
         while let Some(body) = &mut self.body {
             if self.written == outbox.len() {
                 outbox.clear();

@@ -48,7 +48,10 @@ pub enum Framing {
 }
 
 /// Takes a complete head off the inbox; `None` while it is incomplete. `to_head`: the request was a HEAD.
-pub fn take_head(inbox: &mut BytesMut, to_head: bool) -> Result<Option<ResponseHead>, UpstreamError> {
+pub fn take_head(
+    inbox: &mut BytesMut,
+    to_head: bool,
+) -> Result<Option<ResponseHead>, UpstreamError> {
     let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
     let mut parsed = httparse::Response::new(&mut fields);
     let length = match parsed.parse(inbox) {
@@ -61,9 +64,12 @@ pub fn take_head(inbox: &mut BytesMut, to_head: bool) -> Result<Option<ResponseH
     };
     let code = parsed.code.unwrap_or(0);
     if !(100..=599).contains(&code) {
-        return Err(UpstreamError::Protocol("the status is not between 100 and 599"));
+        return Err(UpstreamError::Protocol(
+            "the status is not between 100 and 599",
+        ));
     }
-    let status = StatusCode::from_u16(code).map_err(|_| UpstreamError::Protocol("the status is not a status"))?;
+    let status = StatusCode::from_u16(code)
+        .map_err(|_| UpstreamError::Protocol("the status is not a status"))?;
     let http11 = parsed.version == Some(1);
     // where each field lies in the inbox, so that the values can share the head's memory
     let base = inbox.as_ptr() as usize;
@@ -85,21 +91,40 @@ pub fn take_head(inbox: &mut BytesMut, to_head: bool) -> Result<Option<ResponseH
     let keep_alive = http11 && !headers::lists_token(&headers, &CONNECTION, "close");
     let framing = framing(&mut headers, status, http11, to_head)?;
     headers::remove_hop_by_hop(&mut headers);
-    Ok(Some(ResponseHead { status, headers, framing, keep_alive }))
+    Ok(Some(ResponseHead {
+        status,
+        headers,
+        framing,
+        keep_alive,
+    }))
 }
 
 /// RFC 9112 §6.3, refusing where the RFC lets us choose.
-fn framing(headers: &mut HeaderMap, status: StatusCode, http11: bool, to_head: bool) -> Result<Framing, UpstreamError> {
+fn framing(
+    headers: &mut HeaderMap,
+    status: StatusCode,
+    http11: bool,
+    to_head: bool,
+) -> Result<Framing, UpstreamError> {
     let length = content_length(headers)?;
     let coded = headers.contains_key(TRANSFER_ENCODING);
     if coded {
         let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
-        let chunked = codings.next().is_some_and(|coding| coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked"));
+        let chunked = codings.next().is_some_and(|coding| {
+            coding
+                .as_bytes()
+                .trim_ascii()
+                .eq_ignore_ascii_case(b"chunked")
+        });
         if !chunked || codings.next().is_some() {
-            return Err(UpstreamError::Protocol("the transfer coding is not one `chunked`"));
+            return Err(UpstreamError::Protocol(
+                "the transfer coding is not one `chunked`",
+            ));
         }
         if length.is_some() {
-            return Err(UpstreamError::Protocol("both Content-Length and Transfer-Encoding"));
+            return Err(UpstreamError::Protocol(
+                "both Content-Length and Transfer-Encoding",
+            ));
         }
         if !http11 {
             return Err(UpstreamError::Protocol("Transfer-Encoding in HTTP/1.0"));
@@ -114,7 +139,7 @@ fn framing(headers: &mut HeaderMap, status: StatusCode, http11: bool, to_head: b
         return Ok(Framing::Empty);
     }
     Ok(match length {
-        _ if coded => Framing::Chunked(Chunks::new()),
+        _ if coded => Framing::Chunked(Chunks::default()),
         Some(0) => Framing::Empty,
         Some(length) => Framing::Length(length),
         None => Framing::UntilClose,
@@ -124,7 +149,9 @@ fn framing(headers: &mut HeaderMap, status: StatusCode, http11: bool, to_head: b
 /// The one length that every `Content-Length` line states; several equal lines become one.
 fn content_length(headers: &mut HeaderMap) -> Result<Option<u64>, UpstreamError> {
     let mut lines = headers.get_all(CONTENT_LENGTH).iter();
-    let Some(first) = lines.next() else { return Ok(None) };
+    let Some(first) = lines.next() else {
+        return Ok(None);
+    };
     let repeated = match lines.next() {
         Some(second) if second != first || lines.any(|other| other != first) => {
             return Err(UpstreamError::Protocol("differing Content-Length"));
@@ -132,8 +159,12 @@ fn content_length(headers: &mut HeaderMap) -> Result<Option<u64>, UpstreamError>
         second => second.is_some(),
     };
     let digits = first.as_bytes();
-    let length = std::str::from_utf8(digits).ok().filter(|text| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()));
-    let length = length.and_then(|text| text.parse().ok()).ok_or(UpstreamError::Protocol("Content-Length is not a length"))?;
+    let length = std::str::from_utf8(digits)
+        .ok()
+        .filter(|text| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()));
+    let length = length
+        .and_then(|text| text.parse().ok())
+        .ok_or(UpstreamError::Protocol("Content-Length is not a length"))?;
     if repeated {
         let one = first.clone();
         headers.insert(CONTENT_LENGTH, one);
@@ -142,14 +173,15 @@ fn content_length(headers: &mut HeaderMap) -> Result<Option<u64>, UpstreamError>
 }
 
 /// A chunked body as it arrives (RFC 9112 §7.1).
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Chunks {
     state: ChunkState,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum ChunkState {
     /// At the start of a chunk-size line.
+    #[default]
     Size,
     /// Inside a chunk's data, so many bytes left.
     Data(u64),
@@ -173,11 +205,6 @@ pub enum Piece {
 }
 
 impl Chunks {
-    /// At the start of a body.
-    pub fn new() -> Self {
-        Self { state: ChunkState::Size }
-    }
-
     /// Whether the end was reached.
     pub fn ended(&self) -> bool {
         matches!(self.state, ChunkState::End)
@@ -188,9 +215,15 @@ impl Chunks {
         loop {
             match self.state {
                 ChunkState::Size => {
-                    let Some((size, line)) = size_line(inbox)? else { return Ok(None) };
+                    let Some((size, line)) = size_line(inbox)? else {
+                        return Ok(None);
+                    };
                     inbox.advance(line);
-                    self.state = if size == 0 { ChunkState::Trailers } else { ChunkState::Data(size) };
+                    self.state = if size == 0 {
+                        ChunkState::Trailers
+                    } else {
+                        ChunkState::Data(size)
+                    };
                 }
                 ChunkState::Data(left) => {
                     if inbox.is_empty() {
@@ -198,7 +231,11 @@ impl Chunks {
                     }
                     let here = usize::try_from(left).unwrap_or(usize::MAX).min(inbox.len());
                     let rest = left - here as u64;
-                    self.state = if rest == 0 { ChunkState::DataEnd } else { ChunkState::Data(rest) };
+                    self.state = if rest == 0 {
+                        ChunkState::DataEnd
+                    } else {
+                        ChunkState::Data(rest)
+                    };
                     return Ok(Some(Piece::Data(inbox.split_to(here).freeze())));
                 }
                 ChunkState::DataEnd => {
@@ -212,9 +249,15 @@ impl Chunks {
                     self.state = ChunkState::Size;
                 }
                 ChunkState::Trailers => {
-                    let Some(trailers) = take_trailers(inbox)? else { return Ok(None) };
+                    let Some(trailers) = take_trailers(inbox)? else {
+                        return Ok(None);
+                    };
                     self.state = ChunkState::End;
-                    return Ok(Some(if trailers.is_empty() { Piece::End } else { Piece::Trailers(trailers) }));
+                    return Ok(Some(if trailers.is_empty() {
+                        Piece::End
+                    } else {
+                        Piece::Trailers(trailers)
+                    }));
                 }
                 ChunkState::End => return Ok(Some(Piece::End)),
             }
@@ -233,11 +276,16 @@ fn size_line(inbox: &[u8]) -> Result<Option<(u64, usize)>, &'static str> {
             _ => Ok(None),
         };
     };
-    let line = seen[..end].strip_suffix(b"\r").ok_or("a chunk-size line ends in a bare LF")?;
+    let line = seen[..end]
+        .strip_suffix(b"\r")
+        .ok_or("a chunk-size line ends in a bare LF")?;
     if line.contains(&b'\r') {
         return Err("a bare CR in a chunk-size line");
     }
-    let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
+    let digits = line
+        .iter()
+        .take_while(|byte| byte.is_ascii_hexdigit())
+        .count();
     match line.get(digits) {
         None | Some(b';' | b' ' | b'\t') => {}
         Some(_) => return Err("a chunk size is not hexadecimal"),
@@ -245,7 +293,10 @@ fn size_line(inbox: &[u8]) -> Result<Option<(u64, usize)>, &'static str> {
     let mut size = 0u64;
     for &digit in &line[..digits] {
         let value = char::from(digit).to_digit(16).unwrap_or(0);
-        size = size.checked_mul(16).and_then(|size| size.checked_add(u64::from(value))).ok_or("a chunk size overflows")?;
+        size = size
+            .checked_mul(16)
+            .and_then(|size| size.checked_add(u64::from(value)))
+            .ok_or("a chunk size overflows")?;
     }
     if digits == 0 {
         return Err("a chunk has no size");
@@ -260,8 +311,10 @@ fn take_trailers(inbox: &mut BytesMut) -> Result<Option<HeaderMap>, &'static str
     let length = match httparse::parse_headers(inbox, &mut fields) {
         Ok(httparse::Status::Complete((length, fields))) => {
             for field in fields.iter() {
-                let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| "a trailer has no valid name")?;
-                let value = HeaderValue::from_bytes(field.value).map_err(|_| "a trailer has no valid value")?;
+                let name = HeaderName::from_bytes(field.name.as_bytes())
+                    .map_err(|_| "a trailer has no valid name")?;
+                let value = HeaderValue::from_bytes(field.value)
+                    .map_err(|_| "a trailer has no valid value")?;
                 if headers::may_be_trailer(&name) {
                     trailers.append(name, value);
                 }

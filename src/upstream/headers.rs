@@ -9,7 +9,10 @@ use std::{fmt::Write as _, net::IpAddr};
 use bytes::{BufMut, BytesMut};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method,
-    header::{CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA},
+    header::{
+        CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+        VIA,
+    },
 };
 
 use crate::identity::{Client, ManagedFields};
@@ -75,9 +78,28 @@ pub fn may_be_trailer(name: &HeaderName) -> bool {
     let text = name.as_str();
     let forbidden = is_hop_by_hop(name)
         || [HOST, CONTENT_LENGTH, TRAILER, EXPECT, COOKIE, VIA].contains(name)
-        || ["authorization", "set-cookie", "content-encoding", "content-type", "content-range", "cache-control", "age", "forwarded", "range"]
-            .contains(&text)
-        || ["x-forwarded-", "x-request-", "x-user-", "x-rate", "ratelimit", "if-"].iter().any(|prefix| text.starts_with(prefix));
+        || [
+            "authorization",
+            "set-cookie",
+            "content-encoding",
+            "content-type",
+            "content-range",
+            "cache-control",
+            "age",
+            "forwarded",
+            "range",
+        ]
+        .contains(&text)
+        || [
+            "x-forwarded-",
+            "x-request-",
+            "x-user-",
+            "x-rate",
+            "ratelimit",
+            "if-",
+        ]
+        .iter()
+        .any(|prefix| text.starts_with(prefix));
     !forbidden
 }
 
@@ -87,14 +109,20 @@ pub fn lists_token(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool 
 }
 
 fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a [u8]> {
-    headers.get_all(name).iter().flat_map(|line| line.as_bytes().split(|&byte| byte == b',')).map(<[u8]>::trim_ascii)
+    headers
+        .get_all(name)
+        .iter()
+        .flat_map(|line| line.as_bytes().split(|&byte| byte == b','))
+        .map(<[u8]>::trim_ascii)
 }
 
 /// Removes from a response what concerned only the server's connection.
 pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
     if headers.contains_key(CONNECTION) {
         let named: Vec<HeaderName> = tokens(headers, &CONNECTION)
-            .filter(|token| !token.eq_ignore_ascii_case(b"close") && !token.eq_ignore_ascii_case(b"keep-alive"))
+            .filter(|token| {
+                !token.eq_ignore_ascii_case(b"close") && !token.eq_ignore_ascii_case(b"keep-alive")
+            })
             .filter_map(|token| HeaderName::from_bytes(token).ok())
             .filter(may_be_named)
             .collect();
@@ -102,14 +130,22 @@ pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
             headers.remove(name);
         }
     }
-    for name in [&CONNECTION, &KEEP_ALIVE, &PROXY_CONNECTION, &TE, &TRANSFER_ENCODING, &UPGRADE] {
+    for name in [
+        &CONNECTION,
+        &KEEP_ALIVE,
+        &PROXY_CONNECTION,
+        &TE,
+        &TRANSFER_ENCODING,
+        &UPGRADE,
+    ] {
         headers.remove(name);
     }
 }
 
 /// Whether `Connection` may name this field: it cannot remove what is end-to-end by nature (RFC 9110 §7.6.1).
 fn may_be_named(name: &HeaderName) -> bool {
-    ![HOST, CONTENT_LENGTH, COOKIE].contains(name) && !["authorization", "set-cookie", "cache-control"].contains(&name.as_str())
+    ![HOST, CONTENT_LENGTH, COOKIE].contains(name)
+        && !["authorization", "set-cookie", "cache-control"].contains(&name.as_str())
 }
 
 /// Writes the whole head of the outbound request: line, fields, empty line. Allocates only as the buffer grows.
@@ -124,7 +160,11 @@ pub fn write_head(out: &mut BytesMut, request: &Outbound<'_>, host: &[u8], frami
     write_ours(out, request);
     match framing {
         BodyFraming::None => {}
-        BodyFraming::Length(length) => put_field(out, "content-length", itoa::Buffer::new().format(length).as_bytes()),
+        BodyFraming::Length(length) => put_field(
+            out,
+            "content-length",
+            itoa::Buffer::new().format(length).as_bytes(),
+        ),
         BodyFraming::Chunked => out.put_slice(b"transfer-encoding: chunked\r\n"),
     }
     if lists_token(request.headers, &TE, "trailers") {
@@ -147,19 +187,33 @@ fn write_end_to_end(out: &mut BytesMut, request: &Outbound<'_>) {
             || *name == VIA
             || is_rewritten(name)
             || (identified && is_identity(name))
-            || if trusted { request.managed.alias(name.as_str()) } else { request.managed.contains(name.as_str()) }
-            || (lists_fields && may_be_named(name) && lists_token(headers, &CONNECTION, name.as_str()));
+            || if trusted {
+                request.managed.alias(name.as_str())
+            } else {
+                request.managed.contains(name.as_str())
+            }
+            || (lists_fields
+                && may_be_named(name)
+                && lists_token(headers, &CONNECTION, name.as_str()));
         if !skipped {
             put_field(out, name.as_str(), value.as_bytes());
         }
     }
     // HTTP/2 may split a cookie into crumbs; HTTP/1.1 knows one line (RFC 9113 §8.2.3)
-    put_joined(out, "cookie", headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes), b"; ");
+    put_joined(
+        out,
+        "cookie",
+        headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes),
+        b"; ",
+    );
 }
 
 /// Fields that are always written afresh, from what was received or from what we know.
 fn is_rewritten(name: &HeaderName) -> bool {
-    matches!(name.as_str(), "x-forwarded-for" | "x-forwarded-proto" | "x-forwarded-host" | "x-request-id")
+    matches!(
+        name.as_str(),
+        "x-forwarded-for" | "x-forwarded-proto" | "x-forwarded-host" | "x-request-id"
+    )
 }
 
 /// Fields that say who the user is: ours replace a trusted proxy's where we know.
@@ -169,7 +223,12 @@ fn is_identity(name: &HeaderName) -> bool {
 
 fn write_ours(out: &mut BytesMut, request: &Outbound<'_>) {
     let client = request.client;
-    let from_trusted = |name: &str| client.peer_trusted.then(|| request.headers.get(name)).flatten();
+    let from_trusted = |name: &str| {
+        client
+            .peer_trusted
+            .then(|| request.headers.get(name))
+            .flatten()
+    };
     out.put_slice(b"x-forwarded-for: ");
     if client.peer_trusted {
         for line in request.headers.get_all("x-forwarded-for") {
@@ -179,8 +238,16 @@ fn write_ours(out: &mut BytesMut, request: &Outbound<'_>) {
     }
     put_address(out, client.peer);
     out.put_slice(b"\r\n");
-    put_field(out, "x-forwarded-proto", from_trusted("x-forwarded-proto").map_or(request.scheme.as_bytes(), HeaderValue::as_bytes));
-    put_field(out, "x-forwarded-host", from_trusted("x-forwarded-host").map_or(request.host.as_bytes(), HeaderValue::as_bytes));
+    put_field(
+        out,
+        "x-forwarded-proto",
+        from_trusted("x-forwarded-proto").map_or(request.scheme.as_bytes(), HeaderValue::as_bytes),
+    );
+    put_field(
+        out,
+        "x-forwarded-host",
+        from_trusted("x-forwarded-host").map_or(request.host.as_bytes(), HeaderValue::as_bytes),
+    );
     put_field(out, "x-request-id", request.request_id.as_bytes());
     if let Some(user) = client.user {
         put_field(out, "x-user-id", user.as_bytes());
@@ -207,7 +274,12 @@ fn put_field(out: &mut BytesMut, name: &str, value: &[u8]) {
     out.put_slice(b"\r\n");
 }
 
-fn put_joined<'a>(out: &mut BytesMut, name: &str, values: impl Iterator<Item = &'a [u8]>, separator: &[u8]) {
+fn put_joined<'a>(
+    out: &mut BytesMut,
+    name: &str,
+    values: impl Iterator<Item = &'a [u8]>,
+    separator: &[u8],
+) {
     let mut empty = true;
     for value in values {
         if empty {

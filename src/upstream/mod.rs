@@ -112,8 +112,16 @@ pub struct Upstream {
 impl Upstream {
     /// No connection is opened before the first request.
     pub fn new(settings: Settings) -> Self {
-        let pools = settings.servers.iter().map(|server| Rc::new(pool::ServerPool::new(server.clone(), &settings))).collect();
-        Self { settings, pools, turn: Cell::new(0) }
+        let pools = settings
+            .servers
+            .iter()
+            .map(|server| Rc::new(pool::ServerPool::new(server.clone(), &settings)))
+            .collect();
+        Self {
+            settings,
+            pools,
+            turn: Cell::new(0),
+        }
     }
 
     /// The settings that it was made from.

@@ -83,7 +83,10 @@ impl ServerPool {
             if self.open.get() < self.max_connections {
                 return self.connect(give_up).await;
             }
-            if tokio::time::timeout_at(give_up, self.freed.notified()).await.is_err() {
+            if tokio::time::timeout_at(give_up, self.freed.notified())
+                .await
+                .is_err()
+            {
                 return Err(UpstreamError::Busy(self.max_connections));
             }
         }
@@ -119,12 +122,21 @@ impl ServerPool {
                     Stream::Tcp(stream)
                 }
                 Server::Unix(path) => Stream::Unix(UnixStream::connect(path).await?),
-                Server::Echo => return Err(io::Error::other("the built-in server has no connections")),
+                Server::Echo => {
+                    return Err(io::Error::other("the built-in server has no connections"));
+                }
             })
         };
         let connected = tokio::time::timeout_at(give_up, connecting).await;
-        let timed_out = || io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {:?}", self.connect_timeout));
-        let stream = connected.unwrap_or_else(|_| Err(timed_out())).map_err(UpstreamError::Connect)?;
+        let timed_out = || {
+            io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("no connection within {:?}", self.connect_timeout),
+            )
+        };
+        let stream = connected
+            .unwrap_or_else(|_| Err(timed_out()))
+            .map_err(UpstreamError::Connect)?;
         Ok(Connection {
             stream,
             inbox: BytesMut::new(),
@@ -165,7 +177,9 @@ struct Slot {
 impl Slot {
     fn open(pool: &Rc<ServerPool>) -> Self {
         pool.open.set(pool.open.get() + 1);
-        Self { pool: Rc::clone(pool) }
+        Self {
+            pool: Rc::clone(pool),
+        }
     }
 }
 
@@ -197,7 +211,11 @@ impl Connection {
         std::future::poll_fn(|cx| {
             let mut byte = [0];
             let mut probe = ReadBuf::new(&mut byte);
-            Poll::Ready(Pin::new(&mut self.stream).poll_read(cx, &mut probe).is_pending())
+            Poll::Ready(
+                Pin::new(&mut self.stream)
+                    .poll_read(cx, &mut probe)
+                    .is_pending(),
+            )
         })
         .await
     }
@@ -221,10 +239,17 @@ impl Connection {
         const LEAST: usize = 8 * 1024;
         const MOST: usize = 64 * 1024;
         if self.inbox.capacity() - self.inbox.len() < LEAST / 4 {
-            let room = if self.inbox.len() >= LEAST { MOST } else { LEAST };
+            let room = if self.inbox.len() >= LEAST {
+                MOST
+            } else {
+                LEAST
+            };
             self.inbox.reserve(room);
         }
-        let pinned = std::pin::pin!(tokio::io::AsyncReadExt::read_buf(&mut self.stream, &mut self.inbox));
+        let pinned = std::pin::pin!(tokio::io::AsyncReadExt::read_buf(
+            &mut self.stream,
+            &mut self.inbox
+        ));
         pinned.poll(cx)
     }
 }
@@ -246,17 +271,29 @@ macro_rules! on_stream {
 }
 
 impl AsyncRead for Stream {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         on_stream!(self, inner => Pin::new(inner).poll_read(cx, buf))
     }
 }
 
 impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         on_stream!(self, inner => Pin::new(inner).poll_write(cx, buf))
     }
 
-    fn poll_write_vectored(self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         on_stream!(self, inner => Pin::new(inner).poll_write_vectored(cx, bufs))
     }
 

@@ -310,27 +310,6 @@ fn redirects_carry_no_ratelimit_field() {
 }
 
 #[test]
-fn a_request_that_can_never_pass_is_not_told_to_come_back() {
-    let gateway = Gateway::with(
-        r#"
-        [limit.units]
-        key = ["ip"]
-        rate = "10/s"
-        burst = 10
-        [[route]]
-        name = "costly"
-        path = "/{*rest}"
-        upstream = "origin"
-        limits = ["units"]
-        cost = 11
-        "#,
-    )
-    .start();
-    let rejected = gateway.get("/");
-    assert_eq!((rejected.status, rejected.retry_after()), (429, None));
-}
-
-#[test]
 fn errors_of_our_own_are_problems_too() {
     let gateway = Gateway::with("")
         .upstream_at(&format!("http://{}", crate::support::origin::nobody()))

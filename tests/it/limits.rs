@@ -413,7 +413,7 @@ fn routes_tell_hosts_methods_and_paths_apart() {
 }
 
 #[test]
-fn no_route_is_404_and_charges_nothing() {
+fn no_route_is_404_and_meets_the_limits_of_every_request() {
     let gateway = Gateway::with(&format!(
         "{}\n[[route]]\nname = \"only\"\npath = \"/only\"\nupstream = \"origin\"\n",
         per_ip(2)
@@ -421,11 +421,9 @@ fn no_route_is_404_and_charges_nothing() {
     .start();
     let absent = gateway.get("/absent");
     assert_eq!(absent.status, 404);
-    assert_eq!(
-        absent.header("content-type"),
-        Some("application/problem+json")
-    );
-    assert_eq!(gateway.get("/only").remaining("per_ip"), 1);
+    assert_eq!(absent.header("content-type"), Some("application/problem+json"));
+    assert_eq!(gateway.get("/only").status, 200);
+    assert_eq!(gateway.get("/absent").status, 429, "who tries names is limited like everybody");
 }
 
 #[test]

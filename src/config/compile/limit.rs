@@ -258,10 +258,7 @@ fn bursts(value: &Value<'_>) -> Option<ByTier<NonZeroU64>> {
 type Tiers = Vec<(String, usize)>;
 
 /// One quota per tier that is named anywhere; the first is the default.
-fn quotas(
-    rates: ByTier<Rate>,
-    bursts: ByTier<NonZeroU64>,
-) -> Option<(Vec<Quota>, Tiers)> {
+fn quotas(rates: ByTier<Rate>, bursts: ByTier<NonZeroU64>) -> Option<(Vec<Quota>, Tiers)> {
     let quota = |rate: Rate, burst: Option<NonZeroU64>| {
         let burst = burst.unwrap_or_else(|| rate.per_second());
         Quota {

@@ -95,7 +95,12 @@ pub(super) fn compile(
         .collect();
     check_routes::check(file.document, &routes, upstreams, limits);
     let complete = routes.len() == tables.len();
-    let routes = complete.then(|| routes.into_iter().map(Written::finish).collect::<Option<_>>())??;
+    let routes = complete.then(|| {
+        routes
+            .into_iter()
+            .map(Written::finish)
+            .collect::<Option<_>>()
+    })??;
     Some((names.everywhere, routes))
 }
 

@@ -152,7 +152,7 @@ fn a_body_cut_short_never_ends_cleanly() {
         let gateway = Gateway::with("").upstream(&origin).start();
         let ended = gateway.connect().try_send(&Request::get("/"));
         assert!(
-            matches!(ended, Err(Broken::Cut | Broken::Reset)),
+            matches!(ended, Err(Broken::Closed | Broken::Cut | Broken::Reset)),
             "{bytes:?} became {ended:?}"
         );
 

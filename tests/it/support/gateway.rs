@@ -171,7 +171,12 @@ impl Gateway {
     /// One GET to the admin listener, which may be gone.
     pub fn try_admin(&self, path: &str) -> Result<Response, Broken> {
         let stream = std::net::TcpStream::connect(self.ready.admin)?;
-        Client::over(stream).try_send(&Request::get(path).header("connection", "close"))
+        Client::over(stream).try_send(&self.admin_request("GET", path))
+    }
+
+    /// A request that the admin listener takes for one to itself.
+    pub fn admin_request(&self, method: &str, path: &str) -> Request {
+        Request::new(method, path).header("host", &self.ready.admin.to_string()).header("connection", "close")
     }
 
     pub fn admin(&self, path: &str) -> Response {

@@ -69,7 +69,10 @@ async fn connect(address: SocketAddr) -> http2::SendRequest<Full<Bytes>> {
     .await;
     let stream =
         TokioIo::new(stream.unwrap_or_else(|error| panic!("connect to {address}: {error}")));
-    let (sender, connection) = http2::handshake(TokioExecutor::new(), stream)
+    let (sender, connection) = http2::Builder::new(TokioExecutor::new())
+        // until the gateway has said how many it takes at once
+        .initial_max_send_streams(1)
+        .handshake(stream)
         .await
         .unwrap_or_else(|error| panic!("handshake: {error}"));
     // ends when the sender is dropped or the gateway hangs up
