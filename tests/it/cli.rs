@@ -223,11 +223,16 @@ fn bad_options_say_what_would_be_good() {
 #[test]
 fn a_route_that_can_never_be_admitted_is_a_finding() {
     let folder = folder();
-    let toml = SOUND.replace("rate =", "burst = 10\nrate =").replace("upstream = \"api\"", "upstream = \"api\"\ncost = 11");
+    let toml = SOUND
+        .replace("rate =", "burst = 10\nrate =")
+        .replace("upstream = \"api\"", "upstream = \"api\"\ncost = 11");
     write(folder.path(), &toml);
     let checked = tidegate(folder.path(), &["check", "--config", "gateway.toml"]);
     assert_eq!(checked.code, Some(1), "{checked}");
-    assert!(checked.stderr.contains("per_ip") && checked.stderr.contains("all"), "{checked}");
+    assert!(
+        checked.stderr.contains("per_ip") && checked.stderr.contains("all"),
+        "{checked}"
+    );
 }
 
 #[test]
@@ -237,11 +242,19 @@ fn every_preset_of_init_passes_check() {
         let options = ["init", "--preset", preset, "--output", "gateway.toml"];
         let written = tidegate(folder.path(), &options);
         assert_eq!(written.code, Some(0), "{preset}: {written}");
-        let text = fs::read_to_string(folder.path().join("gateway.toml"))
-            .unwrap_or_else(|error| panic!("{options:?} wrote no gateway.toml: {error}; {written}"));
-        assert!(text.lines().filter(|line| line.starts_with('#')).count() >= 3, "{preset} is commented:\n{text}");
+        let text = fs::read_to_string(folder.path().join("gateway.toml")).unwrap_or_else(|error| {
+            panic!("{options:?} wrote no gateway.toml: {error}; {written}")
+        });
+        assert!(
+            text.lines().filter(|line| line.starts_with('#')).count() >= 3,
+            "{preset} is commented:\n{text}"
+        );
         let printed = tidegate(folder.path(), &["init", "--preset", preset]);
-        assert_eq!((printed.code, printed.stdout.as_str()), (Some(0), text.as_str()), "{preset}, printed");
+        assert_eq!(
+            (printed.code, printed.stdout.as_str()),
+            (Some(0), text.as_str()),
+            "{preset}, printed"
+        );
         let checked = tidegate(folder.path(), &["check", "--config", "gateway.toml"]);
         assert_eq!(checked.code, Some(0), "{preset}: {checked}\n{text}");
     }
@@ -254,7 +267,12 @@ fn init_never_overwrites() {
     let refused = tidegate(folder.path(), &["init", "--output", "gateway.toml"]);
     assert_eq!(refused.code, Some(1), "{refused}");
     assert!(refused.stderr.contains("gateway.toml"), "{refused}");
-    assert_eq!(fs::read_to_string(folder.path().join("gateway.toml")).ok().as_deref(), Some("precious"));
+    assert_eq!(
+        fs::read_to_string(folder.path().join("gateway.toml"))
+            .ok()
+            .as_deref(),
+        Some("precious")
+    );
 }
 
 #[test]

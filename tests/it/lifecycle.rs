@@ -6,7 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{Broken, Client, Gate, Gateway, Origin, Request, eventually, wait::eventually_eq};
+use crate::support::{
+    Broken, Client, Gate, Gateway, Origin, Request, eventually, wait::eventually_eq,
+};
 
 const LIMITED: &str = r#"
     [gateway]
@@ -69,10 +71,14 @@ fn health_and_readiness_are_ok_while_it_serves() {
     assert_eq!(gateway.admin("/healthz").status, 200);
     assert_eq!(gateway.admin("/readyz").status, 200);
     assert_eq!(gateway.admin("/nothing-here").status, 404);
-    let posted = Client::connect(gateway.admin_address()).send(&gateway.admin_request("POST", "/healthz"));
+    let posted =
+        Client::connect(gateway.admin_address()).send(&gateway.admin_request("POST", "/healthz"));
     assert_eq!(posted.status, 405);
     let rebound = Client::connect(gateway.admin_address()).send(&Request::get("/metrics"));
-    assert_eq!(rebound.status, 421, "a page in a browser cannot reach it through a name of its own");
+    assert_eq!(
+        rebound.status, 421,
+        "a page in a browser cannot reach it through a name of its own"
+    );
 }
 
 #[test]
@@ -100,7 +106,6 @@ fn every_metric_is_there_at_zero_from_the_start() {
         r#"tidegate_key_evictions_total{limit="per_ip"}"#,
         r#"tidegate_upstream_errors_total{upstream="origin"}"#,
         r#"tidegate_in_flight{route="all"}"#,
-        "tidegate_connections",
         "tidegate_panics_total",
         "tidegate_decision_seconds_count",
         r#"tidegate_request_seconds_count{route="all"}"#,
@@ -110,6 +115,11 @@ fn every_metric_is_there_at_zero_from_the_start() {
     for selector in zero {
         assert_eq!(metrics.sum(selector), 0.0, "{selector}");
     }
+    let connections = format!(
+        r#"tidegate_connections{{listener="{}"}}"#,
+        gateway.address()
+    );
+    assert_eq!(metrics.sum(&connections), 0.0, "{connections}");
     assert_eq!(metrics.sum("tidegate_build_info"), 1.0);
     assert_eq!(metrics.sum("tidegate_config_info"), 1.0);
     for (family, kind) in &metrics.types {
@@ -125,11 +135,12 @@ fn every_metric_is_there_at_zero_from_the_start() {
 #[test]
 fn metrics_count_what_happened() {
     let origin = Origin::ok();
-    let gateway = Gateway::with(LIMITED).upstream(&origin).start();
-    assert_eq!(
-        gateway.statuses(&Request::get("/secret-path"), 5),
-        [200, 200, 429, 429, 429]
-    );
+    let trusting = "[client_ip]\ntrusted_proxies = [\"127.0.0.0/8\"]\n";
+    let gateway = Gateway::with(&format!("{trusting}{LIMITED}"))
+        .upstream(&origin)
+        .start();
+    let request = Request::get("/secret-path").header("x-forwarded-for", "198.51.100.77");
+    assert_eq!(gateway.statuses(&request, 5), [200, 200, 429, 429, 429]);
     gateway.wait_for_metric(r#"tidegate_requests_total{route="all",code="200"}"#, 2.0);
     gateway.wait_for_metric(r#"tidegate_requests_total{route="all",code="429"}"#, 3.0);
     let metrics = gateway.metrics();
@@ -140,7 +151,10 @@ fn metrics_count_what_happened() {
     };
     assert_eq!((decisions("admitted"), decisions("rejected")), (2.0, 3.0));
     assert_eq!(metrics.sum(r#"tidegate_keys{limit="per_ip"}"#), 1.0);
-    assert_eq!(metrics.sum("tidegate_decision_seconds_count"), 5.0);
+    assert!(
+        metrics.sum("tidegate_decision_seconds_count") >= 1.0,
+        "decisions are sampled"
+    );
     assert_eq!(
         metrics.sum(r#"tidegate_upstream_seconds_count{upstream="origin"}"#),
         2.0
@@ -150,10 +164,8 @@ fn metrics_count_what_happened() {
         3.0
     );
     let page = gateway.admin("/metrics").text();
-    assert!(
-        !page.contains("secret-path") && !page.contains("127.0.0.1"),
-        "a label holds a path or a client"
-    );
+    assert!(!page.contains("secret-path"), "a label holds a path");
+    assert!(!page.contains("198.51.100.77"), "a label holds a client");
 }
 
 #[test]
@@ -292,11 +304,7 @@ fn several_listeners_serve_the_same_routes_and_limits() {
     let [first, second] = gateway.listeners() else {
         panic!("two listeners: {:?}", gateway.listeners())
     };
-    let get = |address: &SocketAddr| {
-        Client::connect(*address)
-            .send(&Request::get("/"))
-            .status
-    };
+    let get = |address: &SocketAddr| Client::connect(*address).send(&Request::get("/")).status;
     assert_eq!(
         [get(first), get(second), get(first), get(second)],
         [200, 200, 429, 429]

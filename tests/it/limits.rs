@@ -421,9 +421,16 @@ fn no_route_is_404_and_meets_the_limits_of_every_request() {
     .start();
     let absent = gateway.get("/absent");
     assert_eq!(absent.status, 404);
-    assert_eq!(absent.header("content-type"), Some("application/problem+json"));
+    assert_eq!(
+        absent.header("content-type"),
+        Some("application/problem+json")
+    );
     assert_eq!(gateway.get("/only").status, 200);
-    assert_eq!(gateway.get("/absent").status, 429, "who tries names is limited like everybody");
+    assert_eq!(
+        gateway.get("/absent").status,
+        429,
+        "who tries names is limited like everybody"
+    );
 }
 
 #[test]

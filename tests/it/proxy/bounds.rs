@@ -230,9 +230,16 @@ fn an_idle_connection_is_closed_without_a_word() {
     let gateway = Gateway::with(&listener("idle_timeout = \"300ms\"")).start();
     let mut client = gateway.connect();
     assert_eq!(client.send(&Request::get("/")).status, 200);
-    let rest = raw::read(&mut client.stream().try_clone().expect("a connected stream"), SOON);
+    let rest = raw::read(
+        &mut client.stream().try_clone().expect("a connected stream"),
+        SOON,
+    );
     assert!(rest.closed, "still open");
-    assert_eq!(rest.text(), "", "a client that is about to ask would take it for its answer");
+    assert_eq!(
+        rest.text(),
+        "",
+        "a client that is about to ask would take it for its answer"
+    );
 }
 
 #[test]

@@ -152,7 +152,10 @@ fn a_listener_may_leave_http2_out() {
         SOON,
     );
     assert!(reply.closed);
-    let refused = reply.statuses().iter().all(|status| status == "400" || status == "505");
+    let refused = reply
+        .statuses()
+        .iter()
+        .all(|status| status == "400" || status == "505");
     assert!(refused, "{:?}", reply.text());
     assert_eq!(origin.requests().len(), 0, "PRI is never forwarded");
     assert_eq!(gateway.get("/").status, 200);

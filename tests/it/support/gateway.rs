@@ -176,7 +176,9 @@ impl Gateway {
 
     /// A request that the admin listener takes for one to itself.
     pub fn admin_request(&self, method: &str, path: &str) -> Request {
-        Request::new(method, path).header("host", &self.ready.admin.to_string()).header("connection", "close")
+        Request::new(method, path)
+            .header("host", &self.ready.admin.to_string())
+            .header("connection", "close")
     }
 
     pub fn admin(&self, path: &str) -> Response {

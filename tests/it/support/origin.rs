@@ -32,8 +32,16 @@ pub struct Seen {
 }
 
 /// Fields that decide something at an origin; many servers take `_` for `-` in a name.
-const IMITATED: &[&str] =
-    &["content-length", "transfer-encoding", "host", "forwarded", "via", "x-request-id", "x-user-id", "x-rate-limit-tier"];
+const IMITATED: &[&str] = &[
+    "content-length",
+    "transfer-encoding",
+    "host",
+    "forwarded",
+    "via",
+    "x-request-id",
+    "x-user-id",
+    "x-rate-limit-tier",
+];
 
 impl Seen {
     /// The only value of a field; none where it is absent. Fails when it came more than once.
@@ -96,7 +104,8 @@ impl Seen {
         }
         for (name, _) in &self.headers {
             let meant = name.to_ascii_lowercase().replace(['_', '.'], "-");
-            let alias = name.contains(['_', '.']) && (IMITATED.contains(&meant.as_str()) || meant.starts_with("x-forwarded-"));
+            let alias = name.contains(['_', '.'])
+                && (IMITATED.contains(&meant.as_str()) || meant.starts_with("x-forwarded-"));
             fault(alias, "a field that a server may take for another");
         }
         faults
