@@ -8,9 +8,10 @@ use crate::{
         Limit,
         code::Code,
         diagnostic::{Problem, did_you_mean, quote},
-        file::{Section, Text, Value, not_built},
+        file::{Section, not_built},
         keys,
         units::Rate,
+        value::{Text, Value},
     },
     identity::{self, KeyPart},
     limit::{Algorithm, Quota},
@@ -224,7 +225,7 @@ fn by_tier<T>(value: &Value<'_>, read: impl Fn(&Value<'_>) -> Option<T>) -> Opti
         });
     }
     let mut by_tier = ByTier::default();
-    let entries = value.entries();
+    let entries = value.entries(|tier| format!("{} of {}", quote(tier), value.what));
     let count = entries.len();
     for (tier, value) in entries {
         check_name(&tier, "a tier");
@@ -258,10 +259,7 @@ fn bursts(value: &Value<'_>) -> Option<ByTier<NonZeroU64>> {
 type Tiers = Vec<(String, usize)>;
 
 /// One quota per tier that is named anywhere; the first is the default.
-fn quotas(
-    rates: ByTier<Rate>,
-    bursts: ByTier<NonZeroU64>,
-) -> Option<(Vec<Quota>, Tiers)> {
+fn quotas(rates: ByTier<Rate>, bursts: ByTier<NonZeroU64>) -> Option<(Vec<Quota>, Tiers)> {
     let quota = |rate: Rate, burst: Option<NonZeroU64>| {
         let burst = burst.unwrap_or_else(|| rate.per_second());
         Quota {
