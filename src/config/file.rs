@@ -1,12 +1,12 @@
-//! The TOML as written: tables and values that know where they stand, and report what is wrong with them.
+//! The TOML as written: tables that know where they stand and which keys they may have.
 //!
 //! A [`Section`] is opened with the list of its keys, and refuses every other one at once; a [`Value`] is read as
 //! some type, and reports when it is not one. Both go on with a default or `None`, so that one pass finds every
-//! problem. Text goes through `${NAME}` here; what came from the environment is never shown.
+//! problem. That no key is read and then ignored is asserted by [`Section::finish`].
 
 use std::{
     cell::RefCell,
-    fmt::Display,
+    collections::BTreeSet,
     ops::{Range, RangeInclusive},
     time::Duration,
 };
@@ -19,10 +19,10 @@ use toml::{
 use super::{
     code::Code,
     diagnostic::{Problem, Problems, Severity, did_you_mean, quote},
-    environment::{self, Lookup},
+    environment::Lookup,
     keys::{Keys, Status},
     source::Source,
-    units,
+    value::{Text, Value},
 };
 
 /// One file being read.
@@ -47,16 +47,13 @@ impl Document<'_> {
     /// The tables of the file; where it is not TOML, what is wrong with it.
     pub(super) fn parse<'t>(&self, text: &'t str) -> Option<DeTable<'t>> {
         let (table, errors) = DeTable::parse_recoverable(text);
-        let mut last_line = None;
+        let mut lines = BTreeSet::new();
         for error in &errors {
             let span = error.span().unwrap_or(0..0);
-            // what follows on the same line is a consequence
-            if last_line.replace(self.source.line(span.start)) != Some(self.source.line(span.start))
-            {
-                self.error(
-                    span.clone(),
-                    syntax_problem(error.message(), &text[span.start.min(text.len())..]),
-                );
+            // what else is wrong on the same line is a consequence
+            if lines.insert(self.source.line(span.start)) {
+                let rest = text.get(span.start..).unwrap_or_default();
+                self.error(span, syntax_problem(error.message(), rest));
             }
         }
         errors.is_empty().then(|| table.into_inner())
@@ -67,8 +64,10 @@ impl Document<'_> {
 fn syntax_problem(message: &str, rest: &str) -> Problem {
     let hint = if message.contains("duplicate key") {
         "write it once; a table that may be repeated has two brackets, such as [[route]]"
-    } else if rest.starts_with(|c: char| c.is_ascii_alphanumeric()) {
+    } else if message.contains("quoted") && rest.starts_with(|c: char| c.is_ascii_alphanumeric()) {
         r#"text, durations, sizes and rates stand in quotes, such as "10s""#
+    } else if message.contains("quoted") && rest.lines().next().unwrap_or_default().is_empty() {
+        "write a value after `=`"
     } else {
         ""
     };
@@ -96,11 +95,7 @@ impl<'a> Section<'a> {
         keys: &'static Keys,
         table: Option<&'a DeTable<'a>>,
     ) -> Self {
-        let built = keys
-            .keys
-            .iter()
-            .filter(|(_, status)| matches!(status, Status::Built));
-        let unread = RefCell::new(built.map(|(name, _)| *name).collect());
+        let unread = RefCell::new(keys.built().collect());
         let section = Self {
             document,
             title,
@@ -134,7 +129,7 @@ impl<'a> Section<'a> {
             }
             None => {
                 let meant = did_you_mean(key, self.keys.names());
-                let known = self.keys.names().collect::<Vec<_>>().join(", ");
+                let known = self.keys.built().collect::<Vec<_>>().join(", ");
                 Problem::new(
                     Code::UnknownKey,
                     format!("unknown key {} in {title}", quote(key)),
@@ -154,12 +149,8 @@ impl<'a> Section<'a> {
         );
         self.unread.borrow_mut().retain(|unread| *unread != key);
         let (name, value) = self.table?.get_key_value(key)?;
-        Some(Value {
-            document: self.document,
-            what: format!("{} in {}", quote(key), self.title),
-            name_span: name.span(),
-            value,
-        })
+        let what = format!("{} in {}", quote(key), self.title);
+        Some(Value::new(self.document, what, name.span(), value))
     }
 
     /// The value of a key without which the table means nothing; reports when it is missing.
@@ -237,9 +228,7 @@ impl<'a> Section<'a> {
     /// A table of this one; an empty one where it is missing.
     pub(super) fn table(&self, key: &'static str, keys: &'static Keys) -> Section<'a> {
         let value = self.get(key);
-        let span = value
-            .as_ref()
-            .map_or(self.span.clone(), |value| value.name_span.clone());
+        let span = value.as_ref().map_or(self.span.clone(), Value::name_span);
         let table = value.and_then(|value| value.table());
         Section::open(self.document, keys.title.to_owned(), span, keys, table)
     }
@@ -249,243 +238,22 @@ impl<'a> Section<'a> {
         let Some(value) = self.get(key) else {
             return Vec::new();
         };
-        let Some(items) = value.value.get_ref().as_array() else {
+        if !value.is_array() {
             let message = format!("[{key}] may be repeated, so it has two brackets");
             let problem = Problem::new(Code::WrongType, message).hint(format!("write [[{key}]]"));
-            self.document.error(value.name_span, problem);
+            self.document.error(value.name_span(), problem);
             return Vec::new();
-        };
-        let item = |item| Value {
-            document: self.document,
-            what: format!("[[{key}]]"),
-            name_span: Spanned::span(item),
-            value: item,
-        };
-        items.iter().map(item).collect()
+        }
+        value.items(&format!("[[{key}]]"))
     }
 
     /// The named tables of this one (`[limit.NAME]`), in the order of the file.
     pub(super) fn named(&self, key: &'static str) -> Vec<(Text<'a>, Value<'a>)> {
-        let Some(entries) = self.get(key).and_then(|value| value.table()) else {
-            return Vec::new();
-        };
-        let mut named: Vec<_> = entries
-            .iter()
-            .map(|(name, value)| {
-                let text = Text::plain(self.document, name.get_ref().to_string(), name.span());
-                let what = format!("[{key}.{}]", quote(name.get_ref()).trim_matches('`'));
-                (
-                    text,
-                    Value {
-                        document: self.document,
-                        what,
-                        name_span: name.span(),
-                        value,
-                    },
-                )
-            })
-            .collect();
-        named.sort_by_key(|(name, _)| name.span.start);
-        named
+        let what = |name: &str| format!("[{key}.{}]", quote(name).trim_matches('`'));
+        self.get(key)
+            .map(|value| value.entries(what))
+            .unwrap_or_default()
     }
-}
-
-/// One value and the place where it stands.
-pub(super) struct Value<'a> {
-    pub(super) document: Document<'a>,
-    /// As messages name it: "`rate` in [limit.per_ip]".
-    pub(super) what: String,
-    name_span: Range<usize>,
-    value: &'a Spanned<DeValue<'a>>,
-}
-
-impl<'a> Value<'a> {
-    pub(super) fn span(&self) -> Range<usize> {
-        self.value.span()
-    }
-
-    /// Where its name stands.
-    pub(super) fn name_span(&self) -> Range<usize> {
-        self.name_span.clone()
-    }
-
-    pub(super) fn error(&self, problem: Problem) {
-        self.document.error(self.span(), problem);
-    }
-
-    fn wrong_type(&self, expected: &str) -> Problem {
-        let found = self.value.get_ref().type_str();
-        Problem::new(
-            Code::WrongType,
-            format!("{} is {expected}, not a TOML {found}", self.what),
-        )
-        .label(format!("expected {expected}"))
-    }
-
-    pub(super) fn is_string(&self) -> bool {
-        self.value.get_ref().is_str()
-    }
-
-    pub(super) fn is_table(&self) -> bool {
-        self.value.get_ref().is_table()
-    }
-
-    pub(super) fn text(&self) -> Option<Text<'a>> {
-        self.text_like("a text in quotes", "")
-    }
-
-    fn text_like(&self, expected: &str, hint: &str) -> Option<Text<'a>> {
-        let Some(raw) = self.value.get_ref().as_str() else {
-            self.error(self.wrong_type(expected).hint(hint));
-            return None;
-        };
-        match environment::expand(raw, self.document.env) {
-            Ok(value) => Some(Text {
-                document: self.document,
-                from_environment: raw.contains("${"),
-                raw: raw.to_owned(),
-                value,
-                span: self.span(),
-            }),
-            Err(problem) => {
-                self.error(problem);
-                None
-            }
-        }
-    }
-
-    pub(super) fn duration(&self, bounds: RangeInclusive<Duration>) -> Option<Duration> {
-        let text = self.text_like(
-            "a duration",
-            r#"durations are texts with a unit, such as "10s""#,
-        )?;
-        let value = text.parse("a duration", units::duration)?;
-        self.within(value, bounds, units::show_duration)
-    }
-
-    pub(super) fn size(&self, bounds: RangeInclusive<u64>) -> Option<u64> {
-        let text = self.text_like("a size", r#"sizes are texts with a unit, such as "64KiB""#)?;
-        let value = text.parse("a size", units::size)?;
-        self.within(value, bounds, units::show_size)
-    }
-
-    pub(super) fn rate(&self) -> Option<units::Rate> {
-        let text = self.text_like("a rate", r#"rates are texts such as "100/s" or "5/15min""#)?;
-        text.parse("a rate", units::rate)
-    }
-
-    pub(super) fn integer(&self, bounds: RangeInclusive<u64>) -> Option<u64> {
-        let Some(written) = self.value.get_ref().as_integer() else {
-            self.error(self.wrong_type("a whole number"));
-            return None;
-        };
-        let parsed = i128::from_str_radix(written.as_str(), written.radix());
-        // no bound reaches past 64 bits, so what does not fit there is out of bounds too
-        let value = parsed.ok().and_then(|value| u64::try_from(value).ok());
-        match value {
-            Some(value) => self.within(value, bounds, |value| value.to_string()),
-            None => {
-                self.error(out_of_range(
-                    &self.what,
-                    &quote(written.as_str()),
-                    bounds.start(),
-                    bounds.end(),
-                ));
-                None
-            }
-        }
-    }
-
-    pub(super) fn boolean(&self) -> Option<bool> {
-        let value = self.value.get_ref().as_bool();
-        if value.is_none() {
-            self.error(
-                self.wrong_type("true or false")
-                    .hint("write it without quotes"),
-            );
-        }
-        value
-    }
-
-    pub(super) fn array(&self) -> Option<Vec<Value<'a>>> {
-        let Some(items) = self.value.get_ref().as_array() else {
-            self.error(
-                self.wrong_type("a list")
-                    .hint("write a list in brackets, even for one item"),
-            );
-            return None;
-        };
-        let item = |value| Value {
-            document: self.document,
-            what: format!("an item of {}", self.what),
-            name_span: Spanned::span(value),
-            value,
-        };
-        Some(items.iter().map(item).collect())
-    }
-
-    pub(super) fn table(&self) -> Option<&'a DeTable<'a>> {
-        let table = self.value.get_ref().as_table();
-        if table.is_none() {
-            self.error(self.wrong_type("a table"));
-        }
-        table
-    }
-
-    /// The entries of a table that is read by name, in the order of the file.
-    pub(super) fn entries(&self) -> Vec<(Text<'a>, Value<'a>)> {
-        let mut entries: Vec<_> = self
-            .table()
-            .into_iter()
-            .flat_map(DeTable::iter)
-            .map(|(name, value)| {
-                let text = Text::plain(self.document, name.get_ref().to_string(), name.span());
-                let what = format!("{} of {}", quote(name.get_ref()), self.what);
-                (
-                    text,
-                    Value {
-                        document: self.document,
-                        what,
-                        name_span: name.span(),
-                        value,
-                    },
-                )
-            })
-            .collect();
-        entries.sort_by_key(|(name, _)| name.span.start);
-        entries
-    }
-
-    /// This value as a table with these keys.
-    pub(super) fn section(&self, title: String, keys: &'static Keys) -> Option<Section<'a>> {
-        let table = self.table()?;
-        Some(Section::open(
-            self.document,
-            title,
-            self.name_span(),
-            keys,
-            Some(table),
-        ))
-    }
-
-    fn within<T: PartialOrd + Copy>(
-        &self,
-        value: T,
-        bounds: RangeInclusive<T>,
-        show: impl Fn(T) -> String,
-    ) -> Option<T> {
-        if bounds.contains(&value) {
-            return Some(value);
-        }
-        let (from, to) = (show(*bounds.start()), show(*bounds.end()));
-        self.error(out_of_range(&self.what, &show(value), &from, &to));
-        None
-    }
-}
-
-fn out_of_range(what: &str, value: &str, from: &impl Display, to: &impl Display) -> Problem {
-    Problem::new(Code::OutOfRange, format!("{what} is out of range: {value}"))
-        .label(format!("expected {from} to {to}"))
 }
 
 /// A feature that does not exist yet.
@@ -495,85 +263,6 @@ pub(super) fn not_built(what: String, feature: &str) -> Problem {
         format!("{what} is not built yet: {feature}"),
     )
     .label("not built yet")
-}
-
-/// Text after `${NAME}` was replaced.
-pub(super) struct Text<'a> {
-    pub(super) document: Document<'a>,
-    pub(super) value: String,
-    pub(super) span: Range<usize>,
-    raw: String,
-    from_environment: bool,
-}
-
-impl<'a> Text<'a> {
-    fn plain(document: Document<'a>, value: String, span: Range<usize>) -> Self {
-        Self {
-            document,
-            raw: value.clone(),
-            value,
-            span,
-            from_environment: false,
-        }
-    }
-
-    /// The text as it may be shown: as it was written.
-    pub(super) fn shown(&self) -> String {
-        quote(&self.raw)
-    }
-
-    pub(super) fn error(&self, problem: Problem) {
-        self.document.error(self.span.clone(), problem);
-    }
-
-    /// Parses, or reports why not; says nothing of the value when it comes from the environment.
-    pub(super) fn parse<T>(
-        &self,
-        kind: &str,
-        parse: impl Fn(&str) -> Result<T, Problem>,
-    ) -> Option<T> {
-        parse(&self.value)
-            .map_err(|problem| self.error(self.conceal(problem, kind)))
-            .ok()
-    }
-
-    fn conceal(&self, problem: Problem, kind: &str) -> Problem {
-        if !self.from_environment {
-            return problem;
-        }
-        let message = format!("{} does not hold {kind}", self.shown());
-        Problem::new(problem.code, message)
-            .hint("correct the environment variable, or the default after `:-`")
-    }
-
-    /// A word among `built`; one among `unbuilt` is refused as the `feature` that it is.
-    pub(super) fn choice<T: Copy>(
-        &self,
-        built: &[(&str, T)],
-        unbuilt: &[&str],
-        feature: &str,
-    ) -> Option<T> {
-        if let Some((_, choice)) = built.iter().find(|(word, _)| *word == self.value) {
-            return Some(*choice);
-        }
-        let words = built.iter().map(|(word, _)| *word);
-        let known = words.clone().map(quote).collect::<Vec<_>>().join(", ");
-        self.error(if unbuilt.contains(&self.value.as_str()) {
-            not_built(self.shown(), feature).hint(format!("built now: {known}"))
-        } else {
-            Problem::new(
-                Code::UnknownChoice,
-                format!("unknown value {}", self.shown()),
-            )
-            .label(format!("expected one of {known}"))
-            .hint(if self.from_environment {
-                String::new()
-            } else {
-                did_you_mean(&self.value, words)
-            })
-        });
-        None
-    }
 }
 
 /// Whether a value is what `literal` says in TOML.

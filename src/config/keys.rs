@@ -31,6 +31,14 @@ impl Keys {
             .map(|(_, status)| *status)
     }
 
+    pub(super) fn built(&self) -> impl Iterator<Item = &'static str> {
+        let built = self
+            .keys
+            .iter()
+            .filter(|(_, status)| matches!(status, Built));
+        built.map(|(name, _)| *name)
+    }
+
     pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
         self.keys.iter().map(|(name, _)| *name)
     }
@@ -271,3 +279,81 @@ pub(super) static LOG: Keys = Keys {
     title: "[log]",
     keys: &[("level", Built), ("format", Built), ("access", Built)],
 };
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Every table but the list of tables itself.
+    const TABLES: &[&Keys] = &[
+        &SERVER,
+        &LISTEN,
+        &CLIENT_IP,
+        &USER_API_KEY,
+        &USER_HEADER,
+        &API_KEY,
+        &UPSTREAM,
+        &LIMIT,
+        &GATEWAY,
+        &ROUTE,
+        &RESPONSE,
+        &ADMIN,
+        &LOG,
+    ];
+
+    const DOCUMENT: &str = include_str!("../../docs/config.md");
+
+    /// The first column of the rows below a heading.
+    fn rows(heading: &str) -> BTreeSet<&'static str> {
+        let section = DOCUMENT
+            .split("\n## ")
+            .find_map(|section| section.strip_prefix(heading));
+        let section = section.unwrap_or_else(|| panic!("docs/config.md has no section {heading}"));
+        assert!(
+            section.starts_with('\n'),
+            "{heading} is a heading of its own"
+        );
+        section
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `")?.split_once("` |"))
+            .map(|(name, _)| name)
+            .collect()
+    }
+
+    #[test]
+    fn the_documentation_names_every_key_that_is_built_and_no_other() {
+        for table in TABLES {
+            let built: BTreeSet<&str> = table.built().collect();
+            assert_eq!(
+                rows(&format!("`{}`", table.title)),
+                built,
+                "{}",
+                table.title
+            );
+        }
+    }
+
+    #[test]
+    fn the_documentation_names_every_key_that_is_not_built() {
+        let mut unbuilt = BTreeSet::new();
+        for table in TABLES {
+            let keys = table
+                .keys
+                .iter()
+                .filter(|(_, status)| !matches!(status, Built));
+            unbuilt.extend(keys.map(|(key, _)| format!("{} {key}", table.title)));
+        }
+        let tables = FILE
+            .keys
+            .iter()
+            .filter(|(_, status)| !matches!(status, Built));
+        unbuilt.extend(tables.map(|(table, _)| format!("[{table}]")));
+        let documented: BTreeSet<String> = rows("Not built yet")
+            .into_iter()
+            .map(str::to_owned)
+            .collect();
+        assert_eq!(documented, unbuilt);
+    }
+}

@@ -14,13 +14,14 @@ mod quick;
 mod read;
 mod source;
 mod units;
+mod value;
 
 pub use code::Code;
 pub(crate) use diagnostic::count;
 pub use diagnostic::{Diagnostic, MAX_LINE_BYTES, MAX_SHOWN, Place, Report, Severity};
 pub use quick::quick;
 
-use std::{net::SocketAddr, num::NonZeroUsize, path::Path, time::Duration};
+use std::{fmt, net::SocketAddr, num::NonZeroUsize, path::Path, time::Duration};
 
 use diagnostic::Problems;
 use file::Document;
@@ -175,11 +176,21 @@ pub struct Route {
     pub max_body_bytes: Option<u64>,
 }
 
-/// `[admin]`.
-#[derive(Clone, Debug)]
+/// `[admin]`. Its `Debug` form says only whether there is a token.
+#[derive(Clone)]
 pub struct Admin {
     /// Where the admin pages are served.
     pub address: SocketAddr,
     /// The bearer token; required unless the address is loopback.
     pub token: Option<String>,
+}
+
+impl fmt::Debug for Admin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let token = self.token.as_ref().map(|_| "…");
+        f.debug_struct("Admin")
+            .field("address", &self.address)
+            .field("token", &token)
+            .finish()
+    }
 }

@@ -182,9 +182,22 @@ fn scale(unit: &str, units: &[(&str, u64)], kind: &str) -> Result<u64, Problem> 
         .map(|(name, _)| *name)
         .collect::<Vec<_>>()
         .join(", ");
+    let again =
+        |message: &str, hint: &str| Err(Problem::new(Code::BadDuration, message).hint(hint));
+    if unit.starts_with('.') {
+        return again(
+            "only whole numbers can be written",
+            "use a smaller unit: 1500ms instead of 1.5s",
+        );
+    }
+    if unit.contains(|c: char| c.is_ascii_digit()) {
+        return again(
+            "only one unit can be written",
+            "use the smaller unit alone: 90min instead of 1h30min",
+        );
+    }
     let message = match unit {
         "" => format!("a {kind} unit is missing"),
-        _ if unit.starts_with('.') => "only whole numbers can be written".to_owned(),
         _ => format!("unknown {kind} unit {}", quote(unit)),
     };
     let hint = meant(unit, units).map(|name| format!("did you mean {}?", quote(name)));

@@ -39,9 +39,12 @@ pub(super) fn check(
 
 fn check_names(document: Document<'_>, routes: &[Written]) {
     let mut lines = HashMap::new();
-    for (name, span) in routes.iter().filter_map(|route| route.name.as_ref()) {
+    for route in routes {
+        let Some((name, span)) = &route.name else {
+            continue;
+        };
         if let Some(first) = lines.insert(name, document.source.line(span.start)) {
-            let message = format!("two routes have the name {}", quote(name));
+            let message = format!("two routes have the name {}", route.shown);
             let hint = format!("the other is on line {first}: rename one of them");
             document.error(
                 span.clone(),
@@ -51,11 +54,9 @@ fn check_names(document: Document<'_>, routes: &[Written]) {
     }
 }
 
-fn check_patterns(document: Document<'_>, routes: &[Written]) {
-    let readable: Vec<(&Written, &Pattern)> = routes
-        .iter()
-        .filter_map(|route| Some((route, route.pattern.as_ref()?)))
-        .collect();
+fn check_patterns<'r>(document: Document<'_>, routes: &'r [Written]) {
+    let with_pattern = |route: &'r Written| Some((route, route.pattern.as_ref()?));
+    let readable: Vec<(&Written, &Pattern)> = routes.iter().filter_map(with_pattern).collect();
     let patterns: Vec<Pattern> = readable
         .iter()
         .map(|(_, pattern)| (*pattern).clone())
@@ -67,13 +68,21 @@ fn check_patterns(document: Document<'_>, routes: &[Written]) {
         let other = error
             .other
             .and_then(|other| readable.get(other))
-            .map(|(other, _)| {
-                let line = document.source.line(other.path_span.start);
-                format!("the earlier route is {} on line {line}", other.shown())
-            });
-        let problem =
-            Problem::new(Code::RouteConflict, error.problem).label(other.unwrap_or_default());
-        document.error(route.path_span.clone(), problem.hint(error.hint));
+            .map(|(other, _)| *other);
+        let label = other.map(|other| {
+            let line = document.source.line(other.path_span.start);
+            format!("the earlier route is {} on line {line}", other.shown)
+        });
+        let problem = if route.is_secret || other.is_some_and(|other| other.is_secret) {
+            let message =
+                "the path or the hosts of this route, from the environment, cannot be used";
+            let hint = "write them into the file to see why";
+            Problem::new(Code::RouteConflict, message).hint(hint)
+        } else {
+            Problem::new(Code::RouteConflict, error.problem).hint(error.hint)
+        };
+        let problem = problem.label(label.unwrap_or_default());
+        document.error(route.path_span.clone(), problem);
     }
 }
 
@@ -90,7 +99,7 @@ fn check_cost(document: Document<'_>, route: &Written, limit: &Limit) {
     let Some((tier, index)) = small.first() else {
         return;
     };
-    let (name, shown) = (quote(&limit.name), route.shown());
+    let (name, shown) = (quote(&limit.name), &route.shown);
     let hint = format!("raise the burst of {name} to at least {cost}, or lower the cost");
     let label = format!("a request costs {cost}, the burst is {}", burst(*index));
     if small.len() == limit.quotas.len() {

@@ -4,15 +4,15 @@ use std::{net::IpAddr, path::Path};
 
 use http::HeaderName;
 use ipnet::IpNet;
-use toml::de::DeValue;
 
 use super::{field_name, keys_file};
 use crate::{
     config::{
         code::Code,
-        diagnostic::{Problem, did_you_mean, quote},
-        file::{Section, Text, Value, not_built},
+        diagnostic::{Problem, quote},
+        file::{Section, not_built},
         keys::{self, Keys},
+        value::{Text, Value},
     },
     identity::{AddressSource, OnInvalid, Settings, UserSource},
 };
@@ -97,49 +97,30 @@ fn address_source(text: &Text<'_>) -> Option<AddressSource> {
     }
 }
 
+const KINDS: &str = "add from = \"api_key\" or from = \"header\"";
+
 /// Which kind a `[[user]]` table is has to be known before its keys are.
 fn user(table: &Value<'_>, base_dir: &Path, trusted_proxies: &[IpNet]) -> Option<UserSource> {
     let kinds: &[(&str, &'static Keys)] = &[
         ("api_key", &keys::USER_API_KEY),
         ("header", &keys::USER_HEADER),
     ];
-    let from = table.table()?.get("from").map(|value| value.get_ref());
-    let Some(from) = from else {
+    let Some(from) = table.table()?.get("from") else {
         let problem = Problem::new(Code::MissingKey, "`from` is missing in [[user]]");
-        table.error(problem.hint("add from = \"api_key\" or from = \"header\""));
+        table.error(problem.hint(KINDS));
         return None;
     };
-    let DeValue::String(kind) = from else {
-        table.error(Problem::new(
-            Code::WrongType,
-            "`from` in [[user]] is a text in quotes",
-        ));
-        return None;
-    };
-    let Some((_, keys)) = kinds.iter().find(|(name, _)| name == kind) else {
-        table.error(
-            match kind.as_ref() {
-                "jwt" => not_built(
-                    "from = \"jwt\" in [[user]]".to_owned(),
-                    "users from JSON Web Tokens",
-                ),
-                "client_cert" => not_built(
-                    "from = \"client_cert\" in [[user]]".to_owned(),
-                    "users from client certificates",
-                ),
-                other => Problem::new(
-                    Code::UnknownChoice,
-                    format!("users cannot come from {}", quote(other)),
-                )
-                .label(did_you_mean(other, kinds.iter().map(|(name, _)| *name))),
-            }
-            .hint("write from = \"api_key\" or from = \"header\""),
-        );
-        return None;
-    };
+    let what = "`from` in [[user]]".to_owned();
+    let kind = Value::new(table.document, what, from.span(), from).text()?;
+    let unbuilt = ["jwt", "client_cert"];
+    let keys = kind.choice(
+        kinds,
+        &unbuilt,
+        "users from JSON Web Tokens and client certificates",
+    )?;
     let section = table.section(keys.title.to_owned(), keys)?;
     section.get("from");
-    let source = match kind.as_ref() {
+    let source = match kind.value.as_str() {
         "api_key" => api_key(&section, base_dir),
         _ => header(&section, trusted_proxies),
     };

@@ -10,9 +10,10 @@ use crate::{
     config::{
         code::Code,
         diagnostic::Problem,
-        file::{Document, Section, Text, Value},
+        file::{Document, Section},
         keys, read,
         source::Source,
+        value::{Text, Value},
     },
     identity::ApiKey,
 };
@@ -32,7 +33,8 @@ pub(super) fn load(path: &Text<'_>, base_dir: &Path) -> Option<Vec<ApiKey>> {
             return None;
         }
     };
-    let source = Source::new(path.shown().trim_matches('`'), text);
+    let name = base_dir.join(path.raw()).display().to_string();
+    let source = Source::new(&name, text);
     let document = Document {
         source: &source,
         ..path.document

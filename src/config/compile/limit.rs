@@ -8,9 +8,10 @@ use crate::{
         Limit,
         code::Code,
         diagnostic::{Problem, did_you_mean, quote},
-        file::{Section, Text, Value, not_built},
+        file::{Section, not_built},
         keys,
         units::Rate,
+        value::{Text, Value},
     },
     identity::{self, KeyPart},
     limit::{Algorithm, Quota},
@@ -224,7 +225,7 @@ fn by_tier<T>(value: &Value<'_>, read: impl Fn(&Value<'_>) -> Option<T>) -> Opti
         });
     }
     let mut by_tier = ByTier::default();
-    let entries = value.entries();
+    let entries = value.entries(|tier| format!("{} of {}", quote(tier), value.what));
     let count = entries.len();
     for (tier, value) in entries {
         check_name(&tier, "a tier");

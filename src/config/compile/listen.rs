@@ -12,8 +12,9 @@ use crate::{
     config::{
         code::Code,
         diagnostic::{Problem, quote},
-        file::{Section, Text, not_built},
+        file::{Section, not_built},
         keys,
+        value::Text,
     },
     listener::{Address, Settings},
 };

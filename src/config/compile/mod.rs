@@ -22,8 +22,9 @@ use super::{
     Snapshot,
     code::Code,
     diagnostic::{Problem, quote},
-    file::{Document, Section, Text},
+    file::{Document, Section},
     keys,
+    value::Text,
 };
 
 /// Compiles a parsed file; `None` when there is nothing to run, which was then reported.
@@ -46,30 +47,28 @@ pub(super) fn snapshot(
     let limits = limit::compile(&file, &users);
     let routes = route::compile(&file, &upstreams, &limits);
     let (gateway_limits, routes) = routes.unzip();
-    let snapshot = Snapshot {
-        server: process::server(&file),
+    let server = process::server(&file);
+    let response = response::compile(&file);
+    let log = process::log(&file);
+    file.finish();
+    let upstreams = upstreams.into_iter().map(|upstream| upstream.settings);
+    let limits = limits.into_iter().map(|limit| limit.compiled);
+    Some(Snapshot {
+        server,
         listeners: listeners
             .into_iter()
             .map(|(settings, _)| settings)
             .collect(),
         identity: users,
-        upstreams: upstreams
-            .into_iter()
-            .map(|upstream| upstream.settings)
-            .collect::<Option<_>>()?,
-        limits: limits
-            .into_iter()
-            .map(|limit| limit.compiled)
-            .collect::<Option<_>>()?,
+        upstreams: upstreams.collect::<Option<_>>()?,
+        limits: limits.collect::<Option<_>>()?,
         gateway_limits: gateway_limits?,
         routes: routes?,
-        response: response::compile(&file),
+        response,
         admin: admin?,
-        log: process::log(&file)?,
+        log: log?,
         hash: short_hash(document.source.text()),
-    };
-    file.finish();
-    Some(snapshot)
+    })
 }
 
 /// The first half of a SHA-256, in hex: enough to tell two configurations apart.

@@ -12,8 +12,9 @@ use crate::{
         Admin, Server,
         code::Code,
         diagnostic::{Problem, quote},
-        file::{Section, Text},
+        file::Section,
         keys, read,
+        value::Text,
     },
     listener::{self, Address},
     telemetry::{AccessLines, LogFormat, LogLevel, LogSettings},
@@ -45,7 +46,14 @@ pub(super) fn server(file: &Section<'_>) -> Server {
 fn workers(section: &Section<'_>) -> Option<NonZeroUsize> {
     let value = section.get("workers")?;
     if value.is_string() {
-        value.text()?.choice(&[("auto", ())], &[], "");
+        let text = value.text()?;
+        if text.value != "auto" {
+            let problem = Problem::new(
+                Code::UnknownChoice,
+                format!("unknown value {}", text.shown()),
+            );
+            text.error(problem.hint("write \"auto\" for one per core, or a number without quotes"));
+        }
         return None;
     }
     value
@@ -80,8 +88,7 @@ pub(super) fn admin(
         None => None,
     };
     if token.is_none() && !address.ip().is_loopback() {
-        let message =
-            format!("the admin listener on {address} can be reached from outside and has no token");
+        let message = "the admin listener can be reached from outside and has no token";
         let hint = "listen on 127.0.0.1, or add token_file = \"admin.token\" to [admin]";
         error(Problem::new(Code::AdminWithoutToken, message).hint(hint));
     }

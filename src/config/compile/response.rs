@@ -1,12 +1,7 @@
 //! `[response]`: what clients are told.
 
 use crate::{
-    config::{
-        code::Code,
-        diagnostic::Problem,
-        file::{Section, Text},
-        keys,
-    },
+    config::{code::Code, diagnostic::Problem, file::Section, keys, value::Text},
     response::{BodyStyle, FieldFamilies, FieldsOn, Settings},
 };
 

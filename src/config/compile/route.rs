@@ -8,8 +8,9 @@ use crate::{
         Route,
         code::Code,
         diagnostic::{Problem, did_you_mean, quote},
-        file::{Section, Text, Value},
+        file::Section,
         keys,
+        value::{Text, Value},
     },
     limit::MAX_LIMITS,
     route::Pattern,
@@ -31,7 +32,11 @@ struct Names<'a> {
 
 /// A route as far as it could be read, and where its parts stand.
 pub(super) struct Written {
+    /// As messages name it.
+    pub(super) shown: String,
     pub(super) name: Option<(String, Range<usize>)>,
+    /// Its path or a host comes from the environment, so messages must not repeat them.
+    pub(super) is_secret: bool,
     pub(super) pattern: Option<Pattern>,
     pub(super) path_span: Range<usize>,
     pub(super) upstream: Option<usize>,
@@ -42,13 +47,6 @@ pub(super) struct Written {
 }
 
 impl Written {
-    /// As messages name it.
-    pub(super) fn shown(&self) -> String {
-        self.name
-            .as_ref()
-            .map_or("without a name".to_owned(), |(name, _)| quote(name))
-    }
-
     fn finish(self) -> Option<Route> {
         Some(Route {
             name: self.name?.0,
@@ -116,7 +114,9 @@ fn route(table: &Value<'_>, names: &Names<'_>) -> Option<Written> {
     let path = section
         .require("path", "add path = \"/{*rest}\" for every path")
         .and_then(|value| value.text());
+    let mut is_secret = path.as_ref().is_some_and(|path| path.from_environment);
     let hosts = list(&section, "hosts", |text| {
+        is_secret |= text.from_environment;
         Some(text.value.to_ascii_lowercase())
     });
     let methods = list(&section, "methods", method);
@@ -142,7 +142,11 @@ fn route(table: &Value<'_>, names: &Names<'_>) -> Option<Written> {
         cost_span: cost.as_ref().map_or(section.span.clone(), Value::span),
         cost: cost.map_or(Some(1), |value| value.integer(1..=MAX_COST)),
         max_body_bytes: max_body.map_or(Some(None), |value| value.size(0..=u64::MAX).map(Some)),
+        shown: name
+            .as_ref()
+            .map_or("without a name".to_owned(), Text::shown),
         name: name.map(|name| (name.value, name.span)),
+        is_secret,
     };
     section.finish();
     Some(written)
@@ -178,7 +182,7 @@ fn defined<'a>(kind: &str, known: impl Iterator<Item = &'a str>) -> String {
 fn list<T>(
     section: &Section<'_>,
     key: &'static str,
-    read: impl Fn(&Text<'_>) -> Option<T>,
+    mut read: impl FnMut(&Text<'_>) -> Option<T>,
 ) -> Option<Vec<T>> {
     let Some(value) = section.get(key) else {
         return Some(Vec::new());

@@ -11,8 +11,9 @@ use crate::{
     config::{
         code::Code,
         diagnostic::{Problem, quote},
-        file::{Section, Text, Value, not_built},
+        file::{Section, not_built},
         keys,
+        value::{Text, Value},
     },
     upstream::{HostHeader, Server, Settings},
 };
@@ -78,7 +79,9 @@ fn servers(section: &Section<'_>) -> Option<Vec<Server>> {
         let message = format!("{} is empty", value.what);
         value.error(Problem::new(Code::OutOfRange, message).hint("name at least one server"));
     }
-    written.iter().map(|item| server(&item.text()?)).collect()
+    // every server is read before the first that is wrong counts
+    let servers: Vec<Option<Server>> = written.iter().map(|item| server(&item.text()?)).collect();
+    servers.into_iter().collect()
 }
 
 fn server(text: &Text<'_>) -> Option<Server> {

@@ -1,0 +1,326 @@
+//! One value of the file, read as some type: what is wrong with it is reported where it stands.
+//!
+//! Text goes through `${NAME}` here; what came from the environment may be a secret and is never shown.
+
+use std::{
+    fmt::Display,
+    ops::{Range, RangeInclusive},
+    time::Duration,
+};
+
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
+
+use super::{
+    code::Code,
+    diagnostic::{Problem, did_you_mean, quote},
+    environment,
+    file::{Document, Section, not_built},
+    keys::Keys,
+    units,
+};
+
+/// One value and the place where it stands.
+pub(super) struct Value<'a> {
+    pub(super) document: Document<'a>,
+    /// As messages name it: "`rate` in [limit.per_ip]".
+    pub(super) what: String,
+    name_span: Range<usize>,
+    value: &'a Spanned<DeValue<'a>>,
+}
+
+impl<'a> Value<'a> {
+    pub(super) fn new(
+        document: Document<'a>,
+        what: String,
+        name_span: Range<usize>,
+        value: &'a Spanned<DeValue<'a>>,
+    ) -> Self {
+        Self {
+            document,
+            what,
+            name_span,
+            value,
+        }
+    }
+
+    pub(super) fn span(&self) -> Range<usize> {
+        self.value.span()
+    }
+
+    /// Where its name stands.
+    pub(super) fn name_span(&self) -> Range<usize> {
+        self.name_span.clone()
+    }
+
+    pub(super) fn error(&self, problem: Problem) {
+        self.document.error(self.span(), problem);
+    }
+
+    fn wrong_type(&self, expected: &str) -> Problem {
+        let found = self.value.get_ref().type_str();
+        Problem::new(
+            Code::WrongType,
+            format!("{} is {expected}, not a TOML {found}", self.what),
+        )
+        .label(format!("expected {expected}"))
+    }
+
+    pub(super) fn is_string(&self) -> bool {
+        self.value.get_ref().is_str()
+    }
+
+    pub(super) fn is_array(&self) -> bool {
+        self.value.get_ref().is_array()
+    }
+
+    pub(super) fn is_table(&self) -> bool {
+        self.value.get_ref().is_table()
+    }
+
+    pub(super) fn text(&self) -> Option<Text<'a>> {
+        self.text_like("text in quotes", "")
+    }
+
+    fn text_like(&self, expected: &str, hint: &str) -> Option<Text<'a>> {
+        let Some(raw) = self.value.get_ref().as_str() else {
+            self.error(self.wrong_type(expected).hint(hint));
+            return None;
+        };
+        match environment::expand(raw, self.document.env) {
+            Ok(value) => Some(Text {
+                document: self.document,
+                from_environment: raw.contains("${"),
+                raw: raw.to_owned(),
+                value,
+                span: self.span(),
+            }),
+            Err(problem) => {
+                self.error(problem);
+                None
+            }
+        }
+    }
+
+    pub(super) fn duration(&self, bounds: RangeInclusive<Duration>) -> Option<Duration> {
+        let text = self.text_like(
+            "a duration",
+            r#"durations are text with a unit, such as "10s""#,
+        )?;
+        let value = text.parse("a duration", units::duration)?;
+        self.within(value, bounds, units::show_duration)
+    }
+
+    pub(super) fn size(&self, bounds: RangeInclusive<u64>) -> Option<u64> {
+        let text = self.text_like("a size", r#"sizes are text with a unit, such as "64KiB""#)?;
+        let value = text.parse("a size", units::size)?;
+        self.within(value, bounds, units::show_size)
+    }
+
+    pub(super) fn rate(&self) -> Option<units::Rate> {
+        let text = self.text_like("a rate", r#"rates are text such as "100/s" or "5/15min""#)?;
+        text.parse("a rate", units::rate)
+    }
+
+    pub(super) fn integer(&self, bounds: RangeInclusive<u64>) -> Option<u64> {
+        let Some(written) = self.value.get_ref().as_integer() else {
+            let hint = if self.is_string() {
+                "write it without quotes"
+            } else {
+                ""
+            };
+            self.error(self.wrong_type("a whole number").hint(hint));
+            return None;
+        };
+        let parsed = i128::from_str_radix(written.as_str(), written.radix());
+        // no bound reaches past 64 bits, so what does not fit there is out of bounds too
+        let value = parsed.ok().and_then(|value| u64::try_from(value).ok());
+        match value {
+            Some(value) => self.within(value, bounds, |value| value.to_string()),
+            None => {
+                self.error(out_of_range(
+                    &self.what,
+                    &quote(written.as_str()),
+                    bounds.start(),
+                    bounds.end(),
+                ));
+                None
+            }
+        }
+    }
+
+    pub(super) fn boolean(&self) -> Option<bool> {
+        let value = self.value.get_ref().as_bool();
+        if value.is_none() {
+            self.error(
+                self.wrong_type("true or false")
+                    .hint("write it without quotes"),
+            );
+        }
+        value
+    }
+
+    pub(super) fn array(&self) -> Option<Vec<Value<'a>>> {
+        if !self.is_array() {
+            let problem = self.wrong_type("a list");
+            self.error(problem.hint("write a list in brackets, even for one item"));
+            return None;
+        }
+        Some(self.items(&format!("an item of {}", self.what)))
+    }
+
+    /// The items of a list, each to be named `what`; none of anything else.
+    pub(super) fn items(&self, what: &str) -> Vec<Value<'a>> {
+        let items = self
+            .value
+            .get_ref()
+            .as_array()
+            .into_iter()
+            .flat_map(|items| items.iter());
+        items
+            .map(|item| Value::new(self.document, what.to_owned(), item.span(), item))
+            .collect()
+    }
+
+    pub(super) fn table(&self) -> Option<&'a DeTable<'a>> {
+        let table = self.value.get_ref().as_table();
+        if table.is_none() {
+            self.error(self.wrong_type("a table"));
+        }
+        table
+    }
+
+    /// The entries of a table whose keys are names, in the order of the file.
+    pub(super) fn entries(&self, what: impl Fn(&str) -> String) -> Vec<(Text<'a>, Value<'a>)> {
+        let entries = self.table().into_iter().flat_map(DeTable::iter);
+        let mut entries: Vec<_> = entries
+            .map(|(name, value)| {
+                let text = Text::plain(self.document, name.get_ref().to_string(), name.span());
+                (
+                    text,
+                    Value::new(self.document, what(name.get_ref()), name.span(), value),
+                )
+            })
+            .collect();
+        entries.sort_by_key(|(name, _)| name.span.start);
+        entries
+    }
+
+    /// This value as a table with these keys.
+    pub(super) fn section(&self, title: String, keys: &'static Keys) -> Option<Section<'a>> {
+        let table = self.table()?;
+        Some(Section::open(
+            self.document,
+            title,
+            self.name_span(),
+            keys,
+            Some(table),
+        ))
+    }
+
+    fn within<T: PartialOrd + Copy>(
+        &self,
+        value: T,
+        bounds: RangeInclusive<T>,
+        show: impl Fn(T) -> String,
+    ) -> Option<T> {
+        if bounds.contains(&value) {
+            return Some(value);
+        }
+        let (from, to) = (show(*bounds.start()), show(*bounds.end()));
+        self.error(out_of_range(&self.what, &show(value), &from, &to));
+        None
+    }
+}
+
+fn out_of_range(what: &str, value: &str, from: &impl Display, to: &impl Display) -> Problem {
+    Problem::new(Code::OutOfRange, format!("{what} is out of range: {value}"))
+        .label(format!("expected {from} to {to}"))
+}
+
+/// Text after `${NAME}` was replaced.
+pub(super) struct Text<'a> {
+    pub(super) document: Document<'a>,
+    pub(super) value: String,
+    pub(super) span: Range<usize>,
+    raw: String,
+    /// A part of it was replaced, so it may be a secret.
+    pub(super) from_environment: bool,
+}
+
+impl<'a> Text<'a> {
+    fn plain(document: Document<'a>, value: String, span: Range<usize>) -> Self {
+        Self {
+            document,
+            raw: value.clone(),
+            value,
+            span,
+            from_environment: false,
+        }
+    }
+
+    /// The text as it was written.
+    pub(super) fn raw(&self) -> &str {
+        &self.raw
+    }
+
+    /// The text as it may be shown: as it was written.
+    pub(super) fn shown(&self) -> String {
+        quote(&self.raw)
+    }
+
+    pub(super) fn error(&self, problem: Problem) {
+        self.document.error(self.span.clone(), problem);
+    }
+
+    /// Parses, or reports why not; says nothing of the value when it comes from the environment.
+    pub(super) fn parse<T>(
+        &self,
+        kind: &str,
+        parse: impl Fn(&str) -> Result<T, Problem>,
+    ) -> Option<T> {
+        parse(&self.value)
+            .map_err(|problem| self.error(self.conceal(problem, kind)))
+            .ok()
+    }
+
+    fn conceal(&self, problem: Problem, kind: &str) -> Problem {
+        if !self.from_environment {
+            return problem;
+        }
+        let message = format!("{} does not hold {kind}", self.shown());
+        Problem::new(problem.code, message)
+            .hint("correct the environment variable, or the default after `:-`")
+    }
+
+    /// A word among `built`; one among `unbuilt` is refused as the `feature` that it is.
+    pub(super) fn choice<T: Copy>(
+        &self,
+        built: &[(&str, T)],
+        unbuilt: &[&str],
+        feature: &str,
+    ) -> Option<T> {
+        if let Some((_, choice)) = built.iter().find(|(word, _)| *word == self.value) {
+            return Some(*choice);
+        }
+        let words = built.iter().map(|(word, _)| *word);
+        let known = words.clone().map(quote).collect::<Vec<_>>().join(", ");
+        self.error(if unbuilt.contains(&self.value.as_str()) {
+            not_built(self.shown(), feature).hint(format!("built now: {known}"))
+        } else {
+            Problem::new(
+                Code::UnknownChoice,
+                format!("unknown value {}", self.shown()),
+            )
+            .label(format!("expected one of {known}"))
+            .hint(if self.from_environment {
+                String::new()
+            } else {
+                did_you_mean(&self.value, words)
+            })
+        });
+        None
+    }
+}
