@@ -55,8 +55,10 @@ pub enum StartError {
     System(#[from] io::Error),
 }
 
-/// How often histograms are folded and idle upstream connections looked at.
-const UPKEEP: Duration = Duration::from_secs(5);
+/// How often histograms are folded: each sample waits in memory until then.
+const METRICS_UPKEEP: Duration = Duration::from_secs(1);
+/// How often idle upstream connections are looked at.
+const SWEEP: Duration = Duration::from_secs(5);
 
 /// A gateway that answers requests.
 #[derive(Debug)]
@@ -230,7 +232,7 @@ impl Running {
     pub fn serve(mut self) {
         let shared = Arc::clone(&self.shared);
         self.control.spawn(async move {
-            let mut ticks = tokio::time::interval(UPKEEP);
+            let mut ticks = tokio::time::interval(METRICS_UPKEEP);
             loop {
                 ticks.tick().await;
                 shared.metrics().run_upkeep();
@@ -305,7 +307,7 @@ impl Duty {
             )));
         }
         let upkeep = tokio::task::spawn_local(async move {
-            let mut ticks = tokio::time::interval(UPKEEP);
+            let mut ticks = tokio::time::interval(SWEEP);
             loop {
                 worker.sweep(ticks.tick().await);
             }

@@ -128,11 +128,11 @@ fn what_concerns_the_servers_connection_stays_there() {
     assert!(!whole("HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n").keep_alive);
 }
 
-/// Feeds the bytes in pieces of `step`, and returns the body, the trailers, and what is left.
-fn decode(
-    bytes: &[u8],
-    step: usize,
-) -> Result<(Vec<u8>, Option<HeaderMap>, Vec<u8>), &'static str> {
+/// The body, the trailers, and what is left behind them.
+type Decoded = (Vec<u8>, Option<HeaderMap>, Vec<u8>);
+
+/// Feeds the bytes in pieces of `step`.
+fn decode(bytes: &[u8], step: usize) -> Result<Decoded, &'static str> {
     let mut chunks = Chunks::default();
     let (mut inbox, mut body) = (BytesMut::new(), Vec::new());
     let mut rest = bytes.chunks(step);
