@@ -1,2 +1,9 @@
 //! The binary: hands the command line to the library and exits with its code.
-fn main() {}
+
+#[cfg(target_env = "musl")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> std::process::ExitCode {
+    tidegate::cli::main()
+}

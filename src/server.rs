@@ -1,1 +1,348 @@
 //! Wires listeners, gateway and admin; owns start order, readiness and drain.
+//!
+//! ```text
+//! bind every address ─▶ workers (one thread and one runtime each) ─▶ ready ─▶ … ─▶ signal
+//!                                                                                   │
+//!       exit 0 ◀─ access lines written ◀─ connections gone or drain_timeout ◀─ not ready, accept no more
+//! ```
+//!
+//! The calling thread becomes the control plane: signals, the admin listener, upkeep of the metrics. A request never
+//! touches it.
+
+use std::{
+    io,
+    net::SocketAddr,
+    num::NonZeroUsize,
+    rc::Rc,
+    sync::{Arc, mpsc},
+    thread,
+    time::{Duration, SystemTime},
+};
+
+use tokio::{
+    runtime::LocalOptions,
+    signal::unix::{Signal, SignalKind, signal},
+    sync::{Semaphore, watch},
+};
+
+use crate::{
+    admin::{Admin, Readiness, State},
+    config::Snapshot,
+    gateway::{Shared, Worker},
+    listener::{self, Address, Bound, Drain, ListeningSocket, Observer},
+    telemetry::{
+        self, Metrics,
+        handles::{Held, ListenerMetrics},
+    },
+};
+
+/// Why the gateway did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// An address could not be bound.
+    #[error("cannot listen on {address}: {error}")]
+    Bind {
+        /// The address as configured.
+        address: String,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// The configuration cannot be put to work.
+    #[error(transparent)]
+    Gateway(#[from] crate::gateway::PlanError),
+    /// The system refused a thread, a runtime or a signal handler.
+    #[error("cannot start: {0}")]
+    System(#[from] io::Error),
+}
+
+/// How often histograms are folded and idle upstream connections looked at.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+/// A gateway that answers requests.
+#[derive(Debug)]
+pub struct Running {
+    /// Where it really listens, in the order of the configuration.
+    pub listeners: Vec<Address>,
+    /// Where the admin pages really are.
+    pub admin: SocketAddr,
+    /// Worker threads.
+    pub workers: usize,
+    control: tokio::runtime::Runtime,
+    threads: Vec<thread::JoinHandle<()>>,
+    shared: Arc<Shared>,
+    readiness: Readiness,
+    stop: watch::Sender<Stop>,
+    signals: Signals,
+    drain_timeout: Duration,
+}
+
+/// What workers are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    No,
+    /// Accept no more; finish what is in flight.
+    Drain,
+    /// Leave what is still in flight.
+    Now,
+}
+
+/// Binds, starts the workers and the admin listener, and returns when all of them accept.
+pub fn start(snapshot: Snapshot) -> Result<Running, StartError> {
+    let workers = snapshot
+        .server
+        .workers
+        .or_else(|| thread::available_parallelism().ok())
+        .map_or(1, NonZeroUsize::get);
+    let mut bound = Vec::with_capacity(snapshot.listeners.len());
+    for settings in &snapshot.listeners {
+        let address = &settings.address;
+        bound.push(
+            listener::bind(address, workers).map_err(|error| StartError::Bind {
+                address: address.to_string(),
+                error,
+            })?,
+        );
+    }
+    let control = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let in_control = control.enter();
+    let admin_socket = bind_admin(snapshot.admin.address)?;
+    let signals = Signals::install()?;
+    drop(in_control);
+
+    let addresses: Vec<Address> = bound.iter().map(|bound| bound.address.clone()).collect();
+    let admin_address = admin_socket.local_addr()?;
+    let drain_timeout = snapshot.server.drain_timeout;
+    let max_connections = snapshot.server.max_connections;
+    let listeners = snapshot.listeners.clone();
+    let metrics = Metrics::install();
+    metrics.config_loaded(&snapshot.hash, SystemTime::now());
+    telemetry::log::install_panic_hook(metrics.panics());
+    let shared = Arc::new(Shared::new(Arc::new(snapshot), metrics)?);
+
+    let readiness = Readiness::default();
+    let (stop, stopping) = watch::channel(Stop::No);
+    let connections = Arc::new(Semaphore::new(max_connections.min(Semaphore::MAX_PERMITS)));
+    let mut threads = Vec::with_capacity(workers);
+    let (up, started) = mpsc::sync_channel(workers);
+    for (index, sockets) in deal(bound, workers).into_iter().enumerate() {
+        let duty = Duty {
+            listeners: listeners
+                .iter()
+                .cloned()
+                .zip(&addresses)
+                .map(|(settings, address)| (settings, address.to_string()))
+                .zip(sockets)
+                .collect(),
+            shared: Arc::clone(&shared),
+            connections: Arc::clone(&connections),
+            stopping: stopping.clone(),
+            drain_timeout,
+            up: up.clone(),
+        };
+        threads.push(
+            thread::Builder::new()
+                .name(format!("worker-{index}"))
+                .spawn(move || duty.work())?,
+        );
+    }
+    drop(up);
+    for _ in 0..workers {
+        started
+            .recv()
+            .map_err(|_| io::Error::other("a worker ended before it accepted"))??;
+    }
+    let admin = Admin::new(
+        Arc::clone(shared.snapshot()),
+        shared.metrics().clone(),
+        readiness.clone(),
+    );
+    control.spawn(admin.serve(admin_socket, std::future::pending()));
+    readiness.set(State::Ready);
+    Ok(Running {
+        listeners: addresses,
+        admin: admin_address,
+        workers,
+        control,
+        threads,
+        shared,
+        readiness,
+        stop,
+        signals,
+        drain_timeout,
+    })
+}
+
+/// Hands every worker its socket of each address.
+fn deal(bound: Vec<Bound>, workers: usize) -> Vec<Vec<ListeningSocket>> {
+    let mut hands: Vec<Vec<ListeningSocket>> = (0..workers)
+        .map(|_| Vec::with_capacity(bound.len()))
+        .collect();
+    for address in bound {
+        for (hand, socket) in hands.iter_mut().zip(address.sockets) {
+            hand.push(socket);
+        }
+    }
+    hands
+}
+
+fn bind_admin(address: SocketAddr) -> Result<tokio::net::TcpListener, StartError> {
+    let bound = std::net::TcpListener::bind(address).and_then(|socket| {
+        socket.set_nonblocking(true)?;
+        tokio::net::TcpListener::from_std(socket)
+    });
+    bound.map_err(|error| StartError::Bind {
+        address: format!("{address} (admin)"),
+        error,
+    })
+}
+
+#[derive(Debug)]
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn install() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}
+
+impl Running {
+    /// The running configuration.
+    pub fn snapshot(&self) -> &Snapshot {
+        self.shared.snapshot()
+    }
+
+    /// Serves until SIGTERM or SIGINT, then drains. A second signal ends the drain at once.
+    pub fn serve(mut self) {
+        let shared = Arc::clone(&self.shared);
+        self.control.spawn(async move {
+            let mut ticks = tokio::time::interval(UPKEEP);
+            loop {
+                ticks.tick().await;
+                shared.metrics().run_upkeep();
+            }
+        });
+        let name = self.control.block_on(self.signals.next());
+        tracing::info!(signal = name, drain_timeout = ?self.drain_timeout, "draining: accepting no more, finishing what is in flight");
+        self.readiness.set(State::Draining);
+        self.stop.send_replace(Stop::Drain);
+        let threads = std::mem::take(&mut self.threads);
+        let (stop, signals) = (&self.stop, &mut self.signals);
+        self.control.block_on(async {
+            let joined = tokio::task::spawn_blocking(move || threads.into_iter().for_each(|worker| drop(worker.join())));
+            tokio::select! {
+                _ = joined => {}
+                name = signals.next() => {
+                    tracing::warn!(signal = name, "a second signal: leaving what is still in flight");
+                    stop.send_replace(Stop::Now);
+                }
+            }
+        });
+        self.shared.close();
+        tracing::info!("stopped");
+        // the blocking join may still wait for a worker that is being told to leave
+        self.control.shutdown_timeout(Duration::from_secs(1));
+    }
+}
+
+/// What one worker thread does, and with what.
+struct Duty {
+    listeners: Vec<((listener::Settings, String), ListeningSocket)>,
+    shared: Arc<Shared>,
+    connections: Arc<Semaphore>,
+    stopping: watch::Receiver<Stop>,
+    drain_timeout: Duration,
+    up: mpsc::SyncSender<io::Result<()>>,
+}
+
+impl Duty {
+    fn work(self) {
+        match tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build_local(LocalOptions::default())
+        {
+            Ok(runtime) => runtime.block_on(self.accept_until_stopped()),
+            // nobody waits any more if another worker failed first
+            Err(error) => drop(self.up.send(Err(error))),
+        }
+    }
+
+    async fn accept_until_stopped(mut self) {
+        let worker = Rc::new(Worker::new(Arc::clone(&self.shared)));
+        let drain = Rc::new(Drain::default());
+        let mut accepting = Vec::with_capacity(self.listeners.len());
+        for ((settings, label), socket) in self.listeners {
+            let observer = Rc::new(ConnectionMetrics {
+                metrics: self.shared.metrics().listener(&label),
+                label,
+            });
+            let (worker, connections, drain) = (
+                Rc::clone(&worker),
+                Arc::clone(&self.connections),
+                Rc::clone(&drain),
+            );
+            accepting.push(tokio::task::spawn_local(listener::accept(
+                socket,
+                Rc::new(settings),
+                worker,
+                observer,
+                connections,
+                drain,
+            )));
+        }
+        let upkeep = tokio::task::spawn_local(async move {
+            let mut ticks = tokio::time::interval(UPKEEP);
+            loop {
+                worker.sweep(ticks.tick().await);
+            }
+        });
+        // the server has given up only if another worker could not start
+        let _ = self.up.send(Ok(()));
+
+        // the sender lives until every worker has ended
+        let _ = self.stopping.wait_for(|stop| *stop != Stop::No).await;
+        accepting.iter().for_each(tokio::task::JoinHandle::abort);
+        upkeep.abort();
+        drain.begin();
+        tokio::select! {
+            () = drain.finished() => {}
+            () = tokio::time::sleep(self.drain_timeout) => {
+                tracing::warn!(connections = drain.open(), "drain_timeout has passed: leaving what is still in flight");
+            }
+            _ = self.stopping.wait_for(|stop| *stop == Stop::Now) => {}
+        }
+    }
+}
+
+/// Counts what happens on one listener.
+struct ConnectionMetrics {
+    metrics: ListenerMetrics,
+    label: String,
+}
+
+impl Observer for ConnectionMetrics {
+    type Open = Held;
+
+    fn opened(&self) -> Held {
+        self.metrics.open()
+    }
+
+    fn accept_failed(&self, error: &io::Error) {
+        tracing::warn!(listener = self.label, %error, "cannot accept a connection; still accepting");
+        self.metrics.accept_failed(error);
+    }
+}

@@ -1,1 +1,49 @@
-//! What a person types.
+//! What a person types: one variant, one file each.
+//!
+//! Exit codes: 0 fine, 1 findings or failure, 2 usage.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+pub mod check;
+pub mod healthcheck;
+pub mod init;
+pub mod run;
+
+/// A rate-limiting reverse proxy that protects an origin from being overrun.
+#[derive(Debug, Parser)]
+#[command(
+    name = "tidegate",
+    version,
+    arg_required_else_help = true,
+    after_help = "Start with: tidegate run --to http://localhost:3000 --limit 60/min"
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve: from a configuration file, or without one from --to and --limit.
+    Run(run::RunArgs),
+    /// Check a configuration: every problem, with its place and how to mend it.
+    Check(check::CheckArgs),
+    /// Write a commented configuration to start from.
+    Init(init::InitArgs),
+    /// Exit 0 when a running gateway is ready (for containers that have no curl).
+    Healthcheck(healthcheck::HealthcheckArgs),
+}
+
+/// Parses the command line and does what it says.
+pub fn main() -> ExitCode {
+    match Cli::parse().command {
+        Command::Run(args) => run::run(&args),
+        Command::Check(args) => check::check(&args),
+        Command::Init(args) => init::init(&args),
+        Command::Healthcheck(args) => healthcheck::healthcheck(&args),
+    }
+}

@@ -116,6 +116,8 @@ pub struct Snapshot {
     pub upstreams: Vec<upstream::Settings>,
     /// `[limit.*]`, in the order of the file.
     pub limits: Vec<Limit>,
+    /// `[gateway] limits`, as indexes into `limits`: what a request meets that no route takes.
+    pub gateway_limits: Vec<usize>,
     /// `[[route]]`, in the order of the file.
     pub routes: Vec<Route>,
     /// `[response]`.

@@ -1,9 +1,31 @@
 //! Core: whom we count.
+//!
+//! [`Identifier::identify`] turns a peer and its headers into a [`Client`]: an address that cannot be spoofed ([`address`]) and,
+//! where a credential verifies, a user. [`KeyParts::key`](key::KeyParts::key) turns that into the bucket that it shares with
+//! others. [`ManagedFields`](managed::ManagedFields) names what a client must not be able to tell the upstream.
 
+pub mod address;
+mod credential;
+mod forwarded;
+pub mod key;
+pub mod managed;
+pub mod trusted;
+
+use std::net::IpAddr;
+
+use http::HeaderMap;
 use ipnet::IpNet;
 
+pub use address::Prefixes;
+pub use key::{KeyHasher, KeyParts, Subject};
+pub use managed::ManagedFields;
+pub use trusted::TrustedProxies;
+
+use address::{Doubt, Step};
+use credential::{ApiKeys, Fault, User, UserHeader};
+
 /// How the client's address and user are found.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Settings {
     /// Networks whose forwarding headers are believed.
     pub trusted_proxies: Vec<IpNet>,
@@ -17,12 +39,38 @@ pub struct Settings {
     pub users: Vec<UserSource>,
 }
 
+impl Default for Settings {
+    /// Nobody is trusted, nobody has a name, and addresses count by /32 and /64.
+    fn default() -> Settings {
+        let Prefixes { ipv4, ipv6 } = Prefixes::default();
+        Settings {
+            trusted_proxies: Vec::new(),
+            address_from: AddressSource::default(),
+            ipv4_prefix: ipv4,
+            ipv6_prefix: ipv6,
+            users: Vec::new(),
+        }
+    }
+}
+
+impl Settings {
+    /// How addresses are aggregated when they key a limit.
+    pub fn prefixes(&self) -> Prefixes {
+        Prefixes {
+            ipv4: self.ipv4_prefix,
+            ipv6: self.ipv6_prefix,
+        }
+    }
+}
+
 /// Where a trusted proxy writes the client's address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AddressSource {
     /// `X-Forwarded-For`, walked from the right.
     #[default]
     XForwardedFor,
+    /// `Forwarded` (RFC 7239), walked from the right.
+    Forwarded,
     /// A header that holds exactly one address.
     Single(http::HeaderName),
     /// Nowhere: the peer is the client.
@@ -100,3 +148,144 @@ pub enum KeyPart {
     Header(http::HeaderName),
 }
 
+/// Finds out who asks.
+#[derive(Debug)]
+pub struct Identifier {
+    trusted: TrustedProxies,
+    address_from: AddressSource,
+    users: Vec<Source>,
+}
+
+/// A [`UserSource`], ready to be looked up.
+#[derive(Debug)]
+enum Source {
+    ApiKey(ApiKeys),
+    Header(UserHeader),
+}
+
+/// Who asks. Addresses are canonical: an IPv4-mapped one is the IPv4 address that it maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Client<'a> {
+    /// Whose request it is, as far as it can be believed.
+    pub address: IpAddr,
+    /// Who is connected to us: the client, or the last proxy before us.
+    pub peer: IpAddr,
+    /// The peer is a trusted proxy, so its forwarding headers are believed.
+    pub peer_trusted: bool,
+    /// A trusted proxy handed on an address that could not be read; worth a count.
+    pub doubt: Option<Doubt>,
+    /// The verified user.
+    pub user: Option<&'a str>,
+    /// The user's tier.
+    pub tier: Option<&'a str>,
+    /// The user's tenant.
+    pub tenant: Option<&'a str>,
+}
+
+impl Client<'_> {
+    /// Somebody without a name, who is connected to us directly.
+    pub fn anonymous(peer: IpAddr) -> Client<'static> {
+        let address = peer.to_canonical();
+        Client {
+            address,
+            peer: address,
+            peer_trusted: false,
+            doubt: None,
+            user: None,
+            tier: None,
+            tenant: None,
+        }
+    }
+}
+
+/// A credential was there but does not verify: answer 401, with a body that does not tell an unknown key from a withdrawn
+/// one. Both texts come from small closed sets, fit for a metric's labels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rejected {
+    /// Who asked, without a user: guesses are to be counted by address.
+    pub client: Client<'static>,
+    /// `api_key` or `header`.
+    pub source: &'static str,
+    /// `unknown`, `repeated` or `malformed`.
+    pub kind: &'static str,
+}
+
+impl Identifier {
+    /// Indexes networks and keys.
+    pub fn new(settings: &Settings) -> Identifier {
+        let source = |source: &UserSource| match source {
+            UserSource::ApiKey {
+                header,
+                keys,
+                invalid,
+            } => Source::ApiKey(ApiKeys::new(header.clone(), keys, *invalid)),
+            UserSource::Header {
+                header,
+                tier_header,
+            } => Source::Header(UserHeader {
+                user: header.clone(),
+                tier: tier_header.clone(),
+            }),
+        };
+        Identifier {
+            trusted: TrustedProxies::new(&settings.trusted_proxies),
+            address_from: settings.address_from.clone(),
+            users: settings.users.iter().map(source).collect(),
+        }
+    }
+
+    /// Finds out who asks: the address always, the user where a credential says so. Allocates nothing unless a `Forwarded`
+    /// value has backslashes; costs a search in the trusted networks and, for an API key, one SHA-256 of it.
+    pub fn identify<'a>(
+        &'a self,
+        peer: IpAddr,
+        headers: &'a HeaderMap,
+    ) -> Result<Client<'a>, Rejected> {
+        let client = self.locate(peer, headers, |_| ());
+        let rejected = |source, fault: Fault| Rejected {
+            client,
+            source,
+            kind: fault.label(),
+        };
+        for source in &self.users {
+            let found = match source {
+                Source::ApiKey(keys) => match (keys.user(headers), keys.invalid) {
+                    (Err(_), OnInvalid::Anonymous) => None,
+                    (found, _) => found.map_err(|fault| rejected("api_key", fault))?,
+                },
+                Source::Header(_) if !client.peer_trusted => None,
+                Source::Header(header) => header
+                    .user(headers)
+                    .map_err(|fault| rejected("header", fault))?,
+            };
+            if let Some(User { name, tier, tenant }) = found {
+                return Ok(Client {
+                    user: Some(name),
+                    tier,
+                    tenant,
+                    ..client
+                });
+            }
+        }
+        Ok(client)
+    }
+
+    /// Finds the client's address only, and shows each step of the reasoning to `visit`.
+    pub fn locate<'a>(
+        &self,
+        peer: IpAddr,
+        headers: &'a HeaderMap,
+        visit: impl FnMut(Step<'a>),
+    ) -> Client<'static> {
+        let found = address::resolve(&self.address_from, &self.trusted, peer, headers, visit);
+        Client {
+            address: found.client,
+            peer_trusted: found.peer_trusted,
+            doubt: found.doubt,
+            ..Client::anonymous(found.peer)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,29 @@
 //! Bytes become requests: bind, accept, bounds, serve one connection.
+//!
+//! Every worker has its own listening socket for each address (SO_REUSEPORT), so that a connection is accepted, served
+//! and closed on one thread. A failed accept never ends the loop; a panic costs one connection.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+pub mod clock;
+pub mod drain;
+pub mod inbound;
+pub mod request;
+pub mod serve;
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    os::unix::net::UnixListener as StdUnixListener,
+    path::{Path, PathBuf},
+    rc::Rc,
+    sync::Arc,
+    time::Duration,
+};
+
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::{net::TcpStream, sync::Semaphore};
+
+pub use drain::Drain;
+pub use serve::{Accepted, Handler, Peer};
 
 /// One `[[listen]]` table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,4 +57,187 @@ pub enum Address {
     Tcp(SocketAddr),
     /// A Unix domain socket.
     Unix(PathBuf),
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "{address}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// A bound address: one listening socket for each worker.
+#[derive(Debug)]
+pub struct Bound {
+    /// Where it really listens: port 0 has become a port.
+    pub address: Address,
+    /// One for each worker.
+    pub sockets: Vec<ListeningSocket>,
+}
+
+/// A socket that listens, not yet part of a runtime.
+#[derive(Debug)]
+pub enum ListeningSocket {
+    /// TCP, shared with the other workers' by SO_REUSEPORT.
+    Tcp(std::net::TcpListener),
+    /// One Unix socket, duplicated for each worker.
+    Unix(StdUnixListener),
+}
+
+/// Connections that wait to be accepted, per socket.
+const BACKLOG: i32 = 4096;
+
+/// Binds one address for so many workers. Fails if it is taken or may not be bound.
+pub fn bind(address: &Address, workers: usize) -> io::Result<Bound> {
+    match address {
+        Address::Tcp(address) => bind_tcp(*address, workers),
+        Address::Unix(path) => bind_unix(path, workers),
+    }
+}
+
+fn bind_tcp(mut address: SocketAddr, workers: usize) -> io::Result<Bound> {
+    // without this probe a second process would silently share the port: SO_REUSEPORT allows it
+    std::net::TcpListener::bind(address)?;
+    let mut sockets = Vec::with_capacity(workers);
+    for _ in 0..workers {
+        let socket = Socket::new(
+            Domain::for_address(address),
+            Type::STREAM,
+            Some(Protocol::TCP),
+        )?;
+        if address.is_ipv6() && address.ip().is_unspecified() {
+            socket.set_only_v6(false)?;
+        }
+        socket.set_reuse_address(true)?;
+        socket.set_reuse_port(true)?;
+        socket.bind(&address.into())?;
+        socket.listen(BACKLOG)?;
+        socket.set_nonblocking(true)?;
+        let listener = std::net::TcpListener::from(socket);
+        address = listener.local_addr()?;
+        sockets.push(ListeningSocket::Tcp(listener));
+    }
+    Ok(Bound {
+        address: Address::Tcp(address),
+        sockets,
+    })
+}
+
+fn bind_unix(path: &Path, workers: usize) -> io::Result<Bound> {
+    if path.exists() {
+        // a socket that nobody listens on is left over from a process that was killed
+        match std::os::unix::net::UnixStream::connect(path) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                std::fs::remove_file(path)?
+            }
+            _ => return Err(io::ErrorKind::AddrInUse.into()),
+        }
+    }
+    let listener = StdUnixListener::bind(path)?;
+    listener.set_nonblocking(true)?;
+    let sockets = (0..workers)
+        .map(|_| listener.try_clone().map(ListeningSocket::Unix))
+        .collect::<io::Result<_>>()?;
+    Ok(Bound {
+        address: Address::Unix(path.to_owned()),
+        sockets,
+    })
+}
+
+/// What happens to connections, for whoever counts them. Each call is cheap and does not fail.
+pub trait Observer {
+    /// Held for as long as a connection is open.
+    type Open: 'static;
+    /// A connection was accepted.
+    fn opened(&self) -> Self::Open;
+    /// Accepting failed; the loop goes on.
+    fn accept_failed(&self, error: &io::Error);
+}
+
+/// Accepts on one socket until the task is dropped. Beyond the permits, accepting pauses.
+pub async fn accept<H: Handler, O: Observer + 'static>(
+    socket: ListeningSocket,
+    settings: Rc<Settings>,
+    handler: Rc<H>,
+    observer: Rc<O>,
+    connections: Arc<Semaphore>,
+    drain: Rc<Drain>,
+) -> io::Result<()> {
+    let acceptor = Acceptor::register(socket)?;
+    loop {
+        let accepted = match acceptor.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                observer.accept_failed(&error);
+                pause_after(&error).await;
+                continue;
+            }
+        };
+        // never closed: the semaphore lives as long as the process
+        let Ok(permit) = Arc::clone(&connections).acquire_owned().await else {
+            return Ok(());
+        };
+        let open = observer.opened();
+        let serving = serve::connection(
+            accepted,
+            Rc::clone(&settings),
+            Rc::clone(&handler),
+            Rc::clone(&drain),
+        );
+        // a panic costs this connection, which drops what it held; the panic hook has counted and logged it
+        tokio::task::spawn_local(async move {
+            let _held = (permit, open);
+            serving.await;
+        });
+    }
+}
+
+/// Waits where an immediate second try would only fail again: out of descriptors or memory.
+async fn pause_after(error: &io::Error) {
+    // ECONNABORTED, EPROTO: that one connection is gone, the next may be fine (accept(2))
+    const ONE_CONNECTION: [i32; 2] = [103, 71];
+    if !error
+        .raw_os_error()
+        .is_some_and(|code| ONE_CONNECTION.contains(&code))
+    {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+enum Acceptor {
+    Tcp(tokio::net::TcpListener),
+    Unix(tokio::net::UnixListener),
+}
+
+impl Acceptor {
+    fn register(socket: ListeningSocket) -> io::Result<Self> {
+        Ok(match socket {
+            ListeningSocket::Tcp(socket) => Self::Tcp(tokio::net::TcpListener::from_std(socket)?),
+            ListeningSocket::Unix(socket) => {
+                Self::Unix(tokio::net::UnixListener::from_std(socket)?)
+            }
+        })
+    }
+
+    async fn accept(&self) -> io::Result<Accepted> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, peer) = listener.accept().await?;
+                no_delay(&stream);
+                Ok(Accepted::tcp(stream, peer.ip()))
+            }
+            // a Unix socket has no address; whoever may open it is on this machine
+            Self::Unix(listener) => Ok(Accepted::unix(
+                listener.accept().await?.0,
+                IpAddr::V4(Ipv4Addr::LOCALHOST),
+            )),
+        }
+    }
+}
+
+fn no_delay(stream: &TcpStream) {
+    // fails only on a connection that is already gone, which the first read will tell
+    let _ = stream.set_nodelay(true);
 }

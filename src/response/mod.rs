@@ -1,4 +1,121 @@
 //! Every answer that the gateway authors; the only place with status codes.
+//!
+//! [`refuse`] answers what cannot be served, [`too_many_requests`] what a limit stops, and [`FieldWriter`] tells clients
+//! about their limits on these and on forwarded responses. `Date` and `Content-Length` are the server library's.
+
+mod body;
+mod fields;
+mod refusal;
+
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Version,
+    header::{ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
+};
+
+pub use fields::{BadPolicyName, Denial, FieldWriter, Met, Policy};
+pub use refusal::Refusal;
+
+/// `X-Request-Id`.
+pub static X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// What an answer needs to know of its request.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// The answer to HEAD has no body.
+    pub is_head: bool,
+    /// `Connection` exists in HTTP/1 only.
+    pub version: Version,
+    /// Returned as `X-Request-Id`, and in the body.
+    pub request_id: Option<&'a HeaderValue>,
+}
+
+/// The answer to a request that is not served.
+///
+/// Where the connection cannot be trusted to be in step any more, an HTTP/1 answer carries `Connection: close`.
+pub fn refuse(refusal: &Refusal, asked: &Asked<'_>, style: BodyStyle) -> Response<Bytes> {
+    let body = if asked.is_head {
+        Bytes::new()
+    } else {
+        body::of_refusal(style, refusal, asked)
+    };
+    let mut response = authored(refusal.status(), asked, style, body);
+    let headers = response.headers_mut();
+    match refusal {
+        Refusal::Unauthorized { challenge } => {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+        }
+        Refusal::MethodNotAllowed { allow } => {
+            headers.insert(ALLOW, allow.clone());
+        }
+        Refusal::UpstreamBusy => {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        _ => {}
+    }
+    if refusal.closes() && asked.version < Version::HTTP_2 {
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+/// The answer to a request that a limit stops, with every field that the settings ask for.
+///
+/// `Retry-After` is there unless no wait would help. Values and body are slices of the writer's buffer: besides the
+/// header table nothing is allocated while earlier answers have left.
+pub fn too_many_requests(
+    denial: &Denial<'_>,
+    asked: &Asked<'_>,
+    settings: &Settings,
+    fields: &mut FieldWriter,
+    now: SystemTime,
+) -> Response<Bytes> {
+    let body = if asked.is_head {
+        Bytes::new()
+    } else {
+        fields.body(settings.body, denial, asked)
+    };
+    let mut response = authored(StatusCode::TOO_MANY_REQUESTS, asked, settings.body, body);
+    let headers = response.headers_mut();
+    if let Some(seconds) = denial.retry_after() {
+        headers.insert(RETRY_AFTER, fields.number(u64::from(seconds)));
+    }
+    fields.write(
+        headers,
+        StatusCode::TOO_MANY_REQUESTS,
+        denial.met,
+        settings,
+        now,
+    );
+    response
+}
+
+/// What all our answers share: never stored by a cache, and traceable.
+fn authored(
+    status: StatusCode,
+    asked: &Asked<'_>,
+    style: BodyStyle,
+    body: Bytes,
+) -> Response<Bytes> {
+    // the most that an answer carries: 3 here, Retry-After, 2 + 3 + 3 rate-limit fields; Date and Content-Length follow
+    let mut headers = HeaderMap::with_capacity(14);
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(style.content_type()));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    if let Some(id) = asked.request_id {
+        headers.insert(&X_REQUEST_ID, id.clone());
+    }
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    *response.headers_mut() = headers;
+    response
+}
+
+/// What an HTTP/1.1 client is told whose request head did not arrive in time. There is no request to answer, so it is
+/// written as it stands, and the connection closes (RFC 9110 §15.5.9).
+pub const HEAD_TIMEOUT: &[u8] =
+    b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
 
 /// What clients are told about their limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,3 +160,17 @@ pub enum BodyStyle {
     /// `text/plain`.
     Text,
 }
+
+impl BodyStyle {
+    /// The media type of the body.
+    pub fn content_type(self) -> &'static str {
+        match self {
+            BodyStyle::ProblemJson => "application/problem+json",
+            BodyStyle::Json => "application/json",
+            BodyStyle::Text => "text/plain; charset=utf-8",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

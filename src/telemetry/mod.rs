@@ -1,5 +1,15 @@
 //! What the gateway lets an operator see: metrics, access lines, log lines.
 
+pub mod access;
+pub mod handles;
+pub mod json;
+pub mod log;
+pub mod metrics;
+mod process;
+mod time;
+
+pub use self::metrics::Metrics;
+
 /// `[log]`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogSettings {
@@ -8,7 +18,7 @@ pub struct LogSettings {
     /// Text or JSON.
     pub format: LogFormat,
     /// Which requests get an access line.
-    pub access: AccessLog,
+    pub access: AccessLines,
 }
 
 /// The least severe level that is written.
@@ -41,7 +51,7 @@ pub enum LogFormat {
 
 /// Which requests get an access line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AccessLog {
+pub enum AccessLines {
     /// Every request.
     All,
     /// Requests that a limit rejected.

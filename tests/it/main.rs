@@ -1,3 +1,3 @@
 //! Behaviour that a user can see, one module each.
 
-fn main() {}
+mod tidy;

@@ -50,6 +50,7 @@ pub(super) fn snapshot(
     let response = response::compile(&file);
     let log = process::log(&file);
     file.finish();
+    let (gateway_limits, routes) = routes?;
     let upstreams = upstreams.into_iter().map(|upstream| upstream.settings);
     let limits = limits.into_iter().map(|limit| limit.compiled);
     Some(Snapshot {
@@ -61,7 +62,8 @@ pub(super) fn snapshot(
         identity: users,
         upstreams: upstreams.collect::<Option<_>>()?,
         limits: limits.collect::<Option<_>>()?,
-        routes: routes?,
+        gateway_limits,
+        routes,
         response,
         admin: admin?,
         log: log?,

@@ -17,7 +17,7 @@ use crate::{
         value::Text,
     },
     listener::{self, Address},
-    telemetry::{AccessLog, LogFormat, LogLevel, LogSettings},
+    telemetry::{AccessLines, LogFormat, LogLevel, LogSettings},
 };
 
 const MAX_WORKERS: u64 = 1024;
@@ -160,9 +160,9 @@ pub(super) fn log(file: &Section<'_>) -> Option<LogSettings> {
     let access = section.choice(
         "access",
         &[
-            ("rejected", AccessLog::Rejected),
-            ("all", AccessLog::All),
-            ("off", AccessLog::Off),
+            ("rejected", AccessLines::Rejected),
+            ("all", AccessLines::All),
+            ("off", AccessLines::Off),
         ],
     );
     section.finish();

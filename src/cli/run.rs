@@ -1,0 +1,267 @@
+//! `tidegate run`: load the configuration, start the gateway, say what it does, serve until a signal.
+
+use std::{
+    fmt::Write as _,
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::Context as _;
+use serde_json::json;
+
+use crate::{
+    config::{self, Loaded, Report, Snapshot},
+    identity::KeyPart,
+    limit,
+    listener::Address,
+    route,
+    server::{self, Running},
+    telemetry, upstream,
+};
+
+/// Arguments of `tidegate run`.
+#[derive(Debug, clap::Args)]
+pub struct RunArgs {
+    /// The configuration file
+    #[arg(short, long, value_name = "FILE", env = "TIDEGATE_CONFIG", default_value = "gateway.toml", conflicts_with_all = ["to", "limit", "listen", "admin"])]
+    config: PathBuf,
+    /// Without a file: where requests go, for example http://localhost:3000
+    #[arg(long, value_name = "URL")]
+    to: Option<String>,
+    /// With --to: how much each client address may, for example 60/min
+    #[arg(long, value_name = "RATE", requires = "to", default_value = "100/s")]
+    limit: String,
+    /// With --to: where to listen
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        requires = "to",
+        default_value = "127.0.0.1:8080"
+    )]
+    listen: String,
+    /// With --to: where the admin pages are
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        requires = "to",
+        default_value = "127.0.0.1:9901"
+    )]
+    admin: String,
+    /// Print the configuration that --to and --limit stand for, and exit
+    #[arg(long, requires = "to")]
+    print_config: bool,
+    /// When ready, write the process id and the real addresses to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    ready_file: Option<PathBuf>,
+}
+
+/// Serves until SIGTERM or SIGINT: 0 after a drain, 1 if the gateway cannot start.
+pub fn run(args: &RunArgs) -> ExitCode {
+    match try_run(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn try_run(args: &RunArgs) -> anyhow::Result<()> {
+    let loaded = match &args.to {
+        Some(to) => {
+            let text = config::quick(to, &args.limit, Some(&args.listen), Some(&args.admin));
+            if args.print_config {
+                io::stdout().write_all(text.as_bytes())?;
+                return Ok(());
+            }
+            config::compile("command line", &text, Path::new(""), &|name| {
+                std::env::var(name).ok()
+            })
+        }
+        None => config::load(&args.config),
+    };
+    let Loaded { snapshot, warnings } = loaded.map_err(refused)?;
+    telemetry::log::init(&snapshot.log)?;
+    let file = args.to.is_none().then_some(&*args.config);
+    let running = server::start(snapshot)?;
+    let mut stderr = anstream::stderr();
+    let shown = stderr.write_all(banner(&running, file).as_bytes());
+    // a banner that nobody can read is no reason not to serve
+    let _ = shown.and_then(|()| stderr.write_all(warnings.text(true).as_bytes()));
+    if let Some(path) = &args.ready_file {
+        write_ready_file(path, &running)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    running.serve();
+    Ok(())
+}
+
+fn refused(report: Report) -> anyhow::Error {
+    let _ = anstream::stderr().write_all(report.text(true).as_bytes());
+    anyhow::anyhow!("{}", report.summary())
+}
+
+/// What the gateway does, for whoever has just started it.
+fn banner(running: &Running, file: Option<&Path>) -> String {
+    let snapshot = running.snapshot();
+    let mut text = format!("tidegate {}", env!("CARGO_PKG_VERSION"));
+    if let Some(file) = file {
+        let _ = write!(text, "  {}", file.display());
+    }
+    text.push('\n');
+    for address in &running.listeners {
+        let scheme = if matches!(address, Address::Tcp(_)) {
+            "http://"
+        } else {
+            ""
+        };
+        let _ = writeln!(text, "  listening  {scheme}{address}");
+    }
+    for (index, route) in snapshot.routes.iter().enumerate() {
+        if index == MAX_SHOWN {
+            let _ = writeln!(
+                text,
+                "  route      … and {} more",
+                snapshot.routes.len() - index
+            );
+            break;
+        }
+        let upstream = &snapshot.upstreams[route.upstream];
+        let servers: Vec<String> = upstream.servers.iter().map(server_name).collect();
+        let limits: Vec<&str> = route
+            .limits
+            .iter()
+            .map(|&limit| snapshot.limits[limit].name.as_str())
+            .collect();
+        let limits = if limits.is_empty() {
+            "no limit".to_owned()
+        } else {
+            limits.join(", ")
+        };
+        let _ = writeln!(
+            text,
+            "  route      {:<16} {} → {}  [{limits}]",
+            route.name,
+            matched(&route.pattern),
+            servers.join(", ")
+        );
+    }
+    for (index, limit) in snapshot.limits.iter().enumerate() {
+        if index == MAX_SHOWN {
+            let _ = writeln!(
+                text,
+                "  limit      … and {} more",
+                snapshot.limits.len() - index
+            );
+            break;
+        }
+        let _ = writeln!(
+            text,
+            "  limit      {:<16} {}, local counters",
+            limit.name,
+            allowance(limit)
+        );
+    }
+    let workers = if running.workers == 1 {
+        "1 worker".to_owned()
+    } else {
+        format!("{} workers", running.workers)
+    };
+    let _ = writeln!(
+        text,
+        "  admin      http://{}  (metrics, health)\n  ready      {workers}; end with Ctrl-C",
+        running.admin
+    );
+    if counts_addresses(snapshot) && snapshot.identity.trusted_proxies.is_empty() {
+        text.push_str("  hint       behind a load balancer? set client_ip.trusted_proxies, or all of its clients will look like one\n");
+    }
+    text
+}
+
+/// Lines of each kind in the banner.
+const MAX_SHOWN: usize = 12;
+
+fn counts_addresses(snapshot: &Snapshot) -> bool {
+    snapshot
+        .limits
+        .iter()
+        .flat_map(|limit| &limit.key)
+        .any(|part| matches!(part, KeyPart::Ip | KeyPart::UserOrIp))
+}
+
+fn server_name(server: &upstream::Server) -> String {
+    match server {
+        upstream::Server::Http { host, port } if host.contains(':') => {
+            format!("http://[{host}]:{port}")
+        }
+        upstream::Server::Http { host, port } => format!("http://{host}:{port}"),
+        upstream::Server::Unix(path) => format!("unix:{}", path.display()),
+        upstream::Server::Echo => "builtin:echo".to_owned(),
+    }
+}
+
+fn matched(pattern: &route::Pattern) -> String {
+    let methods = pattern
+        .methods
+        .iter()
+        .map(http::Method::as_str)
+        .collect::<Vec<_>>()
+        .join(",");
+    let hosts = pattern.hosts.join(",");
+    let separator = if methods.is_empty() { "" } else { " " };
+    format!("{methods}{separator}{hosts}{}", pattern.path)
+}
+
+/// `100 per 1s per client IP, burst 200 (pro: 600 per 60s, burst 50)`.
+fn allowance(limit: &config::Limit) -> String {
+    let per = limit
+        .key
+        .iter()
+        .map(key_name)
+        .collect::<Vec<_>>()
+        .join(" and ");
+    let quota = |quota: &limit::Quota| format!("{} per {:?}", quota.amount, quota.period);
+    let default = &limit.quotas[0];
+    let per = if per.is_empty() {
+        "for all together".to_owned()
+    } else {
+        format!("per {per}")
+    };
+    let mut text = format!("{} {per}, burst {}", quota(default), default.burst);
+    for (tier, index) in limit.tiers.iter().filter(|(_, index)| *index > 0) {
+        let _ = write!(
+            text,
+            "; {tier}: {}, burst {}",
+            quota(&limit.quotas[*index]),
+            limit.quotas[*index].burst
+        );
+    }
+    text
+}
+
+fn key_name(part: &KeyPart) -> String {
+    match part {
+        KeyPart::Ip => "client IP".to_owned(),
+        KeyPart::User => "user".to_owned(),
+        KeyPart::UserOrIp => "user or client IP".to_owned(),
+        KeyPart::Tenant => "tenant".to_owned(),
+        KeyPart::Tier => "tier".to_owned(),
+        KeyPart::Method => "method".to_owned(),
+        KeyPart::Host => "host".to_owned(),
+        KeyPart::Route => "route".to_owned(),
+        KeyPart::Path => "path".to_owned(),
+        KeyPart::UserAgent => "user agent".to_owned(),
+        KeyPart::Header(name) => format!("header {name}"),
+    }
+}
+
+/// Written whole or not at all: whoever waits for the file reads a complete one.
+fn write_ready_file(path: &Path, running: &Running) -> io::Result<()> {
+    let listeners: Vec<String> = running.listeners.iter().map(Address::to_string).collect();
+    let ready = json!({ "pid": std::process::id(), "listeners": listeners, "admin": running.admin.to_string() });
+    let mut unfinished = path.as_os_str().to_owned();
+    unfinished.push(".tmp");
+    std::fs::write(&unfinished, format!("{ready}\n"))?;
+    std::fs::rename(&unfinished, path)
+}

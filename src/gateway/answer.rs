@@ -1,0 +1,290 @@
+//! What the client gets: the upstream's response with our fields, a denial, or a refusal; and what is noted of it.
+
+use std::{cell::Cell, time::SystemTime};
+
+use arrayvec::ArrayVec;
+use http::{HeaderMap, HeaderValue, Method, Response, header::VIA};
+
+use super::{
+    Body, Exchange, Worker,
+    record::{self, Record},
+};
+use crate::{
+    identity::{Client, Rejected},
+    limit::MAX_LIMITS,
+    listener::{inbound::InboundError, request::Malformed},
+    response::{self, Denial, Met, Refusal, X_REQUEST_ID},
+    route::path::PathError,
+    telemetry::handles::Held,
+    upstream::UpstreamError,
+};
+
+/// Of so many decisions one is timed: taking the time twice costs as much as deciding.
+const TIMED: u32 = 16;
+
+impl Worker {
+    /// The upstream's response, with the fields that describe the limits.
+    pub(super) fn pass_on(
+        &self,
+        exchange: &Exchange<'_>,
+        mut response: Response<Body>,
+        in_flight: Held,
+    ) -> Response<Body> {
+        let status = response.status();
+        let headers = response.headers_mut();
+        headers.insert(&X_REQUEST_ID, exchange.request_id.clone());
+        let settings = &self.shared.plan.response;
+        self.fields.borrow_mut().write(
+            headers,
+            status,
+            &met(exchange),
+            settings,
+            SystemTime::now(),
+        );
+        let record = Record::begin(self, exchange, status, in_flight);
+        response.map(|body| body.record(record))
+    }
+
+    /// 429: a limit denies the request.
+    pub(super) fn deny(&self, exchange: &Exchange<'_>) -> Response<Body> {
+        let met = met(exchange);
+        let denial = Denial {
+            met: &met,
+            retry_after_ns: exchange
+                .verdict
+                .denial()
+                .and_then(|denial| denial.retry_after_ns),
+        };
+        let settings = &self.shared.plan.response;
+        let response = response::too_many_requests(
+            &denial,
+            &asked(exchange),
+            settings,
+            &mut self.fields.borrow_mut(),
+            SystemTime::now(),
+        );
+        let retry_after = denial.retry_after();
+        if let Some((index, seconds)) = exchange.verdict.binding().zip(retry_after) {
+            exchange.met[index]
+                .0
+                .rule
+                .metrics
+                .retry_after_seconds
+                .record(f64::from(seconds));
+        }
+        record::note(
+            self,
+            exchange,
+            response.status(),
+            response.body().len() as u64,
+            retry_after,
+        );
+        response.map(Body::authored)
+    }
+
+    /// Whatever else is not served.
+    pub(super) fn refuse(&self, exchange: &Exchange<'_>, refusal: &Refusal) -> Response<Body> {
+        let settings = &self.shared.plan.response;
+        let mut response = response::refuse(refusal, &asked(exchange), settings.body);
+        let status = response.status();
+        self.fields.borrow_mut().write(
+            response.headers_mut(),
+            status,
+            &met(exchange),
+            settings,
+            SystemTime::now(),
+        );
+        record::note(self, exchange, status, response.body().len() as u64, None);
+        response.map(Body::authored)
+    }
+
+    /// Counts what each limit decided.
+    pub(super) fn note_decision(&self, exchange: &Exchange<'_>) {
+        let admitted = exchange.verdict.admitted();
+        for ((limit, _), standing) in exchange.met.iter().zip(&exchange.verdict.standings) {
+            if admitted {
+                limit.decisions.admitted.increment(1);
+            } else if standing.denied {
+                limit.decisions.rejected.increment(1);
+            }
+        }
+        let count = self.decisions.get();
+        self.decisions.set(count.wrapping_add(1));
+        if count.is_multiple_of(TIMED) {
+            self.shared
+                .decision_seconds
+                .record(exchange.arrived.elapsed());
+        }
+    }
+
+    /// 401, counted by what was wrong.
+    pub(super) fn unauthorized(&self, rejected: &Rejected) -> Refusal {
+        self.shared.plan.count_rejected(rejected);
+        Refusal::Unauthorized {
+            challenge: "ApiKey",
+        }
+    }
+
+    /// 502, 503 or 504, counted and logged.
+    pub(super) fn upstream_failed(
+        &self,
+        exchange: &Exchange<'_>,
+        error: &UpstreamError,
+    ) -> Refusal {
+        let (settings, metrics) = &self.shared.plan.upstreams[exchange.route.upstream];
+        let request_id = exchange.request_id.to_str().unwrap_or_default();
+        tracing::warn!(upstream = settings.name, kind = error.kind(), request_id, %error, "the upstream gave no response");
+        let (counter, refusal) = match error {
+            UpstreamError::Connect(_) => (&metrics.connect_errors, Refusal::UpstreamUnreachable),
+            UpstreamError::Busy(_) => (&metrics.busy_errors, Refusal::UpstreamBusy),
+            UpstreamError::Timeout(_) => (&metrics.timeout_errors, Refusal::UpstreamTimeout),
+            UpstreamError::Closed(_) => (&metrics.closed_errors, Refusal::UpstreamUnreachable),
+            UpstreamError::Protocol(_) => (&metrics.protocol_errors, Refusal::UpstreamProtocol),
+        };
+        counter.increment(1);
+        refusal
+    }
+}
+
+/// The limits that the request met, the binding one first.
+fn met<'a>(exchange: &'a Exchange<'_>) -> ArrayVec<Met<'a>, MAX_LIMITS> {
+    let describe = |index: usize| {
+        let ((limit, tier), standing) = (exchange.met[index], exchange.verdict.standings[index]);
+        Met {
+            policy: &limit.rule.policies[tier],
+            remaining: standing.remaining,
+            next_unit_ns: standing.next_unit_ns,
+            reset_ns: standing.reset_ns,
+            denied: standing.denied,
+            never: standing.never,
+        }
+    };
+    let Some(binding) = exchange.verdict.binding() else {
+        return ArrayVec::new();
+    };
+    let others = (0..exchange.met.len()).filter(|&index| index != binding);
+    std::iter::once(binding)
+        .chain(others)
+        .map(describe)
+        .collect()
+}
+
+fn asked<'a>(exchange: &'a Exchange<'_>) -> response::Asked<'a> {
+    let head = exchange.head;
+    response::Asked {
+        is_head: head.method == Method::HEAD,
+        version: head.version,
+        request_id: Some(&exchange.request_id),
+    }
+}
+
+/// What a request that is not valid is told.
+pub(super) fn malformed(malformed: Malformed) -> Refusal {
+    match malformed {
+        Malformed::Invalid(why) => Refusal::BadRequest(why),
+        Malformed::TargetTooLong => Refusal::UriTooLong,
+        Malformed::FieldsTooLarge => Refusal::HeadersTooLarge,
+        Malformed::Tunnel => Refusal::NotImplemented("A gateway is not a tunnel."),
+        Malformed::Trace => Refusal::MethodNotAllowed {
+            allow: HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"),
+        },
+        Malformed::CodingNotKnown => {
+            Refusal::NotImplemented("The transfer coding is not known here.")
+        }
+    }
+}
+
+/// What a request is told whose path two parsers could read differently.
+pub(super) fn bad_path(error: PathError) -> Refusal {
+    Refusal::BadRequest(match error {
+        PathError::NotOriginForm => "The path does not begin with a slash.",
+        PathError::ForbiddenCharacter => "The target has a character that must be percent-encoded.",
+        PathError::MalformedEscape => "The path has a malformed percent-escape.",
+        PathError::ForbiddenEscape => {
+            "The path has a percent-escape that servers read differently."
+        }
+        PathError::AboveRoot => "The path leaves the root.",
+        PathError::DotWithParameter => "The path has a dot segment with a parameter.",
+    })
+}
+
+/// What a client is told whose request body failed before there was a response.
+pub(super) fn bad_body(error: &InboundError) -> Refusal {
+    match error {
+        InboundError::TooLarge(_) => Refusal::BodyTooLarge,
+        InboundError::Silent(_) => Refusal::RequestTimeout,
+        InboundError::Broken(_) => {
+            Refusal::BadRequest("The request body is not framed as its head announces.")
+        }
+    }
+}
+
+/// The request id that a trusted proxy sent, if it is one: short and visible.
+pub(super) fn trusted_request_id(client: &Client<'_>, headers: &HeaderMap) -> Option<HeaderValue> {
+    const MAX_BYTES: usize = 128;
+    let theirs = headers.get(&X_REQUEST_ID).filter(|_| client.peer_trusted)?;
+    let fits = (1..=MAX_BYTES).contains(&theirs.len())
+        && theirs.as_bytes().iter().all(u8::is_ascii_graphic);
+    fits.then(|| theirs.clone())
+}
+
+/// Whether this very process has forwarded the request before.
+pub(super) fn came_through(headers: &HeaderMap, pseudonym: &str) -> bool {
+    let mut lines = headers.get_all(VIA).iter();
+    lines.any(|line| {
+        line.as_bytes()
+            .windows(pseudonym.len())
+            .any(|part| part == pseudonym.as_bytes())
+    })
+}
+
+/// Ids for requests: a random start for each worker, then one after the other, mixed so that they look unrelated.
+/// They are unique, not secret.
+#[derive(Debug)]
+pub(super) struct RequestIds {
+    start: u64,
+    count: Cell<u64>,
+}
+
+impl RequestIds {
+    pub(super) fn new() -> Self {
+        let mut random = [0; 16];
+        if getrandom::fill(&mut random).is_err() {
+            // without entropy, the time of this worker's start tells it from others
+            random = SystemTime::UNIX_EPOCH
+                .elapsed()
+                .unwrap_or_default()
+                .as_nanos()
+                .to_le_bytes();
+        }
+        let (start, count) = random.split_at(8);
+        let number = |bytes: &[u8]| {
+            bytes
+                .iter()
+                .fold(0, |number, &byte| number << 8 | u64::from(byte))
+        };
+        Self {
+            start: number(start),
+            count: Cell::new(number(count)),
+        }
+    }
+
+    /// 32 hexadecimal digits.
+    pub(super) fn next(&self) -> HeaderValue {
+        let count = self.count.get().wrapping_add(1);
+        self.count.set(count);
+        let id = u128::from(self.start) << 64 | u128::from(mix(count));
+        let mut digits = [0; 32];
+        for (place, digit) in digits.iter_mut().enumerate() {
+            *digit = b"0123456789abcdef"[(id >> (124 - 4 * place)) as usize & 15];
+        }
+        HeaderValue::from_bytes(&digits).unwrap_or(HeaderValue::from_static("0"))
+    }
+}
+
+/// The finaliser of SplitMix64: a bijection, so that distinct counts give distinct ids.
+fn mix(count: u64) -> u64 {
+    let count = (count ^ (count >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let count = (count ^ (count >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    count ^ (count >> 31)
+}

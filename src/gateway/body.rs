@@ -1,0 +1,113 @@
+//! The body of a response, whoever wrote it, and what is noted when it ends.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+
+use super::record::Record;
+use crate::{
+    listener::inbound::{InboundBody, InboundError},
+    upstream::{ResponseBody, body::Interrupted, echo::EchoBody},
+};
+
+/// The body of a response.
+#[derive(Debug)]
+pub struct Body {
+    source: Source,
+    /// Noted when the body is dropped: sent in full, or given up because the client is gone.
+    record: Option<Record>,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// Ours.
+    Authored(Bytes),
+    /// A server's.
+    Remote(ResponseBody<InboundBody>),
+    /// The built-in server's.
+    Echo(EchoBody<InboundBody>),
+}
+
+/// Why a response body ended before its end; the client's connection ends with it.
+#[derive(Debug, thiserror::Error)]
+pub enum BodyError {
+    /// The server's side of it.
+    #[error(transparent)]
+    Interrupted(#[from] Interrupted),
+    /// The request's side, while the built-in server was sending it back.
+    #[error(transparent)]
+    Inbound(#[from] InboundError),
+}
+
+impl Body {
+    pub(super) fn authored(bytes: Bytes) -> Self {
+        Self {
+            source: Source::Authored(bytes),
+            record: None,
+        }
+    }
+
+    pub(super) fn remote(body: ResponseBody<InboundBody>) -> Self {
+        Self {
+            source: Source::Remote(body),
+            record: None,
+        }
+    }
+
+    pub(super) fn echo(body: EchoBody<InboundBody>) -> Self {
+        Self {
+            source: Source::Echo(body),
+            record: None,
+        }
+    }
+
+    pub(super) fn record(mut self, record: Record) -> Self {
+        self.record = Some(record);
+        self
+    }
+}
+
+impl HttpBody for Body {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = &mut *self;
+        let frame = match &mut this.source {
+            Source::Authored(bytes) if bytes.is_empty() => Poll::Ready(None),
+            Source::Authored(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            Source::Remote(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
+            Source::Echo(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
+        };
+        if let (Poll::Ready(Some(frame)), Some(record)) = (&frame, &mut this.record) {
+            match frame {
+                Ok(frame) => record.sent(frame.data_ref().map_or(0, Bytes::len)),
+                Err(error) => record.broke(error),
+            }
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.source {
+            Source::Authored(bytes) => bytes.is_empty(),
+            Source::Remote(body) => body.is_end_stream(),
+            Source::Echo(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.source {
+            Source::Authored(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Source::Remote(body) => body.size_hint(),
+            Source::Echo(body) => body.size_hint(),
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! The running counterpart of a configuration: every name resolved, every metric's handle made, every bucket attached.
+//!
+//! A [`Snapshot`] is pure text made checked; a plan binds it to this process's limiter and metrics once, so that a
+//! request follows indexes and touches no map.
+
+use std::sync::Arc;
+
+use crate::{
+    config::{self, Snapshot},
+    identity::{Client, Identifier, KeyParts, ManagedFields, Prefixes, Rejected},
+    limit::{self, Attached, Store},
+    response::{self, Policy},
+    route::RouteTable,
+    telemetry::{
+        Metrics,
+        handles::{DecisionMetrics, IdentityMetrics, LimitMetrics, RouteMetrics, UpstreamMetrics},
+    },
+    upstream,
+};
+
+/// Why a checked configuration cannot be put to work.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The process has seen more limit names than buckets can tell apart.
+    #[error("limit `{0}`: this process has seen too many different limit names; restart it")]
+    TooManyLimits(String),
+    /// The system has no thread or no entropy to give.
+    #[error("cannot start: {0}")]
+    System(#[from] std::io::Error),
+    /// A limit or a route that the compiler should have refused.
+    #[error("{0}")]
+    Unfit(String),
+}
+
+/// A configuration at work.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) identifier: Identifier,
+    pub(super) managed: ManagedFields,
+    pub(super) prefixes: Prefixes,
+    pub(super) table: RouteTable,
+    pub(super) routes: Vec<RoutePlan>,
+    /// What a request meets that no route takes: the gateway's own limits.
+    pub(super) unrouted: RoutePlan,
+    pub(super) upstreams: Vec<(upstream::Settings, Arc<UpstreamMetrics>)>,
+    pub(super) response: response::Settings,
+    /// By source: `api_key`, `header`.
+    identity: Vec<(&'static str, IdentityMetrics)>,
+}
+
+/// A route at work.
+#[derive(Debug)]
+pub(super) struct RoutePlan {
+    pub(super) name: String,
+    pub(super) upstream: usize,
+    pub(super) limits: Vec<LimitPlan>,
+    pub(super) cost: u64,
+    pub(super) max_body_bytes: Option<u64>,
+    pub(super) metrics: Arc<RouteMetrics>,
+}
+
+/// A limit as one route meets it.
+#[derive(Debug)]
+pub(super) struct LimitPlan {
+    pub(super) rule: Arc<LimitRule>,
+    pub(super) decisions: DecisionMetrics,
+}
+
+/// A limit at work, shared by the routes that meet it.
+#[derive(Debug)]
+pub(super) struct LimitRule {
+    pub(super) name: String,
+    pub(super) key: KeyParts,
+    pub(super) buckets: Arc<Attached>,
+    /// One for each tier, as clients are told.
+    pub(super) policies: Vec<Policy>,
+    tiers: Vec<(String, usize)>,
+    pub(super) metrics: LimitMetrics,
+}
+
+impl LimitRule {
+    /// The quota that applies to this client, by its tier.
+    pub(super) fn tier(&self, client: &Client<'_>) -> usize {
+        let Some(tier) = client.tier else { return 0 };
+        self.tiers
+            .iter()
+            .find(|(name, _)| name == tier)
+            .map_or(0, |&(_, index)| index)
+    }
+
+    /// Brings the metrics that are read, not pushed, up to date.
+    pub(super) fn refresh_metrics(&self) {
+        // a gauge is a float: exact up to 2⁵³ keys
+        self.metrics.keys.set(self.buckets.keys() as f64);
+        self.metrics
+            .key_evictions
+            .absolute(self.buckets.evictions());
+        self.metrics
+            .key_overflows
+            .absolute(self.buckets.overflowed());
+    }
+}
+
+impl Plan {
+    /// Binds a configuration to the process's buckets and metrics.
+    pub(super) fn bind(
+        snapshot: &Snapshot,
+        store: &Store,
+        metrics: &Metrics,
+    ) -> Result<Self, PlanError> {
+        let rules = snapshot
+            .limits
+            .iter()
+            .map(|limit| bind_limit(limit, store, metrics).map(Arc::new))
+            .collect::<Result<Vec<_>, _>>()?;
+        let bind_route = |name: &str, limits: &[usize]| RoutePlan {
+            name: name.to_owned(),
+            upstream: 0,
+            limits: limits
+                .iter()
+                .map(|&limit| LimitPlan {
+                    rule: Arc::clone(&rules[limit]),
+                    decisions: metrics.decisions(name, &rules[limit].name),
+                })
+                .collect(),
+            cost: 1,
+            max_body_bytes: None,
+            metrics: Arc::new(metrics.route(name)),
+        };
+        let routes = snapshot.routes.iter().map(|route| RoutePlan {
+            upstream: route.upstream,
+            cost: route.cost,
+            max_body_bytes: route.max_body_bytes,
+            ..bind_route(&route.name, &route.limits)
+        });
+        let patterns: Vec<_> = snapshot
+            .routes
+            .iter()
+            .map(|route| route.pattern.clone())
+            .collect();
+        let table = RouteTable::build(&patterns).map_err(|errors| {
+            PlanError::Unfit(
+                errors
+                    .into_iter()
+                    .map(|error| error.problem)
+                    .collect::<Vec<_>>()
+                    .join("; "),
+            )
+        })?;
+        Ok(Self {
+            identifier: Identifier::new(&snapshot.identity),
+            managed: ManagedFields::new(&snapshot.identity),
+            prefixes: snapshot.identity.prefixes(),
+            table,
+            routes: routes.collect(),
+            unrouted: bind_route(NO_ROUTE, &snapshot.gateway_limits),
+            upstreams: snapshot
+                .upstreams
+                .iter()
+                .map(|settings| (settings.clone(), Arc::new(metrics.upstream(&settings.name))))
+                .collect(),
+            response: snapshot.response.clone(),
+            identity: ["api_key", "header"]
+                .map(|source| (source, metrics.identity(source)))
+                .into(),
+        })
+    }
+
+    /// Counts a credential that was not accepted.
+    pub(super) fn count_rejected(&self, rejected: &Rejected) {
+        if let Some((_, metrics)) = self
+            .identity
+            .iter()
+            .find(|(source, _)| *source == rejected.source)
+        {
+            match rejected.kind {
+                "unknown" => metrics.unknown.increment(1),
+                _ => metrics.malformed.increment(1),
+            }
+        }
+    }
+
+    /// Every limit that some route meets, once.
+    pub(super) fn rules(&self) -> impl Iterator<Item = &Arc<LimitRule>> {
+        let mut seen: Vec<&str> = Vec::new();
+        self.routes
+            .iter()
+            .chain([&self.unrouted])
+            .flat_map(|route| &route.limits)
+            .map(|limit| &limit.rule)
+            .filter(move |rule| {
+                let new = !seen.contains(&rule.name.as_str());
+                if new {
+                    seen.push(&rule.name);
+                }
+                new
+            })
+    }
+}
+
+/// The `route` label of what no route takes; not a name that a configuration can give.
+const NO_ROUTE: &str = "(none)";
+
+fn bind_limit(
+    limit: &config::Limit,
+    store: &Store,
+    metrics: &Metrics,
+) -> Result<LimitRule, PlanError> {
+    let unfit =
+        |error: limit::QuotaError| PlanError::Unfit(format!("limit `{}`: {error}", limit.name));
+    let counted = limit::Limit::token_bucket(&limit.name, &limit.quotas).map_err(unfit)?;
+    let buckets = store
+        .attach(&counted)
+        .map_err(|_| PlanError::TooManyLimits(limit.name.clone()))?;
+    let policies: Result<Vec<_>, _> = limit
+        .quotas
+        .iter()
+        .map(|quota| Policy::compile(&limit.name, quota))
+        .collect();
+    Ok(LimitRule {
+        name: limit.name.clone(),
+        key: KeyParts::new(&limit.name, limit.key.clone()),
+        buckets,
+        policies: policies
+            .map_err(|error| PlanError::Unfit(format!("limit `{}`: {error}", limit.name)))?,
+        tiers: limit.tiers.clone(),
+        metrics: metrics.limit(&limit.name),
+    })
+}

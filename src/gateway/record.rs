@@ -1,0 +1,194 @@
+//! What is noted of a request when its answer ends: counters, durations, the access line.
+
+use std::{sync::Arc, time::SystemTime};
+
+use http::{HeaderValue, StatusCode};
+use tokio::time::Instant;
+
+use super::{Exchange, Worker, body::BodyError};
+use crate::telemetry::{
+    access::{AccessLog, LimitPart, Line},
+    handles::{Held, RouteMetrics, UpstreamMetrics},
+};
+
+/// A response on its way to the client; noted when it is dropped, sent in full or given up.
+#[derive(Debug)]
+pub(super) struct Record {
+    metrics: Arc<RouteMetrics>,
+    upstream: Arc<UpstreamMetrics>,
+    arrived: Instant,
+    bytes: u64,
+    _in_flight: Held,
+    /// Only where every request gets a line.
+    line: Option<Box<(AccessLog, Kept)>>,
+}
+
+impl Record {
+    pub(super) fn begin(
+        worker: &Worker,
+        exchange: &Exchange<'_>,
+        status: StatusCode,
+        in_flight: Held,
+    ) -> Self {
+        let route = exchange.route;
+        route.metrics.answered(status);
+        let access = worker.access.as_ref().filter(|_| worker.shared.logs_all());
+        Self {
+            metrics: Arc::clone(&route.metrics),
+            upstream: Arc::clone(&worker.shared.plan.upstreams[route.upstream].1),
+            arrived: exchange.arrived,
+            bytes: 0,
+            _in_flight: in_flight,
+            line: access
+                .map(|access| Box::new((access.clone(), Kept::of(worker, exchange, status, None)))),
+        }
+    }
+
+    pub(super) fn sent(&mut self, bytes: usize) {
+        self.bytes += bytes as u64;
+    }
+
+    pub(super) fn broke(&self, error: &BodyError) {
+        self.upstream.body_errors.increment(1);
+        tracing::debug!(%error, "a response was cut short");
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        let duration = self.arrived.elapsed();
+        self.metrics.request_seconds.record(duration);
+        if let Some((access, kept)) = self.line.as_deref() {
+            access.write(&kept.line(self.bytes, duration));
+        }
+    }
+}
+
+/// Notes an answer of ours, which is complete when it is made.
+pub(super) fn note(
+    worker: &Worker,
+    exchange: &Exchange<'_>,
+    status: StatusCode,
+    bytes: u64,
+    retry_after: Option<u32>,
+) {
+    let duration = exchange.arrived.elapsed();
+    exchange.route.metrics.answered(status);
+    exchange.route.metrics.request_seconds.record(duration);
+    if let Some(access) = &worker.access
+        && (worker.shared.logs_all() || status == StatusCode::TOO_MANY_REQUESTS)
+    {
+        access.write(&Kept::of(worker, exchange, status, retry_after).line(bytes, duration));
+    }
+}
+
+/// What an access line says, kept until it can be written.
+#[derive(Debug)]
+struct Kept {
+    time: SystemTime,
+    request_id: HeaderValue,
+    client_ip: Option<std::net::IpAddr>,
+    user: Option<String>,
+    tenant: Option<String>,
+    tier: Option<String>,
+    method: http::Method,
+    host: Option<String>,
+    path: String,
+    route: String,
+    status: StatusCode,
+    limit: Option<KeptLimit>,
+    upstream: Option<String>,
+}
+
+/// The binding limit.
+#[derive(Debug)]
+struct KeptLimit {
+    name: String,
+    key: String,
+    capacity: u64,
+    remaining: u64,
+    retry_after: Option<u32>,
+}
+
+impl Kept {
+    fn of(
+        worker: &Worker,
+        exchange: &Exchange<'_>,
+        status: StatusCode,
+        retry_after: Option<u32>,
+    ) -> Self {
+        let asked = exchange.asked.as_ref();
+        let client = asked.map(|asked| &asked.client);
+        let owned = |text: Option<&str>| text.map(str::to_owned);
+        let forwarded = status != StatusCode::TOO_MANY_REQUESTS
+            && exchange.verdict.admitted()
+            && asked.is_some();
+        Self {
+            time: SystemTime::now(),
+            request_id: exchange.request_id.clone(),
+            client_ip: client.map(|client| client.address),
+            user: owned(client.and_then(|client| client.user)),
+            tenant: owned(client.and_then(|client| client.tenant)),
+            tier: owned(client.and_then(|client| client.tier)),
+            method: exchange.head.method.clone(),
+            host: asked.map(|asked| asked.host.to_string()),
+            path: exchange.head.uri.path().to_owned(),
+            route: exchange.route.name.clone(),
+            status,
+            limit: KeptLimit::of(worker, exchange, retry_after),
+            upstream: forwarded.then(|| {
+                worker.shared.plan.upstreams[exchange.route.upstream]
+                    .0
+                    .name
+                    .clone()
+            }),
+        }
+    }
+
+    fn line(&self, bytes: u64, duration: std::time::Duration) -> Line<'_> {
+        let limit = self.limit.as_ref().map(|limit| LimitPart {
+            name: &limit.name,
+            key: limit.key.as_bytes(),
+            algorithm: "token_bucket",
+            capacity: limit.capacity,
+            remaining: limit.remaining,
+            retry_after: limit.retry_after,
+        });
+        Line {
+            time: self.time,
+            request_id: self.request_id.as_bytes(),
+            client_ip: self.client_ip,
+            user: self.user.as_deref().map(str::as_bytes),
+            tenant: self.tenant.as_deref().map(str::as_bytes),
+            tier: self.tier.as_deref().map(str::as_bytes),
+            method: self.method.as_str().as_bytes(),
+            host: self.host.as_deref().map(str::as_bytes),
+            path: self.path.as_bytes(),
+            route: Some(&self.route),
+            status: self.status.as_u16(),
+            limit,
+            upstream: self.upstream.as_deref(),
+            bytes,
+            duration,
+        }
+    }
+}
+
+impl KeptLimit {
+    fn of(worker: &Worker, exchange: &Exchange<'_>, retry_after: Option<u32>) -> Option<Self> {
+        let index = exchange.verdict.binding()?;
+        let rule = &exchange.met[index].0.rule;
+        let standing = &exchange.verdict.standings[index];
+        Some(Self {
+            name: rule.name.clone(),
+            key: rule.key.readable(
+                &worker.shared.hasher,
+                worker.shared.plan.prefixes,
+                &exchange.subject(exchange.asked.as_ref()?),
+            ),
+            capacity: standing.capacity,
+            remaining: standing.remaining,
+            retry_after,
+        })
+    }
+}

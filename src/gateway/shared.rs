@@ -1,0 +1,134 @@
+//! What all workers of a process share: the plan, the buckets, the metrics, the access log.
+
+use std::{
+    io::{self, IsTerminal as _},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use metrics::Histogram;
+use tokio::time::Instant;
+
+use super::plan::{Plan, PlanError};
+use crate::{
+    config::Snapshot,
+    identity::KeyHasher,
+    limit::Store,
+    telemetry::{
+        AccessLines, Metrics,
+        access::{AccessLog, Style},
+    },
+};
+
+/// Shared by every worker; nothing in it is locked on a request's path.
+#[derive(Debug)]
+pub struct Shared {
+    pub(super) plan: Plan,
+    pub(super) store: Store,
+    pub(super) hasher: KeyHasher,
+    pub(super) decision_seconds: Histogram,
+    /// Our name in `Via`: one of its own for each process, so that a loop is told from two gateways in a row.
+    pub(super) pseudonym: String,
+    snapshot: Arc<Snapshot>,
+    metrics: Metrics,
+    /// Workers write through clones of their own.
+    access: Option<Mutex<AccessLog>>,
+    /// The origin of the limiter's time.
+    epoch: Instant,
+}
+
+/// Bytes of access lines that may wait for standard output.
+const ACCESS_QUEUE_BYTES: usize = 4 * 1024 * 1024;
+
+impl Shared {
+    /// Puts a configuration to work.
+    pub fn new(snapshot: Arc<Snapshot>, metrics: Metrics) -> Result<Self, PlanError> {
+        let store = Store::new(snapshot.server.max_keys);
+        let plan = Plan::bind(&snapshot, &store, &metrics)?;
+        let access = match snapshot.log.access {
+            AccessLines::Off => None,
+            AccessLines::All | AccessLines::Rejected => {
+                let style = if snapshot.log.format.is_json(io::stdout().is_terminal()) {
+                    Style::Json
+                } else {
+                    Style::Text
+                };
+                let log = AccessLog::start(
+                    style,
+                    Box::new(io::stdout()),
+                    ACCESS_QUEUE_BYTES,
+                    metrics.log_lines_dropped(),
+                )?;
+                Some(Mutex::new(log))
+            }
+        };
+        let mut secret = [0; 16];
+        getrandom::fill(&mut secret).map_err(|error| io::Error::other(error.to_string()))?;
+        let rules: Vec<_> = plan.rules().cloned().collect();
+        metrics.on_render(move || {
+            for rule in &rules {
+                rule.refresh_metrics();
+            }
+        });
+        Ok(Self {
+            plan,
+            store,
+            hasher: KeyHasher::new(secret),
+            decision_seconds: metrics.decision_seconds(),
+            pseudonym: pseudonym(),
+            snapshot,
+            metrics,
+            access,
+            epoch: Instant::now(),
+        })
+    }
+
+    /// The running configuration.
+    pub fn snapshot(&self) -> &Arc<Snapshot> {
+        &self.snapshot
+    }
+
+    /// The registry of this gateway's metrics.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Hands what waits in the access log to standard output, and waits for that, but not for ever.
+    pub fn close(&self) {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        if let Some(access) = &self.access {
+            access
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .close(PATIENCE);
+        }
+    }
+
+    /// A writer of access lines for one worker.
+    pub(super) fn access_log(&self) -> Option<AccessLog> {
+        self.access.as_ref().map(|access| {
+            access
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone()
+        })
+    }
+
+    pub(super) fn logs_all(&self) -> bool {
+        self.snapshot.log.access == AccessLines::All
+    }
+
+    /// A moment in the limiter's time.
+    pub(super) fn nanoseconds(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.epoch).as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+fn pseudonym() -> String {
+    let mut id = [0; 4];
+    // without entropy two processes may share a name: a chain of both would then be taken for a loop
+    if getrandom::fill(&mut id).is_err() {
+        id = std::process::id().to_le_bytes();
+    }
+    format!("tidegate-{:08x}", u32::from_le_bytes(id))
+}

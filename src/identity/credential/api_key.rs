@@ -1,0 +1,212 @@
+//! API keys: a secret in a header, known here by its SHA-256 digest only.
+//!
+//! The secret is hashed before anything is compared, so how long a lookup takes says nothing about a secret: to steer the digest
+//! one would have to invert SHA-256. The last word is a comparison in constant time nevertheless. A slow password hash would
+//! add nothing for keys of 128 random bits and would be a way to exhaust us.
+
+use std::collections::HashMap;
+
+use http::{HeaderMap, HeaderName, header::AUTHORIZATION};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use super::super::address::trim;
+use super::super::{ApiKey, OnInvalid};
+use super::{Fault, User, one_value};
+
+/// The longest key that is hashed.
+const KEY_MAX_BYTES: usize = 1024;
+
+/// The known keys of one header.
+#[derive(Debug)]
+pub(in crate::identity) struct ApiKeys {
+    header: HeaderName,
+    pub(in crate::identity) invalid: OnInvalid,
+    /// Sorted by digest.
+    keys: Box<[ApiKey]>,
+    /// The first eight bytes of a digest to the first key that has them.
+    by_prefix: HashMap<u64, usize>,
+}
+
+impl ApiKeys {
+    /// Indexes keys; of two with one digest the earlier counts. 100,000 keys take some ten milliseconds.
+    pub(in crate::identity) fn new(
+        header: HeaderName,
+        keys: &[ApiKey],
+        invalid: OnInvalid,
+    ) -> ApiKeys {
+        let mut keys = keys.to_vec();
+        keys.sort_by_key(|key| key.sha256);
+        keys.dedup_by_key(|key| key.sha256);
+        let mut by_prefix = HashMap::with_capacity(keys.len());
+        for (at, key) in keys.iter().enumerate() {
+            by_prefix.entry(prefix(&key.sha256)).or_insert(at);
+        }
+        ApiKeys {
+            header,
+            invalid,
+            keys: keys.into(),
+            by_prefix,
+        }
+    }
+
+    /// The user of the key that the request carries; `None` when it carries none. In `Authorization` a key stands behind
+    /// `Bearer` (RFC 6750 §2.1), and other schemes are no key.
+    pub(in crate::identity) fn user(&self, headers: &HeaderMap) -> Result<Option<User<'_>>, Fault> {
+        let Some(value) = one_value(headers, &self.header)? else {
+            return Ok(None);
+        };
+        let secret = match self.header == AUTHORIZATION {
+            true => match bearer(value) {
+                Some(secret) => secret,
+                None => return Ok(None),
+            },
+            false => value,
+        };
+        if secret.is_empty() || secret.len() > KEY_MAX_BYTES {
+            return Err(Fault::Malformed);
+        }
+        let key = self
+            .find(&Sha256::digest(secret).into())
+            .ok_or(Fault::Unknown)?;
+        Ok(Some(User {
+            name: &key.user,
+            tier: key.tier.as_deref(),
+            tenant: key.tenant.as_deref(),
+        }))
+    }
+
+    fn find(&self, digest: &[u8; 32]) -> Option<&ApiKey> {
+        let first = *self.by_prefix.get(&prefix(digest))?;
+        let same_prefix = self.keys[first..]
+            .iter()
+            .take_while(|key| prefix(&key.sha256) == prefix(digest));
+        same_prefix
+            .into_iter()
+            .find(|key| bool::from(key.sha256.ct_eq(digest)))
+    }
+}
+
+fn prefix(digest: &[u8; 32]) -> u64 {
+    let [a, b, c, d, e, f, g, h, ..] = *digest;
+    u64::from_be_bytes([a, b, c, d, e, f, g, h])
+}
+
+/// What follows the scheme `Bearer`, in any case (RFC 9110 §11.1).
+fn bearer(value: &[u8]) -> Option<&[u8]> {
+    const SCHEME: &[u8] = b"bearer";
+    let (scheme, rest) = value.split_at_checked(SCHEME.len())?;
+    let stands_alone = matches!(rest, [] | [b' ' | b'\t', ..]);
+    (scheme.eq_ignore_ascii_case(SCHEME) && stands_alone).then(|| trim(rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn key(secret: &str, user: &str) -> ApiKey {
+        ApiKey {
+            sha256: Sha256::digest(secret).into(),
+            user: user.to_owned(),
+            tier: Some("pro".to_owned()),
+            tenant: None,
+        }
+    }
+
+    fn keys(header: HeaderName) -> ApiKeys {
+        ApiKeys::new(
+            header,
+            &[
+                key("alpha", "alice"),
+                key("beta", "bob"),
+                key("alpha", "not alice"),
+            ],
+            OnInvalid::Reject,
+        )
+    }
+
+    fn user(header: &HeaderName, lines: &[&[u8]]) -> Result<Option<String>, Fault> {
+        let mut headers = HeaderMap::new();
+        for line in lines {
+            headers.append(header, HeaderValue::from_bytes(line).expect("no controls"));
+        }
+        Ok(keys(header.clone())
+            .user(&headers)?
+            .map(|user| user.name.to_owned()))
+    }
+
+    #[test]
+    fn known_key_stands_for_its_user() {
+        let header = HeaderName::from_static("x-api-key");
+        assert_eq!(user(&header, &[b"alpha"]), Ok(Some("alice".to_owned())));
+        assert_eq!(user(&header, &[b" \tbeta "]), Ok(Some("bob".to_owned())));
+        assert_eq!(user(&header, &[]), Ok(None));
+    }
+
+    #[test]
+    fn any_other_key_is_a_fault() {
+        let header = HeaderName::from_static("x-api-key");
+        for (lines, fault) in [
+            (vec![b"gamma".as_slice()], Fault::Unknown),
+            (vec![b"Alpha"], Fault::Unknown),
+            (vec![b"alpha, alpha"], Fault::Unknown),
+            (vec![b"\xff"], Fault::Unknown),
+            (vec![b""], Fault::Malformed),
+            (vec![b" "], Fault::Malformed),
+            (vec![&[b'a'; KEY_MAX_BYTES + 1]], Fault::Malformed),
+            (vec![b"alpha", b"alpha"], Fault::Repeated),
+            (vec![b"alpha", b""], Fault::Repeated),
+        ] {
+            assert_eq!(user(&header, &lines), Err(fault), "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn authorization_carries_a_key_behind_bearer_only() {
+        for (line, expected) in [
+            (b"Bearer alpha".as_slice(), Ok(Some("alice".to_owned()))),
+            (b"bEARER   alpha", Ok(Some("alice".to_owned()))),
+            (b"Basic alpha", Ok(None)),
+            (b"Bearerx", Ok(None)),
+            (b"alpha", Ok(None)),
+            (b"Bearer", Err(Fault::Malformed)),
+            (b"Bearer gamma", Err(Fault::Unknown)),
+        ] {
+            assert_eq!(
+                user(&AUTHORIZATION, &[line]),
+                expected,
+                "{}",
+                line.escape_ascii()
+            );
+        }
+    }
+
+    #[test]
+    fn digests_that_begin_alike_are_told_apart() {
+        let digest = |last: u8| {
+            let mut digest = [7; 32];
+            digest[31] = last;
+            digest
+        };
+        let key = |last| ApiKey {
+            sha256: digest(last),
+            user: last.to_string(),
+            tier: None,
+            tenant: None,
+        };
+        let keys = ApiKeys::new(
+            HeaderName::from_static("k"),
+            &[key(3), key(1), key(2)],
+            OnInvalid::Reject,
+        );
+        for last in 1..=3 {
+            assert_eq!(
+                keys.find(&digest(last)).map(|key| key.user.clone()),
+                Some(last.to_string())
+            );
+        }
+        assert!(keys.find(&digest(4)).is_none());
+    }
+}

@@ -1,0 +1,309 @@
+//! `Forwarded` (RFC 7239 §4), read in full: quoted strings, brackets, ports, obfuscated and unknown nodes.
+//!
+//! A field that does not follow the grammar, anywhere in any of its lines, is not believed at all: commas and semicolons
+//! count only outside quotes, so once the grammar is lost nobody can say where an element begins.
+
+use std::{borrow::Cow, net::IpAddr};
+
+use arrayvec::ArrayVec;
+use http::{HeaderMap, header::FORWARDED};
+
+use super::address::{self, Doubt, ELEMENTS_MAX, Element, trim};
+
+/// The longest parameter value that is unescaped: longer than any node with a port.
+const VALUE_MAX_BYTES: usize = 256;
+
+/// Elements as they are walked: from the right, and one more than are looked at when there are more.
+pub(super) type Elements<'a> =
+    std::iter::Rev<arrayvec::IntoIter<Element<'a>, { ELEMENTS_MAX + 1 }>>;
+
+/// The elements of the field from the right. All lines are one list. Linear in the length of the field; keeps the last
+/// elements only.
+pub(super) fn elements(headers: &HeaderMap) -> Result<Elements<'_>, Doubt> {
+    let mut kept: ArrayVec<Element<'_>, { ELEMENTS_MAX + 1 }> = ArrayVec::new();
+    for line in headers.get_all(FORWARDED) {
+        let mut rest = line.as_bytes();
+        loop {
+            let (element, after) = element(rest).ok_or(Doubt::Malformed)?;
+            if kept.is_full() {
+                kept.remove(0);
+            }
+            kept.push(element);
+            match after {
+                Some(after) => rest = after,
+                None => break,
+            }
+        }
+    }
+    Ok(kept.into_iter().rev())
+}
+
+/// Reads one element: `[ pair ] *( ";" [ pair ] )`, with optional whitespace around the whole. Returns it and what follows
+/// its comma. `None` where the grammar is broken.
+fn element(text: &[u8]) -> Option<(Element<'_>, Option<&[u8]>)> {
+    let mut rest = skip_whitespace(text);
+    let mut seen = Seen::default();
+    let mut node = None;
+    loop {
+        if let [b',' | b';' | b' ' | b'\t', ..] | [] = rest {
+            // no pair here
+        } else {
+            let (name, value, after) = pair(rest)?;
+            seen.note(name)?;
+            if name.eq_ignore_ascii_case(b"for") {
+                node = Some(value);
+            }
+            rest = after;
+        }
+        match rest {
+            [b';', after @ ..] => rest = after,
+            _ => break,
+        }
+    }
+    let end = text.len() - rest.len();
+    rest = skip_whitespace(rest);
+    let after = match rest {
+        [] => None,
+        [b',', after @ ..] => Some(after),
+        _ => return None,
+    };
+    let address = node
+        .and_then(|value| value.unescape())
+        .and_then(|value| node_address(&value));
+    Some((
+        Element {
+            text: trim(&text[..end]),
+            address,
+        },
+        after,
+    ))
+}
+
+fn skip_whitespace(mut text: &[u8]) -> &[u8] {
+    while let [b' ' | b'\t', rest @ ..] = text {
+        text = rest;
+    }
+    text
+}
+
+/// Which of the registered parameters an element has; each may occur once (RFC 7239 §4).
+#[derive(Default)]
+struct Seen([bool; 4]);
+
+impl Seen {
+    fn note(&mut self, name: &[u8]) -> Option<()> {
+        const REGISTERED: [&[u8]; 4] = [b"for", b"by", b"host", b"proto"];
+        let Some(at) = REGISTERED
+            .iter()
+            .position(|known| name.eq_ignore_ascii_case(known))
+        else {
+            return Some(());
+        };
+        (!std::mem::replace(&mut self.0[at], true)).then_some(())
+    }
+}
+
+/// A parameter's value as it is written.
+#[derive(Clone, Copy)]
+enum Value<'a> {
+    Token(&'a [u8]),
+    /// Without its quotes, still with its backslashes.
+    Quoted(&'a [u8]),
+}
+
+impl<'a> Value<'a> {
+    /// The value that is meant; `None` when it is too long to be a node.
+    fn unescape(self) -> Option<Cow<'a, [u8]>> {
+        match self {
+            Value::Token(text) => Some(Cow::Borrowed(text)),
+            Value::Quoted(text) if text.len() > VALUE_MAX_BYTES => None,
+            Value::Quoted(text) if !text.contains(&b'\\') => Some(Cow::Borrowed(text)),
+            Value::Quoted(text) => {
+                let mut bytes = text.iter().copied();
+                let next = || match bytes.next() {
+                    Some(b'\\') => bytes.next(),
+                    byte => byte,
+                };
+                Some(Cow::Owned(std::iter::from_fn(next).collect()))
+            }
+        }
+    }
+}
+
+/// Reads `token "=" ( token | quoted-string )` and returns name, value and what follows.
+fn pair(text: &[u8]) -> Option<(&[u8], Value<'_>, &[u8])> {
+    let (name, rest) = token(text)?;
+    let rest = rest.strip_prefix(b"=")?;
+    let Some(quoted) = rest.strip_prefix(b"\"") else {
+        let (value, rest) = token(rest)?;
+        return Some((name, Value::Token(value), rest));
+    };
+    let mut at = 0;
+    loop {
+        match *quoted.get(at)? {
+            b'"' => return Some((name, Value::Quoted(&quoted[..at]), &quoted[at + 1..])),
+            // a backslash quotes one more byte of text (RFC 9110 §5.6.4)
+            b'\\' => {
+                is_text(*quoted.get(at + 1)?).then_some(())?;
+                at += 2;
+            }
+            byte => {
+                is_text(byte).then_some(())?;
+                at += 1;
+            }
+        }
+    }
+}
+
+fn is_text(byte: u8) -> bool {
+    matches!(byte, b'\t' | 0x20..=0x7e | 0x80..=0xff)
+}
+
+/// Reads one or more token characters (RFC 9110 §5.6.2).
+fn token(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    let is_token = |byte: &u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte);
+    let end = text
+        .iter()
+        .position(|byte| !is_token(byte))
+        .unwrap_or(text.len());
+    (end > 0).then(|| text.split_at(end))
+}
+
+/// The address of `node = nodename [ ":" node-port ]` (RFC 7239 §6). None for `unknown`, for an obfuscated name, and for
+/// what is no node at all. An IPv6 address stands in brackets here, always.
+fn node_address(node: &[u8]) -> Option<IpAddr> {
+    let (name, port) = match node.iter().position(|&byte| byte == b']') {
+        Some(bracket) => node.split_at(bracket + 1),
+        None => node.split_at(
+            node.iter()
+                .position(|&byte| byte == b':')
+                .unwrap_or(node.len()),
+        ),
+    };
+    let is_port = match port {
+        [] => true,
+        [b':', b'_', obfuscated @ ..] => {
+            let is_obfuscated = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-".contains(byte);
+            !obfuscated.is_empty() && obfuscated.iter().all(is_obfuscated)
+        }
+        [b':', digits @ ..] => str::from_utf8(digits).is_ok_and(address::is_port),
+        _ => false,
+    };
+    if is_port { address::parse(name) } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read(lines: &[&str]) -> Result<Vec<(String, Option<String>)>, Doubt> {
+        let mut headers = HeaderMap::new();
+        for line in lines {
+            headers.append(FORWARDED, HeaderValue::from_str(line).expect("a value"));
+        }
+        let shown = |element: Element<'_>| {
+            (
+                String::from_utf8_lossy(element.text).into_owned(),
+                element.address.map(|address| address.to_string()),
+            )
+        };
+        Ok(elements(&headers)?.map(shown).collect())
+    }
+
+    fn addresses(lines: &[&str]) -> Result<Vec<Option<String>>, Doubt> {
+        Ok(read(lines)?
+            .into_iter()
+            .map(|(_, address)| address)
+            .collect())
+    }
+
+    #[test]
+    fn lines_are_one_list_from_the_right() {
+        let found = read(&["for=1.1.1.1;proto=http , for=2.2.2.2", "for=\"[::1]:80\""])
+            .expect("well-formed");
+        let texts: Vec<_> = found.iter().map(|(text, _)| text.as_str()).collect();
+        assert_eq!(
+            texts,
+            ["for=\"[::1]:80\"", "for=2.2.2.2", "for=1.1.1.1;proto=http"]
+        );
+        let addresses: Vec<_> = found
+            .iter()
+            .filter_map(|(_, address)| address.as_deref())
+            .collect();
+        assert_eq!(addresses, ["::1", "2.2.2.2", "1.1.1.1"]);
+    }
+
+    #[test]
+    fn node_without_an_address_is_an_element_without_an_address() {
+        for value in [
+            "for=unknown",
+            "for=_hidden",
+            "by=1.2.3.4",
+            "for=\"\"",
+            "for=\"1.2.3.4:\"",
+            "for=\"::1\"",
+            "for=\"1.2.3.4:65536\"",
+            "for=\"1.2.3.4:_\"",
+        ] {
+            assert_eq!(addresses(&[value]), Ok(vec![None]), "{value}");
+        }
+    }
+
+    #[test]
+    fn unknown_parameters_are_tolerated_and_may_repeat() {
+        assert_eq!(
+            addresses(&["x=1;x=2;for=1.2.3.4;secret=\"a,b;c\\\"d\""]),
+            Ok(vec![Some("1.2.3.4".to_owned())])
+        );
+    }
+
+    #[test]
+    fn broken_grammar_anywhere_spoils_the_field() {
+        for value in [
+            "for",
+            "for=",
+            "=1.2.3.4",
+            "for=1.2.3.4 proto=http",
+            "for=1.2.3.4; proto=http",
+            "for=1.2.3.4;FOR=1.2.3.4",
+            "for=\"1.2.3.4",
+            "for=\"1.2.3.4\\",
+            "for=\"1.2.3.4\"x",
+            "for=1.2.3.4:80",
+            "for= 1.2.3.4",
+            "for=1.2.3.4, @",
+        ] {
+            assert_eq!(
+                addresses(&["for=2.2.2.2", value]),
+                Err(Doubt::Malformed),
+                "{value}"
+            );
+        }
+    }
+
+    #[test]
+    fn quoted_string_does_not_span_lines() {
+        assert_eq!(addresses(&["for=\"a", "b\""]), Err(Doubt::Malformed));
+    }
+
+    #[test]
+    fn one_element_more_than_are_walked_is_kept() {
+        let many = vec!["for=10.0.0.1"; 10_000].join(",");
+        assert_eq!(
+            addresses(&[&many]).map(|found| found.len()),
+            Ok(ELEMENTS_MAX + 1)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_field_panics(value in prop::collection::vec(prop::sample::select(b"for=by;, \t\"\\[]:_.19a\xff".to_vec()), 0..60)) {
+            let mut headers = HeaderMap::new();
+            headers.insert(FORWARDED, HeaderValue::from_bytes(&value).expect("no controls"));
+            let _ = elements(&headers).map(Iterator::count);
+        }
+    }
+}

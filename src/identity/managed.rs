@@ -1,0 +1,200 @@
+//! The fields that only we and trusted proxies may write, in every spelling that an upstream could take for them.
+//!
+//! Servers that hand fields on as CGI-like variables (RFC 3875 §4.1.18) map `X-User-Id`, `X_User_Id` and, some of them, `X.User.Id` to one
+//! name, so a client could write the variant that nobody removes. Hence: from an untrusted peer drop what
+//! [`ManagedFields::contains`], and from anybody what is an [`ManagedFields::alias`].
+
+use super::{AddressSource, Settings, UserSource};
+
+/// What the gateway itself tells the upstream, or reads from trusted proxies, whatever the configuration says.
+const ALWAYS: [&str; 6] = [
+    "forwarded",
+    "x-real-ip",
+    "x-request-id",
+    "x-user-id",
+    "x-rate-limit-tier",
+    "x-request-priority",
+];
+
+/// Every name that begins with this is managed.
+const FAMILY: &str = "x-forwarded-";
+
+/// The managed names.
+#[derive(Clone, Debug)]
+pub struct ManagedFields {
+    /// As configured, in lower case.
+    names: Vec<Box<str>>,
+    /// Bit n: some name has n bytes. Nearly every foreign name is told apart by this alone.
+    lengths: u64,
+}
+
+impl ManagedFields {
+    /// Collects the fixed names and those that the configuration gives to the address, users and tiers.
+    pub fn new(settings: &Settings) -> ManagedFields {
+        let mut names: Vec<Box<str>> = ALWAYS.map(Box::from).into();
+        if let AddressSource::Single(name) = &settings.address_from {
+            names.push(name.as_str().into());
+        }
+        for source in &settings.users {
+            if let UserSource::Header {
+                header,
+                tier_header,
+            } = source
+            {
+                names.push(header.as_str().into());
+                names.extend(tier_header.as_ref().map(|header| header.as_str().into()));
+            }
+        }
+        names.sort_unstable();
+        names.dedup();
+        let lengths = names
+            .iter()
+            .fold(0, |lengths, name| lengths | length_bit(name));
+        ManagedFields { names, lengths }
+    }
+
+    /// Whether a field's name, in any case, is a managed one or could be taken for one. Some nanoseconds for most other names.
+    pub fn contains(&self, name: &str) -> bool {
+        in_family(name) || self.look_alikes(name).next().is_some()
+    }
+
+    /// Whether a field's name could be taken for a managed one but is spelt differently, by more than case: no honest party writes it.
+    pub fn alias(&self, name: &str) -> bool {
+        if in_family(name) {
+            return name.contains(['_', '.']);
+        }
+        let mut is_alias = false;
+        for managed in self.look_alikes(name) {
+            if managed.eq_ignore_ascii_case(name) {
+                return false;
+            }
+            is_alias = true;
+        }
+        is_alias
+    }
+
+    fn look_alikes(&self, name: &str) -> impl Iterator<Item = &str> {
+        let worth_a_look = self.lengths & length_bit(name) != 0;
+        let names = if worth_a_look {
+            self.names.as_slice()
+        } else {
+            &[]
+        };
+        names
+            .iter()
+            .map(|managed| &**managed)
+            .filter(move |managed| managed.len() == name.len() && look_alike(managed, name))
+    }
+}
+
+fn in_family(name: &str) -> bool {
+    // `get` is none where the name is shorter, or where a letter beyond ASCII straddles the end
+    matches!(name.as_bytes().first(), Some(b'x' | b'X'))
+        && name
+            .get(..FAMILY.len())
+            .is_some_and(|start| look_alike(FAMILY, start))
+}
+
+fn length_bit(name: &str) -> u64 {
+    1 << name.len().min(63)
+}
+
+/// Whether two names of one length are one after mapping case, `_` and `.`.
+fn look_alike(one: &str, other: &str) -> bool {
+    let folded = |byte: u8| {
+        if matches!(byte, b'_' | b'.') {
+            b'-'
+        } else {
+            byte.to_ascii_lowercase()
+        }
+    };
+    one.bytes().map(folded).eq(other.bytes().map(folded))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderName;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn managed() -> ManagedFields {
+        ManagedFields::new(&Settings {
+            address_from: AddressSource::Single(HeaderName::from_static("cf-connecting-ip")),
+            users: vec![UserSource::Header {
+                header: HeaderName::from_static("x_auth_user"),
+                tier_header: Some(HeaderName::from_static("x-user-tier")),
+            }],
+            ..Settings::default()
+        })
+    }
+
+    #[test]
+    fn managed_name_is_known_in_every_spelling() {
+        let managed = managed();
+        for (name, alias) in [
+            ("x-forwarded-for", false),
+            ("X-Forwarded-Host", false),
+            ("x-forwarded-anything", false),
+            ("Forwarded", false),
+            ("x-real-ip", false),
+            ("x-request-id", false),
+            ("x-user-id", false),
+            ("x-rate-limit-tier", false),
+            ("x-request-priority", false),
+            ("cf-connecting-ip", false),
+            ("x-user-tier", false),
+            ("x_auth_user", false),
+            ("x-auth-user", true),
+            ("x_forwarded_for", true),
+            ("X.Forwarded.For", true),
+            ("x-forwarded_for", true),
+            ("x-forwarded-client_cert", true),
+            ("x.User-Id", true),
+            ("CF_Connecting.IP", true),
+        ] {
+            assert!(managed.contains(name), "{name}");
+            assert_eq!(managed.alias(name), alias, "{name}");
+        }
+    }
+
+    #[test]
+    fn other_names_are_left_alone() {
+        let managed = managed();
+        for name in [
+            "",
+            "x",
+            "host",
+            "accept",
+            "x-forwarded",
+            "xforwarded-for",
+            "x-user-ids",
+            "x+user+id",
+            "true-client-ip",
+            "é-forwarded-for",
+        ] {
+            assert!(!managed.contains(name) && !managed.alias(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn two_configured_spellings_are_both_names() {
+        let header = |name| UserSource::Header {
+            header: HeaderName::from_static(name),
+            tier_header: None,
+        };
+        let managed = ManagedFields::new(&Settings {
+            users: vec![header("a-b"), header("a_b")],
+            ..Settings::default()
+        });
+        assert!(!managed.alias("a-b") && !managed.alias("A_B") && managed.alias("a.b"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_name_panics_and_every_alias_is_managed(name in "\\PC{0,20}") {
+            let managed = managed();
+            prop_assert!(!managed.alias(&name) || managed.contains(&name));
+        }
+    }
+}

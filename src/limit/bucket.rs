@@ -1,0 +1,360 @@
+//! Token bucket (equally: GCRA) as one timestamp per key.
+//!
+//! The word kept for a key is its TAT, the theoretical arrival time: the moment at which its bucket will be full
+//! again. With T the time that one unit takes to come back and B the capacity,
+//!
+//! ```text
+//!            now                    TAT                    now + B·T
+//!  ───────────┼──────── debt ────────┼───── room ─────────────┼────────▶ time
+//!                                    └─ cost·T ─▶ new TAT
+//! ```
+//!
+//! a request fits when `debt + cost·T ≤ B·T`, and moves TAT to the right by `cost·T`. A TAT in the past is a full
+//! bucket and carries no information; 0 is a key never seen. Bound: in any interval of length D at most
+//! `B + D/T` units are admitted.
+//!
+//! **Exactness.** `T = period/amount` need not be whole nanoseconds (7 per minute is 8 571 428 571.43). A limit keeps
+//! its TATs in its own unit of time, 1/[`Scale`] ns, where the scale is the least common multiple of the reduced
+//! denominators `amount / gcd(amount, period_ns)` of its tiers: there every T is an integer and nothing is ever
+//! rounded. Where that is more than 64 the scale is 64 and T is rounded up to the next 1/64 ns: always strict,
+//! by less than 1/64 ns per unit, which at the fastest rate (one per nanosecond) is at most one unit in 64 and at one
+//! per microsecond one in 64,000.
+//!
+//! **Overflow.** Time is process-relative, so `now · 64` fits 64 bits for 9 years, less the time that the deepest
+//! bucket takes to fill ([`MAX_FILL`](super::quota::MAX_FILL)). From there on the limit denies everything.
+//!
+//! **A clock that steps back.** A TAT further ahead than the limit's deepest bucket reaches cannot be debt. It is
+//! moved to `now + B·T` as soon as a request meets it, so that the wait is bounded by the bucket and not by the
+//! step. That is done only from [`STEP_BACK_NS`] on: below it, the older `now` may simply be that of a thread
+//! which read the clock earlier, and moving the TAT would give debt away. A smaller step leaves TAT where it is: the
+//! limit is strict for as long as the clock needs to catch up.
+
+use std::num::NonZeroU64;
+
+use super::{Quota, QuotaError, Standing};
+
+/// A `now` that is less than this behind the latest one is taken for a slow thread's, not for a clock that stepped.
+/// So a `now` must be used within 10 s of being read.
+pub const STEP_BACK_NS: u64 = 10_000_000_000;
+
+/// The finest unit of time is 1/64 ns.
+const MAX_SCALE: NonZeroU64 = NonZeroU64::MIN.saturating_add(63);
+
+/// The largest TAT; one less than the word that the table reserves for itself.
+const MAX_TAT: u64 = u64::MAX - 1;
+
+/// A limit's unit of time, as units per nanosecond: 1 to 64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Scale(NonZeroU64);
+
+impl Scale {
+    fn of(quotas: &[Quota]) -> Scale {
+        let common = quotas.iter().try_fold(NonZeroU64::MIN, |scale, quota| {
+            let denominator = quota.amount.get() / gcd(quota.amount, quota.period_ns());
+            let factor = denominator / gcd(scale, denominator);
+            scale
+                .checked_mul(NonZeroU64::new(factor)?)
+                .filter(|&scale| scale <= MAX_SCALE)
+        });
+        Scale(common.unwrap_or(MAX_SCALE))
+    }
+
+    /// A moment in this unit; saturates.
+    #[inline]
+    fn units(self, now_ns: u64) -> u64 {
+        now_ns.saturating_mul(self.0.get())
+    }
+
+    /// A span of this unit in whole nanoseconds, rounded up.
+    #[inline]
+    fn wait_ns(self, units: u64) -> u64 {
+        if self.0 == NonZeroU64::MIN {
+            return units; // saves a division in the common case
+        }
+        (units / self.0).saturating_add(u64::from(units % self.0 != 0))
+    }
+
+    /// Whether a bucket with this TAT is full.
+    #[inline]
+    pub(super) fn is_full(self, now_ns: u64, tat: u64) -> bool {
+        tat <= self.units(now_ns)
+    }
+}
+
+/// The greatest common divisor; not 0 because `a` is not.
+fn gcd(a: NonZeroU64, b: u64) -> NonZeroU64 {
+    let (mut a, mut b) = (a, b);
+    while let Some(divisor) = NonZeroU64::new(b) {
+        (a, b) = (divisor, a.get() % divisor);
+    }
+    a
+}
+
+/// One tier's bucket, in the limit's unit of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Bucket {
+    /// T.
+    interval: NonZeroU64,
+    /// B.
+    burst: u64,
+    /// B·T.
+    fill: u64,
+}
+
+impl Bucket {
+    fn new(quota: &Quota, scale: Scale) -> Option<Bucket> {
+        let span = u128::from(quota.period_ns()).checked_mul(u128::from(scale.0.get()))?;
+        let interval = u64::try_from(span.div_ceil(u128::from(quota.amount.get()))).ok()?;
+        let burst = quota.burst.get();
+        Some(Bucket {
+            interval: NonZeroU64::new(interval)?,
+            burst,
+            fill: interval.checked_mul(burst)?,
+        })
+    }
+}
+
+/// The buckets of one limit: one per tier, all in the same unit of time, so that a key whose tier changes keeps its
+/// debt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Buckets {
+    scale: Scale,
+    /// The largest B·T of the tiers.
+    deepest: u64,
+    /// The default tier, apart so that the usual decision follows no pointer.
+    default: Bucket,
+    others: Box<[Bucket]>,
+}
+
+impl Buckets {
+    /// One bucket per quota; the first is the default.
+    pub(super) fn new(quotas: &[Quota]) -> Result<Buckets, QuotaError> {
+        quotas.iter().try_for_each(Quota::check)?;
+        let scale = Scale::of(quotas);
+        let bucket = |quota| Bucket::new(quota, scale).ok_or(QuotaError::FillTooLong);
+        let (default, others) = quotas.split_first().ok_or(QuotaError::NoQuota)?;
+        let default = bucket(default)?;
+        let others = others
+            .iter()
+            .map(bucket)
+            .collect::<Result<Box<[Bucket]>, _>>()?;
+        let deepest = others
+            .iter()
+            .fold(default.fill, |deepest, tier| deepest.max(tier.fill));
+        Ok(Buckets {
+            scale,
+            deepest,
+            default,
+            others,
+        })
+    }
+
+    pub(super) fn scale(&self) -> Scale {
+        self.scale
+    }
+
+    /// The word after a charge, or, where the request is denied, the word to keep: the same, unless the clock
+    /// stepped back. A cost of 0 always fits and changes nothing.
+    #[inline]
+    pub(super) fn charge(&self, tier: usize, now_ns: u64, tat: u64, cost: u64) -> Result<u64, u64> {
+        if cost == 0 {
+            return Ok(tat);
+        }
+        let bucket = self.bucket(tier);
+        if cost > bucket.burst {
+            return Err(tat);
+        }
+        let now = self.scale.units(now_ns);
+        let debt = self.debt(now, tat);
+        let after = debt.saturating_add(bucket.interval.get().saturating_mul(cost));
+        if after <= bucket.fill {
+            return Ok(now.saturating_add(after));
+        }
+        let stepped_back = debt < tat.saturating_sub(now);
+        Err(if stepped_back {
+            now.saturating_add(debt)
+        } else {
+            tat
+        })
+    }
+
+    /// The word after giving back a charge that the request did not keep. Exact while the bucket has been in debt
+    /// ever since; had it filled in between, the refund would forgive part of a later charge.
+    pub(super) fn refund(&self, tier: usize, tat: u64, cost: u64) -> u64 {
+        tat.saturating_sub(self.bucket(tier).interval.get().saturating_mul(cost))
+    }
+
+    /// How a bucket with this word stands to a request of this cost, which is not charged.
+    #[inline]
+    pub(super) fn standing(&self, tier: usize, now_ns: u64, tat: u64, cost: u64) -> Standing {
+        let bucket = self.bucket(tier);
+        let interval = bucket.interval.get();
+        let debt = self.debt(self.scale.units(now_ns), tat);
+        let room = bucket.fill.saturating_sub(debt);
+        let excess = debt
+            .saturating_add(interval.saturating_mul(cost))
+            .saturating_sub(bucket.fill);
+        let never = cost > bucket.burst;
+        let denied = cost > 0 && excess > 0;
+        let next_unit = match debt.checked_sub(bucket.fill) {
+            _ if debt == 0 => 0,
+            Some(beyond) => beyond.saturating_add(interval),
+            None => interval.saturating_sub(room % bucket.interval),
+        };
+        Standing {
+            capacity: bucket.burst,
+            remaining: room / bucket.interval,
+            retry_after_ns: (denied && !never).then(|| self.scale.wait_ns(excess)),
+            denied,
+            never,
+            next_unit_ns: self.scale.wait_ns(next_unit),
+            reset_ns: self.scale.wait_ns(debt),
+        }
+    }
+
+    /// How long the bucket needs to be full again.
+    #[inline]
+    fn debt(&self, now: u64, tat: u64) -> u64 {
+        let debt = tat.saturating_sub(now);
+        let stepped_back = debt > self.deepest.saturating_add(self.scale.units(STEP_BACK_NS));
+        let end_of_time = now > MAX_TAT.saturating_sub(self.deepest);
+        if stepped_back || end_of_time {
+            self.deepest
+        } else {
+            debt
+        }
+    }
+
+    /// A tier that does not exist is the default tier.
+    #[inline]
+    fn bucket(&self, tier: usize) -> &Bucket {
+        let other = tier.checked_sub(1).and_then(|index| self.others.get(index));
+        other.unwrap_or(&self.default)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn quota(amount: u64, period_ns: u64, burst: u64) -> Quota {
+        Quota::new(amount, Duration::from_nanos(period_ns), burst).unwrap()
+    }
+
+    fn scale(rates: &[(u64, u64)]) -> u64 {
+        let quotas: Vec<Quota> = rates
+            .iter()
+            .map(|&(amount, period_ns)| quota(amount, period_ns, 1))
+            .collect();
+        Scale::of(&quotas).0.get()
+    }
+
+    #[test]
+    fn scale_is_the_least_that_makes_every_interval_whole() {
+        assert_eq!(scale(&[(100, SECOND)]), 1);
+        assert_eq!(scale(&[(7, 60 * SECOND)]), 7);
+        assert_eq!(scale(&[(14, 60 * SECOND)]), 7);
+        assert_eq!(scale(&[(60, 60 * SECOND), (7, SECOND), (9, SECOND)]), 63);
+    }
+
+    #[test]
+    fn scale_stops_at_64_whatever_the_tiers() {
+        assert_eq!(scale(&[(67, SECOND)]), 64);
+        assert_eq!(scale(&[(7, SECOND), (11, SECOND)]), 64);
+        assert_eq!(scale(&[(999_999_999, SECOND), (999_999_937, SECOND)]), 64);
+    }
+
+    #[test]
+    fn rounded_interval_is_never_shorter_than_the_exact_one_and_by_less_than_a_unit_of_time_longer()
+    {
+        for amount in [67, 71, 1_000_003, 999_999_999] {
+            let bucket = Buckets::new(&[quota(amount, SECOND, 1)]).unwrap().default;
+            let (given, exact) = (
+                u128::from(bucket.interval.get()) * u128::from(amount),
+                u128::from(SECOND) * 64,
+            );
+            assert!(
+                given >= exact && given - exact < u128::from(amount),
+                "{amount}/s"
+            );
+        }
+    }
+
+    #[test]
+    fn every_quota_within_bounds_has_a_bucket() {
+        let day = 86_400 * SECOND;
+        for (amount, period_ns, burst) in [
+            (1, day, 1_096),
+            (71, 31 * day, 2_510),
+            (67, SECOND, 6_344_524_800),
+            (1_000_000_000, SECOND, u64::MAX >> 8),
+        ] {
+            assert!(
+                Buckets::new(&[quota(amount, period_ns, burst)]).is_ok(),
+                "{amount} per {period_ns}"
+            );
+        }
+    }
+
+    #[test]
+    fn quota_written_by_hand_is_checked() {
+        let one = NonZeroU64::MIN;
+        let hand = Quota {
+            amount: one,
+            period: Duration::ZERO,
+            burst: one,
+        };
+        assert_eq!(Buckets::new(&[hand]), Err(QuotaError::PeriodTooShort));
+        assert_eq!(Buckets::new(&[]), Err(QuotaError::NoQuota));
+    }
+
+    #[test]
+    fn key_that_moves_to_a_smaller_tier_and_back_keeps_its_debt() {
+        let tiers = Buckets::new(&[quota(1, SECOND, 500), quota(1, SECOND, 5)]).unwrap();
+        let tat = tiers.charge(0, SECOND, 0, 500).unwrap();
+        assert_eq!(tiers.charge(1, SECOND, tat, 1), Err(tat));
+        assert_eq!(
+            tiers.standing(1, SECOND, tat, 1).retry_after_ns,
+            Some(496 * SECOND)
+        );
+        assert_eq!(tiers.standing(0, SECOND, tat, 1).remaining, 0);
+    }
+
+    #[test]
+    fn slower_thread_gives_no_debt_away() {
+        let bucket = Buckets::new(&[quota(1_000_000, SECOND, 10)]).unwrap();
+        let tat = bucket.charge(0, 20 * SECOND, 0, 10).unwrap();
+        for behind_ns in [1, SECOND, STEP_BACK_NS] {
+            assert_eq!(bucket.charge(0, 20 * SECOND - behind_ns, tat, 1), Err(tat));
+        }
+        let now = 20 * SECOND - STEP_BACK_NS - 1;
+        assert_eq!(
+            bucket.charge(0, now, tat, 1),
+            Err(now + 10_000),
+            "a real step back"
+        );
+    }
+
+    #[test]
+    fn at_the_end_of_time_everything_is_denied() {
+        let bucket = Buckets::new(&[quota(7, 60 * SECOND, 3), quota(1, SECOND, 9)]).unwrap();
+        for now in [
+            u64::MAX,
+            u64::MAX - 1,
+            u64::MAX / 7,
+            u64::MAX / 7 - 20 * SECOND,
+        ] {
+            assert_eq!(bucket.charge(0, now, 0, 1), Err(0));
+            let standing = bucket.standing(0, now, 0, 1);
+            assert!(standing.denied && standing.remaining == 0 && !standing.never);
+        }
+        assert!(
+            bucket.charge(0, u64::MAX / 7 - 26 * SECOND, 0, 3).is_ok(),
+            "the last moment that is representable"
+        );
+    }
+}

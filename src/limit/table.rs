@@ -1,0 +1,311 @@
+//! Keys in bounded memory: a set-associative table of (tag, word) slots, lock-free for keys that are there.
+//!
+//! **Layout.** A group is one cache line: four tags, then four words. A tag is 48 bits of the key's hash and the 16-bit
+//! id of its limit (never 0, so the tag 0 is a slot that was never used). A key may live in any of the [`CHOICES`]
+//! groups that its hash names; it goes into the first one until only one slot is left there, then into the emptiest.
+//! With a third more slots than `max_keys` and that many debtors in the table, about one fresh key in 20,000 finds
+//! all its slots held, and a look-up reads 1.4 lines (simulated with 4 million keys; with two choices it would be one
+//! key in 70). A table that is half full reads 1.0.
+//!
+//! **Foreign matches.** Two keys of one limit are taken for one another when their 48 bits agree and they share a
+//! group: for one look-up by chance at most 16 · 2⁻⁴⁸, that is once in 2·10¹³ look-ups of fresh keys. They then share
+//! a bucket, which is strict, never generous. Keys are keyed hashes, so nobody can aim at it.
+//!
+//! **Memory.** All slots are allocated at once, zeroed by the system and therefore only backed by memory once they
+//! are touched: a table for 10 million keys is made in microseconds.
+//!
+//! **Protocol.** A word changes by compare-and-swap only. A tag changes only while its word is [`RESERVED`]:
+//!
+//! ```text
+//!   taker:    word: w ─CAS→ RESERVED      tag := new      word := first word
+//!   updater:  find tag → read word → tag still the same? → CAS word
+//! ```
+//!
+//! The updater's second look at the tag proves that the word it read was its own key's, since a word of the next key
+//! is published after the next tag. If the slot is taken after that, the compare-and-swap fails, unless the word has come
+//! back to the same value under another key. It cannot within one limit: a slot is given away when its TAT is at most
+//! `now`, and every word written afterwards is later than that `now`. (A refund can bring it back to `now` itself,
+//! and between limits with different units of time words may be equal by chance: in both cases two 64-bit
+//! nanosecond clocks must agree while a thread is between two instructions, and then one charge goes to the wrong key.)
+//!
+//! Only one slot per key: whoever inserts holds the lock that the key's hash names and looks again before it takes
+//! a slot. Takers of the same slot under different locks are decided by the compare-and-swap. Nobody holds two
+//! locks or waits while a word is RESERVED, so whoever meets a RESERVED word may wait for it.
+
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{
+            AtomicU64,
+            Ordering::{AcqRel, Acquire, Relaxed, Release},
+        },
+    },
+    thread,
+};
+
+use zerocopy::FromZeros;
+
+use super::Key;
+
+/// The most keys that a table can be made for.
+pub(super) const MAX_KEYS: usize = 1_000_000_000;
+
+/// Groups in which a key may live.
+const CHOICES: u32 = 4;
+/// Slots in a group.
+const WAYS: usize = 4;
+/// Words in a group: a cache line.
+const LINE: usize = 8;
+/// Locks for inserting; a power of two.
+const LOCKS: usize = 1024;
+/// The tag of a slot that was never used.
+const UNUSED: u64 = 0;
+/// The word of a slot that is changing hands.
+const RESERVED: u64 = u64::MAX;
+
+/// Where a key may be, and what it looks like there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Address {
+    tag: u64,
+    start: u32,
+    stride: u32,
+}
+
+impl Address {
+    /// The address of a key of the limit `id`. A good hash needs no mixing; two multiplications make the table
+    /// indifferent to how its halves were filled.
+    #[inline]
+    pub(super) fn new(key: Key, id: u16) -> Address {
+        let high = (key.0 >> 64) as u64;
+        let low = key.0 as u64;
+        let place = (low ^ u64::from(id).wrapping_mul(0xD6E8_FEB8_6659_FD93))
+            .wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let look = (high ^ low.rotate_left(32)).wrapping_mul(0xC2B2_AE3D_27D4_EB4F);
+        Address {
+            tag: (look & !0xFFFF) | u64::from(id),
+            start: (place >> 32) as u32,
+            stride: place as u32 | 1,
+        }
+    }
+}
+
+/// A word that a request charges: a slot of the table, or a cell that no key can lose.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cell<'a> {
+    word: &'a AtomicU64,
+    slot: Option<(&'a AtomicU64, u64)>,
+}
+
+impl<'a> Cell<'a> {
+    /// A word that belongs to nobody else.
+    pub(super) fn own(word: &'a AtomicU64) -> Cell<'a> {
+        Cell { word, slot: None }
+    }
+
+    /// The word; `None` when the slot is, or may be, another key's by now.
+    #[inline]
+    pub(super) fn load(&self) -> Option<u64> {
+        let word = self.word.load(Acquire);
+        match self.slot {
+            Some((tag, expected)) if word == RESERVED || tag.load(Acquire) != expected => None,
+            _ => Some(word),
+        }
+    }
+
+    /// Replaces a word that was loaded; false when it has changed since.
+    #[inline]
+    pub(super) fn swap(&self, old: u64, new: u64) -> bool {
+        self.word
+            .compare_exchange(old, new, AcqRel, Acquire)
+            .is_ok()
+    }
+}
+
+/// What became of a key that was not in the table.
+#[derive(Debug)]
+pub(super) enum Insertion<'a> {
+    /// It has been inserted by somebody else.
+    Present(Cell<'a>),
+    /// It holds the slot that this limit's key gave up (`None`: that nobody had).
+    Placed(Cell<'a>, Option<u16>),
+    /// All its slots are held by keys in debt.
+    Full,
+}
+
+#[derive(Debug)]
+pub(super) struct Table {
+    words: Box<[AtomicU64]>,
+    /// Index of the first word that begins a cache line.
+    first: usize,
+    groups: u32,
+    locks: Box<[Mutex<()>]>,
+}
+
+type Group = [AtomicU64; LINE];
+
+impl Table {
+    /// A table for 1 to [`MAX_KEYS`] keys (others are brought within). Ends the process when there is no address space
+    /// for it, as every allocation does.
+    pub(super) fn new(max_keys: usize) -> Table {
+        let keys = max_keys.clamp(1, MAX_KEYS);
+        let groups = keys.saturating_add(keys / 3).div_ceil(WAYS);
+        let length = groups.saturating_add(1).saturating_mul(LINE);
+        let words: Box<[AtomicU64]> =
+            FromZeros::new_box_zeroed_with_elems(length).unwrap_or_else(|_| {
+                let layout = std::alloc::Layout::array::<AtomicU64>(length)
+                    .unwrap_or(std::alloc::Layout::new::<u64>());
+                std::alloc::handle_alloc_error(layout)
+            });
+        let first = words.as_ptr().align_offset(64).min(LINE);
+        let locks = std::iter::repeat_with(Mutex::default).take(LOCKS).collect();
+        Table {
+            words,
+            first,
+            groups: u32::try_from(groups).unwrap_or(u32::MAX),
+            locks,
+        }
+    }
+
+    /// The slot of a key, if it has one.
+    #[inline]
+    pub(super) fn find(&self, address: &Address) -> Option<Cell<'_>> {
+        self.choices(address)
+            .find_map(|group| find_in(group, address.tag))
+    }
+
+    /// Whether a key that has no slot could be given one: `idle` says of a limit's word that it carries no information.
+    pub(super) fn has_room(&self, address: &Address, idle: impl Fn(u16, u64) -> bool) -> bool {
+        self.choices(address)
+            .any(|group| slots(group).any(|slot| free(slot, &idle).is_some()))
+    }
+
+    /// Gives a key its slot, with `word` in it, unless it has one by now.
+    pub(super) fn insert(
+        &self,
+        address: &Address,
+        word: u64,
+        idle: impl Fn(u16, u64) -> bool,
+    ) -> Insertion<'_> {
+        let lock = self.locks.get(address.start as usize % LOCKS);
+        let _guard = lock.map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
+        for group in self.choices(address) {
+            if let Some(cell) = find_in(group, address.tag).and_then(settle) {
+                return Insertion::Present(cell);
+            }
+        }
+        while let Some(group) = self.roomiest(address, &idle) {
+            for slot in slots(group) {
+                if let Some(previous) = take(slot, address.tag, word, &idle) {
+                    let cell = Cell {
+                        word: slot.1,
+                        slot: Some((slot.0, address.tag)),
+                    };
+                    return Insertion::Placed(
+                        cell,
+                        (previous != UNUSED).then(|| limit_of(previous)),
+                    );
+                }
+            }
+        }
+        Insertion::Full
+    }
+
+    /// The group that a fresh key goes into: the first while it has two free slots, else the one with the most.
+    fn roomiest(&self, address: &Address, idle: &impl Fn(u16, u64) -> bool) -> Option<&Group> {
+        let mut best: Option<(usize, &Group)> = None;
+        for (choice, group) in self.choices(address).enumerate() {
+            let room = slots(group)
+                .filter(|&slot| free(slot, idle).is_some())
+                .count();
+            if choice == 0 && room >= 2 {
+                return Some(group);
+            }
+            if room > best.map_or(0, |(most, _)| most) {
+                best = Some((room, group));
+            }
+        }
+        best.map(|(_, group)| group)
+    }
+
+    /// The groups of a key, the preferred one first.
+    #[inline]
+    fn choices(&self, address: &Address) -> impl Iterator<Item = &Group> {
+        let (groups, _) = self
+            .words
+            .get(self.first..)
+            .unwrap_or_default()
+            .as_chunks::<LINE>();
+        let (start, stride, count) = (address.start, address.stride, u64::from(self.groups));
+        (0..CHOICES).filter_map(move |choice| {
+            let hash = start.wrapping_add(stride.wrapping_mul(choice));
+            groups.get((u64::from(hash).wrapping_mul(count) >> 32) as usize)
+        })
+    }
+}
+
+/// A slot: its tag and its word.
+type Slot<'a> = (&'a AtomicU64, &'a AtomicU64);
+
+fn slots(group: &Group) -> impl Iterator<Item = Slot<'_>> {
+    let (tags, words) = group.split_at(WAYS);
+    tags.iter().zip(words)
+}
+
+fn limit_of(tag: u64) -> u16 {
+    (tag & 0xFFFF) as u16
+}
+
+/// No branch on which of the slots it is: that would be guessed wrong three times in four.
+#[inline]
+fn find_in(group: &Group, expected: u64) -> Option<Cell<'_>> {
+    let mut found = None;
+    for (tag, word) in slots(group) {
+        if tag.load(Acquire) == expected {
+            found = Some(Cell {
+                word,
+                slot: Some((tag, expected)),
+            });
+        }
+    }
+    found
+}
+
+/// Waits until the slot is not changing hands; `None` when it went to another key. Only for whoever holds the
+/// key's lock: then nobody can be inserting the key.
+fn settle(cell: Cell<'_>) -> Option<Cell<'_>> {
+    let (tag, expected) = cell.slot?;
+    while cell.word.load(Acquire) == RESERVED && tag.load(Acquire) == expected {
+        thread::yield_now();
+    }
+    cell.load().map(|_| cell)
+}
+
+/// The word of a slot that may be given to another key.
+fn free((tag, word): Slot<'_>, idle: &impl Fn(u16, u64) -> bool) -> Option<u64> {
+    let owner = tag.load(Acquire);
+    let seen = word.load(Acquire);
+    let stable = seen != RESERVED && tag.load(Acquire) == owner;
+    (stable && (owner == UNUSED || idle(limit_of(owner), seen))).then_some(seen)
+}
+
+/// Takes a slot that is free and says whose it was (its tag); `None` when it is not free or somebody was faster.
+fn take(
+    slot: Slot<'_>,
+    new_tag: u64,
+    new_word: u64,
+    idle: &impl Fn(u16, u64) -> bool,
+) -> Option<u64> {
+    let seen = free(slot, idle)?;
+    let (tag, word) = slot;
+    word.compare_exchange(seen, RESERVED, AcqRel, Relaxed)
+        .ok()?;
+    let owner = tag.load(Acquire);
+    if owner != UNUSED && !idle(limit_of(owner), seen) {
+        // it went to another limit's key, whose word happens to be equal, since it was seen to be free
+        word.store(seen, Release);
+        return None;
+    }
+    tag.store(new_tag, Release);
+    word.store(new_word, Release);
+    Some(owner)
+}

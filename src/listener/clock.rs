@@ -1,0 +1,238 @@
+//! How long a connection may take: for a request head, between requests, and for the client to read.
+//!
+//! One timer for the life of a connection, re-armed only when it fires: a request moves a deadline (a store to a cell)
+//! and touches no timer wheel.
+//!
+//! ```text
+//! accept ──head──▶ request ──(handler's business)──▶ response ends ──idle──▶ first byte ──head──▶ request …
+//!        header_timeout                                       idle_timeout           header_timeout
+//! ```
+
+use std::{
+    cell::Cell,
+    future::Future,
+    io,
+    pin::Pin,
+    rc::Rc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::{Buf, Bytes};
+use hyper::rt::{Read, ReadBufCursor, Write};
+use tokio::time::{Instant, Sleep};
+
+/// What a connection waits for, and since when.
+#[derive(Debug)]
+pub(super) struct Clock {
+    header_timeout: Duration,
+    idle_timeout: Duration,
+    phase: Cell<Phase>,
+    /// When the phase began; `None` until somebody has to wait in it.
+    since: Cell<Option<Instant>>,
+    in_flight: Cell<u32>,
+    /// What is written when a head does not arrive in time; HTTP/2 has no such answer.
+    timeout_answer: Cell<&'static [u8]>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// A connection is open and nothing has arrived.
+    Fresh,
+    /// Some bytes of a request head have arrived.
+    Head,
+    /// A response ended and nothing has arrived since.
+    Idle,
+}
+
+impl Clock {
+    pub(super) fn new(header_timeout: Duration, idle_timeout: Duration) -> Self {
+        Self {
+            header_timeout,
+            idle_timeout,
+            phase: Cell::new(Phase::Fresh),
+            since: Cell::new(None),
+            in_flight: Cell::new(0),
+            timeout_answer: Cell::new(b""),
+        }
+    }
+
+    pub(super) fn answer_timeout_with(&self, answer: &'static [u8]) {
+        self.timeout_answer.set(answer);
+    }
+
+    /// A request is in the handler's hands until the guard is dropped; meanwhile nothing is awaited from the client.
+    pub(super) fn request(self: &Rc<Self>) -> InFlight {
+        self.in_flight.set(self.in_flight.get() + 1);
+        InFlight(Rc::clone(self))
+    }
+
+    fn bytes_arrived(&self) {
+        if self.phase.get() != Phase::Head {
+            self.phase.set(Phase::Head);
+            self.since.set(None);
+        }
+    }
+
+    /// Until when the wait that begins or goes on now may last.
+    fn deadline(&self) -> Option<Instant> {
+        if self.in_flight.get() > 0 {
+            return None;
+        }
+        let since = self.since.get().unwrap_or_else(Instant::now);
+        self.since.set(Some(since));
+        Some(
+            since
+                + if self.phase.get() == Phase::Idle {
+                    self.idle_timeout
+                } else {
+                    self.header_timeout
+                },
+        )
+    }
+}
+
+/// One request in the handler's hands, until its response body has ended.
+#[derive(Debug)]
+pub(super) struct InFlight(Rc<Clock>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        let left = self.0.in_flight.get() - 1;
+        self.0.in_flight.set(left);
+        if left == 0 {
+            self.0.phase.set(Phase::Idle);
+            self.0.since.set(None);
+        }
+    }
+}
+
+/// A socket that ends by itself when the client lets it wait for too long.
+#[derive(Debug)]
+pub(super) struct TimedIo<S> {
+    io: S,
+    /// Bytes that were read before the protocol was known.
+    prefix: Bytes,
+    clock: Rc<Clock>,
+    timer: Option<Pin<Box<Sleep>>>,
+    /// Since when the client has taken nothing of what there is to write.
+    stalled: Option<Instant>,
+}
+
+impl<S: Read + Write + Unpin> TimedIo<S> {
+    pub(super) fn new(io: S, clock: Rc<Clock>) -> Self {
+        Self {
+            io,
+            prefix: Bytes::new(),
+            clock,
+            timer: None,
+            stalled: None,
+        }
+    }
+
+    /// Gives bytes back, to be read again first.
+    pub(super) fn unread(&mut self, bytes: Bytes) {
+        self.prefix = bytes;
+    }
+
+    fn poll_timer(&mut self, cx: &mut Context<'_>, deadline: Instant) -> Poll<()> {
+        let timer = self
+            .timer
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
+        if timer.deadline() > deadline {
+            timer.as_mut().reset(deadline);
+        }
+        loop {
+            ready!(timer.as_mut().poll(cx));
+            if timer.deadline() >= deadline {
+                return Poll::Ready(());
+            }
+            timer.as_mut().reset(deadline);
+        }
+    }
+
+    /// The client takes nothing: end the connection when that lasts.
+    fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        let since = *self.stalled.get_or_insert_with(Instant::now);
+        let deadline = since + self.clock.idle_timeout;
+        self.poll_timer(cx, deadline)
+            .map(|()| io::ErrorKind::TimedOut.into())
+    }
+
+    fn wrote(
+        &mut self,
+        outcome: Poll<io::Result<usize>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<usize>> {
+        match outcome {
+            Poll::Ready(outcome) => {
+                self.stalled = None;
+                Poll::Ready(outcome)
+            }
+            Poll::Pending => self.poll_stalled(cx).map(Err),
+        }
+    }
+}
+
+impl<S: Read + Write + Unpin> Read for TimedIo<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        mut buf: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        if !this.prefix.is_empty() {
+            let here = this.prefix.len().min(buf.remaining());
+            buf.put_slice(&this.prefix[..here]);
+            this.prefix.advance(here);
+            return Poll::Ready(Ok(()));
+        }
+        if let Poll::Ready(outcome) = Pin::new(&mut this.io).poll_read(cx, buf) {
+            this.clock.bytes_arrived();
+            return Poll::Ready(outcome);
+        }
+        let Some(deadline) = this.clock.deadline() else {
+            return Poll::Pending;
+        };
+        ready!(this.poll_timer(cx, deadline));
+        if this.clock.phase.get() == Phase::Head {
+            let answer = this.clock.timeout_answer.get();
+            // best effort: a few bytes to a client that may no longer be there
+            let _ = Pin::new(&mut this.io).poll_write(cx, answer);
+        }
+        // to the protocol above it is as if the client had closed
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: Read + Write + Unpin> Write for TimedIo<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let outcome = Pin::new(&mut self.io).poll_write(cx, buf);
+        self.wrote(outcome, cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let outcome = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
+        self.wrote(outcome, cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}

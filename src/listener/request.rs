@@ -1,0 +1,243 @@
+//! What a request must be before anything is decided on it (RFC 9110 §7, RFC 9112 §3, RFC 9113 §8.3).
+//!
+//! hyper parses; it leaves to us whom the request is addressed to and whether its framing is one that we pass on. What
+//! two parsers could read differently is refused here, so that the origin sees the request that was decided on.
+
+use http::{
+    HeaderMap, HeaderValue, Method, Uri, Version,
+    header::{HOST, TRANSFER_ENCODING},
+    request::Parts,
+};
+
+use super::Settings;
+
+/// Why a request is refused before it is looked at further.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// Not a valid request; 400, and the connection closes.
+    #[error("{0}")]
+    Invalid(&'static str),
+    /// The target is longer than the listener allows; 414.
+    #[error("the request target is too long")]
+    TargetTooLong,
+    /// The fields are more, or larger, than the listener allows; 431.
+    #[error("the request fields are too large")]
+    FieldsTooLarge,
+    /// CONNECT; 501, and the connection closes: the client may already have sent what it means for the tunnel
+    /// (RFC 9931 §4).
+    #[error("a gateway is not a tunnel")]
+    Tunnel,
+    /// TRACE; 405. It would show a client what the gateway adds for the upstream.
+    #[error("a gateway does not trace")]
+    Trace,
+    /// A transfer coding that we do not know; 501.
+    #[error("the transfer coding is not known here")]
+    CodingNotKnown,
+}
+
+/// Whom a valid request is addressed to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addressed<'a> {
+    /// The authority as the client wrote it; empty only in HTTP/1.0.
+    pub authority: &'a str,
+    /// Its host without port and trailing dot, in the client's case.
+    pub host: &'a str,
+    /// The target's path; `*` for the whole server.
+    pub path: &'a str,
+    /// What follows the first `?`.
+    pub query: Option<&'a str>,
+}
+
+/// Checks a request, and says whom it is addressed to. Reads only; allocates nothing.
+pub fn check<'a>(parts: &'a Parts, settings: &Settings) -> Result<Addressed<'a>, Malformed> {
+    check_size(parts, settings)?;
+    match parts.method {
+        Method::CONNECT => return Err(Malformed::Tunnel),
+        Method::TRACE => return Err(Malformed::Trace),
+        _ => {}
+    }
+    check_framing(&parts.headers)?;
+    let authority = match parts.version {
+        Version::HTTP_2 => authority_http2(parts)?,
+        _ => authority_http1(parts)?,
+    };
+    let host = if authority.is_empty() {
+        ""
+    } else {
+        host_of(authority).ok_or(Malformed::Invalid("The host is not valid."))?
+    };
+    let path = check_target(&parts.method, &parts.uri)?;
+    Ok(Addressed {
+        authority,
+        host,
+        path,
+        query: parts.uri.query(),
+    })
+}
+
+fn check_size(parts: &Parts, settings: &Settings) -> Result<(), Malformed> {
+    let target = parts
+        .uri
+        .path_and_query()
+        .map_or(0, |target| target.as_str().len());
+    if target > settings.max_uri_bytes {
+        return Err(Malformed::TargetTooLong);
+    }
+    if parts.headers.len() > settings.max_header_count {
+        return Err(Malformed::FieldsTooLarge);
+    }
+    // a line is its name, ": ", its value and CR LF
+    let fields: usize = parts
+        .headers
+        .iter()
+        .map(|(name, value)| name.as_str().len() + value.len() + 4)
+        .sum();
+    if fields + target > settings.max_header_bytes {
+        return Err(Malformed::FieldsTooLarge);
+    }
+    Ok(())
+}
+
+/// hyper accepts a coding before `chunked`, and `chunked` twice; we know exactly one `chunked`.
+fn check_framing(headers: &HeaderMap) -> Result<(), Malformed> {
+    let mut codings = headers
+        .get_all(TRANSFER_ENCODING)
+        .iter()
+        .flat_map(|line| line.as_bytes().split(|&byte| byte == b','));
+    let mut chunked = false;
+    for coding in codings
+        .by_ref()
+        .map(<[u8]>::trim_ascii)
+        .filter(|coding| !coding.is_empty())
+    {
+        match coding.eq_ignore_ascii_case(b"chunked") {
+            _ if chunked => return Err(Malformed::Invalid("The body is chunked more than once.")),
+            true => chunked = true,
+            false => return Err(Malformed::CodingNotKnown),
+        }
+    }
+    Ok(())
+}
+
+/// One `Host`, unless the target is absolute: then the target says it (RFC 9112 §3.2.2).
+fn authority_http1(parts: &Parts) -> Result<&str, Malformed> {
+    let mut lines = parts.headers.get_all(HOST).iter();
+    let line = lines.next();
+    if lines.next().is_some() {
+        return Err(Malformed::Invalid("There is more than one Host."));
+    }
+    let host = line.map(text).transpose()?;
+    if let Some(host) = host
+        && !host.is_empty()
+        && host_of(host).is_none()
+    {
+        return Err(Malformed::Invalid("The Host is not valid."));
+    }
+    if let Some(authority) = parts.uri.authority() {
+        // without a scheme it is the authority-form, which is CONNECT's alone
+        return match parts.uri.scheme_str() {
+            Some("http" | "https") => Ok(authority.as_str()),
+            _ => Err(Malformed::Invalid("The request target is not valid.")),
+        };
+    }
+    match host {
+        Some(host) if !host.is_empty() => Ok(host),
+        None if parts.version == Version::HTTP_10 => Ok(""),
+        Some(_) => Err(Malformed::Invalid("The Host is empty.")),
+        None => Err(Malformed::Invalid("There is no Host.")),
+    }
+}
+
+/// `:authority`, or one `Host`; both only if they agree (RFC 9113 §8.3.1).
+fn authority_http2(parts: &Parts) -> Result<&str, Malformed> {
+    let mut lines = parts.headers.get_all(HOST).iter();
+    let host = lines.next().map(text).transpose()?;
+    if lines.next().is_some() {
+        return Err(Malformed::Invalid("There is more than one Host."));
+    }
+    match (parts.uri.authority(), host) {
+        (Some(authority), Some(host)) if !authority.as_str().eq_ignore_ascii_case(host) => {
+            Err(Malformed::Invalid("The Host differs from the authority."))
+        }
+        (Some(authority), _) => Ok(authority.as_str()),
+        (None, Some(host)) if !host.is_empty() => Ok(host),
+        (None, _) => Err(Malformed::Invalid("There is no authority.")),
+    }
+}
+
+fn text(value: &HeaderValue) -> Result<&str, Malformed> {
+    value
+        .to_str()
+        .map_err(|_| Malformed::Invalid("The Host is not valid."))
+}
+
+/// Origin-form or absolute-form; `*` for OPTIONS only.
+fn check_target<'a>(method: &Method, uri: &'a Uri) -> Result<&'a str, Malformed> {
+    match uri.path() {
+        "*" if *method == Method::OPTIONS => Ok("*"),
+        path if path.starts_with('/') => Ok(path),
+        // `http://host` and `http://host?query` have an empty path, which means the root
+        "" if uri.scheme().is_some() => Ok("/"),
+        _ => Err(Malformed::Invalid("The request target is not valid.")),
+    }
+}
+
+/// The host of `host[:port]`, or `None` if it is no such thing: RFC 3986 §3.2.2 without user information.
+fn host_of(authority: &str) -> Option<&str> {
+    let (host, port) = if authority.starts_with('[') {
+        let (address, rest) = authority.split_at(authority.find(']')? + 1);
+        address[1..address.len() - 1]
+            .parse::<std::net::Ipv6Addr>()
+            .ok()?;
+        (
+            address,
+            rest.strip_prefix(':')
+                .map_or_else(|| rest.is_empty().then_some(""), Some)?,
+        )
+    } else {
+        let (host, port) = authority.split_once(':').unwrap_or((authority, ""));
+        let named = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+;=%".contains(&byte);
+        if host.is_empty() || !host.bytes().all(named) {
+            return None;
+        }
+        (
+            host.strip_suffix('.')
+                .filter(|host| !host.is_empty())
+                .unwrap_or(host),
+            port,
+        )
+    };
+    let valid_port = port.is_empty()
+        || (port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok());
+    valid_port.then_some(host)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_read_without_its_port_and_trailing_dot() {
+        for (authority, host) in [
+            ("a.example", "a.example"),
+            ("a.example:8080", "a.example"),
+            ("a.example.", "a.example"),
+            ("A.example.:80", "A.example"),
+            ("[2001:db8::1]:8443", "[2001:db8::1]"),
+            ("[::1]", "[::1]"),
+            ("a.example:", "a.example"),
+        ] {
+            assert_eq!(host_of(authority), Some(host), "{authority}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_host_is_refused() {
+        for authority in [
+            "", "a b", "u@a", "a/x", "a, b", "a:99999", "a:b", "[::1", "[x]", "[::1]x", "a:80:80",
+            ":80", "é", "a\t",
+        ] {
+            assert_eq!(host_of(authority), None, "{authority}");
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! One connection: which HTTP it speaks, then its requests, one handler call each.
+
+use std::{
+    convert::Infallible,
+    future::{Future, poll_fn},
+    net::IpAddr,
+    pin::{Pin, pin},
+    rc::Rc,
+    task::{Context, Poll},
+};
+
+use bytes::{Bytes, BytesMut};
+use http::{Request, Response};
+use http_body::{Body, Frame, SizeHint};
+use hyper::{
+    body::Incoming,
+    rt::{Read, ReadBuf, Write},
+    server::conn::{http1, http2},
+    service::service_fn,
+};
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpStream, UnixStream};
+
+use super::{
+    Drain, Settings,
+    clock::{Clock, InFlight, TimedIo},
+    drain::Ticket,
+};
+
+/// Turns a request into a response; one for each worker.
+pub trait Handler: 'static {
+    /// The body of its responses.
+    type Body: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + 'static;
+
+    /// Answers one request. Dropped when the client is gone.
+    fn handle(
+        self: Rc<Self>,
+        request: Request<Incoming>,
+        from: Rc<Peer>,
+    ) -> impl Future<Output = Response<Self::Body>>;
+
+    /// What an HTTP/1.1 client is told whose request head did not arrive in time, byte for byte.
+    fn head_timeout_answer(&self) -> &'static [u8];
+}
+
+/// The other end of a connection, and the bounds that it is held to.
+#[derive(Debug)]
+pub struct Peer {
+    /// The address of the socket's other end.
+    pub ip: IpAddr,
+    /// The listener's settings.
+    pub listener: Rc<Settings>,
+}
+
+/// A connection that was accepted and not yet served.
+#[derive(Debug)]
+pub struct Accepted {
+    stream: Stream,
+    peer: IpAddr,
+}
+
+#[derive(Debug)]
+enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Accepted {
+    pub(super) fn tcp(stream: TcpStream, peer: IpAddr) -> Self {
+        Self {
+            stream: Stream::Tcp(stream),
+            peer,
+        }
+    }
+
+    pub(super) fn unix(stream: UnixStream, peer: IpAddr) -> Self {
+        Self {
+            stream: Stream::Unix(stream),
+            peer,
+        }
+    }
+}
+
+/// Serves one connection to its end.
+pub(super) async fn connection<H: Handler>(
+    accepted: Accepted,
+    settings: Rc<Settings>,
+    handler: Rc<H>,
+    drain: Rc<Drain>,
+) {
+    let ticket = drain.enter();
+    let peer = Rc::new(Peer {
+        ip: accepted.peer,
+        listener: settings,
+    });
+    let ended = match accepted.stream {
+        Stream::Tcp(stream) => speak(TokioIo::new(stream), peer, handler, ticket).await,
+        Stream::Unix(stream) => speak(TokioIo::new(stream), peer, handler, ticket).await,
+    };
+    if let Err(error) = ended {
+        // a client that leaves or talks nonsense is its own business
+        tracing::debug!(%error, "connection ended early");
+    }
+}
+
+/// What an HTTP/2 client sends first (RFC 9113 §3.4).
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+async fn speak<S, H>(io: S, peer: Rc<Peer>, handler: Rc<H>, ticket: Ticket) -> hyper::Result<()>
+where
+    S: Read + Write + Unpin + 'static,
+    H: Handler,
+{
+    let settings = &peer.listener;
+    let clock = Rc::new(Clock::new(settings.header_timeout, settings.idle_timeout));
+    let mut io = TimedIo::new(io, Rc::clone(&clock));
+    let http2 = settings.http2 && begins_with_preface(&mut io, &ticket).await;
+    if !http2 {
+        clock.answer_timeout_with(handler.head_timeout_answer());
+    }
+    let (http1, http2) = (
+        http1_builder(settings),
+        http2.then(|| http2_builder(settings)),
+    );
+    let service = service_fn(move |request: Request<Incoming>| {
+        let in_flight = clock.request();
+        let response = Rc::clone(&handler).handle(request, Rc::clone(&peer));
+        async {
+            Ok::<_, Infallible>(response.await.map(|body| Tracked {
+                body,
+                _in_flight: in_flight,
+            }))
+        }
+    });
+    if let Some(http2) = http2 {
+        let connection = http2.serve_connection(io, service);
+        run(
+            pin!(connection),
+            &ticket,
+            http2::Connection::graceful_shutdown,
+        )
+        .await
+    } else {
+        let connection = http1.serve_connection(io, service);
+        run(
+            pin!(connection),
+            &ticket,
+            http1::Connection::graceful_shutdown,
+        )
+        .await
+    }
+}
+
+fn http1_builder(settings: &Settings) -> http1::Builder {
+    /// Room for heads that are over our bounds by little, so that they are answered by us and not cut off.
+    const HEADROOM: usize = 96 * 1024;
+    let mut builder = http1::Builder::new();
+    // the head's timeout is `Clock`'s
+    builder
+        .half_close(false)
+        .header_read_timeout(None)
+        .max_buf_size(settings.max_header_bytes + settings.max_uri_bytes + HEADROOM);
+    if settings.max_header_count > HYPER_MAX_HEADERS {
+        builder.max_headers(settings.max_header_count);
+    }
+    builder
+}
+
+/// What hyper parses without a heap allocation for each request. Fewer is our own check.
+const HYPER_MAX_HEADERS: usize = 100;
+
+fn http2_builder(settings: &Settings) -> http2::Builder<LocalExecutor> {
+    let mut builder = http2::Builder::new(LocalExecutor);
+    builder
+        .max_concurrent_streams(settings.max_streams)
+        .max_header_list_size(u32::try_from(settings.max_header_bytes).unwrap_or(u32::MAX))
+        .max_send_buf_size(256 * 1024);
+    builder
+}
+
+/// Polls a connection to its end; asks it to end when the worker drains.
+async fn run<C>(
+    mut connection: Pin<&mut C>,
+    ticket: &Ticket,
+    graceful_shutdown: impl Fn(Pin<&mut C>),
+) -> C::Output
+where
+    C: Future,
+{
+    let mut registered = false;
+    let mut asked = false;
+    poll_fn(move |cx| {
+        if !registered {
+            ticket.wake_with(cx.waker());
+            registered = true;
+        }
+        if !asked && ticket.should_end() {
+            asked = true;
+            graceful_shutdown(connection.as_mut());
+        }
+        connection.as_mut().poll(cx)
+    })
+    .await
+}
+
+/// Reads just enough to tell HTTP/2 from HTTP/1, and gives it back. Bounded by the header timeout.
+async fn begins_with_preface<S: Read + Write + Unpin>(
+    io: &mut TimedIo<S>,
+    ticket: &Ticket,
+) -> bool {
+    let mut seen = BytesMut::with_capacity(PREFACE.len());
+    while seen.len() < PREFACE.len() && PREFACE.starts_with(&seen) {
+        let mut some = [0; PREFACE.len()];
+        let wanted = PREFACE.len() - seen.len();
+        let read = poll_fn(|cx| {
+            ticket.wake_with(cx.waker());
+            if ticket.should_end() && seen.is_empty() {
+                return Poll::Ready(Ok(0));
+            }
+            let mut buf = ReadBuf::new(&mut some[..wanted]);
+            Pin::new(&mut *io)
+                .poll_read(cx, buf.unfilled())
+                .map_ok(|()| buf.filled().len())
+        });
+        match read.await {
+            Ok(0) | Err(_) => break,
+            Ok(count) => seen.extend_from_slice(&some[..count]),
+        }
+    }
+    let http2 = seen == PREFACE;
+    io.unread(seen.freeze());
+    http2
+}
+
+/// HTTP/2 streams are tasks of the worker that accepted the connection.
+#[derive(Clone, Copy, Debug)]
+struct LocalExecutor;
+
+impl<F: Future<Output = ()> + 'static> hyper::rt::Executor<F> for LocalExecutor {
+    fn execute(&self, stream: F) {
+        tokio::task::spawn_local(stream);
+    }
+}
+
+pin_project_lite::pin_project! {
+    /// A response body that ends the request when it ends.
+    struct Tracked<B> {
+        #[pin]
+        body: B,
+        _in_flight: InFlight,
+    }
+}
+
+impl<B: Body> Body for Tracked<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        self.project().body.poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,337 @@
+//! The fields that tell a client about its limits.
+//!
+//! | family | fields | value |
+//! |---|---|---|
+//! | `ratelimit` | `RateLimit`, `RateLimit-Policy` | every limit met, the binding one first (draft-ietf-httpapi-ratelimit-headers-11) |
+//! | `ratelimit_triple` | `RateLimit-Limit`, `-Remaining`, `-Reset` | the binding limit; reset in seconds from now |
+//! | `x_ratelimit` | `X-RateLimit-Limit`, `-Remaining`, `-Reset` | the binding limit; reset in seconds since 1970 |
+//!
+//! What an upstream says of its own limits: members of `RateLimit` and `RateLimit-Policy` are kept, ours follow on a line
+//! of their own (both fields are lists). The other two families hold one value each, and a client must not see two:
+//! ours replace the upstream's, whole family by whole family. Only where the upstream itself answers 429 its family
+//! stays and ours is left out, for then the upstream's limit is the binding one.
+//!
+//! 3xx answers carry no fields: a client might wait before it follows `Location` (draft-11 §5).
+//!
+//! Values are slices of one buffer that each worker reuses. `BytesMut::split` hands out a slice without copying; once
+//! the answers that hold slices have left, `reserve` takes the same memory again. A slice keeps the whole buffer
+//! alive, so the buffer is small.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+
+use super::{Asked, BodyStyle, FieldsOn, Settings, body};
+use crate::limit::Quota;
+
+/// The largest integer of a structured field (RFC 9651 §3.3.1).
+const INTEGER_MAX: u64 = 999_999_999_999_999;
+/// What every client can hold as seconds.
+const RETRY_AFTER_MAX: u32 = 2_147_483_647;
+const NS_PER_SECOND: u64 = 1_000_000_000;
+/// One buffer serves dozens of answers before it is asked for again.
+const BUFFER_BYTES: usize = 8 * 1024;
+/// The fields of three limits in every family take less, and so does a body.
+const ANSWER_BYTES: usize = 1024;
+
+static RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+static RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+static TRIPLE: [HeaderName; 3] = [
+    HeaderName::from_static("ratelimit-limit"),
+    HeaderName::from_static("ratelimit-remaining"),
+    HeaderName::from_static("ratelimit-reset"),
+];
+static X_TRIPLE: [HeaderName; 3] = [
+    HeaderName::from_static("x-ratelimit-limit"),
+    HeaderName::from_static("x-ratelimit-remaining"),
+    HeaderName::from_static("x-ratelimit-reset"),
+];
+
+/// The name of a limit cannot be told to a client: only printable ASCII can (RFC 9651 §3.3.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the name of a limit is sent to clients: it must be printable ASCII, and not empty")]
+pub struct BadPolicyName;
+
+/// What can be said of a limit before any request: prepared once for each limit and tier.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    name: Box<str>,
+    /// `per_ip (100 per 1s, at most 200 at once)`.
+    described: Box<str>,
+    /// The most units at once.
+    quota: u64,
+    /// Seconds in which a spent quota is whole again, rounded up.
+    window: u64,
+    /// `"per_ip";q=200;w=2`.
+    member: HeaderValue,
+    /// The length of `"per_ip"` in `member`.
+    name_bytes: usize,
+}
+
+impl Policy {
+    /// Prepares what is said of the limit `name` with `quota`.
+    pub fn compile(name: &str, quota: &Quota) -> Result<Policy, BadPolicyName> {
+        if name.is_empty() || !name.bytes().all(|byte| (0x20..=0x7e).contains(&byte)) {
+            return Err(BadPolicyName);
+        }
+        let burst = quota.burst.get();
+        let full_after_ns = u128::from(burst).saturating_mul(quota.period.as_nanos());
+        let per_second = u128::from(quota.amount.get()) * u128::from(NS_PER_SECOND);
+        let window = full_after_ns
+            .div_ceil(per_second)
+            .clamp(1, u128::from(INTEGER_MAX)) as u64;
+
+        let mut text = BytesMut::with_capacity(name.len() + 48);
+        text.put_u8(b'"');
+        for byte in name.bytes() {
+            if matches!(byte, b'"' | b'\\') {
+                text.put_u8(b'\\');
+            }
+            text.put_u8(byte);
+        }
+        text.put_u8(b'"');
+        let name_bytes = text.len();
+        text.put_slice(b";q=");
+        put_number(&mut text, burst.min(INTEGER_MAX));
+        text.put_slice(b";w=");
+        put_number(&mut text, window);
+        Ok(Policy {
+            name: name.into(),
+            described: describe(name, quota).into(),
+            quota: burst,
+            window,
+            member: value_of(text.freeze()),
+            name_bytes,
+        })
+    }
+
+    /// The limit's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The limit with its quota, for a sentence.
+    pub(super) fn described(&self) -> &str {
+        &self.described
+    }
+
+    fn quoted_name(&self) -> &[u8] {
+        &self.member.as_bytes()[..self.name_bytes]
+    }
+}
+
+/// One limit that a request met, after the decision.
+#[derive(Clone, Copy, Debug)]
+pub struct Met<'a> {
+    /// The limit, for the client's tier.
+    pub policy: &'a Policy,
+    /// Whole units left.
+    pub remaining: u64,
+    /// Until one more unit is there; 0 when the bucket is full.
+    pub next_unit_ns: u64,
+    /// Until the bucket is full.
+    pub reset_ns: u64,
+    /// Whether this limit stopped the request.
+    pub denied: bool,
+    /// Whether it always will, because the request costs more than the bucket holds.
+    pub never: bool,
+}
+
+impl Met<'_> {
+    /// `t`: the seconds for which the client should make do with what remains.
+    ///
+    /// `ceil(max(until one more unit, remaining · w / q))`. Dividing what remains by `t` then never gives more than the
+    /// rate of the limit, and both readings of the parameter (draft-10 and draft-11) hold.
+    fn effective_window(&self) -> u64 {
+        let next_unit = self.next_unit_ns.div_ceil(NS_PER_SECOND);
+        let window = u128::from(self.policy.window);
+        let share = (u128::from(self.remaining) * window).div_ceil(u128::from(self.policy.quota));
+        share
+            .max(u128::from(next_unit))
+            .min(u128::from(INTEGER_MAX)) as u64
+    }
+}
+
+/// A request that was stopped.
+#[derive(Clone, Copy, Debug)]
+pub struct Denial<'a> {
+    /// Every limit that it met, the binding one first.
+    pub met: &'a [Met<'a>],
+    /// When the same request would be admitted if nobody else spends; `None` when it never will be.
+    pub retry_after_ns: Option<u64>,
+}
+
+impl<'a> Denial<'a> {
+    /// `Retry-After`: whole seconds, rounded up, at least 1, not earlier than `t` of any limit that stopped the request.
+    pub fn retry_after(&self) -> Option<u32> {
+        let wait = self.retry_after_ns?.div_ceil(NS_PER_SECOND);
+        let windows = self.violated().map(Met::effective_window);
+        let seconds = windows.fold(wait, u64::max);
+        Some(
+            u32::try_from(seconds)
+                .unwrap_or(RETRY_AFTER_MAX)
+                .clamp(1, RETRY_AFTER_MAX),
+        )
+    }
+
+    /// The limit that the answer names: one that no wait helps against, or else the first that stopped the request.
+    pub(super) fn named(&self) -> Option<&'a Met<'a>> {
+        self.violated()
+            .find(|met| met.never)
+            .or_else(|| self.violated().next())
+    }
+
+    /// The limits that stopped it, in order.
+    pub(super) fn violated(&self) -> impl Iterator<Item = &'a Met<'a>> + use<'a> {
+        self.met.iter().filter(|met| met.denied)
+    }
+}
+
+/// Writes field values, and the body of a rejection, into a buffer that it reuses. One for each worker.
+#[derive(Debug)]
+pub struct FieldWriter {
+    buffer: BytesMut,
+}
+
+impl Default for FieldWriter {
+    fn default() -> Self {
+        FieldWriter::new()
+    }
+}
+
+impl FieldWriter {
+    /// A writer with its buffer.
+    pub fn new() -> FieldWriter {
+        FieldWriter {
+            buffer: BytesMut::with_capacity(BUFFER_BYTES),
+        }
+    }
+
+    /// Adds what `settings` asks for to the head of an answer: ours, or the upstream's on its way back.
+    ///
+    /// `met` stands in the order in which it is shown, the binding limit first; where it is empty nothing is written.
+    /// `now` is wall-clock time, for `X-RateLimit-Reset`.
+    pub fn write(
+        &mut self,
+        headers: &mut HeaderMap,
+        status: StatusCode,
+        met: &[Met<'_>],
+        settings: &Settings,
+        now: SystemTime,
+    ) {
+        let Some(binding) = met.first() else { return };
+        let denied = met.iter().any(|met| met.denied);
+        if status.is_redirection() || (settings.on == FieldsOn::Rejected && !denied) {
+            return;
+        }
+        self.buffer.reserve(ANSWER_BYTES);
+        let upstream_refused = status == StatusCode::TOO_MANY_REQUESTS && !denied;
+        if settings.fields.ratelimit {
+            headers.append(&RATELIMIT_POLICY, self.policies(met));
+            headers.append(&RATELIMIT, self.standings(met));
+        }
+        if settings.fields.ratelimit_triple {
+            let reset = binding.reset_ns.div_ceil(NS_PER_SECOND);
+            self.triple(headers, &TRIPLE, binding, reset, upstream_refused);
+        }
+        if settings.fields.x_ratelimit {
+            let now_ns = now
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default()
+                .as_nanos();
+            let reset = (now_ns + u128::from(binding.reset_ns)).div_ceil(u128::from(NS_PER_SECOND));
+            let reset = u64::try_from(reset).unwrap_or(INTEGER_MAX);
+            self.triple(headers, &X_TRIPLE, binding, reset, upstream_refused);
+        }
+    }
+
+    /// The body of a rejection. Makes room for the fields too: memory can be taken again only while no slice is out.
+    pub(super) fn body(
+        &mut self,
+        style: BodyStyle,
+        denial: &Denial<'_>,
+        asked: &Asked<'_>,
+    ) -> Bytes {
+        self.buffer.reserve(2 * ANSWER_BYTES);
+        body::put_denial(&mut self.buffer, style, denial, asked);
+        self.buffer.split().freeze()
+    }
+
+    /// A number as a value.
+    pub(super) fn number(&mut self, number: u64) -> HeaderValue {
+        put_number(&mut self.buffer, number);
+        self.value()
+    }
+
+    fn policies(&mut self, met: &[Met<'_>]) -> HeaderValue {
+        if let [only] = met {
+            return only.policy.member.clone();
+        }
+        for (at, met) in met.iter().enumerate() {
+            self.separate(at);
+            self.buffer.put_slice(met.policy.member.as_bytes());
+        }
+        self.value()
+    }
+
+    fn standings(&mut self, met: &[Met<'_>]) -> HeaderValue {
+        for (at, met) in met.iter().enumerate() {
+            self.separate(at);
+            self.buffer.put_slice(met.policy.quoted_name());
+            self.buffer.put_slice(b";r=");
+            put_number(&mut self.buffer, met.remaining.min(INTEGER_MAX));
+            self.buffer.put_slice(b";t=");
+            put_number(&mut self.buffer, met.effective_window());
+        }
+        self.value()
+    }
+
+    fn triple(
+        &mut self,
+        headers: &mut HeaderMap,
+        [limit, remaining, at_reset]: &'static [HeaderName; 3],
+        binding: &Met<'_>,
+        reset: u64,
+        upstream_refused: bool,
+    ) {
+        let theirs = [limit, remaining, at_reset]
+            .into_iter()
+            .any(|name| headers.contains_key(name));
+        if theirs && upstream_refused {
+            return;
+        }
+        headers.insert(limit, self.number(binding.policy.quota.min(INTEGER_MAX)));
+        headers.insert(remaining, self.number(binding.remaining.min(INTEGER_MAX)));
+        headers.insert(at_reset, self.number(reset.min(INTEGER_MAX)));
+    }
+
+    fn separate(&mut self, at: usize) {
+        if at > 0 {
+            self.buffer.put_slice(b", ");
+        }
+    }
+
+    fn value(&mut self) -> HeaderValue {
+        value_of(self.buffer.split().freeze())
+    }
+}
+
+/// Appends `number` in decimal.
+pub(super) fn put_number(out: &mut BytesMut, number: u64) {
+    out.put_slice(itoa::Buffer::new().format(number).as_bytes());
+}
+
+fn value_of(bytes: Bytes) -> HeaderValue {
+    HeaderValue::from_maybe_shared(bytes)
+        .expect("names are checked when compiled, the rest is ASCII of ours")
+}
+
+fn describe(name: &str, quota: &Quota) -> String {
+    let Quota {
+        amount,
+        period,
+        burst,
+    } = quota;
+    format!("{name} ({amount} per {period:?}, at most {burst} at once)")
+}

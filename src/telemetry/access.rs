@@ -1,0 +1,369 @@
+//! One line per request, or per rejection, for people and for queries.
+//!
+//! A worker must never wait for a disk or a pipe. It formats the line into a buffer of its own and appends it to a
+//! bounded queue of bytes under a lock that is held for that copy only; one thread takes the whole queue at once and
+//! writes it out. Where the sink is slower than the traffic the queue fills up, and further lines are dropped and
+//! counted: losing a line is better than delaying a request.
+//!
+//! A channel of lines was rejected: it allocates for each line and wakes the writer for each line. Here the writer
+//! is woken when the queue was empty, and lingers for [`LINGER`], so a busy gateway pays one wake-up for many lines.
+
+use std::{
+    cell::RefCell,
+    fmt::{self, Display},
+    io::Write,
+    net::IpAddr,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, SystemTime},
+};
+
+use metrics::Counter;
+
+use super::{json, time::rfc3339_millis};
+
+/// Bytes of one value; what is longer is cut and ends in `…`.
+pub const VALUE_MAX_BYTES: usize = 1024;
+
+/// How long the writer lets lines gather before it takes them.
+const LINGER: Duration = Duration::from_millis(5);
+
+/// How lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// `timestamp name=value …`
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// What is known of one request when its answer is complete; empty options are left out of the line.
+#[derive(Clone, Copy, Debug)]
+pub struct Line<'a> {
+    /// When the request arrived.
+    pub time: SystemTime,
+    /// `X-Request-Id`.
+    pub request_id: &'a [u8],
+    /// The client's address; none where the peer is a Unix socket.
+    pub client_ip: Option<IpAddr>,
+    /// The verified user.
+    pub user: Option<&'a [u8]>,
+    /// The user's tenant.
+    pub tenant: Option<&'a [u8]>,
+    /// The user's tier.
+    pub tier: Option<&'a [u8]>,
+    /// The method as sent.
+    pub method: &'a [u8],
+    /// The host that was asked.
+    pub host: Option<&'a [u8]>,
+    /// The path as sent, without the query (which often carries secrets).
+    pub path: &'a [u8],
+    /// The route that matched.
+    pub route: Option<&'a str>,
+    /// The status of the answer.
+    pub status: u16,
+    /// The binding limit of the request.
+    pub limit: Option<LimitPart<'a>>,
+    /// Where the request went.
+    pub upstream: Option<&'a str>,
+    /// Bytes of the response body.
+    pub bytes: u64,
+    /// From the request's arrival to the end of its answer.
+    pub duration: Duration,
+}
+
+/// What the line says of the binding limit.
+#[derive(Clone, Copy, Debug)]
+pub struct LimitPart<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// The key, readable for addresses and users; anything that may be a secret is handed in hashed.
+    pub key: &'a [u8],
+    /// How it counts, as in the configuration.
+    pub algorithm: &'a str,
+    /// Bucket size in units.
+    pub capacity: u64,
+    /// Units left.
+    pub remaining: u64,
+    /// `Retry-After` in seconds, on a rejection that can pass later.
+    pub retry_after: Option<u32>,
+}
+
+/// A writer of access lines; each worker has its own clone, all clones feed one thread.
+#[derive(Debug)]
+pub struct AccessLog {
+    queue: Arc<Queue>,
+    style: Style,
+    line: RefCell<Vec<u8>>,
+}
+
+struct Queue {
+    state: Mutex<State>,
+    /// Lines are waiting, or the queue was closed.
+    filled: Condvar,
+    /// The writer has ended.
+    ended: Condvar,
+    max_bytes: usize,
+    dropped: Counter,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: Vec<u8>,
+    closed: bool,
+    ended: bool,
+}
+
+impl AccessLog {
+    /// Starts the writing thread. `max_bytes` bounds the lines that wait for `sink`; `dropped` counts those lost.
+    ///
+    /// Fails when the system has no thread to give.
+    pub fn start(
+        style: Style,
+        sink: Box<dyn Write + Send>,
+        max_bytes: usize,
+        dropped: Counter,
+    ) -> std::io::Result<AccessLog> {
+        let queue = Arc::new(Queue {
+            state: Mutex::default(),
+            filled: Condvar::new(),
+            ended: Condvar::new(),
+            max_bytes,
+            dropped,
+        });
+        let drained = Arc::clone(&queue);
+        thread::Builder::new()
+            .name("access-log".to_owned())
+            .spawn(move || {
+                // also when the sink panics: nobody may wait for a thread that is gone
+                let _ended = EndOnDrop(&drained);
+                drained.drain_into(sink);
+            })?;
+        Ok(AccessLog {
+            queue,
+            style,
+            line: RefCell::default(),
+        })
+    }
+
+    /// Queues one line. Never waits for the sink; a line that finds no room is dropped and counted.
+    pub fn write(&self, line: &Line<'_>) {
+        let mut text = self.line.borrow_mut();
+        text.clear();
+        format(&mut text, self.style, line);
+        self.queue.push(&text);
+    }
+
+    /// Lets the writer finish what is queued and end; lines written later are dropped and counted.
+    ///
+    /// Waits at most `limit`, and says whether everything was handed to the sink.
+    pub fn close(&self, limit: Duration) -> bool {
+        let mut state = self.queue.lock();
+        state.closed = true;
+        self.queue.filled.notify_one();
+        let waited = self
+            .queue
+            .ended
+            .wait_timeout_while(state, limit, |state| !state.ended);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.ended
+    }
+}
+
+impl Clone for AccessLog {
+    fn clone(&self) -> Self {
+        AccessLog {
+            queue: Arc::clone(&self.queue),
+            style: self.style,
+            line: RefCell::default(),
+        }
+    }
+}
+
+impl Queue {
+    fn push(&self, line: &[u8]) {
+        let mut state = self.lock();
+        if state.closed || state.waiting.len().saturating_add(line.len()) > self.max_bytes {
+            drop(state);
+            return self.dropped.increment(1);
+        }
+        let was_empty = state.waiting.is_empty();
+        state.waiting.extend_from_slice(line);
+        drop(state);
+        if was_empty {
+            self.filled.notify_one();
+        }
+    }
+
+    fn drain_into(&self, mut sink: Box<dyn Write + Send>) {
+        let mut batch = Vec::new();
+        while self.take(&mut batch) {
+            if sink.write_all(&batch).and_then(|()| sink.flush()).is_err() {
+                // the sink may come back (a pipe's reader restarts); how much of the batch arrived is unknown
+                let lines = batch.iter().filter(|byte| **byte == b'\n').count();
+                self.dropped.increment(lines as u64);
+            }
+            batch.clear();
+        }
+    }
+
+    /// Waits for lines and exchanges the queue for `batch`, which is empty; false when closed and drained.
+    fn take(&self, batch: &mut Vec<u8>) -> bool {
+        let idle = |state: &mut State| state.waiting.is_empty() && !state.closed;
+        let filled = self.filled.wait_while(self.lock(), idle);
+        let state = filled.unwrap_or_else(PoisonError::into_inner);
+        let gathered = self
+            .filled
+            .wait_timeout_while(state, LINGER, |state| !state.closed);
+        let (mut state, _) = gathered.unwrap_or_else(PoisonError::into_inner);
+        std::mem::swap(&mut state.waiting, batch);
+        !batch.is_empty()
+    }
+
+    /// A panic while the lock is held leaves at worst half a line behind.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Queue")
+            .field("max_bytes", &self.max_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+struct EndOnDrop<'a>(&'a Queue);
+
+impl Drop for EndOnDrop<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.closed = true;
+        state.ended = true;
+        drop(state);
+        self.0.ended.notify_all();
+    }
+}
+
+fn format(out: &mut Vec<u8>, style: Style, line: &Line<'_>) {
+    let mut fields = Fields { out, style };
+    fields.begin(line.time);
+    fields.string("request_id", line.request_id);
+    if let Some(ip) = line.client_ip {
+        fields.string_of("client_ip", ip);
+    }
+    fields.optional("user", line.user);
+    fields.optional("tenant", line.tenant);
+    fields.optional("tier", line.tier);
+    fields.string("method", line.method);
+    fields.optional("host", line.host);
+    fields.string("path", line.path);
+    fields.optional("route", line.route.map(str::as_bytes));
+    fields.number("status", line.status);
+    if let Some(limit) = line.limit {
+        fields.string("limit", limit.name.as_bytes());
+        fields.string("key", limit.key);
+        fields.string("algorithm", limit.algorithm.as_bytes());
+        fields.number("capacity", limit.capacity);
+        fields.number("remaining", limit.remaining);
+        if let Some(seconds) = limit.retry_after {
+            fields.number("retry_after", seconds);
+        }
+    }
+    fields.optional("upstream", line.upstream.map(str::as_bytes));
+    fields.number("bytes", line.bytes);
+    fields.number(
+        "seconds",
+        format_args!(
+            "{}.{:06}",
+            line.duration.as_secs(),
+            line.duration.subsec_micros()
+        ),
+    );
+    fields.end();
+}
+
+struct Fields<'a> {
+    out: &'a mut Vec<u8>,
+    style: Style,
+}
+
+impl Fields<'_> {
+    fn begin(&mut self, time: SystemTime) {
+        let time = rfc3339_millis(time);
+        match self.style {
+            Style::Text => self.out.extend_from_slice(&time),
+            Style::Json => {
+                self.out.extend_from_slice(b"{\"timestamp\":\"");
+                self.out.extend_from_slice(&time);
+                self.out.push(b'"');
+            }
+        }
+    }
+
+    fn name(&mut self, name: &str) {
+        match self.style {
+            Style::Text => {
+                self.out.push(b' ');
+                self.out.extend_from_slice(name.as_bytes());
+                self.out.push(b'=');
+            }
+            Style::Json => {
+                self.out.extend_from_slice(b",\"");
+                self.out.extend_from_slice(name.as_bytes());
+                self.out.extend_from_slice(b"\":");
+            }
+        }
+    }
+
+    fn string(&mut self, name: &str, value: &[u8]) {
+        self.name(name);
+        if self.style == Style::Text && is_plain(value) {
+            self.out.extend_from_slice(value);
+        } else {
+            json::put_string(self.out, value, VALUE_MAX_BYTES);
+        }
+    }
+
+    fn optional(&mut self, name: &str, value: Option<&[u8]>) {
+        if let Some(value) = value {
+            self.string(name, value);
+        }
+    }
+
+    /// For values whose text needs no escaping.
+    fn string_of(&mut self, name: &str, value: impl Display) {
+        match self.style {
+            Style::Text => self.number(name, value),
+            Style::Json => self.number(name, format_args!("\"{value}\"")),
+        }
+    }
+
+    fn number(&mut self, name: &str, value: impl Display) {
+        self.name(name);
+        // writing to a Vec does not fail
+        let _ = write!(self.out, "{value}");
+    }
+
+    fn end(&mut self) {
+        let end: &[u8] = match self.style {
+            Style::Text => b"\n",
+            Style::Json => b"}\n",
+        };
+        self.out.extend_from_slice(end);
+    }
+}
+
+/// Whether a value reads the same without quotes.
+fn is_plain(value: &[u8]) -> bool {
+    !value.is_empty()
+        && value.len() <= VALUE_MAX_BYTES
+        && value
+            .iter()
+            .all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\' | b'='))
+}
+
+#[cfg(test)]
+#[path = "access_tests.rs"]
+mod tests;

@@ -1,0 +1,254 @@
+//! The handles through which the gateway counts, resolved when a configuration is built.
+
+use std::{io, sync::OnceLock};
+
+use metrics::{Counter, Gauge, Histogram};
+
+use super::metrics::{self as table, Metrics};
+
+impl Metrics {
+    /// The route's handles. Requests that match no route are counted under a name of the caller's choice.
+    pub fn route(&self, route: &str) -> RouteMetrics {
+        RouteMetrics {
+            common: COMMON_CODES.map(|code| {
+                self.counter(&table::REQUESTS, &[route, itoa::Buffer::new().format(code)])
+            }),
+            rare: OnceLock::new(),
+            request_seconds: self.histogram(&table::REQUEST_SECONDS, &[route]),
+            in_flight: self.gauge(&table::IN_FLIGHT, &[route]),
+            metrics: self.clone(),
+            route: route.into(),
+        }
+    }
+
+    /// The handles of one limit on one route.
+    pub fn decisions(&self, route: &str, limit: &str) -> DecisionMetrics {
+        let counter = |outcome| self.counter(&table::DECISIONS, &[route, limit, outcome]);
+        DecisionMetrics {
+            admitted: counter("admitted"),
+            rejected: counter("rejected"),
+        }
+    }
+
+    /// The limit's handles.
+    pub fn limit(&self, limit: &str) -> LimitMetrics {
+        LimitMetrics {
+            retry_after_seconds: self.histogram(&table::RETRY_AFTER, &[limit]),
+            keys: self.gauge(&table::KEYS, &[limit]),
+            key_evictions: self.counter(&table::KEY_EVICTIONS, &[limit]),
+            key_overflows: self.counter(&table::KEY_OVERFLOWS, &[limit]),
+        }
+    }
+
+    /// The upstream's handles.
+    pub fn upstream(&self, upstream: &str) -> UpstreamMetrics {
+        let error = |kind| self.counter(&table::UPSTREAM_ERRORS, &[upstream, kind]);
+        UpstreamMetrics {
+            seconds: self.histogram(&table::UPSTREAM_SECONDS, &[upstream]),
+            connect_errors: error("connect"),
+            busy_errors: error("busy"),
+            closed_errors: error("closed"),
+            timeout_errors: error("timeout"),
+            protocol_errors: error("protocol"),
+            body_errors: error("body"),
+        }
+    }
+
+    /// The listener's handles; `listener` is its address as configured.
+    pub fn listener(&self, listener: &str) -> ListenerMetrics {
+        let error = |kind| self.counter(&table::ACCEPT_ERRORS, &[listener, kind]);
+        ListenerMetrics {
+            connections: self.gauge(&table::CONNECTIONS, &[listener]),
+            no_descriptors: error("no_descriptors"),
+            no_memory: error("no_memory"),
+            aborted: error("aborted"),
+            other: error("other"),
+        }
+    }
+
+    /// The handles of one `[[user]]` source, `api_key` or `header`.
+    pub fn identity(&self, source: &str) -> IdentityMetrics {
+        let counter = |kind| self.counter(&table::IDENTITY_REJECTED, &[source, kind]);
+        IdentityMetrics {
+            unknown: counter("unknown"),
+            malformed: counter("malformed"),
+        }
+    }
+}
+
+/// What a route counts.
+#[derive(Debug)]
+pub struct RouteMetrics {
+    common: [Counter; COMMON_CODES.len()],
+    /// Made when the route first answers with an uncommon code: a route that never does costs no table.
+    rare: OnceLock<Box<[OnceLock<Counter>]>>,
+    /// From arrival to the end of the answer.
+    pub request_seconds: Histogram,
+    in_flight: Gauge,
+    metrics: Metrics,
+    route: Box<str>,
+}
+
+impl RouteMetrics {
+    /// Counts one request answered with `code`. One atomic addition, but for the first use of an uncommon code.
+    pub fn answered(&self, code: http::StatusCode) {
+        let code = code.as_u16();
+        let at = code.wrapping_sub(FIRST_CODE) as usize;
+        match COMMON_AT.get(at) {
+            Some(&slot) if slot != RARE => self.common[usize::from(slot)].increment(1),
+            _ => self.rare(at.min(CODES)).increment(1),
+        }
+    }
+
+    /// Counts a request as being in flight until the guard is dropped.
+    pub fn enter(&self) -> Held {
+        Held::new(&self.in_flight)
+    }
+
+    fn rare(&self, at: usize) -> &Counter {
+        let table = self
+            .rare
+            .get_or_init(|| (0..=CODES).map(|_| OnceLock::new()).collect());
+        table[at].get_or_init(|| {
+            let mut digits = itoa::Buffer::new();
+            let code = if at == CODES {
+                "other"
+            } else {
+                digits.format(at + usize::from(FIRST_CODE))
+            };
+            self.metrics.counter(&table::REQUESTS, &[&self.route, code])
+        })
+    }
+}
+
+/// Something that a gauge counts for as long as this lives: a request in flight, a connection.
+#[derive(Debug)]
+#[must_use = "the gauge goes down again when this is dropped"]
+pub struct Held {
+    gauge: Gauge,
+}
+
+impl Held {
+    fn new(gauge: &Gauge) -> Held {
+        gauge.increment(1.0);
+        Held {
+            gauge: gauge.clone(),
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.gauge.decrement(1.0);
+    }
+}
+
+/// What one limit decided on one route.
+#[derive(Clone, Debug)]
+pub struct DecisionMetrics {
+    /// Requests that the limit let pass.
+    pub admitted: Counter,
+    /// Requests that the limit stopped.
+    pub rejected: Counter,
+}
+
+/// What a limit counts.
+#[derive(Clone, Debug)]
+pub struct LimitMetrics {
+    /// The waits that clients were told.
+    pub retry_after_seconds: Histogram,
+    /// Buckets held.
+    pub keys: Gauge,
+    /// Buckets forgotten to make room.
+    pub key_evictions: Counter,
+    /// Decisions made in a shared overflow bucket.
+    pub key_overflows: Counter,
+}
+
+/// What an upstream counts.
+#[derive(Clone, Debug)]
+pub struct UpstreamMetrics {
+    /// Until the head of the response.
+    pub seconds: Histogram,
+    /// No connection could be opened.
+    pub connect_errors: Counter,
+    /// Every connection that the configuration allows was in use.
+    pub busy_errors: Counter,
+    /// The connection ended before there was a response.
+    pub closed_errors: Counter,
+    /// The response head took too long.
+    pub timeout_errors: Counter,
+    /// What came back was not HTTP.
+    pub protocol_errors: Counter,
+    /// A body broke off, in either direction.
+    pub body_errors: Counter,
+}
+
+/// What a listener counts.
+#[derive(Clone, Debug)]
+pub struct ListenerMetrics {
+    connections: Gauge,
+    no_descriptors: Counter,
+    no_memory: Counter,
+    aborted: Counter,
+    other: Counter,
+}
+
+impl ListenerMetrics {
+    /// Counts a connection as open until the guard is dropped.
+    pub fn open(&self) -> Held {
+        Held::new(&self.connections)
+    }
+
+    /// Counts a failed accept under its kind.
+    pub fn accept_failed(&self, error: &io::Error) {
+        // from asm-generic/errno.h; the standard library has no kinds for most of them
+        const ENOMEM: i32 = 12;
+        const ENFILE: i32 = 23;
+        const EMFILE: i32 = 24;
+        const ENOBUFS: i32 = 105;
+        let counter = match error.raw_os_error() {
+            Some(EMFILE | ENFILE) => &self.no_descriptors,
+            Some(ENOMEM | ENOBUFS) => &self.no_memory,
+            _ if matches!(
+                error.kind(),
+                io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset
+            ) =>
+            {
+                &self.aborted
+            }
+            _ => &self.other,
+        };
+        counter.increment(1);
+    }
+}
+
+/// What a source of users counts.
+#[derive(Clone, Debug)]
+pub struct IdentityMetrics {
+    /// Credentials that nobody has.
+    pub unknown: Counter,
+    /// Credentials that cannot be read.
+    pub malformed: Counter,
+}
+
+const FIRST_CODE: u16 = 100;
+/// 100 to 599 (RFC 9110 §15).
+const CODES: usize = 500;
+const RARE: u8 = u8::MAX;
+
+/// What most answers are; shown from the start, and counted without a look into the table of rare ones.
+const COMMON_CODES: [u16; 18] = [
+    200, 201, 202, 204, 206, 301, 302, 304, 400, 401, 403, 404, 413, 429, 500, 502, 503, 504,
+];
+
+/// Code less 100 to index into [`COMMON_CODES`], or [`RARE`].
+static COMMON_AT: [u8; CODES] = {
+    let mut slots = [RARE; CODES];
+    let mut slot = 0;
+    while slot < COMMON_CODES.len() {
+        slots[(COMMON_CODES[slot] - FIRST_CODE) as usize] = slot as u8;
+        slot += 1;
+    }
+    slots
+};

@@ -1,0 +1,203 @@
+//! Log lines on standard error, and the hook that turns a panic into one.
+
+use std::{
+    io::{self, IsTerminal},
+    panic,
+};
+
+use metrics::Counter;
+use tracing::Dispatch;
+use tracing_subscriber::{
+    filter::LevelFilter,
+    fmt::{self, MakeWriter},
+};
+
+use super::{LogFormat, LogLevel, LogSettings};
+
+/// Another subscriber is already installed in this process; it stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("logging is already set up")]
+pub struct AlreadyInstalled;
+
+/// Sends log lines of `settings.level` and worse to standard error for the rest of the process.
+pub fn init(settings: &LogSettings) -> Result<(), AlreadyInstalled> {
+    let terminal = io::stderr().is_terminal();
+    let dispatch = dispatch(settings, terminal, io::stderr);
+    tracing::dispatcher::set_global_default(dispatch).map_err(|_| AlreadyInstalled)
+}
+
+fn dispatch<W>(settings: &LogSettings, terminal: bool, writer: W) -> Dispatch
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    let builder = fmt::fmt()
+        .with_max_level(filter(settings.level))
+        .with_writer(writer);
+    if settings.format.is_json(terminal) {
+        builder
+            .json()
+            .flatten_event(true)
+            .with_current_span(false)
+            .with_span_list(false)
+            .finish()
+            .into()
+    } else {
+        builder
+            .with_ansi(terminal)
+            .with_target(false)
+            .finish()
+            .into()
+    }
+}
+
+/// Logs and counts every panic from now on, in place of the standard message.
+///
+/// The hook runs on the panicking thread before it unwinds; whoever owns the task decides what ends with it.
+pub fn install_panic_hook(panics: Counter) {
+    let standard = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        panics.increment(1);
+        if !tracing::dispatcher::has_been_set() {
+            return standard(info);
+        }
+        let message = info.payload_as_str().unwrap_or("a value that is not text");
+        let thread = std::thread::current();
+        let thread = thread.name().unwrap_or("unnamed");
+        match info.location() {
+            Some(at) => tracing::error!(
+                thread,
+                file = at.file(),
+                line = at.line(),
+                "panic, a bug in tidegate: {message}"
+            ),
+            None => tracing::error!(thread, "panic, a bug in tidegate: {message}"),
+        }
+    }));
+}
+
+impl LogFormat {
+    /// Whether lines are JSON, given whether they go to a terminal.
+    pub fn is_json(self, terminal: bool) -> bool {
+        match self {
+            LogFormat::Auto => !terminal,
+            LogFormat::Text => false,
+            LogFormat::Json => true,
+        }
+    }
+}
+
+fn filter(level: LogLevel) -> LevelFilter {
+    match level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    };
+
+    use super::*;
+
+    /// What was logged.
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Kept {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0
+                .lock()
+                .expect("no test panics with it")
+                .extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[derive(Default)]
+    struct Count(AtomicU64);
+
+    impl metrics::CounterFn for Count {
+        fn increment(&self, value: u64) {
+            self.0.fetch_add(value, Ordering::Relaxed);
+        }
+
+        fn absolute(&self, value: u64) {
+            self.0.fetch_max(value, Ordering::Relaxed);
+        }
+    }
+
+    fn logged(format: LogFormat, terminal: bool, act: impl FnOnce()) -> String {
+        let kept = Kept::default();
+        let writer = kept.clone();
+        let settings = LogSettings {
+            format,
+            ..LogSettings::default()
+        };
+        let dispatch = dispatch(&settings, terminal, move || writer.clone());
+        tracing::dispatcher::with_default(&dispatch, act);
+        let bytes = kept.0.lock().expect("no test panics with it").clone();
+        String::from_utf8(bytes).expect("log lines are UTF-8")
+    }
+
+    #[test]
+    fn auto_is_text_on_a_terminal_and_json_elsewhere() {
+        let say = || tracing::info!(limit = "per_ip", "the limit is tight");
+        let json: serde_json::Value =
+            serde_json::from_str(&logged(LogFormat::Auto, false, say)).expect("it is JSON");
+        assert_eq!(json["message"], "the limit is tight");
+        assert_eq!(json["limit"], "per_ip");
+        assert_eq!(json["level"], "INFO");
+        assert!(json["timestamp"].is_string());
+
+        let text = logged(LogFormat::Auto, true, say);
+        assert!(
+            text.contains("the limit is tight") && text.contains('\u{1b}'),
+            "{text:?}"
+        );
+        let plain = logged(LogFormat::Text, false, say);
+        assert!(
+            plain.contains("the limit is tight") && !plain.contains('\u{1b}'),
+            "{plain:?}"
+        );
+        assert!(logged(LogFormat::Json, true, say).starts_with('{'));
+    }
+
+    #[test]
+    fn less_severe_lines_are_left_out() {
+        assert_eq!(
+            logged(LogFormat::Json, false, || tracing::debug!("a detail")),
+            ""
+        );
+    }
+
+    #[test]
+    fn panic_is_counted_and_logged_on_one_line() {
+        let count = Arc::new(Count::default());
+        let counted = Counter::from_arc(Arc::clone(&count));
+        let text = logged(LogFormat::Json, false, || {
+            install_panic_hook(counted);
+            let caught = panic::catch_unwind(|| panic!("a\nbug"));
+            let _ = panic::take_hook();
+            assert!(caught.is_err());
+        });
+        let line: serde_json::Value = serde_json::from_str(&text).expect("it is one line of JSON");
+        assert_eq!(line["message"], "panic, a bug in tidegate: a\nbug");
+        assert_eq!(line["level"], "ERROR");
+        assert!(
+            line["file"]
+                .as_str()
+                .is_some_and(|file| file.ends_with("log.rs"))
+        );
+        assert!(count.0.load(Ordering::Relaxed) >= 1);
+    }
+}

@@ -1,0 +1,279 @@
+//! Every metric: name, type, unit, labels, meaning.
+//!
+//! The table below is the truth; `docs/metrics.md` is compared with it, and both with what `/metrics` shows. Each
+//! [`Metrics`] has a registry of its own, so several gateways can live in one process. Handles are resolved when
+//! a configuration is built (see [`handles`](super::handles)): on the path of a request a counter costs one atomic
+//! addition, a histogram one push to a lock-free list that [`Metrics::run_upkeep`] folds into buckets.
+//!
+//! Labels take their values from the configuration and from closed lists, never from a request.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, Unit};
+use metrics_exporter_prometheus::{
+    Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
+};
+
+pub use super::handles::{
+    DecisionMetrics, Held, IdentityMetrics, LimitMetrics, ListenerMetrics, RouteMetrics,
+    UpstreamMetrics,
+};
+use super::process;
+
+/// One row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Metric {
+    /// The name as shown, with unit and `_total`.
+    pub name: &'static str,
+    /// How the value moves.
+    pub kind: Kind,
+    /// What is counted; [`Unit::Count`] where the name says it.
+    pub unit: Unit,
+    /// Label names, in the order in which handles are asked for.
+    pub labels: &'static [&'static str],
+    /// What it means, in one sentence.
+    pub help: &'static str,
+}
+
+/// How a metric's value moves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// Only up.
+    Counter,
+    /// Up and down.
+    Gauge,
+    /// A distribution, cut at these upper bounds.
+    Histogram(&'static [f64]),
+}
+
+/// From a cached answer on the same host to an export that takes half a minute.
+const EXCHANGE_SECONDS: &[f64] = &[
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+];
+/// From a decision on a hot key to a worker that was off the processor.
+const DECISION_SECONDS: &[f64] = &[
+    2.5e-7, 5e-7, 1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 1e-4, 1e-3, 1e-2,
+];
+/// From "in a moment" to "tomorrow".
+const WAIT_SECONDS: &[f64] = &[
+    1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 21_600.0, 86_400.0,
+];
+
+macro_rules! table {
+    ($($(#[$doc:meta])* $id:ident = $name:literal, $kind:expr, $unit:ident, [$($label:literal),*], $help:literal;)*) => {
+        $(
+            $(#[$doc])*
+            pub(super) const $id: Metric =
+                Metric { name: $name, kind: $kind, unit: Unit::$unit, labels: &[$($label),*], help: $help };
+        )*
+        /// Every metric, in the order of the documentation.
+        pub const ALL: &[Metric] = &[$($id),*];
+    };
+}
+
+table! {
+    REQUESTS = "tidegate_requests_total", Kind::Counter, Count, ["route", "code"],
+        "Requests answered, by route and status code.";
+    REQUEST_SECONDS = "tidegate_request_seconds", Kind::Histogram(EXCHANGE_SECONDS), Seconds, ["route"],
+        "Time from the arrival of a request to the end of its answer.";
+    IN_FLIGHT = "tidegate_in_flight", Kind::Gauge, Count, ["route"],
+        "Requests whose answer is not complete yet.";
+    DECISIONS = "tidegate_decisions_total", Kind::Counter, Count, ["route", "limit", "outcome"],
+        "Decisions, one for each limit that a request meets.";
+    DECISION_SECONDS_METRIC = "tidegate_decision_seconds", Kind::Histogram(DECISION_SECONDS), Seconds, [],
+        "Time the gateway itself takes to decide on a request, sampled.";
+    RETRY_AFTER = "tidegate_retry_after_seconds", Kind::Histogram(WAIT_SECONDS), Seconds, ["limit"],
+        "Wait that rejected clients were told.";
+    KEYS = "tidegate_keys", Kind::Gauge, Count, ["limit"],
+        "Buckets held in memory.";
+    KEY_EVICTIONS = "tidegate_key_evictions_total", Kind::Counter, Count, ["limit"],
+        "Buckets forgotten to make room for others.";
+    KEY_OVERFLOWS = "tidegate_key_overflows_total", Kind::Counter, Count, ["limit"],
+        "Decisions made in a shared overflow bucket, because a new key found no room.";
+    UPSTREAM_SECONDS = "tidegate_upstream_seconds", Kind::Histogram(EXCHANGE_SECONDS), Seconds, ["upstream"],
+        "Time from sending a request to an upstream to the head of its response.";
+    UPSTREAM_ERRORS = "tidegate_upstream_errors_total", Kind::Counter, Count, ["upstream", "kind"],
+        "Exchanges with an upstream that failed.";
+    CONNECTIONS = "tidegate_connections", Kind::Gauge, Count, ["listener"],
+        "Client connections open.";
+    ACCEPT_ERRORS = "tidegate_accept_errors_total", Kind::Counter, Count, ["listener", "kind"],
+        "Connections that could not be accepted.";
+    IDENTITY_REJECTED = "tidegate_identity_rejected_total", Kind::Counter, Count, ["source", "kind"],
+        "Credentials that were refused.";
+    LOG_LINES_DROPPED = "tidegate_log_lines_dropped_total", Kind::Counter, Count, [],
+        "Access lines lost because they could not be written fast enough.";
+    PANICS = "tidegate_panics_total", Kind::Counter, Count, [],
+        "Bugs that ended a task.";
+    CONFIG_INFO = "tidegate_config_info", Kind::Gauge, Count, ["hash"],
+        "1 for the configuration that is running.";
+    CONFIG_RELOAD_SUCCESS = "tidegate_config_reload_success", Kind::Gauge, Count, [],
+        "1 when the last configuration that was read is the one that runs.";
+    CONFIG_RELOAD_TIMESTAMP = "tidegate_config_reload_timestamp_seconds", Kind::Gauge, Seconds, [],
+        "When the running configuration was loaded, in seconds since 1970.";
+    BUILD_INFO = "tidegate_build_info", Kind::Gauge, Count, ["version", "commit"],
+        "1 for the version that is running.";
+}
+
+/// The registry and everything that is written to it. Clones share it.
+#[derive(Clone)]
+pub struct Metrics {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    recorder: PrometheusRecorder,
+    handle: PrometheusHandle,
+    running_config: Mutex<Option<Gauge>>,
+    refreshers: Mutex<Vec<Box<dyn Fn() + Send>>>,
+}
+
+impl Metrics {
+    /// A new registry that describes every metric and holds those without a configured label, at zero.
+    pub fn install() -> Metrics {
+        let mut builder = PrometheusBuilder::new().with_recommended_naming(true);
+        for metric in ALL {
+            if let Kind::Histogram(bounds) = metric.kind {
+                builder = builder
+                    .set_buckets_for_metric(Matcher::Full(metric.name.to_owned()), bounds)
+                    .expect("the bounds in the table are not empty");
+            }
+        }
+        let recorder = builder.build_recorder();
+        for metric in ALL {
+            let (name, unit, help) = (metric.name.into(), Some(metric.unit), metric.help.into());
+            match metric.kind {
+                Kind::Counter => recorder.describe_counter(name, unit, help),
+                Kind::Gauge => recorder.describe_gauge(name, unit, help),
+                Kind::Histogram(_) => recorder.describe_histogram(name, unit, help),
+            }
+        }
+        let handle = recorder.handle();
+        let shared = Shared {
+            recorder,
+            handle,
+            running_config: Mutex::default(),
+            refreshers: Mutex::default(),
+        };
+        let metrics = Metrics {
+            shared: Arc::new(shared),
+        };
+        metrics
+            .gauge(&BUILD_INFO, &[env!("CARGO_PKG_VERSION"), COMMIT])
+            .set(1.0);
+        metrics.gauge(&CONFIG_RELOAD_SUCCESS, &[]).set(0.0);
+        metrics.gauge(&CONFIG_RELOAD_TIMESTAMP, &[]).set(0.0);
+        metrics.panics().increment(0);
+        metrics.log_lines_dropped().increment(0);
+        let _ = metrics.decision_seconds();
+        metrics
+    }
+
+    /// The gateway's own share of a request. Taking the time twice costs more than a decision: sample it.
+    pub fn decision_seconds(&self) -> Histogram {
+        self.histogram(&DECISION_SECONDS_METRIC, &[])
+    }
+
+    /// Panics, for the panic hook.
+    pub fn panics(&self) -> Counter {
+        self.counter(&PANICS, &[])
+    }
+
+    /// Access lines lost, for the access log.
+    pub fn log_lines_dropped(&self) -> Counter {
+        self.counter(&LOG_LINES_DROPPED, &[])
+    }
+
+    /// Notes that the configuration with this hash runs from `at` on.
+    pub fn config_loaded(&self, hash: &str, at: SystemTime) {
+        let mut running = lock(&self.shared.running_config);
+        if let Some(previous) = running.take() {
+            previous.set(0.0);
+        }
+        let info = self.gauge(&CONFIG_INFO, &[hash]);
+        info.set(1.0);
+        *running = Some(info);
+        self.gauge(&CONFIG_RELOAD_SUCCESS, &[]).set(1.0);
+        let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.gauge(&CONFIG_RELOAD_TIMESTAMP, &[])
+            .set(since.as_secs_f64());
+    }
+
+    /// Has `refresh` called before each [`render`](Self::render), for values that are read, not pushed (keys held).
+    ///
+    /// `refresh` must not call back into `on_render` or `render`.
+    pub fn on_render(&self, refresh: impl Fn() + Send + 'static) {
+        lock(&self.shared.refreshers).push(Box::new(refresh));
+    }
+
+    /// The Prometheus text format, version 0.0.4. Cost: linear in the number of series.
+    pub fn render(&self) -> String {
+        for refresh in lock(&self.shared.refreshers).iter() {
+            refresh();
+        }
+        let mut text = self.shared.handle.render();
+        process::render(&mut text);
+        text
+    }
+
+    /// Folds the samples of histograms into their buckets. To be called every second or so: between calls, a sample
+    /// holds 16 bytes.
+    pub fn run_upkeep(&self) {
+        self.shared.handle.run_upkeep();
+    }
+
+    pub(super) fn counter(&self, metric: &Metric, labels: &[&str]) -> Counter {
+        self.shared
+            .recorder
+            .register_counter(&key(metric, labels), &METADATA)
+    }
+
+    pub(super) fn gauge(&self, metric: &Metric, labels: &[&str]) -> Gauge {
+        self.shared
+            .recorder
+            .register_gauge(&key(metric, labels), &METADATA)
+    }
+
+    pub(super) fn histogram(&self, metric: &Metric, labels: &[&str]) -> Histogram {
+        self.shared
+            .recorder
+            .register_histogram(&key(metric, labels), &METADATA)
+    }
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}
+
+static METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, None);
+
+/// Set by whoever builds a release.
+const COMMIT: &str = match option_env!("TIDEGATE_COMMIT") {
+    Some(commit) => commit,
+    None => "unknown",
+};
+
+fn key(metric: &Metric, labels: &[&str]) -> Key {
+    debug_assert_eq!(metric.labels.len(), labels.len(), "{}", metric.name);
+    let labels: Vec<Label> = metric
+        .labels
+        .iter()
+        .zip(labels)
+        .map(|(name, value)| Label::new(*name, (*value).to_owned()))
+        .collect();
+    Key::from_parts(metric.name, labels)
+}
+
+/// What these locks guard is whole between any two statements, so a panic elsewhere does not spoil it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+#[path = "metrics_tests.rs"]
+mod tests;

@@ -1,0 +1,260 @@
+//! What `/metrics` shows, and that the documentation says the same.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    time::Duration,
+};
+
+use http::StatusCode;
+
+use super::*;
+
+const DOCUMENT: &str = include_str!("../../docs/metrics.md");
+
+/// Everything a small configuration resolves.
+fn configured(metrics: &Metrics) -> RouteMetrics {
+    let _ = metrics.decisions("search", "per_ip");
+    let _ = metrics.limit("per_ip");
+    let _ = metrics.upstream("api");
+    let _ = metrics.listener("127.0.0.1:8080");
+    let _ = metrics.identity("api_key");
+    metrics.config_loaded("abc", UNIX_EPOCH + Duration::from_secs(7));
+    metrics.route("search")
+}
+
+/// The value of a series, spelled as it is shown.
+fn value(text: &str, series: &str) -> Option<f64> {
+    let rest = text
+        .lines()
+        .find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))?;
+    Some(rest.parse().expect("a sample is a number"))
+}
+
+/// Name to type, of every family that is shown.
+fn shown(text: &str) -> BTreeMap<String, String> {
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    types
+        .map(|line| {
+            let (name, kind) = line.split_once(' ').expect("a type line has two words");
+            (name.to_owned(), kind.to_owned())
+        })
+        .collect()
+}
+
+fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Counter => "counter",
+        Kind::Gauge => "gauge",
+        Kind::Histogram(_) => "histogram",
+    }
+}
+
+#[test]
+fn documentation_lists_exactly_the_metrics_that_exist() {
+    let rows = DOCUMENT.lines().filter(|line| line.starts_with("| `"));
+    let documented: BTreeSet<[String; 4]> = rows
+        .map(|row| {
+            let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+            assert_eq!(cells.len(), 7, "{row}");
+            [1, 2, 3, 4].map(|at| cells[at].replace('`', ""))
+        })
+        .collect();
+    let ours = ALL.iter().map(|metric| {
+        [
+            metric.name.to_owned(),
+            kind_name(metric.kind).to_owned(),
+            metric.unit.as_str().to_owned(),
+            metric.labels.join(", "),
+        ]
+    });
+    let process = process::ALL
+        .iter()
+        .map(|row| [row.0, row.1, row.2, ""].map(str::to_owned));
+    let existing: BTreeSet<[String; 4]> = ours.chain(process).collect();
+    assert!(existing.len() > 20);
+    assert_eq!(documented, existing);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn every_documented_metric_is_shown_from_the_start_and_nothing_else() {
+    let metrics = Metrics::install();
+    let _route = configured(&metrics);
+    let shown = shown(&metrics.render());
+    let ours = ALL
+        .iter()
+        .map(|metric| (metric.name.to_owned(), kind_name(metric.kind).to_owned()));
+    let process = process::ALL
+        .iter()
+        .map(|row| (row.0.to_owned(), row.1.to_owned()));
+    assert_eq!(shown, ours.chain(process).collect());
+}
+
+#[test]
+fn configured_series_are_there_at_zero() {
+    let metrics = Metrics::install();
+    let _route = configured(&metrics);
+    let text = metrics.render();
+    for series in [
+        r#"tidegate_requests_total{route="search",code="200"}"#,
+        r#"tidegate_requests_total{route="search",code="429"}"#,
+        r#"tidegate_decisions_total{route="search",limit="per_ip",outcome="admitted"}"#,
+        r#"tidegate_decisions_total{route="search",limit="per_ip",outcome="rejected"}"#,
+        r#"tidegate_request_seconds_count{route="search"}"#,
+        r#"tidegate_request_seconds_bucket{route="search",le="0.0005"}"#,
+        r#"tidegate_in_flight{route="search"}"#,
+        r#"tidegate_retry_after_seconds_count{limit="per_ip"}"#,
+        r#"tidegate_keys{limit="per_ip"}"#,
+        r#"tidegate_key_evictions_total{limit="per_ip"}"#,
+        r#"tidegate_upstream_errors_total{upstream="api",kind="connect"}"#,
+        r#"tidegate_upstream_errors_total{upstream="api",kind="body"}"#,
+        r#"tidegate_connections{listener="127.0.0.1:8080"}"#,
+        r#"tidegate_accept_errors_total{listener="127.0.0.1:8080",kind="no_descriptors"}"#,
+        r#"tidegate_identity_rejected_total{source="api_key",kind="unknown"}"#,
+        "tidegate_panics_total",
+        "tidegate_log_lines_dropped_total",
+        "tidegate_decision_seconds_count",
+    ] {
+        assert_eq!(value(&text, series), Some(0.0), "{series}");
+    }
+    assert_eq!(
+        value(&text, r#"tidegate_config_info{hash="abc"}"#),
+        Some(1.0)
+    );
+    assert_eq!(value(&text, "tidegate_config_reload_success"), Some(1.0));
+    assert_eq!(
+        value(&text, "tidegate_config_reload_timestamp_seconds"),
+        Some(7.0)
+    );
+}
+
+#[test]
+fn answers_are_counted_under_their_code_common_or_not() {
+    let metrics = Metrics::install();
+    let route = metrics.route("search");
+    for code in [200, 200, 429, 418, 418, 100, 599, 600, 999] {
+        route.answered(StatusCode::from_u16(code).expect("three digits"));
+    }
+    let text = metrics.render();
+    let count = |code: &str| {
+        value(
+            &text,
+            &format!(r#"tidegate_requests_total{{route="search",code="{code}"}}"#),
+        )
+    };
+    assert_eq!(count("200"), Some(2.0));
+    assert_eq!(count("429"), Some(1.0));
+    assert_eq!(count("418"), Some(2.0));
+    assert_eq!(count("100"), Some(1.0));
+    assert_eq!(count("599"), Some(1.0));
+    assert_eq!(
+        count("other"),
+        Some(2.0),
+        "what is no status code of HTTP does not make a series each"
+    );
+    assert_eq!(count("505"), None);
+}
+
+#[test]
+fn requests_in_flight_go_up_and_down() {
+    let metrics = Metrics::install();
+    let route = metrics.route("search");
+    let in_flight = || value(&metrics.render(), r#"tidegate_in_flight{route="search"}"#);
+    let (one, two) = (route.enter(), route.enter());
+    assert_eq!(in_flight(), Some(2.0));
+    drop(one);
+    assert_eq!(in_flight(), Some(1.0));
+    drop(two);
+    assert_eq!(in_flight(), Some(0.0));
+}
+
+#[test]
+fn histograms_keep_their_samples_over_upkeep() {
+    let metrics = Metrics::install();
+    let upstream = metrics.upstream("api");
+    upstream.seconds.record(0.002);
+    metrics.run_upkeep();
+    upstream.seconds.record(7.0);
+    let text = metrics.render();
+    assert_eq!(
+        value(&text, r#"tidegate_upstream_seconds_count{upstream="api"}"#),
+        Some(2.0)
+    );
+    assert_eq!(
+        value(
+            &text,
+            r#"tidegate_upstream_seconds_bucket{upstream="api",le="0.001"}"#
+        ),
+        Some(0.0)
+    );
+    assert_eq!(
+        value(
+            &text,
+            r#"tidegate_upstream_seconds_bucket{upstream="api",le="0.0025"}"#
+        ),
+        Some(1.0)
+    );
+    assert_eq!(
+        value(
+            &text,
+            r#"tidegate_upstream_seconds_bucket{upstream="api",le="+Inf"}"#
+        ),
+        Some(2.0)
+    );
+}
+
+#[test]
+fn values_that_are_read_are_refreshed_before_they_are_shown() {
+    let metrics = Metrics::install();
+    let limit = metrics.limit("per_ip");
+    metrics.on_render(move || limit.keys.set(42.0));
+    assert_eq!(
+        value(&metrics.render(), r#"tidegate_keys{limit="per_ip"}"#),
+        Some(42.0)
+    );
+}
+
+#[test]
+fn next_configuration_takes_the_place_of_the_last() {
+    let metrics = Metrics::install();
+    metrics.config_loaded("old", UNIX_EPOCH);
+    metrics.config_loaded("new", UNIX_EPOCH);
+    let text = metrics.render();
+    assert_eq!(
+        value(&text, r#"tidegate_config_info{hash="old"}"#),
+        Some(0.0)
+    );
+    assert_eq!(
+        value(&text, r#"tidegate_config_info{hash="new"}"#),
+        Some(1.0)
+    );
+}
+
+#[test]
+fn accept_errors_are_told_apart() {
+    let metrics = Metrics::install();
+    let listener = metrics.listener("l");
+    for code in [24, 23, 12, 105, 103, 1] {
+        listener.accept_failed(&io::Error::from_raw_os_error(code));
+    }
+    let text = metrics.render();
+    let count = |kind: &str| {
+        value(
+            &text,
+            &format!(r#"tidegate_accept_errors_total{{listener="l",kind="{kind}"}}"#),
+        )
+    };
+    assert_eq!(count("no_descriptors"), Some(2.0));
+    assert_eq!(count("no_memory"), Some(2.0));
+    assert_eq!(count("aborted"), Some(1.0));
+    assert_eq!(count("other"), Some(1.0));
+}
+
+#[test]
+fn two_registries_in_one_process_do_not_mix() {
+    let (one, two) = (Metrics::install(), Metrics::install());
+    one.panics().increment(3);
+    assert_eq!(value(&one.render(), "tidegate_panics_total"), Some(3.0));
+    assert_eq!(value(&two.render(), "tidegate_panics_total"), Some(0.0));
+}

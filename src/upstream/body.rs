@@ -1,0 +1,183 @@
+//! The response on its way back: read from the server as the client takes it, never collected.
+//!
+//! While it is read, the rest of the request body is still sent (a server may answer early). A body that the server
+//! cuts short ends in an error, so that the client's side is broken too: a cut response is never passed off as whole.
+//! When it ends cleanly, and the request was sent in full, the connection goes back to the pool at once.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use tokio::time::Instant;
+
+use super::{
+    forward::Sending,
+    framing::{Framing, Piece},
+    pool::{Connection, ServerPool},
+};
+
+/// Why a response body ended before its end.
+#[derive(Debug, thiserror::Error)]
+pub enum Interrupted {
+    /// The server's side: closed, reset or framed against the rules.
+    #[error("the server's response was cut short: {0}")]
+    Server(String),
+    /// The client's side: its request body failed while the response was under way.
+    #[error("the request body failed while the response was under way")]
+    RequestBody,
+}
+
+/// The body of a response from a server.
+#[derive(Debug)]
+pub struct ResponseBody<B> {
+    framing: Framing,
+    /// `None` once the connection went back to the pool or is lost.
+    connection: Option<Connection>,
+    /// What of the request is not sent yet.
+    sending: Option<Sending<B>>,
+    /// Whether the connection may carry another exchange.
+    reusable: bool,
+}
+
+impl<B> ResponseBody<B> {
+    pub(super) fn new(
+        framing: Framing,
+        connection: Connection,
+        sending: Option<Sending<B>>,
+        keep_alive: bool,
+    ) -> Self {
+        let reusable = keep_alive && !matches!(framing, Framing::UntilClose);
+        let mut body = Self {
+            framing,
+            connection: Some(connection),
+            sending,
+            reusable,
+        };
+        if matches!(body.framing, Framing::Empty) {
+            body.finish();
+        }
+        body
+    }
+
+    /// The exchange is over: keep the connection if nothing about it is in doubt.
+    fn finish(&mut self) {
+        self.framing = Framing::Empty;
+        if let Some(connection) = self.connection.take()
+            && self.reusable
+            && self.sending.is_none()
+            && connection.inbox.is_empty()
+        {
+            ServerPool::put_back(connection, Instant::now());
+        }
+        self.sending = None;
+    }
+
+    fn cut(&mut self, why: impl ToString) -> Interrupted {
+        self.connection = None;
+        self.sending = None;
+        self.framing = Framing::Empty;
+        Interrupted::Server(why.to_string())
+    }
+}
+
+impl<B: Body<Data = Bytes> + Unpin> ResponseBody<B> {
+    /// Sends what is left of the request; a server that no longer reads it is no error.
+    fn poll_send_rest(&mut self, cx: &mut Context<'_>) -> Result<(), Interrupted> {
+        let (Some(connection), Some(sending)) = (&mut self.connection, &mut self.sending) else {
+            return Ok(());
+        };
+        match sending.poll(connection, cx) {
+            Poll::Pending => Ok(()),
+            Poll::Ready(Ok(())) => {
+                self.sending = None;
+                Ok(())
+            }
+            Poll::Ready(Err(super::forward::SendError::Write(_))) => {
+                self.sending = None;
+                self.reusable = false;
+                Ok(())
+            }
+            Poll::Ready(Err(super::forward::SendError::Body(_))) => {
+                self.connection = None;
+                Err(Interrupted::RequestBody)
+            }
+        }
+    }
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for ResponseBody<B> {
+    type Data = Bytes;
+    type Error = Interrupted;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Interrupted>>> {
+        let this = &mut *self;
+        this.poll_send_rest(cx)?;
+        loop {
+            let Some(connection) = &mut this.connection else {
+                return Poll::Ready(None);
+            };
+            let inbox = &mut connection.inbox;
+            match &mut this.framing {
+                Framing::Empty => {
+                    this.finish();
+                    return Poll::Ready(None);
+                }
+                Framing::Length(left) if !inbox.is_empty() => {
+                    let here = usize::try_from(*left)
+                        .unwrap_or(usize::MAX)
+                        .min(inbox.len());
+                    let data = inbox.split_to(here).freeze();
+                    *left -= here as u64;
+                    if *left == 0 {
+                        this.finish();
+                    }
+                    return Poll::Ready(Some(Ok(Frame::data(data))));
+                }
+                Framing::UntilClose if !inbox.is_empty() => {
+                    return Poll::Ready(Some(Ok(Frame::data(inbox.split().freeze()))));
+                }
+                Framing::Length(_) | Framing::UntilClose => {}
+                Framing::Chunked(chunks) => match chunks.take(inbox) {
+                    Ok(Some(Piece::Data(data))) => return Poll::Ready(Some(Ok(Frame::data(data)))),
+                    Ok(Some(Piece::Trailers(trailers))) => {
+                        this.finish();
+                        return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
+                    }
+                    Ok(Some(Piece::End)) => {
+                        this.finish();
+                        return Poll::Ready(None);
+                    }
+                    Ok(None) => {}
+                    Err(problem) => return Poll::Ready(Some(Err(this.cut(problem)))),
+                },
+            }
+            match ready!(connection.poll_fill(cx)) {
+                Ok(0) if matches!(this.framing, Framing::UntilClose) => {
+                    this.finish();
+                    return Poll::Ready(None);
+                }
+                Ok(0) => return Poll::Ready(Some(Err(this.cut("closed before its end")))),
+                Ok(_) => {}
+                Err(error) => return Poll::Ready(Some(Err(this.cut(error)))),
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.connection.is_none() || matches!(self.framing, Framing::Empty)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self.framing {
+            Framing::Length(left) => SizeHint::with_exact(left),
+            Framing::Empty => SizeHint::with_exact(0),
+            Framing::Chunked(_) | Framing::UntilClose => SizeHint::default(),
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! `builtin:echo`: an upstream without an origin. It answers with the request head exactly as a server would have
+//! received it, followed by the request body, so that a new configuration can be tried on a machine that has nothing
+//! else. The body is streamed, not collected.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderValue, Response, header::CONTENT_TYPE};
+use http_body::{Body, Frame, SizeHint};
+
+use super::headers::{self, BodyFraming, Outbound};
+
+/// Answers `request` with itself.
+pub fn respond<B: Body<Data = Bytes>>(request: &Outbound<'_>, body: B) -> Response<EchoBody<B>> {
+    let framing = match body.size_hint().exact() {
+        Some(0) => BodyFraming::None,
+        Some(length) => BodyFraming::Length(length),
+        None => BodyFraming::Chunked,
+    };
+    let mut head = BytesMut::with_capacity(512);
+    headers::write_head(&mut head, request, request.host.as_bytes(), framing);
+    let mut response = Response::new(EchoBody {
+        head: head.freeze(),
+        body: Some(body),
+    });
+    response.headers_mut().insert(
+        CONTENT_TYPE,
+        HeaderValue::from_static("text/plain; charset=utf-8"),
+    );
+    response
+}
+
+/// The head, then the request body.
+#[derive(Debug)]
+pub struct EchoBody<B> {
+    head: Bytes,
+    body: Option<B>,
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for EchoBody<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        if !self.head.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.head)))));
+        }
+        let Some(body) = &mut self.body else {
+            return Poll::Ready(None);
+        };
+        let frame = std::task::ready!(Pin::new(body).poll_frame(cx));
+        if frame
+            .as_ref()
+            .is_none_or(|frame| frame.as_ref().is_ok_and(Frame::is_trailers))
+        {
+            self.body = None;
+            return Poll::Ready(None);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.head.is_empty() && self.body.as_ref().is_none_or(Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self
+            .body
+            .as_ref()
+            .map_or(Some(0), |body| body.size_hint().exact())
+        {
+            Some(length) => SizeHint::with_exact(self.head.len() as u64 + length),
+            None => SizeHint::default(),
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! Where a response from a server begins and ends (RFC 9112 §6.3, §7.1), read strictly.
+//!
+//! A response whose length could be understood in two ways is refused: `Content-Length` beside
+//! `Transfer-Encoding`, differing lengths, a coding other than one `chunked`. Chunk sizes are hexadecimal digits that
+//! fit 64 bits, lines end in CR LF and nothing else, extensions are dropped. Every size has a bound, named here.
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, StatusCode,
+    header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING},
+};
+
+use super::{UpstreamError, headers};
+
+/// Bytes of a response head.
+pub const MAX_HEAD_BYTES: usize = 64 * 1024;
+/// Fields of a response head or of trailers.
+const MAX_FIELDS: usize = 128;
+/// Bytes of one chunk-size line with its extensions.
+const MAX_CHUNK_LINE_BYTES: usize = 4 * 1024;
+/// Bytes of the trailer section.
+const MAX_TRAILER_BYTES: usize = 16 * 1024;
+
+/// A response head, and how its body ends.
+#[derive(Debug)]
+pub struct ResponseHead {
+    /// 100 to 599.
+    pub status: StatusCode,
+    /// End-to-end fields: what concerned only the server's connection is gone.
+    pub headers: HeaderMap,
+    /// How the body ends.
+    pub framing: Framing,
+    /// Whether the server keeps the connection open after it.
+    pub keep_alive: bool,
+}
+
+/// How a body ends.
+#[derive(Debug)]
+pub enum Framing {
+    /// There is none, whatever the fields say.
+    Empty,
+    /// After so many more bytes.
+    Length(u64),
+    /// With its last chunk.
+    Chunked(Chunks),
+    /// When the server closes.
+    UntilClose,
+}
+
+/// Takes a complete head off the inbox; `None` while it is incomplete. `to_head`: the request was a HEAD.
+pub fn take_head(
+    inbox: &mut BytesMut,
+    to_head: bool,
+) -> Result<Option<ResponseHead>, UpstreamError> {
+    let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
+    let mut parsed = httparse::Response::new(&mut fields);
+    let length = match parsed.parse(inbox) {
+        Ok(httparse::Status::Complete(length)) => length,
+        Ok(httparse::Status::Partial) if inbox.len() < MAX_HEAD_BYTES => return Ok(None),
+        Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
+            return Err(UpstreamError::Protocol("the head is too large"));
+        }
+        Err(_) => return Err(UpstreamError::Protocol("the head is not HTTP/1")),
+    };
+    let code = parsed.code.unwrap_or(0);
+    if !(100..=599).contains(&code) {
+        return Err(UpstreamError::Protocol(
+            "the status is not between 100 and 599",
+        ));
+    }
+    let status = StatusCode::from_u16(code)
+        .map_err(|_| UpstreamError::Protocol("the status is not a status"))?;
+    let http11 = parsed.version == Some(1);
+    // where each field lies in the inbox, so that the values can share the head's memory
+    let base = inbox.as_ptr() as usize;
+    let place = |part: &[u8]| (part.as_ptr() as usize - base, part.len());
+    let count = parsed.headers.len();
+    let mut places = [((0, 0), (0, 0)); MAX_FIELDS];
+    for (field, slot) in parsed.headers.iter().zip(&mut places) {
+        *slot = (place(field.name.as_bytes()), place(field.value));
+    }
+    let head = inbox.split_to(length).freeze();
+    let mut headers = HeaderMap::with_capacity(count + 8);
+    for &((name_at, name_len), (value_at, value_len)) in &places[..count] {
+        let name = HeaderName::from_bytes(&head[name_at..name_at + name_len])
+            .map_err(|_| UpstreamError::Protocol("a field has no valid name"))?;
+        let value = HeaderValue::from_maybe_shared(head.slice(value_at..value_at + value_len))
+            .map_err(|_| UpstreamError::Protocol("a field has no valid value"))?;
+        headers.append(name, value);
+    }
+    let keep_alive = http11 && !headers::lists_token(&headers, &CONNECTION, "close");
+    let framing = framing(&mut headers, status, http11, to_head)?;
+    headers::remove_hop_by_hop(&mut headers);
+    Ok(Some(ResponseHead {
+        status,
+        headers,
+        framing,
+        keep_alive,
+    }))
+}
+
+/// RFC 9112 §6.3, refusing where the RFC lets us choose.
+fn framing(
+    headers: &mut HeaderMap,
+    status: StatusCode,
+    http11: bool,
+    to_head: bool,
+) -> Result<Framing, UpstreamError> {
+    let length = content_length(headers)?;
+    let coded = headers.contains_key(TRANSFER_ENCODING);
+    if coded {
+        let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+        let chunked = codings.next().is_some_and(|coding| {
+            coding
+                .as_bytes()
+                .trim_ascii()
+                .eq_ignore_ascii_case(b"chunked")
+        });
+        if !chunked || codings.next().is_some() {
+            return Err(UpstreamError::Protocol(
+                "the transfer coding is not one `chunked`",
+            ));
+        }
+        if length.is_some() {
+            return Err(UpstreamError::Protocol(
+                "both Content-Length and Transfer-Encoding",
+            ));
+        }
+        if !http11 {
+            return Err(UpstreamError::Protocol("Transfer-Encoding in HTTP/1.0"));
+        }
+    }
+    if status.is_informational() || status == StatusCode::NO_CONTENT {
+        // neither field may stand here (RFC 9110 §8.6), so neither goes on
+        headers.remove(CONTENT_LENGTH);
+        return Ok(Framing::Empty);
+    }
+    if to_head || status == StatusCode::NOT_MODIFIED {
+        return Ok(Framing::Empty);
+    }
+    Ok(match length {
+        _ if coded => Framing::Chunked(Chunks::default()),
+        Some(0) => Framing::Empty,
+        Some(length) => Framing::Length(length),
+        None => Framing::UntilClose,
+    })
+}
+
+/// The one length that every `Content-Length` line states; several equal lines become one.
+fn content_length(headers: &mut HeaderMap) -> Result<Option<u64>, UpstreamError> {
+    let mut lines = headers.get_all(CONTENT_LENGTH).iter();
+    let Some(first) = lines.next() else {
+        return Ok(None);
+    };
+    let repeated = match lines.next() {
+        Some(second) if second != first || lines.any(|other| other != first) => {
+            return Err(UpstreamError::Protocol("differing Content-Length"));
+        }
+        second => second.is_some(),
+    };
+    let digits = first.as_bytes();
+    let length = std::str::from_utf8(digits)
+        .ok()
+        .filter(|text| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()));
+    let length = length
+        .and_then(|text| text.parse().ok())
+        .ok_or(UpstreamError::Protocol("Content-Length is not a length"))?;
+    if repeated {
+        let one = first.clone();
+        headers.insert(CONTENT_LENGTH, one);
+    }
+    Ok(Some(length))
+}
+
+/// A chunked body as it arrives (RFC 9112 §7.1).
+#[derive(Debug, Default)]
+pub struct Chunks {
+    state: ChunkState,
+}
+
+#[derive(Debug, Default)]
+enum ChunkState {
+    /// At the start of a chunk-size line.
+    #[default]
+    Size,
+    /// Inside a chunk's data, so many bytes left.
+    Data(u64),
+    /// At the CR LF behind a chunk's data.
+    DataEnd,
+    /// At the trailer section.
+    Trailers,
+    /// Behind the end.
+    End,
+}
+
+/// What the decoder found.
+#[derive(Debug)]
+pub enum Piece {
+    /// Bytes of the body.
+    Data(Bytes),
+    /// The trailers; the body ends here.
+    Trailers(HeaderMap),
+    /// The body ends here.
+    End,
+}
+
+impl Chunks {
+    /// Whether the end was reached.
+    pub fn ended(&self) -> bool {
+        matches!(self.state, ChunkState::End)
+    }
+
+    /// The next piece in the inbox; `None` when more bytes are needed.
+    pub fn take(&mut self, inbox: &mut BytesMut) -> Result<Option<Piece>, &'static str> {
+        loop {
+            match self.state {
+                ChunkState::Size => {
+                    let Some((size, line)) = size_line(inbox)? else {
+                        return Ok(None);
+                    };
+                    inbox.advance(line);
+                    self.state = if size == 0 {
+                        ChunkState::Trailers
+                    } else {
+                        ChunkState::Data(size)
+                    };
+                }
+                ChunkState::Data(left) => {
+                    if inbox.is_empty() {
+                        return Ok(None);
+                    }
+                    let here = usize::try_from(left).unwrap_or(usize::MAX).min(inbox.len());
+                    let rest = left - here as u64;
+                    self.state = if rest == 0 {
+                        ChunkState::DataEnd
+                    } else {
+                        ChunkState::Data(rest)
+                    };
+                    return Ok(Some(Piece::Data(inbox.split_to(here).freeze())));
+                }
+                ChunkState::DataEnd => {
+                    if inbox.len() < 2 {
+                        return Ok(None);
+                    }
+                    if &inbox[..2] != b"\r\n" {
+                        return Err("a chunk's data does not end where its size says");
+                    }
+                    inbox.advance(2);
+                    self.state = ChunkState::Size;
+                }
+                ChunkState::Trailers => {
+                    let Some(trailers) = take_trailers(inbox)? else {
+                        return Ok(None);
+                    };
+                    self.state = ChunkState::End;
+                    return Ok(Some(if trailers.is_empty() {
+                        Piece::End
+                    } else {
+                        Piece::Trailers(trailers)
+                    }));
+                }
+                ChunkState::End => return Ok(Some(Piece::End)),
+            }
+        }
+    }
+}
+
+/// The size that the inbox's first line states, and that line's length with its CR LF.
+fn size_line(inbox: &[u8]) -> Result<Option<(u64, usize)>, &'static str> {
+    let seen = &inbox[..inbox.len().min(MAX_CHUNK_LINE_BYTES)];
+    let Some(end) = seen.iter().position(|&byte| byte == b'\n') else {
+        let bare_cr = seen.iter().rev().skip(1).any(|&byte| byte == b'\r');
+        return match seen.len() {
+            _ if bare_cr => Err("a bare CR in a chunk-size line"),
+            MAX_CHUNK_LINE_BYTES => Err("a chunk-size line is too long"),
+            _ => Ok(None),
+        };
+    };
+    let line = seen[..end]
+        .strip_suffix(b"\r")
+        .ok_or("a chunk-size line ends in a bare LF")?;
+    if line.contains(&b'\r') {
+        return Err("a bare CR in a chunk-size line");
+    }
+    let digits = line
+        .iter()
+        .take_while(|byte| byte.is_ascii_hexdigit())
+        .count();
+    match line.get(digits) {
+        None | Some(b';' | b' ' | b'\t') => {}
+        Some(_) => return Err("a chunk size is not hexadecimal"),
+    }
+    let mut size = 0u64;
+    for &digit in &line[..digits] {
+        let value = char::from(digit).to_digit(16).unwrap_or(0);
+        size = size
+            .checked_mul(16)
+            .and_then(|size| size.checked_add(u64::from(value)))
+            .ok_or("a chunk size overflows")?;
+    }
+    if digits == 0 {
+        return Err("a chunk has no size");
+    }
+    Ok(Some((size, end + 1)))
+}
+
+/// The trailer section with the empty line that ends it; fields that may not stand there are dropped (RFC 9110 §6.5.1).
+fn take_trailers(inbox: &mut BytesMut) -> Result<Option<HeaderMap>, &'static str> {
+    let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
+    let mut trailers = HeaderMap::new();
+    let length = match httparse::parse_headers(inbox, &mut fields) {
+        Ok(httparse::Status::Complete((length, fields))) => {
+            for field in fields.iter() {
+                let name = HeaderName::from_bytes(field.name.as_bytes())
+                    .map_err(|_| "a trailer has no valid name")?;
+                let value = HeaderValue::from_bytes(field.value)
+                    .map_err(|_| "a trailer has no valid value")?;
+                if headers::may_be_trailer(&name) {
+                    trailers.append(name, value);
+                }
+            }
+            length
+        }
+        Ok(httparse::Status::Partial) if inbox.len() < MAX_TRAILER_BYTES => return Ok(None),
+        Ok(httparse::Status::Partial) => return Err("the trailers are too large"),
+        Err(_) => return Err("the trailers are not fields"),
+    };
+    inbox.advance(length);
+    Ok(Some(trailers))
+}

@@ -1,0 +1,301 @@
+//! What the server is told: the client's end-to-end fields, and ours behind them (RFC 9110 §7.6).
+//!
+//! The order is what makes it safe: first everything goes that concerned only the client's connection, including each
+//! field that `Connection` names; then every field that only a trusted proxy may set; only then are ours written.
+//! A client can therefore neither forge nor remove what the gateway vouches for (CVE-2022-31813 and its kin).
+
+use std::{fmt::Write as _, net::IpAddr};
+
+use bytes::{BufMut, BytesMut};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method,
+    header::{
+        CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+        VIA,
+    },
+};
+
+use crate::identity::{Client, ManagedFields};
+
+static KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+static PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+static PROXY_AUTHENTICATE: HeaderName = HeaderName::from_static("proxy-authenticate");
+static PROXY_AUTHORIZATION: HeaderName = HeaderName::from_static("proxy-authorization");
+static HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
+
+/// The request as the gateway decided on it, and what it vouches for.
+#[derive(Debug)]
+pub struct Outbound<'a> {
+    /// As received.
+    pub method: &'a Method,
+    /// The normalised path with the query: exactly what was matched.
+    pub target: &'a str,
+    /// As received; never changed.
+    pub headers: &'a HeaderMap,
+    /// The authority that the client asked for.
+    pub host: &'a str,
+    /// `http` or `https`, as the client spoke to us.
+    pub scheme: &'static str,
+    /// The version that the client spoke, for `Via`: `1.1`, `2.0`.
+    pub via_version: &'static str,
+    /// Whom we counted.
+    pub client: &'a Client<'a>,
+    /// Fields that only a trusted proxy may set.
+    pub managed: &'a ManagedFields,
+    /// Ours, or the trusted proxy's.
+    pub request_id: &'a HeaderValue,
+    /// Our name in `Via`.
+    pub pseudonym: &'a str,
+}
+
+/// How the request body is framed towards the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyFraming {
+    /// There is none, and the method does not announce one.
+    None,
+    /// So many bytes.
+    Length(u64),
+    /// In chunks.
+    Chunked,
+}
+
+/// Whether a field concerns one connection only (RFC 9110 §7.6.1). Cheap for the many that do not.
+pub fn is_hop_by_hop(name: &HeaderName) -> bool {
+    matches!(name.as_str().len(), 2 | 7 | 10 | 14..=19)
+        && (name == CONNECTION
+            || name == TE
+            || name == UPGRADE
+            || name == KEEP_ALIVE
+            || name == TRANSFER_ENCODING
+            || name == PROXY_CONNECTION
+            || name == PROXY_AUTHENTICATE
+            || name == PROXY_AUTHORIZATION
+            || name == HTTP2_SETTINGS)
+}
+
+/// Whether a field may stand in trailers: nothing that frames, routes, authenticates or that we vouch for.
+pub fn may_be_trailer(name: &HeaderName) -> bool {
+    let text = name.as_str();
+    let forbidden = is_hop_by_hop(name)
+        || [HOST, CONTENT_LENGTH, TRAILER, EXPECT, COOKIE, VIA].contains(name)
+        || [
+            "authorization",
+            "set-cookie",
+            "content-encoding",
+            "content-type",
+            "content-range",
+            "cache-control",
+            "age",
+            "forwarded",
+            "range",
+        ]
+        .contains(&text)
+        || [
+            "x-forwarded-",
+            "x-request-",
+            "x-user-",
+            "x-rate",
+            "ratelimit",
+            "if-",
+        ]
+        .iter()
+        .any(|prefix| text.starts_with(prefix));
+    !forbidden
+}
+
+/// Whether a list-valued field has this token, in any case.
+pub fn lists_token(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
+    tokens(headers, name).any(|listed| listed.eq_ignore_ascii_case(token.as_bytes()))
+}
+
+fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a [u8]> {
+    headers
+        .get_all(name)
+        .iter()
+        .flat_map(|line| line.as_bytes().split(|&byte| byte == b','))
+        .map(<[u8]>::trim_ascii)
+}
+
+/// Removes from a response what concerned only the server's connection.
+pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    if headers.contains_key(CONNECTION) {
+        let named: Vec<HeaderName> = tokens(headers, &CONNECTION)
+            .filter(|token| {
+                !token.eq_ignore_ascii_case(b"close") && !token.eq_ignore_ascii_case(b"keep-alive")
+            })
+            .filter_map(|token| HeaderName::from_bytes(token).ok())
+            .filter(may_be_named)
+            .collect();
+        for name in named {
+            headers.remove(name);
+        }
+    }
+    for name in [
+        &CONNECTION,
+        &KEEP_ALIVE,
+        &PROXY_CONNECTION,
+        &TE,
+        &TRANSFER_ENCODING,
+        &UPGRADE,
+    ] {
+        headers.remove(name);
+    }
+}
+
+/// Whether `Connection` may name this field: it cannot remove what is end-to-end by nature (RFC 9110 §7.6.1).
+fn may_be_named(name: &HeaderName) -> bool {
+    ![HOST, CONTENT_LENGTH, COOKIE].contains(name)
+        && !["authorization", "set-cookie", "cache-control"].contains(&name.as_str())
+}
+
+/// Writes the whole head of the outbound request: line, fields, empty line. Allocates only as the buffer grows.
+pub fn write_head(out: &mut BytesMut, request: &Outbound<'_>, host: &[u8], framing: BodyFraming) {
+    out.put_slice(request.method.as_str().as_bytes());
+    out.put_u8(b' ');
+    out.put_slice(request.target.as_bytes());
+    out.put_slice(b" HTTP/1.1\r\nhost: ");
+    out.put_slice(host);
+    out.put_slice(b"\r\n");
+    write_end_to_end(out, request);
+    write_ours(out, request);
+    match framing {
+        BodyFraming::None => {}
+        BodyFraming::Length(length) => put_field(
+            out,
+            "content-length",
+            itoa::Buffer::new().format(length).as_bytes(),
+        ),
+        BodyFraming::Chunked => out.put_slice(b"transfer-encoding: chunked\r\n"),
+    }
+    if lists_token(request.headers, &TE, "trailers") {
+        out.put_slice(b"te: trailers\r\nconnection: te\r\n");
+    }
+    out.put_slice(b"\r\n");
+}
+
+fn write_end_to_end(out: &mut BytesMut, request: &Outbound<'_>) {
+    let headers = request.headers;
+    let lists_fields = headers.contains_key(CONNECTION);
+    let trusted = request.client.peer_trusted;
+    let identified = request.client.user.is_some();
+    for (name, value) in headers {
+        let skipped = is_hop_by_hop(name)
+            || *name == HOST
+            || *name == CONTENT_LENGTH
+            || *name == EXPECT
+            || *name == COOKIE
+            || *name == VIA
+            || is_rewritten(name)
+            || (identified && is_identity(name))
+            || if trusted {
+                request.managed.alias(name.as_str())
+            } else {
+                request.managed.contains(name.as_str())
+            }
+            || (lists_fields
+                && may_be_named(name)
+                && lists_token(headers, &CONNECTION, name.as_str()));
+        if !skipped {
+            put_field(out, name.as_str(), value.as_bytes());
+        }
+    }
+    // HTTP/2 may split a cookie into crumbs; HTTP/1.1 knows one line (RFC 9113 §8.2.3)
+    put_joined(
+        out,
+        "cookie",
+        headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes),
+        b"; ",
+    );
+}
+
+/// Fields that are always written afresh, from what was received or from what we know.
+fn is_rewritten(name: &HeaderName) -> bool {
+    matches!(
+        name.as_str(),
+        "x-forwarded-for" | "x-forwarded-proto" | "x-forwarded-host" | "x-request-id"
+    )
+}
+
+/// Fields that say who the user is: ours replace a trusted proxy's where we know.
+fn is_identity(name: &HeaderName) -> bool {
+    matches!(name.as_str(), "x-user-id" | "x-rate-limit-tier")
+}
+
+fn write_ours(out: &mut BytesMut, request: &Outbound<'_>) {
+    let client = request.client;
+    let from_trusted = |name: &str| {
+        client
+            .peer_trusted
+            .then(|| request.headers.get(name))
+            .flatten()
+    };
+    out.put_slice(b"x-forwarded-for: ");
+    if client.peer_trusted {
+        for line in request.headers.get_all("x-forwarded-for") {
+            out.put_slice(line.as_bytes());
+            out.put_slice(b", ");
+        }
+    }
+    put_address(out, client.peer);
+    out.put_slice(b"\r\n");
+    put_field(
+        out,
+        "x-forwarded-proto",
+        from_trusted("x-forwarded-proto").map_or(request.scheme.as_bytes(), HeaderValue::as_bytes),
+    );
+    put_field(
+        out,
+        "x-forwarded-host",
+        from_trusted("x-forwarded-host").map_or(request.host.as_bytes(), HeaderValue::as_bytes),
+    );
+    put_field(out, "x-request-id", request.request_id.as_bytes());
+    if let Some(user) = client.user {
+        put_field(out, "x-user-id", user.as_bytes());
+    }
+    if let Some(tier) = client.tier {
+        put_field(out, "x-rate-limit-tier", tier.as_bytes());
+    }
+    out.put_slice(b"via: ");
+    for line in request.headers.get_all(VIA) {
+        out.put_slice(line.as_bytes());
+        out.put_slice(b", ");
+    }
+    out.put_slice(request.via_version.as_bytes());
+    out.put_u8(b' ');
+    out.put_slice(request.pseudonym.as_bytes());
+    out.put_slice(b"\r\n");
+}
+
+fn put_field(out: &mut BytesMut, name: &str, value: &[u8]) {
+    out.put_slice(name.as_bytes());
+    out.put_slice(b": ");
+    // HTTP/2 lets white space stand at either end of a value; HTTP/1.1 does not carry it
+    out.put_slice(value.trim_ascii());
+    out.put_slice(b"\r\n");
+}
+
+fn put_joined<'a>(
+    out: &mut BytesMut,
+    name: &str,
+    values: impl Iterator<Item = &'a [u8]>,
+    separator: &[u8],
+) {
+    let mut empty = true;
+    for value in values {
+        if empty {
+            out.put_slice(name.as_bytes());
+            out.put_slice(b": ");
+        } else {
+            out.put_slice(separator);
+        }
+        empty = false;
+        out.put_slice(value.trim_ascii());
+    }
+    if !empty {
+        out.put_slice(b"\r\n");
+    }
+}
+
+fn put_address(out: &mut BytesMut, address: IpAddr) {
+    write!(out, "{address}").expect("BytesMut grows as needed");
+}

@@ -1,0 +1,311 @@
+//! Connections to one server, kept by one worker: taken, used by one exchange at a time, put back.
+//!
+//! Idle connections are kept newest first, so that the few that a quiet worker needs stay warm and the rest age out.
+//! Bounds: `max_connections` open at once (a request beyond them waits for at most `connect_timeout`), and
+//! `idle_timeout` for an unused one.
+
+use std::{
+    cell::{Cell, RefCell},
+    future::Future,
+    io,
+    net::{IpAddr, SocketAddr},
+    pin::Pin,
+    rc::Rc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::BytesMut;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpStream, UnixStream},
+    sync::Notify,
+    time::{Instant, Sleep},
+};
+
+use super::{Server, Settings, UpstreamError};
+
+/// The connections of one worker to one server.
+#[derive(Debug)]
+pub struct ServerPool {
+    server: Server,
+    /// The server's own name, for `host = "server"`.
+    authority: String,
+    connect_timeout: Duration,
+    idle_timeout: Duration,
+    max_connections: usize,
+    open: Cell<usize>,
+    idle: RefCell<Vec<(Connection, Instant)>>,
+    /// Set when the upstream is gone: connections that come back are closed.
+    retired: Cell<bool>,
+    freed: Notify,
+}
+
+impl ServerPool {
+    pub(super) fn new(server: Server, settings: &Settings) -> Self {
+        let authority = match &server {
+            Server::Http { host, port: 80 } if host.contains(':') => format!("[{host}]"),
+            Server::Http { host, port: 80 } => host.clone(),
+            Server::Http { host, port } if host.contains(':') => format!("[{host}]:{port}"),
+            Server::Http { host, port } => format!("{host}:{port}"),
+            Server::Unix(_) | Server::Echo => "localhost".to_owned(),
+        };
+        Self {
+            server,
+            authority,
+            connect_timeout: settings.connect_timeout,
+            idle_timeout: settings.idle_timeout,
+            max_connections: settings.max_connections,
+            open: Cell::new(0),
+            idle: RefCell::default(),
+            retired: Cell::new(false),
+            freed: Notify::new(),
+        }
+    }
+
+    /// Which server this is.
+    pub fn server(&self) -> &Server {
+        &self.server
+    }
+
+    /// The server's own name as it stands in `Host`.
+    pub fn authority(&self) -> &str {
+        &self.authority
+    }
+
+    /// An idle connection that is still usable, or a new one.
+    pub(super) async fn take(self: &Rc<Self>) -> Result<Connection, UpstreamError> {
+        let give_up = Instant::now() + self.connect_timeout;
+        loop {
+            if let Some(connection) = self.take_idle().await {
+                return Ok(connection);
+            }
+            if self.open.get() < self.max_connections {
+                return self.connect(give_up).await;
+            }
+            if tokio::time::timeout_at(give_up, self.freed.notified())
+                .await
+                .is_err()
+            {
+                return Err(UpstreamError::Busy(self.max_connections));
+            }
+        }
+    }
+
+    /// A new connection, whatever is idle: for the second try after a kept one turned out to be dead.
+    pub(super) async fn take_fresh(self: &Rc<Self>) -> Result<Connection, UpstreamError> {
+        // whatever else is idle is as old as the one that just failed
+        self.idle.borrow_mut().clear();
+        self.connect(Instant::now() + self.connect_timeout).await
+    }
+
+    async fn take_idle(&self) -> Option<Connection> {
+        loop {
+            let (mut connection, since) = self.idle.borrow_mut().pop()?;
+            if since.elapsed() < self.idle_timeout && connection.is_quiet().await {
+                connection.reused = true;
+                return Some(connection);
+            }
+        }
+    }
+
+    async fn connect(self: &Rc<Self>, give_up: Instant) -> Result<Connection, UpstreamError> {
+        let slot = Slot::open(self);
+        let connecting = async {
+            Ok(match &self.server {
+                Server::Http { host, port } => {
+                    let stream = match host.parse::<IpAddr>() {
+                        Ok(ip) => TcpStream::connect(SocketAddr::new(ip, *port)).await?,
+                        Err(_) => TcpStream::connect((host.as_str(), *port)).await?,
+                    };
+                    stream.set_nodelay(true)?;
+                    Stream::Tcp(stream)
+                }
+                Server::Unix(path) => Stream::Unix(UnixStream::connect(path).await?),
+                Server::Echo => {
+                    return Err(io::Error::other("the built-in server has no connections"));
+                }
+            })
+        };
+        let connected = tokio::time::timeout_at(give_up, connecting).await;
+        let timed_out = || {
+            io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("no connection within {:?}", self.connect_timeout),
+            )
+        };
+        let stream = connected
+            .unwrap_or_else(|_| Err(timed_out()))
+            .map_err(UpstreamError::Connect)?;
+        Ok(Connection {
+            stream,
+            inbox: BytesMut::new(),
+            outbox: BytesMut::new(),
+            timer: Box::pin(tokio::time::sleep_until(give_up)),
+            reused: false,
+            slot,
+        })
+    }
+
+    /// Puts a connection back whose exchange ended cleanly.
+    pub(super) fn put_back(connection: Connection, now: Instant) {
+        let pool = Rc::clone(&connection.slot.pool);
+        if !pool.retired.get() {
+            pool.idle.borrow_mut().push((connection, now));
+            pool.freed.notify_one();
+        }
+    }
+
+    /// Closes what is idle, now and from now on.
+    pub(super) fn retire(&self) {
+        self.retired.set(true);
+        self.idle.borrow_mut().clear();
+    }
+
+    pub(super) fn sweep(&self, now: Instant) {
+        let keep = |since: &Instant| now.saturating_duration_since(*since) < self.idle_timeout;
+        self.idle.borrow_mut().retain(|(_, since)| keep(since));
+    }
+}
+
+/// One place among `max_connections`.
+#[derive(Debug)]
+struct Slot {
+    pool: Rc<ServerPool>,
+}
+
+impl Slot {
+    fn open(pool: &Rc<ServerPool>) -> Self {
+        pool.open.set(pool.open.get() + 1);
+        Self {
+            pool: Rc::clone(pool),
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.pool.open.set(self.pool.open.get() - 1);
+        self.pool.freed.notify_one();
+    }
+}
+
+/// One connection to a server, with the buffers that stay with it.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) stream: Stream,
+    /// Bytes received and not yet consumed.
+    pub(super) inbox: BytesMut,
+    /// The head of the request in flight; kept until the response begins, so that it can be sent again.
+    pub(super) outbox: BytesMut,
+    /// Re-armed lazily: one timer for the life of the connection instead of one per request.
+    pub(super) timer: Pin<Box<Sleep>>,
+    /// Whether an exchange has used it before: only then may a failure mean that the server had already closed it.
+    pub(super) reused: bool,
+    slot: Slot,
+}
+
+impl Connection {
+    /// Whether an idle connection is neither closed nor has unasked bytes waiting. No system call while it is quiet.
+    async fn is_quiet(&mut self) -> bool {
+        std::future::poll_fn(|cx| {
+            let mut byte = [0];
+            let mut probe = ReadBuf::new(&mut byte);
+            Poll::Ready(
+                Pin::new(&mut self.stream)
+                    .poll_read(cx, &mut probe)
+                    .is_pending(),
+            )
+        })
+        .await
+    }
+
+    /// Ready when `deadline` has passed.
+    pub(super) fn poll_deadline(&mut self, cx: &mut Context<'_>, deadline: Instant) -> Poll<()> {
+        loop {
+            if self.timer.deadline() > deadline {
+                self.timer.as_mut().reset(deadline);
+            }
+            std::task::ready!(self.timer.as_mut().poll(cx));
+            if self.timer.deadline() >= deadline {
+                return Poll::Ready(());
+            }
+            self.timer.as_mut().reset(deadline);
+        }
+    }
+
+    /// Reads once into the inbox; `Ok(0)` is the end. The room grows with what the server sends at once.
+    pub(super) fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        const LEAST: usize = 8 * 1024;
+        const MOST: usize = 64 * 1024;
+        if self.inbox.capacity() - self.inbox.len() < LEAST / 4 {
+            let room = if self.inbox.len() >= LEAST {
+                MOST
+            } else {
+                LEAST
+            };
+            self.inbox.reserve(room);
+        }
+        let pinned = std::pin::pin!(tokio::io::AsyncReadExt::read_buf(
+            &mut self.stream,
+            &mut self.inbox
+        ));
+        pinned.poll(cx)
+    }
+}
+
+/// A socket to a server.
+#[derive(Debug)]
+pub(super) enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+macro_rules! on_stream {
+    ($stream:expr, $inner:ident => $call:expr) => {
+        match $stream.get_mut() {
+            Stream::Tcp($inner) => $call,
+            Stream::Unix($inner) => $call,
+        }
+    };
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        on_stream!(self, inner => Pin::new(inner).poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        on_stream!(self, inner => Pin::new(inner).poll_write(cx, buf))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        on_stream!(self, inner => Pin::new(inner).poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        on_stream!(self, inner => Pin::new(inner).poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        on_stream!(self, inner => Pin::new(inner).poll_shutdown(cx))
+    }
+}

@@ -1,0 +1,143 @@
+//! Every address vector finds the client, and every key vector the network, that it lists.
+
+use std::net::IpAddr;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use serde_json::Value;
+use tidegate::identity::{
+    AddressSource, Client, Identifier, KeyHasher, KeyPart, KeyParts, Prefixes, Settings, Subject,
+};
+
+const VECTORS: &str = include_str!("../vectors/identity_vectors.json");
+
+/// Vectors for counting hops instead of naming trusted networks, which the configuration does not offer.
+const NOT_APPLICABLE: [&str; 4] = [
+    "hop count 1",
+    "hop count 2 (Envoy example 3)",
+    "too few elements: peer",
+    "hop count 0 = peer",
+];
+
+fn vectors() -> Value {
+    serde_json::from_str(VECTORS).expect("the vectors are JSON")
+}
+
+fn list<'v>(value: &'v Value, name: &str) -> &'v Vec<Value> {
+    value[name].as_array().expect("a list")
+}
+
+fn text<'v>(value: &'v Value, name: &str) -> &'v str {
+    value[name].as_str().expect("a text")
+}
+
+fn address(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+fn identifier(vectors: &Value, address_from: AddressSource) -> Identifier {
+    let networks = list(vectors, "trusted")
+        .iter()
+        .map(|network| network.as_str().expect("a text"));
+    let trusted_proxies = networks
+        .map(|network| network.parse().expect("a network"))
+        .collect();
+    Identifier::new(&Settings {
+        trusted_proxies,
+        address_from,
+        ..Settings::default()
+    })
+}
+
+fn client(identifier: &Identifier, peer: &str, field: &'static str, lines: &[&str]) -> IpAddr {
+    let mut headers = HeaderMap::new();
+    for line in lines {
+        headers.append(
+            HeaderName::from_static(field),
+            HeaderValue::from_str(line).expect("a value"),
+        );
+    }
+    identifier
+        .identify(address(peer), &headers)
+        .expect("there are no credentials to reject")
+        .address
+}
+
+#[test]
+fn every_x_forwarded_for_vector_finds_its_client() {
+    let vectors = vectors();
+    let identifier = identifier(&vectors, AddressSource::XForwardedFor);
+    let (mut checked, mut not_applicable) = (0, Vec::new());
+    for vector in list(&vectors, "xff") {
+        let why = text(vector, "why");
+        if !vector["trusted_hops"].is_null() {
+            not_applicable.push(why);
+            continue;
+        }
+        let lines: Vec<&str> = list(vector, "lines")
+            .iter()
+            .map(|line| line.as_str().expect("a text"))
+            .collect();
+        let found = client(&identifier, text(vector, "peer"), "x-forwarded-for", &lines);
+        assert_eq!(found, address(text(vector, "client")), "{lines:?}: {why}");
+        checked += 1;
+    }
+    assert_eq!(checked, 32, "vectors with trusted networks");
+    assert_eq!(not_applicable, NOT_APPLICABLE);
+}
+
+#[test]
+fn every_forwarded_vector_finds_its_client() {
+    let vectors = vectors();
+    let identifier = identifier(&vectors, AddressSource::Forwarded);
+    for vector in list(&vectors, "forwarded") {
+        let value = text(vector, "value");
+        let found = client(&identifier, text(vector, "peer"), "forwarded", &[value]);
+        assert_eq!(
+            found,
+            address(text(vector, "client")),
+            "{value}: {}",
+            vector["why"]
+        );
+    }
+    assert_eq!(list(&vectors, "forwarded").len(), 18);
+}
+
+#[test]
+fn every_key_vector_counts_for_its_network() {
+    let vectors = vectors();
+    let hasher = KeyHasher::new([1; 16]);
+    let parts = KeyParts::new("per_ip", vec![KeyPart::Ip]);
+    for vector in list(&vectors, "ip_key") {
+        let bits = vector["v6_prefix"]
+            .as_u64()
+            .and_then(|bits| bits.try_into().ok())
+            .expect("a prefix");
+        let prefixes = Prefixes {
+            ipv4: 32,
+            ipv6: bits,
+        };
+        let headers = HeaderMap::new();
+        let subject = |client| Subject {
+            client,
+            method: &http::Method::GET,
+            host: "h",
+            route: "r",
+            path: "/",
+            headers: &headers,
+        };
+        let (network, _) = text(vector, "key").split_once('/').expect("a network");
+        let (given, first) = (
+            Client::anonymous(address(text(vector, "address"))),
+            Client::anonymous(address(network)),
+        );
+        assert_eq!(
+            parts.readable(&hasher, prefixes, &subject(&given)),
+            format!("ip={}", text(vector, "key"))
+        );
+        assert_eq!(
+            parts.key(&hasher, prefixes, &subject(&given)),
+            parts.key(&hasher, prefixes, &subject(&first))
+        );
+    }
+    assert_eq!(list(&vectors, "ip_key").len(), 8);
+}
