@@ -1,3 +1,19 @@
-//! Behaviour that a user can see, one module each.
+//! Behaviour that a user can see, one module each, tested against the real binary.
+#![expect(
+    unreachable_pub,
+    reason = "`pub` in support/ marks the language of the tests"
+)]
 
+mod answers;
+mod cli;
+mod harness;
+mod http1_vectors;
+mod http2_vectors;
+mod identity_vectors;
+mod lifecycle;
+mod limits;
+mod path_vectors;
+mod proxy;
+mod response_fields;
+mod support;
 mod tidy;

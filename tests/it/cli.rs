@@ -1,0 +1,297 @@
+//! What a person types, and what the shell gets back: 0 is fine, 1 is findings or failure, 2 is usage.
+
+use std::{fs, path::Path};
+
+use crate::support::{Gateway, Origin, Request, tidegate};
+
+/// The presets of `tidegate init` that the command line documents.
+const PRESETS: &[&str] = &["api", "login", "llm", "internal"];
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a temporary folder")
+}
+
+fn write(folder: &Path, toml: &str) {
+    fs::write(folder.join("gateway.toml"), toml).expect("a temporary folder is writable");
+}
+
+/// A configuration without a fault.
+const SOUND: &str = r#"
+[[listen]]
+address = "127.0.0.1:0"
+[upstream.api]
+servers = ["http://127.0.0.1:9000"]
+[limit.per_ip]
+key = ["ip"]
+rate = "100/s"
+[gateway]
+limits = ["per_ip"]
+[[route]]
+name = "all"
+path = "/{*rest}"
+upstream = "api"
+"#;
+
+#[test]
+fn check_is_0_for_a_sound_configuration() {
+    let folder = folder();
+    write(folder.path(), SOUND);
+    let checked = tidegate(folder.path(), &["check", "--config", "gateway.toml"]);
+    assert_eq!(checked.code, Some(0), "{checked}");
+}
+
+#[test]
+fn check_is_1_and_says_where_what_and_how_to_mend_it() {
+    let folder = folder();
+    write(
+        folder.path(),
+        &SOUND
+            .replace("limits =", "limitt =")
+            .replace("100/s", "100/fortnight"),
+    );
+    let checked = tidegate(folder.path(), &["check", "--config", "gateway.toml"]);
+    assert_eq!(checked.code, Some(1), "{checked}");
+    // line 8 is the rate, line 10 the misspelt key
+    for part in [
+        "gateway.toml:8:",
+        "fortnight",
+        "gateway.toml:10:1",
+        "limitt",
+        "did you mean",
+        "limits",
+        "TG",
+    ] {
+        assert!(
+            checked.stderr.contains(part),
+            "stderr does not say {part:?}: {checked}"
+        );
+    }
+}
+
+#[test]
+fn check_speaks_json_where_a_program_reads() {
+    let folder = folder();
+    write(folder.path(), &SOUND.replace("limits =", "limitt ="));
+    let checked = tidegate(
+        folder.path(),
+        &["check", "--config", "gateway.toml", "--format", "json"],
+    );
+    assert_eq!(checked.code, Some(1), "{checked}");
+    let json: serde_json::Value =
+        serde_json::from_str(&checked.stdout).unwrap_or_else(|error| panic!("{error}: {checked}"));
+    assert!(json.to_string().contains("limitt"), "{checked}");
+}
+
+#[test]
+fn keys_of_features_that_are_not_built_are_refused_not_ignored() {
+    let folder = folder();
+    for (key, line) in [
+        ("algorithm", "algorithm = \"sliding_log\""),
+        ("scope", "scope = \"global\""),
+        ("warn_at", "warn_at = 0.8"),
+    ] {
+        write(
+            folder.path(),
+            &SOUND.replace("rate =", &format!("{line}\nrate =")),
+        );
+        let checked = tidegate(folder.path(), &["check", "--config", "gateway.toml"]);
+        assert_eq!(checked.code, Some(1), "{line}: {checked}");
+        assert!(
+            checked.stderr.contains(key) && checked.stderr.contains("not built"),
+            "{line}: {checked}"
+        );
+    }
+}
+
+#[test]
+fn a_missing_file_is_1_and_is_named() {
+    let folder = folder();
+    for command in ["check", "run"] {
+        let finished = tidegate(folder.path(), &[command, "--config", "absent.toml"]);
+        assert_eq!(finished.code, Some(1), "{finished}");
+        assert!(finished.stderr.contains("absent.toml"), "{finished}");
+    }
+}
+
+#[test]
+fn usage_errors_are_2() {
+    let folder = folder();
+    for arguments in [
+        &["no-such-command"][..],
+        &["run", "--no-such-option"],
+        &["check", "--format", "xml"],
+    ] {
+        let finished = tidegate(folder.path(), arguments);
+        assert_eq!(finished.code, Some(2), "{arguments:?}: {finished}");
+        assert!(!finished.stderr.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn help_and_version_are_0_and_go_to_stdout() {
+    let folder = folder();
+    let help = tidegate(folder.path(), &["--help"]);
+    assert_eq!(help.code, Some(0), "{help}");
+    for command in ["run", "check", "init", "healthcheck"] {
+        assert!(help.stdout.contains(command), "{help}");
+    }
+    let version = tidegate(folder.path(), &["--version"]);
+    assert_eq!(
+        version.stdout.trim(),
+        format!("tidegate {}", env!("CARGO_PKG_VERSION")),
+        "{version}"
+    );
+}
+
+#[test]
+fn run_needs_no_file() {
+    let origin = Origin::ok();
+    let gateway = Gateway::run(&[
+        "--to",
+        &origin.url(),
+        "--limit",
+        "60/min",
+        "--listen",
+        "127.0.0.1:0",
+        "--admin",
+        "127.0.0.1:0",
+    ]);
+    let banner = gateway.stderr();
+    assert!(
+        banner.contains(&origin.url()) && banner.contains("60/min"),
+        "{banner}"
+    );
+    let mut client = gateway.connect();
+    let responses: Vec<_> = (0..30).map(|_| client.send(&Request::get("/"))).collect();
+    let rejected = responses.iter().position(|response| response.status == 429);
+    let rejected =
+        rejected.unwrap_or_else(|| panic!("30 requests at once passed 60/min; {banner}"));
+    assert!(
+        responses[..rejected]
+            .iter()
+            .all(|response| response.status == 200)
+    );
+    assert_eq!(
+        origin.requests().len(),
+        responses
+            .iter()
+            .filter(|response| response.status == 200)
+            .count()
+    );
+}
+
+#[test]
+fn print_config_shows_the_file_that_the_options_stand_for() {
+    let folder = folder();
+    let options = [
+        "run",
+        "--to",
+        "http://localhost:3000",
+        "--limit",
+        "60/min",
+        "--print-config",
+    ];
+    let printed = tidegate(folder.path(), &options);
+    assert_eq!(printed.code, Some(0), "{printed}");
+    for part in ["http://localhost:3000", "60/min"] {
+        assert!(printed.stdout.contains(part), "{printed}");
+    }
+    write(folder.path(), &printed.stdout);
+    let checked = tidegate(folder.path(), &["check", "--config", "gateway.toml"]);
+    assert_eq!(checked.code, Some(0), "{checked}\n{}", printed.stdout);
+}
+
+#[test]
+fn bad_options_say_what_would_be_good() {
+    let folder = folder();
+    for (options, part) in [
+        (
+            ["--to", "http://localhost:3000", "--limit", "60/fortnight"],
+            "fortnight",
+        ),
+        (["--to", "nonsense", "--limit", "60/min"], "nonsense"),
+    ] {
+        let finished = tidegate(folder.path(), &[&["run"], &options[..]].concat());
+        assert!(
+            matches!(finished.code, Some(1 | 2)),
+            "{options:?}: {finished}"
+        );
+        assert!(finished.stderr.contains(part), "{options:?}: {finished}");
+    }
+}
+
+#[test]
+fn a_route_that_can_never_be_admitted_is_a_finding() {
+    let folder = folder();
+    let toml = SOUND
+        .replace("rate =", "burst = 10\nrate =")
+        .replace("upstream = \"api\"", "upstream = \"api\"\ncost = 11");
+    write(folder.path(), &toml);
+    let checked = tidegate(folder.path(), &["check", "--config", "gateway.toml"]);
+    assert_eq!(checked.code, Some(1), "{checked}");
+    assert!(
+        checked.stderr.contains("per_ip") && checked.stderr.contains("all"),
+        "{checked}"
+    );
+}
+
+#[test]
+fn every_preset_of_init_passes_check() {
+    for preset in PRESETS {
+        let folder = folder();
+        let options = ["init", "--preset", preset, "--output", "gateway.toml"];
+        let written = tidegate(folder.path(), &options);
+        assert_eq!(written.code, Some(0), "{preset}: {written}");
+        let text = fs::read_to_string(folder.path().join("gateway.toml")).unwrap_or_else(|error| {
+            panic!("{options:?} wrote no gateway.toml: {error}; {written}")
+        });
+        assert!(
+            text.lines().filter(|line| line.starts_with('#')).count() >= 3,
+            "{preset} is commented:\n{text}"
+        );
+        let printed = tidegate(folder.path(), &["init", "--preset", preset]);
+        assert_eq!(
+            (printed.code, printed.stdout.as_str()),
+            (Some(0), text.as_str()),
+            "{preset}, printed"
+        );
+        let checked = tidegate(folder.path(), &["check", "--config", "gateway.toml"]);
+        assert_eq!(checked.code, Some(0), "{preset}: {checked}\n{text}");
+    }
+}
+
+#[test]
+fn init_never_overwrites() {
+    let folder = folder();
+    write(folder.path(), "precious");
+    let refused = tidegate(folder.path(), &["init", "--output", "gateway.toml"]);
+    assert_eq!(refused.code, Some(1), "{refused}");
+    assert!(refused.stderr.contains("gateway.toml"), "{refused}");
+    assert_eq!(
+        fs::read_to_string(folder.path().join("gateway.toml"))
+            .ok()
+            .as_deref(),
+        Some("precious")
+    );
+}
+
+#[test]
+fn the_example_configuration_passes_check() {
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/gateway.toml.example");
+    let folder = folder();
+    let checked = tidegate(folder.path(), &["check", "--config", example]);
+    assert_eq!(checked.code, Some(0), "{checked}");
+}
+
+#[test]
+fn healthcheck_is_0_when_ready_and_1_when_nobody_answers() {
+    let gateway = Gateway::with("").start();
+    let admin = format!("http://{}", gateway.admin_address());
+    let healthy = tidegate(gateway.folder(), &["healthcheck", "--admin", &admin]);
+    assert_eq!(healthy.code, Some(0), "{healthy}");
+
+    let nobody = format!("http://{}", crate::support::origin::nobody());
+    let unhealthy = tidegate(gateway.folder(), &["healthcheck", "--admin", &nobody]);
+    assert_eq!(unhealthy.code, Some(1), "{unhealthy}");
+    assert!(!unhealthy.stderr.is_empty(), "it says why");
+}

@@ -1,0 +1,8 @@
+//! What passes between client and origin: the message in both directions, and what becomes of it when either fails.
+
+mod bodies;
+mod bounds;
+mod connections;
+mod failures;
+mod headers;
+mod responses;

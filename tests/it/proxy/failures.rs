@@ -1,0 +1,235 @@
+//! Origins that die, stall, or stop half-way; clients that leave.
+
+use std::{
+    net::Shutdown,
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::support::{
+    Broken, Gate, Gateway, Origin, Request, http2, origin::nobody, wait::eventually_eq,
+};
+
+const IMPATIENT: &str = r#"
+    [upstream.origin]
+    servers = ["{origin}"]
+    response_timeout = "300ms"
+"#;
+
+#[test]
+fn an_origin_that_is_not_there_is_502() {
+    let gateway = Gateway::with("")
+        .upstream_at(&format!("http://{}", nobody()))
+        .start();
+    let response = gateway.get("/");
+    assert_eq!(response.status, 502);
+    assert_eq!(response.retry_after(), None);
+    assert_eq!(
+        http2::send(gateway.address(), &Request::get("/")).status,
+        502
+    );
+    gateway.wait_for_metric(r#"tidegate_upstream_errors_total{upstream="origin"}"#, 2.0);
+}
+
+#[test]
+fn a_killed_origin_is_502_until_it_is_back() {
+    let origin = Origin::ok();
+    let gateway = Gateway::with("").upstream(&origin).start();
+    assert_eq!(gateway.statuses(&Request::get("/"), 3), [200; 3]);
+    origin.kill();
+    assert_eq!(gateway.statuses(&Request::get("/"), 3), [502; 3]);
+    origin.revive();
+    assert_eq!(
+        gateway.statuses(&Request::get("/"), 3),
+        [200; 3],
+        "nobody had to help"
+    );
+}
+
+#[test]
+fn an_origin_killed_in_the_middle_of_an_exchange_is_502() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let origin = Origin::new(move |exchange| {
+        exchange.read_body()?;
+        held.wait();
+        exchange.close()
+    });
+    let gateway = Gateway::with("").upstream(&origin).start();
+    let mut client = gateway.connect();
+    let waiting =
+        thread::spawn(move || client.try_send(&Request::post("/", "not to be sent twice")));
+    origin.wait_for_requests(1);
+    origin.kill();
+    assert_eq!(
+        waiting
+            .join()
+            .expect("the client's thread")
+            .expect("an answer")
+            .status,
+        502
+    );
+    gate.open();
+    assert_eq!(
+        origin.requests().len(),
+        1,
+        "a POST that the origin has seen is never repeated"
+    );
+}
+
+#[test]
+fn an_origin_that_resets_is_502() {
+    let origin = Origin::new(|exchange| exchange.reset());
+    let gateway = Gateway::with("").upstream(&origin).start();
+    assert_eq!(gateway.get("/").status, 502);
+}
+
+#[test]
+fn a_slow_origin_is_504_after_the_response_timeout() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let origin = Origin::new(move |exchange| {
+        exchange.read_body()?;
+        held.wait();
+        exchange.respond(200, &[], b"too late")
+    });
+    let gateway = Gateway::with(IMPATIENT).upstream(&origin).start();
+    let asked = Instant::now();
+    let response = gateway.get("/");
+    let waited = asked.elapsed();
+    gate.open();
+    assert_eq!((response.status, response.retry_after()), (504, None));
+    assert!(
+        waited >= Duration::from_millis(300),
+        "given up after {waited:?}"
+    );
+    assert!(
+        waited < Duration::from_secs(3),
+        "given up after {waited:?} only"
+    );
+    // the late answer is never given to somebody else
+    assert_eq!(gateway.get("/").text(), "too late", "a fresh exchange");
+    assert_eq!(origin.connections(), 2);
+}
+
+#[test]
+fn a_slow_body_is_not_a_slow_origin() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let origin = Origin::new(move |exchange| {
+        exchange.read_body()?;
+        exchange.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nab")?;
+        held.wait();
+        exchange.write(b"cd")
+    });
+    let gateway = Gateway::with(IMPATIENT).upstream(&origin).start();
+    let mut client = gateway.connect();
+    client
+        .write(&Request::get("/").to_bytes())
+        .expect("the request leaves");
+    assert_eq!(
+        client.read_head().expect("the head comes first").status,
+        200
+    );
+    assert_eq!(client.discard(2), Ok(2), "and what there is of the body");
+    assert!(
+        !client.closes_within(Duration::from_millis(500)),
+        "the response timeout is over with the head"
+    );
+    gate.open();
+    assert_eq!(client.discard(2), Ok(2));
+}
+
+#[test]
+fn a_body_cut_short_never_ends_cleanly() {
+    let cuts = [
+        "HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\nab",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhel",
+    ];
+    for bytes in cuts {
+        let origin = Origin::sending_then_closing(bytes);
+        let gateway = Gateway::with("").upstream(&origin).start();
+        let ended = gateway.connect().try_send(&Request::get("/"));
+        assert!(
+            matches!(ended, Err(Broken::Closed | Broken::Cut | Broken::Reset)),
+            "{bytes:?} became {ended:?}"
+        );
+
+        let over_http2 = http2::send_all(gateway.address(), &[Request::get("/")]).remove(0);
+        assert!(
+            over_http2.is_err(),
+            "{bytes:?} became {over_http2:?} over HTTP/2"
+        );
+        assert_eq!(gateway.admin("/healthz").status, 200);
+    }
+}
+
+#[test]
+fn a_client_that_leaves_takes_its_request_with_it() {
+    let origin = Origin::new(|exchange| {
+        exchange.read_body()?;
+        exchange.wait_for_abort()
+    });
+    let gateway = Gateway::with("").upstream(&origin).start();
+    let mut client = gateway.connect();
+    client
+        .write(&Request::get("/").to_bytes())
+        .expect("the request leaves");
+    origin.wait_for_requests(1);
+    client
+        .stream()
+        .shutdown(Shutdown::Both)
+        .expect("a connected stream");
+    drop(client);
+    eventually_eq("exchanges given up", 1, || origin.aborted());
+    gateway.wait_for_metric(r#"tidegate_in_flight{route="all"}"#, 0.0);
+}
+
+#[test]
+fn a_client_that_leaves_in_the_middle_of_its_upload_never_completes_it() {
+    let origin = Origin::echo();
+    let gateway = Gateway::with("").upstream(&origin).start();
+    let mut client = gateway.connect();
+    client
+        .write(b"POST / HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+        .expect("the start leaves");
+    origin.wait_for_requests(1);
+    drop(client);
+    eventually_eq("exchanges given up", 1, || origin.aborted());
+    assert!(
+        !origin.request().complete,
+        "the origin must not take the part for the whole"
+    );
+}
+
+#[test]
+fn a_stream_that_is_reset_takes_its_request_with_it() {
+    let origin = Origin::new(|exchange| {
+        exchange.read_body()?;
+        exchange.wait_for_abort()
+    });
+    let gateway = Gateway::with("").upstream(&origin).start();
+    http2::send_and_reset(
+        gateway.address(),
+        &Request::get("/"),
+        || drop(origin.wait_for_requests(1)),
+        || eventually_eq("exchanges given up", 1, || origin.aborted()),
+    );
+}
+
+#[test]
+fn a_connection_that_the_origin_closed_meanwhile_costs_no_request() {
+    // it promises to keep the connection and closes it all the same, as a restarted origin does
+    let origin = Origin::new(|exchange| {
+        exchange.read_body()?;
+        exchange.respond(200, &[], b"ok")?;
+        exchange.close()
+    });
+    let gateway = Gateway::with("[server]\nworkers = 1\n")
+        .upstream(&origin)
+        .start();
+    let statuses = gateway.statuses(&Request::get("/"), 20);
+    assert_eq!(statuses, [200; 20]);
+    assert_eq!(origin.connections(), 20);
+}

@@ -1,0 +1,96 @@
+//! Commands that end by themselves: `tidegate check`, `curl`, `kill`.
+
+use std::{
+    fmt,
+    io::Write,
+    path::Path,
+    process::{Command, ExitStatus, Stdio},
+    thread,
+    time::Instant,
+};
+
+use super::{gateway::piped, wait::PATIENCE, wait::pause};
+
+/// How a command ended.
+pub struct Finished {
+    /// The exit code; none when a signal ended it.
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Finished {
+    pub fn new(status: ExitStatus, stdout: String, stderr: String) -> Finished {
+        Finished {
+            code: status.code(),
+            stdout,
+            stderr,
+        }
+    }
+}
+
+impl fmt::Display for Finished {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "exit code {:?}\n── stdout ──\n{}── stderr ──\n{}",
+            self.code, self.stdout, self.stderr
+        )
+    }
+}
+
+/// Runs `tidegate` with these arguments in a folder, and waits for its end.
+pub fn tidegate(folder: &Path, arguments: &[&str]) -> Finished {
+    finish(tidegate_command(folder).args(arguments), b"")
+}
+
+/// The binary under test, deaf to the environment of whoever runs the tests.
+pub fn tidegate_command(folder: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    piped(&mut command).current_dir(folder);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("TIDEGATE_") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// Runs a command with this input; one that does not end in time is killed, and fails the test.
+pub fn finish(command: &mut Command, input: &[u8]) -> Finished {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("start {command:?}: {error}"));
+    let mut stdin = child.stdin.take().expect("stdin is piped");
+    let input = input.to_vec();
+    // on a thread, as the child may write more than a pipe holds before it reads; it may also not read at all
+    thread::spawn(move || stdin.write_all(&input));
+    let pid = child.id();
+    let waiting = thread::spawn(move || child.wait_with_output());
+    let deadline = Instant::now() + PATIENCE * 2;
+    while !waiting.is_finished() {
+        if Instant::now() > deadline {
+            signal(pid, "KILL");
+            panic!("{command:?} did not end within {:?}", PATIENCE * 2);
+        }
+        pause(std::time::Duration::from_millis(2));
+    }
+    let output = waiting
+        .join()
+        .expect("waiting does not panic")
+        .expect("the output of a child is readable");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Finished::new(output.status, text(&output.stdout), text(&output.stderr))
+}
+
+/// Sends a signal by name, such as `TERM`, to a process that the test started.
+pub fn signal(pid: u32, name: &str) {
+    let sent = Command::new("sh")
+        .args(["-c", &format!("kill -{name} {pid}")])
+        .status();
+    assert!(
+        sent.is_ok_and(|status| status.success()),
+        "kill -{name} {pid}"
+    );
+}

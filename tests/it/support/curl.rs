@@ -1,0 +1,23 @@
+//! The real curl, as the client that most people try first.
+
+use std::process::Command;
+
+use super::{cli::finish, gateway::piped};
+
+/// Runs `curl` with these arguments, quietly and with a bound on its time, and returns what it printed.
+pub fn curl(arguments: &[&str]) -> String {
+    let mut command = Command::new("curl");
+    piped(&mut command)
+        .args([
+            "--silent",
+            "--show-error",
+            "--max-time",
+            "10",
+            "--noproxy",
+            "*",
+        ])
+        .args(arguments);
+    let finished = finish(&mut command, b"");
+    assert_eq!(finished.code, Some(0), "curl {arguments:?}: {finished}");
+    finished.stdout
+}

@@ -1,0 +1,245 @@
+//! A raw HTTP/2 client that may send what RFC 9113 forbids: frames by hand, field blocks without any checks.
+//!
+//! It knows just enough: the preface, HEADERS with CONTINUATION, DATA; HPACK literals without indexing and without
+//! Huffman on the way out (RFC 7541 §6.2.2); and on the way in the `:status` that every response block starts with.
+
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+    time::{Duration, Instant},
+};
+
+use super::raw;
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const GOAWAY: u8 = 7;
+const CONTINUATION: u8 = 9;
+
+const END_STREAM: u8 = 1;
+const ACK: u8 = 1;
+const END_HEADERS: u8 = 4;
+
+/// The largest frame that a peer accepts before it says otherwise (RFC 9113 §4.2).
+const MAX_FRAME: usize = 16_384;
+
+/// A request as a list of fields, pseudo-fields among them, in the order in which they are sent. Each character is
+/// one byte (Latin-1).
+#[derive(Default)]
+pub struct Block {
+    pub fields: Vec<(String, String)>,
+    pub body: Option<Vec<u8>>,
+    pub trailers: Vec<(String, String)>,
+}
+
+/// What the peer did about one request on a connection of its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    pub status: Option<u16>,
+    pub reset: Option<u32>,
+    pub goaway: Option<u32>,
+    pub closed: bool,
+}
+
+/// Sends one request, and reads until the peer has answered, reset the stream or ended the connection.
+pub fn send(address: SocketAddr, request: &Block, patience: Duration) -> Outcome {
+    let mut stream = raw::open(address);
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    frame(&mut bytes, SETTINGS, 0, 0, &[]);
+    let ends = request.body.is_none() && request.trailers.is_empty();
+    field_block(&mut bytes, &request.fields, ends);
+    if let Some(body) = &request.body {
+        let flags = if request.trailers.is_empty() {
+            END_STREAM
+        } else {
+            0
+        };
+        frame(&mut bytes, DATA, flags, 1, body);
+    }
+    if !request.trailers.is_empty() {
+        field_block(&mut bytes, &request.trailers, true);
+    }
+    // the peer may end the connection before it has read everything
+    let _ = stream.write_all(&bytes);
+    read_outcome(&mut stream, patience)
+}
+
+fn read_outcome(stream: &mut TcpStream, patience: Duration) -> Outcome {
+    let mut outcome = Outcome::default();
+    let deadline = Instant::now() + patience;
+    while let Some(left) = deadline
+        .checked_duration_since(Instant::now())
+        .filter(|left| !left.is_zero())
+    {
+        stream
+            .set_read_timeout(Some(left))
+            .expect("a timeout above zero");
+        let (kind, flags, payload) = match read_frame(stream) {
+            Ok(frame) => frame,
+            Err(ended) => {
+                outcome.closed = ended;
+                break;
+            }
+        };
+        let code = |at: usize| {
+            payload
+                .get(at..at + 4)
+                .map(|b| u32::from_be_bytes([b[0], b[1], b[2], b[3]]))
+        };
+        match kind {
+            SETTINGS if flags & ACK == 0 => {
+                let mut ack = Vec::new();
+                frame(&mut ack, SETTINGS, ACK, 0, &[]);
+                let _ = stream.write_all(&ack);
+            }
+            HEADERS if outcome.status.is_none() => {
+                outcome.status = status_of(&payload).filter(|status| *status >= 200);
+            }
+            RST_STREAM => outcome.reset = code(0),
+            GOAWAY => outcome.goaway = code(4),
+            _ => {}
+        }
+        let ended = flags & END_STREAM != 0 && matches!(kind, HEADERS | DATA);
+        if outcome.reset.is_some() || outcome.goaway.is_some_and(|code| code != 0) || ended {
+            break;
+        }
+    }
+    outcome
+}
+
+/// The next frame; `Err(true)` when the connection ended, `Err(false)` when nothing came in time.
+fn read_frame(stream: &mut TcpStream) -> Result<(u8, u8, Vec<u8>), bool> {
+    let mut head = [0; 9];
+    let ended = |error: std::io::Error| {
+        !matches!(
+            error.kind(),
+            std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
+        )
+    };
+    stream.read_exact(&mut head).map_err(ended)?;
+    let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+    let mut payload = vec![0; length];
+    stream.read_exact(&mut payload).map_err(ended)?;
+    Ok((head[3], head[4], payload))
+}
+
+fn frame(bytes: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+    let length = u32::try_from(payload.len())
+        .expect("a frame of a test is small")
+        .to_be_bytes();
+    bytes.extend_from_slice(&length[1..]);
+    bytes.extend_from_slice(&[kind, flags]);
+    bytes.extend_from_slice(&stream.to_be_bytes());
+    bytes.extend_from_slice(payload);
+}
+
+/// HEADERS, and as many CONTINUATION frames as the block needs.
+fn field_block(bytes: &mut Vec<u8>, fields: &[(String, String)], end_stream: bool) {
+    let block = encode(fields);
+    let chunks: Vec<&[u8]> = block.chunks(MAX_FRAME).collect();
+    for (index, chunk) in chunks.iter().enumerate() {
+        let (kind, stream_flag) = if index == 0 {
+            (HEADERS, if end_stream { END_STREAM } else { 0 })
+        } else {
+            (CONTINUATION, 0)
+        };
+        let head_flag = if index + 1 == chunks.len() {
+            END_HEADERS
+        } else {
+            0
+        };
+        frame(bytes, kind, stream_flag | head_flag, 1, chunk);
+    }
+}
+
+fn encode(fields: &[(String, String)]) -> Vec<u8> {
+    let mut block = Vec::new();
+    for (name, value) in fields {
+        if name == "cookie" && value.is_empty() {
+            // entry 32 of the static table: one byte on the wire, 38 for the peer to hold
+            block.push(0x80 | 32);
+            continue;
+        }
+        block.push(0);
+        for text in [name, value] {
+            let bytes: Vec<u8> = text
+                .chars()
+                .map(|c| u8::try_from(c).expect("Latin-1"))
+                .collect();
+            integer(&mut block, bytes.len());
+            block.extend_from_slice(&bytes);
+        }
+    }
+    block
+}
+
+/// An integer with a 7-bit prefix, RFC 7541 §5.1.
+fn integer(block: &mut Vec<u8>, value: usize) {
+    let Some(mut rest) = value.checked_sub(127) else {
+        block.push(u8::try_from(value).expect("below 127"));
+        return;
+    };
+    block.push(127);
+    while rest >= 128 {
+        block.push(0x80 | u8::try_from(rest % 128).expect("below 128"));
+        rest /= 128;
+    }
+    block.push(u8::try_from(rest).expect("below 128"));
+}
+
+/// The status at the start of a response's field block: indexed, or a literal whose name is entry 8 of the static
+/// table. Table size updates may come first.
+fn status_of(block: &[u8]) -> Option<u16> {
+    let start = block.iter().position(|byte| byte & 0xe0 != 0x20)?;
+    match *block.get(start)? {
+        first @ 0x88..=0x8e => [200, 204, 206, 304, 400, 404, 500]
+            .get(usize::from(first - 0x88))
+            .copied(),
+        0x48 | 0x08 | 0x18 => {
+            let length = usize::from(block.get(start + 1)? & 0x7f);
+            let text = block.get(start + 2..start + 2 + length)?;
+            let huffman = block.get(start + 1)? & 0x80 != 0;
+            if huffman {
+                digits(text)
+            } else {
+                std::str::from_utf8(text).ok()?.parse().ok()
+            }
+        }
+        _ => None,
+    }
+}
+
+/// Three digits in HPACK's Huffman code: `0` to `2` are 5 bits (00000 to 00010), `3` to `9` are 6 (011001 to 011111).
+fn digits(bytes: &[u8]) -> Option<u16> {
+    let bits: Vec<u16> = bytes
+        .iter()
+        .flat_map(|byte| (0..8).rev().map(move |i| u16::from(byte >> i & 1)))
+        .collect();
+    let number = |bits: &[u16]| bits.iter().fold(0, |number, bit| number * 2 + bit);
+    let (mut at, mut status) = (0, 0);
+    for _ in 0..3 {
+        let five = number(bits.get(at..at + 5)?);
+        let digit = if five <= 2 {
+            at += 5;
+            five
+        } else {
+            let six = number(bits.get(at..at + 6)?);
+            at += 6;
+            six.checked_sub(0b01_1001)? + 3
+        };
+        status = status * 10 + digit;
+    }
+    Some(status)
+}
+
+#[test]
+fn a_status_is_read_in_every_form_that_hpack_gives_it() {
+    assert_eq!(status_of(&[0x88]), Some(200));
+    assert_eq!(status_of(&[0x20, 0x8c]), Some(400));
+    assert_eq!(status_of(&[0x48, 3, b'4', b'3', b'1']), Some(431));
+    // RFC 7541 appendix C.6.1: 302 is 0x6402
+    assert_eq!(status_of(&[0x48, 0x82, 0x64, 0x02]), Some(302));
+    assert_eq!(status_of(&[0x00, 1, b'x']), None);
+}

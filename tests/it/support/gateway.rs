@@ -1,0 +1,396 @@
+//! The real binary as a child process, with a configuration of its own, on ports that the system chose.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{Arc, Mutex},
+    thread,
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+use super::{
+    cli::{Finished, signal, tidegate_command},
+    http::{Broken, Client, Request, Response},
+    metrics::Metrics,
+    origin::Origin,
+    wait::{PATIENCE, eventually, lock, pause},
+};
+
+/// A gateway that runs; ended on drop.
+pub struct Gateway {
+    child: Child,
+    folder: TempDir,
+    ready: Ready,
+    stdout: Output,
+    stderr: Output,
+}
+
+/// What `tidegate run --ready-file` writes.
+struct Ready {
+    pid: u64,
+    listeners: Vec<SocketAddr>,
+    admin: SocketAddr,
+}
+
+impl Ready {
+    fn parse(text: &str) -> Option<Ready> {
+        let json: serde_json::Value = serde_json::from_str(text).ok()?;
+        let address = |value: &serde_json::Value| value.as_str()?.parse().ok();
+        let listeners: Option<Vec<SocketAddr>> =
+            json["listeners"].as_array()?.iter().map(address).collect();
+        Some(Ready {
+            pid: json["pid"].as_u64()?,
+            listeners: listeners?,
+            admin: address(&json["admin"])?,
+        })
+    }
+}
+
+/// What a child has written so far.
+type Output = Arc<Mutex<String>>;
+
+/// A gateway that is about to start.
+pub struct Builder {
+    toml: String,
+    origin: Option<String>,
+    files: Vec<(String, String)>,
+}
+
+impl Gateway {
+    /// Starts from the part of a configuration that the test is about. Whatever it does not mention is added: two
+    /// workers, a listener and an admin page on ports that the system chooses, the upstream `origin`, and a route
+    /// `all` to it. `{origin}` stands for the address of the test's origin.
+    pub fn with(toml: &str) -> Builder {
+        Builder {
+            toml: toml.to_owned(),
+            origin: None,
+            files: Vec::new(),
+        }
+    }
+
+    /// Starts `tidegate run` with these arguments and no configuration file of the test's.
+    pub fn run(arguments: &[&str]) -> Gateway {
+        Gateway::start_in(new_folder(), arguments)
+            .unwrap_or_else(|finished| panic!("the gateway did not start: {finished}"))
+    }
+
+    fn start_in(folder: TempDir, arguments: &[&str]) -> Result<Gateway, Finished> {
+        let ready_file = folder.path().join("ready.json");
+        let mut command = tidegate_command(folder.path());
+        command
+            .arg("run")
+            .args(arguments)
+            .arg("--ready-file")
+            .arg(&ready_file);
+        let mut child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("start {command:?}: {error}"));
+        let stdout = collect(child.stdout.take().expect("stdout is piped"));
+        let stderr = collect(child.stderr.take().expect("stderr is piped"));
+        match wait_until_ready(&mut child, &ready_file) {
+            Ok(ready) => {
+                assert_eq!(
+                    ready.pid,
+                    u64::from(child.id()),
+                    "the pid of the ready file"
+                );
+                Ok(Gateway {
+                    child,
+                    folder,
+                    ready,
+                    stdout,
+                    stderr,
+                })
+            }
+            Err(status) => Err(Finished::new(
+                status,
+                lock(&stdout).clone(),
+                lock(&stderr).clone(),
+            )),
+        }
+    }
+
+    /// Where the first listener is.
+    pub fn address(&self) -> SocketAddr {
+        self.ready.listeners[0]
+    }
+
+    /// Where every listener is, in the order of the configuration.
+    pub fn listeners(&self) -> &[SocketAddr] {
+        &self.ready.listeners
+    }
+
+    pub fn admin_address(&self) -> SocketAddr {
+        self.ready.admin
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The folder of its configuration.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Everything that it has written to stderr: the banner, then the log.
+    pub fn stderr(&self) -> String {
+        lock(&self.stderr).clone()
+    }
+
+    /// Everything that it has written, to either stream.
+    pub fn output(&self) -> String {
+        lock(&self.stdout).clone() + &self.stderr()
+    }
+
+    /// A connection to the first listener.
+    pub fn connect(&self) -> Client {
+        Client::connect(self.address())
+    }
+
+    /// One request on a connection of its own.
+    pub fn send(&self, request: &Request) -> Response {
+        self.connect().send(request)
+    }
+
+    pub fn get(&self, target: &str) -> Response {
+        self.send(&Request::get(target))
+    }
+
+    /// The statuses of this many equal requests, one after another on one connection.
+    pub fn statuses(&self, request: &Request, count: usize) -> Vec<u16> {
+        let mut client = self.connect();
+        (0..count).map(|_| client.send(request).status).collect()
+    }
+
+    /// One GET to the admin listener, which may be gone.
+    pub fn try_admin(&self, path: &str) -> Result<Response, Broken> {
+        let stream = std::net::TcpStream::connect(self.ready.admin)?;
+        Client::over(stream).try_send(&self.admin_request("GET", path))
+    }
+
+    /// A request that the admin listener takes for one to itself.
+    pub fn admin_request(&self, method: &str, path: &str) -> Request {
+        Request::new(method, path)
+            .header("host", &self.ready.admin.to_string())
+            .header("connection", "close")
+    }
+
+    pub fn admin(&self, path: &str) -> Response {
+        self.try_admin(path)
+            .unwrap_or_else(|broken| panic!("GET {path} from the admin listener: {broken:?}"))
+    }
+
+    /// `/metrics` as it is now.
+    pub fn metrics(&self) -> Metrics {
+        let response = self.admin("/metrics");
+        assert_eq!(response.status, 200, "/metrics: {}", response.text());
+        Metrics::parse(&response.text())
+    }
+
+    /// The sum of the series that a selector such as `tidegate_decisions_total{limit="ip"}` selects.
+    pub fn metric(&self, selector: &str) -> f64 {
+        self.metrics().sum(selector)
+    }
+
+    /// Waits until a metric has this value: the last request's count may come after its answer.
+    pub fn wait_for_metric(&self, selector: &str, expected: f64) {
+        eventually(selector, || {
+            let value = self.metric(selector);
+            // counts are whole
+            if (value - expected).abs() < 0.5 {
+                Ok(())
+            } else {
+                Err(format!("{value}, not {expected}"))
+            }
+        });
+    }
+
+    /// The most memory that the process ever held, in bytes.
+    #[cfg(target_os = "linux")]
+    pub fn peak_memory_bytes(&self) -> u64 {
+        let path = format!("/proc/{}/status", self.pid());
+        let status = fs::read_to_string(&path).expect("a running child has a status");
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmHWM:"))
+            .expect("Linux reports VmHWM");
+        let kibibytes: u64 = line
+            .trim()
+            .trim_end_matches(" kB")
+            .parse()
+            .expect("VmHWM is in kB");
+        kibibytes * 1024
+    }
+
+    /// Sends a signal by name, such as `TERM`.
+    pub fn signal(&self, name: &str) {
+        signal(self.pid(), name);
+    }
+
+    /// Whether the process is still there.
+    pub fn is_running(&mut self) -> bool {
+        self.child
+            .try_wait()
+            .expect("a child can be asked")
+            .is_none()
+    }
+
+    /// Waits until the process ends by itself.
+    pub fn wait(&mut self) -> ExitStatus {
+        eventually("the gateway to end", || match self.child.try_wait() {
+            Ok(Some(status)) => Ok(status),
+            Ok(None) => Err("still running".into()),
+            Err(error) => Err(error.to_string()),
+        })
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if thread::panicking() {
+            eprintln!("── the gateway's stderr ──\n{}", self.stderr());
+        }
+    }
+}
+
+impl Builder {
+    /// The origin behind the upstream `origin`, and the meaning of `{origin}`.
+    pub fn upstream(self, origin: &Origin) -> Builder {
+        self.upstream_at(&origin.url())
+    }
+
+    /// The same for an origin that is not a test's own, or not there.
+    pub fn upstream_at(mut self, server: &str) -> Builder {
+        self.origin = Some(server.to_owned());
+        self
+    }
+
+    /// A file beside the configuration.
+    pub fn file(mut self, name: &str, text: &str) -> Builder {
+        self.files.push((name.to_owned(), text.to_owned()));
+        self
+    }
+
+    /// Starts, and waits until it is ready. Fails the test with its stderr where it does not start.
+    pub fn start(self) -> Gateway {
+        self.try_start()
+            .unwrap_or_else(|finished| panic!("the gateway did not start: {finished}"))
+    }
+
+    /// How it ended, for a gateway that should refuse to start.
+    pub fn refuse(self) -> Finished {
+        match self.try_start() {
+            Ok(gateway) => panic!("the gateway started; stderr: {}", gateway.stderr()),
+            Err(finished) => finished,
+        }
+    }
+
+    fn try_start(self) -> Result<Gateway, Finished> {
+        let (folder, config) = self.write();
+        Gateway::start_in(folder, &["--config", &config.to_string_lossy()])
+    }
+
+    /// Writes the files of the configuration into a folder of their own.
+    pub fn write(self) -> (TempDir, PathBuf) {
+        let folder = new_folder();
+        for (name, text) in &self.files {
+            fs::write(folder.path().join(name), text).expect("a temporary folder is writable");
+        }
+        let config = folder.path().join("gateway.toml");
+        fs::write(&config, self.whole()).expect("a temporary folder is writable");
+        (folder, config)
+    }
+
+    /// The configuration with what the test left out.
+    fn whole(self) -> String {
+        let origin = self.origin.unwrap_or_else(|| "builtin:echo".to_owned());
+        let mut toml = self.toml.replace("{origin}", &origin);
+        let parts = [
+            ("[server]", "[server]\nworkers = 2\n".to_owned()),
+            (
+                "[[listen]]",
+                "[[listen]]\naddress = \"127.0.0.1:0\"\n".to_owned(),
+            ),
+            ("[admin]", "[admin]\naddress = \"127.0.0.1:0\"\n".to_owned()),
+            (
+                "[upstream.",
+                format!("[upstream.origin]\nservers = [{origin:?}]\n"),
+            ),
+            (
+                "[[route]]",
+                "[[route]]\nname = \"all\"\npath = \"/{*rest}\"\nupstream = \"origin\"\n"
+                    .to_owned(),
+            ),
+        ];
+        for (table, text) in parts {
+            if !toml.contains(table) {
+                toml = format!("{toml}\n{text}");
+            }
+        }
+        toml
+    }
+}
+
+fn new_folder() -> TempDir {
+    tempfile::Builder::new()
+        .prefix("tidegate-it-")
+        .tempdir()
+        .expect("a temporary folder")
+}
+
+/// The content of the ready file, or how the process ended before there was one.
+fn wait_until_ready(child: &mut Child, file: &Path) -> Result<Ready, ExitStatus> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Ok(text) = fs::read_to_string(file) {
+            // it is renamed into place, so it is whole when it is there
+            return Ok(
+                Ready::parse(&text).unwrap_or_else(|| panic!("the ready file holds {text:?}"))
+            );
+        }
+        if let Some(status) = child.try_wait().expect("a child can be asked") {
+            // what it wrote last may still be on its way through the pipes
+            pause(Duration::from_millis(50));
+            return Err(status);
+        }
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            panic!("the gateway neither became ready nor ended within {PATIENCE:?}");
+        }
+        pause(Duration::from_millis(5));
+    }
+}
+
+/// Reads a pipe to its end on a thread of its own, so that the child never blocks on it.
+fn collect(pipe: impl Read + Send + 'static) -> Output {
+    let output = Output::default();
+    let sink = Arc::clone(&output);
+    thread::spawn(move || {
+        let mut pipe = BufReader::new(pipe);
+        let mut line = Vec::new();
+        while pipe
+            .read_until(b'\n', &mut line)
+            .is_ok_and(|length| length > 0)
+        {
+            lock(&sink).push_str(&String::from_utf8_lossy(&line));
+            line.clear();
+        }
+    });
+    output
+}
+
+/// The pipes of a child that the test reads.
+pub fn piped(command: &mut Command) -> &mut Command {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+}

@@ -1,0 +1,140 @@
+//! HTTP/2 with prior knowledge through hyper: what a well-behaved client does.
+
+use std::{future::Future, net::SocketAddr};
+
+use http_body_util::{BodyExt, Full};
+use hyper::{body::Bytes, client::conn::http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::{net::TcpStream, time::timeout};
+
+use super::{
+    http::{Request, Response},
+    wait::PATIENCE,
+};
+
+/// Sends all requests at once on one connection; each its response, or why there is none.
+pub fn send_all(address: SocketAddr, requests: &[Request]) -> Vec<Result<Response, String>> {
+    block_on(async {
+        let mut sender = connect(address).await;
+        let sent: Vec<_> = requests
+            .iter()
+            .map(|request| sender.send_request(to_hyper(address, request)))
+            .collect();
+        let mut responses = Vec::new();
+        for response in sent {
+            responses.push(within(complete(response)).await);
+        }
+        responses
+    })
+}
+
+/// Sends one request on a connection of its own.
+pub fn send(address: SocketAddr, request: &Request) -> Response {
+    send_all(address, std::slice::from_ref(request))
+        .remove(0)
+        .unwrap_or_else(|error| {
+            panic!("{} {} over HTTP/2: {error}", request.method, request.target)
+        })
+}
+
+/// Sends a request, calls `sent` (which waits until it has arrived), and resets its stream. The connection lives on
+/// until `after` has returned.
+pub fn send_and_reset(
+    address: SocketAddr,
+    request: &Request,
+    sent: impl FnOnce(),
+    after: impl FnOnce(),
+) {
+    block_on(async {
+        let mut sender = connect(address).await;
+        let response = tokio::spawn(sender.send_request(to_hyper(address, request)));
+        // lets the connection's task write the request; `sent` then blocks this thread, not the gateway
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        sent();
+        response.abort();
+        let _ = response.await;
+        // dropping the response future queues the reset; this lets it leave
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        after();
+        drop(sender);
+    });
+}
+
+async fn connect(address: SocketAddr) -> http2::SendRequest<Full<Bytes>> {
+    let stream = within(async {
+        TcpStream::connect(address)
+            .await
+            .map_err(|error| error.to_string())
+    })
+    .await;
+    let stream =
+        TokioIo::new(stream.unwrap_or_else(|error| panic!("connect to {address}: {error}")));
+    let (sender, connection) = http2::Builder::new(TokioExecutor::new())
+        // until the gateway has said how many it takes at once
+        .initial_max_send_streams(1)
+        .handshake(stream)
+        .await
+        .unwrap_or_else(|error| panic!("handshake: {error}"));
+    // ends when the sender is dropped or the gateway hangs up
+    tokio::spawn(connection);
+    sender
+}
+
+fn to_hyper(address: SocketAddr, request: &Request) -> hyper::Request<Full<Bytes>> {
+    let host = request
+        .headers
+        .iter()
+        .find(|(name, _)| name == "host")
+        .map_or("a.example", |(_, value)| value);
+    let mut builder = hyper::Request::builder()
+        .method(request.method.as_str())
+        .uri(format!("http://{host}{}", request.target));
+    for (name, value) in request.headers.iter().filter(|(name, _)| name != "host") {
+        builder = builder.header(name, value);
+    }
+    builder
+        .body(Full::new(Bytes::from(request.body.clone())))
+        .unwrap_or_else(|error| panic!("a request to {address}: {error}"))
+}
+
+async fn complete(
+    response: impl Future<Output = hyper::Result<hyper::Response<hyper::body::Incoming>>>,
+) -> Result<Response, String> {
+    let response = response.await.map_err(|error| format!("{error:?}"))?;
+    let headers = response
+        .headers()
+        .iter()
+        .map(|(name, value)| {
+            (
+                name.to_string(),
+                String::from_utf8_lossy(value.as_bytes()).into_owned(),
+            )
+        })
+        .collect();
+    let status = response.status().as_u16();
+    let body = response
+        .into_body()
+        .collect()
+        .await
+        .map_err(|error| format!("{error:?}"))?;
+    Ok(Response {
+        status,
+        headers,
+        body: body.to_bytes().to_vec(),
+        interim: Vec::new(),
+    })
+}
+
+async fn within<T>(future: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    timeout(PATIENCE, future)
+        .await
+        .unwrap_or_else(|_| Err("nothing came".into()))
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime for one test")
+        .block_on(future)
+}

@@ -1,0 +1,21 @@
+//! The language of the tests: a gateway, an origin, requests, and what came of them.
+//!
+//! Everything here blocks: a test is a sentence read from top to bottom, and the programs under test are other
+//! processes or threads. Every wait is bounded, every port is chosen by the system, every child is ended on drop.
+
+pub mod cli;
+pub mod curl;
+pub mod frames;
+pub mod gateway;
+pub mod http;
+pub mod http2;
+pub mod metrics;
+pub mod origin;
+pub mod raw;
+pub mod wait;
+
+pub use cli::tidegate;
+pub use gateway::Gateway;
+pub use http::{Broken, Client, Request, Response};
+pub use origin::{Origin, Seen};
+pub use wait::{Gate, eventually};
