@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{limit::NamedLimit, route::Written, upstream::Upstream};
+use super::route::{Names, Written};
 use crate::{
     config::{
         Limit,
@@ -14,26 +14,21 @@ use crate::{
 };
 
 /// Reports conflicts among the routes, requests that could never be admitted, and what is not used.
-pub(super) fn check(
-    document: Document<'_>,
-    routes: &[Written],
-    upstreams: &[Upstream],
-    limits: &[NamedLimit],
-) {
+pub(super) fn check(document: Document<'_>, routes: &[Written], names: &Names<'_>) {
     check_names(document, routes);
     check_patterns(document, routes);
     for route in routes {
         let met = route
             .limits
             .iter()
-            .filter_map(|index| limits.get(*index)?.compiled.as_ref());
+            .filter_map(|index| names.limits.get(*index)?.compiled.as_ref());
         for limit in met {
             check_cost(document, route, limit);
         }
     }
     // while something is wrong, what looks unused may only be misspelt
     if document.problems.errors() == 0 {
-        warn_of_unused(document, routes, upstreams, limits);
+        warn_of_unused(document, routes, names);
     }
 }
 
@@ -124,14 +119,10 @@ fn check_cost(document: Document<'_>, route: &Written, limit: &Limit) {
     }
 }
 
-fn warn_of_unused(
-    document: Document<'_>,
-    routes: &[Written],
-    upstreams: &[Upstream],
-    limits: &[NamedLimit],
-) {
-    for (index, limit) in limits.iter().enumerate() {
-        if !routes.iter().any(|route| route.limits.contains(&index)) {
+fn warn_of_unused(document: Document<'_>, routes: &[Written], names: &Names<'_>) {
+    for (index, limit) in names.limits.iter().enumerate() {
+        let is_met = |route: &Written| route.limits.contains(&index);
+        if !names.everywhere.contains(&index) && !routes.iter().any(is_met) {
             let problem = Problem::new(
                 Code::UnusedLimit,
                 format!("no route meets limit {}", quote(&limit.name)),
@@ -142,7 +133,7 @@ fn warn_of_unused(
             );
         }
     }
-    for (index, upstream) in upstreams.iter().enumerate() {
+    for (index, upstream) in names.upstreams.iter().enumerate() {
         if !routes.iter().any(|route| route.upstream == Some(index)) {
             let problem = Problem::new(
                 Code::UnusedUpstream,

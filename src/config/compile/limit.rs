@@ -1,6 +1,6 @@
 //! `[limit.NAME]`: how much is allowed.
 
-use std::{num::NonZeroU64, ops::Range, time::Duration};
+use std::{num::NonZeroU64, ops::Range};
 
 use super::check_name;
 use crate::{
@@ -10,18 +10,15 @@ use crate::{
         diagnostic::{Problem, did_you_mean, quote},
         file::{Section, not_built},
         keys,
-        units::Rate,
+        units::{Rate, show_duration},
         value::{Text, Value},
     },
     identity::{self, KeyPart},
-    limit::{Algorithm, Quota},
+    limit::{Algorithm, Quota, QuotaError},
 };
 
 /// The largest bucket: what a structured-field integer can say (RFC 9651 §3.3.1).
 const MAX_BURST: u64 = 999_999_999_999_999;
-
-/// The longest time that an empty bucket may take to fill.
-const MAX_FILL: Duration = Duration::from_secs(1_096 * 86_400);
 
 /// A limit that was named; compiled where that was possible.
 pub(super) struct NamedLimit {
@@ -57,10 +54,7 @@ fn limit(section: Section<'_>, name: &Text<'_>, users: &identity::Settings) -> O
         .get("burst")
         .map_or(Some(ByTier::default()), |value| bursts(&value));
     section.finish();
-    let (quotas, tiers) = quotas(rates?, bursts?)?;
-    for quota in &quotas {
-        check_fill(quota, name);
-    }
+    let (quotas, tiers) = quotas(rates?, bursts?, name)?;
     Some(Limit {
         name: name.value.clone(),
         key: key?,
@@ -68,21 +62,6 @@ fn limit(section: Section<'_>, name: &Text<'_>, users: &identity::Settings) -> O
         quotas,
         tiers,
     })
-}
-
-/// A bucket that fills for years is a slip, and its timestamps would not fit.
-fn check_fill(quota: &Quota, name: &Text<'_>) {
-    // 50 bits times 52 bits, and 57 bits times 52 bits: neither overflows
-    let fill = u128::from(quota.burst.get()) * quota.period.as_nanos();
-    if fill > MAX_FILL.as_nanos() * u128::from(quota.amount.get()) {
-        let message = format!(
-            "an empty bucket of limit {} would take more than 3 years to fill",
-            name.shown()
-        );
-        name.error(
-            Problem::new(Code::OutOfRange, message).hint("lower its burst, or raise its rate"),
-        );
-    }
 }
 
 fn algorithm(section: &Section<'_>) -> Option<Algorithm> {
@@ -259,26 +238,32 @@ fn bursts(value: &Value<'_>) -> Option<ByTier<NonZeroU64>> {
 type Tiers = Vec<(String, usize)>;
 
 /// One quota per tier that is named anywhere; the first is the default.
-fn quotas(rates: ByTier<Rate>, bursts: ByTier<NonZeroU64>) -> Option<(Vec<Quota>, Tiers)> {
+fn quotas(
+    rates: ByTier<Rate>,
+    bursts: ByTier<NonZeroU64>,
+    name: &Text<'_>,
+) -> Option<(Vec<Quota>, Tiers)> {
     let quota = |rate: Rate, burst: Option<NonZeroU64>| {
         let burst = burst.unwrap_or_else(|| rate.per_second());
-        Quota {
-            amount: rate.amount,
-            period: rate.period,
-            burst,
-        }
+        let quota = Quota::new(rate.amount.get(), rate.period, burst.get());
+        let refused = |error: QuotaError| {
+            let message = format!("limit {} cannot be kept: {error}", name.shown());
+            let hint = format!(
+                "its burst is {burst}, its rate {} per {}",
+                rate.amount,
+                show_duration(rate.period)
+            );
+            name.error(Problem::new(Code::OutOfRange, message).hint(hint));
+        };
+        quota.map_err(refused).ok()
     };
-    let mut quotas = vec![quota(rates.default?, bursts.default)];
+    let mut quotas = vec![quota(rates.default?, bursts.default)?];
     let mut tiers = Tiers::new();
-    let named = rates
-        .tiers
-        .iter()
-        .map(|(name, _)| name)
-        .chain(bursts.tiers.iter().map(|(name, _)| name));
-    for name in named {
-        if !tiers.iter().any(|(known, _)| known == name) {
-            tiers.push((name.clone(), quotas.len()));
-            quotas.push(quota(rates.of(name)?, bursts.of(name)));
+    let of_rates = rates.tiers.iter().map(|(tier, _)| tier);
+    for tier in of_rates.chain(bursts.tiers.iter().map(|(tier, _)| tier)) {
+        if !tiers.iter().any(|(known, _)| known == tier) {
+            tiers.push((tier.clone(), quotas.len()));
+            quotas.push(quota(rates.of(tier)?, bursts.of(tier))?);
         }
     }
     Some((quotas, tiers))

@@ -46,11 +46,11 @@ pub(super) fn snapshot(
     let upstreams = upstream::compile(&file);
     let limits = limit::compile(&file, &users);
     let routes = route::compile(&file, &upstreams, &limits);
-    let (gateway_limits, routes) = routes.unzip();
     let server = process::server(&file);
     let response = response::compile(&file);
     let log = process::log(&file);
     file.finish();
+    let (gateway_limits, routes) = routes?;
     let upstreams = upstreams.into_iter().map(|upstream| upstream.settings);
     let limits = limits.into_iter().map(|limit| limit.compiled);
     Some(Snapshot {
@@ -62,8 +62,8 @@ pub(super) fn snapshot(
         identity: users,
         upstreams: upstreams.collect::<Option<_>>()?,
         limits: limits.collect::<Option<_>>()?,
-        gateway_limits: gateway_limits?,
-        routes: routes?,
+        gateway_limits,
+        routes,
         response,
         admin: admin?,
         log: log?,

@@ -23,11 +23,11 @@ const EXAMPLE: &str = "add: [[route]] and below it name = \"everything\", path =
 const MAX_COST: u64 = 1_000_000_000;
 
 /// What routes refer to.
-struct Names<'a> {
-    upstreams: &'a [Upstream],
-    limits: &'a [NamedLimit],
+pub(super) struct Names<'a> {
+    pub(super) upstreams: &'a [Upstream],
+    pub(super) limits: &'a [NamedLimit],
     /// `[gateway] limits`, as indexes.
-    everywhere: Vec<usize>,
+    pub(super) everywhere: Vec<usize>,
 }
 
 /// A route as far as it could be read, and where its parts stand.
@@ -71,10 +71,9 @@ pub(super) fn compile(
         limits,
         everywhere: Vec::new(),
     };
-    names.everywhere = limit_list(&gateway, "limits", &names)
-        .into_iter()
-        .map(|(index, _)| index)
-        .collect();
+    let everywhere = limit_list(&gateway, "limits", &names);
+    names.everywhere = everywhere.into_iter().map(|(index, _)| index).collect();
+    check_count(&gateway, &names.everywhere, "that no route takes");
     gateway.finish();
     let tables = file.repeated("route");
     if tables.is_empty() {
@@ -91,15 +90,13 @@ pub(super) fn compile(
         .iter()
         .filter_map(|table| route(table, &names))
         .collect();
-    check_routes::check(file.document, &routes, upstreams, limits);
+    check_routes::check(file.document, &routes, &names);
     let complete = routes.len() == tables.len();
-    let routes = complete.then(|| {
-        routes
-            .into_iter()
-            .map(Written::finish)
-            .collect::<Option<_>>()
-    })??;
-    Some((names.everywhere, routes))
+    let routes = routes
+        .into_iter()
+        .map(Written::finish)
+        .collect::<Option<_>>()?;
+    complete.then_some((names.everywhere, routes))
 }
 
 fn route(table: &Value<'_>, names: &Names<'_>) -> Option<Written> {
@@ -286,14 +283,18 @@ fn limits_of(section: &Section<'_>, names: &Names<'_>) -> Vec<usize> {
             met.push(index);
         }
     }
+    check_count(section, &met, "of this route");
+    met
+}
+
+fn check_count(section: &Section<'_>, met: &[usize], whose: &str) {
     if met.len() > MAX_LIMITS {
         let message = format!(
-            "a request of this route meets {} limits, more than {MAX_LIMITS}",
+            "a request {whose} meets {} limits, more than {MAX_LIMITS}",
             met.len()
         );
         let hint =
             "a request is decided over all of its limits at once: name fewer, or use skip_limits";
         section.error(Problem::new(Code::TooManyLimits, message).hint(hint));
     }
-    met
 }
