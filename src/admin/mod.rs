@@ -1,7 +1,7 @@
 //! What an operator asks a running process.
 //!
 //! A small HTTP/1 server on the control thread. One request per connection and one deadline for the whole of it: a
-//! scraper that hangs holds one of [`CONNECTIONS_MAX`] places for [`Timeouts::connection`], and no body is ever read.
+//! scraper that hangs holds one of `CONNECTIONS_MAX` places for `Timeouts::connection`, and no body is ever read.
 //! On a loopback address without a token any local process may look; the `Host` check keeps web pages from doing so
 //! through a browser (DNS rebinding).
 

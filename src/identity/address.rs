@@ -107,7 +107,7 @@ pub fn resolve<'a>(
         AddressSource::None => (peer, None),
         AddressSource::XForwardedFor => walk(listed(headers), trusted, peer, visit),
         AddressSource::Forwarded => match forwarded::elements(headers) {
-            Ok(elements) => walk(elements.into_iter(), trusted, peer, visit),
+            Ok(elements) => walk(elements, trusted, peer, visit),
             Err(doubt) => {
                 visit(Step::Unusable(doubt));
                 (peer, Some(doubt))

@@ -94,7 +94,7 @@ impl KeyParts {
     }
 
     /// The bucket of a request; `None` when some part has no value, so that the limit does not apply. Allocates nothing;
-    /// costs some 20 ns and, for a header, the time to hash its value.
+    /// costs some tens of nanoseconds, and for long values the time to hash them.
     pub fn key(
         &self,
         hasher: &KeyHasher,

@@ -157,7 +157,9 @@ impl Store {
         if charge.cost == 0 {
             return Ok((None, asked.word));
         }
+        // loaded again: this very request may have given the slot, if idle, to its key of another limit
         if let Some(cell) = asked.place.cell()
+            && cell.load() == Some(asked.word)
             && cell.swap(asked.word, proposed)
         {
             return Ok((Some(cell), proposed));

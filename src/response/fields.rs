@@ -63,6 +63,8 @@ pub struct Policy {
     quota: u64,
     /// Seconds in which a spent quota is whole again, rounded up.
     window: u64,
+    /// `200`.
+    limit: HeaderValue,
     /// `"per_ip";q=200;w=2`.
     member: HeaderValue,
     /// The length of `"per_ip"` in `member`.
@@ -101,6 +103,7 @@ impl Policy {
             described: describe(name, quota).into(),
             quota: burst,
             window,
+            limit: HeaderValue::from(burst.min(INTEGER_MAX)),
             member: value_of(text.freeze()),
             name_bytes,
         })
@@ -295,13 +298,11 @@ impl FieldWriter {
         reset: u64,
         upstream_refused: bool,
     ) {
-        let theirs = [limit, remaining, at_reset]
-            .into_iter()
-            .any(|name| headers.contains_key(name));
-        if theirs && upstream_refused {
+        let is_theirs = |name| headers.contains_key(name);
+        if upstream_refused && [limit, remaining, at_reset].into_iter().any(is_theirs) {
             return;
         }
-        headers.insert(limit, self.number(binding.policy.quota.min(INTEGER_MAX)));
+        headers.insert(limit, binding.policy.limit.clone());
         headers.insert(remaining, self.number(binding.remaining.min(INTEGER_MAX)));
         headers.insert(at_reset, self.number(reset.min(INTEGER_MAX)));
     }

@@ -8,6 +8,9 @@ use std::borrow::Cow;
 /// The longest name in the DNS (RFC 1035 §2.3.4, as text and without the final dot).
 const NAME_MAX_BYTES: usize = 253;
 
+/// The longest text that can spell a name: with a final dot, a colon and a port.
+const HOST_MAX_BYTES: usize = NAME_MAX_BYTES + ".:65535".len();
+
 /// Brings a host, as it stands in `Host` or `:authority`, to its one spelling. Total and idempotent: what is not a host
 /// comes out as some text that no pattern matches. Allocates only to make letters lower-case.
 pub fn normalise(host: &str) -> Cow<'_, str> {
@@ -22,6 +25,15 @@ pub fn normalise(host: &str) -> Cow<'_, str> {
         Cow::Owned(name.to_ascii_lowercase())
     } else {
         Cow::Borrowed(name)
+    }
+}
+
+/// The host to look for: its one spelling, or nothing when it is too long to be a name, so that its length costs nothing.
+pub(super) fn for_lookup(host: &str) -> Cow<'_, str> {
+    if host.len() <= HOST_MAX_BYTES {
+        normalise(host)
+    } else {
+        Cow::Borrowed("")
     }
 }
 
@@ -92,14 +104,8 @@ fn is_ipv6_literal(name: &str) -> bool {
         .is_some_and(|address| address.parse::<std::net::Ipv6Addr>().is_ok())
 }
 
-/// The names below which `host` stands, the longest first: `b.example.com`, `example.com`, `com` for `a.b.example.com`. At
-/// most 126; none for what is too long to be a name.
+/// The names below which `host` stands, the longest first: `b.example.com`, `example.com`, `com` for `a.b.example.com`.
 pub(super) fn parents(host: &str) -> impl Iterator<Item = &str> {
-    let host = if host.len() <= NAME_MAX_BYTES {
-        host
-    } else {
-        ""
-    };
     host.match_indices('.')
         .filter(|&(at, _)| at > 0)
         .map(|(at, _)| &host[at + 1..])
@@ -164,7 +170,13 @@ mod tests {
             ["b.example.com", "example.com", "com"]
         );
         assert_eq!(parents(".example").count(), 0);
-        assert_eq!(parents(&"a.".repeat(10_000)).count(), 0);
+    }
+
+    #[test]
+    fn longest_name_is_looked_for_and_a_longer_one_is_not() {
+        let longest = "a.".repeat(126) + "b";
+        assert_eq!(for_lookup(&format!("{longest}.:65535")), longest);
+        assert_eq!(for_lookup(&"a.".repeat(10_000)), "");
     }
 
     proptest! {

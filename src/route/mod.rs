@@ -72,7 +72,7 @@ pub struct Params<'t, 'p> {
 }
 
 impl RouteTable {
-    /// Checks and indexes patterns. Fails with every problem of every pattern. 10,000 patterns take some milliseconds.
+    /// Checks and indexes patterns. Fails with every problem of every pattern. 10,000 patterns take some tens of milliseconds.
     pub fn build(patterns: &[Pattern]) -> Result<RouteTable, Vec<RouteError>> {
         let mut table = RouteTable::default();
         let mut errors = Vec::new();
@@ -166,7 +166,7 @@ impl RouteTable {
     /// `host` is taken as it stands in the request or as [`host::normalise`] gives it (the latter spares a copy of hosts with
     /// upper-case letters); `key_path` is [`NormalPath::key`](path::NormalPath::key).
     pub fn find<'t, 'p>(&'t self, host: &str, key_path: &'p str, method: &Method) -> Found<'t, 'p> {
-        let host = host::normalise(host);
+        let host = host::for_lookup(host);
         let mut matched = false;
         let route = self.visit(&host, key_path, |methods| {
             matched = true;

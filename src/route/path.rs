@@ -63,7 +63,7 @@ pub enum PathError {
 pub fn normalise(raw_path: &str) -> Result<NormalPath<'_>, PathError> {
     let found = scan(raw_path.as_bytes())?;
     if found.needs_rewrite {
-        let forward = rewrite(raw_path.as_bytes())?;
+        let forward = rewrite(raw_path)?;
         let key = match_key(&forward, found.has_parameters).into_owned();
         return Ok(NormalPath {
             forward: Cow::Owned(forward),
@@ -116,7 +116,7 @@ fn scan(path: &[u8]) -> Result<Scan, PathError> {
             b'.' if previous == b'/' => found.needs_rewrite |= may_be_dot_segment(&path[at..]),
             b';' => found.has_parameters = true,
             b'%' => {
-                let (digits, value) = escape(&path[at..])?;
+                let (digits, value) = escape(&path[at + 1..])?;
                 found.needs_rewrite |=
                     is_unreserved(value) || digits.iter().any(u8::is_ascii_lowercase);
             }
@@ -136,9 +136,9 @@ fn may_be_dot_segment(from_dot: &[u8]) -> bool {
     dots <= 2 && (matches!(after.first(), None | Some(b'/' | b';')) || after.starts_with(b"%3B"))
 }
 
-/// Reads the escape at the start of `bytes`: its two digits and its value.
+/// Reads the two digits that follow a `%`, and their value.
 fn escape(bytes: &[u8]) -> Result<([u8; 2], u8), PathError> {
-    let (Some(&high), Some(&low)) = (bytes.get(1), bytes.get(2)) else {
+    let [high, low, ..] = *bytes else {
         return Err(PathError::MalformedEscape);
     };
     let (Some(high_value), Some(low_value)) = (hex(high), hex(low)) else {
@@ -172,9 +172,10 @@ fn is_forbidden(byte: u8) -> bool {
 
 /// Writes the normal form of a path that [`scan`] let pass, segment by segment. A `..` takes back the segment written
 /// last, so every byte is written once and taken back at most once.
-fn rewrite(path: &[u8]) -> Result<String, PathError> {
+fn rewrite(path: &str) -> Result<String, PathError> {
     let mut out = String::with_capacity(path.len());
-    let mut segments = path[1..].split(|&byte| byte == b'/').peekable();
+    // the path begins with a slash, so the first piece is nothing
+    let mut segments = path.split('/').skip(1).peekable();
     while let Some(segment) = segments.next() {
         let start = out.len();
         out.push('/');
@@ -197,22 +198,19 @@ fn rewrite(path: &[u8]) -> Result<String, PathError> {
 }
 
 /// Decodes what is unreserved, and writes other escapes in upper case.
-fn push_decoded(segment: &[u8], out: &mut String) -> Result<(), PathError> {
-    let mut at = 0;
-    while let Some(&byte) = segment.get(at) {
-        if byte != b'%' {
-            out.push(char::from(byte));
-            at += 1;
-            continue;
-        }
-        let (digits, value) = escape(&segment[at..])?;
+fn push_decoded(segment: &str, out: &mut String) -> Result<(), PathError> {
+    let mut pieces = segment.split('%');
+    out.push_str(pieces.next().unwrap_or_default());
+    for piece in pieces {
+        let (digits, value) = escape(piece.as_bytes())?;
         if is_unreserved(value) {
             out.push(char::from(value));
         } else {
             out.push('%');
             out.extend(digits.map(|digit| char::from(digit.to_ascii_uppercase())));
         }
-        at += 3;
+        // the digits were ASCII, so the third byte begins a character
+        out.push_str(&piece[2..]);
     }
     Ok(())
 }
@@ -228,16 +226,21 @@ enum Segment {
 
 impl Segment {
     fn of(decoded: &str) -> Segment {
-        let bare = match (decoded.find(';'), decoded.find("%3B")) {
-            (Some(plain), Some(escaped)) => &decoded[..plain.min(escaped)],
-            (Some(end), None) | (None, Some(end)) => &decoded[..end],
-            (None, None) => decoded,
-        };
-        match bare {
-            "." | ".." if bare.len() != decoded.len() => Segment::DotWithParameter,
-            ".." => Segment::Parent,
-            "." => Segment::Nothing,
-            _ if decoded.is_empty() => Segment::Nothing,
+        if !decoded.starts_with('.') {
+            return if decoded.is_empty() {
+                Segment::Nothing
+            } else {
+                Segment::Name
+            };
+        }
+        let dots = decoded.len() - decoded.trim_start_matches('.').len();
+        let after = &decoded[dots..];
+        match dots {
+            1 if after.is_empty() => Segment::Nothing,
+            2 if after.is_empty() => Segment::Parent,
+            1 | 2 if after.starts_with(';') || after.starts_with("%3B") => {
+                Segment::DotWithParameter
+            }
             _ => Segment::Name,
         }
     }

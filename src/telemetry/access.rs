@@ -6,7 +6,7 @@
 //! counted: losing a line is better than delaying a request.
 //!
 //! A channel of lines was rejected: it allocates for each line and wakes the writer for each line. Here the writer
-//! is woken when the queue was empty, and lingers for [`LINGER`], so a busy gateway pays one wake-up for many lines.
+//! is woken when the queue was empty, and lingers for `LINGER`, so a busy gateway pays one wake-up for many lines.
 
 use std::{
     cell::RefCell,
@@ -89,12 +89,16 @@ pub struct LimitPart<'a> {
     pub retry_after: Option<u32>,
 }
 
-/// A writer of access lines; each worker has its own clone, all clones feed one thread.
-#[derive(Debug)]
+/// Writes access lines. A clone is a reference count; all clones feed one thread.
+#[derive(Clone, Debug)]
 pub struct AccessLog {
     queue: Arc<Queue>,
     style: Style,
-    line: RefCell<Vec<u8>>,
+}
+
+thread_local! {
+    /// Where this thread formats its lines.
+    static LINE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 struct Queue {
@@ -139,19 +143,21 @@ impl AccessLog {
                 let _ended = EndOnDrop(&drained);
                 drained.drain_into(sink);
             })?;
-        Ok(AccessLog {
-            queue,
-            style,
-            line: RefCell::default(),
-        })
+        Ok(AccessLog { queue, style })
     }
 
     /// Queues one line. Never waits for the sink; a line that finds no room is dropped and counted.
     pub fn write(&self, line: &Line<'_>) {
-        let mut text = self.line.borrow_mut();
-        text.clear();
-        format(&mut text, self.style, line);
-        self.queue.push(&text);
+        let queued = LINE.try_with(|text| {
+            let mut text = text.borrow_mut();
+            text.clear();
+            format(&mut text, self.style, line);
+            self.queue.push(&text);
+        });
+        if queued.is_err() {
+            // a thread that is ending has no buffer any more
+            self.queue.dropped.increment(1);
+        }
     }
 
     /// Lets the writer finish what is queued and end; lines written later are dropped and counted.
@@ -167,16 +173,6 @@ impl AccessLog {
             .wait_timeout_while(state, limit, |state| !state.ended);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         state.ended
-    }
-}
-
-impl Clone for AccessLog {
-    fn clone(&self) -> Self {
-        AccessLog {
-            queue: Arc::clone(&self.queue),
-            style: self.style,
-            line: RefCell::default(),
-        }
     }
 }
 

@@ -65,6 +65,8 @@ impl Upstream {
     /// What the server is told as `Host`.
     pub fn host_for<'a>(&'a self, pool: &'a ServerPool, asked: &'a str) -> &'a [u8] {
         match &self.settings().host {
+            // only an HTTP/1.0 client asks for no host; HTTP/1.1 must name one
+            HostHeader::Preserve if asked.is_empty() => pool.authority().as_bytes(),
             HostHeader::Preserve => asked.as_bytes(),
             HostHeader::Server => pool.authority().as_bytes(),
             HostHeader::Literal(value) => value.as_bytes(),

@@ -328,3 +328,7 @@ fn take_trailers(inbox: &mut BytesMut) -> Result<Option<HeaderMap>, &'static str
     inbox.advance(length);
     Ok(Some(trailers))
 }
+
+#[cfg(test)]
+#[path = "framing_tests.rs"]
+mod tests;

@@ -243,11 +243,11 @@ fn write_ours(out: &mut BytesMut, request: &Outbound<'_>) {
         "x-forwarded-proto",
         from_trusted("x-forwarded-proto").map_or(request.scheme.as_bytes(), HeaderValue::as_bytes),
     );
-    put_field(
-        out,
-        "x-forwarded-host",
-        from_trusted("x-forwarded-host").map_or(request.host.as_bytes(), HeaderValue::as_bytes),
-    );
+    let host =
+        from_trusted("x-forwarded-host").map_or(request.host.as_bytes(), HeaderValue::as_bytes);
+    if !host.is_empty() {
+        put_field(out, "x-forwarded-host", host);
+    }
     put_field(out, "x-request-id", request.request_id.as_bytes());
     if let Some(user) = client.user {
         put_field(out, "x-user-id", user.as_bytes());

@@ -29,7 +29,7 @@ pub(in crate::identity) struct ApiKeys {
 }
 
 impl ApiKeys {
-    /// Indexes keys; of two with one digest the earlier counts. 100,000 keys take some ten milliseconds.
+    /// Indexes keys; of two with one digest the earlier counts. 100,000 keys take well under a second.
     pub(in crate::identity) fn new(
         header: HeaderName,
         keys: &[ApiKey],
