@@ -284,6 +284,39 @@ fn the_example_configuration_passes_check() {
 }
 
 #[test]
+fn every_configuration_in_the_documentation_passes_check() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut pages = vec![root.join("README.md")];
+    pages.extend(
+        fs::read_dir(root.join("docs"))
+            .expect("docs")
+            .map(|entry| entry.expect("an entry of docs").path()),
+    );
+    let mut checked = 0;
+    for page in pages
+        .iter()
+        .filter(|page| page.extension().is_some_and(|extension| extension == "md"))
+    {
+        let text =
+            fs::read_to_string(page).unwrap_or_else(|error| panic!("{}: {error}", page.display()));
+        for block in text.split("```toml\n").skip(1) {
+            let toml = block.split("```").next().unwrap_or_default();
+            let folder = folder();
+            write(folder.path(), toml);
+            let finished = tidegate(folder.path(), &["check", "--config", "gateway.toml"]);
+            assert_eq!(
+                finished.code,
+                Some(0),
+                "{}: {finished}\n{toml}",
+                page.display()
+            );
+            checked += 1;
+        }
+    }
+    assert!(checked >= 1, "no configuration was found");
+}
+
+#[test]
 fn healthcheck_is_0_when_ready_and_1_when_nobody_answers() {
     let gateway = Gateway::with("").start();
     let admin = format!("http://{}", gateway.admin_address());

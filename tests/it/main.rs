@@ -13,6 +13,7 @@ mod http1_vectors;
 mod http2_vectors;
 mod identity_vectors;
 mod lifecycle;
+mod limiter_vectors;
 mod limits;
 mod path_vectors;
 mod proxy;

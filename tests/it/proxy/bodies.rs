@@ -14,14 +14,8 @@ use crate::support::{Client, Gateway, Origin, Request, raw, wait::pause};
 
 const MIB: u64 = 1024 * 1024;
 
-/// How much a big body holds: 1 GiB where `TIDEGATE_TEST_BIG` is set, else what a debug build moves in a few seconds.
-fn big() -> u64 {
-    if std::env::var_os("TIDEGATE_TEST_BIG").is_some() {
-        1024 * MIB
-    } else {
-        256 * MIB
-    }
-}
+/// How much a big body holds.
+const BIG: u64 = 1024 * MIB;
 
 const LARGE: &str =
     "[server]\nworkers = 2\n[[listen]]\naddress = \"127.0.0.1:0\"\nmax_body_size = \"2GiB\"\n";
@@ -40,10 +34,9 @@ fn big_bodies_pass_both_ways_and_memory_stays_flat() {
         if exchange.request.method == "POST" {
             return exchange.respond(200, &[], b"got it");
         }
-        exchange
-            .write(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", big()).as_bytes())?;
+        exchange.write(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", BIG).as_bytes())?;
         let piece = vec![b'x'; 1024 * 1024];
-        (0..big() / MIB).try_for_each(|_| exchange.write(&piece))
+        (0..BIG / MIB).try_for_each(|_| exchange.write(&piece))
     });
     let gateway = Gateway::with(LARGE).upstream(&origin).start();
     assert_eq!(gateway.send(&Request::post("/", "warm")).status, 200);
@@ -54,30 +47,30 @@ fn big_bodies_pass_both_ways_and_memory_stays_flat() {
         .write(
             format!(
                 "POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: {}\r\n\r\n",
-                big()
+                BIG
             )
             .as_bytes(),
         )
         .expect("the head leaves");
-    write_much(&mut client.stream(), big()).expect("the body leaves");
+    write_much(&mut client.stream(), BIG).expect("the body leaves");
     assert_eq!(
         client.read_response("POST").expect("an answer").text(),
         "got it"
     );
-    assert_eq!(origin.requests()[1].body_length, big());
+    assert_eq!(origin.requests()[1].body_length, BIG);
 
     client
         .write(&Request::get("/").to_bytes())
         .expect("the request leaves");
     assert_eq!(client.read_head().expect("an answer").status, 200);
-    assert_eq!(client.discard(big()), Ok(big()));
+    assert_eq!(client.discard(BIG), Ok(BIG));
 
     let grown = gateway.peak_memory_bytes() - before;
     assert!(
         grown < 24 * MIB,
         "memory grew by {} MiB for bodies of {} MiB",
         grown / MIB,
-        big() / MIB
+        BIG / MIB
     );
 }
 
