@@ -11,15 +11,15 @@
 //! Imports point down this list only (`tests/it/tidy.rs` enforces it):
 //! cli → server → admin → gateway → config → response → (listener | upstream) → telemetry → route → identity → limit.
 
-pub mod admin;
 pub mod cli;
-pub mod config;
+pub mod server;
+pub mod admin;
 pub mod gateway;
+pub mod config;
+pub mod response;
+pub mod listener;
+pub mod upstream;
+pub mod telemetry;
+pub mod route;
 pub mod identity;
 pub mod limit;
-pub mod listener;
-pub mod response;
-pub mod route;
-pub mod server;
-pub mod telemetry;
-pub mod upstream;

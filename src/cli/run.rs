@@ -13,7 +13,6 @@ use serde_json::json;
 use crate::{
     config::{self, Loaded, Report, Snapshot},
     identity::KeyPart,
-    limit,
     listener::Address,
     route,
     server::{self, Running},
@@ -213,7 +212,7 @@ fn matched(pattern: &route::Pattern) -> String {
     format!("{methods}{separator}{hosts}{}", pattern.path)
 }
 
-/// `100 per 1s per client IP, burst 200 (pro: 600 per 60s, burst 50)`.
+/// `100/s per client IP, burst 200; pro: 600/min, burst 50`.
 fn allowance(limit: &config::Limit) -> String {
     let per = limit
         .key
@@ -221,21 +220,15 @@ fn allowance(limit: &config::Limit) -> String {
         .map(key_name)
         .collect::<Vec<_>>()
         .join(" and ");
-    let quota = |quota: &limit::Quota| format!("{} per {:?}", quota.amount, quota.period);
-    let default = &limit.quotas[0];
-    let per = if per.is_empty() {
-        "for all together".to_owned()
-    } else {
-        format!("per {per}")
+    let per = match per.is_empty() {
+        true => "for all together".to_owned(),
+        false => format!("per {per}"),
     };
-    let mut text = format!("{} {per}, burst {}", quota(default), default.burst);
+    let default = &limit.quotas[0];
+    let mut text = format!("{default} {per}, burst {}", default.burst);
     for (tier, index) in limit.tiers.iter().filter(|(_, index)| *index > 0) {
-        let _ = write!(
-            text,
-            "; {tier}: {}, burst {}",
-            quota(&limit.quotas[*index]),
-            limit.quotas[*index].burst
-        );
+        let quota = &limit.quotas[*index];
+        let _ = write!(text, "; {tier}: {quota}, burst {}", quota.burst);
     }
     text
 }

@@ -2,7 +2,7 @@
 //!
 //! [`Identifier::identify`] turns a peer and its headers into a [`Client`]: an address that cannot be spoofed ([`address`]) and,
 //! where a credential verifies, a user. [`KeyParts::key`](key::KeyParts::key) turns that into the bucket that it shares with
-//! others. [`ManagedFields`](managed::ManagedFields) names what a client must not be able to tell the upstream.
+//! others. [`ManagedFields`] names what a client must not be able to tell the upstream.
 
 pub mod address;
 mod credential;

@@ -14,7 +14,7 @@
 //! `B + D/T` units are admitted.
 //!
 //! **Exactness.** `T = period/amount` need not be whole nanoseconds (7 per minute is 8 571 428 571.43). A limit keeps
-//! its TATs in its own unit of time, 1/[`Scale`] ns, where the scale is the least common multiple of the reduced
+//! its TATs in its own unit of time, 1/scale ns, where the scale is the least common multiple of the reduced
 //! denominators `amount / gcd(amount, period_ns)` of its tiers: there every T is an integer and nothing is ever
 //! rounded. Where that is more than 64 the scale is 64 and T is rounded up to the next 1/64 ns: always strict,
 //! by less than 1/64 ns per unit, which at the fastest rate (one per nanosecond) is at most one unit in 64 and at one

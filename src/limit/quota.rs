@@ -1,6 +1,6 @@
 //! Amount, period and burst of one limit for one tier, and what of it is representable.
 
-use std::{num::NonZeroU64, time::Duration};
+use std::{fmt, num::NonZeroU64, time::Duration};
 
 /// The shortest period: below a millisecond a rate is better written with a larger amount.
 pub const MIN_PERIOD: Duration = Duration::from_millis(1);
@@ -67,6 +67,28 @@ impl Quota {
     /// The period in nanoseconds; it fits because a period is at most [`MAX_PERIOD`].
     pub(super) fn period_ns(&self) -> u64 {
         u64::try_from(self.period.as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+/// The rate as a configuration writes it: `60/min`, `5/15min`.
+impl fmt::Display for Quota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(u128, &str); 5] = [
+            (86_400_000, "d"),
+            (3_600_000, "h"),
+            (60_000, "min"),
+            (1_000, "s"),
+            (1, "ms"),
+        ];
+        let period_ms = self.period.as_millis();
+        let unit = UNITS
+            .iter()
+            .find(|(unit_ms, _)| period_ms.checked_rem(*unit_ms) == Some(0));
+        match unit.map(|(unit_ms, name)| (period_ms.checked_div(*unit_ms), name)) {
+            Some((Some(1), name)) => write!(f, "{}/{name}", self.amount),
+            Some((Some(count), name)) => write!(f, "{}/{count}{name}", self.amount),
+            _ => write!(f, "{}/{:?}", self.amount, self.period),
+        }
     }
 }
 

@@ -74,21 +74,21 @@ impl Clock {
         }
     }
 
-    /// Until when the wait that begins or goes on now may last.
+    /// Until when the wait that begins or goes on now may last; `None` while a request is in the handler's hands.
     fn deadline(&self) -> Option<Instant> {
         if self.in_flight.get() > 0 {
             return None;
         }
         let since = self.since.get().unwrap_or_else(Instant::now);
         self.since.set(Some(since));
-        Some(
-            since
-                + if self.phase.get() == Phase::Idle {
-                    self.idle_timeout
-                } else {
-                    self.header_timeout
-                },
-        )
+        Some(since + self.patience())
+    }
+
+    fn patience(&self) -> Duration {
+        match self.phase.get() {
+            Phase::Idle => self.idle_timeout,
+            Phase::Fresh | Phase::Head => self.header_timeout,
+        }
     }
 }
 
@@ -102,7 +102,7 @@ impl Drop for InFlight {
         self.0.in_flight.set(left);
         if left == 0 {
             self.0.phase.set(Phase::Idle);
-            self.0.since.set(None);
+            self.0.since.set(Some(Instant::now()));
         }
     }
 }
@@ -115,8 +115,8 @@ pub(super) struct TimedIo<S> {
     prefix: Bytes,
     clock: Rc<Clock>,
     timer: Option<Pin<Box<Sleep>>>,
-    /// Since when the client has taken nothing of what there is to write.
-    stalled: Option<Instant>,
+    /// Runs while the client takes nothing of what there is to write.
+    stalled: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S: Read + Write + Unpin> TimedIo<S> {
@@ -135,27 +135,39 @@ impl<S: Read + Write + Unpin> TimedIo<S> {
         self.prefix = bytes;
     }
 
-    fn poll_timer(&mut self, cx: &mut Context<'_>, deadline: Instant) -> Poll<()> {
-        let timer = self
-            .timer
-            .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
-        if timer.deadline() > deadline {
-            timer.as_mut().reset(deadline);
-        }
+    /// Ready when the client has let us wait for too long. While a request is in the handler's hands the timer only
+    /// stays armed: nothing else may run this task when the response has ended and the connection falls idle.
+    fn poll_overdue(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
-            ready!(timer.as_mut().poll(cx));
-            if timer.deadline() >= deadline {
-                return Poll::Ready(());
+            let deadline = self.clock.deadline();
+            let timer = self.timer.get_or_insert_with(|| {
+                let until = deadline.unwrap_or_else(|| Instant::now() + self.clock.idle_timeout);
+                Box::pin(tokio::time::sleep_until(until))
+            });
+            if let Some(deadline) = deadline
+                && timer.deadline() > deadline
+            {
+                timer.as_mut().reset(deadline);
             }
-            timer.as_mut().reset(deadline);
+            ready!(timer.as_mut().poll(cx));
+            match deadline {
+                Some(deadline) if timer.deadline() >= deadline => return Poll::Ready(()),
+                Some(deadline) => timer.as_mut().reset(deadline),
+                None => timer
+                    .as_mut()
+                    .reset(Instant::now() + self.clock.idle_timeout),
+            }
         }
     }
 
     /// The client takes nothing: end the connection when that lasts.
     fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
-        let since = *self.stalled.get_or_insert_with(Instant::now);
-        let deadline = since + self.clock.idle_timeout;
-        self.poll_timer(cx, deadline)
+        let timer = self
+            .stalled
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(self.clock.idle_timeout)));
+        timer
+            .as_mut()
+            .poll(cx)
             .map(|()| io::ErrorKind::TimedOut.into())
     }
 
@@ -191,10 +203,7 @@ impl<S: Read + Write + Unpin> Read for TimedIo<S> {
             this.clock.bytes_arrived();
             return Poll::Ready(outcome);
         }
-        let Some(deadline) = this.clock.deadline() else {
-            return Poll::Pending;
-        };
-        ready!(this.poll_timer(cx, deadline));
+        ready!(this.poll_overdue(cx));
         if this.clock.phase.get() == Phase::Head {
             let answer = this.clock.timeout_answer.get();
             // best effort: a few bytes to a client that may no longer be there

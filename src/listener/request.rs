@@ -58,7 +58,10 @@ pub fn check<'a>(parts: &'a Parts, settings: &Settings) -> Result<Addressed<'a>,
     }
     check_framing(&parts.headers)?;
     let authority = match parts.version {
-        Version::HTTP_2 => authority_http2(parts)?,
+        Version::HTTP_2 => {
+            check_values(&parts.headers)?;
+            authority_http2(parts)?
+        }
         _ => authority_http1(parts)?,
     };
     let host = if authority.is_empty() {
@@ -96,6 +99,23 @@ fn check_size(parts: &Parts, settings: &Settings) -> Result<(), Malformed> {
         return Err(Malformed::FieldsTooLarge);
     }
     Ok(())
+}
+
+/// White space at either end of a value, which HTTP/1.1 would have trimmed (RFC 9113 §8.2.1): ` key` and `key` would
+/// be two buckets.
+fn check_values(headers: &HeaderMap) -> Result<(), Malformed> {
+    let padded = |value: &HeaderValue| {
+        let ends = [value.as_bytes().first(), value.as_bytes().last()];
+        ends.into_iter()
+            .flatten()
+            .any(|byte| matches!(byte, b' ' | b'\t'))
+    };
+    match headers.values().any(padded) {
+        true => Err(Malformed::Invalid(
+            "A field's value begins or ends with white space.",
+        )),
+        false => Ok(()),
+    }
 }
 
 /// hyper accepts a coding before `chunked`, and `chunked` twice; we know exactly one `chunked`.

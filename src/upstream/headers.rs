@@ -186,6 +186,7 @@ fn write_end_to_end(out: &mut BytesMut, request: &Outbound<'_>) {
             || *name == COOKIE
             || *name == VIA
             || is_rewritten(name)
+            || is_framing_alias(name)
             || (identified && is_identity(name))
             || if trusted {
                 request.managed.alias(name.as_str())
@@ -206,6 +207,14 @@ fn write_end_to_end(out: &mut BytesMut, request: &Outbound<'_>) {
         headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes),
         b"; ",
     );
+}
+
+/// `transfer_encoding` and its kin: a server that maps `_` or `.` to `-` would frame the message by it.
+fn is_framing_alias(name: &HeaderName) -> bool {
+    name.as_str().contains(['_', '.'])
+        && HeaderName::try_from(name.as_str().replace(['_', '.'], "-")).is_ok_and(|name| {
+            is_hop_by_hop(&name) || [HOST, CONTENT_LENGTH, EXPECT, TRAILER].contains(&name)
+        })
 }
 
 /// Fields that are always written afresh, from what was received or from what we know.

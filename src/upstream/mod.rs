@@ -1,6 +1,6 @@
 //! The request leaves: servers, timeouts, connections kept per worker.
 //!
-//! Read in this order: [`forward`] (one exchange, top to bottom), [`headers`] (what the server is told), [`pool`]
+//! Read in this order: [`mod@forward`] (one exchange, top to bottom), [`headers`] (what the server is told), [`pool`]
 //! (connections), [`framing`] (where a response ends), [`body`] (the response on its way back).
 //!
 //! The exchange is our own HTTP/1.1 client over a socket, not hyper's: it runs inline in the request's task, with

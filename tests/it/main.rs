@@ -7,7 +7,6 @@
 mod answers;
 mod cli;
 mod config;
-mod limiter_vectors;
 mod harness;
 mod http1_vectors;
 mod http2_vectors;
