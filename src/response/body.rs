@@ -98,7 +98,7 @@ pub(super) fn put_denial(
     put_request_id_and_end(out, asked);
 }
 
-/// `The limit per_ip (100 per 1s, at most 200 at once) is spent. Try again in 3 s.`
+/// `The limit per_ip (100/s, at most 200 at once) is spent. Try again in 3 s.`
 fn put_sentence(out: &mut BytesMut, denial: &Denial<'_>, retry_after: Option<u32>, escaped: bool) {
     let described = denial.named().map_or("", |met| met.policy.described());
     if retry_after.is_some() {

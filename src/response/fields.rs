@@ -57,7 +57,7 @@ pub struct BadPolicyName;
 #[derive(Clone, Debug)]
 pub struct Policy {
     name: Box<str>,
-    /// `per_ip (100 per 1s, at most 200 at once)`.
+    /// `per_ip (100/s, at most 200 at once)`.
     described: Box<str>,
     /// The most units at once.
     quota: u64,
