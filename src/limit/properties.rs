@@ -196,13 +196,13 @@ fn gap_ns(quota: Quota, kind: u8, size: u16) -> u64 {
     let gap = match kind % 8 {
         0 | 1 => 0,
         2 => size % 4,
-        3 => (u128::from(unit) * u128::from(size) >> 14) as u64,
+        3 => ((u128::from(unit) * u128::from(size)) >> 14) as u64,
         4 | 5 => unit
             .saturating_mul(size % 8)
             .saturating_add(size / 8 % 3)
             .saturating_sub(1),
         6 => STEP_BACK_NS - 1 + size % 3,
-        _ => (u128::from(fill) * u128::from(size) >> 15) as u64,
+        _ => ((u128::from(fill) * u128::from(size)) >> 15) as u64,
     };
     gap.min(LONGEST)
 }
