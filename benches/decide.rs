@@ -1,3 +1,307 @@
-//! The decision alone: nanoseconds and allocations.
+//! The decision alone: nanoseconds, allocations, bytes per key. `cargo bench --bench decide`.
+//!
+//! Each figure is the median of interleaved rounds (every case once per round), so that a slow moment of the machine
+//! hits all cases alike. Keys are drawn at random and hashed from a counter inside the loop; what that costs is the first
+//! row. The clock is a counter too: reading it is not part of the decision. Two threads work on the same keys.
+//! An allocation on a measured path ends the run with an error.
 
-fn main() {}
+use std::{
+    hint::black_box,
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use tidegate::limit::{Attached, Charge, Key, Limit, Quota, Store};
+
+const ROUNDS: usize = 21;
+const DECISIONS: u64 = 200_000;
+const MAX_KEYS: u64 = 1_000_000;
+
+fn main() {
+    let cases = cases();
+    let mut ns: Vec<Vec<f64>> = vec![Vec::new(); cases.len()];
+    for _ in 0..ROUNDS {
+        for (case, ns) in cases.iter().zip(&mut ns) {
+            ns.push(case.round());
+        }
+    }
+    println!("{:<44} {:>8} {:>14}", "decision", "ns", "million/s");
+    for (case, ns) in cases.iter().zip(&mut ns) {
+        ns.sort_by(f64::total_cmp);
+        let median = ns[ns.len() / 2];
+        println!(
+            "{:<44} {median:>8.1} {:>14.1}",
+            case.name(),
+            case.threads as f64 * 1_000.0 / median
+        );
+    }
+    println!(
+        "allocations per decision: 0 (counted, {} decisions)",
+        cases.len() * ROUNDS * DECISIONS as usize
+    );
+    memory();
+}
+
+/// What is decided.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    /// Nothing: the loop, the random number and the key.
+    Loop,
+    /// Keys that are in the table, admitted.
+    Known { limits: usize },
+    /// The same, all of them out of units.
+    Denied { limits: usize },
+    /// Keys that were never seen, in a table full of idle ones.
+    Fresh,
+}
+
+struct Case {
+    kind: Kind,
+    keys: u64,
+    threads: u64,
+    store: Store,
+    limits: Vec<Arc<Attached>>,
+    /// Virtual nanoseconds, and the source of fresh keys.
+    clock: AtomicU64,
+}
+
+fn cases() -> Vec<Case> {
+    let mut cases = vec![Case::new(Kind::Loop, 1, 1)];
+    for limits in [1, 3] {
+        for keys in [1, 10_000, MAX_KEYS] {
+            for threads in [1, 2] {
+                cases.push(Case::new(Kind::Known { limits }, keys, threads));
+            }
+        }
+    }
+    for threads in [1, 2] {
+        cases.push(Case::new(Kind::Known { limits: 1 }, 10 * MAX_KEYS, threads));
+    }
+    cases.push(Case::new(Kind::Denied { limits: 1 }, 10_000, 1));
+    cases.push(Case::new(Kind::Denied { limits: 3 }, 10_000, 1));
+    for threads in [1, 2] {
+        cases.push(Case::new(Kind::Fresh, MAX_KEYS, threads));
+    }
+    cases
+}
+
+impl Case {
+    /// A store that already holds every key.
+    fn new(kind: Kind, keys: u64, threads: u64) -> Case {
+        let (limits, quota) = match kind {
+            Kind::Loop => (0, quota(1, 1)),
+            Kind::Known { limits } => (limits, quota(1_000_000_000, 1_000_000_000)),
+            Kind::Denied { limits } => (limits, quota(1, 1)),
+            Kind::Fresh => (1, quota(1_000_000_000, 1)),
+        };
+        // three limits are one for all, and two by key
+        let store = Store::new((keys * limits.saturating_sub(1).max(1) as u64) as usize);
+        let attach = |n: usize| {
+            let limit = Limit::token_bucket(&format!("limit {n}"), &[quota])
+                .expect("a quota within bounds");
+            store.attach(&limit).expect("few limits")
+        };
+        let limits: Vec<_> = (0..limits).map(attach).collect();
+        let case = Case {
+            kind,
+            keys,
+            threads,
+            store,
+            limits,
+            clock: AtomicU64::new(1_000_000_000),
+        };
+        for n in 0..keys {
+            case.decide(1_000_000_000, key(n));
+        }
+        case
+    }
+
+    fn name(&self) -> String {
+        let (threads, keys) = (self.threads, self.keys);
+        let plural = |n: u64, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
+        let what = match self.kind {
+            Kind::Loop => return "(loop and key alone)".to_owned(),
+            Kind::Known { limits } => plural(limits as u64, "limit"),
+            Kind::Denied { limits } => format!("{}, denied", plural(limits as u64, "limit")),
+            Kind::Fresh => "1 limit, fresh among".to_owned(),
+        };
+        format!(
+            "{what}, {}, {}",
+            plural(keys, "key"),
+            plural(threads, "thread")
+        )
+    }
+
+    #[inline]
+    fn decide(&self, now_ns: u64, key: Key) {
+        let charge = |n: usize, key: Option<Key>| Charge {
+            limit: &self.limits[n],
+            tier: 0,
+            key,
+            cost: 1,
+        };
+        let admit = |charges: &[Charge<'_>]| _ = black_box(&self.store.admit(now_ns, charges));
+        match self.limits.len() {
+            0 => _ = black_box((now_ns, key)),
+            1 => admit(&[charge(0, Some(key))]),
+            _ => admit(&[charge(0, None), charge(1, Some(key)), charge(2, Some(key))]),
+        }
+    }
+
+    /// Nanoseconds per decision of one thread, in one round.
+    fn round(&self) -> f64 {
+        let start = self.clock.fetch_add(DECISIONS * self.threads, Relaxed);
+        let barrier = Barrier::new(self.threads as usize);
+        let work = |thread: u64| {
+            let mut random = start ^ (thread << 48) | 1;
+            barrier.wait();
+            let allocated = counting::allocations();
+            let begin = Instant::now();
+            for n in 0..DECISIONS {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                let drawn = ((u128::from(random) * u128::from(self.keys)) >> 64) as u64;
+                let fresh = start + thread * DECISIONS + n;
+                self.decide(
+                    start + n,
+                    key(if self.kind == Kind::Fresh {
+                        fresh
+                    } else {
+                        drawn
+                    }),
+                );
+            }
+            let elapsed = begin.elapsed();
+            assert_eq!(
+                counting::allocations(),
+                allocated,
+                "{} allocates",
+                self.name()
+            );
+            elapsed.as_nanos() as f64 / DECISIONS as f64
+        };
+        if self.threads == 1 {
+            return work(0);
+        }
+        thread::scope(|scope| {
+            let workers: Vec<_> = (0..self.threads)
+                .map(|thread| scope.spawn(move || work(thread)))
+                .collect();
+            let ns: Vec<f64> = workers
+                .into_iter()
+                .map(|worker| worker.join().expect("no panic"))
+                .collect();
+            ns.iter().sum::<f64>() / ns.len() as f64
+        })
+    }
+}
+
+fn quota(per_second: u64, burst: u64) -> Quota {
+    Quota::new(per_second, Duration::from_secs(1), burst).expect("within bounds")
+}
+
+/// Stands in for the keyed hash, whose cost is not the decision's.
+#[inline]
+fn key(n: u64) -> Key {
+    let mixed = u128::from(n.wrapping_add(0x9E37_79B9_7F4A_7C15))
+        * 0xDA94_2042_E4DD_58B5_9E37_79B9_7F4A_7C15;
+    Key(mixed ^ (mixed >> 61))
+}
+
+/// What a store costs when it is made, and per key when it is full.
+fn memory() {
+    for max_keys in [MAX_KEYS, 10 * MAX_KEYS] {
+        let before = counting::bytes();
+        let begin = Instant::now();
+        let store = Store::new(max_keys as usize);
+        let elapsed = begin.elapsed();
+        let bytes = counting::bytes() - before;
+        let quota = quota(1, 1);
+        let limit = store
+            .attach(&Limit::token_bucket("limit", &[quota]).expect("within bounds"))
+            .expect("few limits");
+        for n in 0..max_keys {
+            store.admit(
+                0,
+                &[Charge {
+                    limit: &limit,
+                    tier: 0,
+                    key: Some(key(n)),
+                    cost: 1,
+                }],
+            );
+        }
+        let (held, shared) = (limit.keys(), limit.overflowed());
+        let per_key = bytes as f64 / max_keys as f64;
+        println!(
+            "max_keys {max_keys}: made in {elapsed:?}, {per_key:.1} bytes per key; of as many debtors {held} have their own bucket, {shared} share one"
+        );
+    }
+}
+
+/// Counts what is allocated, and by each thread how often.
+mod counting {
+    #![expect(
+        unsafe_code,
+        reason = "GlobalAlloc is an unsafe trait; every call goes to the system's allocator unchanged"
+    )]
+
+    use std::{
+        alloc::{GlobalAlloc, Layout, System},
+        cell::Cell,
+        sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    };
+
+    #[global_allocator]
+    static ALLOCATOR: Counting = Counting;
+
+    static BYTES: AtomicUsize = AtomicUsize::new(0);
+
+    thread_local! {
+        static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    }
+
+    /// Allocations of this thread so far.
+    pub(super) fn allocations() -> u64 {
+        ALLOCATIONS.with(Cell::get)
+    }
+
+    /// Bytes allocated so far by all threads, freed or not.
+    pub(super) fn bytes() -> usize {
+        BYTES.load(Relaxed)
+    }
+
+    struct Counting;
+
+    fn count(bytes: usize) {
+        BYTES.fetch_add(bytes, Relaxed);
+        ALLOCATIONS.with(|allocations| allocations.set(allocations.get() + 1));
+    }
+
+    // SAFETY: the contract of each call is the one of the call that it forwards
+    unsafe impl GlobalAlloc for Counting {
+        unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+            count(layout.size());
+            unsafe { System.alloc(layout) }
+        }
+
+        unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+            count(layout.size());
+            unsafe { System.alloc_zeroed(layout) }
+        }
+
+        unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+            count(size);
+            unsafe { System.realloc(pointer, layout, size) }
+        }
+
+        unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+            unsafe { System.dealloc(pointer, layout) }
+        }
+    }
+}

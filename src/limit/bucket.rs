@@ -14,7 +14,7 @@
 //! `B + D/T` units are admitted.
 //!
 //! **Exactness.** `T = period/amount` need not be whole nanoseconds (7 per minute is 8 571 428 571.43). A limit keeps
-//! its TATs in its own unit of time, 1/scale ns, where the scale is the least common multiple of the reduced
+//! its TATs in its own unit of time, 1/`scale` ns, where the scale is the least common multiple of the reduced
 //! denominators `amount / gcd(amount, period_ns)` of its tiers: there every T is an integer and nothing is ever
 //! rounded. Where that is more than 64 the scale is 64 and T is rounded up to the next 1/64 ns: always strict,
 //! by less than 1/64 ns per unit, which at the fastest rate (one per nanosecond) is at most one unit in 64 and at one
@@ -121,6 +121,10 @@ pub(super) struct Buckets {
     scale: Scale,
     /// The largest B·T of the tiers.
     deepest: u64,
+    /// More than this is no debt: the clock stepped back.
+    credible: u64,
+    /// The last moment from which every new TAT is representable.
+    last: u64,
     /// The default tier, apart so that the usual decision follows no pointer.
     default: Bucket,
     others: Box<[Bucket]>,
@@ -141,9 +145,13 @@ impl Buckets {
         let deepest = others
             .iter()
             .fold(default.fill, |deepest, tier| deepest.max(tier.fill));
+        let credible = deepest.saturating_add(scale.units(STEP_BACK_NS));
+        let last = MAX_TAT.saturating_sub(deepest);
         Ok(Buckets {
             scale,
             deepest,
+            credible,
+            last,
             default,
             others,
         })
@@ -216,9 +224,7 @@ impl Buckets {
     #[inline]
     fn debt(&self, now: u64, tat: u64) -> u64 {
         let debt = tat.saturating_sub(now);
-        let stepped_back = debt > self.deepest.saturating_add(self.scale.units(STEP_BACK_NS));
-        let end_of_time = now > MAX_TAT.saturating_sub(self.deepest);
-        if stepped_back || end_of_time {
+        if debt > self.credible || now > self.last {
             self.deepest
         } else {
             debt

@@ -271,16 +271,18 @@ fn limit_of(tag: u64) -> u16 {
 /// No branch on which of the slots it is: that would be guessed wrong three times in four.
 #[inline]
 fn find_in(group: &Group, expected: u64) -> Option<Cell<'_>> {
-    let mut found = None;
-    for (tag, word) in slots(group) {
+    let (tags, words) = group.split_at(WAYS);
+    let mut found = WAYS;
+    for (way, tag) in tags.iter().enumerate() {
         if tag.load(Acquire) == expected {
-            found = Some(Cell {
-                word,
-                slot: Some((tag, expected)),
-            });
+            found = way;
         }
     }
-    found
+    let (tag, word) = (tags.get(found)?, words.get(found)?);
+    Some(Cell {
+        word,
+        slot: Some((tag, expected)),
+    })
 }
 
 /// Waits until the slot is not changing hands; `None` when it went to another key. Only for whoever holds the

@@ -119,7 +119,10 @@ fn request_that_names_a_bucket_twice_pays_twice_or_nothing() {
     for key in [None, Some(9)] {
         let twice = [charge(&limit, key, 1), charge(&limit, key, 1)];
         assert!(store.admit(0, &twice).admitted());
-        assert!(!store.admit(0, &twice).admitted());
+        let denied = store.admit(0, &twice);
+        let told = denied.standings.iter().map(|s| (s.denied, s.remaining));
+        assert_eq!(told.collect::<Vec<_>>(), [(false, 1), (true, 0)]);
+        assert_eq!(denied.denial().unwrap().retry_after_ns, Some(SECOND));
         assert_eq!(remaining(&store, 0, twice[0]), 1);
     }
 }
@@ -372,4 +375,53 @@ fn key_without_room_is_shown_its_overflow_bucket() {
     let counted = limit.overflowed();
     assert_eq!(remaining(&store, 0, charge(&limit, key(5_000), 1)), 0);
     assert_eq!(limit.overflowed(), counted, "looking does not count");
+}
+
+#[test]
+fn slot_is_given_away_when_its_bucket_is_full_and_not_a_nanosecond_before() {
+    for (amount, period_ns, full_ns) in [(1, SECOND, SECOND), (7, 60 * SECOND, 8_571_428_572)] {
+        let store = Store::new(1);
+        let limit = store.attach(&limit("a", amount, period_ns, 1)).unwrap();
+        for n in 0..4 {
+            assert!(store.admit(0, &[charge(&limit, key(n), 1)]).admitted());
+        }
+        assert!(
+            store
+                .admit(full_ns - 1, &[charge(&limit, key(4), 1)])
+                .admitted()
+        );
+        assert_eq!(
+            (limit.keys(), limit.evictions(), limit.overflowed()),
+            (4, 0, 1)
+        );
+        assert!(
+            store
+                .admit(full_ns, &[charge(&limit, key(5), 1)])
+                .admitted()
+        );
+        assert_eq!(
+            (limit.keys(), limit.evictions(), limit.overflowed()),
+            (4, 1, 1)
+        );
+    }
+}
+
+#[test]
+fn request_that_takes_the_idle_slot_of_its_own_other_limit_charges_each_bucket_once() {
+    let store = Store::new(1);
+    let [slow, fast, fresh] = [
+        ("slow", HOUR, 1),
+        ("fast", SECOND, 1),
+        ("fresh", SECOND, 10),
+    ]
+    .map(|(name, period_ns, burst)| store.attach(&limit(name, 1, period_ns, burst)).unwrap());
+    for n in 0..3 {
+        assert!(store.admit(0, &[charge(&slow, key(n), 1)]).admitted());
+    }
+    assert!(store.admit(0, &[charge(&fast, key(3), 1)]).admitted());
+    let both = [charge(&fresh, key(3), 1), charge(&fast, key(3), 1)];
+    let verdict = store.admit(SECOND, &both);
+    assert!(verdict.admitted());
+    assert_eq!(both.map(|charge| remaining(&store, SECOND, charge)), [9, 0]);
+    assert_eq!((fast.keys(), fast.overflowed(), fresh.keys()), (0, 1, 1));
 }
