@@ -58,17 +58,12 @@ fn write_overview(html: &mut String, snapshot: &Snapshot, state: State) -> fmt::
             } else {
                 tiers.join(", ")
             };
-            let Quota {
-                amount,
-                period,
-                burst,
-            } = quota;
             writeln!(
                 html,
-                "<tr><td><code>{name}</code></td><td>{}</td><td>{}</td><td>{amount} per {period:?}, at most {burst} at \
-                 once</td></tr>",
+                "<tr><td><code>{name}</code></td><td>{}</td><td>{}</td><td>{quota}, at most {} at once</td></tr>",
                 Escaped(per),
-                Escaped(&tiers)
+                Escaped(&tiers),
+                quota.burst
             )?;
         }
     }

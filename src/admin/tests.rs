@@ -140,7 +140,7 @@ fn page_shows_what_is_configured_and_runs_nothing_of_it() {
         "per_key",
         "ip + header:host",
         "pro",
-        "600 per 60s, at most 600 at once",
+        "600/min, at most 600 at once",
     ] {
         assert!(page.body().contains(shown), "{shown}");
     }
