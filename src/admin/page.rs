@@ -8,7 +8,7 @@ use std::{
 use http::{HeaderValue, Response, header::CONTENT_SECURITY_POLICY};
 
 use super::{Endpoint, State, text};
-use crate::{config::Snapshot, identity::KeyPart, limit::Quota, listener::Address};
+use crate::{config::Snapshot, identity::KeyPart, listener::Address};
 
 const HEAD: &str = "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>tidegate</title>\
 <meta name=\"viewport\" content=\"width=device-width\"><style>\
