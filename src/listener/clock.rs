@@ -31,6 +31,7 @@ pub(super) struct Clock {
     /// When the phase began; `None` until somebody has to wait in it.
     since: Cell<Option<Instant>>,
     in_flight: Cell<u32>,
+    frames: Cell<bool>,
     /// What is written when a head does not arrive in time; HTTP/2 has no such answer.
     timeout_answer: Cell<&'static [u8]>,
 }
@@ -53,6 +54,7 @@ impl Clock {
             phase: Cell::new(Phase::Fresh),
             since: Cell::new(None),
             in_flight: Cell::new(0),
+            frames: Cell::new(false),
             timeout_answer: Cell::new(b""),
         }
     }
@@ -67,8 +69,13 @@ impl Clock {
         InFlight(Rc::clone(self))
     }
 
+    /// Between HTTP/2 requests bytes may be anything, such as a PING: only a request ends the wait for one.
+    pub(super) fn bytes_are_frames(&self) {
+        self.frames.set(true);
+    }
+
     fn bytes_arrived(&self) {
-        if self.phase.get() != Phase::Head {
+        if self.phase.get() != Phase::Head && !self.frames.get() {
             self.phase.set(Phase::Head);
             self.since.set(None);
         }

@@ -115,8 +115,9 @@ where
     let clock = Rc::new(Clock::new(settings.header_timeout, settings.idle_timeout));
     let mut io = TimedIo::new(io, Rc::clone(&clock));
     let http2 = settings.http2 && begins_with_preface(&mut io, &ticket).await;
-    if !http2 {
-        clock.answer_timeout_with(handler.head_timeout_answer());
+    match http2 {
+        true => clock.bytes_are_frames(),
+        false => clock.answer_timeout_with(handler.head_timeout_answer()),
     }
     let (http1, http2) = (
         http1_builder(settings),
