@@ -219,6 +219,9 @@ impl Worker {
             Ok(client) => (client, None),
             Err(rejected) => (rejected.client, Some(rejected)),
         };
+        if let Some(doubt) = client.doubt {
+            plan.addresses.rejected(doubt.label());
+        }
         if let Some(theirs) = answer::trusted_request_id(&client, &head.headers) {
             exchange.request_id = theirs;
         }

@@ -44,8 +44,10 @@ pub(super) struct Plan {
     pub(super) unrouted: RoutePlan,
     pub(super) upstreams: Vec<(upstream::Settings, Arc<UpstreamMetrics>)>,
     pub(super) response: response::Settings,
-    /// By source: `api_key`, `header`.
-    identity: Vec<(&'static str, IdentityMetrics)>,
+    /// By source.
+    credentials: [(&'static str, IdentityMetrics); 2],
+    /// Addresses from trusted proxies that could not be read.
+    pub(super) addresses: IdentityMetrics,
 }
 
 /// A route at work.
@@ -160,23 +162,22 @@ impl Plan {
                 .map(|settings| (settings.clone(), Arc::new(metrics.upstream(&settings.name))))
                 .collect(),
             response: snapshot.response.clone(),
-            identity: ["api_key", "header"]
-                .map(|source| (source, metrics.identity(source)))
-                .into(),
+            credentials: [
+                ("api_key", metrics.identity("api_key", &CREDENTIAL_FAULTS)),
+                ("header", metrics.identity("header", &CREDENTIAL_FAULTS)),
+            ],
+            addresses: metrics.identity("client_ip", &["malformed", "repeated", "too_long"]),
         })
     }
 
     /// Counts a credential that was not accepted.
     pub(super) fn count_rejected(&self, rejected: &Rejected) {
         if let Some((_, metrics)) = self
-            .identity
+            .credentials
             .iter()
             .find(|(source, _)| *source == rejected.source)
         {
-            match rejected.kind {
-                "unknown" => metrics.unknown.increment(1),
-                _ => metrics.malformed.increment(1),
-            }
+            metrics.rejected(rejected.kind);
         }
     }
 
@@ -200,6 +201,9 @@ impl Plan {
 
 /// The `route` label of what no route takes; not a name that a configuration can give.
 const NO_ROUTE: &str = "(none)";
+
+/// What can be wrong with a credential.
+const CREDENTIAL_FAULTS: [&str; 3] = ["unknown", "repeated", "malformed"];
 
 fn bind_limit(
     limit: &config::Limit,

@@ -124,7 +124,9 @@ impl Kept {
             && exchange.verdict.admitted()
             && asked.is_some();
         Self {
-            time: SystemTime::now(),
+            time: SystemTime::now()
+                .checked_sub(exchange.arrived.elapsed())
+                .unwrap_or(SystemTime::UNIX_EPOCH),
             request_id: exchange.request_id.clone(),
             client_ip: client.map(|client| client.address),
             user: owned(client.and_then(|client| client.user)),

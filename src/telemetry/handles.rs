@@ -67,11 +67,15 @@ impl Metrics {
     }
 
     /// The handles of one `[[user]]` source, `api_key` or `header`.
-    pub fn identity(&self, source: &str) -> IdentityMetrics {
-        let counter = |kind| self.counter(&table::IDENTITY_REJECTED, &[source, kind]);
+    pub fn identity(&self, source: &str, kinds: &[&'static str]) -> IdentityMetrics {
+        let counter = |&kind| {
+            (
+                kind,
+                self.counter(&table::IDENTITY_REJECTED, &[source, kind]),
+            )
+        };
         IdentityMetrics {
-            unknown: counter("unknown"),
-            malformed: counter("malformed"),
+            by_kind: kinds.iter().map(counter).collect(),
         }
     }
 }
@@ -226,10 +230,16 @@ impl ListenerMetrics {
 /// What a source of users counts.
 #[derive(Clone, Debug)]
 pub struct IdentityMetrics {
-    /// Credentials that nobody has.
-    pub unknown: Counter,
-    /// Credentials that cannot be read.
-    pub malformed: Counter,
+    by_kind: Vec<(&'static str, Counter)>,
+}
+
+impl IdentityMetrics {
+    /// Counts one; a kind that was not asked for is not counted.
+    pub fn rejected(&self, kind: &str) {
+        if let Some((_, counter)) = self.by_kind.iter().find(|(known, _)| *known == kind) {
+            counter.increment(1);
+        }
+    }
 }
 
 const FIRST_CODE: u16 = 100;

@@ -18,7 +18,7 @@ fn configured(metrics: &Metrics) -> RouteMetrics {
     let _ = metrics.limit("per_ip");
     let _ = metrics.upstream("api");
     let _ = metrics.listener("127.0.0.1:8080");
-    let _ = metrics.identity("api_key");
+    let _ = metrics.identity("api_key", &["unknown"]);
     metrics.config_loaded("abc", UNIX_EPOCH + Duration::from_secs(7));
     metrics.route("search")
 }
