@@ -1,6 +1,6 @@
 //! Text becomes one immutable, checked value, or a report of everything that is wrong with it.
 //!
-//! [`compile`] is the whole way: TOML with positions ([`file`](self)), `${NAME}`, one module per table, and a
+//! [`compile()`] is the whole way: TOML with positions ([`file`](self)), `${NAME}`, one module per table, and a
 //! [`Snapshot`] at the end. Nothing outside this folder sees the file as it was written. A key of the documented
 //! configuration whose feature does not exist yet is refused (`keys.rs` is the one list), never ignored.
 
