@@ -209,7 +209,7 @@ fn quota(per_second: u64, burst: u64) -> Quota {
 #[inline]
 fn key(n: u64) -> Key {
     let mixed = u128::from(n.wrapping_add(0x9E37_79B9_7F4A_7C15))
-        * 0xDA94_2042_E4DD_58B5_9E37_79B9_7F4A_7C15;
+        .wrapping_mul(0xDA94_2042_E4DD_58B5_9E37_79B9_7F4A_7C15);
     Key(mixed ^ (mixed >> 61))
 }
 
