@@ -39,7 +39,7 @@ use crate::{
     },
     response::{FieldWriter, Refusal},
     route::{Found, host, path},
-    telemetry::access::AccessLog,
+    telemetry::{access::AccessLog, log::Throttle},
     upstream::{
         self, Upstream,
         forward::{Destination, Failed},
@@ -49,6 +49,7 @@ use crate::{
 
 use answer::RequestIds;
 use plan::{LimitPlan, RoutePlan};
+use record::Record;
 
 pub use body::Body;
 pub use plan::PlanError;
@@ -64,6 +65,8 @@ pub struct Worker {
     access: Option<AccessLog>,
     /// Decisions so far, to sample their time.
     decisions: Cell<u32>,
+    /// By upstream: what went wrong with it.
+    warnings: Vec<Throttle>,
 }
 
 /// One request, as far as it is understood: each step of the path fills in what it finds.
@@ -135,15 +138,14 @@ impl Handler for Worker {
             self.request_ids.next(),
         );
         match self.decide(&mut exchange) {
-            Ok(target) => {
-                let in_flight = exchange.route.metrics.enter();
-                match self.forward(&exchange, &target, body).await {
-                    Ok(response) => self.pass_on(&exchange, response, in_flight),
-                    Err(refusal) => self.refuse(&exchange, &refusal),
-                }
+            Ok(target) => self.forward(&exchange, &target, body).await,
+            Err(stopped) => {
+                let response = match stopped {
+                    Stopped::Denied => self.deny(&exchange),
+                    Stopped::Refused(refusal) => self.refuse(&exchange, &refusal, None),
+                };
+                answer::leave_unread(&body, &exchange, response)
             }
-            Err(Stopped::Denied) => self.deny(&exchange),
-            Err(Stopped::Refused(refusal)) => self.refuse(&exchange, &refusal),
         }
     }
 
@@ -177,20 +179,20 @@ struct Target<'a> {
 impl Worker {
     /// Opens no connection yet.
     pub fn new(shared: Arc<Shared>) -> Self {
-        let upstreams = shared
+        let upstreams: Vec<Upstream> = shared
             .plan
             .upstreams
             .iter()
             .map(|(settings, _)| Upstream::new(settings.clone()))
             .collect();
-        let access = shared.access_log();
         Self {
-            shared,
+            warnings: upstreams.iter().map(|_| Throttle::default()).collect(),
             upstreams,
             request_ids: RequestIds::new(),
             fields: RefCell::default(),
-            access,
+            access: shared.access_log(),
             decisions: Cell::new(0),
+            shared,
         }
     }
 
@@ -226,8 +228,7 @@ impl Worker {
             exchange.request_id = theirs;
         }
         let found = plan.table.find(&host, &normal.key, &head.method);
-        // an unknown credential is nobody: it meets only what everybody meets, so that guessing is limited too
-        if let (&Found::Route(index, _), None) = (&found, &rejected) {
+        if let &Found::Route(index, _) = &found {
             exchange.route = &plan.routes[index];
         }
         let found = match found {
@@ -240,7 +241,7 @@ impl Worker {
             host,
             path: normal.key,
         });
-        self.admit(exchange);
+        self.admit(exchange, rejected.is_some());
         self.note_decision(exchange);
         if !exchange.verdict.admitted() {
             return Err(Stopped::Denied);
@@ -255,8 +256,9 @@ impl Worker {
         })
     }
 
-    /// All of the route's limits, or none.
-    fn admit<'a>(&self, exchange: &mut Exchange<'a>) {
+    /// All of the route's limits, or none. Whoever guesses credentials meets those that everybody meets and those that
+    /// count addresses: guessing is limited, and cannot spend what the route's users share.
+    fn admit<'a>(&self, exchange: &mut Exchange<'a>, guesses: bool) {
         let route: &'a RoutePlan = exchange.route;
         let mut met = ArrayVec::new();
         let mut charges = ArrayVec::<Charge<'_>, MAX_LIMITS>::new();
@@ -264,6 +266,9 @@ impl Worker {
         let subject = exchange.subject(asked);
         for limit in &route.limits {
             let rule = &*limit.rule;
+            if guesses && !limit.everywhere && !rule.key.has_address() {
+                continue;
+            }
             let key = match rule.key.is_empty() {
                 true => None,
                 false => {
@@ -293,25 +298,25 @@ impl Worker {
             .admit(self.shared.nanoseconds(exchange.arrived), &charges);
     }
 
-    /// Sends the request on; what comes back is the upstream's response, or what we say instead.
+    /// Sends the request on, and answers with the upstream's response, or with what we say instead.
     async fn forward(
         &self,
         exchange: &Exchange<'_>,
         target: &Target<'_>,
         body: Incoming,
-    ) -> Result<Response<Body>, Refusal> {
+    ) -> Response<Body> {
         let (head, route) = (exchange.head, exchange.route);
         let Some(asked) = &exchange.asked else {
-            return Err(Refusal::Internal);
+            return self.refuse(exchange, &Refusal::Internal, None);
         };
         let listener = &exchange.from.listener;
         let max_body_bytes = route.max_body_bytes.unwrap_or(listener.max_body_bytes);
         let body = InboundBody::new(body, max_body_bytes, listener.body_timeout);
         if body.size_hint().lower() > max_body_bytes {
-            return Err(Refusal::BodyTooLarge);
+            return self.refuse(exchange, &Refusal::BodyTooLarge, None);
         }
         if answer::came_through(&head.headers, &self.shared.pseudonym) {
-            return Err(Refusal::LoopDetected);
+            return self.refuse(exchange, &Refusal::LoopDetected, None);
         }
         let outbound = Outbound {
             method: &head.method,
@@ -330,22 +335,27 @@ impl Worker {
             pseudonym: &self.shared.pseudonym,
         };
         let upstream = &self.upstreams[route.upstream];
+        let record = Record::begin(self, exchange);
         let sent = Instant::now();
-        match upstream.destination() {
+        let outcome = match upstream.destination() {
             Destination::Echo => Ok(upstream::echo::respond(&outbound, body).map(Body::echo)),
             Destination::Remote(pool) => {
                 match upstream::forward(upstream, pool, &outbound, body).await {
-                    Ok(response) => {
-                        self.shared.plan.upstreams[route.upstream]
-                            .1
-                            .seconds
-                            .record(sent.elapsed());
-                        Ok(response.map(Body::remote))
+                    Ok(response) => Ok(response.map(Body::remote)),
+                    Err(Failed::Upstream(error)) => {
+                        Err(self.upstream_failed(exchange, pool.server(), &error))
                     }
-                    Err(Failed::Upstream(error)) => Err(self.upstream_failed(exchange, &error)),
                     Err(Failed::RequestBody(error)) => Err(answer::bad_body(&error)),
                 }
             }
+        };
+        match outcome {
+            Ok(response) => {
+                let (_, metrics) = &self.shared.plan.upstreams[route.upstream];
+                metrics.seconds.record(sent.elapsed());
+                self.pass_on(exchange, response, record)
+            }
+            Err(refusal) => self.refuse(exchange, &refusal, Some(record)),
         }
     }
 }

@@ -33,6 +33,7 @@ use crate::{
     telemetry::{
         self, Metrics,
         handles::{Held, ListenerMetrics},
+        log::Throttle,
     },
 };
 
@@ -40,7 +41,7 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// An address could not be bound.
-    #[error("cannot listen on {address}: {error}")]
+    #[error("cannot listen on {address}: {error}{}", hint(error))]
     Bind {
         /// The address as configured.
         address: String,
@@ -53,6 +54,20 @@ pub enum StartError {
     /// The system refused a thread, a runtime or a signal handler.
     #[error("cannot start: {0}")]
     System(#[from] io::Error),
+}
+
+/// What to look at first.
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "; `ss -ltnp` shows who has it, or choose another in the configuration"
+        }
+        io::ErrorKind::PermissionDenied => {
+            "; ports below 1024 need a privilege (CAP_NET_BIND_SERVICE)"
+        }
+        io::ErrorKind::AddrNotAvailable => "; no interface of this machine has that address",
+        _ => "",
+    }
 }
 
 /// How often histograms are folded: each sample waits in memory until then.
@@ -89,7 +104,7 @@ enum Stop {
 }
 
 /// Binds, starts the workers and the admin listener, and returns when all of them accept.
-pub fn start(snapshot: Snapshot) -> Result<Running, StartError> {
+pub fn start(snapshot: Snapshot, metrics: Metrics) -> Result<Running, StartError> {
     let workers = snapshot
         .server
         .workers
@@ -118,7 +133,6 @@ pub fn start(snapshot: Snapshot) -> Result<Running, StartError> {
     let drain_timeout = snapshot.server.drain_timeout;
     let max_connections = snapshot.server.max_connections;
     let listeners = snapshot.listeners.clone();
-    let metrics = Metrics::install();
     metrics.config_loaded(&snapshot.hash, SystemTime::now());
     telemetry::log::install_panic_hook(metrics.panics());
     let shared = Arc::new(Shared::new(Arc::new(snapshot), metrics)?);
@@ -204,6 +218,7 @@ fn bind_admin(address: SocketAddr) -> Result<tokio::net::TcpListener, StartError
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    hangup: Signal,
 }
 
 impl Signals {
@@ -211,13 +226,20 @@ impl Signals {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
         })
     }
 
+    /// The next signal that asks the process to end.
     async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return "SIGTERM",
+                _ = self.interrupt.recv() => return "SIGINT",
+                _ = self.hangup.recv() => tracing::warn!(
+                    "SIGHUP: a running gateway does not read its configuration again yet; restart it for a new one"
+                ),
+            }
         }
     }
 }
@@ -289,6 +311,7 @@ impl Duty {
         let mut accepting = Vec::with_capacity(self.listeners.len());
         for ((settings, label), socket) in self.listeners {
             let observer = Rc::new(ConnectionMetrics {
+                throttle: Throttle::default(),
                 metrics: self.shared.metrics().listener(&label),
                 label,
             });
@@ -332,6 +355,7 @@ impl Duty {
 
 /// Counts what happens on one listener.
 struct ConnectionMetrics {
+    throttle: Throttle,
     metrics: ListenerMetrics,
     label: String,
 }
@@ -344,7 +368,9 @@ impl Observer for ConnectionMetrics {
     }
 
     fn accept_failed(&self, error: &io::Error) {
-        tracing::warn!(listener = self.label, %error, "cannot accept a connection; still accepting");
+        if let Some(unsaid) = self.throttle.speak() {
+            tracing::warn!(listener = self.label, unsaid, %error, "cannot accept a connection; still accepting");
+        }
         self.metrics.accept_failed(error);
     }
 }

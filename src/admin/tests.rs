@@ -36,6 +36,7 @@ fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
             name: "up<script>".to_owned(),
             servers: Vec::new(),
             connect_timeout: Duration::ZERO,
+            body_timeout: Duration::from_secs(300),
             response_timeout: Duration::ZERO,
             idle_timeout: Duration::ZERO,
             max_connections: 1,

@@ -5,6 +5,7 @@ use std::{
     io::{self, Write as _},
     path::{Path, PathBuf},
     process::ExitCode,
+    time::Duration,
 };
 
 use anyhow::Context as _;
@@ -16,7 +17,8 @@ use crate::{
     listener::Address,
     route,
     server::{self, Running},
-    telemetry, upstream,
+    telemetry::{self, Metrics},
+    upstream,
 };
 
 /// Arguments of `tidegate run`.
@@ -70,20 +72,22 @@ fn try_run(args: &RunArgs) -> anyhow::Result<()> {
     let loaded = match &args.to {
         Some(to) => {
             let text = config::quick(to, &args.limit, Some(&args.listen), Some(&args.admin));
-            if args.print_config {
+            let compiled = config::compile("command line", &text, Path::new(""), &|name| {
+                std::env::var(name).ok()
+            });
+            if args.print_config && compiled.is_ok() {
                 io::stdout().write_all(text.as_bytes())?;
                 return Ok(());
             }
-            config::compile("command line", &text, Path::new(""), &|name| {
-                std::env::var(name).ok()
-            })
+            compiled
         }
         None => config::load(&args.config),
     };
     let Loaded { snapshot, warnings } = loaded.map_err(refused)?;
-    telemetry::log::init(&snapshot.log)?;
+    let metrics = Metrics::install();
+    let log = telemetry::log::init(&snapshot.log, metrics.log_lines_dropped())?;
     let file = args.to.is_none().then_some(&*args.config);
-    let running = server::start(snapshot)?;
+    let running = server::start(snapshot, metrics)?;
     let mut stderr = anstream::stderr();
     let shown = stderr.write_all(banner(&running, file).as_bytes());
     // a banner that nobody can read is no reason not to serve
@@ -93,6 +97,8 @@ fn try_run(args: &RunArgs) -> anyhow::Result<()> {
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     running.serve();
+    // what is still queued is worth a moment, a reader that has stalled is not
+    log.close(LOG_PATIENCE);
     Ok(())
 }
 
@@ -127,7 +133,11 @@ fn banner(running: &Running, file: Option<&Path>) -> String {
             break;
         }
         let upstream = &snapshot.upstreams[route.upstream];
-        let servers: Vec<String> = upstream.servers.iter().map(server_name).collect();
+        let servers: Vec<String> = upstream
+            .servers
+            .iter()
+            .map(upstream::Server::to_string)
+            .collect();
         let limits: Vec<&str> = route
             .limits
             .iter()
@@ -178,6 +188,9 @@ fn banner(running: &Running, file: Option<&Path>) -> String {
     text
 }
 
+/// How long the process waits at its end for standard error to take the last lines.
+const LOG_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Lines of each kind in the banner.
 const MAX_SHOWN: usize = 12;
 
@@ -187,17 +200,6 @@ fn counts_addresses(snapshot: &Snapshot) -> bool {
         .iter()
         .flat_map(|limit| &limit.key)
         .any(|part| matches!(part, KeyPart::Ip | KeyPart::UserOrIp))
-}
-
-fn server_name(server: &upstream::Server) -> String {
-    match server {
-        upstream::Server::Http { host, port } if host.contains(':') => {
-            format!("http://[{host}]:{port}")
-        }
-        upstream::Server::Http { host, port } => format!("http://{host}:{port}"),
-        upstream::Server::Unix(path) => format!("unix:{}", path.display()),
-        upstream::Server::Echo => "builtin:echo".to_owned(),
-    }
 }
 
 fn matched(pattern: &route::Pattern) -> String {

@@ -156,6 +156,7 @@ pub(super) static UPSTREAM: Keys = Keys {
         ),
         ("connect_timeout", Built),
         ("response_timeout", Built),
+        ("body_timeout", Built),
         ("idle_timeout", Built),
         ("max_connections", Built),
         ("retries", Only("0", "retrying on another server")),

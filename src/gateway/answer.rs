@@ -3,7 +3,12 @@
 use std::{cell::Cell, time::SystemTime};
 
 use arrayvec::ArrayVec;
-use http::{HeaderMap, HeaderValue, Method, Response, header::VIA};
+use http::{
+    HeaderMap, HeaderValue, Method, Response, Version,
+    header::{CONNECTION, VIA},
+};
+use http_body::Body as _;
+use hyper::body::Incoming;
 
 use super::{
     Body, Exchange, Worker,
@@ -15,8 +20,7 @@ use crate::{
     listener::{inbound::InboundError, request::Malformed},
     response::{self, Denial, Met, Refusal, X_REQUEST_ID},
     route::path::PathError,
-    telemetry::handles::Held,
-    upstream::UpstreamError,
+    upstream::{Server, UpstreamError},
 };
 
 /// Of so many decisions one is timed: taking the time twice costs as much as deciding.
@@ -28,7 +32,7 @@ impl Worker {
         &self,
         exchange: &Exchange<'_>,
         mut response: Response<Body>,
-        in_flight: Held,
+        mut record: Record,
     ) -> Response<Body> {
         let status = response.status();
         let headers = response.headers_mut();
@@ -41,7 +45,7 @@ impl Worker {
             settings,
             SystemTime::now(),
         );
-        let record = Record::begin(self, exchange, status, in_flight);
+        record.answered(status);
         response.map(|body| body.record(record))
     }
 
@@ -82,8 +86,13 @@ impl Worker {
         response.map(Body::authored)
     }
 
-    /// Whatever else is not served.
-    pub(super) fn refuse(&self, exchange: &Exchange<'_>, refusal: &Refusal) -> Response<Body> {
+    /// Whatever else is not served; with the record of it, where it was sent on.
+    pub(super) fn refuse(
+        &self,
+        exchange: &Exchange<'_>,
+        refusal: &Refusal,
+        record: Option<Record>,
+    ) -> Response<Body> {
         let settings = &self.shared.plan.response;
         let mut response = response::refuse(refusal, &asked(exchange), settings.body);
         let status = response.status();
@@ -94,8 +103,16 @@ impl Worker {
             settings,
             SystemTime::now(),
         );
-        record::note(self, exchange, status, response.body().len() as u64, None);
-        response.map(Body::authored)
+        match record {
+            Some(mut record) => {
+                record.answered(status);
+                response.map(|body| Body::authored(body).record(record))
+            }
+            None => {
+                record::note(self, exchange, status, response.body().len() as u64, None);
+                response.map(Body::authored)
+            }
+        }
     }
 
     /// Counts what each limit decided.
@@ -125,15 +142,20 @@ impl Worker {
         }
     }
 
-    /// 502, 503 or 504, counted and logged.
+    /// 502, 503 or 504, counted; logged once a second for each upstream.
     pub(super) fn upstream_failed(
         &self,
         exchange: &Exchange<'_>,
+        server: &Server,
         error: &UpstreamError,
     ) -> Refusal {
-        let (settings, metrics) = &self.shared.plan.upstreams[exchange.route.upstream];
-        let request_id = exchange.request_id.to_str().unwrap_or_default();
-        tracing::warn!(upstream = settings.name, kind = error.kind(), request_id, %error, "the upstream gave no response");
+        let index = exchange.route.upstream;
+        let (settings, metrics) = &self.shared.plan.upstreams[index];
+        if let Some(unsaid) = self.warnings[index].speak() {
+            let (upstream, kind) = (&settings.name, error.kind());
+            let request_id = exchange.request_id.to_str().unwrap_or_default();
+            tracing::warn!(upstream, %server, kind, request_id, unsaid, %error, "the upstream gave no response");
+        }
         let (counter, refusal) = match error {
             UpstreamError::Connect(_) => (&metrics.connect_errors, Refusal::UpstreamUnreachable),
             UpstreamError::Busy(_) => (&metrics.busy_errors, Refusal::UpstreamBusy),
@@ -176,6 +198,21 @@ fn asked<'a>(exchange: &'a Exchange<'_>) -> response::Asked<'a> {
         version: head.version,
         request_id: Some(&exchange.request_id),
     }
+}
+
+/// The answer to a request whose body nobody will read: on HTTP/1 it says that the connection closes.
+pub(super) fn leave_unread(
+    body: &Incoming,
+    exchange: &Exchange<'_>,
+    mut response: Response<Body>,
+) -> Response<Body> {
+    if !body.is_end_stream() && exchange.head.version < Version::HTTP_2 {
+        exchange.from.leave_body_unread();
+        response
+            .headers_mut()
+            .insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
 }
 
 /// What a request that is not valid is told.

@@ -22,6 +22,10 @@ pub struct Body {
     record: Option<Record>,
 }
 
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly every body is a server's, and a box would be an allocation for each"
+)]
 #[derive(Debug)]
 enum Source {
     /// Ours.

@@ -65,6 +65,8 @@ pub(super) struct RoutePlan {
 #[derive(Debug)]
 pub(super) struct LimitPlan {
     pub(super) rule: Arc<LimitRule>,
+    /// Every request meets it, whatever its route.
+    pub(super) everywhere: bool,
     pub(super) decisions: DecisionMetrics,
 }
 
@@ -122,6 +124,7 @@ impl Plan {
                 .iter()
                 .map(|&limit| LimitPlan {
                     rule: Arc::clone(&rules[limit]),
+                    everywhere: snapshot.gateway_limits.contains(&limit),
                     decisions: metrics.decisions(name, &rules[limit].name),
                 })
                 .collect(),

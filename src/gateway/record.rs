@@ -1,22 +1,30 @@
 //! What is noted of a request when its answer ends: counters, durations, the access line.
 
-use std::{sync::Arc, time::SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use http::{HeaderValue, StatusCode};
 use tokio::time::Instant;
 
 use super::{Exchange, Worker, body::BodyError};
-use crate::telemetry::{
-    access::{AccessLog, LimitPart, Line},
-    handles::{Held, RouteMetrics, UpstreamMetrics},
+use crate::{
+    response,
+    telemetry::{
+        access::{AccessLog, LimitPart, Line},
+        handles::{Held, RouteMetrics, UpstreamMetrics},
+    },
 };
 
-/// A response on its way to the client; noted when it is dropped, sent in full or given up.
+/// A request that was sent on, until its answer has left or the client has. Noted when it is dropped.
 #[derive(Debug)]
 pub(super) struct Record {
     metrics: Arc<RouteMetrics>,
     upstream: Arc<UpstreamMetrics>,
     arrived: Instant,
+    /// `None` until there is an answer.
+    status: Option<StatusCode>,
     bytes: u64,
     _in_flight: Held,
     /// Only where every request gets a line.
@@ -24,24 +32,27 @@ pub(super) struct Record {
 }
 
 impl Record {
-    pub(super) fn begin(
-        worker: &Worker,
-        exchange: &Exchange<'_>,
-        status: StatusCode,
-        in_flight: Held,
-    ) -> Self {
+    /// The request is about to be sent on.
+    pub(super) fn begin(worker: &Worker, exchange: &Exchange<'_>) -> Self {
         let route = exchange.route;
-        route.metrics.answered(status);
+        let (settings, upstream) = &worker.shared.plan.upstreams[route.upstream];
         let access = worker.access.as_ref().filter(|_| worker.shared.logs_all());
+        let kept = || Kept::of(worker, exchange, Some(&settings.name), None);
         Self {
             metrics: Arc::clone(&route.metrics),
-            upstream: Arc::clone(&worker.shared.plan.upstreams[route.upstream].1),
+            upstream: Arc::clone(upstream),
             arrived: exchange.arrived,
+            status: None,
             bytes: 0,
-            _in_flight: in_flight,
-            line: access
-                .map(|access| Box::new((access.clone(), Kept::of(worker, exchange, status, None)))),
+            _in_flight: route.metrics.enter(),
+            line: access.map(|access| Box::new((access.clone(), kept()))),
         }
+    }
+
+    /// There is an answer.
+    pub(super) fn answered(&mut self, status: StatusCode) {
+        self.status = Some(status);
+        self.metrics.answered(status);
     }
 
     pub(super) fn sent(&mut self, bytes: usize) {
@@ -58,13 +69,18 @@ impl Drop for Record {
     fn drop(&mut self) {
         let duration = self.arrived.elapsed();
         self.metrics.request_seconds.record(duration);
+        let status = self.status.unwrap_or_else(|| {
+            let gone = response::client_gone();
+            self.metrics.answered(gone);
+            gone
+        });
         if let Some((access, kept)) = self.line.as_deref() {
-            access.write(&kept.line(self.bytes, duration));
+            access.write(&kept.line(status, self.bytes, duration));
         }
     }
 }
 
-/// Notes an answer of ours, which is complete when it is made.
+/// Notes an answer of ours to a request that was not sent on; it is complete when it is made.
 pub(super) fn note(
     worker: &Worker,
     exchange: &Exchange<'_>,
@@ -76,9 +92,10 @@ pub(super) fn note(
     exchange.route.metrics.answered(status);
     exchange.route.metrics.request_seconds.record(duration);
     if let Some(access) = &worker.access
-        && (worker.shared.logs_all() || status == StatusCode::TOO_MANY_REQUESTS)
+        && (worker.shared.logs_all() || !exchange.verdict.admitted())
     {
-        access.write(&Kept::of(worker, exchange, status, retry_after).line(bytes, duration));
+        let kept = Kept::of(worker, exchange, None, retry_after);
+        access.write(&kept.line(status, bytes, duration));
     }
 }
 
@@ -95,7 +112,6 @@ struct Kept {
     host: Option<String>,
     path: String,
     route: String,
-    status: StatusCode,
     limit: Option<KeptLimit>,
     upstream: Option<String>,
 }
@@ -114,15 +130,12 @@ impl Kept {
     fn of(
         worker: &Worker,
         exchange: &Exchange<'_>,
-        status: StatusCode,
+        upstream: Option<&str>,
         retry_after: Option<u32>,
     ) -> Self {
         let asked = exchange.asked.as_ref();
         let client = asked.map(|asked| &asked.client);
         let owned = |text: Option<&str>| text.map(str::to_owned);
-        let forwarded = status != StatusCode::TOO_MANY_REQUESTS
-            && exchange.verdict.admitted()
-            && asked.is_some();
         Self {
             time: SystemTime::now()
                 .checked_sub(exchange.arrived.elapsed())
@@ -136,18 +149,12 @@ impl Kept {
             host: asked.map(|asked| asked.host.to_string()),
             path: exchange.head.uri.path().to_owned(),
             route: exchange.route.name.clone(),
-            status,
             limit: KeptLimit::of(worker, exchange, retry_after),
-            upstream: forwarded.then(|| {
-                worker.shared.plan.upstreams[exchange.route.upstream]
-                    .0
-                    .name
-                    .clone()
-            }),
+            upstream: owned(upstream),
         }
     }
 
-    fn line(&self, bytes: u64, duration: std::time::Duration) -> Line<'_> {
+    fn line(&self, status: StatusCode, bytes: u64, duration: Duration) -> Line<'_> {
         let limit = self.limit.as_ref().map(|limit| LimitPart {
             name: &limit.name,
             key: limit.key.as_bytes(),
@@ -167,7 +174,7 @@ impl Kept {
             host: self.host.as_deref().map(str::as_bytes),
             path: self.path.as_bytes(),
             route: Some(&self.route),
-            status: self.status.as_u16(),
+            status: status.as_u16(),
             limit,
             upstream: self.upstream.as_deref(),
             bytes,

@@ -88,6 +88,13 @@ impl KeyParts {
         }
     }
 
+    /// Whether an address can tell buckets apart.
+    pub fn has_address(&self) -> bool {
+        self.parts
+            .iter()
+            .any(|part| matches!(part, KeyPart::Ip | KeyPart::UserOrIp))
+    }
+
     /// Whether there is one bucket for all.
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty()

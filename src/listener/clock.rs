@@ -19,7 +19,7 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
-use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
 use tokio::time::{Instant, Sleep};
 
 /// What a connection waits for, and since when.
@@ -32,6 +32,7 @@ pub(super) struct Clock {
     since: Cell<Option<Instant>>,
     in_flight: Cell<u32>,
     frames: Cell<bool>,
+    body_left_unread: Cell<bool>,
     /// What is written when a head does not arrive in time; HTTP/2 has no such answer.
     timeout_answer: Cell<&'static [u8]>,
 }
@@ -55,6 +56,7 @@ impl Clock {
             since: Cell::new(None),
             in_flight: Cell::new(0),
             frames: Cell::new(false),
+            body_left_unread: Cell::new(false),
             timeout_answer: Cell::new(b""),
         }
     }
@@ -72,6 +74,11 @@ impl Clock {
     /// Between HTTP/2 requests bytes may be anything, such as a PING: only a request ends the wait for one.
     pub(super) fn bytes_are_frames(&self) {
         self.frames.set(true);
+    }
+
+    /// The answer does not wait for the rest of the request, so more of it may arrive while the connection closes.
+    pub(super) fn leave_body_unread(&self) {
+        self.body_left_unread.set(true);
     }
 
     fn bytes_arrived(&self) {
@@ -124,6 +131,8 @@ pub(super) struct TimedIo<S> {
     timer: Option<Pin<Box<Sleep>>>,
     /// Runs while the client takes nothing of what there is to write.
     stalled: Option<Pin<Box<Sleep>>>,
+    /// Runs while the rest of a request that nobody reads is discarded, and how many bytes may still be.
+    lingering: Option<(Pin<Box<Sleep>>, usize)>,
 }
 
 impl<S: Read + Write + Unpin> TimedIo<S> {
@@ -134,6 +143,7 @@ impl<S: Read + Write + Unpin> TimedIo<S> {
             clock,
             timer: None,
             stalled: None,
+            lingering: None,
         }
     }
 
@@ -176,6 +186,27 @@ impl<S: Read + Write + Unpin> TimedIo<S> {
             .as_mut()
             .poll(cx)
             .map(|()| io::ErrorKind::TimedOut.into())
+    }
+
+    /// A socket that is closed with bytes unread is reset, and the reset may overtake the answer (RFC 9112 §9.6): take
+    /// what still comes, for a moment and up to a bound.
+    fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        const MAX_BYTES: usize = 512 * 1024;
+        let (timer, left) = self
+            .lingering
+            .get_or_insert_with(|| (Box::pin(tokio::time::sleep(PATIENCE)), MAX_BYTES));
+        loop {
+            let mut discarded = [0; 4096];
+            let mut buf = ReadBuf::new(&mut discarded);
+            match Pin::new(&mut self.io).poll_read(cx, buf.unfilled()) {
+                Poll::Ready(Ok(())) if !buf.filled().is_empty() && *left > buf.filled().len() => {
+                    *left -= buf.filled().len();
+                }
+                Poll::Ready(_) => return Poll::Ready(()),
+                Poll::Pending => return timer.as_mut().poll(cx),
+            }
+        }
     }
 
     fn wrote(
@@ -249,6 +280,13 @@ impl<S: Read + Write + Unpin> Write for TimedIo<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
+        let this = &mut *self;
+        if this.lingering.is_none() {
+            ready!(Pin::new(&mut this.io).poll_shutdown(cx))?;
+        }
+        if this.clock.body_left_unread.get() {
+            ready!(this.poll_linger(cx));
+        }
+        Poll::Ready(Ok(()))
     }
 }

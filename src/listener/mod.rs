@@ -12,7 +12,7 @@ pub mod serve;
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    os::unix::net::UnixListener as StdUnixListener,
+    os::unix::{fs::FileTypeExt as _, net::UnixListener as StdUnixListener},
     path::{Path, PathBuf},
     rc::Rc,
     sync::Arc,
@@ -126,7 +126,11 @@ fn bind_tcp(mut address: SocketAddr, workers: usize) -> io::Result<Bound> {
 }
 
 fn bind_unix(path: &Path, workers: usize) -> io::Result<Bound> {
-    if path.exists() {
+    if let Ok(there) = std::fs::symlink_metadata(path) {
+        if !there.file_type().is_socket() {
+            let why = "there is something that is no socket, which is left alone";
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+        }
         // a socket that nobody listens on is left over from a process that was killed
         match std::os::unix::net::UnixStream::connect(path) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {

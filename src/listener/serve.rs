@@ -50,6 +50,15 @@ pub struct Peer {
     pub ip: IpAddr,
     /// The listener's settings.
     pub listener: Rc<Settings>,
+    clock: Rc<Clock>,
+}
+
+impl Peer {
+    /// The request is answered before its body was read: the connection is closed so that the client can still read
+    /// the answer. HTTP/1 only; HTTP/2 ends the stream.
+    pub fn leave_body_unread(&self) {
+        self.clock.leave_body_unread();
+    }
 }
 
 /// A connection that was accepted and not yet served.
@@ -89,9 +98,11 @@ pub(super) async fn connection<H: Handler>(
     drain: Rc<Drain>,
 ) {
     let ticket = drain.enter();
+    let clock = Clock::new(settings.header_timeout, settings.idle_timeout);
     let peer = Rc::new(Peer {
         ip: accepted.peer,
         listener: settings,
+        clock: Rc::new(clock),
     });
     let ended = match accepted.stream {
         Stream::Tcp(stream) => speak(TokioIo::new(stream), peer, handler, ticket).await,
@@ -112,7 +123,7 @@ where
     H: Handler,
 {
     let settings = &peer.listener;
-    let clock = Rc::new(Clock::new(settings.header_timeout, settings.idle_timeout));
+    let clock = Rc::clone(&peer.clock);
     let mut io = TimedIo::new(io, Rc::clone(&clock));
     let http2 = settings.http2 && begins_with_preface(&mut io, &ticket).await;
     match http2 {
@@ -154,7 +165,7 @@ where
 
 fn http1_builder(settings: &Settings) -> http1::Builder {
     /// Room for heads that are over our bounds by little, so that they are answered by us and not cut off.
-    const HEADROOM: usize = 96 * 1024;
+    const HEADROOM: usize = 32 * 1024;
     let mut builder = http1::Builder::new();
     // the head's timeout is `Clock`'s
     builder

@@ -117,6 +117,11 @@ fn authored(
 pub const HEAD_TIMEOUT: &[u8] =
     b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
 
+/// What is noted of a request whose client left before there was an answer. Nobody receives it; nginx's word for it.
+pub fn client_gone() -> StatusCode {
+    StatusCode::from_u16(499).expect("a number of three digits")
+}
+
 /// What clients are told about their limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {

@@ -1,32 +1,25 @@
 //! One line per request, or per rejection, for people and for queries.
 //!
-//! A worker must never wait for a disk or a pipe. It formats the line into a buffer of its own and appends it to a
-//! bounded queue of bytes under a lock that is held for that copy only; one thread takes the whole queue at once and
-//! writes it out. Where the sink is slower than the traffic the queue fills up, and further lines are dropped and
-//! counted: losing a line is better than delaying a request.
+//! A worker formats the line into a buffer of its own and appends it to a [`LineQueue`], under a lock that is held for
+//! that copy only.
 //!
-//! A channel of lines was rejected: it allocates for each line and wakes the writer for each line. Here the writer
-//! is woken when the queue was empty, and lingers for `LINGER`, so a busy gateway pays one wake-up for many lines.
+//! A channel of lines was rejected: it allocates for each line and wakes the writer for each line. The queue wakes
+//! its writer when it was empty, and the writer lingers, so a busy gateway pays one wake-up for many lines.
 
 use std::{
     cell::RefCell,
-    fmt::{self, Display},
+    fmt::Display,
     io::Write,
     net::IpAddr,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    thread,
     time::{Duration, SystemTime},
 };
 
 use metrics::Counter;
 
-use super::{json, time::rfc3339_millis};
+use super::{json, queue::LineQueue, time::rfc3339_millis};
 
 /// Bytes of one value; what is longer is cut and ends in `…`.
 pub const VALUE_MAX_BYTES: usize = 1024;
-
-/// How long the writer lets lines gather before it takes them.
-const LINGER: Duration = Duration::from_millis(5);
 
 /// How lines are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,30 +85,13 @@ pub struct LimitPart<'a> {
 /// Writes access lines. A clone is a reference count; all clones feed one thread.
 #[derive(Clone, Debug)]
 pub struct AccessLog {
-    queue: Arc<Queue>,
+    queue: LineQueue,
     style: Style,
 }
 
 thread_local! {
     /// Where this thread formats its lines.
     static LINE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-
-struct Queue {
-    state: Mutex<State>,
-    /// Lines are waiting, or the queue was closed.
-    filled: Condvar,
-    /// The writer has ended.
-    ended: Condvar,
-    max_bytes: usize,
-    dropped: Counter,
-}
-
-#[derive(Default)]
-struct State {
-    waiting: Vec<u8>,
-    closed: bool,
-    ended: bool,
 }
 
 impl AccessLog {
@@ -128,21 +104,7 @@ impl AccessLog {
         max_bytes: usize,
         dropped: Counter,
     ) -> std::io::Result<AccessLog> {
-        let queue = Arc::new(Queue {
-            state: Mutex::default(),
-            filled: Condvar::new(),
-            ended: Condvar::new(),
-            max_bytes,
-            dropped,
-        });
-        let drained = Arc::clone(&queue);
-        thread::Builder::new()
-            .name("access-log".to_owned())
-            .spawn(move || {
-                // also when the sink panics: nobody may wait for a thread that is gone
-                let _ended = EndOnDrop(&drained);
-                drained.drain_into(sink);
-            })?;
+        let queue = LineQueue::start("access-log", sink, max_bytes, dropped)?;
         Ok(AccessLog { queue, style })
     }
 
@@ -156,7 +118,7 @@ impl AccessLog {
         });
         if queued.is_err() {
             // a thread that is ending has no buffer any more
-            self.queue.dropped.increment(1);
+            self.queue.lost_one();
         }
     }
 
@@ -164,81 +126,7 @@ impl AccessLog {
     ///
     /// Waits at most `limit`, and says whether everything was handed to the sink.
     pub fn close(&self, limit: Duration) -> bool {
-        let mut state = self.queue.lock();
-        state.closed = true;
-        self.queue.filled.notify_one();
-        let waited = self
-            .queue
-            .ended
-            .wait_timeout_while(state, limit, |state| !state.ended);
-        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        state.ended
-    }
-}
-
-impl Queue {
-    fn push(&self, line: &[u8]) {
-        let mut state = self.lock();
-        if state.closed || state.waiting.len().saturating_add(line.len()) > self.max_bytes {
-            drop(state);
-            return self.dropped.increment(1);
-        }
-        let was_empty = state.waiting.is_empty();
-        state.waiting.extend_from_slice(line);
-        drop(state);
-        if was_empty {
-            self.filled.notify_one();
-        }
-    }
-
-    fn drain_into(&self, mut sink: Box<dyn Write + Send>) {
-        let mut batch = Vec::new();
-        while self.take(&mut batch) {
-            if sink.write_all(&batch).and_then(|()| sink.flush()).is_err() {
-                // the sink may come back (a pipe's reader restarts); how much of the batch arrived is unknown
-                let lines = batch.iter().filter(|byte| **byte == b'\n').count();
-                self.dropped.increment(lines as u64);
-            }
-            batch.clear();
-        }
-    }
-
-    /// Waits for lines and exchanges the queue for `batch`, which is empty; false when closed and drained.
-    fn take(&self, batch: &mut Vec<u8>) -> bool {
-        let idle = |state: &mut State| state.waiting.is_empty() && !state.closed;
-        let filled = self.filled.wait_while(self.lock(), idle);
-        let state = filled.unwrap_or_else(PoisonError::into_inner);
-        let gathered = self
-            .filled
-            .wait_timeout_while(state, LINGER, |state| !state.closed);
-        let (mut state, _) = gathered.unwrap_or_else(PoisonError::into_inner);
-        std::mem::swap(&mut state.waiting, batch);
-        !batch.is_empty()
-    }
-
-    /// A panic while the lock is held leaves at worst half a line behind.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl fmt::Debug for Queue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queue")
-            .field("max_bytes", &self.max_bytes)
-            .finish_non_exhaustive()
-    }
-}
-
-struct EndOnDrop<'a>(&'a Queue);
-
-impl Drop for EndOnDrop<'_> {
-    fn drop(&mut self) {
-        let mut state = self.0.lock();
-        state.closed = true;
-        state.ended = true;
-        drop(state);
-        self.0.ended.notify_all();
+        self.queue.close(limit)
     }
 }
 

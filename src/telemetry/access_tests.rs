@@ -2,7 +2,8 @@
 
 use std::{
     io,
-    sync::{Mutex, mpsc},
+    sync::{Arc, Mutex, mpsc},
+    thread,
     time::UNIX_EPOCH,
 };
 

@@ -1,38 +1,72 @@
 //! Log lines on standard error, and the hook that turns a panic into one.
 
 use std::{
+    cell::Cell,
     io::{self, IsTerminal},
     panic,
+    time::{Duration, Instant},
 };
 
 use metrics::Counter;
 use tracing::Dispatch;
 use tracing_subscriber::{
-    filter::LevelFilter,
+    filter::{LevelFilter, Targets},
     fmt::{self, MakeWriter},
+    layer::SubscriberExt as _,
 };
 
-use super::{LogFormat, LogLevel, LogSettings};
+use super::{LogFormat, LogLevel, LogSettings, queue::LineQueue};
 
-/// Another subscriber is already installed in this process; it stays.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("logging is already set up")]
-pub struct AlreadyInstalled;
+/// Bytes of log lines that may wait for standard error.
+const QUEUE_BYTES: usize = 1024 * 1024;
 
-/// Sends log lines of `settings.level` and worse to standard error for the rest of the process.
-pub fn init(settings: &LogSettings) -> Result<(), AlreadyInstalled> {
+/// Why log lines go nowhere.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// Another subscriber is already installed in this process; it stays.
+    #[error("logging is already set up")]
+    AlreadyInstalled,
+    /// The system has no thread to give.
+    #[error("cannot start the log: {0}")]
+    Thread(#[from] io::Error),
+}
+
+/// Sends log lines of `settings.level` and worse to standard error for the rest of the process, through a queue: a
+/// reader that stalls costs lines, which `dropped` counts, and delays nobody. Close the queue before the process ends.
+pub fn init(settings: &LogSettings, dropped: Counter) -> Result<LineQueue, LogError> {
     let terminal = io::stderr().is_terminal();
-    let dispatch = dispatch(settings, terminal, io::stderr);
-    tracing::dispatcher::set_global_default(dispatch).map_err(|_| AlreadyInstalled)
+    let queue = LineQueue::start("log", Box::new(io::stderr()), QUEUE_BYTES, dropped)?;
+    let writer = queue.clone();
+    let dispatch = dispatch(settings, terminal, move || Queued(writer.clone()));
+    tracing::dispatcher::set_global_default(dispatch).map_err(|_| LogError::AlreadyInstalled)?;
+    Ok(queue)
+}
+
+/// The formatter hands over each event whole, in one write.
+struct Queued(LineQueue);
+
+impl io::Write for Queued {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.push(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 fn dispatch<W>(settings: &LogSettings, terminal: bool, writer: W) -> Dispatch
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    let builder = fmt::fmt()
-        .with_max_level(filter(settings.level))
-        .with_writer(writer);
+    // what these libraries warn of, a client can cause at will; we count and log what matters of it ourselves
+    let level = filter(settings.level);
+    let targets = Targets::new().with_default(level).with_targets([
+        ("h2", level.min(LevelFilter::ERROR)),
+        ("hyper", level.min(LevelFilter::ERROR)),
+    ]);
+    let builder = fmt::fmt().with_max_level(level).with_writer(writer);
     if settings.format.is_json(terminal) {
         builder
             .json()
@@ -40,13 +74,35 @@ where
             .with_current_span(false)
             .with_span_list(false)
             .finish()
+            .with(targets)
             .into()
     } else {
         builder
             .with_ansi(terminal)
             .with_target(false)
             .finish()
+            .with(targets)
             .into()
+    }
+}
+
+/// For what may happen at every request and is worth a line once a second. One for each thread and occasion.
+#[derive(Debug, Default)]
+pub struct Throttle {
+    said: Cell<Option<Instant>>,
+    unsaid: Cell<u64>,
+}
+
+impl Throttle {
+    /// If it is time to say it: how many times it was not said since it last was.
+    pub fn speak(&self) -> Option<u64> {
+        const PAUSE: Duration = Duration::from_secs(1);
+        if self.said.get().is_some_and(|said| said.elapsed() < PAUSE) {
+            self.unsaid.set(self.unsaid.get().saturating_add(1));
+            return None;
+        }
+        self.said.set(Some(Instant::now()));
+        Some(self.unsaid.take())
     }
 }
 

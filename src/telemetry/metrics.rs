@@ -105,7 +105,7 @@ table! {
     IDENTITY_REJECTED = "tidegate_identity_rejected_total", Kind::Counter, Count, ["source", "kind"],
         "Credentials that were refused.";
     LOG_LINES_DROPPED = "tidegate_log_lines_dropped_total", Kind::Counter, Count, [],
-        "Access lines lost because they could not be written fast enough.";
+        "Log and access lines lost because they could not be written fast enough.";
     PANICS = "tidegate_panics_total", Kind::Counter, Count, [],
         "Bugs that ended a task.";
     CONFIG_INFO = "tidegate_config_info", Kind::Gauge, Count, ["hash"],

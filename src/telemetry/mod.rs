@@ -6,6 +6,7 @@ pub mod json;
 pub mod log;
 pub mod metrics;
 mod process;
+pub mod queue;
 mod time;
 
 pub use self::metrics::Metrics;

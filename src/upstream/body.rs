@@ -7,6 +7,7 @@
 use std::{
     pin::Pin,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -40,6 +41,9 @@ pub struct ResponseBody<B> {
     sending: Option<Sending<B>>,
     /// Whether the connection may carry another exchange.
     reusable: bool,
+    max_silence: Duration,
+    /// Since when the server has sent nothing that we wait for.
+    silent_since: Option<Instant>,
 }
 
 impl<B> ResponseBody<B> {
@@ -48,6 +52,7 @@ impl<B> ResponseBody<B> {
         connection: Connection,
         sending: Option<Sending<B>>,
         keep_alive: bool,
+        max_silence: Duration,
     ) -> Self {
         let reusable = keep_alive && !matches!(framing, Framing::UntilClose);
         let mut body = Self {
@@ -55,6 +60,8 @@ impl<B> ResponseBody<B> {
             connection: Some(connection),
             sending,
             reusable,
+            max_silence,
+            silent_since: None,
         };
         if matches!(body.framing, Framing::Empty) {
             body.finish();
@@ -157,7 +164,14 @@ impl<B: Body<Data = Bytes> + Unpin> Body for ResponseBody<B> {
                     Err(problem) => return Poll::Ready(Some(Err(this.cut(problem)))),
                 },
             }
-            match ready!(connection.poll_fill(cx)) {
+            let Poll::Ready(filled) = connection.poll_fill(cx) else {
+                let since = *this.silent_since.get_or_insert_with(Instant::now);
+                ready!(connection.poll_deadline(cx, since + this.max_silence));
+                let why = format!("silent for {:?}", this.max_silence);
+                return Poll::Ready(Some(Err(this.cut(why))));
+            };
+            this.silent_since = None;
+            match filled {
                 Ok(0) if matches!(this.framing, Framing::UntilClose) => {
                     this.finish();
                     return Poll::Ready(None);

@@ -121,12 +121,17 @@ where
     let timeout = upstream.settings().response_timeout;
     let mut sending = Some(sending);
     let mut deadline = Instant::now() + timeout;
-    let mut refused_body = false;
+    let (mut waited, mut refused_body, mut interim) = (false, false, 0);
     let head = poll_fn(|cx| {
         if let Some(rest) = &mut sending {
             let before = rest.progress;
             match rest.poll(&mut connection, cx) {
-                Poll::Ready(Ok(())) => sending = None,
+                Poll::Ready(Ok(())) => {
+                    if waited {
+                        deadline = Instant::now() + timeout;
+                    }
+                    sending = None;
+                }
                 Poll::Ready(Err(SendError::Body(error))) => {
                     return Poll::Ready(Err(Failed::RequestBody(error)));
                 }
@@ -136,11 +141,15 @@ where
                     sending = None;
                     refused_body = true;
                 }
-                Poll::Pending if rest.progress != before => deadline = Instant::now() + timeout,
-                Poll::Pending => {}
+                Poll::Pending => {
+                    waited = true;
+                    if rest.progress != before {
+                        deadline = Instant::now() + timeout;
+                    }
+                }
             }
         }
-        match poll_head(&mut connection, method == Method::HEAD, cx) {
+        match poll_head(&mut connection, method == Method::HEAD, &mut interim, cx) {
             Poll::Ready(head) => Poll::Ready(head.map_err(Failed::Upstream)),
             // a client that is slow with its body is not the server's fault: the listener watches that
             Poll::Pending if sending.as_ref().is_some_and(|rest| rest.waits_for_client) => {
@@ -159,15 +168,20 @@ where
         connection,
         sending,
         keep_alive,
+        upstream.settings().body_timeout,
     ));
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers;
     Ok(response)
 }
 
+/// Interim responses (100, 103, …) that may precede the final one; they end here.
+const MAX_INTERIM: u8 = 32;
+
 fn poll_head(
     connection: &mut Connection,
     to_head: bool,
+    interim: &mut u8,
     cx: &mut Context<'_>,
 ) -> Poll<Result<ResponseHead, UpstreamError>> {
     loop {
@@ -182,10 +196,13 @@ fn poll_head(
             if !head.status.is_informational() {
                 return Poll::Ready(Ok(head));
             }
+            *interim += 1;
+            if *interim > MAX_INTERIM {
+                return Poll::Ready(Err(UpstreamError::Protocol("too many interim responses")));
+            }
             continue;
         }
-        let received = ready!(connection.poll_fill(cx));
-        let lost = match received {
+        let lost = match ready!(connection.poll_fill(cx)) {
             Ok(0) => io::ErrorKind::UnexpectedEof.into(),
             Ok(_) => continue,
             Err(error) => error,

@@ -14,7 +14,7 @@ pub mod framing;
 pub mod headers;
 pub mod pool;
 
-use std::{cell::Cell, io, path::PathBuf, rc::Rc, time::Duration};
+use std::{cell::Cell, fmt, io, path::PathBuf, rc::Rc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -32,6 +32,8 @@ pub struct Settings {
     pub connect_timeout: Duration,
     /// How long the response head may take, from the moment the request is sent.
     pub response_timeout: Duration,
+    /// The longest silence while a response body is arriving.
+    pub body_timeout: Duration,
     /// How long an unused connection is kept.
     pub idle_timeout: Duration,
     /// Connections per server and worker.
@@ -54,6 +56,17 @@ pub enum Server {
     Unix(PathBuf),
     /// `builtin:echo`: answers with the request as an upstream would have seen it.
     Echo,
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Http { host, port } if host.contains(':') => write!(f, "http://[{host}]:{port}"),
+            Self::Http { host, port } => write!(f, "http://{host}:{port}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Echo => f.write_str("builtin:echo"),
+        }
+    }
 }
 
 /// What the server is told as `Host`.

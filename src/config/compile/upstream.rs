@@ -58,6 +58,7 @@ fn settings(section: Section<'_>, name: &str) -> Option<Settings> {
         servers: Vec::new(),
         connect_timeout: section.duration("connect_timeout", Duration::from_secs(1), TIMEOUTS),
         response_timeout: section.duration("response_timeout", Duration::from_secs(30), TIMEOUTS),
+        body_timeout: section.duration("body_timeout", Duration::from_secs(300), TIMEOUTS),
         idle_timeout: section.duration("idle_timeout", Duration::from_secs(60), TIMEOUTS),
         max_connections: to_usize(max_connections),
         host: section
