@@ -248,8 +248,8 @@ const CODES: usize = 500;
 const RARE: u8 = u8::MAX;
 
 /// What most answers are; shown from the start, and counted without a look into the table of rare ones.
-const COMMON_CODES: [u16; 18] = [
-    200, 201, 202, 204, 206, 301, 302, 304, 400, 401, 403, 404, 413, 429, 500, 502, 503, 504,
+const COMMON_CODES: [u16; 19] = [
+    200, 201, 202, 204, 206, 301, 302, 304, 400, 401, 403, 404, 413, 429, 499, 500, 502, 503, 504,
 ];
 
 /// Code less 100 to index into [`COMMON_CODES`], or [`RARE`].

@@ -340,3 +340,60 @@ fn rejections_leave_a_line_in_the_log_and_secrets_do_not() {
     }
     assert!(!gateway.output().contains("s3cret"));
 }
+
+#[test]
+fn a_hangup_does_not_end_the_gateway() {
+    let origin = Origin::ok();
+    let mut gateway = Gateway::with("").upstream(&origin).start();
+    gateway.signal("HUP");
+    eventually_eq("the hangup is logged", true, || {
+        gateway.stderr().contains("SIGHUP")
+    });
+    assert!(gateway.is_running());
+    assert_eq!(gateway.get("/").status, 200);
+}
+
+#[test]
+fn a_log_that_nobody_reads_delays_nobody() {
+    let unread = std::process::Stdio::piped();
+    let (folder, config) = Gateway::with("[server]\nworkers = 1\n[log]\nlevel = \"trace\"\n")
+        .upstream_at(&format!("http://{}", crate::support::origin::nobody()))
+        .write();
+    let ready = folder.path().join("ready.json");
+    let mut command = crate::support::cli::tidegate_command(folder.path());
+    command
+        .args(["run", "--config"])
+        .arg(&config)
+        .arg("--ready-file")
+        .arg(&ready);
+    let mut child = command.stderr(unread).spawn().expect("it starts");
+    let text = crate::support::wait::eventually("the gateway to be ready", || {
+        std::fs::read_to_string(&ready).map_err(|error| error.to_string())
+    });
+    let ready: serde_json::Value = serde_json::from_str(&text).expect("it is JSON");
+    let address = ready["listeners"][0].as_str().expect("there is one");
+    let mut client = Client::connect(address.parse().expect("it is an address"));
+    // far more lines than a pipe holds
+    for _ in 0..3000 {
+        assert_eq!(client.send(&Request::get("/")).status, 502);
+    }
+    crate::support::cli::signal(child.id(), "TERM");
+    eventually_eq("the gateway has ended", true, || {
+        child.try_wait().expect("a child can be asked").is_some()
+    });
+}
+
+#[test]
+fn a_file_where_the_socket_should_be_is_left_alone() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let precious = folder.path().join("precious.db");
+    std::fs::write(&precious, "data").expect("it is writable");
+    let listen = format!("[[listen]]\naddress = \"unix:{}\"\n", precious.display());
+    let refused = Gateway::with(&listen).refuse();
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.stderr.contains("left alone"), "{}", refused.stderr);
+    assert_eq!(
+        std::fs::read_to_string(&precious).expect("still there"),
+        "data"
+    );
+}

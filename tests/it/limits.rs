@@ -702,3 +702,37 @@ fn sha256_hex(secret: &str) -> String {
         .map(|byte| format!("{byte:02x}"))
         .collect()
 }
+
+#[test]
+fn guessing_keys_is_limited_where_the_route_counts_addresses() {
+    let origin = Origin::ok();
+    let toml = r#"
+        [[user]]
+        from = "api_key"
+        header = "x-api-key"
+        keys_file = "keys.toml"
+        [limit.per_ip]
+        key = ["ip"]
+        rate = "1/h"
+        burst = 3
+        [limit.shared]
+        key = []
+        rate = "1/h"
+        burst = 5
+        [[route]]
+        name = "all"
+        path = "/{*rest}"
+        upstream = "origin"
+        limits = ["per_ip", "shared"]
+    "#;
+    let keys = "[keys.alice]\nsha256 = \"2bd806c97f0e00af1a1fc3328fa763a9269723c8db8fac4f93af71db186d6e90\"\n";
+    let gateway = Gateway::with(toml)
+        .file("keys.toml", keys)
+        .upstream(&origin)
+        .start();
+    let guess = Request::get("/").header("x-api-key", "a guess");
+    assert_eq!(gateway.statuses(&guess, 5), [401, 401, 401, 429, 429]);
+    // what the route's users share is not the guesser's to spend
+    let admitted = r#"tidegate_decisions_total{limit="shared",outcome="admitted"}"#;
+    assert_eq!(gateway.metric(admitted), 0.0);
+}

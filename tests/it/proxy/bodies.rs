@@ -234,3 +234,19 @@ fn settle(counter: &AtomicU64) -> u64 {
     }
     counter.load(Ordering::SeqCst)
 }
+
+#[test]
+fn a_denied_upload_is_told_why_even_by_a_client_that_only_sends_first() {
+    let origin = Origin::ok();
+    let limited = "[gateway]\nlimits = [\"per_ip\"]\n[limit.per_ip]\nkey = [\"ip\"]\nrate = \"1/h\"\nburst = 1\n";
+    let gateway = Gateway::with(limited).upstream(&origin).start();
+    assert_eq!(gateway.get("/").status, 200);
+    for _ in 0..10 {
+        // more than the socket buffers of both sides hold is not promised, so stay below the discarded bound
+        let upload = Request::post("/", vec![b'x'; 300 * 1024]);
+        let denied = gateway.connect().send(&upload);
+        assert_eq!(denied.status, 429);
+        assert_eq!(denied.header("connection"), Some("close"));
+        assert!(denied.retry_after().is_some());
+    }
+}

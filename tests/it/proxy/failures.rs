@@ -233,3 +233,71 @@ fn a_connection_that_the_origin_closed_meanwhile_costs_no_request() {
     assert_eq!(statuses, [200; 20]);
     assert_eq!(origin.connections(), 20);
 }
+
+#[test]
+fn a_client_that_leaves_before_the_answer_is_counted_and_logged() {
+    let origin = Origin::new(|exchange| {
+        exchange.read_body()?;
+        exchange.wait_for_abort()
+    });
+    let gateway = Gateway::with("[log]\naccess = \"all\"\nformat = \"json\"\n")
+        .upstream(&origin)
+        .start();
+    let mut client = gateway.connect();
+    client
+        .write(&Request::get("/slow").to_bytes())
+        .expect("the request leaves");
+    origin.wait_for_requests(1);
+    drop(client);
+    gateway.wait_for_metric(r#"tidegate_requests_total{route="all",code="499"}"#, 1.0);
+    eventually_eq("the access line says so", true, || {
+        gateway
+            .output()
+            .contains(r#""path":"/slow","route":"all","status":499,"upstream":"origin""#)
+    });
+}
+
+#[test]
+fn a_response_body_that_stalls_is_cut_short_after_the_body_timeout() {
+    let origin = Origin::new(|exchange| {
+        exchange.read_body()?;
+        exchange.write(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhello")?;
+        exchange.wait_for_abort()
+    });
+    let impatient = "[upstream.origin]\nservers = [\"{origin}\"]\nbody_timeout = \"200ms\"\n";
+    let gateway = Gateway::with(impatient).upstream(&origin).start();
+    let ended = gateway.connect().try_send(&Request::get("/"));
+    assert!(
+        matches!(ended, Err(Broken::Closed | Broken::Cut | Broken::Reset)),
+        "{ended:?}"
+    );
+    eventually_eq("connections to the origin given up", 1, || origin.aborted());
+    gateway.wait_for_metric(r#"tidegate_upstream_errors_total{kind="body"}"#, 1.0);
+}
+
+#[test]
+fn interim_responses_without_end_are_502() {
+    let mut flood = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n".repeat(1000);
+    flood.extend_from_slice(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+    let origin = Origin::sending(flood);
+    let gateway = Gateway::with("").upstream(&origin).start();
+    assert_eq!(gateway.get("/").status, 502);
+    let few = b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+    let origin = Origin::sending(*few);
+    let gateway = Gateway::with("").upstream(&origin).start();
+    assert_eq!(gateway.get("/").text(), "ok");
+}
+
+#[test]
+fn a_dead_origin_is_logged_once_a_second_and_counted_each_time() {
+    let gateway = Gateway::with("[server]\nworkers = 1\n")
+        .upstream_at(&format!("http://{}", nobody()))
+        .start();
+    assert_eq!(gateway.statuses(&Request::get("/"), 200), [502; 200]);
+    gateway.wait_for_metric(r#"tidegate_upstream_errors_total{kind="connect"}"#, 200.0);
+    let lines = gateway
+        .stderr()
+        .matches("the upstream gave no response")
+        .count();
+    assert!((1..=20).contains(&lines), "{lines} lines for 200 failures");
+}
