@@ -37,6 +37,18 @@ pub const MAX_LIMITS: usize = 16;
 pub enum Algorithm {
     /// Token bucket, kept as GCRA: one timestamp per key.
     TokenBucket,
+    /// The same rule under its other name.
+    Gcra,
+    /// A queue that is emptied at the rate and holds a burst.
+    LeakyBucket,
+    /// A count per window, starting anew with each.
+    FixedWindow,
+    /// Two counts, of which the earlier fades.
+    SlidingWindow,
+    /// The time of every request within the window.
+    SlidingLog,
+    /// Requests in flight.
+    Concurrency,
 }
 
 /// One rule: a name, and how much each tier may. Pure; the counters are in a [`Store`].
