@@ -126,8 +126,8 @@ enum Value<'a> {
     Text(&'a str),
     /// All lines of a field, of which at least one says something.
     Field(http::header::GetAll<'a, HeaderValue>),
-    /// A parameter of the path, not yet folded.
-    Param(&'a str),
+    /// A parameter of the path as it stands there, and folded.
+    Param(&'a str, String),
     /// In the one form in which texts are compared.
     Folded(String),
     /// Given more than once and differently, or in a form that holds no text: one value, whatever it was.
@@ -207,7 +207,7 @@ impl KeyParts {
                 Some(Value::Unclear) => write!(out, "{part}=?"),
                 Some(Value::Address(network)) => write!(out, "ip={network}"),
                 Some(Value::User(user)) => write!(out, "user={user}"),
-                Some(Value::Text(text) | Value::Param(text)) => {
+                Some(Value::Text(text) | Value::Param(text, _)) => {
                     write!(out, "{part}={}", shortened(text))
                 }
                 Some(secret @ (Value::Field(_) | Value::Folded(_))) => {
@@ -244,9 +244,11 @@ fn value<'a>(part: &KeyPart, prefixes: Prefixes, subject: &Subject<'a>) -> Optio
             subject.headers.get_all(COOKIE).iter(),
             name,
         )),
-        KeyPart::Param(name) => (subject.params)(name)
-            .filter(|value| !value.is_empty())
-            .map(Value::Param),
+        KeyPart::Param(name) => {
+            let raw = (subject.params)(name)?;
+            let folded = text::folded_param(raw);
+            (!folded.is_empty()).then_some(Value::Param(raw, folded))
+        }
         KeyPart::Body(name) => given(subject.body?.get(name).cloned().unwrap_or_default()),
     }
 }
@@ -280,8 +282,7 @@ impl Value<'_> {
             Value::Field(lines) => lines
                 .iter()
                 .for_each(|line| write(5, trim(line.as_bytes()))),
-            Value::Param(raw) => write(6, text::folded_param(raw).as_bytes()),
-            Value::Folded(text) => write(6, text.as_bytes()),
+            Value::Param(_, text) | Value::Folded(text) => write(6, text.as_bytes()),
             Value::Unclear => write(7, &[]),
             Value::Absent => write(8, &[]),
         }

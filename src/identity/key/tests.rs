@@ -339,6 +339,7 @@ fn every_source_of_a_value_keys_a_limit() {
         assert_ne!(key(&part, "alice"), key(&part, "bob"), "{part}");
         assert!(key(&part, "alice").is_some(), "{part}");
         assert_eq!(key(&part, ""), None, "{part}");
+        assert_eq!(key(&part, " "), None, "{part}");
     }
     let absent = named.map(|part| part("b".to_owned()));
     assert!(absent.iter().all(|part| key(part, "alice").is_none()));
