@@ -30,7 +30,7 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use crate::{
-    identity::{Client, Subject},
+    identity::{Client, Keyed, Missing, Subject},
     limit::{Charge, MAX_LIMITS, Verdict},
     listener::{
         Handler, Peer,
@@ -122,6 +122,9 @@ impl<'a> Exchange<'a> {
             route: &self.route.name,
             path: &asked.path,
             headers: &self.head.headers,
+            query: self.head.uri.query(),
+            params: &|_| None,
+            body: None,
         }
     }
 }
@@ -272,13 +275,14 @@ impl Worker {
             let key = match rule.key.is_empty() {
                 true => None,
                 false => {
+                    let prefixes = self.shared.plan.prefixes;
                     match rule
                         .key
-                        .key(&self.shared.hasher, self.shared.plan.prefixes, &subject)
+                        .key(Missing::Skip, &self.shared.hasher, prefixes, &subject)
                     {
-                        Some(key) => Some(key),
+                        Keyed::Bucket(key) => Some(key),
                         // a request without a value for the key is not this limit's business
-                        None => continue,
+                        Keyed::Skip | Keyed::Missing(_) => continue,
                     }
                 }
             };

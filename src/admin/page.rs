@@ -1,9 +1,6 @@
 //! The page at `/`: what this gateway limits, and what else can be asked.
 
-use std::{
-    borrow::Cow,
-    fmt::{self, Write},
-};
+use std::fmt::{self, Write};
 
 use http::{HeaderValue, Response, header::CONTENT_SECURITY_POLICY};
 
@@ -44,7 +41,12 @@ fn write_overview(html: &mut String, snapshot: &Snapshot, state: State) -> fmt::
     );
     for limit in &snapshot.limits {
         let name = Escaped(&limit.name);
-        let per = limit.key.iter().map(part).collect::<Vec<_>>().join(" + ");
+        let per = limit
+            .key
+            .iter()
+            .map(KeyPart::to_string)
+            .collect::<Vec<_>>()
+            .join(" + ");
         let per = if per.is_empty() { "everybody" } else { &per };
         for (at, quota) in limit.quotas.iter().enumerate() {
             let tiers: Vec<&str> = limit
@@ -113,24 +115,6 @@ fn write_overview(html: &mut String, snapshot: &Snapshot, state: State) -> fmt::
     }
     html.push_str("</table>\n</body></html>\n");
     Ok(())
-}
-
-/// A part of a key, spelled as in the configuration.
-fn part(part: &KeyPart) -> Cow<'_, str> {
-    let name = match part {
-        KeyPart::Ip => "ip",
-        KeyPart::User => "user",
-        KeyPart::UserOrIp => "user_or_ip",
-        KeyPart::Tenant => "tenant",
-        KeyPart::Tier => "tier",
-        KeyPart::Method => "method",
-        KeyPart::Host => "host",
-        KeyPart::Route => "route",
-        KeyPart::Path => "path",
-        KeyPart::UserAgent => "user_agent",
-        KeyPart::Header(name) => return format!("header:{name}").into(),
-    };
-    name.into()
 }
 
 /// Text inside an element or a quoted attribute.

@@ -43,11 +43,13 @@ fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
             host: upstream::HostHeader::Preserve,
         }],
         limits: vec![config::Limit {
-            name: "per_key".to_owned(),
-            key: vec![identity::KeyPart::Ip, identity::KeyPart::Header(HOST)],
-            algorithm: limit::Algorithm::TokenBucket,
-            quotas: [100, 600].map(per_minute).to_vec(),
             tiers: vec![("default".to_owned(), 0), ("pro".to_owned(), 1)],
+            ..config::Limit::new(
+                "per_key",
+                vec![identity::KeyPart::Ip, identity::KeyPart::Header(HOST)],
+                limit::Algorithm::TokenBucket,
+                [100, 600].map(per_minute).to_vec(),
+            )
         }],
         gateway_limits: Vec::new(),
         routes: vec![config::Route {

@@ -248,6 +248,10 @@ fn key_name(part: &KeyPart) -> String {
         KeyPart::Path => "path".to_owned(),
         KeyPart::UserAgent => "user agent".to_owned(),
         KeyPart::Header(name) => format!("header {name}"),
+        KeyPart::Query(name) => format!("query parameter {name}"),
+        KeyPart::Cookie(name) => format!("cookie {name}"),
+        KeyPart::Param(name) => format!("path parameter {name}"),
+        KeyPart::Body(name) => format!("body field {name}"),
     }
 }
 

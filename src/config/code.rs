@@ -57,6 +57,8 @@ codes! {
     BadAddress = "TG0205",
     /// Not the name or value of an HTTP field or method.
     BadField = "TG0206",
+    /// Not a date, or one without its offset.
+    BadDate = "TG0207",
 
     /// A file that the configuration names cannot be used.
     BadFile = "TG0301",
@@ -81,6 +83,8 @@ codes! {
     TooManyLimits = "TG0405",
     /// Two keys that contradict each other.
     Contradiction = "TG0406",
+    /// An exception that its limit cannot make.
+    UnfitOverride = "TG0407",
 
     /// A limit that no route meets.
     UnusedLimit = "TG0501",
@@ -90,4 +94,8 @@ codes! {
     CostOverBurst = "TG0503",
     /// `skip_limits` names a limit that the route would not meet anyway.
     SkipsNothing = "TG0504",
+    /// A tier that nobody is known to have.
+    UnknownTier = "TG0505",
+    /// An exception whose time is over.
+    Expired = "TG0506",
 }

@@ -56,7 +56,7 @@ pub(super) static FILE: Keys = Keys {
         ("limit", Built),
         ("gateway", Built),
         ("route", Built),
-        ("override", NotBuilt("exceptions to a limit for one key")),
+        ("override", Built),
         ("response", Built),
         ("overload", NotBuilt("shedding load by priority")),
         ("redis", NotBuilt("one budget shared by several gateways")),
@@ -168,6 +168,9 @@ pub(super) static UPSTREAM: Keys = Keys {
     ],
 };
 
+/// What is missing of limits that several gateways keep together.
+const SHARED: &str = "one budget shared by several gateways";
+
 /// `[limit.NAME]`.
 pub(super) static LIMIT: Keys = Keys {
     title: "[limit.NAME]",
@@ -176,59 +179,50 @@ pub(super) static LIMIT: Keys = Keys {
         ("algorithm", Built),
         ("rate", Built),
         ("burst", Built),
-        ("limit", NotBuilt("limits on requests in flight")),
-        (
-            "scope",
-            Only("\"local\"", "one budget shared by several gateways"),
-        ),
-        ("sync", NotBuilt("one budget shared by several gateways")),
-        (
-            "slack",
-            Only("0.0", "one budget shared by several gateways"),
-        ),
-        (
-            "on_redis_down",
-            NotBuilt("one budget shared by several gateways"),
-        ),
-        (
-            "local_fraction",
-            NotBuilt("one budget shared by several gateways"),
-        ),
-        ("exempt", NotBuilt("exempting clients from a limit")),
-        (
-            "warn_at",
-            NotBuilt("warning clients that come near a limit"),
-        ),
-        (
-            "slow_at",
-            NotBuilt("slowing clients that come near a limit"),
-        ),
-        (
-            "slow_by",
-            NotBuilt("slowing clients that come near a limit"),
-        ),
-        ("over", Only("\"reject\"", "delaying instead of rejecting")),
-        ("max_delay", NotBuilt("delaying instead of rejecting")),
-        ("mode", Only("\"enforce\"", "shadow, tag and off modes")),
-        (
-            "enforce_percent",
-            Only("100", "enforcing for a share of the keys"),
-        ),
-        (
-            "missing",
-            Only(
-                "\"skip\"",
-                "sharing a bucket or rejecting where a part of the key is missing",
-            ),
-        ),
-        (
-            "charge_rejected",
-            Only("false", "charging rejected requests"),
-        ),
-        ("count_status", Only("[]", "charging by response status")),
+        ("limit", Built),
+        ("scope", Only("\"local\"", SHARED)),
+        ("sync", NotBuilt(SHARED)),
+        ("slack", Only("0.0", SHARED)),
+        ("on_redis_down", NotBuilt(SHARED)),
+        ("local_fraction", NotBuilt(SHARED)),
+        ("exempt", Built),
+        ("warn_at", Built),
+        ("slow_at", Built),
+        ("slow_by", Built),
+        ("over", Built),
+        ("max_delay", Built),
+        ("mode", Built),
+        ("enforce_percent", Built),
+        ("missing", Built),
+        ("charge_rejected", Built),
+        ("count_status", Built),
         ("retry_jitter", Only("0.0", "spreading Retry-After")),
-        ("disclose", Only("true", "hiding a limit from clients")),
+        ("disclose", Built),
         ("cost", NotBuilt("costs read from a request or a response")),
+    ],
+};
+
+/// `exempt` of a limit.
+pub(super) static EXEMPT: Keys = Keys {
+    title: "[limit.NAME.exempt]",
+    keys: &[("ips", Built), ("users", Built), ("tiers", Built)],
+};
+
+/// `[[override]]`.
+pub(super) static OVERRIDE: Keys = Keys {
+    title: "[[override]]",
+    keys: &[
+        ("limit", Built),
+        ("user", Built),
+        ("tenant", Built),
+        ("ip", Built),
+        ("key", Built),
+        ("rate", Built),
+        ("burst", Built),
+        ("exempt", Built),
+        ("block", Built),
+        ("until", Built),
+        ("note", Built),
     ],
 };
 
@@ -297,8 +291,10 @@ mod tests {
         &API_KEY,
         &UPSTREAM,
         &LIMIT,
+        &EXEMPT,
         &GATEWAY,
         &ROUTE,
+        &OVERRIDE,
         &RESPONSE,
         &ADMIN,
         &LOG,

@@ -6,10 +6,12 @@
 
 mod code;
 mod compile;
+mod date;
 mod diagnostic;
 mod environment;
 mod file;
 mod keys;
+mod limit;
 mod quick;
 mod read;
 mod source;
@@ -19,6 +21,7 @@ mod value;
 pub use code::Code;
 pub(crate) use diagnostic::count;
 pub use diagnostic::{Diagnostic, MAX_LINE_BYTES, MAX_SHOWN, Place, Report, Severity};
+pub use limit::{Effect, Exempt, Limit, Mode, Over, Override, Share, Slow, Whom};
 pub use quick::quick;
 
 use std::{fmt, net::SocketAddr, num::NonZeroUsize, path::Path, time::Duration};
@@ -27,7 +30,7 @@ use diagnostic::Problems;
 use file::Document;
 use source::Source;
 
-use crate::{identity, limit, listener, response, route, telemetry, upstream};
+use crate::{identity, listener, response, route, telemetry, upstream};
 
 /// The largest configuration file.
 const MAX_FILE_BYTES: u64 = 4 << 20;
@@ -141,21 +144,6 @@ pub struct Server {
     pub max_connections: usize,
     /// Buckets held in memory.
     pub max_keys: usize,
-}
-
-/// One `[limit.NAME]` table.
-#[derive(Clone, Debug)]
-pub struct Limit {
-    /// The name in the configuration; clients see it.
-    pub name: String,
-    /// Which requests share one bucket; empty is one bucket for all.
-    pub key: Vec<identity::KeyPart>,
-    /// How it counts.
-    pub algorithm: limit::Algorithm,
-    /// One quota per tier; the first is the default.
-    pub quotas: Vec<limit::Quota>,
-    /// Tier name to index into `quotas`.
-    pub tiers: Vec<(String, usize)>,
 }
 
 /// One `[[route]]` table.

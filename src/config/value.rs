@@ -5,7 +5,7 @@
 use std::{
     fmt::Display,
     ops::{Range, RangeInclusive},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use toml::{
@@ -14,7 +14,9 @@ use toml::{
 };
 
 use super::{
+    Share,
     code::Code,
+    date,
     diagnostic::{Problem, did_you_mean, quote},
     environment,
     file::{Document, Section, not_built},
@@ -149,6 +151,42 @@ impl<'a> Value<'a> {
                 None
             }
         }
+    }
+
+    /// A number from 0 to 1, whole or with a point.
+    pub(super) fn share(&self) -> Option<Share> {
+        let number = match self.value.get_ref() {
+            DeValue::Float(written) => written.as_str().parse::<f64>().ok(),
+            DeValue::Integer(written) if written.radix() == 10 => written.as_str().parse().ok(),
+            _ => None,
+        };
+        let Some(number) = number else {
+            self.error(
+                self.wrong_type("a number from 0 to 1")
+                    .hint("write it without quotes, such as 0.8"),
+            );
+            return None;
+        };
+        let ppm = (number * 1e6).round();
+        // a cast of what is within bounds is exact, and what is no number is not within them
+        let share = (0.0..=1e6).contains(&ppm).then_some(ppm as u32);
+        let share = share.and_then(Share::from_ppm);
+        if share.is_none() {
+            self.error(out_of_range(&self.what, &number.to_string(), &"0", &"1"));
+        }
+        share
+    }
+
+    /// A date, or a date and time with its offset.
+    pub(super) fn date(&self) -> Option<SystemTime> {
+        let Some(written) = self.value.get_ref().as_datetime() else {
+            let hint = "write it without quotes, such as 2027-01-31 or 2027-01-31T18:00:00Z";
+            self.error(self.wrong_type("a date").hint(hint));
+            return None;
+        };
+        date::instant(written)
+            .map_err(|problem| self.error(problem))
+            .ok()
     }
 
     pub(super) fn boolean(&self) -> Option<bool> {

@@ -6,20 +6,27 @@
 //!
 //! What is hashed is an injective encoding: the limit, then for each part its place, its kind, its length and its bytes. So `("a", "bc")` is
 //! not `("ab", "c")`, a user named like an address is not that address, and no limit shares buckets with another.
+//!
+//! What a client writes into a query, a cookie, a path or a body is first brought to one form ([`text`](super::text)), so that
+//! another spelling is no second allowance.
 
 use std::{
     fmt::{self, Write},
     hash::Hasher,
 };
 
-use http::{HeaderMap, HeaderValue, Method, header::USER_AGENT};
+use http::{
+    HeaderMap, HeaderValue, Method,
+    header::{COOKIE, USER_AGENT},
+};
 use ipnet::IpNet;
 use sha2::{Digest, Sha256};
 use siphasher::sip128::{Hasher128, SipHasher24};
 
 use super::{
-    Client, KeyPart,
+    BodyFields, Client, KeyPart,
     address::{Prefixes, trim},
+    text::{self, Given},
 };
 use crate::limit::Key;
 
@@ -44,7 +51,7 @@ impl fmt::Debug for KeyHasher {
 }
 
 /// What a key may be made of.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Subject<'a> {
     /// Who asks.
     pub client: &'a Client<'a>,
@@ -58,6 +65,48 @@ pub struct Subject<'a> {
     pub path: &'a str,
     /// As they arrived.
     pub headers: &'a HeaderMap,
+    /// What stands after the first `?`, as it arrived.
+    pub query: Option<&'a str>,
+    /// What the parameters of the route's path stand for, taken from `path`.
+    pub params: &'a dyn Fn(&str) -> Option<&'a str>,
+    /// The fields of the body that limits want; `None` where it was not read, or is larger than may be read.
+    pub body: Option<&'a BodyFields>,
+}
+
+/// Without what may be secret: headers, query and body.
+impl fmt::Debug for Subject<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subject")
+            .field("client", &self.client)
+            .field("method", &self.method)
+            .field("host", &self.host)
+            .field("route", &self.route)
+            .field("path", &self.path)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What happens where a part of the key has no value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Missing {
+    /// The limit does not apply.
+    #[default]
+    Skip,
+    /// The part counts as absent: one bucket for all who lack it and agree in the other parts.
+    Shared,
+    /// The request is answered 400.
+    Reject,
+}
+
+/// Where a request is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keyed<'p> {
+    /// In this bucket.
+    Bucket(Key),
+    /// Nowhere: the limit does not apply.
+    Skip,
+    /// Nowhere: the request lacks this part and is to be answered 400.
+    Missing(&'p KeyPart),
 }
 
 /// The parts of one limit's key.
@@ -66,6 +115,8 @@ pub struct KeyParts {
     /// Sets the buckets of one limit apart from those of all others.
     limit: u64,
     parts: Box<[KeyPart]>,
+    /// The names of the `body:` parts.
+    body_fields: Box<[String]>,
 }
 
 /// What a part stands for in one request.
@@ -75,6 +126,14 @@ enum Value<'a> {
     Text(&'a str),
     /// All lines of a field, of which at least one says something.
     Field(http::header::GetAll<'a, HeaderValue>),
+    /// A parameter of the path as it stands there, and folded.
+    Param(&'a str, String),
+    /// In the one form in which texts are compared.
+    Folded(String),
+    /// Given more than once and differently, or in a form that holds no text: one value, whatever it was.
+    Unclear,
+    /// Missing, and counted as such.
+    Absent,
 }
 
 impl KeyParts {
@@ -82,7 +141,12 @@ impl KeyParts {
     pub fn new(limit: &str, parts: Vec<KeyPart>) -> KeyParts {
         let digest: [u8; 32] = Sha256::digest(limit).into();
         let [a, b, c, d, e, f, g, h, ..] = digest;
+        let body_field = |part: &KeyPart| match part {
+            KeyPart::Body(name) => Some(name.clone()),
+            _ => None,
+        };
         KeyParts {
+            body_fields: parts.iter().filter_map(body_field).collect(),
             limit: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
             parts: parts.into(),
         }
@@ -100,24 +164,37 @@ impl KeyParts {
         self.parts.is_empty()
     }
 
-    /// The bucket of a request; `None` when some part has no value, so that the limit does not apply. Allocates nothing;
-    /// costs some tens of nanoseconds, and for long values the time to hash them.
+    /// The fields of a body that the key is made of: what [`BodyFields::parse`] is to look for. Where there are none, no
+    /// body has to be read before the request is decided.
+    pub fn wanted_body_fields(&self) -> &[String] {
+        &self.body_fields
+    }
+
+    /// The bucket of a request, or what a missing part makes of it. Costs some tens of nanoseconds, and for long values the
+    /// time to hash them; allocates only for values of a query, a cookie or a path's parameter.
     pub fn key(
         &self,
+        missing: Missing,
         hasher: &KeyHasher,
         prefixes: Prefixes,
         subject: &Subject<'_>,
-    ) -> Option<Key> {
+    ) -> Keyed<'_> {
         let mut hash = hasher.0;
         hash.write_u64(self.limit);
         for (place, part) in self.parts.iter().enumerate() {
-            value(part, prefixes, subject)?.absorb(place, &mut hash);
+            match (value(part, prefixes, subject), missing) {
+                (Some(value), _) => value.absorb(place, &mut hash),
+                (None, Missing::Shared) => Value::Absent.absorb(place, &mut hash),
+                (None, Missing::Skip) => return Keyed::Skip,
+                (None, Missing::Reject) => return Keyed::Missing(part),
+            }
         }
-        Some(Key(hash.finish128().into()))
+        Keyed::Bucket(Key(hash.finish128().into()))
     }
 
-    /// The key for people: `ip=203.0.113.9/32, user=alice`. Field values are shown as a short hash under the secret, since they may be
-    /// secrets themselves; a part without a value is `-`; no parts is `all`.
+    /// The key for people: `ip=203.0.113.9/32, user=alice`. Values of fields, queries, cookies and bodies are shown as a short
+    /// hash under the secret, since they may be secrets themselves; a part without a value is `-`, one whose value is unclear
+    /// `?`; no parts is `all`.
     pub fn readable(
         &self,
         hasher: &KeyHasher,
@@ -132,41 +209,24 @@ impl KeyParts {
             if !out.is_empty() {
                 out.push_str(", ");
             }
-            let value = value(part, prefixes, subject);
-            let written = match value {
-                None => write!(out, "{}=-", name(part)),
+            let written = match value(part, prefixes, subject) {
+                None | Some(Value::Absent) => write!(out, "{part}=-"),
+                Some(Value::Unclear) => write!(out, "{part}=?"),
                 Some(Value::Address(network)) => write!(out, "ip={network}"),
                 Some(Value::User(user)) => write!(out, "user={user}"),
-                Some(Value::Text(text)) => write!(out, "{}={}", name(part), shortened(text)),
-                Some(field @ Value::Field(_)) => {
+                Some(Value::Text(text) | Value::Param(text, _)) => {
+                    write!(out, "{part}={}", shortened(text))
+                }
+                Some(secret @ (Value::Field(_) | Value::Folded(_))) => {
                     let mut hash = hasher.0;
-                    field.absorb(0, &mut hash);
+                    secret.absorb(0, &mut hash);
                     let short = hash.finish() >> 32;
-                    match part {
-                        KeyPart::Header(header) => write!(out, "header:{header}=#{short:08x}"),
-                        _ => write!(out, "{}=#{short:08x}", name(part)),
-                    }
+                    write!(out, "{part}=#{short:08x}")
                 }
             };
             written.expect("a String takes any text");
         }
         out
-    }
-}
-
-fn name(part: &KeyPart) -> &'static str {
-    match part {
-        KeyPart::Ip => "ip",
-        KeyPart::User => "user",
-        KeyPart::UserOrIp => "user_or_ip",
-        KeyPart::Tenant => "tenant",
-        KeyPart::Tier => "tier",
-        KeyPart::Method => "method",
-        KeyPart::Host => "host",
-        KeyPart::Route => "route",
-        KeyPart::Path => "path",
-        KeyPart::UserAgent => "user_agent",
-        KeyPart::Header(_) => "header",
     }
 }
 
@@ -186,6 +246,25 @@ fn value<'a>(part: &KeyPart, prefixes: Prefixes, subject: &Subject<'a>) -> Optio
         KeyPart::Path => Some(Value::Text(subject.path)),
         KeyPart::UserAgent => field(subject.headers.get_all(USER_AGENT)),
         KeyPart::Header(header) => field(subject.headers.get_all(header)),
+        KeyPart::Query(name) => given(text::in_query(subject.query?, name)),
+        KeyPart::Cookie(name) => given(text::in_cookies(
+            subject.headers.get_all(COOKIE).iter(),
+            name,
+        )),
+        KeyPart::Param(name) => {
+            let raw = (subject.params)(name)?;
+            let folded = text::folded_param(raw);
+            (!folded.is_empty()).then_some(Value::Param(raw, folded))
+        }
+        KeyPart::Body(name) => given(subject.body?.get(name).cloned().unwrap_or_default()),
+    }
+}
+
+fn given(given: Given) -> Option<Value<'static>> {
+    match given {
+        Given::Nothing => None,
+        Given::Text(text) => Some(Value::Folded(text)),
+        Given::Unclear => Some(Value::Unclear),
     }
 }
 
@@ -210,6 +289,9 @@ impl Value<'_> {
             Value::Field(lines) => lines
                 .iter()
                 .for_each(|line| write(5, trim(line.as_bytes()))),
+            Value::Param(_, text) | Value::Folded(text) => write(6, text.as_bytes()),
+            Value::Unclear => write(7, &[]),
+            Value::Absent => write(8, &[]),
         }
     }
 }

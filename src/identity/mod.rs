@@ -5,19 +5,22 @@
 //! others. [`ManagedFields`] names what a client must not be able to tell the upstream.
 
 pub mod address;
+pub mod body;
 mod credential;
 mod forwarded;
 pub mod key;
 pub mod managed;
+mod text;
 pub mod trusted;
 
-use std::net::IpAddr;
+use std::{fmt, net::IpAddr};
 
 use http::HeaderMap;
 use ipnet::IpNet;
 
 pub use address::Prefixes;
-pub use key::{KeyHasher, KeyParts, Subject};
+pub use body::BodyFields;
+pub use key::{KeyHasher, KeyParts, Keyed, Missing, Subject};
 pub use managed::ManagedFields;
 pub use trusted::TrustedProxies;
 
@@ -146,6 +149,37 @@ pub enum KeyPart {
     UserAgent,
     /// Another field of the request.
     Header(http::HeaderName),
+    /// A parameter of the request's query.
+    Query(String),
+    /// A cookie of the request.
+    Cookie(String),
+    /// A parameter of the route's path.
+    Param(String),
+    /// A field of the request's body, JSON or a form; `a.b` is the field `b` of the object `a`.
+    Body(String),
+}
+
+/// As a configuration names it: `ip`, `header:x-device`.
+impl fmt::Display for KeyPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            KeyPart::Ip => "ip",
+            KeyPart::User => "user",
+            KeyPart::UserOrIp => "user_or_ip",
+            KeyPart::Tenant => "tenant",
+            KeyPart::Tier => "tier",
+            KeyPart::Method => "method",
+            KeyPart::Host => "host",
+            KeyPart::Route => "route",
+            KeyPart::Path => "path",
+            KeyPart::UserAgent => "user_agent",
+            KeyPart::Header(name) => return write!(f, "header:{name}"),
+            KeyPart::Query(name) => return write!(f, "query:{name}"),
+            KeyPart::Cookie(name) => return write!(f, "cookie:{name}"),
+            KeyPart::Param(name) => return write!(f, "param:{name}"),
+            KeyPart::Body(name) => return write!(f, "body:{name}"),
+        })
+    }
 }
 
 /// Finds out who asks.

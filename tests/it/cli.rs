@@ -86,9 +86,9 @@ fn check_speaks_json_where_a_program_reads() {
 fn keys_of_features_that_are_not_built_are_refused_not_ignored() {
     let folder = folder();
     for (key, line) in [
-        ("algorithm", "algorithm = \"sliding_log\""),
+        ("sync", "sync = \"lease\""),
         ("scope", "scope = \"global\""),
-        ("warn_at", "warn_at = 0.8"),
+        ("retry_jitter", "retry_jitter = 0.5"),
     ] {
         write(
             folder.path(),

@@ -8,7 +8,11 @@ use std::{
 };
 
 use proptest::prelude::*;
-use tidegate::config::{self, Code, Loaded, Report, Severity};
+use tidegate::{
+    config::{self, Code, Effect, Limit, Loaded, Mode, Over, Report, Severity, Share, Whom},
+    identity::Missing,
+    limit::Algorithm,
+};
 
 /// The `.toml` files of a folder below tests/config.
 fn files(folder: &str) -> Vec<PathBuf> {
@@ -157,6 +161,13 @@ fn a_value_from_the_environment_is_never_shown() {
                 [[user]]\nfrom = \"api_key\"\nkeys_file = \"${SECRET}\"\ninvalid = \"${SECRET}\"\n\
                 [upstream.a]\nservers = [\"${SECRET}\"]\nhost = \"a ${SECRET}\"\n\
                 [limit.a]\nkey = [\"${SECRET}\", \"header:a ${SECRET}\"]\nrate = \"${SECRET}\"\nalgorithm = \"${SECRET}\"\n\
+                over = \"${SECRET}\"\nmode = \"${SECRET}\"\nmissing = \"${SECRET}\"\nmax_delay = \"${SECRET}\"\nslow_by = \"${SECRET}\"\n\
+                exempt = { ips = [\"${SECRET}\"], tiers = [\"a ${SECRET}\"] }\n\
+                [limit.b]\nkey = [\"ip\", \"query:${SECRET}\\u0000\"]\nrate = \"1/s\"\n\
+                [limit.c]\nkey = [\"ip\"]\nrate = \"1/s\"\n\
+                [[override]]\nlimit = \"${SECRET}\"\nip = \"${SECRET}\"\nrate = \"${SECRET}\"\n\
+                [[override]]\nlimit = \"c\"\nkey = \"ip=${SECRET}\"\nrate = \"${SECRET}\"\n\
+                [[override]]\nlimit = \"c\"\nuser = \"${SECRET}\"\nblock = true\n\
                 [gateway]\nlimits = [\"${SECRET}\"]\n\
                 [[route]]\nname = \"a b${SECRET}\"\npath = \"${SECRET}\"\nhosts = [\"${SECRET} a\"]\nmethods = [\"${SECRET}\"]\n\
                 upstream = \"${SECRET}\"\nlimits = [\"${SECRET}\"]\n\
@@ -256,7 +267,16 @@ fn what_was_written_is_what_is_configured() {
         .collect();
     assert_eq!(
         names,
-        ["global", "per_user", "all_parts"],
+        [
+            "global",
+            "per_user",
+            "all_parts",
+            "sliding",
+            "log",
+            "fixed",
+            "queue",
+            "in_flight"
+        ],
         "in the order of the file"
     );
     let per_user = &snapshot.limits[1];
@@ -265,7 +285,17 @@ fn what_was_written_is_what_is_configured() {
         .iter()
         .map(|q| (q.amount.get(), q.period.as_secs(), q.burst.get()))
         .collect();
-    assert_eq!(quotas, [(60, 60, 30), (600, 60, 30), (60, 60, 1000)]);
+    assert_eq!(
+        quotas,
+        [
+            (60, 60, 30),
+            (600, 60, 30),
+            (60, 60, 1000),
+            // the exceptions: one second of 5000/min is more than the burst of everybody else
+            (5000, 60, 83),
+            (1, 60, 2)
+        ]
+    );
     assert_eq!(
         per_user.tiers,
         [("pro".to_owned(), 1), ("gold".to_owned(), 2)]
@@ -280,10 +310,123 @@ fn what_was_written_is_what_is_configured() {
     };
     assert_eq!(
         (login.limits.as_slice(), login.cost, login.max_body_bytes),
-        (&[0, 1, 2][..], 5, Some(16_384))
+        (&[0, 1, 2, 3, 4, 5, 6, 7][..], 5, Some(16_384))
     );
     assert_eq!((rest.limits.as_slice(), rest.upstream), (&[][..], 1));
     assert_eq!(snapshot.admin.token.as_deref(), Some("correct-horse"));
+}
+
+#[test]
+fn what_a_limit_does_is_what_was_written() {
+    let path = Path::new("tests/config/valid/everything_that_is_built.toml");
+    let snapshot = config::load(path).expect("it is valid").snapshot;
+    let [
+        global,
+        per_user,
+        all_parts,
+        sliding,
+        log,
+        fixed,
+        queue,
+        in_flight,
+    ] = snapshot.limits.as_slice()
+    else {
+        panic!("eight limits")
+    };
+    let algorithms: Vec<Algorithm> = snapshot.limits.iter().map(|l| l.algorithm).collect();
+    assert_eq!(
+        algorithms,
+        [
+            Algorithm::Gcra,
+            Algorithm::TokenBucket,
+            Algorithm::TokenBucket,
+            Algorithm::SlidingWindow,
+            Algorithm::SlidingLog,
+            Algorithm::FixedWindow,
+            Algorithm::LeakyBucket,
+            Algorithm::Concurrency
+        ]
+    );
+    assert_eq!((global.mode, global.over), (Mode::Enforce, Over::Reject));
+    assert_eq!(global.overrides[0].whom, Whom::Key("all".to_owned()));
+    let last: Vec<String> = all_parts.key.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        last[11..],
+        ["query:page", "cookie:session", "param:id", "body:user.name"]
+    );
+
+    let [acme, bulk] = per_user.overrides.as_slice() else {
+        panic!("two exceptions")
+    };
+    assert_eq!(acme.whom, Whom::User("acme".to_owned()));
+    assert_eq!(
+        (acme.effect, bulk.effect),
+        (Effect::Quota(3), Effect::Quota(4))
+    );
+    assert_eq!((acme.until, acme.note.is_some()), (bulk.until, true));
+
+    assert_eq!(
+        (sliding.mode, sliding.missing),
+        (Mode::Tag, Missing::Shared)
+    );
+    assert_eq!(sliding.exempt.ips.len(), 2);
+    assert_eq!(sliding.exempt.users, ["monitoring"]);
+    assert_eq!(sliding.exempt.tiers, ["pro"]);
+    assert_eq!(sliding.warn_at.map(Share::ppm), Some(800_000));
+    let slow = sliding.slow.expect("it slows");
+    assert_eq!(
+        (slow.at.ppm(), slow.by),
+        (1_000_000, Duration::from_millis(50))
+    );
+    assert_eq!(sliding.count_status, [401, 403]);
+    assert!(sliding.charge_rejected && sliding.disclose && !log.disclose);
+    let burst = |limit: &Limit, index: usize| limit.quotas[index].burst.get();
+    assert_eq!((burst(sliding, 0), burst(sliding, 2)), (60, 6000));
+
+    assert_eq!((log.enforce_percent, log.missing), (25, Missing::Reject));
+    assert_eq!(log.overrides[0].effect, Effect::Block);
+    assert_eq!((fixed.mode, queue.mode), (Mode::Shadow, Mode::Off));
+    let max_delay = Duration::from_millis(500);
+    assert_eq!(queue.over, Over::Delay { max_delay });
+    assert_eq!((burst(in_flight, 0), burst(in_flight, 1)), (20, 100));
+    assert_eq!(in_flight.overrides[0].effect, Effect::Exempt);
+}
+
+#[test]
+fn three_plans_take_a_dozen_lines_and_each_cell_is_right() {
+    let path = Path::new("tests/config/valid/plans.toml");
+    let snapshot = config::load(path).expect("it is valid").snapshot;
+    let cells = |name: &str| -> Vec<String> {
+        let named = |limit: &&Limit| limit.name == name;
+        let limit = snapshot.limits.iter().find(named).expect("a limit");
+        let tiers = limit.tiers.iter().map(|(tier, at)| (tier.as_str(), *at));
+        std::iter::once(("free", 0))
+            .chain(tiers)
+            .map(|(tier, at)| format!("{tier}: {}, {}", limit.quotas[at], limit.quotas[at].burst))
+            .collect()
+    };
+    assert_eq!(
+        cells("plan"),
+        [
+            "free: 60/min, 5",
+            "pro: 600/min, 50",
+            "enterprise: 6000/min, 500"
+        ]
+    );
+    assert_eq!(
+        cells("search"),
+        [
+            "free: 10/min, 10",
+            "pro: 100/min, 100",
+            "enterprise: 1000/min, 1000"
+        ]
+    );
+    assert_eq!(
+        cells("export"),
+        ["free: 2/h, 2", "pro: 20/h, 20", "enterprise: 200/h, 200"]
+    );
+    let met: Vec<_> = snapshot.routes.iter().map(|r| r.limits.clone()).collect();
+    assert_eq!(met, [vec![0, 1], vec![0, 2], vec![0]]);
 }
 
 #[test]

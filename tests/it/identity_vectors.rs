@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::Value;
 use tidegate::identity::{
-    AddressSource, Client, Identifier, KeyHasher, KeyPart, KeyParts, Prefixes, Settings, Subject,
+    AddressSource, Client, Identifier, KeyHasher, KeyPart, KeyParts, Missing, Prefixes, Settings,
+    Subject,
 };
 
 const VECTORS: &str = include_str!("../vectors/identity_vectors.json");
@@ -124,6 +125,9 @@ fn every_key_vector_counts_for_its_network() {
             route: "r",
             path: "/",
             headers: &headers,
+            query: None,
+            params: &|_| None,
+            body: None,
         };
         let (network, _) = text(vector, "key").split_once('/').expect("a network");
         let (given, first) = (
@@ -135,8 +139,8 @@ fn every_key_vector_counts_for_its_network() {
             format!("ip={}", text(vector, "key"))
         );
         assert_eq!(
-            parts.key(&hasher, prefixes, &subject(&given)),
-            parts.key(&hasher, prefixes, &subject(&first))
+            parts.key(Missing::Skip, &hasher, prefixes, &subject(&given)),
+            parts.key(Missing::Skip, &hasher, prefixes, &subject(&first))
         );
     }
     assert_eq!(list(&vectors, "ip_key").len(), 8);

@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::route::{Names, Written};
+use super::{
+    limit::quotas::Shape,
+    route::{Names, Written},
+};
 use crate::{
     config::{
         Limit,
@@ -10,6 +13,7 @@ use crate::{
         diagnostic::{Problem, quote},
         file::Document,
     },
+    identity::KeyPart,
     route::{Pattern, RouteTable},
 };
 
@@ -95,9 +99,14 @@ fn check_cost(document: Document<'_>, route: &Written, limit: &Limit) {
         return;
     };
     let (name, shown) = (quote(&limit.name), &route.shown);
-    let hint = format!("raise the burst of {name} to at least {cost}, or lower the cost");
-    let label = format!("a request costs {cost}, the burst is {}", burst(*index));
-    if small.len() == limit.quotas.len() {
+    let held = match Shape::of(limit.algorithm) {
+        Shape::Bucket => "burst",
+        Shape::Window => "count of the rate",
+        Shape::InFlight => "limit",
+    };
+    let hint = format!("raise the {held} of {name} to at least {cost}, or lower the cost");
+    let label = format!("a request costs {cost}, the {held} is {}", burst(*index));
+    if small.len() == limit.tiers.len() + 1 {
         let message = format!("limit {name} can never admit a request of route {shown}");
         document.error(
             route.cost_span.clone(),
@@ -119,6 +128,38 @@ fn check_cost(document: Document<'_>, route: &Written, limit: &Limit) {
     }
 }
 
+/// A limit that counts by a parameter which no path of its routes has is never met.
+fn warn_of_foreign_params(
+    document: Document<'_>,
+    routes: &[Written],
+    names: &Names<'_>,
+    index: usize,
+) {
+    let limit = &names.limits[index];
+    let key = limit.compiled.iter().flat_map(|compiled| &compiled.key);
+    let param = |part: &KeyPart| match part {
+        KeyPart::Param(name) => Some([format!("{{{name}}}"), format!("{{*{name}}}")]),
+        _ => None,
+    };
+    for [plain, rest] in key.filter_map(param) {
+        let has = |route: &Written| {
+            let path = route.pattern.as_ref().map(|pattern| pattern.path.as_str());
+            let mut segments = path.unwrap_or_default().split('/');
+            route.limits.contains(&index) && segments.any(|text| text == plain || text == rest)
+        };
+        if !routes.iter().any(has) {
+            let message = format!(
+                "no route that meets limit {} has {} in its path",
+                quote(&limit.name),
+                quote(&plain)
+            );
+            let problem = Problem::new(Code::NeverIdentified, message);
+            let hint = "name the limit in a route such as path = \"/users/{id}\", or correct the part of its key";
+            document.warn(limit.span.clone(), problem.hint(hint));
+        }
+    }
+}
+
 fn warn_of_unused(document: Document<'_>, routes: &[Written], names: &Names<'_>) {
     for (index, limit) in names.limits.iter().enumerate() {
         let is_met = |route: &Written| route.limits.contains(&index);
@@ -131,6 +172,8 @@ fn warn_of_unused(document: Document<'_>, routes: &[Written], names: &Names<'_>)
                 limit.span.clone(),
                 problem.hint("name it in [gateway] limits or in the limits of a route"),
             );
+        } else {
+            warn_of_foreign_params(document, routes, names, index);
         }
     }
     for (index, upstream) in names.upstreams.iter().enumerate() {

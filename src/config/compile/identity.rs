@@ -63,7 +63,7 @@ fn networks(written: &[Text<'_>]) -> Vec<IpNet> {
 }
 
 /// A network, or one address as the network of itself.
-fn parse_network(text: &str) -> Result<IpNet, Problem> {
+pub(super) fn parse_network(text: &str) -> Result<IpNet, Problem> {
     if let Ok(address) = text.parse::<IpAddr>() {
         return Ok(IpNet::from(address));
     }

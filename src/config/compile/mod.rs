@@ -8,6 +8,7 @@ mod identity;
 mod keys_file;
 mod limit;
 mod listen;
+mod overrides;
 mod process;
 mod response;
 mod route;
@@ -44,7 +45,8 @@ pub(super) fn snapshot(
     let admin = process::admin(&file, base_dir, &listeners);
     let users = identity::compile(&file, base_dir);
     let upstreams = upstream::compile(&file);
-    let limits = limit::compile(&file, &users);
+    let mut limits = limit::compile(&file, &users);
+    overrides::compile(&file, users.prefixes(), &mut limits);
     let routes = route::compile(&file, &upstreams, &limits);
     let server = process::server(&file);
     let response = response::compile(&file);

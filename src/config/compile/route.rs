@@ -227,7 +227,6 @@ fn limit_list<'a>(
     key: &'static str,
     names: &Names<'_>,
 ) -> Vec<(usize, Text<'a>)> {
-    let known = || names.limits.iter().map(|limit| limit.name.as_str());
     let mut earlier = Vec::new();
     let mut found = Vec::new();
     for text in section.texts(key).unwrap_or_default() {
@@ -237,18 +236,24 @@ fn limit_list<'a>(
             &format!("{} of {}", quote(key), section.title),
         );
         earlier.push(text.value.clone());
-        match known().position(|name| name == text.value) {
-            Some(index) if first => found.push((index, text)),
-            Some(_) => {}
-            None => {
-                let problem = Problem::new(
-                    Code::UnknownLimit,
-                    format!("there is no limit {}", text.shown()),
-                )
-                .label(did_you_mean(&text.value, known()));
-                text.error(problem.hint(defined("limit", known())));
-            }
+        if let Some(index) = find_limit(&text, names.limits)
+            && first
+        {
+            found.push((index, text));
         }
+    }
+    found
+}
+
+/// The limit of this name, as an index; reports when there is none.
+pub(super) fn find_limit(text: &Text<'_>, limits: &[NamedLimit]) -> Option<usize> {
+    let known = || limits.iter().map(|limit| limit.name.as_str());
+    let found = known().position(|name| name == text.value);
+    if found.is_none() {
+        let message = format!("there is no limit {}", text.shown());
+        let problem =
+            Problem::new(Code::UnknownLimit, message).label(did_you_mean(&text.value, known()));
+        text.error(problem.hint(defined("limit", known())));
     }
     found
 }

@@ -26,11 +26,18 @@ fn subject<'a>(client: &'a Client<'a>, headers: &'a HeaderMap) -> Subject<'a> {
         route: "login",
         path: "/login",
         headers,
+        query: None,
+        params: &|_| None,
+        body: None,
     }
 }
 
 fn key_of(parts: &[KeyPart], subject: &Subject<'_>) -> Option<Key> {
-    KeyParts::new("limit", parts.to_vec()).key(&hasher(), PREFIXES, subject)
+    match KeyParts::new("limit", parts.to_vec()).key(Missing::Skip, &hasher(), PREFIXES, subject) {
+        Keyed::Bucket(key) => Some(key),
+        Keyed::Skip => None,
+        Keyed::Missing(part) => panic!("{part} is only to be skipped"),
+    }
 }
 
 fn readable(parts: &[KeyPart], subject: &Subject<'_>) -> String {
@@ -63,7 +70,13 @@ fn addresses_of_one_network_share_a_bucket() {
 fn limits_with_equal_parts_have_their_own_buckets() {
     let (client, none) = (client("203.0.113.9"), HeaderMap::new());
     let subject = subject(&client, &none);
-    let key = |limit| KeyParts::new(limit, vec![KeyPart::Ip]).key(&hasher(), PREFIXES, &subject);
+    let key = |limit| {
+        let parts = KeyParts::new(limit, vec![KeyPart::Ip]);
+        match parts.key(Missing::Skip, &hasher(), PREFIXES, &subject) {
+            Keyed::Bucket(key) => Some(key),
+            Keyed::Skip | Keyed::Missing(_) => None,
+        }
+    };
     assert_eq!(key("one"), key("one"));
     assert_ne!(key("one"), key("two"));
 }
@@ -74,6 +87,7 @@ fn secret_decides_the_key() {
     let parts = KeyParts::new("limit", vec![KeyPart::Ip]);
     let key = |secret| {
         parts.key(
+            Missing::Skip,
             &KeyHasher::new([secret; 16]),
             PREFIXES,
             &subject(&client, &none),
@@ -260,6 +274,113 @@ fn readable_key_is_bounded() {
         "{}",
         shown.len()
     );
+}
+
+fn query(name: &str) -> KeyPart {
+    KeyPart::Query(name.to_owned())
+}
+
+#[test]
+fn missing_part_is_skipped_shared_or_refused() {
+    let none = HeaderMap::new();
+    let (one, other) = (client("203.0.113.9"), client("198.51.100.7"));
+    let parts = KeyParts::new("limit", vec![KeyPart::Ip, query("q"), KeyPart::User]);
+    let key = |missing, client: &Client<'_>, query| {
+        let subject = Subject {
+            query,
+            ..subject(client, &none)
+        };
+        match parts.key(missing, &hasher(), PREFIXES, &subject) {
+            Keyed::Bucket(key) => Ok(key),
+            Keyed::Skip => Err("skip".to_owned()),
+            Keyed::Missing(part) => Err(part.to_string()),
+        }
+    };
+    assert_eq!(key(Missing::Skip, &one, None), Err("skip".to_owned()));
+    assert_eq!(key(Missing::Reject, &one, None), Err("query:q".to_owned()));
+    assert_eq!(
+        key(Missing::Reject, &one, Some("q=1")),
+        Err("user".to_owned())
+    );
+    let shared = |client, query| key(Missing::Shared, client, query).expect("a bucket");
+    assert_eq!(shared(&one, None), shared(&one, Some("q=+")));
+    assert_ne!(shared(&one, None), shared(&other, None));
+    assert_ne!(shared(&one, None), shared(&one, Some("q=-")));
+    assert_ne!(shared(&one, None), shared(&one, Some("q=1&q=2")));
+}
+
+#[test]
+fn every_source_of_a_value_keys_a_limit() {
+    let client = client("203.0.113.9");
+    let body = |text: &str| BodyFields::parse(Some("application/json"), text.as_bytes(), &["a"]);
+    let key = |part: &KeyPart, value: &str| {
+        let cookie = HeaderValue::from_str(&format!("a={value}")).expect("a value");
+        let headers = HeaderMap::from_iter([(http::header::COOKIE, cookie)]);
+        let (query, body) = (
+            format!("a={value}"),
+            body(&format!("{{\"a\":\"{value}\"}}")),
+        );
+        let subject = Subject {
+            query: Some(&query),
+            params: &|name| (name == "a").then_some(value),
+            body: Some(&body),
+            ..subject(&client, &headers)
+        };
+        key_of(std::slice::from_ref(part), &subject)
+    };
+    let named = [
+        KeyPart::Query,
+        KeyPart::Cookie,
+        KeyPart::Param,
+        KeyPart::Body,
+    ];
+    for part in named.map(|part| part("a".to_owned())) {
+        assert_eq!(key(&part, "Alice"), key(&part, "alice"), "{part}");
+        assert_ne!(key(&part, "alice"), key(&part, "bob"), "{part}");
+        assert!(key(&part, "alice").is_some(), "{part}");
+        assert_eq!(key(&part, ""), None, "{part}");
+        assert_eq!(key(&part, " "), None, "{part}");
+    }
+    let absent = named.map(|part| part("b".to_owned()));
+    assert!(absent.iter().all(|part| key(part, "alice").is_none()));
+}
+
+#[test]
+fn a_limit_without_body_parts_wants_no_body() {
+    let parts = |parts: &[KeyPart]| KeyParts::new("limit", parts.to_vec());
+    assert!(
+        parts(&[KeyPart::Ip, query("a")])
+            .wanted_body_fields()
+            .is_empty()
+    );
+    let both = ["username", "user.id"].map(|name| KeyPart::Body(name.to_owned()));
+    assert_eq!(parts(&both).wanted_body_fields(), ["username", "user.id"]);
+}
+
+#[test]
+fn readable_key_hides_what_a_query_a_cookie_or_a_body_holds() {
+    let (client, headers) = (client("203.0.113.9"), headers(&[("cookie", "sid=secret")]));
+    let body = BodyFields::parse(Some("application/json"), b"{\"a\":[]}", &["a"]);
+    let subject = Subject {
+        query: Some("q=secret"),
+        params: &|_| Some("Secret%20path"),
+        body: Some(&body),
+        ..subject(&client, &headers)
+    };
+    let parts = [
+        query("q"),
+        KeyPart::Cookie("sid".to_owned()),
+        KeyPart::Cookie("none".to_owned()),
+        KeyPart::Body("a".to_owned()),
+        KeyPart::Param("id".to_owned()),
+    ];
+    let shown = readable(&parts, &subject);
+    let rest = shown.split_once(", cookie:none").expect("the third part").1;
+    assert_eq!(rest, "=-, body:a=?, param:id=Secret%20path");
+    assert!(shown.starts_with("query:q=#"), "{shown}");
+    assert!(shown.contains(", cookie:sid=#"), "{shown}");
+    assert!(!shown.contains("secret"), "{shown}");
+    assert!(!format!("{subject:?}").contains("secret"));
 }
 
 proptest! {

@@ -1,0 +1,251 @@
+//! What a limit does besides counting: how it acts, on whom, and what clients see of it. Keys that make no sense together
+//! are refused, each with its own sentence.
+
+use std::{ops::RangeInclusive, time::Duration};
+
+use http::StatusCode;
+
+use super::{ExemptTier, quotas::Shape};
+use crate::{
+    config::{
+        Exempt, Limit, Mode, Over, Slow,
+        code::Code,
+        compile::{check_name, identity::parse_network, is_first},
+        diagnostic::Problem,
+        file::Section,
+        keys,
+        value::{Text, Value},
+    },
+    identity::Missing,
+    limit::Algorithm,
+};
+
+/// How long a request may be held: it costs a connection and memory meanwhile.
+const HOLDING: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(3_600);
+
+/// Reads everything but key and quotas into `limit`; what is wrong is reported and left at its default. `shape` is unknown
+/// where the algorithm is.
+pub(super) fn read(
+    section: &Section<'_>,
+    shape: Option<Shape>,
+    limit: &mut Limit,
+) -> Vec<ExemptTier> {
+    limit.over = over(section, shape, limit.algorithm);
+    limit.mode = section
+        .choice(
+            "mode",
+            &[
+                ("enforce", Mode::Enforce),
+                ("shadow", Mode::Shadow),
+                ("tag", Mode::Tag),
+                ("off", Mode::Off),
+            ],
+        )
+        .unwrap_or(Mode::Enforce);
+    limit.enforce_percent = enforce_percent(section, limit);
+    limit.missing = section
+        .choice(
+            "missing",
+            &[
+                ("skip", Missing::Skip),
+                ("shared", Missing::Shared),
+                ("reject", Missing::Reject),
+            ],
+        )
+        .unwrap_or_default();
+    limit.charge_rejected = section.boolean("charge_rejected", false);
+    if limit.charge_rejected && shape == Some(Shape::InFlight) {
+        contradiction(
+            section,
+            "charge_rejected",
+            "a rejected request is not in flight: there is nothing to charge",
+            "remove charge_rejected, or write another algorithm",
+        );
+    }
+    limit.count_status = count_status(section, shape, limit.over);
+    limit.disclose = section.boolean("disclose", true);
+    limit.warn_at = section.get("warn_at").and_then(|value| value.share());
+    if limit.warn_at.is_some() && !limit.disclose {
+        contradiction(
+            section,
+            "warn_at",
+            "a limit that is not disclosed cannot warn of itself",
+            "remove warn_at, or disclose = false",
+        );
+    }
+    limit.slow = slow(section);
+    let (exempt, tiers) = exempt(section);
+    limit.exempt = exempt;
+    tiers
+}
+
+/// Reports at a key that is written.
+fn contradiction(section: &Section<'_>, key: &'static str, message: &str, hint: &str) {
+    if let Some(value) = section.get(key) {
+        let problem = Problem::new(Code::Contradiction, message).hint(hint);
+        section.document.error(value.name_span(), problem);
+    }
+}
+
+fn over(section: &Section<'_>, shape: Option<Shape>, algorithm: Algorithm) -> Over {
+    let delays = section.choice("over", &[("reject", false), ("delay", true)]);
+    let max_delay = section.get("max_delay");
+    let (delays, max_delay) = match (delays, max_delay) {
+        (Some(true), None) => {
+            let message = format!("`max_delay` is missing in {}", section.title);
+            let hint = "add max_delay = \"500ms\": the longest that a request waits for its turn";
+            section.error(Problem::new(Code::MissingKey, message).hint(hint));
+            (true, None)
+        }
+        (Some(false), Some(_)) => {
+            contradiction(
+                section,
+                "max_delay",
+                "`max_delay` bounds a delay, and this limit rejects",
+                "write over = \"delay\", or remove max_delay",
+            );
+            (false, None)
+        }
+        (delays, value) => (
+            delays.unwrap_or(false),
+            value.and_then(|value| value.duration(HOLDING)),
+        ),
+    };
+    if delays && shape.is_some_and(|shape| shape != Shape::Bucket) {
+        let message = match algorithm {
+            Algorithm::Concurrency => {
+                "nobody knows when a request in flight will end: such a limit cannot delay"
+            }
+            _ => "a window opens for all who wait at once: such a limit cannot delay",
+        };
+        contradiction(
+            section,
+            "over",
+            message,
+            "write algorithm = \"leaky_bucket\" or \"token_bucket\", or over = \"reject\"",
+        );
+    }
+    match max_delay {
+        Some(max_delay) if delays => Over::Delay { max_delay },
+        _ => Over::Reject,
+    }
+}
+
+fn enforce_percent(section: &Section<'_>, limit: &Limit) -> u8 {
+    let percent = section.integer("enforce_percent", 100, 0..=100);
+    let percent = u8::try_from(percent).unwrap_or(100);
+    if percent < 100 && limit.mode != Mode::Enforce {
+        contradiction(
+            section,
+            "enforce_percent",
+            "a limit that is not enforced cannot be enforced on a share of the keys",
+            "write mode = \"enforce\", or remove enforce_percent",
+        );
+    } else if percent < 100 && limit.key.is_empty() {
+        contradiction(
+            section,
+            "enforce_percent",
+            "one bucket for all has no share of keys to be enforced on",
+            "give the limit a key, or write mode = \"shadow\"",
+        );
+    }
+    percent
+}
+
+fn count_status(section: &Section<'_>, shape: Option<Shape>, over: Over) -> Vec<StatusCode> {
+    let Some(value) = section.get("count_status") else {
+        return Vec::new();
+    };
+    let mut statuses = Vec::new();
+    for item in value.array().unwrap_or_default() {
+        // interim responses are never the last word on a request
+        let status = item.integer(200..=599);
+        let status = status.and_then(|status| u16::try_from(status).ok());
+        let Some(Ok(status)) = status.map(StatusCode::from_u16) else {
+            continue;
+        };
+        if statuses.contains(&status) {
+            let message = format!("`{}` stands twice in {}", status.as_u16(), value.what);
+            item.error(Problem::new(Code::Duplicate, message).hint("remove one of them"));
+        }
+        statuses.push(status);
+    }
+    if statuses.is_empty() {
+        return statuses;
+    }
+    let hint = "remove count_status, or write another limit for it";
+    if shape == Some(Shape::InFlight) {
+        let message = "a request in flight has no status yet: such a limit cannot count by it";
+        contradiction(section, "count_status", message, hint);
+    } else if over != Over::Reject {
+        let message =
+            "a limit that counts responses knows no turn to wait for: it cannot delay requests";
+        contradiction(section, "count_status", message, hint);
+    }
+    statuses
+}
+
+fn slow(section: &Section<'_>) -> Option<Slow> {
+    let at = section.get("slow_at");
+    let by = section.get("slow_by");
+    match (&at, &by) {
+        (Some(_), None) => contradiction(
+            section,
+            "slow_at",
+            "`slow_at` does not say by how much requests are slowed",
+            "add slow_by = \"50ms\"",
+        ),
+        (None, Some(_)) => contradiction(
+            section,
+            "slow_by",
+            "`slow_by` does not say from where on requests are slowed",
+            "add slow_at = 0.9",
+        ),
+        _ => {}
+    }
+    let at = at.and_then(|value| value.share());
+    let by = by.and_then(|value| value.duration(HOLDING));
+    Some(Slow { at: at?, by: by? })
+}
+
+fn exempt(section: &Section<'_>) -> (Exempt, Vec<ExemptTier>) {
+    let title = format!("{}.exempt]", section.title.trim_end_matches(']'));
+    let Some(exempt) = section
+        .get("exempt")
+        .and_then(|value| value.section(title, &keys::EXEMPT))
+    else {
+        return (Exempt::default(), Vec::new());
+    };
+    let ips = once(&exempt, "ips");
+    let ips = ips.filter_map(|text| text.parse("a network", parse_network));
+    let ips = ips.collect();
+    let users = once(&exempt, "users").map(|text| text.value).collect();
+    let tiers: Vec<_> = once(&exempt, "tiers")
+        .filter(|tier| check_name(tier, "a tier"))
+        .map(|tier| ExemptTier {
+            shown: tier.shown(),
+            name: tier.value,
+            span: tier.span,
+        })
+        .collect();
+    exempt.finish();
+    let names = tiers.iter().map(|tier| tier.name.clone()).collect();
+    let exempt = Exempt {
+        ips,
+        users,
+        tiers: names,
+    };
+    (exempt, tiers)
+}
+
+/// The texts of a list; reports those that stand twice.
+fn once<'a>(section: &Section<'a>, key: &'static str) -> impl Iterator<Item = Text<'a>> {
+    let what = section.get(key).map(|value: Value<'_>| value.what);
+    let mut earlier = Vec::new();
+    let texts = section.texts(key).unwrap_or_default().into_iter();
+    texts.filter(move |text| {
+        let first = is_first(text, &earlier, what.as_deref().unwrap_or_default());
+        earlier.push(text.value.clone());
+        first
+    })
+}

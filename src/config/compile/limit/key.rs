@@ -1,0 +1,134 @@
+//! The `key` of a limit: which requests share a bucket.
+
+use crate::{
+    config::{
+        code::Code,
+        diagnostic::{Problem, did_you_mean, quote},
+        file::not_built,
+        value::{Text, Value},
+    },
+    identity::{self, KeyPart},
+};
+
+const PARTS: &[(&str, KeyPart)] = &[
+    ("ip", KeyPart::Ip),
+    ("user", KeyPart::User),
+    ("user_or_ip", KeyPart::UserOrIp),
+    ("tenant", KeyPart::Tenant),
+    ("tier", KeyPart::Tier),
+    ("method", KeyPart::Method),
+    ("host", KeyPart::Host),
+    ("route", KeyPart::Route),
+    ("path", KeyPart::Path),
+    ("user_agent", KeyPart::UserAgent),
+];
+
+/// A kind of part that has a name behind a colon.
+type Named = (&'static str, fn(String) -> KeyPart, fn(&str) -> bool);
+
+/// With the names that they may have.
+const NAMED_PARTS: &[Named] = &[
+    ("query:", KeyPart::Query, |_| true),
+    ("cookie:", KeyPart::Cookie, |name| {
+        !name.contains(['=', ';'])
+    }),
+    ("param:", KeyPart::Param, |name| {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+        name.chars().all(allowed)
+    }),
+    ("body:", KeyPart::Body, |name| {
+        name.split('.').all(|name| !name.is_empty())
+    }),
+];
+
+/// The longest name of a part.
+const NAME_MAX_BYTES: usize = 128;
+
+pub(super) fn key(value: &Value<'_>, users: &identity::Settings) -> Option<Vec<KeyPart>> {
+    let mut parts: Vec<KeyPart> = Vec::new();
+    let written = value.array()?;
+    let count = written.len();
+    for item in written {
+        let Some(text) = item.text() else { continue };
+        let Some(part) = key_part(&text) else {
+            continue;
+        };
+        if parts.contains(&part) {
+            let message = format!("{} stands twice in {}", text.shown(), value.what);
+            text.error(Problem::new(Code::Duplicate, message).hint("remove one of them"));
+        }
+        let needs_user = matches!(part, KeyPart::User | KeyPart::Tenant | KeyPart::Tier);
+        if needs_user && users.users.is_empty() {
+            let message = format!(
+                "no request has a {}: there is no [[user]] table",
+                text.value
+            );
+            let hint = "the limit is skipped where a part of its key is missing: add [[user]], or use \"user_or_ip\"";
+            text.document.warn(
+                text.span.clone(),
+                Problem::new(Code::NeverIdentified, message).hint(hint),
+            );
+        }
+        parts.push(part);
+    }
+    (parts.len() == count).then_some(parts)
+}
+
+fn key_part(text: &Text<'_>) -> Option<KeyPart> {
+    if let Some((_, part)) = PARTS.iter().find(|(name, _)| *name == text.value) {
+        return Some(part.clone());
+    }
+    if let Some(name) = text.value.strip_prefix("header:") {
+        return text.parse("a part of a key", |_| {
+            http::HeaderName::from_bytes(name.as_bytes())
+                .map(KeyPart::Header)
+                .map_err(|_| {
+                    Problem::new(
+                        Code::BadField,
+                        format!("{} is not the name of an HTTP field", quote(name)),
+                    )
+                    .hint("write header:NAME, such as \"header:x-device-id\"")
+                })
+        });
+    }
+    for (prefix, part, may_be) in NAMED_PARTS {
+        if let Some(name) = text.value.strip_prefix(prefix) {
+            return named_part(text, name, *may_be).map(*part);
+        }
+    }
+    let names = || {
+        let plain = PARTS.iter().map(|(name, _)| *name);
+        plain.chain([
+            "header:NAME",
+            "query:NAME",
+            "cookie:NAME",
+            "param:NAME",
+            "body:FIELD",
+        ])
+    };
+    let known = names().map(quote).collect::<Vec<_>>().join(", ");
+    text.error(if text.value.starts_with("claim:") {
+        not_built(text.shown(), "keys from the claims of a token")
+            .hint(format!("built now: {known}"))
+    } else {
+        Problem::new(
+            Code::UnknownChoice,
+            format!("{} is not a part of a key", text.shown()),
+        )
+        .label(did_you_mean(&text.value, names()))
+        .hint(format!("expected one of {known}"))
+    });
+    None
+}
+
+fn named_part(text: &Text<'_>, name: &str, may_be: fn(&str) -> bool) -> Option<String> {
+    text.parse("a part of a key", |_| {
+        let plain = !name.is_empty() && name == name.trim() && !name.contains(char::is_control);
+        if plain && name.len() <= NAME_MAX_BYTES && may_be(name) {
+            return Ok(name.to_owned());
+        }
+        let message = format!("{} cannot be a name in a request", quote(name));
+        Err(Problem::new(Code::BadField, message)
+            .hint("write such as \"query:page\", \"cookie:session\", \"param:id\", \"body:username\" or \"body:user.name\""))
+    })
+}

@@ -1,0 +1,296 @@
+//! `[[override]]`: exceptions to a limit, for one user, tenant, network or key, until a day. Each becomes part of its limit.
+
+use std::{collections::HashMap, time::SystemTime};
+
+use ipnet::IpNet;
+
+use super::{
+    identity::parse_network,
+    limit::{
+        NamedLimit,
+        quotas::{self, Shape},
+    },
+    route::find_limit,
+};
+use crate::{
+    config::{
+        Effect, Limit, Override, Whom,
+        code::Code,
+        diagnostic::{Problem, quote},
+        file::Section,
+        keys,
+        value::{Text, Value},
+    },
+    identity::{KeyPart, Prefixes},
+};
+
+/// Adds each exception to its limit.
+pub(super) fn compile(file: &Section<'_>, prefixes: Prefixes, limits: &mut [NamedLimit]) {
+    let now = SystemTime::now();
+    let mut earlier = HashMap::new();
+    for table in file.repeated("override") {
+        let Some(section) = table.section("[[override]]".to_owned(), &keys::OVERRIDE) else {
+            continue;
+        };
+        let limit = section
+            .require(
+                "limit",
+                "add limit = \"NAME\", the limit that has the exception",
+            )
+            .and_then(|value| find_limit(&value.text()?, limits));
+        let whom = whom(&section);
+        let effect = effect(&section);
+        let until = section.get("until").and_then(|value| until(&value, now));
+        let note = section.get("note").and_then(|value| value.text());
+        section.finish();
+        let (Some(index), Some((whom, who)), Some(effect)) = (limit, whom, effect) else {
+            continue;
+        };
+        let line = who.document.source.line(who.span.start);
+        if let Some(first) = earlier.insert((index, format!("{whom:?}")), line) {
+            let message = format!("two exceptions to the limit are made for {}", who.shown());
+            let hint = format!("the other is on line {first}: remove one of them");
+            who.error(Problem::new(Code::Duplicate, message).hint(hint));
+        }
+        let Some(limit) = limits[index].compiled.as_mut() else {
+            continue;
+        };
+        check_whom(limit, prefixes, &whom, &who);
+        let Some(effect) = effect.apply(limit) else {
+            continue;
+        };
+        limit.overrides.push(Override {
+            whom,
+            effect,
+            until,
+            note: note.map(|note| note.value),
+        });
+    }
+}
+
+/// The one key that says for whom, and its text.
+fn whom<'a>(section: &Section<'a>) -> Option<(Whom, Text<'a>)> {
+    let written = ["user", "tenant", "ip", "key"].map(|key| (key, section.get(key)));
+    let mut written = written
+        .into_iter()
+        .filter_map(|(key, value)| Some((key, value?)));
+    let Some((key, value)) = written.next() else {
+        let message = "this exception does not say for whom it is";
+        section.error(
+            Problem::new(Code::MissingKey, message)
+                .hint("add user = \"NAME\", tenant = \"NAME\", ip = \"192.0.2.0/24\" or key = \"ip=192.0.2.7/32, route=export\""),
+        );
+        return None;
+    };
+    if let Some((other, value)) = written.next() {
+        refuse_second(&value, key, other);
+    }
+    let text = value.text()?;
+    let whom = match key {
+        "user" => Whom::User(text.value.clone()),
+        "tenant" => Whom::Tenant(text.value.clone()),
+        "ip" => Whom::Ip(text.parse("a network", parse_network)?),
+        _ => Whom::Key(text.value.clone()),
+    };
+    Some((whom, text))
+}
+
+fn refuse_second(value: &Value<'_>, first: &str, second: &str) {
+    let message = format!(
+        "{} and {} cannot stand in one exception",
+        quote(first),
+        quote(second)
+    );
+    let problem = Problem::new(Code::Contradiction, message).hint("write two [[override]] tables");
+    value.document.error(value.name_span(), problem);
+}
+
+/// What an exception says holds, before its limit is known.
+enum Written<'a> {
+    Quota {
+        rate: Value<'a>,
+        burst: Option<Value<'a>>,
+    },
+    Exempt,
+    Block,
+}
+
+fn effect<'a>(section: &Section<'a>) -> Option<Written<'a>> {
+    let (rate, burst) = (section.get("rate"), section.get("burst"));
+    let is_true = |key| {
+        section
+            .get(key)
+            .filter(|value| value.boolean() == Some(true))
+    };
+    let (exempt, block) = (is_true("exempt"), is_true("block"));
+    if let (Some(burst), None) = (&burst, &rate) {
+        let problem = Problem::new(Code::Contradiction, "a burst without a rate says nothing");
+        let problem = problem.hint("add rate = \"100/s\", or remove burst");
+        burst.document.error(burst.name_span(), problem);
+    }
+    match (rate, exempt, block) {
+        (Some(_), Some(second), _) => refuse_second(&second, "rate", "exempt"),
+        (Some(_), None, Some(second)) => refuse_second(&second, "rate", "block"),
+        (None, Some(_), Some(second)) => refuse_second(&second, "exempt", "block"),
+        (Some(rate), None, None) => return Some(Written::Quota { rate, burst }),
+        (None, Some(_), None) => return Some(Written::Exempt),
+        (None, None, Some(_)) => return Some(Written::Block),
+        (None, None, None) => {
+            let message = "this exception does not say what holds instead";
+            let hint = "add rate = \"100/s\", exempt = true or block = true";
+            section.error(Problem::new(Code::MissingKey, message).hint(hint));
+        }
+    }
+    None
+}
+
+impl Written<'_> {
+    /// What it says of this limit; a quota is added to those of the limit.
+    fn apply(&self, limit: &mut Limit) -> Option<Effect> {
+        let (rate, burst) = match self {
+            Written::Exempt => return Some(Effect::Exempt),
+            Written::Block => return Some(Effect::Block),
+            Written::Quota { rate, burst } => (rate, burst),
+        };
+        let shape = Shape::of(limit.algorithm);
+        let (name, unfit) = (quote(&limit.name), Code::UnfitOverride);
+        if shape == Shape::InFlight {
+            let message = format!("limit {name} counts requests in flight: it has no rate");
+            let hint = "write exempt = true or block = true, or give the user a tier of the limit";
+            rate.document
+                .error(rate.name_span(), Problem::new(unfit, message).hint(hint));
+            return None;
+        }
+        if let (Shape::Window, Some(burst)) = (shape, burst) {
+            let message = format!("limit {name} has no burst: a window admits what its rate says");
+            let problem = Problem::new(unfit, message).hint("remove burst");
+            burst.document.error(burst.name_span(), problem);
+            return None;
+        }
+        let read = rate.rate()?;
+        let burst = match burst {
+            Some(value) => quotas::burst(value)?,
+            // what everybody may do at once is not taken away by a higher rate
+            None => limit.quotas.first()?.burst.max(read.per_second()),
+        };
+        match quotas::quota(limit.algorithm, read, Some(burst)) {
+            Ok(quota) => {
+                limit.quotas.push(quota);
+                Some(Effect::Quota(limit.quotas.len() - 1))
+            }
+            Err(problem) => {
+                rate.error(problem.of(&name));
+                None
+            }
+        }
+    }
+}
+
+/// An exception must be for something that the limit tells apart.
+fn check_whom(limit: &Limit, prefixes: Prefixes, whom: &Whom, who: &Text<'_>) {
+    let has = |parts: &[KeyPart]| limit.key.iter().any(|part| parts.contains(part));
+    let (fits, part) = match whom {
+        Whom::User(_) => (has(&[KeyPart::User, KeyPart::UserOrIp]), "user"),
+        Whom::Tenant(_) => (has(&[KeyPart::Tenant]), "tenant"),
+        Whom::Ip(_) => (has(&[KeyPart::Ip, KeyPart::UserOrIp]), "ip"),
+        Whom::Key(_) => {
+            who.parse("a key of the limit", |key| {
+                check_key(limit, prefixes, key).map_err(|(message, hint)| {
+                    let (key, name) = (quote(key), quote(&limit.name));
+                    let message = format!("{key} is no key of limit {name}: {message}");
+                    Problem::new(Code::UnfitOverride, message).hint(hint)
+                })
+            });
+            return;
+        }
+    };
+    if !fits {
+        let key: Vec<String> = limit.key.iter().map(|part| format!("\"{part}\"")).collect();
+        let message = format!("limit {} does not count by {part}", quote(&limit.name));
+        let hint = format!(
+            "its key is [{}]: an exception is for a part of it",
+            key.join(", ")
+        );
+        who.error(Problem::new(Code::UnfitOverride, message).hint(hint));
+    }
+}
+
+/// Whether a key may ever read like this; else why not, and what to write.
+fn check_key(limit: &Limit, prefixes: Prefixes, key: &str) -> Result<(), (String, String)> {
+    let as_logged = || "write it as log lines show it".to_owned();
+    if limit.key.is_empty() {
+        let message = "it has one bucket for all".to_owned();
+        let hint = "write key = \"all\"".to_owned();
+        return if key == "all" {
+            Ok(())
+        } else {
+            Err((message, hint))
+        };
+    }
+    if let Some(part) = limit.key.iter().find(|part| is_hashed(part)) {
+        let hint = "name the user, the tenant or the ip instead".to_owned();
+        let message = format!("the value of \"{part}\" is hashed anew with each start");
+        return Err((message, hint));
+    }
+    let values: Vec<&str> = key.split(", ").collect();
+    let form = |part: &KeyPart| match part {
+        KeyPart::UserOrIp => "user=… or ip=…".to_owned(),
+        part => format!("{part}=…"),
+    };
+    let form: Vec<String> = limit.key.iter().map(form).collect();
+    let wrong_form = || (format!("its keys read {}", form.join(", ")), as_logged());
+    if values.len() != limit.key.len() {
+        return Err(wrong_form());
+    }
+    for (value, part) in values.iter().zip(&limit.key) {
+        let (name, value) = value.split_once('=').ok_or_else(wrong_form)?;
+        let fits = match part {
+            KeyPart::UserOrIp => matches!(name, "user" | "ip"),
+            part => name == part.to_string(),
+        };
+        if !fits {
+            return Err(wrong_form());
+        }
+        if name == "ip" {
+            check_address(prefixes, value)?;
+        }
+    }
+    Ok(())
+}
+
+/// An address in a key is a network, cut to the prefix that addresses are counted by.
+fn check_address(prefixes: Prefixes, value: &str) -> Result<(), (String, String)> {
+    let Ok(network) = parse_network(value) else {
+        let message = format!("{} is not a network", quote(value));
+        return Err((message, "write such as ip=192.0.2.7/32".to_owned()));
+    };
+    let counted: IpNet = prefixes.aggregate(network.addr());
+    if counted.to_string() == value {
+        return Ok(());
+    }
+    let message = format!("{} is counted as {counted}", quote(value));
+    Err((message, format!("write ip={counted}")))
+}
+
+/// Whether the readable form of a key hides this part.
+fn is_hashed(part: &KeyPart) -> bool {
+    matches!(
+        part,
+        KeyPart::UserAgent
+            | KeyPart::Header(_)
+            | KeyPart::Query(_)
+            | KeyPart::Cookie(_)
+            | KeyPart::Body(_)
+    )
+}
+
+fn until(value: &Value<'_>, now: SystemTime) -> Option<SystemTime> {
+    let until = value.date()?;
+    if until <= now {
+        let message = "this exception is over: it changes nothing";
+        let problem = Problem::new(Code::Expired, message);
+        let hint = "remove it, or write a later day";
+        value.document.warn(value.span(), problem.hint(hint));
+    }
+    Some(until)
+}
