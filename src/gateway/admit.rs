@@ -1,0 +1,278 @@
+//! All of a route's limits, or none: which of them a request meets, and what they say.
+//!
+//! ```text
+//! each limit ─▶ off? exempt? excepted? ─▶ its key ─┬─▶ acts:      decided together, charged together or not at all
+//!                                                  ├─▶ counts later (count_status): asked now, charged by the answer
+//!                                                  └─▶ looks on (shadow, tag): decided alone, once the others admit
+//! ```
+
+use std::time::{Duration, SystemTime};
+
+use arrayvec::ArrayVec;
+
+use super::{
+    Exchange, Worker,
+    plan::{LimitPlan, LimitRule, RoutePlan},
+    slots::Slot,
+};
+use crate::{
+    config::{Effect, Mode},
+    identity::Keyed,
+    limit::{Charge, Held, Key, MAX_LIMITS, Standing, Verdict},
+    response::Refusal,
+};
+
+/// One limit as a request meets it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Met<'a> {
+    pub(super) limit: &'a LimitPlan,
+    pub(super) tier: usize,
+    key: Option<Key>,
+    /// An exception closes the limit to this client.
+    pub(super) blocked: Option<Blocked>,
+}
+
+/// An exception that admits nothing.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Blocked {
+    until: Option<SystemTime>,
+}
+
+/// The limits that a request meets, in the order of the route.
+#[derive(Debug, Default)]
+struct Meeting<'a> {
+    acting: ArrayVec<Met<'a>, MAX_LIMITS>,
+    looking_on: ArrayVec<Met<'a>, MAX_LIMITS>,
+}
+
+impl Worker {
+    /// Decides. Whoever guesses credentials meets only the limits that everybody meets and those that count addresses:
+    /// guessing is limited, and cannot spend what the route's users share.
+    pub(super) fn admit<'a>(
+        &self,
+        exchange: &mut Exchange<'a>,
+        guesses: bool,
+    ) -> Result<(), Refusal> {
+        let route: &'a RoutePlan = exchange.route;
+        let meeting = self.meet(exchange, route, guesses)?;
+        let now_ns = self.shared.nanoseconds(exchange.decided_at);
+        exchange.verdict = self.ask(now_ns, route, &meeting.acting);
+        if exchange.verdict.admitted() {
+            self.hold(exchange, now_ns, route, &meeting.acting);
+            self.look_on(exchange, now_ns, route, &meeting.looking_on);
+        } else {
+            for met in meeting.acting.iter().filter(|met| met.limit.rule.settings.charge_rejected) {
+                self.shared.store.charge(now_ns, &met.charge(route));
+            }
+        }
+        exchange.met = meeting.acting;
+        Ok(())
+    }
+
+    /// Finds out which limits concern the request, and which of their buckets.
+    fn meet<'a>(
+        &self,
+        exchange: &Exchange<'a>,
+        route: &'a RoutePlan,
+        guesses: bool,
+    ) -> Result<Meeting<'a>, Refusal> {
+        let mut meeting = Meeting::default();
+        let Some(asked) = &exchange.asked else { return Ok(meeting) };
+        let (hasher, prefixes) = (&self.shared.hasher, self.shared.plan.prefixes);
+        exchange.with_subject(&self.shared.plan.table, asked, |subject| {
+            for limit in &route.limits {
+                let rule = &*limit.rule;
+                let settings = &rule.settings;
+                let concerned = !guesses || limit.everywhere || rule.key.has_address();
+                if settings.mode == Mode::Off || !concerned {
+                    continue;
+                }
+                let mut tier = rule.tier(&asked.client);
+                let mut blocked = None;
+                let readable = || rule.key.readable(hasher, prefixes, subject);
+                match rule.exceptions.find(&asked.client, readable) {
+                    None => {}
+                    Some((Effect::Quota(quota), _)) => tier = quota,
+                    Some((Effect::Block, until)) => blocked = Some(Blocked { until }),
+                    Some((Effect::Exempt, _)) => {
+                        limit.decisions.exempt.increment(1);
+                        continue;
+                    }
+                }
+                let key = match rule.key.key(settings.missing, hasher, prefixes, subject) {
+                    Keyed::Bucket(key) => (!rule.key.is_empty()).then_some(key),
+                    Keyed::Skip => continue,
+                    Keyed::Missing(_) => return Err(LACKS_KEY),
+                };
+                let met = Met { limit, tier, key, blocked };
+                match rule.acts_on(key) {
+                    true => meeting.acting.push(met),
+                    false => meeting.looking_on.push(met),
+                }
+            }
+            Ok(())
+        })?;
+        Ok(meeting)
+    }
+
+    /// The verdict of the limits that act. On admission those that count now are charged.
+    fn ask(&self, now_ns: u64, route: &RoutePlan, acting: &[Met<'_>]) -> Verdict {
+        let store = &self.shared.store;
+        let charges = |later: bool| -> ArrayVec<Charge<'_>, MAX_LIMITS> {
+            let chosen = acting.iter().filter(move |met| met.counts_later() == later);
+            chosen.map(|met| met.charge(route)).collect()
+        };
+        let now = charges(false);
+        if now.len() == acting.len() && acting.iter().all(|met| met.blocked.is_none()) {
+            return store.admit(now_ns, &now);
+        }
+        let later = store.peek(now_ns, &charges(true));
+        let stopped = !later.admitted() || acting.iter().any(|met| met.blocked.is_some());
+        let now = if stopped { store.peek(now_ns, &now) } else { store.admit(now_ns, &now) };
+        let (mut now, mut later) = (now.standings.into_iter(), later.standings.into_iter());
+        let in_order = acting.iter().filter_map(|met| {
+            let standing = if met.counts_later() { later.next() } else { now.next() }?;
+            Some(met.blocked.map_or(standing, |blocked| blocked.standing(standing)))
+        });
+        Verdict { standings: in_order.collect() }
+    }
+
+    /// What an admitted request takes with it: slots, places in a queue, its delay.
+    fn hold<'a>(
+        &self,
+        exchange: &mut Exchange<'a>,
+        now_ns: u64,
+        route: &RoutePlan,
+        acting: &[Met<'a>],
+    ) {
+        let mut slowed = Duration::ZERO;
+        let mut turn = Duration::ZERO;
+        for (met, standing) in acting.iter().zip(&exchange.verdict.standings) {
+            let rule = &met.limit.rule;
+            let settings = &rule.settings;
+            let used = standing.capacity.saturating_sub(standing.remaining);
+            if settings.warn_at.is_some_and(|share| share.is_reached(used, standing.capacity)) {
+                rule.metrics.near_limit.increment(1);
+                if settings.disclose && exchange.warning.is_none() {
+                    exchange.warning = Some(&rule.name);
+                }
+            }
+            let slow = settings.slow.filter(|slow| slow.at.is_reached(used, standing.capacity));
+            let slow = slow.map_or(Duration::ZERO, |slow| slow.by);
+            let wait = Duration::from_nanos(standing.delay_ns);
+            if !(wait + slow).is_zero() {
+                rule.metrics.delayed_seconds.record(wait + slow);
+            }
+            slowed = slowed.max(slow);
+            turn = turn.max(wait);
+            if standing.held != Held::Nowhere && (rule.holds_slots || standing.delay_ns > 0) {
+                exchange.slots.add(&self.shared, Slot::of(met, route, now_ns, standing));
+            }
+        }
+        exchange.delay = turn + slowed;
+    }
+
+    /// Limits in shadow count what they would have done; tags are for the upstream to read.
+    fn look_on<'a>(
+        &self,
+        exchange: &mut Exchange<'a>,
+        now_ns: u64,
+        route: &RoutePlan,
+        looking_on: &[Met<'a>],
+    ) {
+        for met in looking_on {
+            let rule = &met.limit.rule;
+            let charge = met.charge(route);
+            let verdict = match met.counts_later() {
+                true => self.shared.store.peek(now_ns, &[charge]),
+                false => self.shared.store.admit(now_ns, &[charge]),
+            };
+            let Some(standing) = verdict.standings.first() else { continue };
+            let decisions = &met.limit.decisions;
+            if standing.denied || met.blocked.is_some() {
+                if rule.settings.mode == Mode::Tag {
+                    decisions.tagged.increment(1);
+                    exchange.tags.push(&rule.name);
+                } else {
+                    decisions.shadow_rejected.increment(1);
+                }
+            } else {
+                decisions.admitted.increment(1);
+            }
+            if rule.holds_slots && standing.held != Held::Nowhere {
+                exchange.slots.add(&self.shared, Slot::of(met, route, now_ns, standing));
+            }
+            if met.counts_later() {
+                exchange.counting.push(*met);
+            }
+        }
+    }
+
+    /// Charges the limits that count answers by their status.
+    pub(super) fn count_answer(&self, exchange: &Exchange<'_>, status: http::StatusCode) {
+        let later = exchange.met.iter().chain(&exchange.counting).filter(|met| met.counts_later());
+        let mut now_ns = None;
+        for met in later.filter(|met| met.limit.rule.settings.count_status.contains(&status)) {
+            let now_ns = *now_ns
+                .get_or_insert_with(|| self.shared.nanoseconds(tokio::time::Instant::now()));
+            self.shared.store.charge(now_ns, &met.charge(exchange.route));
+        }
+    }
+}
+
+/// 400: `missing = "reject"`.
+const LACKS_KEY: Refusal =
+    Refusal::BadRequest("The request lacks something that a limit counts by.");
+
+impl<'a> Met<'a> {
+    fn charge(&self, route: &RoutePlan) -> Charge<'a> {
+        let limit: &'a LimitPlan = self.limit;
+        Charge {
+            limit: &limit.rule.buckets,
+            tier: self.tier,
+            key: self.key,
+            cost: route.cost,
+            max_delay_ns: limit.rule.max_delay_ns,
+        }
+    }
+
+    /// Whether only the answer tells if it is charged.
+    fn counts_later(&self) -> bool {
+        !self.limit.rule.settings.count_status.is_empty()
+    }
+
+    pub(super) fn key(&self) -> Option<Key> {
+        self.key
+    }
+}
+
+impl Blocked {
+    /// What a closed limit says.
+    fn standing(self, open: Standing) -> Standing {
+        let left = self.until.map(|until| until.duration_since(SystemTime::now()).unwrap_or_default());
+        let retry_after_ns = left.map(|left| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
+        Standing {
+            remaining: 0,
+            denied: true,
+            never: retry_after_ns.is_none(),
+            retry_after_ns,
+            next_unit_ns: retry_after_ns.unwrap_or(0),
+            reset_ns: retry_after_ns.unwrap_or(0),
+            delay_ns: 0,
+            held: Held::Nowhere,
+            ..open
+        }
+    }
+}
+
+impl LimitRule {
+    /// Whether it acts on this key, or only looks on. Sticky: a key is always on the same side.
+    fn acts_on(&self, key: Option<Key>) -> bool {
+        match (self.settings.mode, key) {
+            (Mode::Enforce, Some(key)) if self.settings.enforce_percent < 100 => {
+                key.0 % 100 < u128::from(self.settings.enforce_percent)
+            }
+            (mode, _) => mode == Mode::Enforce,
+        }
+    }
+}

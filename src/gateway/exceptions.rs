@@ -1,0 +1,85 @@
+//! `exempt` and `[[override]]`: for whom a limit is another, none, or closed.
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::SystemTime,
+};
+
+use ipnet::IpNet;
+
+use crate::{
+    config::{self, Effect, Whom},
+    identity::Client,
+};
+
+/// The exceptions to one limit, found by whom they are for.
+#[derive(Debug, Default)]
+pub(super) struct Exceptions {
+    exempt_ips: Vec<IpNet>,
+    exempt_users: HashSet<String>,
+    exempt_tiers: HashSet<String>,
+    /// In the order of the file: of those that fit and still hold, the first decides.
+    overrides: Vec<(Effect, Option<SystemTime>)>,
+    users: HashMap<String, Vec<usize>>,
+    tenants: HashMap<String, Vec<usize>>,
+    keys: HashMap<String, Vec<usize>>,
+    ips: Vec<(IpNet, usize)>,
+}
+
+impl Exceptions {
+    pub(super) fn of(limit: &config::Limit) -> Self {
+        let mut exceptions = Self {
+            exempt_ips: limit.exempt.ips.clone(),
+            exempt_users: limit.exempt.users.iter().cloned().collect(),
+            exempt_tiers: limit.exempt.tiers.iter().cloned().collect(),
+            ..Self::default()
+        };
+        for (index, exception) in limit.overrides.iter().enumerate() {
+            exceptions.overrides.push((exception.effect, exception.until));
+            let names = match &exception.whom {
+                Whom::Ip(network) => {
+                    exceptions.ips.push((*network, index));
+                    continue;
+                }
+                Whom::User(name) => (&mut exceptions.users, name),
+                Whom::Tenant(name) => (&mut exceptions.tenants, name),
+                Whom::Key(key) => (&mut exceptions.keys, key),
+            };
+            names.0.entry(names.1.clone()).or_default().push(index);
+        }
+        exceptions
+    }
+
+    /// What holds for this client instead of the limit, and until when. `readable` is asked for only where a key has an
+    /// exception.
+    pub(super) fn find(
+        &self,
+        client: &Client<'_>,
+        readable: impl FnOnce() -> String,
+    ) -> Option<(Effect, Option<SystemTime>)> {
+        if self.is_exempt(client) {
+            return Some((Effect::Exempt, None));
+        }
+        if self.overrides.is_empty() {
+            return None;
+        }
+        let named = |names: &HashMap<String, Vec<usize>>, name: Option<&str>| {
+            name.and_then(|name| names.get(name)).cloned().unwrap_or_default()
+        };
+        let mut fits = named(&self.users, client.user);
+        fits.extend(named(&self.tenants, client.tenant));
+        fits.extend(self.ips.iter().filter(|(network, _)| network.contains(&client.address)).map(|(_, index)| *index));
+        if !self.keys.is_empty() {
+            fits.extend(named(&self.keys, Some(&readable())));
+        }
+        let now = SystemTime::now();
+        let holds = |index: &usize| self.overrides[*index].1.is_none_or(|until| now < until);
+        fits.into_iter().filter(holds).min().map(|index| self.overrides[index])
+    }
+
+    fn is_exempt(&self, client: &Client<'_>) -> bool {
+        self.exempt_ips.iter().any(|network| network.contains(&client.address))
+            || client.user.is_some_and(|user| self.exempt_users.contains(user))
+            || client.tier.is_some_and(|tier| self.exempt_tiers.contains(tier))
+    }
+}

@@ -1,0 +1,69 @@
+//! What an admitted request holds of its limits, and gives back: a slot of a concurrency limit until its answer has
+//! ended, a place in a queue until its turn has come.
+//!
+//! Given back on every way out: the guard is dropped with the response's body, with a client that leaves, with a panic.
+
+use std::sync::Arc;
+
+use super::{
+    admit::Met,
+    plan::{LimitRule, RoutePlan},
+    shared::Shared,
+};
+use crate::limit::{Charge, Held, Key, Standing};
+
+/// What one request holds. Empty, and without an allocation, for most.
+#[derive(Debug, Default)]
+pub(super) struct Slots {
+    held: Vec<(Arc<Shared>, Slot)>,
+}
+
+/// What it holds of one limit.
+#[derive(Debug)]
+pub(super) struct Slot {
+    rule: Arc<LimitRule>,
+    tier: usize,
+    key: Option<Key>,
+    cost: u64,
+    held: Held,
+    charged_at_ns: u64,
+}
+
+impl Slot {
+    pub(super) fn of(met: &Met<'_>, route: &RoutePlan, now_ns: u64, standing: &Standing) -> Self {
+        Self {
+            rule: Arc::clone(&met.limit.rule),
+            tier: met.tier,
+            key: met.key(),
+            cost: route.cost,
+            held: standing.held,
+            charged_at_ns: now_ns,
+        }
+    }
+}
+
+impl Slots {
+    pub(super) fn add(&mut self, shared: &Arc<Shared>, slot: Slot) {
+        self.held.push((Arc::clone(shared), slot));
+    }
+
+    /// Its turn has come: a place in a queue is spent and no longer given back, a slot stays held.
+    pub(super) fn turn_has_come(&mut self) {
+        self.held.retain(|(_, slot)| slot.rule.holds_slots);
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        for (shared, slot) in &self.held {
+            let charge = Charge {
+                limit: &slot.rule.buckets,
+                tier: slot.tier,
+                key: slot.key,
+                cost: slot.cost,
+                max_delay_ns: slot.rule.max_delay_ns,
+            };
+            shared.store.release(slot.charged_at_ns, &charge, slot.held);
+        }
+    }
+}
