@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tidegate::limit::{Attached, Charge, Key, Limit, Quota, Store};
+use tidegate::limit::{Algorithm, Attached, Charge, Key, Limit, Quota, Store};
 
 const ROUNDS: usize = 21;
 const DECISIONS: u64 = 200_000;
@@ -101,7 +101,7 @@ impl Case {
         // three limits are one for all, and two by key
         let store = Store::new((keys * limits.saturating_sub(1).max(1) as u64) as usize);
         let attach = |n: usize| {
-            let limit = Limit::token_bucket(&format!("limit {n}"), &[quota])
+            let limit = Limit::new(&format!("limit {n}"), Algorithm::TokenBucket, &[quota])
                 .expect("a quota within bounds");
             store.attach(&limit).expect("few limits")
         };
@@ -143,6 +143,7 @@ impl Case {
             tier: 0,
             key,
             cost: 1,
+            max_delay_ns: 0,
         };
         let admit = |charges: &[Charge<'_>]| _ = black_box(&self.store.admit(now_ns, charges));
         match self.limits.len() {
@@ -223,7 +224,7 @@ fn memory() {
         let bytes = counting::bytes() - before;
         let quota = quota(1, 1);
         let limit = store
-            .attach(&Limit::token_bucket("limit", &[quota]).expect("within bounds"))
+            .attach(&Limit::new("limit", Algorithm::TokenBucket, &[quota]).expect("within bounds"))
             .expect("few limits");
         for n in 0..max_keys {
             store.admit(
@@ -233,6 +234,7 @@ fn memory() {
                     tier: 0,
                     key: Some(key(n)),
                     cost: 1,
+                    max_delay_ns: 0,
                 }],
             );
         }

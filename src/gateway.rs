@@ -285,6 +285,7 @@ impl Worker {
                 tier,
                 key,
                 cost: route.cost,
+                max_delay_ns: 0,
             });
         }
         exchange.met = met;

@@ -208,7 +208,7 @@ fn bind_limit(
 ) -> Result<LimitRule, PlanError> {
     let unfit =
         |error: limit::QuotaError| PlanError::Unfit(format!("limit `{}`: {error}", limit.name));
-    let counted = limit::Limit::token_bucket(&limit.name, &limit.quotas).map_err(unfit)?;
+    let counted = limit::Limit::new(&limit.name, limit.algorithm, &limit.quotas).map_err(unfit)?;
     let buckets = store
         .attach(&counted)
         .map_err(|_| PlanError::TooManyLimits(limit.name.clone()))?;

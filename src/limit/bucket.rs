@@ -23,6 +23,14 @@
 //! **Overflow.** Time is process-relative, so `now · 64` fits 64 bits for 9 years, less the time that the deepest
 //! bucket takes to fill ([`MAX_FILL`](super::quota::MAX_FILL)). From there on the limit denies everything.
 //!
+//! **Delay.** A request that may be held (`max_delay`) is admitted early and held until its turn, with TAT moved as for any
+//! other. A token bucket lets its burst through at once and holds what is beyond: `debt + cost·T ≤ B·T + max_delay`, held for
+//! what exceeds `B·T`. A leaky bucket is a queue of B places, the job in service included: the request is held for the
+//! whole debt, so that requests leave one T apart; it is refused when the queue is full, or its turn later than `max_delay`.
+//! Without a delay the leaky bucket polices: it is the token bucket seen from the other side (level = debt/T). A
+//! request that is given up moves TAT back: the next to arrive is held for less, and may leave together with one that
+//! is already waiting.
+//!
 //! **A clock that steps back.** A TAT further ahead than the limit's deepest bucket reaches cannot be debt. It is
 //! moved to `now + B·T` as soon as a request meets it, so that the wait is bounded by the bucket and not by the
 //! step. That is done only from [`STEP_BACK_NS`] on: below it, the older `now` may simply be that of a thread
@@ -31,7 +39,7 @@
 
 use std::num::NonZeroU64;
 
-use super::{Quota, QuotaError, Standing};
+use super::{Held, Quota, QuotaError, Standing, words::Ask};
 
 /// A `now` that is less than this behind the latest one is taken for a slow thread's, not for a clock that stepped.
 /// So a `now` must be used within 10 s of being read.
@@ -114,11 +122,21 @@ impl Bucket {
     }
 }
 
+/// What becomes of a request that may be held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// The burst passes at once, what is beyond is held.
+    Burst,
+    /// Everything is held until its turn.
+    Queue,
+}
+
 /// The buckets of one limit: one per tier, all in the same unit of time, so that a key whose tier changes keeps its
 /// debt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Buckets {
     scale: Scale,
+    shape: Shape,
     /// The largest B·T of the tiers.
     deepest: u64,
     /// More than this is no debt: the clock stepped back.
@@ -132,7 +150,7 @@ pub(super) struct Buckets {
 
 impl Buckets {
     /// One bucket per quota; the first is the default.
-    pub(super) fn new(quotas: &[Quota]) -> Result<Buckets, QuotaError> {
+    pub(super) fn new(shape: Shape, quotas: &[Quota]) -> Result<Buckets, QuotaError> {
         quotas.iter().try_for_each(Quota::check)?;
         let scale = Scale::of(quotas);
         let bucket = |quota| Bucket::new(quota, scale).ok_or(QuotaError::FillTooLong);
@@ -149,12 +167,17 @@ impl Buckets {
         let last = MAX_TAT.saturating_sub(deepest);
         Ok(Buckets {
             scale,
+            shape,
             deepest,
             credible,
             last,
             default,
             others,
         })
+    }
+
+    pub(super) fn tiers(&self) -> usize {
+        self.others.len().saturating_add(1)
     }
 
     pub(super) fn scale(&self) -> Scale {
@@ -164,18 +187,19 @@ impl Buckets {
     /// The word after a charge, or, where the request is denied, the word to keep: the same, unless the clock
     /// stepped back. A cost of 0 always fits and changes nothing.
     #[inline]
-    pub(super) fn charge(&self, tier: usize, now_ns: u64, tat: u64, cost: u64) -> Result<u64, u64> {
-        if cost == 0 {
+    pub(super) fn charge(&self, ask: &Ask, tat: u64) -> Result<u64, u64> {
+        if ask.cost == 0 {
             return Ok(tat);
         }
-        let bucket = self.bucket(tier);
-        if cost > bucket.burst {
+        let bucket = self.bucket(ask.tier);
+        if ask.cost > bucket.burst {
             return Err(tat);
         }
-        let now = self.scale.units(now_ns);
-        let debt = self.debt(now, tat);
-        let after = debt.saturating_add(bucket.interval.get().saturating_mul(cost));
-        if after <= bucket.fill {
+        let now = self.scale.units(ask.now_ns);
+        let delay = self.scale.units(ask.max_delay_ns);
+        let debt = self.debt(now, tat, delay);
+        let after = debt.saturating_add(bucket.interval.get().saturating_mul(ask.cost));
+        if self.excess(bucket, debt, after, delay) == 0 && after <= MAX_TAT.saturating_sub(now) {
             return Ok(now.saturating_add(after));
         }
         let stepped_back = debt < tat.saturating_sub(now);
@@ -186,24 +210,43 @@ impl Buckets {
         })
     }
 
-    /// The word after giving back a charge that the request did not keep. Exact while the bucket has been in debt
-    /// ever since; had it filled in between, the refund would forgive part of a later charge.
-    pub(super) fn refund(&self, tier: usize, tat: u64, cost: u64) -> u64 {
-        tat.saturating_sub(self.bucket(tier).interval.get().saturating_mul(cost))
+    /// The word after a charge that is not asked for but has happened. The bucket is empty at worst.
+    pub(super) fn charge_anyway(&self, ask: &Ask, tat: u64) -> u64 {
+        let bucket = self.bucket(ask.tier);
+        let now = self.scale.units(ask.now_ns);
+        let debt = self.debt(now, tat, self.scale.units(ask.max_delay_ns));
+        let after = debt.saturating_add(bucket.interval.get().saturating_mul(ask.cost));
+        if now > self.last || ask.cost == 0 {
+            return tat;
+        }
+        now.saturating_add(after.min(bucket.fill).max(debt))
+            .min(MAX_TAT)
     }
 
-    /// How a bucket with this word stands to a request of this cost, which is not charged.
+    /// The word after giving back a charge that the request did not keep. Exact while the bucket has been in debt
+    /// ever since; had it filled in between, the refund would forgive part of a later charge.
+    pub(super) fn refund(&self, ask: &Ask, tat: u64) -> u64 {
+        let interval = self.bucket(ask.tier).interval.get();
+        tat.saturating_sub(interval.saturating_mul(ask.cost))
+    }
+
+    /// How a bucket with this word stands to a request that is not charged.
     #[inline]
-    pub(super) fn standing(&self, tier: usize, now_ns: u64, tat: u64, cost: u64) -> Standing {
-        let bucket = self.bucket(tier);
+    pub(super) fn standing(&self, ask: &Ask, tat: u64) -> Standing {
+        let bucket = self.bucket(ask.tier);
         let interval = bucket.interval.get();
-        let debt = self.debt(self.scale.units(now_ns), tat);
+        let delay = self.scale.units(ask.max_delay_ns);
+        let debt = self.debt(self.scale.units(ask.now_ns), tat, delay);
+        let after = debt.saturating_add(interval.saturating_mul(ask.cost));
         let room = bucket.fill.saturating_sub(debt);
-        let excess = debt
-            .saturating_add(interval.saturating_mul(cost))
-            .saturating_sub(bucket.fill);
-        let never = cost > bucket.burst;
-        let denied = cost > 0 && excess > 0;
+        let excess = self.excess(bucket, debt, after, delay);
+        let never = ask.cost > bucket.burst;
+        let denied = ask.cost > 0 && (excess > 0 || never);
+        let held = match self.shape {
+            _ if denied || ask.cost == 0 || delay == 0 => 0,
+            Shape::Burst => after.saturating_sub(bucket.fill),
+            Shape::Queue => debt,
+        };
         let next_unit = match debt.checked_sub(bucket.fill) {
             _ if debt == 0 => 0,
             Some(beyond) => beyond.saturating_add(interval),
@@ -217,14 +260,43 @@ impl Buckets {
             never,
             next_unit_ns: self.scale.wait_ns(next_unit),
             reset_ns: self.scale.wait_ns(debt),
+            delay_ns: self.scale.wait_ns(held),
+            held: Held::Nowhere,
         }
     }
 
-    /// How long the bucket needs to be full again.
+    /// How long a request must be held whose charge has just made this word.
+    pub(super) fn delay_ns(&self, ask: &Ask, tat: u64) -> u64 {
+        if ask.cost == 0 || ask.max_delay_ns == 0 {
+            return 0;
+        }
+        let bucket = self.bucket(ask.tier);
+        let after = tat.saturating_sub(self.scale.units(ask.now_ns));
+        let held = match self.shape {
+            Shape::Burst => after.saturating_sub(bucket.fill),
+            Shape::Queue => after.saturating_sub(bucket.interval.get().saturating_mul(ask.cost)),
+        };
+        self.scale.wait_ns(held)
+    }
+
+    /// How much too early a request comes that would move the debt to `after` and may be held for `delay`.
     #[inline]
-    fn debt(&self, now: u64, tat: u64) -> u64 {
+    fn excess(&self, bucket: &Bucket, debt: u64, after: u64, delay: u64) -> u64 {
+        match self.shape {
+            Shape::Burst => after.saturating_sub(bucket.fill.saturating_add(delay)),
+            Shape::Queue => {
+                let full = after.saturating_sub(bucket.fill);
+                let late = debt.saturating_sub(delay);
+                if delay == 0 { full } else { full.max(late) }
+            }
+        }
+    }
+
+    /// How long the bucket needs to be full again. With a delay, debt may go beyond the bucket by as much.
+    #[inline]
+    fn debt(&self, now: u64, tat: u64, delay: u64) -> u64 {
         let debt = tat.saturating_sub(now);
-        if debt > self.credible || now > self.last {
+        if debt > self.credible.saturating_add(delay) || now > self.last {
             self.deepest
         } else {
             debt
@@ -249,6 +321,17 @@ mod tests {
 
     fn quota(amount: u64, period_ns: u64, burst: u64) -> Quota {
         Quota::new(amount, Duration::from_nanos(period_ns), burst).unwrap()
+    }
+
+    fn ask(tier: usize, now_ns: u64, cost: u64) -> Ask {
+        let (max_delay_ns, spread) = (0, 0);
+        Ask {
+            tier,
+            now_ns,
+            cost,
+            max_delay_ns,
+            spread,
+        }
     }
 
     fn scale(rates: &[(u64, u64)]) -> u64 {
@@ -278,7 +361,9 @@ mod tests {
     fn rounded_interval_is_never_shorter_than_the_exact_one_and_by_less_than_a_unit_of_time_longer()
     {
         for amount in [67, 71, 1_000_003, 999_999_999] {
-            let bucket = Buckets::new(&[quota(amount, SECOND, 1)]).unwrap().default;
+            let bucket = Buckets::new(Shape::Burst, &[quota(amount, SECOND, 1)])
+                .unwrap()
+                .default;
             let (given, exact) = (
                 u128::from(bucket.interval.get()) * u128::from(amount),
                 u128::from(SECOND) * 64,
@@ -300,7 +385,7 @@ mod tests {
             (1_000_000_000, SECOND, u64::MAX >> 8),
         ] {
             assert!(
-                Buckets::new(&[quota(amount, period_ns, burst)]).is_ok(),
+                Buckets::new(Shape::Burst, &[quota(amount, period_ns, burst)]).is_ok(),
                 "{amount} per {period_ns}"
             );
         }
@@ -314,32 +399,39 @@ mod tests {
             period: Duration::ZERO,
             burst: one,
         };
-        assert_eq!(Buckets::new(&[hand]), Err(QuotaError::PeriodTooShort));
-        assert_eq!(Buckets::new(&[]), Err(QuotaError::NoQuota));
+        assert_eq!(
+            Buckets::new(Shape::Burst, &[hand]),
+            Err(QuotaError::PeriodTooShort)
+        );
+        assert_eq!(Buckets::new(Shape::Burst, &[]), Err(QuotaError::NoQuota));
     }
 
     #[test]
     fn key_that_moves_to_a_smaller_tier_and_back_keeps_its_debt() {
-        let tiers = Buckets::new(&[quota(1, SECOND, 500), quota(1, SECOND, 5)]).unwrap();
-        let tat = tiers.charge(0, SECOND, 0, 500).unwrap();
-        assert_eq!(tiers.charge(1, SECOND, tat, 1), Err(tat));
+        let tiers =
+            Buckets::new(Shape::Burst, &[quota(1, SECOND, 500), quota(1, SECOND, 5)]).unwrap();
+        let tat = tiers.charge(&ask(0, SECOND, 500), 0).unwrap();
+        assert_eq!(tiers.charge(&ask(1, SECOND, 1), tat), Err(tat));
         assert_eq!(
-            tiers.standing(1, SECOND, tat, 1).retry_after_ns,
+            tiers.standing(&ask(1, SECOND, 1), tat).retry_after_ns,
             Some(496 * SECOND)
         );
-        assert_eq!(tiers.standing(0, SECOND, tat, 1).remaining, 0);
+        assert_eq!(tiers.standing(&ask(0, SECOND, 1), tat).remaining, 0);
     }
 
     #[test]
     fn slower_thread_gives_no_debt_away() {
-        let bucket = Buckets::new(&[quota(1_000_000, SECOND, 10)]).unwrap();
-        let tat = bucket.charge(0, 20 * SECOND, 0, 10).unwrap();
+        let bucket = Buckets::new(Shape::Burst, &[quota(1_000_000, SECOND, 10)]).unwrap();
+        let tat = bucket.charge(&ask(0, 20 * SECOND, 10), 0).unwrap();
         for behind_ns in [1, SECOND, STEP_BACK_NS] {
-            assert_eq!(bucket.charge(0, 20 * SECOND - behind_ns, tat, 1), Err(tat));
+            assert_eq!(
+                bucket.charge(&ask(0, 20 * SECOND - behind_ns, 1), tat),
+                Err(tat)
+            );
         }
         let now = 20 * SECOND - STEP_BACK_NS - 1;
         assert_eq!(
-            bucket.charge(0, now, tat, 1),
+            bucket.charge(&ask(0, now, 1), tat),
             Err(now + 10_000),
             "a real step back"
         );
@@ -347,19 +439,25 @@ mod tests {
 
     #[test]
     fn at_the_end_of_time_everything_is_denied() {
-        let bucket = Buckets::new(&[quota(7, 60 * SECOND, 3), quota(1, SECOND, 9)]).unwrap();
+        let bucket = Buckets::new(
+            Shape::Burst,
+            &[quota(7, 60 * SECOND, 3), quota(1, SECOND, 9)],
+        )
+        .unwrap();
         for now in [
             u64::MAX,
             u64::MAX - 1,
             u64::MAX / 7,
             u64::MAX / 7 - 20 * SECOND,
         ] {
-            assert_eq!(bucket.charge(0, now, 0, 1), Err(0));
-            let standing = bucket.standing(0, now, 0, 1);
+            assert_eq!(bucket.charge(&ask(0, now, 1), 0), Err(0));
+            let standing = bucket.standing(&ask(0, now, 1), 0);
             assert!(standing.denied && standing.remaining == 0 && !standing.never);
         }
         assert!(
-            bucket.charge(0, u64::MAX / 7 - 26 * SECOND, 0, 3).is_ok(),
+            bucket
+                .charge(&ask(0, u64::MAX / 7 - 26 * SECOND, 3), 0)
+                .is_ok(),
             "the last moment that is representable"
         );
     }

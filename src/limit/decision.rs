@@ -14,16 +14,33 @@ pub struct Standing {
     /// so then it is what was there before.
     pub remaining: u64,
     /// When this limit denies: the least wait after which it admits the same request if nothing else arrives.
-    /// `None` when it admits, and when no wait helps.
+    /// `None` when it admits, and when no wait helps. For slots, which no clock gives back, the constant
+    /// [`RETRY_NS`](super::in_flight::RETRY_NS).
     pub retry_after_ns: Option<u64>,
     /// This limit denies the request.
     pub denied: bool,
     /// The cost is above the capacity, so that no wait helps. Implies `denied`.
     pub never: bool,
-    /// The least wait until `remaining` grows; 0 when it is `capacity`.
+    /// The least wait until `remaining` grows; 0 when it is `capacity`, and for slots, of which nobody knows it.
     pub next_unit_ns: u64,
-    /// The least wait until the bucket is full; 0 when it is.
+    /// The least wait until the bucket is full; 0 when it is, and for slots.
     pub reset_ns: u64,
+    /// How long the request must be held before it is sent on; 0 unless the charge allows a delay.
+    pub delay_ns: u64,
+    /// Where the charge is, for [`Store::release`](super::Store::release).
+    pub held: Held,
+}
+
+/// Where the units of an admitted request are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Held {
+    /// Nowhere: nothing was charged.
+    #[default]
+    Nowhere,
+    /// In the bucket of the charge's own key.
+    Own,
+    /// In the bucket that keys share for which there is no room.
+    Overflow,
 }
 
 impl Standing {
@@ -55,6 +72,12 @@ impl Verdict {
     /// Every limit admits (also when there is none).
     pub fn admitted(&self) -> bool {
         self.standings.iter().all(|standing| !standing.denied)
+    }
+
+    /// How long an admitted request must be held: as long as the limit that holds it longest.
+    pub fn delay_ns(&self) -> u64 {
+        let delays = self.standings.iter().map(|standing| standing.delay_ns);
+        delays.max().unwrap_or(0)
     }
 
     /// The limit that takes longest; `None` when the request is admitted.
@@ -117,6 +140,8 @@ mod tests {
             never,
             next_unit_ns: 1,
             reset_ns: 1,
+            delay_ns: 0,
+            held: Held::Nowhere,
         }
     }
 

@@ -4,26 +4,33 @@
 //! configurations), [`Store::attach`] joins the two, and [`Store::admit`] decides one request against all of its
 //! limits: all are charged, or none.
 //!
-//! An algorithm is three pure functions over one 64-bit word per key (`charge`, `refund`, `standing` in [`bucket`])
-//! and a test whether a word still carries information; the table and the store know nothing else about it.
+//! An algorithm is a few pure functions over one 64-bit word per key (`charge`, `refund`, `standing` in [`bucket`],
+//! `window` and [`in_flight`]) and a test whether a word still carries information; the table and the store know nothing
+//! else about it. Only the sliding log needs more than a word, and has its own store, behind locks: [`log`].
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 pub mod bucket;
 pub mod decision;
+pub mod in_flight;
+pub mod log;
 pub mod quota;
 pub mod store;
 
 mod registry;
 mod table;
+mod window;
+mod words;
 
 #[cfg(test)]
 mod properties;
 
-pub use decision::{Denial, Standing, Verdict};
+pub use decision::{Denial, Held, Standing, Verdict};
 pub use quota::{Quota, QuotaError};
 pub use registry::{Attached, TooManyLimits};
 pub use store::{Charge, Store};
+
+use std::time::Duration;
 
 /// The identity of one bucket: a keyed 128-bit hash of whatever shares it, so nobody can aim a collision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,22 +39,33 @@ pub struct Key(pub u128);
 /// The most limits that one request may meet (checked when a configuration is compiled).
 pub const MAX_LIMITS: usize = 16;
 
-/// How a limit counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+impl Key {
+    /// When this key's windows begin, for a window limit of this length: so long after the moments that divide the
+    /// process's time evenly (and less than a window). It is what sets the resets of different keys apart. Requests
+    /// without a key have no offset.
+    pub fn window_offset(self, window: Duration) -> Duration {
+        let window_ns = u64::try_from(window.as_nanos()).unwrap_or(u64::MAX);
+        let spread = table::Address::new(self, 0).spread();
+        Duration::from_nanos(window::offset_ns(window_ns, spread))
+    }
+}
+
+/// How a limit counts. See `docs/algorithms.md` for what a client sees of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Algorithm {
-    /// Token bucket, kept as GCRA: one timestamp per key.
+    /// Token bucket, kept as one timestamp per key: `amount` per `period`, at most `burst` at once.
     TokenBucket,
-    /// The same rule under its other name.
+    /// The same by its other name.
     Gcra,
-    /// A queue that is emptied at the rate and holds a burst.
+    /// Token bucket where nothing may be held; a queue of `burst` places, the job in service included, where it may.
     LeakyBucket,
-    /// A count per window, starting anew with each.
+    /// At most `amount` in each `period`, which begins anew all at once. The burst does not matter.
     FixedWindow,
-    /// Two counts, of which the earlier fades.
+    /// At most about `amount` in any `period`, from two counters. The burst does not matter.
     SlidingWindow,
-    /// The time of every request within the window.
+    /// At most `amount` in any `period`, exactly, from a log of at most 10,000. The burst does not matter.
     SlidingLog,
-    /// Requests in flight.
+    /// At most so many at once ([`Quota::slots`]); they are given back with [`Store::release`].
     Concurrency,
 }
 
@@ -55,20 +73,46 @@ pub enum Algorithm {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
     name: Box<str>,
-    buckets: bucket::Buckets,
+    rule: Rule,
+}
+
+/// What a limit counts with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Rule {
+    /// One word per key, in the table.
+    Words(words::Words),
+    /// A ring per key, in a store of its own.
+    Logs(log::Logs),
 }
 
 impl Limit {
-    /// A token bucket per key. `quotas` has one entry per tier, the first is the default.
-    pub fn token_bucket(name: &str, quotas: &[Quota]) -> Result<Limit, QuotaError> {
-        Ok(Limit {
-            name: name.into(),
-            buckets: bucket::Buckets::new(quotas)?,
-        })
+    /// A limit that counts by `algorithm`. `quotas` has one entry per tier, the first is the default.
+    pub fn new(name: &str, algorithm: Algorithm, quotas: &[Quota]) -> Result<Limit, QuotaError> {
+        let rule = match words::Words::new(algorithm, quotas) {
+            Some(words) => Rule::Words(words?),
+            None => Rule::Logs(log::Logs::new(quotas)?),
+        };
+        let name = name.into();
+        Ok(Limit { name, rule })
     }
 
     /// The name, under which a [`Store`] finds the counters again.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What this tier's counters mean.
+    fn form(&self, tier: usize) -> words::Form {
+        match &self.rule {
+            Rule::Words(words) => words.form(tier),
+            Rule::Logs(logs) => logs.form(tier),
+        }
+    }
+
+    fn tiers(&self) -> usize {
+        match &self.rule {
+            Rule::Words(words) => words.tiers(),
+            Rule::Logs(logs) => logs.tiers(),
+        }
     }
 }

@@ -36,7 +36,7 @@ struct TokenBucket;
 
 impl Algorithm for TokenBucket {
     fn limit(&self, name: &str, quota: Quota) -> Limit {
-        Limit::token_bucket(name, &[quota]).unwrap()
+        Limit::new(name, super::Algorithm::TokenBucket, &[quota]).unwrap()
     }
 
     /// Exact where 1/64 ns or coarser is enough for the interval of a unit, else with the interval rounded up to it.
@@ -137,6 +137,7 @@ impl Subject {
             tier: 0,
             key: self.key,
             cost,
+            max_delay_ns: 0,
         }
     }
 
@@ -474,6 +475,7 @@ fn several_limits_admit_together_or_cost_nothing() {
                 tier: 0,
                 key,
                 cost,
+                max_delay_ns: 0,
             };
             let charges: Vec<Charge<'_>> = chosen.iter().map(charge).collect();
             let verdict = store.admit(now_ns, &charges);

@@ -12,17 +12,23 @@ pub const MAX_PERIOD: Duration = Duration::from_secs(31 * DAY_SECS);
 /// (1/64 ns, see [`bucket`](super::bucket)) a timestamp fits 64 bits for the first 6 years of a process.
 pub const MAX_FILL: Duration = Duration::from_secs(1_096 * DAY_SECS);
 
+/// The most slots of a concurrency limit.
+pub const MAX_SLOTS: u64 = 1_000_000_000;
+
+/// The most units per period of a sliding log, which keeps a timestamp for each.
+pub const MAX_LOG: u64 = 10_000;
+
 const DAY_SECS: u64 = 24 * 60 * 60;
 
 /// `amount` units per `period`, at most `burst` at once.
 ///
-/// Made by [`Quota::new`]; whoever takes a quota that may have been written by hand checks it again
-/// ([`Limit::token_bucket`](super::Limit::token_bucket) does).
+/// Made by [`Quota::new`], or by [`Quota::slots`] for what has no rate; whoever takes a quota that may have been written
+/// by hand checks it again ([`Limit::new`](super::Limit::new) does).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     /// Units that become available per `period`.
     pub amount: NonZeroU64,
-    /// The period of `amount`: 1 ms to 31 days.
+    /// The period of `amount`: 1 ms to 31 days; 0 for slots, which come back when they are released and not with time.
     pub period: Duration,
     /// Bucket size in units.
     pub burst: NonZeroU64,
@@ -42,24 +48,52 @@ impl Quota {
         Ok(quota)
     }
 
+    /// `count` slots, for [`Algorithm::Concurrency`](super::Algorithm::Concurrency): amount and burst are the count, and
+    /// the period is 0.
+    pub fn slots(count: u64) -> Result<Quota, QuotaError> {
+        let count = NonZeroU64::new(count).ok_or(QuotaError::NoSlots)?;
+        let quota = Quota {
+            amount: count,
+            period: Duration::ZERO,
+            burst: count,
+        };
+        quota.check_slots()?;
+        Ok(quota)
+    }
+
+    pub(super) fn check_slots(&self) -> Result<(), QuotaError> {
+        if !self.period.is_zero() {
+            return Err(QuotaError::SlotsHaveNoRate);
+        }
+        if self.amount.get() > MAX_SLOTS {
+            return Err(QuotaError::TooManySlots);
+        }
+        Ok(())
+    }
+
     pub(super) fn check(&self) -> Result<(), QuotaError> {
+        self.check_rate()?;
+        // 64 bits times 52 bits, and 57 bits times 52 bits: neither can overflow
+        let demand = u128::from(self.burst.get()).saturating_mul(self.period.as_nanos());
+        let bound = MAX_FILL
+            .as_nanos()
+            .saturating_mul(u128::from(self.amount.get()));
+        if demand > bound {
+            return Err(QuotaError::FillTooLong);
+        }
+        Ok(())
+    }
+
+    /// What holds for amount and period, whatever the burst.
+    pub(super) fn check_rate(&self) -> Result<(), QuotaError> {
         if self.period < MIN_PERIOD {
             return Err(QuotaError::PeriodTooShort);
         }
         if self.period > MAX_PERIOD {
             return Err(QuotaError::PeriodTooLong);
         }
-        let period_ns = self.period.as_nanos();
-        if u128::from(self.amount.get()) > period_ns {
+        if u128::from(self.amount.get()) > self.period.as_nanos() {
             return Err(QuotaError::RateTooHigh);
-        }
-        // 64 bits times 52 bits, and 57 bits times 52 bits: neither can overflow
-        let demand = u128::from(self.burst.get()).saturating_mul(period_ns);
-        let bound = MAX_FILL
-            .as_nanos()
-            .saturating_mul(u128::from(self.amount.get()));
-        if demand > bound {
-            return Err(QuotaError::FillTooLong);
         }
         Ok(())
     }
@@ -70,7 +104,7 @@ impl Quota {
     }
 }
 
-/// The rate as a configuration writes it: `60/min`, `5/15min`.
+/// The rate as a configuration writes it: `60/min`, `5/15min`; for slots `20 in flight`.
 impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [(u128, &str); 5] = [
@@ -80,6 +114,9 @@ impl fmt::Display for Quota {
             (1_000, "s"),
             (1, "ms"),
         ];
+        if self.period.is_zero() {
+            return write!(f, "{} in flight", self.amount);
+        }
         let period_ms = self.period.as_millis();
         let unit = UNITS
             .iter()
@@ -115,6 +152,28 @@ pub enum QuotaError {
         "the burst would take more than 3 years to refill at this rate; lower the burst or raise the rate"
     )]
     FillTooLong,
+    /// A window that its counts do not fit; the largest amount that does.
+    #[error(
+        "a window of this length counts to at most {most}; write at most that, or use a token bucket"
+    )]
+    WindowTooFull {
+        /// The largest amount for this algorithm and period.
+        most: u64,
+    },
+    /// More than [`MAX_LOG`] timestamps per key.
+    #[error(
+        "a sliding log keeps a timestamp per unit and so at most 10000 per period; use a sliding window for more"
+    )]
+    LogTooLong,
+    /// No slot.
+    #[error("a limit of 0 in flight admits nothing; the least is 1")]
+    NoSlots,
+    /// More than [`MAX_SLOTS`].
+    #[error("at most 1000000000 can be in flight")]
+    TooManySlots,
+    /// A rate for what has none.
+    #[error("a concurrency limit counts requests in flight and has no rate")]
+    SlotsHaveNoRate,
     /// A limit has no quota at all.
     #[error("a limit needs at least one quota")]
     NoQuota,
@@ -158,6 +217,8 @@ mod tests {
                 QuotaError::FillTooLong,
             ),
             (Quota::new(1, MAX_PERIOD, u64::MAX), QuotaError::FillTooLong),
+            (Quota::slots(0), QuotaError::NoSlots),
+            (Quota::slots(MAX_SLOTS + 1), QuotaError::TooManySlots),
         ];
         for (result, error) in refused {
             assert_eq!(result, Err(error));

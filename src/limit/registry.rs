@@ -1,10 +1,11 @@
 //! The limits that a store knows: counters that outlive configurations, found again by name.
 //!
-//! A limit's counters belong to its name and its unit of time. They are never removed, and an id is never given
-//! to another name, because slots of the table may carry it for as long as the process runs. When a new configuration
-//! changes a limit's rate so that its unit of time changes (from 100/s to 7/min, say), the old timestamps cannot be
-//! read in the new unit: the limit starts afresh, with every key full. A change of rate or burst within the same
-//! unit keeps every key's debt.
+//! A limit's counters belong to its name and to the form of its words ([`Form`]: for a bucket its unit of time, for a
+//! window its length). They are never removed, and an id is never given to another name, because slots of the table may
+//! carry it for as long as the process runs. When a new configuration changes a limit so that its form changes (from 100/s
+//! to 7/min, say), the old words cannot be read any more: the limit starts afresh, with every key full. A change within the
+//! same form keeps every key's debt. Tiers of one limit share its counters, except where their windows differ in
+//! length: those count apart.
 //!
 //! Ids are looked up on the slow path only, and without a lock: two levels of write-once cells.
 
@@ -16,15 +17,12 @@ use std::{
     },
 };
 
-use super::{
-    Limit,
-    bucket::{Buckets, Scale},
-};
+use super::{Limit, Rule, words::Form};
 
 /// Ids per chunk; 256 chunks of 256.
 const CHUNK: usize = 256;
 
-/// More limits than ids: 65,535 names (a name counts again for each unit of time it has had).
+/// More limits than ids: 65,535 names (a name counts again for each form it has had).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this process has seen 65535 different limits and cannot tell more apart; restart it")]
 pub struct TooManyLimits;
@@ -38,7 +36,7 @@ pub(super) struct Line(pub(super) AtomicU64);
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) id: u16,
-    pub(super) scale: Scale,
+    pub(super) form: Form,
     /// The bucket of charges without a key.
     pub(super) unkeyed: Line,
     /// The bucket that keys share while the table has no room for them.
@@ -52,8 +50,11 @@ pub(super) struct State {
 #[derive(Debug)]
 pub struct Attached {
     name: Box<str>,
-    pub(super) buckets: Buckets,
-    pub(super) state: Arc<State>,
+    pub(super) rule: Rule,
+    /// The counters of the default tier, and of those that share them.
+    state: Arc<State>,
+    /// The counters of the other tiers, in their order.
+    others: Box<[Arc<State>]>,
 }
 
 impl Attached {
@@ -62,24 +63,40 @@ impl Attached {
         &self.name
     }
 
-    /// Keys that hold a slot of the table. Those whose bucket is full are among them until somebody needs the slot.
+    /// Keys that hold a slot of the table (or, for a sliding log, a ring). Those that have all of their units are among
+    /// them until somebody needs the slot.
     pub fn keys(&self) -> u64 {
-        self.state.keys.load(Relaxed)
+        self.sum(|state| &state.keys)
     }
 
-    /// Keys that lost their slot to another key. Their bucket was full, so no decision changed.
+    /// Keys that lost their slot to another key. They had all of their units, so no decision changed.
     pub fn evictions(&self) -> u64 {
-        self.state.evictions.load(Relaxed)
+        self.sum(|state| &state.evictions)
     }
 
     /// Charges that were decided by the shared overflow bucket, because every slot that the key could have had was
     /// held by a key in debt.
     pub fn overflowed(&self) -> u64 {
-        self.state.overflowed.load(Relaxed)
+        self.sum(|state| &state.overflowed)
+    }
+
+    /// The counters of a tier; of the default tier, if it does not exist.
+    #[inline]
+    pub(super) fn state(&self, tier: usize) -> &Arc<State> {
+        let other = tier.checked_sub(1).and_then(|index| self.others.get(index));
+        other.unwrap_or(&self.state)
+    }
+
+    fn sum(&self, count: impl Fn(&State) -> &AtomicU64) -> u64 {
+        let mut states: Vec<&Arc<State>> = self.others.iter().chain([&self.state]).collect();
+        states.sort_unstable_by_key(|state| state.id);
+        states.dedup_by_key(|state| state.id);
+        let counts = states.into_iter().map(|state| count(state).load(Relaxed));
+        counts.fold(0, u64::saturating_add)
     }
 }
 
-type Name = (Box<str>, Scale);
+type Name = (Box<str>, Form);
 type Chunk = Box<[OnceLock<Arc<State>>]>;
 
 /// All limits by name and by id.
@@ -98,26 +115,26 @@ impl Registry {
     }
 
     pub(super) fn attach(&self, limit: &Limit) -> Result<Arc<Attached>, TooManyLimits> {
-        let scale = limit.buckets.scale();
         let mut by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
-        let name = (limit.name.clone(), scale);
-        let state = match by_name.get(&name) {
-            Some(state) => Arc::clone(state),
-            None => {
-                let id = by_name
-                    .len()
-                    .checked_add(1)
-                    .and_then(|id| u16::try_from(id).ok())
-                    .ok_or(TooManyLimits)?;
-                let state = self.enter(id, scale);
-                by_name.insert(name, Arc::clone(&state));
-                state
+        let mut state = |tier: usize| {
+            let name = (limit.name.clone(), limit.form(tier));
+            if let Some(state) = by_name.get(&name) {
+                return Ok(Arc::clone(state));
             }
+            let id = by_name
+                .len()
+                .checked_add(1)
+                .and_then(|id| u16::try_from(id).ok())
+                .ok_or(TooManyLimits)?;
+            let state = self.enter(id, name.1);
+            by_name.insert(name, Arc::clone(&state));
+            Ok(state)
         };
         Ok(Arc::new(Attached {
             name: limit.name.clone(),
-            buckets: limit.buckets.clone(),
-            state,
+            rule: limit.rule.clone(),
+            state: state(0)?,
+            others: (1..limit.tiers()).map(state).collect::<Result<_, _>>()?,
         }))
     }
 
@@ -131,10 +148,10 @@ impl Registry {
             .get()
     }
 
-    fn enter(&self, id: u16, scale: Scale) -> Arc<State> {
+    fn enter(&self, id: u16, form: Form) -> Arc<State> {
         let state = Arc::new(State {
             id,
-            scale,
+            form,
             unkeyed: Line::default(),
             overflow: Line::default(),
             keys: AtomicU64::new(0),
@@ -160,11 +177,12 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::limit::Quota;
+    use crate::limit::{Algorithm, Quota};
 
     fn limit(name: &str, amount: u64) -> Limit {
-        Limit::token_bucket(
+        Limit::new(
             name,
+            Algorithm::TokenBucket,
             &[Quota::new(amount, Duration::from_secs(1), 5).unwrap()],
         )
         .unwrap()

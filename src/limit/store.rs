@@ -19,9 +19,11 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 use arrayvec::ArrayVec;
 
 use super::{
-    Key, Limit, MAX_LIMITS, Standing, Verdict,
-    registry::{Attached, Registry, TooManyLimits},
-    table::{Address, Cell, Insertion, Table},
+    Held, Key, Limit, MAX_LIMITS, Rule, Standing, Verdict,
+    log::{Deed, Rings},
+    registry::{Attached, Registry, State, TooManyLimits},
+    table::{Address, Cell, Owner, Table},
+    words::Ask,
 };
 
 /// What one request asks of one limit.
@@ -33,24 +35,31 @@ pub struct Charge<'a> {
     pub tier: usize,
     /// Whose bucket; `None` is the limit's one bucket for all.
     pub key: Option<Key>,
-    /// Units. 0 is always admitted and changes nothing; more than the tier's burst is never admitted.
+    /// Units. 0 is always admitted and changes nothing; more than the tier's capacity is never admitted.
     pub cost: u64,
+    /// How long the request may be held until its turn; 0 is not at all. Buckets only, and the same in every charge of one
+    /// limit: a bucket that reaches further ahead than its burst, this and 10 s is taken for one from before a step of
+    /// the clock.
+    pub max_delay_ns: u64,
 }
 
 /// The counters of all limits of a process, in memory bounded by `max_keys`.
 #[derive(Debug)]
 pub struct Store {
     table: Table,
+    rings: Rings,
     registry: Registry,
 }
 
 impl Store {
     /// A store for at most `max_keys` keys at once over all limits (1 to 10⁹; others are brought within). Takes 21⅓
     /// bytes of address space per key, which the system backs with memory as keys arrive; ends the process where
-    /// there is no address space for it.
+    /// there is no address space for it. Sliding logs take up to
+    /// [`ENTRIES_PER_KEY`](super::log::ENTRIES_PER_KEY) · 16 bytes per key in addition, when they are used.
     pub fn new(max_keys: usize) -> Store {
         Store {
             table: Table::new(max_keys),
+            rings: Rings::new(max_keys),
             registry: Registry::new(),
         }
     }
@@ -81,6 +90,31 @@ impl Store {
         verdict
     }
 
+    /// Charges a limit for what has happened already (a response whose status counts, a rejection that does), whether or
+    /// not there are units left. At worst nothing remains: the debt is bounded by the capacity, so a key waits no longer
+    /// than one that has just spent everything. Slots are not charged, as nobody would give them back.
+    pub fn charge(&self, now_ns: u64, charge: &Charge<'_>) {
+        match &charge.limit.rule {
+            Rule::Words(words) => Word::new(charge, words, now_ns).charge_anyway(self),
+            Rule::Logs(logs) => _ = self.visit(charge, logs, now_ns, Deed::ChargeAnyway),
+        }
+    }
+
+    /// Gives back what an admitted request was charged by one of its limits: slots when its work has ended, or a place
+    /// in a queue when its client has gone away. Exactly once, with the charge and the `now_ns` that were given to
+    /// [`Store::admit`], and what it answered in [`Standing::held`].
+    pub fn release(&self, now_ns: u64, charge: &Charge<'_>, held: Held) {
+        match (&charge.limit.rule, held) {
+            (_, Held::Nowhere) => {}
+            (Rule::Words(words), Held::Own | Held::Overflow) => {
+                Word::new(charge, words, now_ns).release(self, held);
+            }
+            (Rule::Logs(logs), Held::Own | Held::Overflow) => {
+                self.refund_ring(now_ns, charge, logs, held);
+            }
+        }
+    }
+
     /// Fills in the verdict where the caller of `admit` has it; returned from here it would be copied, which costs a
     /// quarter of a decision.
     #[inline(never)]
@@ -91,20 +125,12 @@ impl Store {
         let mut asked = ArrayVec::<Asked<'_>, MAX_LIMITS>::new();
         let mut admitted = true;
         for charge in charges {
-            let found = self.ask(now_ns, charge);
-            if let Err(kept) = found.proposed {
-                admitted = false;
-                found.place.move_back(found.word, kept);
-            }
-            if let Place::Overflow(_) = found.place {
-                charge.limit.state.overflowed.fetch_add(1, Relaxed);
-            }
-            push(&mut asked, found);
+            admitted &= self.ask(now_ns, charge, &mut asked);
         }
         if !admitted {
-            return stand(now_ns, charges, &asked, verdict);
+            return stand(&asked, verdict);
         }
-        if let Err(lost) = self.charge_all(now_ns, charges, &mut asked, verdict) {
+        if let Err(lost) = self.charge_all(&mut asked, verdict) {
             verdict.standings.clear();
             self.look(now_ns, charges, verdict);
             if let Some(standing) = verdict.standings.get_mut(lost.limit) {
@@ -117,187 +143,129 @@ impl Store {
         if charges.len() > MAX_LIMITS {
             return refuse(now_ns, charges, verdict);
         }
-        let asked: ArrayVec<Asked<'_>, MAX_LIMITS> = charges
-            .iter()
-            .map(|charge| self.ask(now_ns, charge))
-            .collect();
-        stand(now_ns, charges, &asked, verdict);
+        let mut asked = ArrayVec::<Asked<'_>, MAX_LIMITS>::new();
+        for charge in charges {
+            let found = match &charge.limit.rule {
+                Rule::Words(words) => Asked::Word(self.find(Word::new(charge, words, now_ns))),
+                Rule::Logs(logs) => self.ask_ring(now_ns, charge, logs),
+            };
+            push(&mut asked, found);
+        }
+        stand(&asked, verdict);
+    }
+
+    /// Asks one limit; false when it denies.
+    #[inline(always)]
+    fn ask<'s>(
+        &'s self,
+        now_ns: u64,
+        charge: &Charge<'s>,
+        asked: &mut ArrayVec<Asked<'s>, MAX_LIMITS>,
+    ) -> bool {
+        let found = match &charge.limit.rule {
+            Rule::Words(words) => self.find(Word::new(charge, words, now_ns)),
+            Rule::Logs(logs) => {
+                let found = self.ask_ring(now_ns, charge, logs);
+                let admits = !found.denies();
+                push(asked, found);
+                return admits;
+            }
+        };
+        let proposed = found.proposed;
+        if let Err(kept) = proposed {
+            found.place.move_back(found.word, kept);
+        }
+        if let Place::Overflow(_) = found.place {
+            found.state.overflowed.fetch_add(1, Relaxed);
+        }
+        push(asked, Asked::Word(found));
+        proposed.is_ok()
     }
 
     /// Charges every limit, or gives back what it charged and says which limit others have emptied meanwhile.
     #[inline]
     fn charge_all<'s>(
         &'s self,
-        now_ns: u64,
-        charges: &[Charge<'s>],
         asked: &mut [Asked<'s>],
         verdict: &mut Verdict,
     ) -> Result<(), Lost> {
-        for (index, charge) in charges.iter().enumerate() {
-            let Some(found) = asked.get_mut(index) else {
-                continue;
+        for index in 0..asked.len() {
+            let result = match asked.get_mut(index) {
+                Some(Asked::Word(word)) => match word.charge(self) {
+                    Ok(charged) => {
+                        push(&mut verdict.standings, word.standing_charged(charged));
+                        continue;
+                    }
+                    Err(kept) => Err(word.words.standing(&word.ask, kept)),
+                },
+                Some(Asked::Ring(ring)) => self.charge_ring(ring),
+                None => continue,
             };
-            match self.charge(now_ns, charge, found) {
-                Ok(word) => push(
-                    &mut verdict.standings,
-                    charge.standing_charged(now_ns, word),
-                ),
-                Err(word) => {
-                    let charged = charges.iter().zip(asked.iter()).take(index);
-                    charged.for_each(|(charge, charged)| charge.refund(charged.place));
-                    return Err(Lost {
-                        limit: index,
-                        standing: charge.standing(now_ns, word),
-                    });
+            match result {
+                Ok(standing) => push(&mut verdict.standings, standing),
+                Err(standing) => {
+                    for (charged, standing) in asked.iter().take(index).zip(&verdict.standings) {
+                        self.refund(charged, standing.held);
+                    }
+                    let limit = index;
+                    return Err(Lost { limit, standing });
                 }
             }
         }
         Ok(())
     }
 
-    /// Charges one limit, and says what its word is now (where it is, if it was nowhere, is noted in `asked`). `Err`: a
-    /// concurrent request was faster, and the bucket, with this word, denies.
-    #[inline]
-    fn charge<'s>(
-        &'s self,
-        now_ns: u64,
-        charge: &Charge<'s>,
-        asked: &mut Asked<'s>,
-    ) -> Result<u64, u64> {
-        if charge.cost == 0 {
-            return Ok(asked.word);
-        }
-        // loaded again: this very request may have given the slot, if idle, to its key of another limit
-        if let Some(cell) = asked.place.cell()
-            && let Ok(proposed) = asked.proposed
-            && cell.load() == Some(asked.word)
-            && cell.swap(asked.word, proposed)
-        {
-            return Ok(proposed);
-        }
-        self.charge_contended(now_ns, charge, &mut asked.place)
-    }
-
-    /// The same for a key without a slot, and for a word that others are changing.
+    /// Gives back what a request has charged that another limit denies.
     #[cold]
-    fn charge_contended<'s>(
-        &'s self,
-        now_ns: u64,
-        charge: &Charge<'s>,
-        place: &mut Place<'s>,
-    ) -> Result<u64, u64> {
-        loop {
-            if let Some(cell) = place.cell()
-                && let Some(result) = charge.settle(now_ns, cell)
-            {
-                return result;
-            }
-            let Some(address) = charge.address() else {
-                continue;
-            };
-            let word = charge.propose(now_ns, 0)?;
-            match self.table.insert(&address, word, self.idle(now_ns)) {
-                Insertion::Placed(cell, previous) => {
-                    self.count(charge.limit, previous);
-                    *place = Place::Slot(cell);
-                    return Ok(word);
-                }
-                Insertion::Present(cell) => *place = Place::Slot(cell),
-                Insertion::Full => {
-                    charge.limit.state.overflowed.fetch_add(1, Relaxed);
-                    *place = Place::Overflow(Cell::own(&charge.limit.state.overflow.0));
-                }
-            }
+    fn refund(&self, charged: &Asked<'_>, held: Held) {
+        match charged {
+            Asked::Word(word) => word.refund(),
+            Asked::Ring(ring) => self.refund_ring(ring.now_ns, &ring.charge, ring.logs, held),
         }
     }
 
     /// Where a charge's word is, what it is, and what it would become.
     #[inline(always)]
-    fn ask<'s>(&'s self, now_ns: u64, charge: &Charge<'s>) -> Asked<'s> {
-        let (place, word) = match charge.address() {
-            None => (
-                Place::Unkeyed(Cell::own(&charge.limit.state.unkeyed.0)),
-                None,
-            ),
+    fn find<'s>(&'s self, mut found: Word<'s>) -> Word<'s> {
+        let (place, word) = match &found.address {
+            None => (Place::Unkeyed(Cell::own(&found.state.unkeyed.0)), None),
             Some(address) => match self
                 .table
-                .find(&address)
+                .find(address)
                 .and_then(|cell| Some((cell, cell.load()?)))
             {
                 Some((cell, word)) => (Place::Slot(cell), Some(word)),
-                None => self.ask_unknown(now_ns, charge, &address),
+                None => self.find_room(&found, address),
             },
         };
-        let word = word.or_else(|| place.cell()?.load()).unwrap_or(0);
-        Asked {
-            place,
-            word,
-            proposed: charge.propose(now_ns, word),
-        }
+        found.place = place;
+        found.word = word.or_else(|| place.cell()?.load()).unwrap_or(0);
+        found.proposed = found.words.charge(&found.ask, found.word);
+        found
     }
 
     #[cold]
-    fn ask_unknown<'s>(
-        &'s self,
-        now_ns: u64,
-        charge: &Charge<'s>,
-        address: &Address,
-    ) -> (Place<'s>, Option<u64>) {
-        match self.table.has_room(address, self.idle(now_ns)) {
+    fn find_room<'s>(&'s self, found: &Word<'s>, address: &Address) -> (Place<'s>, Option<u64>) {
+        match self.table.has_room(address, self.idle(found.ask.now_ns)) {
             true => (Place::Fresh, Some(0)),
-            false => (
-                Place::Overflow(Cell::own(&charge.limit.state.overflow.0)),
-                None,
-            ),
+            false => (Place::Overflow(Cell::own(&found.state.overflow.0)), None),
         }
     }
 
     /// Whether a limit's word carries no information at `now_ns`.
-    fn idle(&self, now_ns: u64) -> impl Fn(u16, u64) -> bool + '_ {
-        move |id, word| {
+    fn idle(&self, now_ns: u64) -> impl Fn(Owner, u64) -> bool + '_ {
+        move |owner, word| {
             self.registry
-                .by_id(id)
-                .is_some_and(|state| state.scale.is_full(now_ns, word))
+                .by_id(owner.limit)
+                .is_some_and(|state| state.form.is_idle(now_ns, owner.spread, word))
         }
     }
 
-    fn count(&self, limit: &Attached, previous: Option<u16>) {
-        limit.state.keys.fetch_add(1, Relaxed);
+    fn count(&self, limit: &State, previous: Option<u16>) {
+        limit.keys.fetch_add(1, Relaxed);
         if let Some(state) = previous.and_then(|id| self.registry.by_id(id)) {
             state.keys.fetch_sub(1, Relaxed);
             state.evictions.fetch_add(1, Relaxed);
-        }
-    }
-}
-
-/// Where a charge's word is.
-#[derive(Clone, Copy, Debug)]
-enum Place<'s> {
-    /// In the limit: one bucket for all.
-    Unkeyed(Cell<'s>),
-    /// In the key's slot.
-    Slot(Cell<'s>),
-    /// Nowhere yet; there is room for it.
-    Fresh,
-    /// In the limit: the bucket that keys share for which there is no room.
-    Overflow(Cell<'s>),
-}
-
-impl<'s> Place<'s> {
-    fn cell(&self) -> Option<Cell<'s>> {
-        match *self {
-            Place::Unkeyed(cell) | Place::Slot(cell) | Place::Overflow(cell) => Some(cell),
-            Place::Fresh => None,
-        }
-    }
-
-    /// Corrects a word from before the clock stepped back, unless somebody else has changed it.
-    #[inline]
-    fn move_back(&self, old: u64, new: u64) {
-        if let Some(cell) = self.cell()
-            && old != new
-        {
-            cell.swap(old, new);
         }
     }
 }
@@ -309,59 +277,18 @@ struct Lost {
     standing: Standing,
 }
 
-/// One limit's bucket as a request found it.
+/// One limit as a request found it.
 #[derive(Debug)]
-struct Asked<'s> {
-    place: Place<'s>,
-    word: u64,
-    proposed: Result<u64, u64>,
+enum Asked<'s> {
+    Word(Word<'s>),
+    Ring(Ring<'s>),
 }
 
-impl Charge<'_> {
-    #[inline]
-    fn address(&self) -> Option<Address> {
-        self.key.map(|key| Address::new(key, self.limit.state.id))
-    }
-
-    #[inline]
-    fn propose(&self, now_ns: u64, word: u64) -> Result<u64, u64> {
-        self.limit
-            .buckets
-            .charge(self.tier, now_ns, word, self.cost)
-    }
-
-    #[inline]
-    fn standing(&self, now_ns: u64, word: u64) -> Standing {
-        self.limit
-            .buckets
-            .standing(self.tier, now_ns, word, self.cost)
-    }
-
-    #[inline]
-    fn standing_charged(&self, now_ns: u64, word: u64) -> Standing {
-        self.limit.buckets.standing(self.tier, now_ns, word, 0)
-    }
-
-    /// Charges a cell that others are charging too; `None` when the key has lost it.
-    fn settle(&self, now_ns: u64, cell: Cell<'_>) -> Option<Result<u64, u64>> {
-        loop {
-            let word = cell.load()?;
-            match self.propose(now_ns, word) {
-                Ok(next) if cell.swap(word, next) => return Some(Ok(next)),
-                Ok(_) => {}
-                Err(word) => return Some(Err(word)),
-            }
-        }
-    }
-
-    /// Gives a charge back. A key that has lost its slot since has a full bucket anyway.
-    #[cold]
-    fn refund(&self, place: Place<'_>) {
-        let Some(cell) = place.cell() else { return };
-        while let Some(word) = cell.load() {
-            if cell.swap(word, self.limit.buckets.refund(self.tier, word, self.cost)) {
-                return;
-            }
+impl Asked<'_> {
+    fn denies(&self) -> bool {
+        match self {
+            Asked::Word(word) => word.proposed.is_err(),
+            Asked::Ring(ring) => ring.standing.denied,
         }
     }
 }
@@ -376,9 +303,13 @@ fn push<T>(list: &mut ArrayVec<T, MAX_LIMITS>, item: T) {
 }
 
 /// How every limit stands to a request that is not charged.
-fn stand(now_ns: u64, charges: &[Charge<'_>], asked: &[Asked<'_>], verdict: &mut Verdict) {
-    for (charge, asked) in charges.iter().zip(asked) {
-        push(&mut verdict.standings, charge.standing(now_ns, asked.word));
+fn stand(asked: &[Asked<'_>], verdict: &mut Verdict) {
+    for asked in asked {
+        let standing = match asked {
+            Asked::Word(word) => word.words.standing(&word.ask, word.word),
+            Asked::Ring(ring) => ring.standing,
+        };
+        push(&mut verdict.standings, standing);
     }
 }
 
@@ -386,7 +317,10 @@ fn stand(now_ns: u64, charges: &[Charge<'_>], asked: &[Asked<'_>], verdict: &mut
 #[cold]
 fn refuse(now_ns: u64, charges: &[Charge<'_>], verdict: &mut Verdict) {
     for charge in charges.iter().take(MAX_LIMITS) {
-        let standing = charge.standing(now_ns, 0);
+        let standing = match &charge.limit.rule {
+            Rule::Words(words) => words.standing(&charge.ask(now_ns, 0), 0),
+            Rule::Logs(logs) => logs.standing_unknown(&charge.ask(now_ns, 0)),
+        };
         verdict.standings.push(Standing {
             denied: true,
             never: true,
@@ -395,6 +329,25 @@ fn refuse(now_ns: u64, charges: &[Charge<'_>], verdict: &mut Verdict) {
         });
     }
 }
+
+impl Charge<'_> {
+    #[inline]
+    fn ask(&self, now_ns: u64, spread: u64) -> Ask {
+        Ask {
+            tier: self.tier,
+            now_ns,
+            cost: self.cost,
+            max_delay_ns: self.max_delay_ns,
+            spread,
+        }
+    }
+}
+
+mod ring;
+mod word;
+
+use ring::Ring;
+use word::{Place, Word};
 
 #[cfg(test)]
 mod tests;

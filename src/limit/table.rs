@@ -88,6 +88,12 @@ impl Address {
             stride: place as u32 | 1,
         }
     }
+
+    /// The 48 bits of the key's hash that are in its tag.
+    #[inline]
+    pub(super) fn spread(&self) -> u64 {
+        spread_of(self.tag)
+    }
 }
 
 /// A word that a request charges: a slot of the table, or a cell that no key can lose.
@@ -113,12 +119,49 @@ impl<'a> Cell<'a> {
         }
     }
 
+    /// Whether the slot is still the key's.
+    #[inline]
+    pub(super) fn is_kept(&self) -> bool {
+        self.slot
+            .is_none_or(|(tag, expected)| tag.load(Acquire) == expected)
+    }
+
+    /// Replaces the word whatever it is, once the slot is not changing hands.
+    pub(super) fn update(&self, next: impl Fn(u64) -> u64) {
+        loop {
+            let word = self.word.load(Acquire);
+            if word == RESERVED {
+                thread::yield_now();
+            } else if self.swap(word, next(word)) {
+                return;
+            }
+        }
+    }
+
     /// Replaces a word that was loaded; false when it has changed since.
     #[inline]
     pub(super) fn swap(&self, old: u64, new: u64) -> bool {
         self.word
             .compare_exchange(old, new, AcqRel, Acquire)
             .is_ok()
+    }
+}
+
+/// Whose slot it is, as far as its tag tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Owner {
+    /// The id of the limit.
+    pub(super) limit: u16,
+    /// As [`Address::spread`].
+    pub(super) spread: u64,
+}
+
+impl Owner {
+    fn of(tag: u64) -> Owner {
+        Owner {
+            limit: limit_of(tag),
+            spread: spread_of(tag),
+        }
     }
 }
 
@@ -175,7 +218,7 @@ impl Table {
     }
 
     /// Whether a key that has no slot could be given one: `idle` says of a limit's word that it carries no information.
-    pub(super) fn has_room(&self, address: &Address, idle: impl Fn(u16, u64) -> bool) -> bool {
+    pub(super) fn has_room(&self, address: &Address, idle: impl Fn(Owner, u64) -> bool) -> bool {
         self.choices(address)
             .any(|group| slots(group).any(|slot| free(slot, &idle).is_some()))
     }
@@ -185,7 +228,7 @@ impl Table {
         &self,
         address: &Address,
         word: u64,
-        idle: impl Fn(u16, u64) -> bool,
+        idle: impl Fn(Owner, u64) -> bool,
     ) -> Insertion<'_> {
         let lock = self.locks.get(address.start as usize % LOCKS);
         let _guard = lock.map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
@@ -207,7 +250,7 @@ impl Table {
     }
 
     /// The slot that a fresh key should take: one that was never used, else one that may be given away.
-    fn vacancy(&self, address: &Address, idle: &impl Fn(u16, u64) -> bool) -> Option<Slot<'_>> {
+    fn vacancy(&self, address: &Address, idle: &impl Fn(Owner, u64) -> bool) -> Option<Slot<'_>> {
         let unused =
             |slot: &Slot<'_>| slot.0.load(Relaxed) == UNUSED && free(*slot, idle).is_some();
         let any = |slot: &Slot<'_>| free(*slot, idle).is_some();
@@ -264,6 +307,10 @@ fn slots(group: &Group) -> impl Iterator<Item = Slot<'_>> + Clone {
     tags.iter().zip(words)
 }
 
+fn spread_of(tag: u64) -> u64 {
+    tag >> 16
+}
+
 fn limit_of(tag: u64) -> u16 {
     (tag & 0xFFFF) as u16
 }
@@ -296,11 +343,11 @@ fn settle(cell: Cell<'_>) -> Option<Cell<'_>> {
 }
 
 /// The word of a slot that may be given to another key.
-fn free((tag, word): Slot<'_>, idle: &impl Fn(u16, u64) -> bool) -> Option<u64> {
+fn free((tag, word): Slot<'_>, idle: &impl Fn(Owner, u64) -> bool) -> Option<u64> {
     let owner = tag.load(Acquire);
     let seen = word.load(Acquire);
     let stable = seen != RESERVED && tag.load(Acquire) == owner;
-    (stable && (owner == UNUSED || idle(limit_of(owner), seen))).then_some(seen)
+    (stable && (owner == UNUSED || idle(Owner::of(owner), seen))).then_some(seen)
 }
 
 /// Takes a slot that is free and says whose it was (its tag); `None` when it is not free or somebody was faster.
@@ -308,14 +355,14 @@ fn take(
     slot: Slot<'_>,
     new_tag: u64,
     new_word: u64,
-    idle: &impl Fn(u16, u64) -> bool,
+    idle: &impl Fn(Owner, u64) -> bool,
 ) -> Option<u64> {
     let seen = free(slot, idle)?;
     let (tag, word) = slot;
     word.compare_exchange(seen, RESERVED, AcqRel, Relaxed)
         .ok()?;
     let owner = tag.load(Acquire);
-    if owner != UNUSED && !idle(limit_of(owner), seen) {
+    if owner != UNUSED && !idle(Owner::of(owner), seen) {
         // it went to another limit's key, whose word happens to be equal, since it was seen to be free
         word.store(seen, Release);
         return None;

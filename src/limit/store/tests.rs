@@ -10,14 +10,15 @@ use std::{
 };
 
 use super::*;
-use crate::limit::{Denial, Quota};
+use crate::limit::{Algorithm, Denial, Quota};
 
 const SECOND: u64 = 1_000_000_000;
 const HOUR: u64 = 3_600 * SECOND;
 
 fn limit(name: &str, amount: u64, period_ns: u64, burst: u64) -> Limit {
-    Limit::token_bucket(
+    Limit::new(
         name,
+        Algorithm::TokenBucket,
         &[Quota::new(amount, Duration::from_nanos(period_ns), burst).unwrap()],
     )
     .unwrap()
@@ -29,6 +30,7 @@ fn charge(limit: &Attached, key: impl Into<Option<u128>>, cost: u64) -> Charge<'
         tier: 0,
         key: key.into().map(Key),
         cost,
+        max_delay_ns: 0,
     }
 }
 
@@ -171,7 +173,7 @@ fn tier_that_does_not_exist_is_the_default_one() {
     let store = Store::new(100);
     let [free, pro] = [2, 20].map(|burst| Quota::new(1, Duration::from_secs(1), burst).unwrap());
     let limit = store
-        .attach(&Limit::token_bucket("plans", &[free, pro]).unwrap())
+        .attach(&Limit::new("plans", Algorithm::TokenBucket, &[free, pro]).unwrap())
         .unwrap();
     let capacity = |tier| {
         store

@@ -1,0 +1,66 @@
+//! Concurrency: how many requests are in flight, as one count per key.
+//!
+//! The word is the number of slots in use. A request takes its cost in slots when it is admitted and whoever admitted it
+//! gives them back, once, when its work has ended ([`Store::release`](super::Store::release)). Time changes nothing, so there is
+//! no wait that is sure to help: a denial advertises the constant [`RETRY_NS`]. Bound: never more than the limit at once,
+//! exactly. A word of 0 carries no information, and a key that holds a slot is never evicted.
+
+use super::{Held, Quota, QuotaError, Standing, words::Ask};
+
+/// What a denied request is told to wait: 1 s. Slots come back when others are done, which no formula knows.
+pub const RETRY_NS: u64 = 1_000_000_000;
+
+/// The slots of one limit, by tier. A key whose tier changes keeps those that it holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct InFlight {
+    slots: Box<[u64]>,
+    default: u64,
+}
+
+impl InFlight {
+    pub(super) fn new(quotas: &[Quota]) -> Result<InFlight, QuotaError> {
+        quotas.iter().try_for_each(Quota::check_slots)?;
+        let default = quotas.first().ok_or(QuotaError::NoQuota)?.amount.get();
+        let slots = quotas.iter().map(|quota| quota.amount.get()).collect();
+        Ok(InFlight { slots, default })
+    }
+
+    pub(super) fn tiers(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// A tier that does not exist is the default tier.
+    fn slots(&self, tier: usize) -> u64 {
+        self.slots.get(tier).copied().unwrap_or(self.default)
+    }
+
+    pub(super) fn charge(&self, ask: &Ask, used: u64) -> Result<u64, u64> {
+        let after = used.saturating_add(ask.cost);
+        if ask.cost == 0 || after <= self.slots(ask.tier) {
+            Ok(after)
+        } else {
+            Err(used)
+        }
+    }
+
+    pub(super) fn refund(&self, ask: &Ask, used: u64) -> u64 {
+        used.saturating_sub(ask.cost)
+    }
+
+    pub(super) fn standing(&self, ask: &Ask, used: u64) -> Standing {
+        let capacity = self.slots(ask.tier);
+        let never = ask.cost > capacity;
+        let denied = ask.cost > 0 && used.saturating_add(ask.cost) > capacity;
+        Standing {
+            capacity,
+            remaining: capacity.saturating_sub(used),
+            retry_after_ns: (denied && !never).then_some(RETRY_NS),
+            denied,
+            never,
+            next_unit_ns: 0,
+            reset_ns: 0,
+            delay_ns: 0,
+            held: Held::Nowhere,
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! Sliding log: the time of every admitted unit of the last window. Exact, and the one that costs memory.
+//!
+//! A key has a ring of (time, cost). An entry counts while it is younger than W; aged exactly W it is gone. A request fits
+//! when the sum of what counts, and its cost, are at most L. Bound: at most L in any half-open interval of length W,
+//! without error. A ring has at most L entries ([`MAX_LOG`](super::quota::MAX_LOG)) of 16 bytes, and grows as it needs them.
+//!
+//! **Memory.** A ring sets aside its L entries, and [`RING_ENTRIES`] for what it costs itself, when it is made; all rings
+//! together at most [`ENTRIES_PER_KEY`] for each of the store's `max_keys`. So a key that has a ring can never be
+//! denied its exactness by others. When there is no room for a ring, fresh keys share one per limit, which is strict:
+//! together they get what one key would. Whoever brings a fresh key looks at [`LOOK`] rings, in turn, and drops those
+//! whose entries are all gone: a bounded piece of work that keeps up with any flood.
+//!
+//! **Locks.** A key belongs to one of [`SHARDS`] locks, held for one look-up and the entries that have aged since the
+//! last; nobody holds two.
+//!
+//! **A clock that steps back.** Within a ring time does not go back: a `now` before the newest entry is taken for the
+//! newest entry's time, and waits are as long as that clock needs to catch up. From [`STEP_BACK_NS`] on the whole ring is moved
+//! with the clock, so that no wait is longer than W.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use super::{
+    Held, Key, Quota, QuotaError, Standing,
+    bucket::STEP_BACK_NS,
+    quota::MAX_LOG,
+    words::{Ask, Form},
+};
+
+/// Timestamps that may be set aside for each of the store's `max_keys`: over all keys `max_keys` times as many.
+pub const ENTRIES_PER_KEY: usize = 16;
+
+/// The least number of timestamps over all keys, however small the store: ten of the longest logs.
+const LEAST_ENTRIES: usize = 100_000;
+
+/// What a ring costs beside its entries (map, queue), in entries of 16 bytes.
+const RING_ENTRIES: usize = 8;
+
+/// Locks; a power of two.
+const SHARDS: usize = 64;
+
+/// Rings that a fresh key looks at for one to drop.
+const LOOK: usize = 8;
+
+/// One quota per tier, ready to decide over a ring.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Logs {
+    default: Log,
+    others: Box<[Log]>,
+    longest: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Log {
+    limit: u64,
+    window_ns: u64,
+}
+
+impl Logs {
+    pub(super) fn new(quotas: &[Quota]) -> Result<Logs, QuotaError> {
+        let log = |quota: &Quota| {
+            quota.check_rate()?;
+            let limit = quota.amount.get();
+            if limit > MAX_LOG {
+                return Err(QuotaError::LogTooLong);
+            }
+            let window_ns = quota.period_ns();
+            Ok(Log { limit, window_ns })
+        };
+        let (default, others) = quotas.split_first().ok_or(QuotaError::NoQuota)?;
+        let longest = quotas.iter().map(|quota| quota.amount.get()).max();
+        Ok(Logs {
+            default: log(default)?,
+            others: others.iter().map(log).collect::<Result<_, _>>()?,
+            longest: longest.map_or(0, |most| usize::try_from(most).unwrap_or(usize::MAX)),
+        })
+    }
+
+    /// A tier that does not exist is the default tier.
+    fn log(&self, tier: usize) -> &Log {
+        let other = tier.checked_sub(1).and_then(|index| self.others.get(index));
+        other.unwrap_or(&self.default)
+    }
+
+    pub(super) fn tiers(&self) -> usize {
+        self.others.len().saturating_add(1)
+    }
+
+    pub(super) fn form(&self, tier: usize) -> Form {
+        let window_ns = self.log(tier).window_ns;
+        Form::Log { window_ns }
+    }
+}
+
+impl Logs {
+    /// How an owner without a ring stands.
+    pub(super) fn standing_unknown(&self, ask: &Ask) -> Standing {
+        let log = self.log(ask.tier);
+        Ring::new(log, self.longest).standing(log.limit, ask)
+    }
+}
+
+/// Whose ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Owner {
+    /// The limit's one ring for all.
+    Everybody,
+    Key(Key),
+    /// Keys for which there is no room.
+    Overflow,
+}
+
+/// What a request does with a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Deed {
+    Look,
+    /// Charges it, if that fits.
+    Charge,
+    /// Charges it up to its limit.
+    ChargeAnyway,
+    /// Takes the newest units back: not always the very ones, but those of a request within the same instant.
+    Refund,
+}
+
+/// The rings of all limits.
+#[derive(Debug)]
+pub(super) struct Rings {
+    shards: Box<[Mutex<Shard>]>,
+    set_aside: AtomicUsize,
+    most: usize,
+}
+
+/// A ring is known by the id of its limit and its owner.
+type Name = (u16, Owner);
+
+#[derive(Debug, Default)]
+struct Shard {
+    rings: HashMap<Name, Ring>,
+    /// The rings that may be dropped, to be looked at in turn.
+    turns: VecDeque<Name>,
+}
+
+impl Rings {
+    /// Rings for a store of this many keys.
+    pub(super) fn new(max_keys: usize) -> Rings {
+        let shards = std::iter::repeat_with(Mutex::default).take(SHARDS);
+        Rings {
+            shards: shards.collect(),
+            set_aside: AtomicUsize::new(0),
+            most: max_keys.saturating_mul(ENTRIES_PER_KEY).max(LEAST_ENTRIES),
+        }
+    }
+
+    /// Does something with a ring, and says how it stood to the request (where the request was charged: how it stands
+    /// now). `None`: the owner has no ring and there is no room for one. It gets one only when it is charged.
+    /// `count` is told the limit of every ring that is made (true) or dropped (false).
+    pub(super) fn visit(
+        &self,
+        (id, owner): Name,
+        logs: &Logs,
+        ask: &Ask,
+        deed: Deed,
+        count: impl Fn(u16, bool),
+    ) -> Option<Standing> {
+        let log = logs.log(ask.tier);
+        let shard = self.shards.get(shard_of(id, owner))?;
+        let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(ring) = shard.rings.get_mut(&(id, owner)) {
+            // where the limit was raised: more room, if there is any
+            let more = logs.longest.saturating_sub(ring.room);
+            if more > 0 && (!owner.is_key() || self.set_aside(more)) {
+                ring.room = logs.longest;
+            }
+            return Some(ring.perform(log, ask, deed));
+        }
+        let needed = logs.longest.saturating_add(RING_ENTRIES);
+        if owner.is_key() {
+            self.sweep(&mut shard, ask.now_ns, &count);
+            if self.set_aside.load(Relaxed).saturating_add(needed) > self.most {
+                return None;
+            }
+        }
+        let mut ring = Ring::new(log, logs.longest);
+        let standing = ring.perform(log, ask, deed);
+        if ring.used > 0 {
+            if owner.is_key() {
+                if !self.set_aside(needed) {
+                    return None;
+                }
+                shard.turns.push_back((id, owner));
+                count(id, true);
+            }
+            shard.rings.insert((id, owner), ring);
+        }
+        Some(standing)
+    }
+
+    /// Drops those of the next few rings whose entries are all gone.
+    fn sweep(&self, shard: &mut Shard, now_ns: u64, count: &impl Fn(u16, bool)) {
+        for _ in 0..LOOK.min(shard.turns.len()) {
+            let Some(name) = shard.turns.pop_front() else {
+                return;
+            };
+            let idle = shard.rings.get(&name).map(|ring| ring.is_idle(now_ns));
+            if idle == Some(false) {
+                shard.turns.push_back(name);
+            } else if let Some(ring) = shard.rings.remove(&name) {
+                let room = ring.room.saturating_add(RING_ENTRIES);
+                self.set_aside.fetch_sub(room, Relaxed);
+                count(name.0, false);
+            }
+        }
+    }
+
+    /// Sets entries aside, if there are so many.
+    fn set_aside(&self, entries: usize) -> bool {
+        let after = |held: usize| held.checked_add(entries).filter(|&held| held <= self.most);
+        let set = self.set_aside.fetch_update(Relaxed, Relaxed, after);
+        set.is_ok()
+    }
+}
+
+impl Owner {
+    fn is_key(self) -> bool {
+        matches!(self, Owner::Key(_))
+    }
+}
+
+fn shard_of(id: u16, owner: Owner) -> usize {
+    let hash = match owner {
+        Owner::Key(key) => (key.0 as u64) ^ ((key.0 >> 64) as u64).rotate_left(32),
+        Owner::Everybody | Owner::Overflow => u64::from(id),
+    };
+    (hash.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize % SHARDS
+}
+
+/// One owner's entries.
+#[derive(Debug)]
+struct Ring {
+    /// When, and how many units; oldest first.
+    entries: VecDeque<(u64, u32)>,
+    /// The sum of the units.
+    used: u64,
+    window_ns: u64,
+    /// Entries set aside.
+    room: usize,
+}
+
+impl Ring {
+    fn new(log: &Log, room: usize) -> Ring {
+        Ring {
+            entries: VecDeque::new(),
+            used: 0,
+            window_ns: log.window_ns,
+            room,
+        }
+    }
+
+    fn perform(&mut self, log: &Log, ask: &Ask, deed: Deed) -> Standing {
+        self.age(ask.now_ns);
+        let limit = log.limit.min(self.room as u64);
+        let free = limit.saturating_sub(self.used);
+        match deed {
+            Deed::Look => {}
+            Deed::Charge if ask.cost > free => {}
+            Deed::Charge => {
+                self.add(ask.now_ns, ask.cost);
+                let after = Ask { cost: 0, ..*ask };
+                return self.standing(limit, &after);
+            }
+            Deed::ChargeAnyway => self.add(ask.now_ns, ask.cost.min(free)),
+            Deed::Refund => self.remove(ask.cost),
+        }
+        self.standing(limit, ask)
+    }
+
+    /// Forgets what no longer counts.
+    fn age(&mut self, now_ns: u64) {
+        let newest = self.newest_ns();
+        let back = newest.saturating_sub(now_ns);
+        if back > STEP_BACK_NS {
+            for (at, _) in &mut self.entries {
+                *at = at.saturating_sub(back);
+            }
+        }
+        while let Some(&(at, units)) = self.entries.front()
+            && at.saturating_add(self.window_ns) <= now_ns
+        {
+            self.entries.pop_front();
+            self.used = self.used.saturating_sub(u64::from(units));
+        }
+    }
+
+    fn add(&mut self, now_ns: u64, units: u64) {
+        let at = now_ns.max(self.newest_ns());
+        let Ok(units) = u32::try_from(units) else {
+            return;
+        };
+        if units == 0 {
+            return;
+        }
+        self.used = self.used.saturating_add(u64::from(units));
+        match self.entries.back_mut() {
+            Some((newest, same)) if *newest == at => *same = same.saturating_add(units),
+            _ => {
+                if self.entries.len() == self.entries.capacity() {
+                    // doubled, but not beyond what is set aside
+                    let spare = self.room.saturating_sub(self.entries.len());
+                    let more = self.entries.len().clamp(4, spare.max(4));
+                    self.entries.reserve_exact(more);
+                }
+                self.entries.push_back((at, units));
+            }
+        }
+    }
+
+    fn remove(&mut self, units: u64) {
+        let mut left = units.min(self.used);
+        self.used = self.used.saturating_sub(left);
+        while let Some((_, newest)) = self.entries.back_mut()
+            && left > 0
+        {
+            let taken = left.min(u64::from(*newest));
+            *newest = newest.saturating_sub(u32::try_from(taken).unwrap_or(u32::MAX));
+            left = left.saturating_sub(taken);
+            if *newest == 0 {
+                self.entries.pop_back();
+            }
+        }
+    }
+
+    fn standing(&self, limit: u64, ask: &Ask) -> Standing {
+        let never = ask.cost > limit;
+        let denied = ask.cost > 0 && self.used.saturating_add(ask.cost) > limit;
+        let wait_ns = |target: u64| self.wait_ns(ask.now_ns, target);
+        let fewer = self.used.min(limit).checked_sub(1);
+        Standing {
+            capacity: limit,
+            remaining: limit.saturating_sub(self.used),
+            retry_after_ns: (denied && !never).then(|| wait_ns(limit.saturating_sub(ask.cost))),
+            denied,
+            never,
+            next_unit_ns: fewer.map_or(0, wait_ns),
+            reset_ns: if self.used == 0 { 0 } else { wait_ns(0) },
+            delay_ns: 0,
+            held: Held::Nowhere,
+        }
+    }
+
+    /// The least wait until at most `target` units count, which are fewer than now.
+    fn wait_ns(&self, now_ns: u64, target: u64) -> u64 {
+        let mut used = self.used;
+        let last = self.entries.iter().find(|(_, units)| {
+            used = used.saturating_sub(u64::from(*units));
+            used <= target
+        });
+        let gone = last.map_or(now_ns, |(at, _)| at.saturating_add(self.window_ns));
+        gone.saturating_sub(now_ns)
+    }
+
+    fn newest_ns(&self) -> u64 {
+        self.entries.back().map_or(0, |(at, _)| *at)
+    }
+
+    /// All entries are gone. One that seems to come from the future may be a slow clock's.
+    fn is_idle(&self, now_ns: u64) -> bool {
+        self.newest_ns().saturating_add(self.window_ns) <= now_ns
+    }
+}

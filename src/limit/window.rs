@@ -1,0 +1,386 @@
+//! Fixed window and sliding window (two counters): a window's index and its counts in one word.
+//!
+//! Time is cut into windows of length W, for each key at its own offset `o`, so that not all keys reset at the same moment.
+//! The word holds the index of the latest window in which the key was charged, and how much: in it (`cur`) and, for the
+//! sliding window, in the one before (`prev`).
+//!
+//! ```text
+//!   fixed     │ index                    │ cur       │         used = cur
+//!   sliding   │ index      │ prev        │ cur       │         used = ⌊prev · left / W⌋ + cur
+//!
+//!   ├───────── prev ─────────┼─── cur ───┬─── left ──┤         left = W − position
+//!                                       now
+//! ```
+//!
+//! A request fits when `used + cost ≤ L`. A word whose windows are over, or whose estimate is 0, carries no information.
+//!
+//! **Fixed window: error.** Never more than L in one window, so in an interval of length D at most `L·(⌊D/W⌋ + 2)`: two
+//! bursts that straddle a boundary let 2L through at once.
+//!
+//! **Sliding window: error.** The estimate takes the requests of the window before as evenly spread. In any interval of
+//! length D at most `L + ⌈L·D/W⌉` units are admitted: with P and C units in the two windows and the last one at
+//! position x ≤ D, `C ≤ L − ⌊P·(W−x)/W⌋`, so `P + C ≤ L + ⌈P·x/W⌉`; every whole window between adds at most L. So two bursts
+//! around a boundary get L and not 2L, and the most in any W is 2L, reached by whoever spends L at the end of a window
+//! and then takes each unit of the next as it is freed. It may also refuse what an exact log admits: by P at most, when
+//! all of P came at the beginning of its window.
+//!
+//! **Why the estimate is rounded down.** For a cost of 1 that is the published rule (`estimate < L`), `remaining` is a
+//! whole number of units that really are admitted, and a key with prev = L gets its first unit after W/L and not at once.
+//! Rounding up would refuse up to one unit more, and would hold every key that sent a single request for a whole
+//! window longer.
+//!
+//! **Bits.** The index is as wide as 9 years of uptime need at this W; the counts share the rest. That does not depend
+//! on the amounts, so a new amount keeps what was counted. The largest amounts that fit:
+//!
+//! ```text
+//!              1 ms    100 ms     1 s       1 min      1 h        1 day
+//!   fixed      2²⁵     2³²        2³⁵       2⁴¹        2⁴⁷        2⁵²      (less one)
+//!   sliding    4 095   65 535     131 071   1 048 575  8 388 607  67 108 863
+//! ```
+//!
+//! Past the last index the limit denies everything.
+//!
+//! **A clock that steps back.** An old window is not opened again: a `now` before the word's window counts as its
+//! first moment, and waits are as long as that clock needs to catch up. From [`STEP_BACK_NS`] on, and if the word is more
+//! than one window ahead, its counts are moved to the window after `now`'s: the wait is then bounded by two windows, and
+//! stepping the clock to and fro gains nothing.
+
+use std::num::NonZeroU64;
+
+use super::{Held, Quota, QuotaError, Standing, bucket::STEP_BACK_NS, words::Ask};
+
+/// The uptime for which every index fits: 9 years.
+const UPTIME_NS: u64 = 9 * 366 * 24 * 3_600 * 1_000_000_000;
+
+/// Where index and counts are in a word, and which window an index is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Layout {
+    kind: Kind,
+    window_ns: NonZeroU64,
+    /// Of one count.
+    bits: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Kind {
+    Fixed,
+    Sliding,
+}
+
+/// A word as it is at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct View {
+    index: u64,
+    prev: u64,
+    cur: u64,
+    /// Nanoseconds since the window began.
+    position: u64,
+    /// Nanoseconds until the window begins; not 0 only where the clock was behind.
+    ahead: u64,
+    /// The clock stepped back so far that the counts were moved.
+    moved: bool,
+}
+
+impl Layout {
+    fn new(kind: Kind, window_ns: NonZeroU64) -> Layout {
+        let last = (UPTIME_NS / window_ns).saturating_add(4);
+        let free = last.leading_zeros();
+        let bits = match kind {
+            Kind::Fixed => free,
+            Kind::Sliding => free / 2,
+        };
+        Layout {
+            kind,
+            window_ns,
+            bits,
+        }
+    }
+
+    /// The largest count.
+    fn most(self) -> u64 {
+        low_bits(self.bits)
+    }
+
+    fn count_bits(self) -> u32 {
+        match self.kind {
+            Kind::Fixed => self.bits,
+            Kind::Sliding => self.bits.saturating_mul(2),
+        }
+    }
+
+    /// The last index from which the next one is representable and no word is `u64::MAX`.
+    fn last_index(self) -> u64 {
+        (u64::MAX >> self.count_bits()).saturating_sub(2)
+    }
+
+    #[inline]
+    fn pack(self, index: u64, prev: u64, cur: u64) -> u64 {
+        let counts = match self.kind {
+            Kind::Fixed => cur,
+            Kind::Sliding => (prev << self.bits) | cur,
+        };
+        (index << self.count_bits()) | counts
+    }
+
+    #[inline]
+    fn unpack(self, word: u64) -> (u64, u64, u64) {
+        let prev = match self.kind {
+            Kind::Fixed => 0,
+            Kind::Sliding => (word >> self.bits) & self.most(),
+        };
+        (word >> self.count_bits(), prev, word & self.most())
+    }
+
+    /// The window of a moment and the position in it. Index 0 is the window in which the process began, if the key's
+    /// windows do not begin with it.
+    #[inline]
+    fn locate(self, now_ns: u64, spread: u64) -> (u64, u64) {
+        let window = self.window_ns.get();
+        let shift = window.saturating_sub(offset_ns(window, spread));
+        let phase = now_ns.saturating_add(shift);
+        (phase / self.window_ns, phase % self.window_ns)
+    }
+
+    #[inline]
+    fn view(self, now_ns: u64, spread: u64, word: u64) -> View {
+        let (now, position) = self.locate(now_ns, spread);
+        let (index, prev, cur) = self.unpack(word);
+        let here = View {
+            index: now,
+            prev,
+            cur,
+            position,
+            ahead: 0,
+            moved: false,
+        };
+        if now > self.last_index() {
+            // nothing is representable any more: full, for good
+            let cur = u64::MAX;
+            return View { cur, ..here };
+        }
+        let Some(behind) = now.checked_sub(index) else {
+            return self.view_ahead(here, index);
+        };
+        match (behind, self.kind) {
+            (0, _) => here,
+            (1, Kind::Sliding) => View {
+                prev: cur,
+                cur: 0,
+                ..here
+            },
+            _ => View {
+                prev: 0,
+                cur: 0,
+                ..here
+            },
+        }
+    }
+
+    /// A word whose window begins after `now`.
+    #[cold]
+    fn view_ahead(self, here: View, index: u64) -> View {
+        let window = self.window_ns.get();
+        let ahead = |index: u64| {
+            let windows = index.saturating_sub(here.index);
+            windows.saturating_mul(window).saturating_sub(here.position)
+        };
+        let next = here.index.saturating_add(1);
+        let moved = index > next && ahead(index) > STEP_BACK_NS;
+        let index = if moved { next } else { index };
+        View {
+            index,
+            position: 0,
+            ahead: ahead(index),
+            moved,
+            ..here
+        }
+    }
+
+    #[inline]
+    fn used(self, view: &View) -> u64 {
+        let left = self.window_ns.get().saturating_sub(view.position);
+        share(view.prev, left, self.window_ns).saturating_add(view.cur)
+    }
+
+    /// The least wait until at most `target` units are used, which are fewer than now.
+    fn wait_ns(self, view: &View, target: u64) -> u64 {
+        let window = self.window_ns.get();
+        let wait = match (target.checked_sub(view.cur), self.kind) {
+            (Some(spare), _) => self
+                .faded_at(view.prev, spare)
+                .saturating_sub(view.position),
+            (None, Kind::Fixed) => window.saturating_sub(view.position),
+            (None, Kind::Sliding) => window
+                .saturating_sub(view.position)
+                .saturating_add(self.faded_at(view.cur, target)),
+        };
+        view.ahead.saturating_add(wait)
+    }
+
+    /// The first position at which the window before, with this count, weighs at most `target`:
+    /// `⌊prev·left/W⌋ ≤ target` is `left ≤ ⌈(target+1)·W/prev⌉ − 1`.
+    fn faded_at(self, prev: u64, target: u64) -> u64 {
+        if prev <= target {
+            return 0;
+        }
+        let window = u128::from(self.window_ns.get());
+        let scaled = u128::from(target).saturating_add(1).saturating_mul(window);
+        let left = scaled.div_ceil(u128::from(prev.max(1))).saturating_sub(1);
+        u64::try_from(window.saturating_sub(left)).unwrap_or(u64::MAX)
+    }
+
+    /// Whether a key never seen would stand the same.
+    pub(super) fn is_idle(self, now_ns: u64, spread: u64, word: u64) -> bool {
+        self.used(&self.view(now_ns, spread, word)) == 0
+    }
+}
+
+/// `⌊count · left / window⌋`.
+#[inline]
+fn share(count: u64, left: u64, window: NonZeroU64) -> u64 {
+    if count == 0 {
+        return 0;
+    }
+    match count.checked_mul(left) {
+        Some(product) => product / window,
+        None => {
+            let product = u128::from(count).saturating_mul(u128::from(left));
+            let window = u128::from(window.get());
+            u64::try_from(product.checked_div(window).unwrap_or(0)).unwrap_or(u64::MAX)
+        }
+    }
+}
+
+/// When the windows of a key begin, as nanoseconds after those of an even division of time: less than `window_ns`.
+#[inline]
+pub(super) fn offset_ns(window_ns: u64, spread: u64) -> u64 {
+    ((u128::from(window_ns).saturating_mul(u128::from(spread))) >> 48) as u64
+}
+
+fn low_bits(bits: u32) -> u64 {
+    u64::MAX
+        .checked_shr(u64::BITS.saturating_sub(bits))
+        .unwrap_or(0)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Window {
+    layout: Layout,
+    limit: u64,
+}
+
+/// The windows of one limit: one per tier. Tiers whose windows differ in length count apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Windows {
+    default: Window,
+    others: Box<[Window]>,
+}
+
+impl Windows {
+    pub(super) fn fixed(quotas: &[Quota]) -> Result<Windows, QuotaError> {
+        Windows::new(Kind::Fixed, quotas)
+    }
+
+    pub(super) fn sliding(quotas: &[Quota]) -> Result<Windows, QuotaError> {
+        Windows::new(Kind::Sliding, quotas)
+    }
+
+    fn new(kind: Kind, quotas: &[Quota]) -> Result<Windows, QuotaError> {
+        let window = |quota: &Quota| {
+            quota.check_rate()?;
+            let window_ns = NonZeroU64::new(quota.period_ns()).ok_or(QuotaError::PeriodTooShort)?;
+            let layout = Layout::new(kind, window_ns);
+            let limit = quota.amount.get();
+            if limit > layout.most() {
+                let most = layout.most();
+                return Err(QuotaError::WindowTooFull { most });
+            }
+            Ok(Window { layout, limit })
+        };
+        let (default, others) = quotas.split_first().ok_or(QuotaError::NoQuota)?;
+        Ok(Windows {
+            default: window(default)?,
+            others: others.iter().map(window).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// A tier that does not exist is the default tier.
+    #[inline]
+    fn window(&self, tier: usize) -> &Window {
+        let other = tier.checked_sub(1).and_then(|index| self.others.get(index));
+        other.unwrap_or(&self.default)
+    }
+
+    pub(super) fn tiers(&self) -> usize {
+        self.others.len().saturating_add(1)
+    }
+
+    pub(super) fn layout(&self, tier: usize) -> Layout {
+        self.window(tier).layout
+    }
+
+    /// The word after a charge, or the word to keep. A cost of 0 always fits and changes nothing.
+    #[inline]
+    pub(super) fn charge(&self, ask: &Ask, word: u64) -> Result<u64, u64> {
+        if ask.cost == 0 {
+            return Ok(word);
+        }
+        let Window { layout, limit } = *self.window(ask.tier);
+        let view = layout.view(ask.now_ns, ask.spread, word);
+        if layout.used(&view).saturating_add(ask.cost) <= limit {
+            let cur = view.cur.saturating_add(ask.cost);
+            return Ok(layout.pack(view.index, view.prev, cur));
+        }
+        Err(if view.moved {
+            layout.pack(view.index, view.prev, view.cur)
+        } else {
+            word
+        })
+    }
+
+    /// The word after a charge that has happened anyway: nothing remains at worst.
+    pub(super) fn charge_anyway(&self, ask: &Ask, word: u64) -> u64 {
+        let Window { layout, limit } = *self.window(ask.tier);
+        let view = layout.view(ask.now_ns, ask.spread, word);
+        if ask.cost == 0 || view.index > layout.last_index() {
+            return word;
+        }
+        let cur = view.cur.saturating_add(ask.cost).min(limit).max(view.cur);
+        layout.pack(view.index, view.prev, cur)
+    }
+
+    /// The word after giving back a charge that was made with this `ask`: exact, wherever the count is by now.
+    pub(super) fn refund(&self, ask: &Ask, word: u64) -> u64 {
+        let layout = self.layout(ask.tier);
+        let (charged, _) = layout.locate(ask.now_ns, ask.spread);
+        let (index, prev, cur) = layout.unpack(word);
+        match index.checked_sub(charged) {
+            Some(0) => layout.pack(index, prev, cur.saturating_sub(ask.cost)),
+            Some(1) => layout.pack(index, prev.saturating_sub(ask.cost), cur),
+            _ => word,
+        }
+    }
+
+    /// How a window with this word stands to a request that is not charged.
+    #[inline]
+    pub(super) fn standing(&self, ask: &Ask, word: u64) -> Standing {
+        let Window { layout, limit } = *self.window(ask.tier);
+        let view = layout.view(ask.now_ns, ask.spread, word);
+        let used = layout.used(&view);
+        let never = ask.cost > limit;
+        let denied = ask.cost > 0 && used.saturating_add(ask.cost) > limit;
+        let wait_ns = |target: u64| layout.wait_ns(&view, target);
+        let fewer = used.min(limit).checked_sub(1);
+        Standing {
+            capacity: limit,
+            remaining: limit.saturating_sub(used),
+            retry_after_ns: (denied && !never).then(|| wait_ns(limit.saturating_sub(ask.cost))),
+            denied,
+            never,
+            next_unit_ns: fewer.map_or(0, wait_ns),
+            reset_ns: if used == 0 { 0 } else { wait_ns(0) },
+            delay_ns: 0,
+            held: Held::Nowhere,
+        }
+    }
+}
