@@ -19,8 +19,8 @@ pub struct Limit {
     pub key: Vec<KeyPart>,
     /// How it counts.
     pub algorithm: Algorithm,
-    /// One quota per tier, the first is the default; behind them those of `overrides`. A window's burst is its amount; for
-    /// [`Algorithm::Concurrency`] amount and burst are the requests in flight, and the period means nothing.
+    /// One quota per tier, the first is the default; behind them those of `overrides`. A window's burst is its amount, that
+    /// of [`Algorithm::Concurrency`] the requests in flight ([`Quota::slots`]).
     pub quotas: Vec<Quota>,
     /// Tier name to index into `quotas`.
     pub tiers: Vec<(String, usize)>,

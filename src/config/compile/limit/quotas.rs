@@ -1,7 +1,6 @@
 //! `rate`, `burst` and `limit` of a limit: how much, for everybody and by tier.
 
 use std::num::NonZeroU64;
-use std::time::Duration;
 
 use super::super::check_name;
 use crate::{
@@ -12,17 +11,11 @@ use crate::{
         units::{Rate, show_duration},
         value::{Text, Value},
     },
-    limit::{Algorithm, Quota, QuotaError},
+    limit::{Algorithm, Limit, Quota, quota::MAX_SLOTS},
 };
 
 /// The largest bucket: what a structured-field integer can say (RFC 9651 §3.3.1).
 const MAX_BURST: u64 = 999_999_999_999_999;
-
-/// The longest sliding log: it holds a time for every request of its window.
-const MAX_LOG: u64 = 10_000;
-
-/// The most requests in flight.
-const MAX_IN_FLIGHT: u64 = 1_000_000_000;
 
 /// What an algorithm counts with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,61 +130,41 @@ fn refuse_limit(refuse: &impl Fn(&'static str, &str, &str)) {
 }
 
 /// Why a rate and a burst make no quota.
-pub(in crate::config::compile) enum Unfit {
-    LogTooLong(NonZeroU64),
-    Unkept {
-        error: String,
-        rate: Rate,
-        burst: NonZeroU64,
-    },
+pub(in crate::config::compile) struct Unfit {
+    error: String,
+    rate: Rate,
+    burst: Option<NonZeroU64>,
 }
 
 impl Unfit {
-    /// As a problem of the limit or the exception that is called `shown`.
+    /// As a problem of the limit that is called `shown`.
     pub(in crate::config::compile) fn of(self, shown: &str) -> Problem {
-        match self {
-            Unfit::LogTooLong(amount) => {
-                let message = format!(
-                    "a sliding log keeps the time of every request, at most {MAX_LOG} for each key, and {shown} would keep {amount}"
-                );
-                Problem::new(Code::OutOfRange, message).hint(
-                    "write algorithm = \"sliding_window\", which keeps two numbers, or a lower rate",
-                )
-            }
-            Unfit::Unkept { error, rate, burst } => {
-                let message = format!("limit {shown} cannot be kept: {error}");
-                let hint = format!(
-                    "its burst is {burst}, its rate {} per {}",
-                    rate.amount,
-                    show_duration(rate.period)
-                );
-                Problem::new(Code::OutOfRange, message).hint(hint)
-            }
-        }
+        let (rate, period) = (self.rate.amount, show_duration(self.rate.period));
+        let message = format!("limit {shown} cannot be kept: {}", self.error);
+        Problem::new(Code::OutOfRange, message).hint(match self.burst {
+            Some(burst) => format!("its burst is {burst}, its rate {rate} per {period}"),
+            None => format!("its rate is {rate} per {period}"),
+        })
     }
 }
 
-/// The quota of a rate, and of a burst where the algorithm has one. `algorithm` is not the one without a rate.
+/// The quota of a rate, and of a burst where the algorithm has one.
 pub(in crate::config::compile) fn quota(
     algorithm: Algorithm,
     rate: Rate,
     burst: Option<NonZeroU64>,
 ) -> Result<Quota, Unfit> {
-    let burst = match Shape::of(algorithm) {
-        Shape::Bucket => burst.unwrap_or_else(|| rate.per_second()),
-        Shape::Window | Shape::InFlight => rate.amount,
-    };
-    if algorithm == Algorithm::SlidingLog && rate.amount.get() > MAX_LOG {
-        return Err(Unfit::LogTooLong(rate.amount));
+    let burst =
+        (Shape::of(algorithm) == Shape::Bucket).then(|| burst.unwrap_or_else(|| rate.per_second()));
+    let held = burst.unwrap_or(rate.amount).get();
+    let unfit = |error: String| Unfit { error, rate, burst };
+    if held > MAX_BURST {
+        let message = format!("the most that clients can be told of is {MAX_BURST}");
+        return Err(unfit(message));
     }
-    let unkept = |error: String| Unfit::Unkept { error, rate, burst };
-    if burst.get() > MAX_BURST {
-        return Err(unkept(format!(
-            "the most that clients can be told of is {MAX_BURST}"
-        )));
-    }
-    Quota::new(rate.amount.get(), rate.period, burst.get())
-        .map_err(|error: QuotaError| unkept(error.to_string()))
+    Quota::new(rate.amount.get(), rate.period, held)
+        .and_then(|quota| Limit::new("", algorithm, &[quota]).map(|_| quota))
+        .map_err(|error| unfit(error.to_string()))
 }
 
 /// A value for everybody and for some tiers, in the order of the file.
@@ -277,11 +250,10 @@ pub(in crate::config::compile) fn burst(value: &Value<'_>) -> Option<NonZeroU64>
     NonZeroU64::new(value.integer(1..=MAX_BURST)?)
 }
 
-/// Requests in flight as quotas, whose period means nothing.
+/// Requests in flight.
 fn in_flight(value: &Value<'_>) -> Option<ByTier<Quota>> {
     let quotas = by_tier(value, |value| {
-        let limit = value.integer(1..=MAX_IN_FLIGHT)?;
-        Quota::new(limit, Duration::from_secs(1), limit).ok()
+        Quota::slots(value.integer(1..=MAX_SLOTS)?).ok()
     })?;
     require_default(value, &quotas, "20");
     quotas.default.is_some().then_some(quotas)
