@@ -10,35 +10,39 @@
 //! request uses one plan and one `now`. Everything here belongs to one worker thread: nothing is locked, nothing
 //! crosses threads but the limiter's cells and the metrics' counters.
 
+mod admit;
 mod answer;
 mod body;
+mod exceptions;
 mod plan;
 mod record;
 mod shared;
+mod slots;
 
 use std::{
     borrow::Cow,
     cell::{Cell, RefCell},
     rc::Rc,
     sync::Arc,
+    time::Duration,
 };
 
 use arrayvec::ArrayVec;
-use http::{HeaderValue, Request, Response, Uri, Version, request::Parts};
+use http::{HeaderValue, Request, Response, Uri, Version, header::CONTENT_TYPE, request::Parts};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use crate::{
-    identity::{Client, Keyed, Missing, Subject},
-    limit::{Charge, MAX_LIMITS, Verdict},
+    identity::{BodyFields, Client, Rejected, Subject},
+    limit::{MAX_LIMITS, Verdict},
     listener::{
         Handler, Peer,
         inbound::InboundBody,
         request::{self, Addressed},
     },
     response::{FieldWriter, Refusal},
-    route::{Found, host, path},
+    route::{Found, RouteTable, host, path},
     telemetry::{access::AccessLog, log::Throttle},
     upstream::{
         self, Upstream,
@@ -47,9 +51,11 @@ use crate::{
     },
 };
 
+use admit::Met;
 use answer::RequestIds;
-use plan::{LimitPlan, RoutePlan};
+use plan::RoutePlan;
 use record::Record;
+use slots::Slots;
 
 pub use body::Body;
 pub use plan::PlanError;
@@ -80,9 +86,23 @@ struct Exchange<'a> {
     asked: Option<Asked<'a>>,
     /// The route that decides, or the plan's stand-in for none.
     route: &'a RoutePlan,
-    /// The limits that the request met with the client's tier in each, and how they stand, in the same order.
-    met: ArrayVec<(&'a LimitPlan, usize), MAX_LIMITS>,
+    /// What limits want to know of the body.
+    body: Option<BodyFields>,
+    /// When the limits were asked: a body may have had to be read before.
+    decided_at: Instant,
+    /// The limits that act on the request, and how they stand, in the same order.
+    met: ArrayVec<Met<'a>, MAX_LIMITS>,
     verdict: Verdict,
+    /// Limits that look on and count the answer.
+    counting: ArrayVec<Met<'a>, MAX_LIMITS>,
+    /// How long it is held before it is sent on.
+    delay: Duration,
+    /// What it holds while it is under way.
+    slots: Slots,
+    /// A limit of which little is left.
+    warning: Option<&'a str>,
+    /// Limits that would have denied it, for the upstream to know.
+    tags: Vec<&'a str>,
 }
 
 /// Who asks, and for what, in the one form in which it is matched and counted.
@@ -108,14 +128,30 @@ impl<'a> Exchange<'a> {
             request_id,
             asked: None,
             route,
+            body: None,
+            decided_at: arrived,
             met: ArrayVec::new(),
             verdict: Verdict::default(),
+            counting: ArrayVec::new(),
+            delay: Duration::ZERO,
+            slots: Slots::default(),
+            warning: None,
+            tags: Vec::new(),
         }
     }
 
-    /// What a limit's key is made of.
-    fn subject<'s>(&'s self, asked: &'s Asked<'_>) -> Subject<'s> {
-        Subject {
+    /// Shows what limits' keys are made of.
+    fn with_subject<R>(
+        &self,
+        table: &RouteTable,
+        asked: &Asked<'_>,
+        show: impl FnOnce(&Subject<'_>) -> R,
+    ) -> R {
+        let params = self
+            .route
+            .index
+            .map(|route| table.params(route, &asked.path));
+        show(&Subject {
             client: &asked.client,
             method: &self.head.method,
             host: &asked.host,
@@ -123,9 +159,9 @@ impl<'a> Exchange<'a> {
             path: &asked.path,
             headers: &self.head.headers,
             query: self.head.uri.query(),
-            params: &|_| None,
-            body: None,
-        }
+            params: &|name| params.and_then(|params| params.get(name)),
+            body: self.body.as_ref(),
+        })
     }
 }
 
@@ -140,8 +176,10 @@ impl Handler for Worker {
             &self.shared.plan.unrouted,
             self.request_ids.next(),
         );
-        match self.decide(&mut exchange) {
-            Ok(target) => self.forward(&exchange, &target, body).await,
+        let listener = &from.listener;
+        let mut body = InboundBody::new(body, listener.max_body_bytes, listener.body_timeout);
+        match self.decide(&mut exchange, &mut body).await {
+            Ok(target) => self.forward(exchange, &target, body).await,
             Err(stopped) => {
                 let response = match stopped {
                     Stopped::Denied => self.deny(&exchange),
@@ -171,6 +209,20 @@ impl From<Refusal> for Stopped {
         Self::Refused(refusal)
     }
 }
+
+/// What a request asks for, before any limit is asked.
+#[derive(Debug)]
+struct Understood<'a> {
+    target: Target<'a>,
+    /// A credential that does not verify.
+    rejected: Option<Rejected>,
+    /// Whether a route takes it.
+    found: Result<(), Refusal>,
+}
+
+/// Bytes of a body that are read before the decision, where a limit is keyed by one of its fields. Of a larger body no
+/// field has a value.
+const MAX_READ_AHEAD_BYTES: usize = 256 * 1024;
 
 /// What the upstream is asked for: exactly what was matched.
 #[derive(Debug)]
@@ -206,18 +258,57 @@ impl Worker {
             .for_each(|upstream| upstream.sweep(now));
     }
 
-    /// Who asks for what, and may they? Everything up to the verdict; nothing here waits.
-    fn decide<'a>(&'a self, exchange: &mut Exchange<'a>) -> Result<Target<'a>, Stopped> {
+    /// Who asks for what, and may they? Waits only for a body that keys a limit, and for the request's turn.
+    async fn decide<'a>(
+        &'a self,
+        exchange: &mut Exchange<'a>,
+        body: &mut InboundBody,
+    ) -> Result<Target<'a>, Stopped> {
+        let understood = self.understand(exchange)?;
+        let route = exchange.route;
+        if let Some(max_bytes) = route.max_body_bytes {
+            body.set_max_bytes(max_bytes);
+        }
+        if !route.wanted_fields.is_empty() && !body.is_end_stream() {
+            let read = body.read_ahead(MAX_READ_AHEAD_BYTES).await;
+            let read = read.map_err(|error| answer::bad_body(&error))?;
+            let kind = exchange
+                .head
+                .headers
+                .get(CONTENT_TYPE)
+                .and_then(|kind| kind.to_str().ok());
+            exchange.body = read.map(|bytes| BodyFields::parse(kind, &bytes, &route.wanted_fields));
+            exchange.decided_at = Instant::now();
+        }
+        self.admit(exchange, understood.rejected.is_some())?;
+        self.note_decision(exchange);
+        if !exchange.verdict.admitted() {
+            return Err(Stopped::Denied);
+        }
+        if let Some(rejected) = understood.rejected {
+            return Err(self.unauthorized(&rejected).into());
+        }
+        understood.found?;
+        if !exchange.delay.is_zero() {
+            // a client that leaves meanwhile takes its place in the queue with it
+            tokio::time::sleep(exchange.delay).await;
+        }
+        exchange.slots.turn_has_come();
+        Ok(understood.target)
+    }
+
+    /// Who asks for what: everything that needs no limit.
+    fn understand<'a>(&'a self, exchange: &mut Exchange<'a>) -> Result<Understood<'a>, Refusal> {
         let plan = &self.shared.plan;
         let head = exchange.head;
         let addressed = request::check(head, &exchange.from.listener).map_err(answer::malformed)?;
         // `*` addresses the whole server: it meets the limits of its root
-        let normal = path::normalise(if addressed.path == "*" {
+        let path = if addressed.path == "*" {
             "/"
         } else {
             addressed.path
-        })
-        .map_err(answer::bad_path)?;
+        };
+        let normal = path::normalise(path).map_err(answer::bad_path)?;
         let host = host::normalise(addressed.host);
 
         let (client, rejected) = match plan.identifier.identify(exchange.from.ip, &head.headers) {
@@ -230,12 +321,11 @@ impl Worker {
         if let Some(theirs) = answer::trusted_request_id(&client, &head.headers) {
             exchange.request_id = theirs;
         }
-        let found = plan.table.find(&host, &normal.key, &head.method);
-        if let &Found::Route(index, _) = &found {
-            exchange.route = &plan.routes[index];
-        }
-        let found = match found {
-            Found::Route(..) => Ok(()),
+        let found = match plan.table.find(&host, &normal.key, &head.method) {
+            Found::Route(index, _) => {
+                exchange.route = &plan.routes[index];
+                Ok(())
+            }
             Found::WrongMethod(allow) => Err(Refusal::MethodNotAllowed { allow }),
             Found::None => Err(Refusal::NotFound),
         };
@@ -244,81 +334,33 @@ impl Worker {
             host,
             path: normal.key,
         });
-        self.admit(exchange, rejected.is_some());
-        self.note_decision(exchange);
-        if !exchange.verdict.admitted() {
-            return Err(Stopped::Denied);
-        }
-        if let Some(rejected) = rejected {
-            return Err(self.unauthorized(&rejected).into());
-        }
-        found?;
-        Ok(Target {
+        let target = Target {
             authority: addressed.authority,
             path_and_query: path_and_query(&head.uri, &addressed, normal.forward),
+        };
+        Ok(Understood {
+            target,
+            rejected,
+            found,
         })
-    }
-
-    /// All of the route's limits, or none. Whoever guesses credentials meets those that everybody meets and those that
-    /// count addresses: guessing is limited, and cannot spend what the route's users share.
-    fn admit<'a>(&self, exchange: &mut Exchange<'a>, guesses: bool) {
-        let route: &'a RoutePlan = exchange.route;
-        let mut met = ArrayVec::new();
-        let mut charges = ArrayVec::<Charge<'_>, MAX_LIMITS>::new();
-        let Some(asked) = &exchange.asked else { return };
-        let subject = exchange.subject(asked);
-        for limit in &route.limits {
-            let rule = &*limit.rule;
-            if guesses && !limit.everywhere && !rule.key.has_address() {
-                continue;
-            }
-            let key = match rule.key.is_empty() {
-                true => None,
-                false => {
-                    let prefixes = self.shared.plan.prefixes;
-                    match rule
-                        .key
-                        .key(Missing::Skip, &self.shared.hasher, prefixes, &subject)
-                    {
-                        Keyed::Bucket(key) => Some(key),
-                        // a request without a value for the key is not this limit's business
-                        Keyed::Skip | Keyed::Missing(_) => continue,
-                    }
-                }
-            };
-            let tier = rule.tier(&asked.client);
-            met.push((limit, tier));
-            charges.push(Charge {
-                limit: &rule.buckets,
-                tier,
-                key,
-                cost: route.cost,
-                max_delay_ns: 0,
-            });
-        }
-        exchange.met = met;
-        exchange.verdict = self
-            .shared
-            .store
-            .admit(self.shared.nanoseconds(exchange.arrived), &charges);
     }
 
     /// Sends the request on, and answers with the upstream's response, or with what we say instead.
     async fn forward(
         &self,
-        exchange: &Exchange<'_>,
+        mut exchange: Exchange<'_>,
         target: &Target<'_>,
-        body: Incoming,
+        body: InboundBody,
     ) -> Response<Body> {
+        let slots = std::mem::take(&mut exchange.slots);
+        let exchange = &exchange;
         let (head, route) = (exchange.head, exchange.route);
         let Some(asked) = &exchange.asked else {
             return self.refuse(exchange, &Refusal::Internal, None);
         };
-        let listener = &exchange.from.listener;
-        let max_body_bytes = route.max_body_bytes.unwrap_or(listener.max_body_bytes);
-        let body = InboundBody::new(body, max_body_bytes, listener.body_timeout);
-        if body.size_hint().lower() > max_body_bytes {
-            return self.refuse(exchange, &Refusal::BodyTooLarge, None);
+        if body.is_too_large() {
+            let response = self.refuse(exchange, &Refusal::BodyTooLarge, None);
+            return answer::leave_unread(&body, exchange, response);
         }
         if answer::came_through(&head.headers, &self.shared.pseudonym) {
             return self.refuse(exchange, &Refusal::LoopDetected, None);
@@ -338,9 +380,10 @@ impl Worker {
             managed: &self.shared.plan.managed,
             request_id: &exchange.request_id,
             pseudonym: &self.shared.pseudonym,
+            over: &exchange.tags,
         };
         let upstream = &self.upstreams[route.upstream];
-        let record = Record::begin(self, exchange);
+        let record = Record::begin(self, exchange, slots);
         let sent = Instant::now();
         let outcome = match upstream.destination() {
             Destination::Echo => Ok(upstream::echo::respond(&outbound, body).map(Body::echo)),

@@ -61,7 +61,11 @@ impl Worker {
             self.hold(exchange, now_ns, route, &meeting.acting);
             self.look_on(exchange, now_ns, route, &meeting.looking_on);
         } else {
-            for met in meeting.acting.iter().filter(|met| met.limit.rule.settings.charge_rejected) {
+            for met in meeting
+                .acting
+                .iter()
+                .filter(|met| met.limit.rule.settings.charge_rejected)
+            {
                 self.shared.store.charge(now_ns, &met.charge(route));
             }
         }
@@ -77,7 +81,9 @@ impl Worker {
         guesses: bool,
     ) -> Result<Meeting<'a>, Refusal> {
         let mut meeting = Meeting::default();
-        let Some(asked) = &exchange.asked else { return Ok(meeting) };
+        let Some(asked) = &exchange.asked else {
+            return Ok(meeting);
+        };
         let (hasher, prefixes) = (&self.shared.hasher, self.shared.plan.prefixes);
         exchange.with_subject(&self.shared.plan.table, asked, |subject| {
             for limit in &route.limits {
@@ -104,7 +110,12 @@ impl Worker {
                     Keyed::Skip => continue,
                     Keyed::Missing(_) => return Err(LACKS_KEY),
                 };
-                let met = Met { limit, tier, key, blocked };
+                let met = Met {
+                    limit,
+                    tier,
+                    key,
+                    blocked,
+                };
                 match rule.acts_on(key) {
                     true => meeting.acting.push(met),
                     false => meeting.looking_on.push(met),
@@ -128,13 +139,26 @@ impl Worker {
         }
         let later = store.peek(now_ns, &charges(true));
         let stopped = !later.admitted() || acting.iter().any(|met| met.blocked.is_some());
-        let now = if stopped { store.peek(now_ns, &now) } else { store.admit(now_ns, &now) };
+        let now = if stopped {
+            store.peek(now_ns, &now)
+        } else {
+            store.admit(now_ns, &now)
+        };
         let (mut now, mut later) = (now.standings.into_iter(), later.standings.into_iter());
         let in_order = acting.iter().filter_map(|met| {
-            let standing = if met.counts_later() { later.next() } else { now.next() }?;
-            Some(met.blocked.map_or(standing, |blocked| blocked.standing(standing)))
+            let standing = if met.counts_later() {
+                later.next()
+            } else {
+                now.next()
+            }?;
+            Some(
+                met.blocked
+                    .map_or(standing, |blocked| blocked.standing(standing)),
+            )
         });
-        Verdict { standings: in_order.collect() }
+        Verdict {
+            standings: in_order.collect(),
+        }
     }
 
     /// What an admitted request takes with it: slots, places in a queue, its delay.
@@ -151,13 +175,18 @@ impl Worker {
             let rule = &met.limit.rule;
             let settings = &rule.settings;
             let used = standing.capacity.saturating_sub(standing.remaining);
-            if settings.warn_at.is_some_and(|share| share.is_reached(used, standing.capacity)) {
+            if settings
+                .warn_at
+                .is_some_and(|share| share.is_reached(used, standing.capacity))
+            {
                 rule.metrics.near_limit.increment(1);
                 if settings.disclose && exchange.warning.is_none() {
                     exchange.warning = Some(&rule.name);
                 }
             }
-            let slow = settings.slow.filter(|slow| slow.at.is_reached(used, standing.capacity));
+            let slow = settings
+                .slow
+                .filter(|slow| slow.at.is_reached(used, standing.capacity));
             let slow = slow.map_or(Duration::ZERO, |slow| slow.by);
             let wait = Duration::from_nanos(standing.delay_ns);
             if !(wait + slow).is_zero() {
@@ -166,7 +195,9 @@ impl Worker {
             slowed = slowed.max(slow);
             turn = turn.max(wait);
             if standing.held != Held::Nowhere && (rule.holds_slots || standing.delay_ns > 0) {
-                exchange.slots.add(&self.shared, Slot::of(met, route, now_ns, standing));
+                exchange
+                    .slots
+                    .add(&self.shared, Slot::of(met, route, now_ns, standing));
             }
         }
         exchange.delay = turn + slowed;
@@ -187,7 +218,9 @@ impl Worker {
                 true => self.shared.store.peek(now_ns, &[charge]),
                 false => self.shared.store.admit(now_ns, &[charge]),
             };
-            let Some(standing) = verdict.standings.first() else { continue };
+            let Some(standing) = verdict.standings.first() else {
+                continue;
+            };
             let decisions = &met.limit.decisions;
             if standing.denied || met.blocked.is_some() {
                 if rule.settings.mode == Mode::Tag {
@@ -200,7 +233,9 @@ impl Worker {
                 decisions.admitted.increment(1);
             }
             if rule.holds_slots && standing.held != Held::Nowhere {
-                exchange.slots.add(&self.shared, Slot::of(met, route, now_ns, standing));
+                exchange
+                    .slots
+                    .add(&self.shared, Slot::of(met, route, now_ns, standing));
             }
             if met.counts_later() {
                 exchange.counting.push(*met);
@@ -210,12 +245,18 @@ impl Worker {
 
     /// Charges the limits that count answers by their status.
     pub(super) fn count_answer(&self, exchange: &Exchange<'_>, status: http::StatusCode) {
-        let later = exchange.met.iter().chain(&exchange.counting).filter(|met| met.counts_later());
+        let later = exchange
+            .met
+            .iter()
+            .chain(&exchange.counting)
+            .filter(|met| met.counts_later());
         let mut now_ns = None;
         for met in later.filter(|met| met.limit.rule.settings.count_status.contains(&status)) {
-            let now_ns = *now_ns
-                .get_or_insert_with(|| self.shared.nanoseconds(tokio::time::Instant::now()));
-            self.shared.store.charge(now_ns, &met.charge(exchange.route));
+            let now_ns =
+                *now_ns.get_or_insert_with(|| self.shared.nanoseconds(tokio::time::Instant::now()));
+            self.shared
+                .store
+                .charge(now_ns, &met.charge(exchange.route));
         }
     }
 }
@@ -249,7 +290,9 @@ impl<'a> Met<'a> {
 impl Blocked {
     /// What a closed limit says.
     fn standing(self, open: Standing) -> Standing {
-        let left = self.until.map(|until| until.duration_since(SystemTime::now()).unwrap_or_default());
+        let left = self
+            .until
+            .map(|until| until.duration_since(SystemTime::now()).unwrap_or_default());
         let retry_after_ns = left.map(|left| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
         Standing {
             remaining: 0,

@@ -8,7 +8,6 @@ use http::{
     header::{CONNECTION, VIA},
 };
 use http_body::Body as _;
-use hyper::body::Incoming;
 
 use super::{
     Body, Exchange, Worker,
@@ -17,8 +16,11 @@ use super::{
 use crate::{
     identity::{Client, Rejected},
     limit::MAX_LIMITS,
-    listener::{inbound::InboundError, request::Malformed},
-    response::{self, Denial, Met, Refusal, X_REQUEST_ID},
+    listener::{
+        inbound::{InboundBody, InboundError},
+        request::Malformed,
+    },
+    response::{self, Denial, Met, Refusal, X_RATELIMIT_WARNING, X_REQUEST_ID},
     route::path::PathError,
     upstream::{Server, UpstreamError},
 };
@@ -37,6 +39,11 @@ impl Worker {
         let status = response.status();
         let headers = response.headers_mut();
         headers.insert(&X_REQUEST_ID, exchange.request_id.clone());
+        if let Some(limit) = exchange.warning
+            && let Ok(limit) = HeaderValue::from_str(limit)
+        {
+            headers.insert(&X_RATELIMIT_WARNING, limit);
+        }
         let settings = &self.shared.plan.response;
         self.fields.borrow_mut().write(
             headers,
@@ -46,12 +53,18 @@ impl Worker {
             SystemTime::now(),
         );
         record.answered(status);
+        self.count_answer(exchange, status);
         response.map(|body| body.record(record))
     }
 
     /// 429: a limit denies the request.
     pub(super) fn deny(&self, exchange: &Exchange<'_>) -> Response<Body> {
-        let met = met(exchange);
+        // what a limit that is not disclosed denies tells of no other limit either
+        let met = if is_undisclosed(exchange) {
+            ArrayVec::new()
+        } else {
+            met(exchange)
+        };
         let denial = Denial {
             met: &met,
             retry_after_ns: exchange
@@ -68,9 +81,12 @@ impl Worker {
             SystemTime::now(),
         );
         let retry_after = denial.retry_after();
-        if let Some((index, seconds)) = exchange.verdict.binding().zip(retry_after) {
-            exchange.met[index]
-                .0
+        let binding = exchange
+            .verdict
+            .binding()
+            .and_then(|index| exchange.met.get(index));
+        if let Some((met, seconds)) = binding.zip(retry_after) {
+            met.limit
                 .rule
                 .metrics
                 .retry_after_seconds
@@ -106,6 +122,7 @@ impl Worker {
         match record {
             Some(mut record) => {
                 record.answered(status);
+                self.count_answer(exchange, status);
                 response.map(|body| Body::authored(body).record(record))
             }
             None => {
@@ -118,11 +135,14 @@ impl Worker {
     /// Counts what each limit decided.
     pub(super) fn note_decision(&self, exchange: &Exchange<'_>) {
         let admitted = exchange.verdict.admitted();
-        for ((limit, _), standing) in exchange.met.iter().zip(&exchange.verdict.standings) {
-            if admitted {
-                limit.decisions.admitted.increment(1);
+        for (met, standing) in exchange.met.iter().zip(&exchange.verdict.standings) {
+            let decisions = &met.limit.decisions;
+            if admitted && standing.delay_ns > 0 {
+                decisions.delayed.increment(1);
+            } else if admitted {
+                decisions.admitted.increment(1);
             } else if standing.denied {
-                limit.decisions.rejected.increment(1);
+                decisions.rejected.increment(1);
             }
         }
         let count = self.decisions.get();
@@ -168,27 +188,35 @@ impl Worker {
     }
 }
 
-/// The limits that the request met, the binding one first.
+/// The limits that the request met and may know of, the binding one first.
 fn met<'a>(exchange: &'a Exchange<'_>) -> ArrayVec<Met<'a>, MAX_LIMITS> {
-    let describe = |index: usize| {
-        let ((limit, tier), standing) = (exchange.met[index], exchange.verdict.standings[index]);
-        Met {
-            policy: &limit.rule.policies[tier],
+    let binding = exchange.verdict.binding();
+    let others = (0..exchange.met.len()).filter(|&index| Some(index) != binding);
+    let in_order = binding.into_iter().chain(others);
+    in_order
+        .filter_map(|index| {
+            Some((
+                exchange.met.get(index)?,
+                exchange.verdict.standings.get(index)?,
+            ))
+        })
+        .filter(|(met, _)| met.limit.rule.settings.disclose)
+        .map(|(met, standing)| Met {
+            policy: &met.limit.rule.policies[met.tier],
             remaining: standing.remaining,
             next_unit_ns: standing.next_unit_ns,
             reset_ns: standing.reset_ns,
             denied: standing.denied,
             never: standing.never,
-        }
-    };
-    let Some(binding) = exchange.verdict.binding() else {
-        return ArrayVec::new();
-    };
-    let others = (0..exchange.met.len()).filter(|&index| index != binding);
-    std::iter::once(binding)
-        .chain(others)
-        .map(describe)
+            closed: met.blocked.is_some(),
+        })
         .collect()
+}
+
+/// Whether a limit that clients may not know of denies the request.
+fn is_undisclosed(exchange: &Exchange<'_>) -> bool {
+    let mut denying = exchange.met.iter().zip(&exchange.verdict.standings);
+    denying.any(|(met, standing)| standing.denied && !met.limit.rule.settings.disclose)
 }
 
 fn asked<'a>(exchange: &'a Exchange<'_>) -> response::Asked<'a> {
@@ -202,7 +230,7 @@ fn asked<'a>(exchange: &'a Exchange<'_>) -> response::Asked<'a> {
 
 /// The answer to a request whose body nobody will read: on HTTP/1 it says that the connection closes.
 pub(super) fn leave_unread(
-    body: &Incoming,
+    body: &InboundBody,
     exchange: &Exchange<'_>,
     mut response: Response<Body>,
 ) -> Response<Body> {

@@ -35,7 +35,9 @@ impl Exceptions {
             ..Self::default()
         };
         for (index, exception) in limit.overrides.iter().enumerate() {
-            exceptions.overrides.push((exception.effect, exception.until));
+            exceptions
+                .overrides
+                .push((exception.effect, exception.until));
             let names = match &exception.whom {
                 Whom::Ip(network) => {
                     exceptions.ips.push((*network, index));
@@ -64,22 +66,38 @@ impl Exceptions {
             return None;
         }
         let named = |names: &HashMap<String, Vec<usize>>, name: Option<&str>| {
-            name.and_then(|name| names.get(name)).cloned().unwrap_or_default()
+            name.and_then(|name| names.get(name))
+                .cloned()
+                .unwrap_or_default()
         };
         let mut fits = named(&self.users, client.user);
         fits.extend(named(&self.tenants, client.tenant));
-        fits.extend(self.ips.iter().filter(|(network, _)| network.contains(&client.address)).map(|(_, index)| *index));
+        fits.extend(
+            self.ips
+                .iter()
+                .filter(|(network, _)| network.contains(&client.address))
+                .map(|(_, index)| *index),
+        );
         if !self.keys.is_empty() {
             fits.extend(named(&self.keys, Some(&readable())));
         }
         let now = SystemTime::now();
         let holds = |index: &usize| self.overrides[*index].1.is_none_or(|until| now < until);
-        fits.into_iter().filter(holds).min().map(|index| self.overrides[index])
+        fits.into_iter()
+            .filter(holds)
+            .min()
+            .map(|index| self.overrides[index])
     }
 
     fn is_exempt(&self, client: &Client<'_>) -> bool {
-        self.exempt_ips.iter().any(|network| network.contains(&client.address))
-            || client.user.is_some_and(|user| self.exempt_users.contains(user))
-            || client.tier.is_some_and(|tier| self.exempt_tiers.contains(tier))
+        self.exempt_ips
+            .iter()
+            .any(|network| network.contains(&client.address))
+            || client
+                .user
+                .is_some_and(|user| self.exempt_users.contains(user))
+            || client
+                .tier
+                .is_some_and(|tier| self.exempt_tiers.contains(tier))
     }
 }

@@ -5,10 +5,11 @@
 
 use std::sync::Arc;
 
+use super::exceptions::Exceptions;
 use crate::{
-    config::{self, Snapshot},
+    config::{self, Mode, Over, Snapshot},
     identity::{Client, Identifier, KeyParts, ManagedFields, Prefixes, Rejected},
-    limit::{self, Attached, Store},
+    limit::{self, Algorithm, Attached, Store},
     response::{self, Policy},
     route::RouteTable,
     telemetry::{
@@ -53,9 +54,13 @@ pub(super) struct Plan {
 /// A route at work.
 #[derive(Debug)]
 pub(super) struct RoutePlan {
+    /// Its place in the table; `None` for what no route takes.
+    pub(super) index: Option<usize>,
     pub(super) name: String,
     pub(super) upstream: usize,
     pub(super) limits: Vec<LimitPlan>,
+    /// The fields of a body that its limits are keyed by.
+    pub(super) wanted_fields: Vec<String>,
     pub(super) cost: u64,
     pub(super) max_body_bytes: Option<u64>,
     pub(super) metrics: Arc<RouteMetrics>,
@@ -78,7 +83,13 @@ pub(super) struct LimitRule {
     pub(super) buckets: Arc<Attached>,
     /// One for each tier, as clients are told.
     pub(super) policies: Vec<Policy>,
-    tiers: Vec<(String, usize)>,
+    pub(super) settings: config::Limit,
+    pub(super) exceptions: Exceptions,
+    /// As in the configuration.
+    pub(super) algorithm: &'static str,
+    /// Whether what it charges is given back when the request has ended.
+    pub(super) holds_slots: bool,
+    pub(super) max_delay_ns: u64,
     pub(super) metrics: LimitMetrics,
 }
 
@@ -86,7 +97,8 @@ impl LimitRule {
     /// The quota that applies to this client, by its tier.
     pub(super) fn tier(&self, client: &Client<'_>) -> usize {
         let Some(tier) = client.tier else { return 0 };
-        self.tiers
+        self.settings
+            .tiers
             .iter()
             .find(|(name, _)| name == tier)
             .map_or(0, |&(_, index)| index)
@@ -118,8 +130,10 @@ impl Plan {
             .map(|limit| bind_limit(limit, store, metrics).map(Arc::new))
             .collect::<Result<Vec<_>, _>>()?;
         let bind_route = |name: &str, limits: &[usize]| RoutePlan {
+            index: None,
             name: name.to_owned(),
             upstream: 0,
+            wanted_fields: wanted_fields(limits.iter().map(|&limit| &*rules[limit])),
             limits: limits
                 .iter()
                 .map(|&limit| LimitPlan {
@@ -132,12 +146,17 @@ impl Plan {
             max_body_bytes: None,
             metrics: Arc::new(metrics.route(name)),
         };
-        let routes = snapshot.routes.iter().map(|route| RoutePlan {
-            upstream: route.upstream,
-            cost: route.cost,
-            max_body_bytes: route.max_body_bytes,
-            ..bind_route(&route.name, &route.limits)
-        });
+        let routes = snapshot
+            .routes
+            .iter()
+            .enumerate()
+            .map(|(index, route)| RoutePlan {
+                index: Some(index),
+                upstream: route.upstream,
+                cost: route.cost,
+                max_body_bytes: route.max_body_bytes,
+                ..bind_route(&route.name, &route.limits)
+            });
         let patterns: Vec<_> = snapshot
             .routes
             .iter()
@@ -208,6 +227,31 @@ const NO_ROUTE: &str = "(none)";
 /// What can be wrong with a credential.
 const CREDENTIAL_FAULTS: [&str; 3] = ["unknown", "repeated", "malformed"];
 
+/// As in the configuration.
+fn name_of(algorithm: Algorithm) -> &'static str {
+    match algorithm {
+        Algorithm::TokenBucket => "token_bucket",
+        Algorithm::Gcra => "gcra",
+        Algorithm::LeakyBucket => "leaky_bucket",
+        Algorithm::FixedWindow => "fixed_window",
+        Algorithm::SlidingWindow => "sliding_window",
+        Algorithm::SlidingLog => "sliding_log",
+        Algorithm::Concurrency => "concurrency",
+    }
+}
+
+/// The fields of a body that some of these limits are keyed by, each once.
+fn wanted_fields<'a>(rules: impl Iterator<Item = &'a LimitRule>) -> Vec<String> {
+    let acting = rules.filter(|rule| rule.settings.mode != Mode::Off);
+    let mut wanted: Vec<String> = acting
+        .flat_map(|rule| rule.key.wanted_body_fields())
+        .cloned()
+        .collect();
+    wanted.sort_unstable();
+    wanted.dedup();
+    wanted
+}
+
 fn bind_limit(
     limit: &config::Limit,
     store: &Store,
@@ -222,7 +266,10 @@ fn bind_limit(
     let policies: Result<Vec<_>, _> = limit
         .quotas
         .iter()
-        .map(|quota| Policy::compile(&limit.name, quota))
+        .map(|quota| match limit.algorithm {
+            Algorithm::Concurrency => Policy::of_slots(&limit.name, quota.amount.get()),
+            _ => Policy::compile(&limit.name, quota),
+        })
         .collect();
     Ok(LimitRule {
         name: limit.name.clone(),
@@ -230,7 +277,14 @@ fn bind_limit(
         buckets,
         policies: policies
             .map_err(|error| PlanError::Unfit(format!("limit `{}`: {error}", limit.name)))?,
-        tiers: limit.tiers.clone(),
+        exceptions: Exceptions::of(limit),
+        algorithm: name_of(limit.algorithm),
+        holds_slots: limit.algorithm == Algorithm::Concurrency,
+        max_delay_ns: match limit.over {
+            Over::Reject => 0,
+            Over::Delay { max_delay } => u64::try_from(max_delay.as_nanos()).unwrap_or(u64::MAX),
+        },
+        settings: limit.clone(),
         metrics: metrics.limit(&limit.name),
     })
 }

@@ -8,7 +8,7 @@ use std::{
 use http::{HeaderValue, StatusCode};
 use tokio::time::Instant;
 
-use super::{Exchange, Worker, body::BodyError};
+use super::{Exchange, Worker, body::BodyError, slots::Slots};
 use crate::{
     response,
     telemetry::{
@@ -27,13 +27,15 @@ pub(super) struct Record {
     status: Option<StatusCode>,
     bytes: u64,
     _in_flight: Held,
+    /// Given back when the answer has ended.
+    _slots: Slots,
     /// Only where every request gets a line.
     line: Option<Box<(AccessLog, Kept)>>,
 }
 
 impl Record {
     /// The request is about to be sent on.
-    pub(super) fn begin(worker: &Worker, exchange: &Exchange<'_>) -> Self {
+    pub(super) fn begin(worker: &Worker, exchange: &Exchange<'_>, slots: Slots) -> Self {
         let route = exchange.route;
         let (settings, upstream) = &worker.shared.plan.upstreams[route.upstream];
         let access = worker.access.as_ref().filter(|_| worker.shared.logs_all());
@@ -45,6 +47,7 @@ impl Record {
             status: None,
             bytes: 0,
             _in_flight: route.metrics.enter(),
+            _slots: slots,
             line: access.map(|access| Box::new((access.clone(), kept()))),
         }
     }
@@ -120,6 +123,7 @@ struct Kept {
 #[derive(Debug)]
 struct KeptLimit {
     name: String,
+    algorithm: &'static str,
     key: String,
     capacity: u64,
     remaining: u64,
@@ -158,7 +162,7 @@ impl Kept {
         let limit = self.limit.as_ref().map(|limit| LimitPart {
             name: &limit.name,
             key: limit.key.as_bytes(),
-            algorithm: "token_bucket",
+            algorithm: limit.algorithm,
             capacity: limit.capacity,
             remaining: limit.remaining,
             retry_after: limit.retry_after,
@@ -186,15 +190,17 @@ impl Kept {
 impl KeptLimit {
     fn of(worker: &Worker, exchange: &Exchange<'_>, retry_after: Option<u32>) -> Option<Self> {
         let index = exchange.verdict.binding()?;
-        let rule = &exchange.met[index].0.rule;
-        let standing = &exchange.verdict.standings[index];
+        let rule = &exchange.met.get(index)?.limit.rule;
+        let standing = exchange.verdict.standings.get(index)?;
+        let plan = &worker.shared.plan;
+        let key = exchange.with_subject(&plan.table, exchange.asked.as_ref()?, |subject| {
+            rule.key
+                .readable(&worker.shared.hasher, plan.prefixes, subject)
+        });
         Some(Self {
             name: rule.name.clone(),
-            key: rule.key.readable(
-                &worker.shared.hasher,
-                worker.shared.plan.prefixes,
-                &exchange.subject(exchange.asked.as_ref()?),
-            ),
+            algorithm: rule.algorithm,
+            key,
             capacity: standing.capacity,
             remaining: standing.remaining,
             retry_after,

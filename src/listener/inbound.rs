@@ -1,13 +1,14 @@
 //! A request body as it arrives: bounded in size and in silence, never collected.
 
 use std::{
-    future::Future,
+    collections::VecDeque,
+    future::{Future, poll_fn},
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
 };
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
@@ -36,6 +37,8 @@ pub struct InboundBody {
     /// Since when nothing has arrived, and the timer for it; made only for a body that has to be waited for.
     silence: Option<(Instant, Pin<Box<Sleep>>)>,
     silent: bool,
+    /// What was read before it was asked for, to be handed on first.
+    ahead: VecDeque<Frame<Bytes>>,
 }
 
 impl InboundBody {
@@ -48,7 +51,43 @@ impl InboundBody {
             max_silence,
             silence: None,
             silent: false,
+            ahead: VecDeque::new(),
         }
+    }
+
+    /// Another bound on its length.
+    pub fn set_max_bytes(&mut self, max_bytes: u64) {
+        self.max_bytes = max_bytes;
+    }
+
+    /// Whether its announced length is above the bound.
+    pub fn is_too_large(&self) -> bool {
+        self.size_hint().lower() > self.max_bytes
+    }
+
+    /// Reads the whole body into memory, to look at it before it is handed on, unchanged. `None` where it is longer than
+    /// `most` bytes: what was read by then is still handed on.
+    pub async fn read_ahead(&mut self, most: usize) -> Result<Option<Bytes>, InboundError> {
+        if self.is_too_large() {
+            return Err(InboundError::TooLarge(self.max_bytes));
+        }
+        if self.size_hint().lower() > most as u64 {
+            return Ok(None);
+        }
+        let mut whole = BytesMut::new();
+        let mut ahead = VecDeque::new();
+        while let Some(frame) = poll_fn(|cx| Pin::new(&mut *self).poll_frame(cx)).await {
+            let frame = frame?;
+            if let Some(data) = frame.data_ref() {
+                whole.extend_from_slice(data);
+            }
+            ahead.push_back(frame);
+            if whole.len() > most {
+                break;
+            }
+        }
+        self.ahead = ahead;
+        Ok((whole.len() <= most).then(|| whole.freeze()))
     }
 
     fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<InboundError> {
@@ -80,6 +119,9 @@ impl Body for InboundBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, InboundError>>> {
         let this = &mut *self;
+        if let Some(frame) = this.ahead.pop_front() {
+            return Poll::Ready(Some(Ok(frame)));
+        }
         let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) else {
             return this.poll_silence(cx).map(|error| Some(Err(error)));
         };
@@ -96,10 +138,23 @@ impl Body for InboundBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.ahead.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let ahead: usize = self
+            .ahead
+            .iter()
+            .filter_map(Frame::data_ref)
+            .map(Bytes::len)
+            .sum();
+        let mut hint = self.body.size_hint();
+        if ahead > 0 {
+            match hint.exact() {
+                Some(rest) => hint.set_exact(rest + ahead as u64),
+                None => hint.set_lower(hint.lower() + ahead as u64),
+            }
+        }
+        hint
     }
 }

@@ -53,10 +53,10 @@ pub(super) fn put_denial(
     asked: &Asked<'_>,
 ) {
     let retry_after = denial.retry_after();
-    let error = if retry_after.is_some() {
-        "rate_limited"
-    } else {
-        "cost_exceeds_limit"
+    let error = match denial.named() {
+        Some(met) if met.closed => "limit_closed",
+        Some(_) if retry_after.is_none() => "cost_exceeds_limit",
+        _ => "rate_limited",
     };
     match style {
         BodyStyle::ProblemJson => {
@@ -98,26 +98,37 @@ pub(super) fn put_denial(
     put_request_id_and_end(out, asked);
 }
 
-/// `The limit per_ip (100/s, at most 200 at once) is spent. Try again in 3 s.`
+/// `The limit per_ip (100/s, at most 200 at once) is spent. Try again in 3 s.` Of a limit that is not disclosed only
+/// the wait is told.
 fn put_sentence(out: &mut BytesMut, denial: &Denial<'_>, retry_after: Option<u32>, escaped: bool) {
-    let described = denial.named().map_or("", |met| met.policy.described());
-    if retry_after.is_some() {
-        out.put_slice(b"The limit ");
-    } else {
-        out.put_slice(b"This request costs more than the limit ");
-    }
+    let (before, described, after) = match denial.named() {
+        None => ("Too many requests.", "", ""),
+        Some(met) if met.closed => (
+            "The limit ",
+            met.policy.described(),
+            " is closed to this client.",
+        ),
+        Some(met) if retry_after.is_some() => ("The limit ", met.policy.described(), " is spent."),
+        Some(met) => {
+            let costs = "This request costs more than the limit ";
+            (
+                costs,
+                met.policy.described(),
+                " ever holds. It can never pass.",
+            )
+        }
+    };
+    out.put_slice(before.as_bytes());
     if escaped {
         json::put_escaped(out, described.as_bytes(), VALUE_MAX_BYTES);
     } else {
         out.put_slice(described.as_bytes());
     }
-    match retry_after {
-        Some(seconds) => {
-            out.put_slice(b" is spent. Try again in ");
-            put_number(out, u64::from(seconds));
-            out.put_slice(b" s.");
-        }
-        None => out.put_slice(b" ever holds. It can never pass."),
+    out.put_slice(after.as_bytes());
+    if let Some(seconds) = retry_after {
+        out.put_slice(b" Try again in ");
+        put_number(out, u64::from(seconds));
+        out.put_slice(b" s.");
     }
 }
 

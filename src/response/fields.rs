@@ -61,8 +61,8 @@ pub struct Policy {
     described: Box<str>,
     /// The most units at once.
     quota: u64,
-    /// Seconds in which a spent quota is whole again, rounded up.
-    window: u64,
+    /// Seconds in which a spent quota is whole again, rounded up; `None` for slots, which no clock gives back.
+    window: Option<u64>,
     /// `200`.
     limit: HeaderValue,
     /// `"per_ip";q=200;w=2`.
@@ -74,16 +74,29 @@ pub struct Policy {
 impl Policy {
     /// Prepares what is said of the limit `name` with `quota`.
     pub fn compile(name: &str, quota: &Quota) -> Result<Policy, BadPolicyName> {
-        if name.is_empty() || !name.bytes().all(|byte| (0x20..=0x7e).contains(&byte)) {
-            return Err(BadPolicyName);
-        }
         let burst = quota.burst.get();
         let full_after_ns = u128::from(burst).saturating_mul(quota.period.as_nanos());
         let per_second = u128::from(quota.amount.get()) * u128::from(NS_PER_SECOND);
         let window = full_after_ns
             .div_ceil(per_second)
             .clamp(1, u128::from(INTEGER_MAX)) as u64;
+        Policy::new(name, describe(name, quota), burst, Some(window))
+    }
 
+    /// Prepares what is said of the limit `name` that lets so many requests be in flight.
+    pub fn of_slots(name: &str, slots: u64) -> Result<Policy, BadPolicyName> {
+        Policy::new(name, format!("{name} ({slots} at a time)"), slots, None)
+    }
+
+    fn new(
+        name: &str,
+        described: String,
+        quota: u64,
+        window: Option<u64>,
+    ) -> Result<Policy, BadPolicyName> {
+        if name.is_empty() || !name.bytes().all(|byte| (0x20..=0x7e).contains(&byte)) {
+            return Err(BadPolicyName);
+        }
         let mut text = BytesMut::with_capacity(name.len() + 48);
         text.put_u8(b'"');
         for byte in name.bytes() {
@@ -95,15 +108,20 @@ impl Policy {
         text.put_u8(b'"');
         let name_bytes = text.len();
         text.put_slice(b";q=");
-        put_number(&mut text, burst.min(INTEGER_MAX));
-        text.put_slice(b";w=");
-        put_number(&mut text, window);
+        put_number(&mut text, quota.min(INTEGER_MAX));
+        match window {
+            Some(window) => {
+                text.put_slice(b";w=");
+                put_number(&mut text, window);
+            }
+            None => text.put_slice(b";qu=\"concurrent-requests\""),
+        }
         Ok(Policy {
             name: name.into(),
-            described: describe(name, quota).into(),
-            quota: burst,
+            described: described.into(),
+            quota,
             window,
-            limit: HeaderValue::from(burst.min(INTEGER_MAX)),
+            limit: HeaderValue::from(quota.min(INTEGER_MAX)),
             member: value_of(text.freeze()),
             name_bytes,
         })
@@ -139,6 +157,8 @@ pub struct Met<'a> {
     pub denied: bool,
     /// Whether it always will, because the request costs more than the bucket holds.
     pub never: bool,
+    /// Whether an exception closes the limit to this client.
+    pub closed: bool,
 }
 
 impl Met<'_> {
@@ -146,13 +166,11 @@ impl Met<'_> {
     ///
     /// `ceil(max(until one more unit, remaining · w / q))`. Dividing what remains by `t` then never gives more than the
     /// rate of the limit, and both readings of the parameter (draft-10 and draft-11) hold.
-    fn effective_window(&self) -> u64 {
-        let next_unit = self.next_unit_ns.div_ceil(NS_PER_SECOND);
-        let window = u128::from(self.policy.window);
+    fn effective_window(&self) -> Option<u64> {
+        let window = u128::from(self.policy.window?);
+        let next_unit = u128::from(self.next_unit_ns.div_ceil(NS_PER_SECOND));
         let share = (u128::from(self.remaining) * window).div_ceil(u128::from(self.policy.quota));
-        share
-            .max(u128::from(next_unit))
-            .min(u128::from(INTEGER_MAX)) as u64
+        Some(share.max(next_unit).min(u128::from(INTEGER_MAX)) as u64)
     }
 }
 
@@ -169,7 +187,7 @@ impl<'a> Denial<'a> {
     /// `Retry-After`: whole seconds, rounded up, at least 1, not earlier than `t` of any limit that stopped the request.
     pub fn retry_after(&self) -> Option<u32> {
         let wait = self.retry_after_ns?.div_ceil(NS_PER_SECOND);
-        let windows = self.violated().map(Met::effective_window);
+        let windows = self.violated().filter_map(Met::effective_window);
         let seconds = windows.fold(wait, u64::max);
         Some(
             u32::try_from(seconds)
@@ -284,8 +302,10 @@ impl FieldWriter {
             self.buffer.put_slice(met.policy.quoted_name());
             self.buffer.put_slice(b";r=");
             put_number(&mut self.buffer, met.remaining.min(INTEGER_MAX));
-            self.buffer.put_slice(b";t=");
-            put_number(&mut self.buffer, met.effective_window());
+            if let Some(window) = met.effective_window() {
+                self.buffer.put_slice(b";t=");
+                put_number(&mut self.buffer, window);
+            }
         }
         self.value()
     }

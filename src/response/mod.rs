@@ -21,6 +21,9 @@ pub use refusal::Refusal;
 /// `X-Request-Id`.
 pub static X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// `X-RateLimit-Warning`: the name of a limit of which little is left.
+pub static X_RATELIMIT_WARNING: HeaderName = HeaderName::from_static("x-ratelimit-warning");
+
 /// What an answer needs to know of its request.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'a> {

@@ -189,6 +189,12 @@ impl RouteTable {
         }
     }
 
+    /// What the parameters of a route that [`find`](Self::find) found stand for, given the same path again.
+    pub fn params<'t, 'p>(&'t self, route: usize, key_path: &'p str) -> Params<'t, 'p> {
+        let names = &self.names[route];
+        Params { names, key_path }
+    }
+
     /// Every method that some matching route names, for `Allow` (RFC 9110 §10.2.1).
     fn allowed(&self, host: &str, key_path: &str) -> HeaderValue {
         let mut names: Vec<&str> = Vec::new();

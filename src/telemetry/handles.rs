@@ -27,6 +27,10 @@ impl Metrics {
         DecisionMetrics {
             admitted: counter("admitted"),
             rejected: counter("rejected"),
+            delayed: counter("delayed"),
+            shadow_rejected: counter("shadow_rejected"),
+            tagged: counter("tagged"),
+            exempt: counter("exempt"),
         }
     }
 
@@ -34,6 +38,8 @@ impl Metrics {
     pub fn limit(&self, limit: &str) -> LimitMetrics {
         LimitMetrics {
             retry_after_seconds: self.histogram(&table::RETRY_AFTER, &[limit]),
+            near_limit: self.counter(&table::NEAR_LIMIT, &[limit]),
+            delayed_seconds: self.histogram(&table::DELAYED, &[limit]),
             keys: self.gauge(&table::KEYS, &[limit]),
             key_evictions: self.counter(&table::KEY_EVICTIONS, &[limit]),
             key_overflows: self.counter(&table::KEY_OVERFLOWS, &[limit]),
@@ -154,6 +160,14 @@ pub struct DecisionMetrics {
     pub admitted: Counter,
     /// Requests that the limit stopped.
     pub rejected: Counter,
+    /// Requests that the limit held until their turn.
+    pub delayed: Counter,
+    /// Requests that the limit would have stopped, were it not in shadow.
+    pub shadow_rejected: Counter,
+    /// Requests that the limit let pass with a note to the upstream.
+    pub tagged: Counter,
+    /// Requests that an exception spared the limit.
+    pub exempt: Counter,
 }
 
 /// What a limit counts.
@@ -161,6 +175,10 @@ pub struct DecisionMetrics {
 pub struct LimitMetrics {
     /// The waits that clients were told.
     pub retry_after_seconds: Histogram,
+    /// Requests that passed with little left, from `warn_at` on.
+    pub near_limit: Counter,
+    /// How long requests were held.
+    pub delayed_seconds: Histogram,
     /// Buckets held.
     pub keys: Gauge,
     /// Buckets forgotten to make room.

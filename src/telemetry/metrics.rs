@@ -86,6 +86,10 @@ table! {
         "Decisions, one for each limit that a request meets.";
     DECISION_SECONDS_METRIC = "tidegate_decision_seconds", Kind::Histogram(DECISION_SECONDS), Seconds, [],
         "Time the gateway itself takes to decide on a request, sampled.";
+    NEAR_LIMIT = "tidegate_near_limit_total", Kind::Counter, Count, ["limit"],
+        "Requests that passed with little of the limit left, from warn_at on.";
+    DELAYED = "tidegate_delayed_seconds", Kind::Histogram(WAIT_SECONDS), Seconds, ["limit"],
+        "How long the limit held requests before they were sent on.";
     RETRY_AFTER = "tidegate_retry_after_seconds", Kind::Histogram(WAIT_SECONDS), Seconds, ["limit"],
         "Wait that rejected clients were told.";
     KEYS = "tidegate_keys", Kind::Gauge, Count, ["limit"],

@@ -46,6 +46,8 @@ pub struct Outbound<'a> {
     pub request_id: &'a HeaderValue,
     /// Our name in `Via`.
     pub pseudonym: &'a str,
+    /// Limits that the request is over, though it was admitted.
+    pub over: &'a [&'a str],
 }
 
 /// How the request body is framed towards the server.
@@ -221,7 +223,11 @@ fn is_framing_alias(name: &HeaderName) -> bool {
 fn is_rewritten(name: &HeaderName) -> bool {
     matches!(
         name.as_str(),
-        "x-forwarded-for" | "x-forwarded-proto" | "x-forwarded-host" | "x-request-id"
+        "x-forwarded-for"
+            | "x-forwarded-proto"
+            | "x-forwarded-host"
+            | "x-request-id"
+            | "x-ratelimit-over"
     )
 }
 
@@ -264,6 +270,12 @@ fn write_ours(out: &mut BytesMut, request: &Outbound<'_>) {
     if let Some(tier) = client.tier {
         put_field(out, "x-rate-limit-tier", tier.as_bytes());
     }
+    put_joined(
+        out,
+        "x-ratelimit-over",
+        request.over.iter().map(|name| name.as_bytes()),
+        b", ",
+    );
     out.put_slice(b"via: ");
     for line in request.headers.get_all(VIA) {
         out.put_slice(line.as_bytes());
