@@ -235,7 +235,6 @@ fn memory() {
                     key: Some(key(n)),
                     cost: 1,
                     max_delay_ns: 0,
-                    max_delay_ns: 0,
                 }],
             );
         }

@@ -57,7 +57,7 @@ const CHOICES: u32 = 4;
 const WAYS: usize = 4;
 /// Words in a group: a cache line.
 const LINE: usize = 8;
-/// Locks for inserting; a power of two.
+/// Locks for inserting, at most; a table of few groups has one for each.
 const LOCKS: usize = 1024;
 /// The tag of a slot that was never used.
 const UNUSED: u64 = 0;
@@ -201,7 +201,9 @@ impl Table {
                 std::alloc::handle_alloc_error(layout)
             });
         let first = words.as_ptr().align_offset(64).min(LINE);
-        let locks = std::iter::repeat_with(Mutex::default).take(LOCKS).collect();
+        let locks = std::iter::repeat_with(Mutex::default)
+            .take(groups.min(LOCKS))
+            .collect();
         Table {
             words,
             first,
@@ -230,7 +232,8 @@ impl Table {
         word: u64,
         idle: impl Fn(Owner, u64) -> bool,
     ) -> Insertion<'_> {
-        let lock = self.locks.get(address.start as usize % LOCKS);
+        let turn = (address.start as usize).checked_rem(self.locks.len());
+        let lock = turn.and_then(|turn| self.locks.get(turn));
         let _guard = lock.map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
         for group in self.choices(address) {
             if let Some(cell) = find_in(group, address.tag).and_then(settle) {
