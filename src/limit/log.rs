@@ -7,8 +7,9 @@
 //! **Memory.** A ring sets aside its L entries, and [`RING_ENTRIES`] for what it costs itself, when it is made; all rings
 //! together at most [`ENTRIES_PER_KEY`] for each of the store's `max_keys`. So a key that has a ring can never be
 //! denied its exactness by others. When there is no room for a ring, fresh keys share one per limit, which is strict:
-//! together they get what one key would. Whoever brings a fresh key looks at [`LOOK`] rings, in turn, and drops those
-//! whose entries are all gone: a bounded piece of work that keeps up with any flood.
+//! together they get what one key would. Whoever brings a fresh key looks at [`LOOK`] rings of its lock, in turn, and drops
+//! those whose entries are all gone, and where there is no room at as many of [`LOOK`] other locks: a bounded piece of work
+//! that keeps up with any flood.
 //!
 //! **Locks.** A key belongs to one of [`SHARDS`] locks, held for one look-up and the entries that have aged since the
 //! last; nobody holds two.
@@ -137,6 +138,8 @@ pub(super) struct Rings {
     shards: Box<[Mutex<Shard>]>,
     set_aside: AtomicUsize,
     most: usize,
+    /// Whose turn it is to be swept for others.
+    turn: AtomicUsize,
 }
 
 /// A ring is known by the id of its limit and its owner.
@@ -157,6 +160,7 @@ impl Rings {
             shards: shards.collect(),
             set_aside: AtomicUsize::new(0),
             most: max_keys.saturating_mul(ENTRIES_PER_KEY).max(LEAST_ENTRIES),
+            turn: AtomicUsize::new(0),
         }
     }
 
@@ -165,11 +169,32 @@ impl Rings {
     /// `count` is told the limit of every ring that is made (true) or dropped (false).
     pub(super) fn visit(
         &self,
-        (id, owner): Name,
+        name: Name,
         logs: &Logs,
         ask: &Ask,
         deed: Deed,
         count: impl Fn(u16, bool),
+    ) -> Option<Standing> {
+        let first = self.visit_now(name, logs, ask, deed, &count);
+        first.or_else(|| {
+            for _ in 0..LOOK {
+                let turn = self.turn.fetch_add(1, Relaxed) % SHARDS;
+                if let Some(shard) = self.shards.get(turn) {
+                    let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+                    self.sweep(&mut shard, ask.now_ns, &count);
+                }
+            }
+            self.visit_now(name, logs, ask, deed, &count)
+        })
+    }
+
+    fn visit_now(
+        &self,
+        (id, owner): Name,
+        logs: &Logs,
+        ask: &Ask,
+        deed: Deed,
+        count: &impl Fn(u16, bool),
     ) -> Option<Standing> {
         let log = logs.log(ask.tier);
         let shard = self.shards.get(shard_of(id, owner))?;
@@ -184,7 +209,7 @@ impl Rings {
         }
         let needed = logs.longest.saturating_add(RING_ENTRIES);
         if owner.is_key() {
-            self.sweep(&mut shard, ask.now_ns, &count);
+            self.sweep(&mut shard, ask.now_ns, count);
             if self.set_aside.load(Relaxed).saturating_add(needed) > self.most {
                 return None;
             }

@@ -23,6 +23,8 @@ mod window;
 mod words;
 
 #[cfg(test)]
+mod accuracy;
+#[cfg(test)]
 mod properties;
 
 pub use decision::{Denial, Held, Standing, Verdict};

@@ -351,3 +351,5 @@ use word::{Place, Word};
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod every_algorithm;
