@@ -33,20 +33,15 @@
 //! a slot. Takers of the same slot under different locks are decided by the compare-and-swap. Nobody holds two
 //! locks or waits while a word is RESERVED, so whoever meets a RESERVED word may wait for it.
 
-use std::{
-    sync::{
-        Mutex, PoisonError,
-        atomic::{
-            AtomicU64,
-            Ordering::{AcqRel, Acquire, Relaxed, Release},
-        },
-    },
-    thread,
+use std::sync::{
+    PoisonError,
+    atomic::Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
-use zerocopy::FromZeros;
-
-use super::Key;
+use super::{
+    Key,
+    sync::{AtomicU64, Mutex, yield_now, zeroed},
+};
 
 /// The most keys that a table can be made for.
 pub(super) const MAX_KEYS: usize = 1_000_000_000;
@@ -131,7 +126,7 @@ impl<'a> Cell<'a> {
         loop {
             let word = self.word.load(Acquire);
             if word == RESERVED {
-                thread::yield_now();
+                yield_now();
             } else if self.swap(word, next(word)) {
                 return;
             }
@@ -194,12 +189,7 @@ impl Table {
         let keys = max_keys.clamp(1, MAX_KEYS);
         let groups = keys.saturating_add(keys / 3).div_ceil(WAYS);
         let length = groups.saturating_add(1).saturating_mul(LINE);
-        let words: Box<[AtomicU64]> =
-            FromZeros::new_box_zeroed_with_elems(length).unwrap_or_else(|_| {
-                let layout = std::alloc::Layout::array::<AtomicU64>(length)
-                    .unwrap_or(std::alloc::Layout::new::<u64>());
-                std::alloc::handle_alloc_error(layout)
-            });
+        let words = zeroed(length);
         let first = words.as_ptr().align_offset(64).min(LINE);
         let locks = std::iter::repeat_with(Mutex::default)
             .take(groups.min(LOCKS))
@@ -340,7 +330,7 @@ fn find_in(group: &Group, expected: u64) -> Option<Cell<'_>> {
 fn settle(cell: Cell<'_>) -> Option<Cell<'_>> {
     let (tag, expected) = cell.slot?;
     while cell.word.load(Acquire) == RESERVED && tag.load(Acquire) == expected {
-        thread::yield_now();
+        yield_now();
     }
     cell.load().map(|_| cell)
 }
