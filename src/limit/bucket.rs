@@ -204,7 +204,7 @@ impl Buckets {
         }
         let stepped_back = debt < tat.saturating_sub(now);
         Err(if stepped_back {
-            now.saturating_add(debt)
+            now.saturating_add(debt).min(MAX_TAT)
         } else {
             tat
         })
@@ -238,7 +238,11 @@ impl Buckets {
         let delay = self.scale.units(ask.max_delay_ns);
         let debt = self.debt(self.scale.units(ask.now_ns), tat, delay);
         let after = debt.saturating_add(interval.saturating_mul(ask.cost));
-        let room = bucket.fill.saturating_sub(debt);
+        let late = self.shape == Shape::Queue && delay > 0 && debt > delay;
+        let room = match late {
+            true => 0,
+            false => bucket.fill.saturating_sub(debt),
+        };
         let excess = self.excess(bucket, debt, after, delay);
         let never = ask.cost > bucket.burst;
         let denied = ask.cost > 0 && (excess > 0 || never);
@@ -249,6 +253,7 @@ impl Buckets {
         };
         let next_unit = match debt.checked_sub(bucket.fill) {
             _ if debt == 0 => 0,
+            _ if late => debt.saturating_sub(delay.min(bucket.fill.saturating_sub(interval))),
             Some(beyond) => beyond.saturating_add(interval),
             None => interval.saturating_sub(room % bucket.interval),
         };
@@ -297,7 +302,7 @@ impl Buckets {
     fn debt(&self, now: u64, tat: u64, delay: u64) -> u64 {
         let debt = tat.saturating_sub(now);
         if debt > self.credible.saturating_add(delay) || now > self.last {
-            self.deepest
+            self.deepest.saturating_add(delay)
         } else {
             debt
         }

@@ -7,8 +7,9 @@
 //! **Memory.** A ring sets aside its L entries, and [`RING_ENTRIES`] for what it costs itself, when it is made; all rings
 //! together at most [`ENTRIES_PER_KEY`] for each of the store's `max_keys`. So a key that has a ring can never be
 //! denied its exactness by others. When there is no room for a ring, fresh keys share one per limit, which is strict:
-//! together they get what one key would. Whoever brings a fresh key looks at [`LOOK`] rings, in turn, and drops those
-//! whose entries are all gone: a bounded piece of work that keeps up with any flood.
+//! together they get what one key would. Whoever brings a fresh key looks at [`LOOK`] rings of its lock, in turn, and drops
+//! those whose entries are all gone, and where there is no room at as many of [`LOOK`] other locks: a bounded piece of work
+//! that keeps up with any flood.
 //!
 //! **Locks.** A key belongs to one of [`SHARDS`] locks, held for one look-up and the entries that have aged since the
 //! last; nobody holds two.
@@ -101,7 +102,8 @@ impl Logs {
     /// How an owner without a ring stands.
     pub(super) fn standing_unknown(&self, ask: &Ask) -> Standing {
         let log = self.log(ask.tier);
-        Ring::new(log, self.longest).standing(log.limit, ask)
+        let ring = Ring::new(log, self.longest);
+        ring.standing(&ring.view(ask.now_ns), log.limit, ask)
     }
 }
 
@@ -118,7 +120,10 @@ pub(super) enum Owner {
 /// What a request does with a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Deed {
+    /// Nothing.
     Look,
+    /// Nothing but forget what no longer counts.
+    Ask,
     /// Charges it, if that fits.
     Charge,
     /// Charges it up to its limit.
@@ -133,6 +138,8 @@ pub(super) struct Rings {
     shards: Box<[Mutex<Shard>]>,
     set_aside: AtomicUsize,
     most: usize,
+    /// Whose turn it is to be swept for others.
+    turn: AtomicUsize,
 }
 
 /// A ring is known by the id of its limit and its owner.
@@ -153,6 +160,7 @@ impl Rings {
             shards: shards.collect(),
             set_aside: AtomicUsize::new(0),
             most: max_keys.saturating_mul(ENTRIES_PER_KEY).max(LEAST_ENTRIES),
+            turn: AtomicUsize::new(0),
         }
     }
 
@@ -161,11 +169,32 @@ impl Rings {
     /// `count` is told the limit of every ring that is made (true) or dropped (false).
     pub(super) fn visit(
         &self,
-        (id, owner): Name,
+        name: Name,
         logs: &Logs,
         ask: &Ask,
         deed: Deed,
         count: impl Fn(u16, bool),
+    ) -> Option<Standing> {
+        let first = self.visit_now(name, logs, ask, deed, &count);
+        first.or_else(|| {
+            for _ in 0..LOOK {
+                let turn = self.turn.fetch_add(1, Relaxed) % SHARDS;
+                if let Some(shard) = self.shards.get(turn) {
+                    let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+                    self.sweep(&mut shard, ask.now_ns, &count);
+                }
+            }
+            self.visit_now(name, logs, ask, deed, &count)
+        })
+    }
+
+    fn visit_now(
+        &self,
+        (id, owner): Name,
+        logs: &Logs,
+        ask: &Ask,
+        deed: Deed,
+        count: &impl Fn(u16, bool),
     ) -> Option<Standing> {
         let log = logs.log(ask.tier);
         let shard = self.shards.get(shard_of(id, owner))?;
@@ -180,7 +209,7 @@ impl Rings {
         }
         let needed = logs.longest.saturating_add(RING_ENTRIES);
         if owner.is_key() {
-            self.sweep(&mut shard, ask.now_ns, &count);
+            self.sweep(&mut shard, ask.now_ns, count);
             if self.set_aside.load(Relaxed).saturating_add(needed) > self.most {
                 return None;
             }
@@ -239,6 +268,17 @@ fn shard_of(id: u16, owner: Owner) -> usize {
     (hash.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize % SHARDS
 }
 
+/// A ring as it is at one moment.
+#[derive(Debug)]
+struct View {
+    /// How far the clock stepped back; 0 if it did not.
+    back: u64,
+    /// Entries that no longer count.
+    gone: usize,
+    /// The sum of those that do.
+    used: u64,
+}
+
 /// One owner's entries.
 #[derive(Debug)]
 struct Ring {
@@ -262,37 +302,58 @@ impl Ring {
     }
 
     fn perform(&mut self, log: &Log, ask: &Ask, deed: Deed) -> Standing {
-        self.age(ask.now_ns);
         let limit = log.limit.min(self.room as u64);
+        let view = self.view(ask.now_ns);
+        if deed == Deed::Look {
+            return self.standing(&view, limit, ask);
+        }
+        self.age(&view);
         let free = limit.saturating_sub(self.used);
         match deed {
-            Deed::Look => {}
-            Deed::Charge if ask.cost > free => {}
-            Deed::Charge => {
+            Deed::Charge if ask.cost <= free => {
                 self.add(ask.now_ns, ask.cost);
                 let after = Ask { cost: 0, ..*ask };
-                return self.standing(limit, &after);
+                return self.standing(&self.view(ask.now_ns), limit, &after);
             }
+            Deed::Look | Deed::Ask | Deed::Charge => {}
             Deed::ChargeAnyway => self.add(ask.now_ns, ask.cost.min(free)),
             Deed::Refund => self.remove(ask.cost),
         }
-        self.standing(limit, ask)
+        self.standing(&self.view(ask.now_ns), limit, ask)
+    }
+
+    /// What counts at a moment.
+    fn view(&self, now_ns: u64) -> View {
+        let back = self.newest_ns().saturating_sub(now_ns);
+        let back = if back > STEP_BACK_NS { back } else { 0 };
+        let mut view = View {
+            back,
+            gone: 0,
+            used: self.used,
+        };
+        for &(at, units) in &self.entries {
+            if self.gone_ns(at, back) > now_ns {
+                break;
+            }
+            view.gone = view.gone.saturating_add(1);
+            view.used = view.used.saturating_sub(u64::from(units));
+        }
+        view
+    }
+
+    /// When an entry stops counting.
+    fn gone_ns(&self, at: u64, back: u64) -> u64 {
+        at.saturating_sub(back).saturating_add(self.window_ns)
     }
 
     /// Forgets what no longer counts.
-    fn age(&mut self, now_ns: u64) {
-        let newest = self.newest_ns();
-        let back = newest.saturating_sub(now_ns);
-        if back > STEP_BACK_NS {
+    fn age(&mut self, view: &View) {
+        self.entries.drain(..view.gone);
+        self.used = view.used;
+        if view.back > 0 {
             for (at, _) in &mut self.entries {
-                *at = at.saturating_sub(back);
+                *at = at.saturating_sub(view.back);
             }
-        }
-        while let Some(&(at, units)) = self.entries.front()
-            && at.saturating_add(self.window_ns) <= now_ns
-        {
-            self.entries.pop_front();
-            self.used = self.used.saturating_sub(u64::from(units));
         }
     }
 
@@ -334,32 +395,33 @@ impl Ring {
         }
     }
 
-    fn standing(&self, limit: u64, ask: &Ask) -> Standing {
+    fn standing(&self, view: &View, limit: u64, ask: &Ask) -> Standing {
+        let used = view.used;
         let never = ask.cost > limit;
-        let denied = ask.cost > 0 && self.used.saturating_add(ask.cost) > limit;
-        let wait_ns = |target: u64| self.wait_ns(ask.now_ns, target);
-        let fewer = self.used.min(limit).checked_sub(1);
+        let denied = ask.cost > 0 && used.saturating_add(ask.cost) > limit;
+        let wait_ns = |target: u64| self.wait_ns(view, ask.now_ns, target);
+        let fewer = used.min(limit).checked_sub(1);
         Standing {
             capacity: limit,
-            remaining: limit.saturating_sub(self.used),
+            remaining: limit.saturating_sub(used),
             retry_after_ns: (denied && !never).then(|| wait_ns(limit.saturating_sub(ask.cost))),
             denied,
             never,
             next_unit_ns: fewer.map_or(0, wait_ns),
-            reset_ns: if self.used == 0 { 0 } else { wait_ns(0) },
+            reset_ns: if used == 0 { 0 } else { wait_ns(0) },
             delay_ns: 0,
             held: Held::Nowhere,
         }
     }
 
     /// The least wait until at most `target` units count, which are fewer than now.
-    fn wait_ns(&self, now_ns: u64, target: u64) -> u64 {
-        let mut used = self.used;
-        let last = self.entries.iter().find(|(_, units)| {
+    fn wait_ns(&self, view: &View, now_ns: u64, target: u64) -> u64 {
+        let mut used = view.used;
+        let last = self.entries.iter().skip(view.gone).find(|(_, units)| {
             used = used.saturating_sub(u64::from(*units));
             used <= target
         });
-        let gone = last.map_or(now_ns, |(at, _)| at.saturating_add(self.window_ns));
+        let gone = last.map_or(now_ns, |(at, _)| self.gone_ns(*at, view.back));
         gone.saturating_sub(now_ns)
     }
 

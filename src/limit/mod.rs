@@ -18,10 +18,15 @@ pub mod quota;
 pub mod store;
 
 mod registry;
+mod sync;
 mod table;
 mod window;
 mod words;
 
+#[cfg(test)]
+mod accuracy;
+#[cfg(test)]
+mod model;
 #[cfg(test)]
 mod properties;
 

@@ -147,7 +147,7 @@ impl Store {
         for charge in charges {
             let found = match &charge.limit.rule {
                 Rule::Words(words) => Asked::Word(self.find(Word::new(charge, words, now_ns))),
-                Rule::Logs(logs) => self.ask_ring(now_ns, charge, logs),
+                Rule::Logs(logs) => self.ask_ring(now_ns, charge, logs, Deed::Look),
             };
             push(&mut asked, found);
         }
@@ -165,7 +165,7 @@ impl Store {
         let found = match &charge.limit.rule {
             Rule::Words(words) => self.find(Word::new(charge, words, now_ns)),
             Rule::Logs(logs) => {
-                let found = self.ask_ring(now_ns, charge, logs);
+                let found = self.ask_ring(now_ns, charge, logs, Deed::Ask);
                 let admits = !found.denies();
                 push(asked, found);
                 return admits;
@@ -351,3 +351,5 @@ use word::{Place, Word};
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod every_algorithm;

@@ -33,20 +33,15 @@
 //! a slot. Takers of the same slot under different locks are decided by the compare-and-swap. Nobody holds two
 //! locks or waits while a word is RESERVED, so whoever meets a RESERVED word may wait for it.
 
-use std::{
-    sync::{
-        Mutex, PoisonError,
-        atomic::{
-            AtomicU64,
-            Ordering::{AcqRel, Acquire, Relaxed, Release},
-        },
-    },
-    thread,
+use std::sync::{
+    PoisonError,
+    atomic::Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
-use zerocopy::FromZeros;
-
-use super::Key;
+use super::{
+    Key,
+    sync::{AtomicU64, Mutex, yield_now, zeroed},
+};
 
 /// The most keys that a table can be made for.
 pub(super) const MAX_KEYS: usize = 1_000_000_000;
@@ -57,7 +52,7 @@ const CHOICES: u32 = 4;
 const WAYS: usize = 4;
 /// Words in a group: a cache line.
 const LINE: usize = 8;
-/// Locks for inserting; a power of two.
+/// Locks for inserting, at most; a table of few groups has one for each.
 const LOCKS: usize = 1024;
 /// The tag of a slot that was never used.
 const UNUSED: u64 = 0;
@@ -131,7 +126,7 @@ impl<'a> Cell<'a> {
         loop {
             let word = self.word.load(Acquire);
             if word == RESERVED {
-                thread::yield_now();
+                yield_now();
             } else if self.swap(word, next(word)) {
                 return;
             }
@@ -194,14 +189,11 @@ impl Table {
         let keys = max_keys.clamp(1, MAX_KEYS);
         let groups = keys.saturating_add(keys / 3).div_ceil(WAYS);
         let length = groups.saturating_add(1).saturating_mul(LINE);
-        let words: Box<[AtomicU64]> =
-            FromZeros::new_box_zeroed_with_elems(length).unwrap_or_else(|_| {
-                let layout = std::alloc::Layout::array::<AtomicU64>(length)
-                    .unwrap_or(std::alloc::Layout::new::<u64>());
-                std::alloc::handle_alloc_error(layout)
-            });
+        let words = zeroed(length);
         let first = words.as_ptr().align_offset(64).min(LINE);
-        let locks = std::iter::repeat_with(Mutex::default).take(LOCKS).collect();
+        let locks = std::iter::repeat_with(Mutex::default)
+            .take(groups.min(LOCKS))
+            .collect();
         Table {
             words,
             first,
@@ -230,7 +222,8 @@ impl Table {
         word: u64,
         idle: impl Fn(Owner, u64) -> bool,
     ) -> Insertion<'_> {
-        let lock = self.locks.get(address.start as usize % LOCKS);
+        let turn = (address.start as usize).checked_rem(self.locks.len());
+        let lock = turn.and_then(|turn| self.locks.get(turn));
         let _guard = lock.map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
         for group in self.choices(address) {
             if let Some(cell) = find_in(group, address.tag).and_then(settle) {
@@ -337,7 +330,7 @@ fn find_in(group: &Group, expected: u64) -> Option<Cell<'_>> {
 fn settle(cell: Cell<'_>) -> Option<Cell<'_>> {
     let (tag, expected) = cell.slot?;
     while cell.word.load(Acquire) == RESERVED && tag.load(Acquire) == expected {
-        thread::yield_now();
+        yield_now();
     }
     cell.load().map(|_| cell)
 }

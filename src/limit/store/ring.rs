@@ -24,12 +24,13 @@ impl Store {
         now_ns: u64,
         charge: &Charge<'s>,
         logs: &'s Logs,
+        deed: Deed,
     ) -> Asked<'s> {
         Asked::Ring(Ring {
             charge: *charge,
             logs,
             now_ns,
-            standing: self.visit(charge, logs, now_ns, Deed::Look).0,
+            standing: self.visit(charge, logs, now_ns, deed).0,
         })
     }
 
@@ -68,7 +69,7 @@ impl Store {
         if let Some(standing) = own {
             return (standing, Held::Own);
         }
-        if deed != Deed::Look {
+        if deed == Deed::Ask || deed == Deed::ChargeAnyway {
             let state = charge.limit.state(charge.tier);
             state.overflowed.fetch_add(1, Relaxed);
         }

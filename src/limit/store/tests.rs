@@ -12,8 +12,8 @@ use std::{
 use super::*;
 use crate::limit::{Algorithm, Denial, Quota};
 
-const SECOND: u64 = 1_000_000_000;
-const HOUR: u64 = 3_600 * SECOND;
+pub(super) const SECOND: u64 = 1_000_000_000;
+pub(super) const HOUR: u64 = 3_600 * SECOND;
 
 fn limit(name: &str, amount: u64, period_ns: u64, burst: u64) -> Limit {
     Limit::new(
@@ -34,12 +34,12 @@ fn charge(limit: &Attached, key: impl Into<Option<u128>>, cost: u64) -> Charge<'
     }
 }
 
-fn remaining(store: &Store, now_ns: u64, charge: Charge<'_>) -> u64 {
+pub(super) fn remaining(store: &Store, now_ns: u64, charge: Charge<'_>) -> u64 {
     store.peek(now_ns, &[charge]).standings[0].remaining
 }
 
 /// A well-spread key for each number, as the keyed hash makes them.
-fn key(n: u64) -> u128 {
+pub(super) fn key(n: u64) -> u128 {
     let mix = |n: u64| {
         let n = (n ^ (n >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let n = (n ^ (n >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -205,7 +205,7 @@ fn debt_outlives_a_configuration_that_changes_the_rate() {
 }
 
 /// Runs `work` in as many threads at once and adds up what they return.
-fn in_threads(threads: u64, work: impl Fn(u64) -> u64 + Sync) -> u64 {
+pub(super) fn in_threads(threads: u64, work: impl Fn(u64) -> u64 + Sync) -> u64 {
     let (total, barrier) = (AtomicU64::new(0), Barrier::new(threads as usize));
     thread::scope(|scope| {
         for thread in 0..threads {
