@@ -179,6 +179,7 @@ fn answers_that_have_left_give_their_memory_to_the_next() {
         reset_ns: 7,
         denied: true,
         never: false,
+        closed: false,
     }];
     let denial = Denial {
         met: &met,

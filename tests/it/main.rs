@@ -13,6 +13,7 @@ mod http2_vectors;
 mod identity_vectors;
 mod lifecycle;
 mod limiter_vectors;
+mod limit_modes;
 mod limits;
 mod path_vectors;
 mod proxy;

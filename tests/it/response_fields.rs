@@ -53,6 +53,7 @@ fn admitted(policy: &Policy, remaining: u64, next_unit_ns: u64, reset_ns: u64) -
         reset_ns,
         denied: false,
         never: false,
+        closed: false,
     }
 }
 
@@ -194,6 +195,7 @@ fn cost_above_the_quota_has_no_retry_after_and_says_that_it_never_passes() {
     let met = [Met {
         denied: true,
         never: true,
+        closed: false,
         ..admitted(&p, 10, 0, 0)
     }];
     let response = rejected(&met, None);
