@@ -240,3 +240,29 @@ fn slots_in_flight_come_back_to_the_key_that_took_them() {
         }
     });
 }
+
+/// One thread has found its idle slot; before it takes it, others take the slots of all idle keys, and give them back,
+/// so that the count is the same again under another key.
+#[test]
+fn slot_in_flight_is_not_taken_under_another_keys_name() {
+    under_all_schedules(|| {
+        let table = Arc::new(table());
+        for key in 0..4 {
+            assert!(take(&table, key));
+        }
+        (0..4).for_each(|key| give_back(&table, key));
+        let seen = Arc::clone(&table);
+        in_threads(2, move |thread| {
+            let keys = [0..1, 4..8][thread as usize].clone();
+            for key in keys {
+                if take(&seen, key) {
+                    give_back(&seen, key);
+                }
+            }
+        });
+        for key in 0..8 {
+            let used = table.find(&address(key, 2)).and_then(|cell| cell.load());
+            assert_eq!(used.unwrap_or(0), 0, "a slot was leaked");
+        }
+    });
+}
