@@ -59,7 +59,7 @@ use slots::Slots;
 
 pub use body::Body;
 pub use plan::PlanError;
-pub use shared::Shared;
+pub use shared::{OverflowSeen, Shared};
 
 /// The gateway on one worker thread.
 #[derive(Debug)]

@@ -28,7 +28,7 @@ use tokio::{
 use crate::{
     admin::{Admin, Readiness, State},
     config::Snapshot,
-    gateway::{Shared, Worker},
+    gateway::{OverflowSeen, Shared, Worker},
     listener::{self, Address, Bound, Drain, ListeningSocket, Observer},
     telemetry::{
         self, Metrics,
@@ -254,10 +254,12 @@ impl Running {
     pub fn serve(mut self) {
         let shared = Arc::clone(&self.shared);
         self.control.spawn(async move {
+            let mut overflow = OverflowSeen::default();
             let mut ticks = tokio::time::interval(METRICS_UPKEEP);
             loop {
                 ticks.tick().await;
                 shared.metrics().run_upkeep();
+                shared.warn_of_overflow(&mut overflow);
             }
         });
         let name = self.control.block_on(self.signals.next());

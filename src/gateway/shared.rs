@@ -1,6 +1,7 @@
 //! What all workers of a process share: the plan, the buckets, the metrics, the access log.
 
 use std::{
+    collections::HashMap,
     io::{self, IsTerminal as _},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -36,6 +37,10 @@ pub struct Shared {
     /// The origin of the limiter's time.
     epoch: Instant,
 }
+
+/// By limit: how many decisions have found no room, and when that was last said.
+#[derive(Debug, Default)]
+pub struct OverflowSeen(HashMap<String, (u64, Option<Instant>)>);
 
 /// Bytes of access lines that may wait for standard output.
 const ACCESS_QUEUE_BYTES: usize = 4 * 1024 * 1024;
@@ -101,6 +106,26 @@ impl Shared {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .close(PATIENCE);
+        }
+    }
+
+    /// Warns, at most once a minute for each limit, when new keys find no room: from then on they share a bucket. To be
+    /// called every second or so, off the workers.
+    pub fn warn_of_overflow(&self, seen: &mut OverflowSeen) {
+        const PAUSE: Duration = Duration::from_secs(60);
+        for rule in self.plan.rules() {
+            let count = rule.buckets.overflowed();
+            let (known, warned) = seen.0.entry(rule.name.clone()).or_default();
+            if count > *known && warned.is_none_or(|at| at.elapsed() >= PAUSE) {
+                *warned = Some(Instant::now());
+                tracing::warn!(
+                    limit = rule.name,
+                    decisions = count,
+                    max_keys = self.snapshot.server.max_keys,
+                    "every bucket is held by a key in debt: new keys of this limit share one; raise server.max_keys, or key the limit by less"
+                );
+            }
+            *known = count;
         }
     }
 

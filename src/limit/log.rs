@@ -332,7 +332,7 @@ impl Ring {
             used: self.used,
         };
         for &(at, units) in &self.entries {
-            if self.gone_ns(at, back) > now_ns {
+            if self.counts_for_ns(at, back, now_ns) > 0 {
                 break;
             }
             view.gone = view.gone.saturating_add(1);
@@ -341,9 +341,13 @@ impl Ring {
         view
     }
 
-    /// When an entry stops counting.
-    fn gone_ns(&self, at: u64, back: u64) -> u64 {
-        at.saturating_sub(back).saturating_add(self.window_ns)
+    /// How much longer an entry counts. By differences: a sum would end at the end of time, and too early.
+    fn counts_for_ns(&self, at: u64, back: u64, now_ns: u64) -> u64 {
+        let at = at.saturating_sub(back);
+        let age = now_ns.saturating_sub(at);
+        self.window_ns
+            .saturating_sub(age)
+            .saturating_add(at.saturating_sub(now_ns))
     }
 
     /// Forgets what no longer counts.
@@ -421,8 +425,7 @@ impl Ring {
             used = used.saturating_sub(u64::from(*units));
             used <= target
         });
-        let gone = last.map_or(now_ns, |(at, _)| self.gone_ns(*at, view.back));
-        gone.saturating_sub(now_ns)
+        last.map_or(0, |(at, _)| self.counts_for_ns(*at, view.back, now_ns))
     }
 
     fn newest_ns(&self) -> u64 {
@@ -431,6 +434,6 @@ impl Ring {
 
     /// All entries are gone. One that seems to come from the future may be a slow clock's.
     fn is_idle(&self, now_ns: u64) -> bool {
-        self.newest_ns().saturating_add(self.window_ns) <= now_ns
+        now_ns.saturating_sub(self.newest_ns()) >= self.window_ns
     }
 }

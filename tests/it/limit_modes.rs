@@ -673,3 +673,34 @@ fn two_bursts_at_a_windows_edge_show_what_each_algorithm_promises() {
         "a fixed window admits up to twice its limit: {fixed}"
     );
 }
+
+#[test]
+fn a_flood_of_keys_is_bounded_warned_of_and_does_not_wash_a_debt_off() {
+    let origin = Origin::ok();
+    let toml = format!(
+        "[server]\nworkers = 2\nmax_keys = 100\n{TRUSTING}{}",
+        limited(ONE_PER_IP)
+    );
+    let gateway = Gateway::with(&toml).upstream(&origin).start();
+    let from = |n: u32| {
+        let ip = format!("192.{}.{}.{}", n >> 16 & 255, n >> 8 & 255, n & 255);
+        Request::get("/").header("x-forwarded-for", &ip)
+    };
+    let mut client = gateway.connect();
+    assert_eq!(client.send(&from(0)).status, 200);
+    let mut strangers = 0;
+    for n in 1..=1000 {
+        strangers += u32::from(client.send(&from(n)).status == 200);
+        if n % 100 == 0 {
+            assert_eq!(client.send(&from(0)).status, 429, "the abuser's debt stays");
+        }
+    }
+    assert!(
+        strangers <= 200,
+        "{strangers} fresh keys found a bucket of their own"
+    );
+    assert!(gateway.metric(r#"tidegate_key_overflows_total{limit="l"}"#) > 0.0);
+    eventually_eq("it is said", true, || {
+        gateway.stderr().contains("raise server.max_keys")
+    });
+}
