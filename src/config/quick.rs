@@ -1,22 +1,9 @@
 //! A configuration from a command line: what `tidegate run --to URL --limit RATE` stands for, as a file.
 
-use super::units;
-
-/// The least burst that a limit from the command line has, where its rate allows as many requests at all: a browser
-/// that opens a page should not be turned away at its second request.
-const BURST: u64 = 10;
-
 /// The text of the configuration; it is compiled like any other, and so are its mistakes found.
 ///
-/// A limit named `default` counts by client address; its burst is one second of the rate, or 10 requests (or all of
-/// the rate's count, when that is less than 10), whichever is more.
+/// A limit named `default` counts by client address.
 pub fn quick(to: &str, limit: &str, listen: Option<&str>, admin: Option<&str>) -> String {
-    let burst = units::rate(limit)
-        .ok()
-        .map(|rate| rate.amount.get().min(BURST).max(rate.per_second().get()));
-    let burst = burst
-        .map(|burst| format!("burst = {burst}\n"))
-        .unwrap_or_default();
     let admin = admin.map(|address| format!("[admin]\naddress = {}\n\n", toml_string(address)));
     format!(
         r#"[[listen]]
@@ -28,7 +15,7 @@ servers = [{to}]
 [limit.default]
 key = ["ip"]
 rate = {limit}
-{burst}
+
 [gateway]
 limits = ["default"]
 
@@ -73,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn burst_is_friendly_to_a_page_but_never_more_than_the_rate() {
+    fn the_limit_has_the_burst_that_it_would_have_in_a_file() {
         assert_eq!(
             [
                 burst("60/min"),

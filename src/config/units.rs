@@ -17,13 +17,14 @@ pub(super) struct Rate {
 }
 
 impl Rate {
-    /// One second's worth of units, rounded down, but at least 1.
-    pub(super) fn per_second(self) -> NonZeroU64 {
-        let units = u128::from(self.amount.get()) * 1_000_000_000 / self.period.as_nanos();
-        u64::try_from(units)
-            .ok()
-            .and_then(NonZeroU64::new)
-            .unwrap_or(NonZeroU64::MIN)
+    /// What a bucket holds when nothing says so: one second's worth of units, rounded down, but at least 10 (a browser
+    /// that opens a page should not be turned away at its second request), or all of the rate's units where that is less.
+    pub(super) fn default_burst(self) -> NonZeroU64 {
+        let second = u128::from(self.amount.get()) * 1_000_000_000 / self.period.as_nanos();
+        let least = self.amount.get().min(LEAST_BURST);
+        // not more than the units per nanosecond, so it fits
+        let second = u64::try_from(second).unwrap_or(u64::MAX);
+        NonZeroU64::new(second.max(least)).unwrap_or(NonZeroU64::MIN)
     }
 }
 
@@ -44,6 +45,9 @@ const SIZE_UNITS: &[(&str, u64)] = &[
     ("MB", 1_000_000),
     ("GB", 1_000_000_000),
 ];
+
+/// The least burst of a limit that names none, where its rate allows as many.
+const LEAST_BURST: u64 = 10;
 
 /// The longest period of a rate.
 const MAX_PERIOD: Duration = Duration::from_secs(31 * 86_400);
@@ -316,16 +320,18 @@ mod tests {
     }
 
     #[test]
-    fn a_second_of_a_rate_is_rounded_down_but_never_nothing() {
-        let second = |text| rate(text).expect("it is a rate").per_second().get();
+    fn a_burst_that_is_not_written_is_a_second_of_the_rate_but_friendly_to_a_page() {
+        let burst = |text| rate(text).expect("it is a rate").default_burst().get();
         assert_eq!(
             [
-                second("100/s"),
-                second("90/min"),
-                second("20/h"),
-                second("1/ms")
+                burst("100/s"),
+                burst("60/min"),
+                burst("5/min"),
+                burst("1/s"),
+                burst("1/ms"),
+                burst("1000000/ms"),
             ],
-            [100, 1, 1, 1_000]
+            [100, 10, 5, 1, 1_000, 1_000_000_000]
         );
     }
 

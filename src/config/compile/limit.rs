@@ -244,7 +244,7 @@ fn quotas(
     name: &Text<'_>,
 ) -> Option<(Vec<Quota>, Tiers)> {
     let quota = |rate: Rate, burst: Option<NonZeroU64>| {
-        let burst = burst.unwrap_or_else(|| rate.per_second());
+        let burst = burst.unwrap_or_else(|| rate.default_burst());
         let quota = Quota::new(rate.amount.get(), rate.period, burst.get());
         let refused = |error: QuotaError| {
             let message = format!("limit {} cannot be kept: {error}", name.shown());

@@ -39,6 +39,8 @@ pub(super) struct Written {
     pub(super) is_secret: bool,
     pub(super) pattern: Option<Pattern>,
     pub(super) path_span: Range<usize>,
+    /// Where each of its hosts stands.
+    pub(super) host_spans: Vec<Range<usize>>,
     pub(super) upstream: Option<usize>,
     pub(super) limits: Vec<usize>,
     pub(super) cost: Option<u64>,
@@ -112,8 +114,10 @@ fn route(table: &Value<'_>, names: &Names<'_>) -> Option<Written> {
         .require("path", "add path = \"/{*rest}\" for every path")
         .and_then(|value| value.text());
     let mut is_secret = path.as_ref().is_some_and(|path| path.from_environment);
+    let mut host_spans = Vec::new();
     let hosts = list(&section, "hosts", |text| {
         is_secret |= text.from_environment;
+        host_spans.push(text.span.clone());
         Some(text.value.to_ascii_lowercase())
     });
     let methods = list(&section, "methods", method);
@@ -144,6 +148,7 @@ fn route(table: &Value<'_>, names: &Names<'_>) -> Option<Written> {
             .map_or("without a name".to_owned(), Text::shown),
         name: name.map(|name| (name.value, name.span)),
         is_secret,
+        host_spans,
     };
     section.finish();
     Some(written)
