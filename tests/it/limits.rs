@@ -551,6 +551,27 @@ fn forwarded_addresses_from_trusted_peers_are_read_from_the_right() {
 }
 
 #[test]
+fn addresses_may_be_read_from_forwarded_instead() {
+    let trusting = "[client_ip]\ntrusted_proxies = [\"127.0.0.0/8\"]\nheader = \"forwarded\"\n";
+    let gateway = Gateway::with(&format!("{trusting}{}", per_ip(1))).start();
+    let forwarded = |value: &str| Request::get("/").header("forwarded", value);
+    let first = forwarded("for=\"[2001:db8::1]:4711\";proto=https");
+    assert_eq!(gateway.statuses(&first, 2), [200, 429]);
+    let behind = "for=10.1.1.1, For=\"[2001:db8::1]\", for=127.0.0.9;by=_hidden";
+    assert_eq!(
+        gateway.statuses(&forwarded(behind), 1),
+        [429],
+        "the same client"
+    );
+    let other = forwarded("for=198.51.100.2").header("x-forwarded-for", "2001:db8::1");
+    assert_eq!(
+        gateway.statuses(&other, 1),
+        [200],
+        "the other header is not read"
+    );
+}
+
+#[test]
 fn users_named_by_untrusted_peers_are_nobody() {
     let origin = Origin::ok();
     let gateway = Gateway::with(
