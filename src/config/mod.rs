@@ -19,7 +19,7 @@ mod value;
 pub use code::Code;
 pub(crate) use diagnostic::count;
 pub use diagnostic::{Diagnostic, MAX_LINE_BYTES, MAX_SHOWN, Place, Report, Severity};
-pub use quick::quick;
+pub use quick::{parse_limit, parse_to, quick};
 
 use std::{fmt, net::SocketAddr, num::NonZeroUsize, path::Path, time::Duration};
 

@@ -1,5 +1,7 @@
 //! A configuration from a command line: what `tidegate run --to URL --limit RATE` stands for, as a file.
 
+use super::{compile::parse_server, diagnostic::Problem, units};
+
 /// The text of the configuration; it is compiled like any other, and so are its mistakes found.
 ///
 /// A limit named `default` counts by client address.
@@ -29,6 +31,24 @@ upstream = "default"
         to = toml_string(to),
         limit = toml_string(limit),
     )
+}
+
+/// Checks where requests are to go, before it is put into a file: what is wrong is then said of the option.
+pub fn parse_to(text: &str) -> Result<String, String> {
+    checked(text, parse_server(text))
+}
+
+/// Checks a rate, likewise.
+pub fn parse_limit(text: &str) -> Result<String, String> {
+    checked(text, units::rate(text))
+}
+
+fn checked<T>(text: &str, parsed: Result<T, Problem>) -> Result<String, String> {
+    let said = |problem: Problem| match problem.hint.as_str() {
+        "" => problem.message,
+        hint => format!("{}; {hint}", problem.message),
+    };
+    parsed.map(|_| text.to_owned()).map_err(said)
 }
 
 /// A basic string (TOML 1.0, "String") that stands for exactly this text.

@@ -88,7 +88,13 @@ pub(super) fn rate(text: &str) -> Result<Rate, Problem> {
     const HINT: &str =
         r#"write COUNT/UNIT or COUNT/DURATION, such as "100/s", "60/min" or "5/15min""#;
     let bad = |message: String| Problem::new(Code::BadRate, message).hint(HINT);
-    let not_a_rate = || bad(format!("{} is not a rate", quote(text)));
+    let not_a_rate = || {
+        let problem = bad(format!("{} is not a rate", quote(text)));
+        match meant_rate(text) {
+            Some(meant) => problem.hint(format!("did you mean {}?", quote(&meant))),
+            None => problem,
+        }
+    };
     let (count, per) = text.split_once('/').ok_or_else(not_a_rate)?;
     let (count, "") = number(count).ok_or_else(not_a_rate)? else {
         return Err(not_a_rate());
@@ -128,6 +134,33 @@ pub(super) fn rate(text: &str) -> Result<Rate, Problem> {
         )));
     }
     Ok(Rate { amount, period })
+}
+
+/// The rate that was probably meant: `10rps`, `10r/s`, `10 per second`, `1.5/s`.
+fn meant_rate(text: &str) -> Option<String> {
+    let text = text.to_ascii_lowercase();
+    let (digits, rest) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
+    let count: u64 = digits.parse().ok()?;
+    if let Some((fraction, unit)) = rest.strip_prefix('.').and_then(|rest| rest.split_once('/')) {
+        let tenths: u64 = fraction.parse().ok().filter(|_| fraction.len() == 1)?;
+        let units = count.checked_mul(10)?.checked_add(tenths)?;
+        let unit = meant(unit, TIME_UNITS).or(Some(unit))?;
+        let meant = format!("{units}/10{unit}");
+        return rate(&meant).is_ok().then_some(meant);
+    }
+    let per = rest
+        .trim()
+        .trim_start_matches("requests")
+        .trim_start_matches("req");
+    let per = per.trim_start_matches('r').trim();
+    let unit = per
+        .strip_prefix("per")
+        .or(per.strip_prefix('p'))
+        .or(per.strip_prefix('/'))?;
+    let unit = unit.trim();
+    let unit = meant(unit, TIME_UNITS).unwrap_or(unit);
+    let meant = format!("{count}/{unit}");
+    rate(&meant).is_ok().then_some(meant)
 }
 
 /// A duration as it would be written: in the largest unit that is exact.
@@ -317,6 +350,34 @@ mod tests {
         );
         assert_eq!(rate("0/s").expect_err("zero").code, Code::ZeroRate);
         assert_eq!(rate("5/0s").expect_err("zero").code, Code::ZeroRate);
+    }
+
+    #[test]
+    fn rates_in_other_words_are_understood_and_refused() {
+        let hint = |text| rate(text).expect_err(text).hint;
+        for (text, meant) in [
+            ("10rps", "10/s"),
+            ("10rpm", "10/min"),
+            ("10r/s", "10/s"),
+            ("10r/m", "10/min"),
+            ("10 req/sec", "10/s"),
+            ("10 per second", "10/s"),
+            ("10 / s", "10/s"),
+            ("1.5/s", "15/10s"),
+            ("0.5/min", "5/10min"),
+        ] {
+            assert_eq!(hint(text), format!("did you mean `{meant}`?"), "{text}");
+        }
+        for text in [
+            "",
+            "10",
+            "s",
+            "1.25/s",
+            "10 apples",
+            "99999999999999999999rps",
+        ] {
+            assert!(hint(text).starts_with("write COUNT/UNIT"), "{text}");
+        }
     }
 
     #[test]

@@ -59,7 +59,7 @@ pub(super) fn load(
         tiers: tiers.iter().map(|tier| tier.name.clone()).collect(),
         new_tiers: tiers,
     };
-    let entries = file.named("keys");
+    let entries = file.named("keys", &keys::API_KEY);
     let keys: Vec<_> = entries
         .iter()
         .map(|(name, table)| api_key(name, table, &mut seen))

@@ -38,7 +38,10 @@ pub(super) fn compile(file: &Section<'_>, users: &identity::Settings) -> Vec<Nam
             compiled,
         }
     };
-    file.named("limit").into_iter().map(limit).collect()
+    file.named("limit", &keys::LIMIT)
+        .into_iter()
+        .map(limit)
+        .collect()
 }
 
 fn limit(section: Section<'_>, name: &Text<'_>, users: &identity::Settings) -> Option<Limit> {

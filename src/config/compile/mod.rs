@@ -14,6 +14,8 @@ mod response;
 mod route;
 mod upstream;
 
+pub(super) use upstream::parse_server;
+
 use std::path::Path;
 
 use sha2::{Digest, Sha256};

@@ -28,6 +28,10 @@ pub(super) struct Names<'a> {
     pub(super) limits: &'a [NamedLimit],
     /// `[gateway] limits`, as indexes.
     pub(super) everywhere: Vec<usize>,
+    /// A table of limits is misspelt, so that a name is unknown says nothing.
+    pub(super) limits_in_doubt: bool,
+    /// Likewise.
+    pub(super) upstreams_in_doubt: bool,
 }
 
 /// A route as far as it could be read, and where its parts stand.
@@ -72,13 +76,15 @@ pub(super) fn compile(
         upstreams,
         limits,
         everywhere: Vec::new(),
+        limits_in_doubt: file.is_in_doubt("limit"),
+        upstreams_in_doubt: file.is_in_doubt("upstream"),
     };
     let everywhere = limit_list(&gateway, "limits", &names);
     names.everywhere = everywhere.into_iter().map(|(index, _)| index).collect();
     check_count(&gateway, &names.everywhere, "that no route takes");
     gateway.finish();
     let tables = file.repeated("route");
-    if tables.is_empty() {
+    if tables.is_empty() && !file.is_in_doubt("route") {
         let upstream = upstreams
             .first()
             .map_or("origin", |upstream| &upstream.name);
@@ -138,7 +144,7 @@ fn route(table: &Value<'_>, names: &Names<'_>) -> Option<Written> {
                 methods: methods?,
             })
         }),
-        upstream: upstream.and_then(|value| find_upstream(&value.text()?, names.upstreams)),
+        upstream: upstream.and_then(|value| find_upstream(&value.text()?, names)),
         limits: limits_of(&section, names),
         cost_span: cost.as_ref().map_or(section.span.clone(), Value::span),
         cost: cost.map_or(Some(1), |value| value.integer(1..=MAX_COST)),
@@ -154,11 +160,22 @@ fn route(table: &Value<'_>, names: &Names<'_>) -> Option<Written> {
     Some(written)
 }
 
-fn find_upstream(text: &Text<'_>, upstreams: &[Upstream]) -> Option<usize> {
+fn find_upstream(text: &Text<'_>, names: &Names<'_>) -> Option<usize> {
+    let upstreams = names.upstreams;
     let found = upstreams
         .iter()
         .position(|upstream| upstream.name == text.value);
-    if found.is_none() {
+    let is_server = ["http://", "https://", "unix:", "builtin:"]
+        .iter()
+        .any(|scheme| text.value.starts_with(scheme));
+    if found.is_none() && is_server {
+        let message = format!("{} is a server: a route names a table", text.shown());
+        let hint = format!(
+            "add [upstream.web] with servers = [\"{}\"], and write upstream = \"web\" here",
+            text.shown().trim_matches('`')
+        );
+        text.error(Problem::new(Code::UnknownUpstream, message).hint(hint));
+    } else if found.is_none() && !names.upstreams_in_doubt {
         let known = upstreams.iter().map(|upstream| upstream.name.as_str());
         let message = format!("there is no upstream {}", text.shown());
         let problem = Problem::new(Code::UnknownUpstream, message)
@@ -245,6 +262,7 @@ fn limit_list<'a>(
         match known().position(|name| name == text.value) {
             Some(index) if first => found.push((index, text)),
             Some(_) => {}
+            None if names.limits_in_doubt => {}
             None => {
                 let problem = Problem::new(
                     Code::UnknownLimit,
