@@ -467,10 +467,7 @@ fn an_api_key_names_its_user_and_an_unknown_one_is_401() {
     );
     let unknown = gateway.send(&with_key("nobody's secret"));
     assert_eq!(unknown.status, 401);
-    assert!(
-        unknown.header("www-authenticate").is_some(),
-        "RFC 9110 §11.6.1 asks for WWW-Authenticate"
-    );
+    assert_eq!(unknown.header("www-authenticate"), Some("ApiKey"));
     assert!(
         !unknown.text().contains("nobody's secret"),
         "the answer does not repeat the key"
@@ -481,6 +478,18 @@ fn an_api_key_names_its_user_and_an_unknown_one_is_401() {
     assert_eq!(seen[1].header("x-user-id"), Some("ann"));
     assert_eq!(seen[1].header("x-rate-limit-tier"), Some("pro"));
     gateway.wait_for_metric("tidegate_identity_rejected_total", 1.0);
+}
+
+#[test]
+fn a_key_in_authorization_is_asked_for_as_a_bearer() {
+    let gateway = Gateway::with(
+        "[[user]]\nfrom = \"api_key\"\nheader = \"authorization\"\nkeys_file = \"keys.toml\"\n",
+    )
+    .file("keys.toml", "[keys]\n")
+    .start();
+    let unknown = gateway.send(&Request::get("/").header("authorization", "Bearer nobody"));
+    assert_eq!(unknown.status, 401);
+    assert_eq!(unknown.header("www-authenticate"), Some("Bearer"));
 }
 
 #[test]
