@@ -1,28 +1,19 @@
 //! `tidegate check`: compile a configuration and print every problem with its place, its line and a hint.
 
-use std::{
-    io::Write,
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::{io::Write, path::Path, process::ExitCode};
 
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
+use super::ConfigFile;
 use crate::config::{self, Loaded, Report, Snapshot, count};
 
 /// What `tidegate check` is told.
 #[derive(Clone, Debug, Args)]
 pub struct CheckArgs {
-    /// The configuration file
-    #[arg(
-        short,
-        long,
-        value_name = "FILE",
-        env = "TIDEGATE_CONFIG",
-        default_value = "gateway.toml"
-    )]
-    pub config: PathBuf,
+    /// What is checked
+    #[command(flatten)]
+    pub config: ConfigFile,
     /// How the problems are printed
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
@@ -40,9 +31,10 @@ pub enum Format {
 
 /// Checks a file: 0 when it can be used (warnings included), 1 when it cannot.
 pub fn check(args: &CheckArgs) -> ExitCode {
-    let result = config::load(&args.config);
+    let path = args.config.path();
+    let result = config::load(&path);
     match args.format {
-        Format::Text => print_text(&args.config, &result),
+        Format::Text => print_text(&path, &result),
         Format::Json => print_line(&mut std::io::stdout(), &json(&result).to_string()),
     }
     if result.is_ok() {

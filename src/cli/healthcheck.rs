@@ -10,7 +10,7 @@ use std::{
 /// Arguments of `tidegate healthcheck`.
 #[derive(Debug, clap::Args)]
 pub struct HealthcheckArgs {
-    /// The admin address of the gateway.
+    /// The admin address of the gateway: http://HOST:PORT
     #[arg(
         long,
         value_name = "URL",
@@ -23,30 +23,56 @@ pub struct HealthcheckArgs {
 /// Longest wait for each step of the check.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Exit 0 when `/readyz` answers 200; 1 otherwise, with the reason on stderr.
+/// Exit 0 when `/readyz` answers 200; 1 otherwise, with the reason on stderr (2 is reserved where containers ask).
 pub fn healthcheck(args: &HealthcheckArgs) -> ExitCode {
-    match ask(&args.admin) {
+    let authority = match authority(&args.admin) {
+        Ok(authority) => authority,
+        Err(wrong) => {
+            eprintln!("error: --admin {}: {wrong}", args.admin);
+            return ExitCode::FAILURE;
+        }
+    };
+    match ask(authority) {
         Ok(200) => ExitCode::SUCCESS,
         Ok(status) => {
-            eprintln!("not ready: {}/readyz answers {status}", args.admin);
+            eprintln!("not ready: http://{authority}/readyz answers {status}");
             ExitCode::FAILURE
         }
         Err(error) => {
             eprintln!(
-                "not ready: {}: {error}\nIs tidegate running, and is this its [admin] address? Give another with --admin URL.",
-                args.admin
+                "not ready: http://{authority}: {error}\nIs tidegate running, and is this its [admin] address? Give another with --admin http://HOST:PORT"
             );
             ExitCode::FAILURE
         }
     }
 }
 
+/// The `HOST:PORT` of an address as it is written, with or without its scheme.
+fn authority(admin: &str) -> Result<&str, String> {
+    const HINT: &str = "write http://HOST:PORT, such as http://127.0.0.1:9901";
+    if admin.starts_with("https://") {
+        return Err(format!(
+            "the admin listener speaks HTTP without TLS: {HINT}"
+        ));
+    }
+    let authority = admin.strip_prefix("http://").unwrap_or(admin);
+    let authority = authority.strip_suffix('/').unwrap_or(authority);
+    if authority.contains("://") {
+        return Err(format!("this is no address of an admin listener: {HINT}"));
+    }
+    if authority.contains(['/', '?', '#']) {
+        return Err(format!("it has a path, and /readyz is asked for: {HINT}"));
+    }
+    let port = authority
+        .rsplit_once(':')
+        .filter(|(host, _)| !host.is_empty())
+        .and_then(|(_, port)| port.parse::<u16>().ok());
+    port.map(|_| authority)
+        .ok_or_else(|| format!("it has no host or no port: {HINT}"))
+}
+
 /// The status of `GET /readyz`.
-fn ask(admin: &str) -> io::Result<u16> {
-    let authority = admin
-        .strip_prefix("http://")
-        .unwrap_or(admin)
-        .trim_end_matches('/');
+fn ask(authority: &str) -> io::Result<u16> {
     let address = authority
         .to_socket_addrs()?
         .next()
@@ -64,4 +90,34 @@ fn ask(admin: &str) -> io::Result<u16> {
         .strip_prefix(b"HTTP/1.1 ")
         .and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok());
     status.ok_or_else(|| io::Error::other("the answer is not HTTP"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_admin_address_is_a_host_and_a_port() {
+        for good in [
+            "http://127.0.0.1:9901",
+            "http://[::1]:9901/",
+            "gateway:9901",
+        ] {
+            assert!(authority(good).is_ok(), "{good}");
+        }
+        for (bad, part) in [
+            ("https://127.0.0.1:9901", "without TLS"),
+            ("http://127.0.0.1:9901/readyz", "path"),
+            ("http://127.0.0.1", "port"),
+            ("http://:9901", "host"),
+            ("unix:///run/a", "no address"),
+            ("", "port"),
+        ] {
+            let wrong = authority(bad).expect_err(bad);
+            assert!(
+                wrong.contains(part) && wrong.contains("http://HOST:PORT"),
+                "{bad}: {wrong}"
+            );
+        }
+    }
 }

@@ -2,9 +2,9 @@
 //!
 //! Exit codes: 0 fine, 1 findings or failure, 2 usage.
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 
 pub mod check;
 pub mod healthcheck;
@@ -36,6 +36,32 @@ pub enum Command {
     Init(init::InitArgs),
     /// Exit 0 when a running gateway is ready (for containers that have no curl).
     Healthcheck(healthcheck::HealthcheckArgs),
+}
+
+/// Which configuration file is meant.
+#[derive(Clone, Debug, Args)]
+pub struct ConfigFile {
+    /// The configuration file [env: TIDEGATE_CONFIG] [default: gateway.toml]
+    #[arg(value_name = "FILE", conflicts_with = "config")]
+    file: Option<PathBuf>,
+    /// The same, as an option
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+impl ConfigFile {
+    /// As it was named, else as the environment names it, else the one in the current folder. clap does not read the
+    /// variable, since one that is set would then exclude the options that do without a file.
+    pub fn path(&self) -> PathBuf {
+        let named = self.file.as_ref().or(self.config.as_ref()).cloned();
+        let of_environment = || {
+            let path = std::env::var_os("TIDEGATE_CONFIG")?;
+            (!path.is_empty()).then(|| path.into())
+        };
+        named
+            .or_else(of_environment)
+            .unwrap_or_else(|| "gateway.toml".into())
+    }
 }
 
 /// Parses the command line and does what it says.

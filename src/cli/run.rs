@@ -11,9 +11,10 @@ use std::{
 use anyhow::Context as _;
 use serde_json::json;
 
+use super::ConfigFile;
 use crate::{
     config::{self, Loaded, Report, Snapshot},
-    identity::KeyPart,
+    identity::{AddressSource, KeyPart},
     listener::Address,
     route,
     server::{self, Running},
@@ -24,14 +25,13 @@ use crate::{
 /// Arguments of `tidegate run`.
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
-    /// The configuration file
-    #[arg(short, long, value_name = "FILE", env = "TIDEGATE_CONFIG", default_value = "gateway.toml", conflicts_with_all = ["to", "limit", "listen", "admin"])]
-    config: PathBuf,
+    #[command(flatten)]
+    config: ConfigFile,
     /// Without a file: where requests go, for example http://localhost:3000
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", value_parser = config::parse_to, conflicts_with_all = ["file", "config"])]
     to: Option<String>,
     /// With --to: how much each client address may, for example 60/min
-    #[arg(long, value_name = "RATE", requires = "to", default_value = "100/s")]
+    #[arg(long, value_name = "RATE", requires = "to", default_value = "100/s", value_parser = config::parse_limit)]
     limit: String,
     /// With --to: where to listen
     #[arg(
@@ -69,6 +69,7 @@ pub fn run(args: &RunArgs) -> ExitCode {
 }
 
 fn try_run(args: &RunArgs) -> anyhow::Result<()> {
+    let path = args.config.path();
     let loaded = match &args.to {
         Some(to) => {
             let text = config::quick(to, &args.limit, Some(&args.listen), Some(&args.admin));
@@ -81,12 +82,12 @@ fn try_run(args: &RunArgs) -> anyhow::Result<()> {
             }
             compiled
         }
-        None => config::load(&args.config),
+        None => config::load(&path),
     };
     let Loaded { snapshot, warnings } = loaded.map_err(refused)?;
     let metrics = Metrics::install();
     let log = telemetry::log::init(&snapshot.log, metrics.log_lines_dropped())?;
-    let file = args.to.is_none().then_some(&*args.config);
+    let file = args.to.is_none().then_some(&*path);
     let running = server::start(snapshot, metrics)?;
     let mut stderr = anstream::stderr();
     let shown = stderr.write_all(banner(&running, file).as_bytes());
@@ -182,7 +183,7 @@ fn banner(running: &Running, file: Option<&Path>) -> String {
         "  admin      http://{}  (metrics, health)\n  ready      {workers}; end with Ctrl-C",
         running.admin
     );
-    if counts_addresses(snapshot) && snapshot.identity.trusted_proxies.is_empty() {
+    if counts_addresses(snapshot) && may_be_behind_a_proxy(snapshot) {
         text.push_str("  hint       behind a load balancer? set client_ip.trusted_proxies, or all of its clients will look like one\n");
     }
     text
@@ -200,6 +201,19 @@ fn counts_addresses(snapshot: &Snapshot) -> bool {
         .iter()
         .flat_map(|limit| &limit.key)
         .any(|part| matches!(part, KeyPart::Ip | KeyPart::UserOrIp))
+}
+
+/// Requests may come through a proxy that nobody has named: from elsewhere, or over a socket that only a proxy uses.
+fn may_be_behind_a_proxy(snapshot: &Snapshot) -> bool {
+    let identity = &snapshot.identity;
+    let is_local =
+        |address: &Address| matches!(address, Address::Tcp(tcp) if tcp.ip().is_loopback());
+    identity.trusted_proxies.is_empty()
+        && identity.address_from != AddressSource::None
+        && !snapshot
+            .listeners
+            .iter()
+            .all(|listener| is_local(&listener.address))
 }
 
 fn matched(pattern: &route::Pattern) -> String {

@@ -70,6 +70,12 @@ codes! {
     TrustsEverybody = "TG0304",
     /// No request can carry what a limit or a user table looks for.
     NeverIdentified = "TG0305",
+    /// A forwarding header that no proxy is trusted to write.
+    HeaderNeverRead = "TG0306",
+    /// Unknown API keys are refused, as often as anybody likes to try.
+    UnlimitedGuessing = "TG0307",
+    /// A key whose tier no limit names.
+    TierWithoutQuota = "TG0308",
 
     /// A limit that is named but not defined.
     UnknownLimit = "TG0401",

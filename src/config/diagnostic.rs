@@ -313,6 +313,19 @@ pub(super) fn quote(text: &str) -> String {
     format!("`{shown}`")
 }
 
+/// Words of other programs, and ours.
+const HABITS: &[(&str, &str)] = &[
+    ("client_ip", "ip"),
+    ("remote_addr", "ip"),
+    ("remote_address", "ip"),
+    ("ip_address", "ip"),
+    ("address", "ip"),
+    ("api_key", "user"),
+    ("listeners", "listen"),
+    ("backend", "upstream"),
+    ("backends", "upstream"),
+];
+
 /// The known word nearest to what was written, when it is near enough to be a slip.
 pub(super) fn nearest<'a>(
     written: &str,
@@ -321,6 +334,11 @@ pub(super) fn nearest<'a>(
     const MAX_BYTES: usize = 64; // the comparison is quadratic
     if written.is_empty() || written.len() > MAX_BYTES {
         return None;
+    }
+    let known: Vec<&str> = known.into_iter().collect();
+    let habit = HABITS.iter().find(|(theirs, _)| *theirs == written);
+    if let Some((_, ours)) = habit.filter(|(_, ours)| known.contains(ours)) {
+        return Some(ours);
     }
     let near = known
         .into_iter()

@@ -18,9 +18,9 @@ use toml::{
 
 use super::{
     code::Code,
-    diagnostic::{Problem, Problems, Severity, did_you_mean, quote},
+    diagnostic::{Problem, Problems, Severity, did_you_mean, nearest, quote},
     environment::Lookup,
-    keys::{Keys, Status},
+    keys::{self, Keys, Status},
     source::Source,
     value::{Text, Value},
 };
@@ -52,8 +52,8 @@ impl Document<'_> {
             let span = error.span().unwrap_or(0..0);
             // what else is wrong on the same line is a consequence
             if lines.insert(self.source.line(span.start)) {
-                let rest = text.get(span.start..).unwrap_or_default();
-                self.error(span, syntax_problem(error.message(), rest));
+                let (before, rest) = text.split_at_checked(span.start).unwrap_or((text, ""));
+                self.error(span, syntax_problem(error.message(), before, rest));
             }
         }
         errors.is_empty().then(|| table.into_inner())
@@ -61,13 +61,19 @@ impl Document<'_> {
 }
 
 /// The parser's words, and a hint where the slip is a common one.
-fn syntax_problem(message: &str, rest: &str) -> Problem {
-    let hint = if message.contains("duplicate key") {
+fn syntax_problem(message: &str, before: &str, rest: &str) -> Problem {
+    let hint = if before.ends_with('$') && rest.starts_with('{') {
+        "the environment can give text only, in quotes: \"${NAME}\"; write numbers, true and false as they are"
+    } else if message.contains("duplicate key") {
         "write it once; a table that may be repeated has two brackets, such as [[route]]"
     } else if message.contains("quoted") && rest.starts_with(|c: char| c.is_ascii_alphanumeric()) {
         r#"text, durations, sizes and rates stand in quotes, such as "10s""#
     } else if message.contains("quoted") && rest.lines().next().unwrap_or_default().is_empty() {
         "write a value after `=`"
+    } else if message.contains("unclosed array") {
+        "close the list with `]`, and each text in it with the quotation mark that it begins with"
+    } else if message.contains("basic string") || message.contains("literal string") {
+        "close the text with the quotation mark that it begins with, on the same line"
     } else {
         ""
     };
@@ -84,6 +90,8 @@ pub(super) struct Section<'a> {
     keys: &'static Keys,
     table: Option<&'a DeTable<'a>>,
     unread: RefCell<Vec<&'static str>>,
+    /// Keys that were probably meant by others, or are of the wrong kind: that they are missing is a consequence.
+    in_doubt: RefCell<BTreeSet<&'static str>>,
 }
 
 impl<'a> Section<'a> {
@@ -103,6 +111,7 @@ impl<'a> Section<'a> {
             keys,
             table,
             unread,
+            in_doubt: RefCell::default(),
         };
         for (name, value) in table.into_iter().flat_map(DeTable::iter) {
             section.check_key(name, value);
@@ -121,21 +130,26 @@ impl<'a> Section<'a> {
                     "write {key} = {only}, or remove the key: that is what happens without it"
                 ))
             }
-            Some(Status::NotBuilt(feature)) if self.keys.title == "the file" => {
+            Some(Status::NotBuilt(feature)) if self.is_file() => {
                 not_built(format!("[{key}]"), feature).hint("remove the table")
             }
             Some(Status::NotBuilt(feature)) => {
                 not_built(format!("{} in {title}", quote(key)), feature).hint("remove the key")
             }
             None => {
-                let meant = did_you_mean(key, self.keys.names());
+                let meant = nearest(key, self.keys.names());
+                self.in_doubt.borrow_mut().extend(meant);
                 let known = self.keys.built().collect::<Vec<_>>().join(", ");
+                let header = meant.and_then(header).filter(|_| self.is_file());
+                let hint = header.map_or(format!("known here: {known}"), |header| {
+                    format!("write {header}")
+                });
                 Problem::new(
                     Code::UnknownKey,
                     format!("unknown key {} in {title}", quote(key)),
                 )
-                .label(meant)
-                .hint(format!("known here: {known}"))
+                .label(did_you_mean(key, self.keys.names()))
+                .hint(hint)
             }
         };
         self.document.error(name.span(), problem);
@@ -156,11 +170,20 @@ impl<'a> Section<'a> {
     /// The value of a key without which the table means nothing; reports when it is missing.
     pub(super) fn require(&self, key: &'static str, hint: &str) -> Option<Value<'a>> {
         let value = self.get(key);
-        if value.is_none() {
+        if value.is_none() && !self.is_in_doubt(key) {
             let message = format!("{} is missing in {}", quote(key), self.title);
             self.error(Problem::new(Code::MissingKey, message).hint(hint));
         }
         value
+    }
+
+    /// Whether it was reported that a key is misspelt, or not the kind of table that it should be.
+    pub(super) fn is_in_doubt(&self, key: &str) -> bool {
+        self.in_doubt.borrow().contains(key)
+    }
+
+    fn is_file(&self) -> bool {
+        self.keys.title == keys::FILE.title
     }
 
     /// Reports an error of the table as a whole.
@@ -238,21 +261,73 @@ impl<'a> Section<'a> {
         let Some(value) = self.get(key) else {
             return Vec::new();
         };
-        if !value.is_array() {
-            let message = format!("[{key}] may be repeated, so it has two brackets");
-            let problem = Problem::new(Code::WrongType, message).hint(format!("write [[{key}]]"));
-            self.document.error(value.name_span(), problem);
-            return Vec::new();
+        let items = value.items(&format!("[[{key}]]"));
+        if value.is_array() && items.iter().all(Value::is_table) {
+            return items;
         }
-        value.items(&format!("[[{key}]]"))
+        self.in_doubt.borrow_mut().insert(key);
+        let problem = match value.is_table() {
+            true => Problem::new(
+                Code::WrongType,
+                format!("[{key}] may be repeated, so it has two brackets"),
+            ),
+            false => value.wrong_type("a list of tables"),
+        };
+        let problem = problem.hint(format!("write [[{key}]]"));
+        self.document.error(value.name_span(), problem);
+        Vec::new()
     }
 
-    /// The named tables of this one (`[limit.NAME]`), in the order of the file.
-    pub(super) fn named(&self, key: &'static str) -> Vec<(Text<'a>, Value<'a>)> {
+    /// The named tables of this one (`[limit.NAME]`), in the order of the file; `keys` are those of each.
+    pub(super) fn named(
+        &self,
+        key: &'static str,
+        keys: &'static Keys,
+    ) -> Vec<(Text<'a>, Value<'a>)> {
+        let Some(value) = self.get(key) else {
+            return Vec::new();
+        };
         let what = |name: &str| format!("[{key}.{}]", quote(name).trim_matches('`'));
-        self.get(key)
-            .map(|value| value.entries(what))
-            .unwrap_or_default()
+        let is_nameless = |(name, value): &(Text<'_>, Value<'_>)| {
+            !value.is_table() && keys.status(&name.value).is_some()
+        };
+        let entries = match value.is_table() {
+            true => value.entries(what),
+            false => Vec::new(),
+        };
+        if value.is_table() && !entries.iter().any(is_nameless) {
+            return entries;
+        }
+        self.in_doubt.borrow_mut().insert(key);
+        let example = EXAMPLE_NAMES.iter().find(|(table, _)| *table == key);
+        let example = example.map_or("name", |(_, name)| name);
+        let problem = match value.is_table() || value.is_array() {
+            true => Problem::new(Code::WrongType, format!("[{key}] needs a name")),
+            false => value.wrong_type("a table of tables"),
+        };
+        let problem = problem.hint(format!("write [{key}.{example}]"));
+        self.document.error(value.name_span(), problem);
+        entries
+            .into_iter()
+            .filter(|(_, value)| value.is_table())
+            .collect()
+    }
+}
+
+/// What a table may be called in a hint.
+const EXAMPLE_NAMES: &[(&str, &str)] =
+    &[("limit", "per_ip"), ("upstream", "web"), ("keys", "acme")];
+
+/// How the tables of a kind are headed, where they are more than one.
+fn header(kind: &str) -> Option<&'static str> {
+    match kind {
+        "limit" => Some("[limit.NAME]"),
+        "upstream" => Some("[upstream.NAME]"),
+        "keys" => Some("[keys.NAME]"),
+        "route" => Some("[[route]]"),
+        "listen" => Some("[[listen]]"),
+        "user" => Some("[[user]]"),
+        _ => None,
     }
 }
 

@@ -22,7 +22,7 @@ pub use code::Code;
 pub(crate) use diagnostic::count;
 pub use diagnostic::{Diagnostic, MAX_LINE_BYTES, MAX_SHOWN, Place, Report, Severity};
 pub use limit::{Effect, Exempt, Limit, Mode, Over, Override, Share, Slow, Whom};
-pub use quick::quick;
+pub use quick::{parse_limit, parse_to, quick};
 
 use std::{fmt, net::SocketAddr, num::NonZeroUsize, path::Path, time::Duration};
 

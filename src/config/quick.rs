@@ -1,22 +1,11 @@
 //! A configuration from a command line: what `tidegate run --to URL --limit RATE` stands for, as a file.
 
-use super::units;
-
-/// The least burst that a limit from the command line has, where its rate allows as many requests at all: a browser
-/// that opens a page should not be turned away at its second request.
-const BURST: u64 = 10;
+use super::{compile::parse_server, diagnostic::Problem, units};
 
 /// The text of the configuration; it is compiled like any other, and so are its mistakes found.
 ///
-/// A limit named `default` counts by client address; its burst is one second of the rate, or 10 requests (or all of
-/// the rate's count, when that is less than 10), whichever is more.
+/// A limit named `default` counts by client address.
 pub fn quick(to: &str, limit: &str, listen: Option<&str>, admin: Option<&str>) -> String {
-    let burst = units::rate(limit)
-        .ok()
-        .map(|rate| rate.amount.get().min(BURST).max(rate.per_second().get()));
-    let burst = burst
-        .map(|burst| format!("burst = {burst}\n"))
-        .unwrap_or_default();
     let admin = admin.map(|address| format!("[admin]\naddress = {}\n\n", toml_string(address)));
     format!(
         r#"[[listen]]
@@ -28,7 +17,7 @@ servers = [{to}]
 [limit.default]
 key = ["ip"]
 rate = {limit}
-{burst}
+
 [gateway]
 limits = ["default"]
 
@@ -42,6 +31,24 @@ upstream = "default"
         to = toml_string(to),
         limit = toml_string(limit),
     )
+}
+
+/// Checks where requests are to go, before it is put into a file: what is wrong is then said of the option.
+pub fn parse_to(text: &str) -> Result<String, String> {
+    checked(text, parse_server(text))
+}
+
+/// Checks a rate, likewise.
+pub fn parse_limit(text: &str) -> Result<String, String> {
+    checked(text, units::rate(text))
+}
+
+fn checked<T>(text: &str, parsed: Result<T, Problem>) -> Result<String, String> {
+    let said = |problem: Problem| match problem.hint.as_str() {
+        "" => problem.message,
+        hint => format!("{}; {hint}", problem.message),
+    };
+    parsed.map(|_| text.to_owned()).map_err(said)
 }
 
 /// A basic string (TOML 1.0, "String") that stands for exactly this text.
@@ -73,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn burst_is_friendly_to_a_page_but_never_more_than_the_rate() {
+    fn the_limit_has_the_burst_that_it_would_have_in_a_file() {
         assert_eq!(
             [
                 burst("60/min"),

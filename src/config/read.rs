@@ -1,9 +1,16 @@
 //! Files into text, within a bound.
 
-use std::{fs::File, io::Read, path::Path};
+use std::{
+    fs::{self, File},
+    io::Read,
+    path::Path,
+};
 
 /// How to mend a file that cannot be read.
 pub(super) const HINT: &str = "check the path and its permissions; a relative path starts at the folder of the configuration file";
+
+/// Where a process finds what was opened for it.
+const OPENED: [&str; 3] = ["/dev/stdin", "/dev/fd", "/proc/self/fd"];
 
 /// The text of a file. The error is a phrase that continues "… cannot be read: ".
 pub(super) fn text(path: &Path, max_bytes: u64) -> Result<String, String> {
@@ -11,9 +18,20 @@ pub(super) fn text(path: &Path, max_bytes: u64) -> Result<String, String> {
     String::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())
 }
 
-/// The bytes of a file, likewise.
+/// The bytes of a file, likewise. Only a regular file is read: a named pipe would be waited for, perhaps for ever. A pipe
+/// that the shell has opened is read, since whoever names `/dev/stdin` or `<(…)` means it.
 pub(super) fn bytes(path: &Path, max_bytes: u64) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
+    let kind = fs::metadata(path).map_err(|error| error.to_string())?;
+    let is_opened = OPENED.iter().any(|folder| path.starts_with(folder));
+    if !(kind.is_file() || is_opened && !kind.is_dir()) {
+        let what = if kind.is_dir() {
+            "a folder"
+        } else {
+            "no regular file"
+        };
+        return Err(format!("it is {what}"));
+    }
     let read = File::open(path).and_then(|file| {
         file.take(max_bytes.saturating_add(1))
             .read_to_end(&mut bytes)
@@ -23,4 +41,28 @@ pub(super) fn bytes(path: &Path, max_bytes: u64) -> Result<Vec<u8>, String> {
         return Err(format!("it is larger than {max_bytes} bytes"));
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_named_pipe_is_refused_at_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let pipe = folder.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+        assert!(made.is_ok_and(|status| status.success()));
+        assert_eq!(bytes(&pipe, 10), Err("it is no regular file".to_owned()));
+        assert_eq!(bytes(folder.path(), 10), Err("it is a folder".to_owned()));
+    }
+
+    #[test]
+    fn a_file_is_read_up_to_its_bound() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file");
+        fs::write(&path, "0123456789").expect("it is written");
+        assert_eq!(text(&path, 10).as_deref(), Ok("0123456789"));
+        assert!(text(&path, 9).is_err_and(|error| error.contains("larger")));
+    }
 }

@@ -17,13 +17,14 @@ pub(super) struct Rate {
 }
 
 impl Rate {
-    /// One second's worth of units, rounded down, but at least 1.
-    pub(super) fn per_second(self) -> NonZeroU64 {
-        let units = u128::from(self.amount.get()) * 1_000_000_000 / self.period.as_nanos();
-        u64::try_from(units)
-            .ok()
-            .and_then(NonZeroU64::new)
-            .unwrap_or(NonZeroU64::MIN)
+    /// What a bucket holds when nothing says so: one second's worth of units, rounded down, but at least 10 (a browser
+    /// that opens a page should not be turned away at its second request), or all of the rate's units where that is less.
+    pub(super) fn default_burst(self) -> NonZeroU64 {
+        let second = u128::from(self.amount.get()) * 1_000_000_000 / self.period.as_nanos();
+        let least = self.amount.get().min(LEAST_BURST);
+        // not more than the units per nanosecond, so it fits
+        let second = u64::try_from(second).unwrap_or(u64::MAX);
+        NonZeroU64::new(second.max(least)).unwrap_or(NonZeroU64::MIN)
     }
 }
 
@@ -44,6 +45,9 @@ const SIZE_UNITS: &[(&str, u64)] = &[
     ("MB", 1_000_000),
     ("GB", 1_000_000_000),
 ];
+
+/// The least burst of a limit that names none, where its rate allows as many.
+const LEAST_BURST: u64 = 10;
 
 /// The longest period of a rate.
 const MAX_PERIOD: Duration = Duration::from_secs(31 * 86_400);
@@ -84,7 +88,13 @@ pub(super) fn rate(text: &str) -> Result<Rate, Problem> {
     const HINT: &str =
         r#"write COUNT/UNIT or COUNT/DURATION, such as "100/s", "60/min" or "5/15min""#;
     let bad = |message: String| Problem::new(Code::BadRate, message).hint(HINT);
-    let not_a_rate = || bad(format!("{} is not a rate", quote(text)));
+    let not_a_rate = || {
+        let problem = bad(format!("{} is not a rate", quote(text)));
+        match meant_rate(text) {
+            Some(meant) => problem.hint(format!("did you mean {}?", quote(&meant))),
+            None => problem,
+        }
+    };
     let (count, per) = text.split_once('/').ok_or_else(not_a_rate)?;
     let (count, "") = number(count).ok_or_else(not_a_rate)? else {
         return Err(not_a_rate());
@@ -124,6 +134,33 @@ pub(super) fn rate(text: &str) -> Result<Rate, Problem> {
         )));
     }
     Ok(Rate { amount, period })
+}
+
+/// The rate that was probably meant: `10rps`, `10r/s`, `10 per second`, `1.5/s`.
+fn meant_rate(text: &str) -> Option<String> {
+    let text = text.to_ascii_lowercase();
+    let (digits, rest) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
+    let count: u64 = digits.parse().ok()?;
+    if let Some((fraction, unit)) = rest.strip_prefix('.').and_then(|rest| rest.split_once('/')) {
+        let tenths: u64 = fraction.parse().ok().filter(|_| fraction.len() == 1)?;
+        let units = count.checked_mul(10)?.checked_add(tenths)?;
+        let unit = meant(unit, TIME_UNITS).or(Some(unit))?;
+        let meant = format!("{units}/10{unit}");
+        return rate(&meant).is_ok().then_some(meant);
+    }
+    let per = rest
+        .trim()
+        .trim_start_matches("requests")
+        .trim_start_matches("req");
+    let per = per.trim_start_matches('r').trim();
+    let unit = per
+        .strip_prefix("per")
+        .or(per.strip_prefix('p'))
+        .or(per.strip_prefix('/'))?;
+    let unit = unit.trim();
+    let unit = meant(unit, TIME_UNITS).unwrap_or(unit);
+    let meant = format!("{count}/{unit}");
+    rate(&meant).is_ok().then_some(meant)
 }
 
 /// A duration as it would be written: in the largest unit that is exact.
@@ -316,16 +353,46 @@ mod tests {
     }
 
     #[test]
-    fn a_second_of_a_rate_is_rounded_down_but_never_nothing() {
-        let second = |text| rate(text).expect("it is a rate").per_second().get();
+    fn rates_in_other_words_are_understood_and_refused() {
+        let hint = |text| rate(text).expect_err(text).hint;
+        for (text, meant) in [
+            ("10rps", "10/s"),
+            ("10rpm", "10/min"),
+            ("10r/s", "10/s"),
+            ("10r/m", "10/min"),
+            ("10 req/sec", "10/s"),
+            ("10 per second", "10/s"),
+            ("10 / s", "10/s"),
+            ("1.5/s", "15/10s"),
+            ("0.5/min", "5/10min"),
+        ] {
+            assert_eq!(hint(text), format!("did you mean `{meant}`?"), "{text}");
+        }
+        for text in [
+            "",
+            "10",
+            "s",
+            "1.25/s",
+            "10 apples",
+            "99999999999999999999rps",
+        ] {
+            assert!(hint(text).starts_with("write COUNT/UNIT"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_burst_that_is_not_written_is_a_second_of_the_rate_but_friendly_to_a_page() {
+        let burst = |text| rate(text).expect("it is a rate").default_burst().get();
         assert_eq!(
             [
-                second("100/s"),
-                second("90/min"),
-                second("20/h"),
-                second("1/ms")
+                burst("100/s"),
+                burst("60/min"),
+                burst("5/min"),
+                burst("1/s"),
+                burst("1/ms"),
+                burst("1000000/ms"),
             ],
-            [100, 1, 1, 1_000]
+            [100, 10, 5, 1, 1_000, 1_000_000_000]
         );
     }
 

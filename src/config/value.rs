@@ -61,11 +61,19 @@ impl<'a> Value<'a> {
         self.document.error(self.span(), problem);
     }
 
-    fn wrong_type(&self, expected: &str) -> Problem {
-        let found = self.value.get_ref().type_str();
+    pub(super) fn wrong_type(&self, expected: &str) -> Problem {
+        let found = match self.value.get_ref() {
+            DeValue::String(_) => "a string",
+            DeValue::Integer(_) => "a whole number",
+            DeValue::Float(_) => "a number with a fraction",
+            DeValue::Boolean(_) => "true or false",
+            DeValue::Datetime(_) => "a date",
+            DeValue::Array(_) => "a list",
+            DeValue::Table(_) => "a table",
+        };
         Problem::new(
             Code::WrongType,
-            format!("{} is {expected}, not a TOML {found}", self.what),
+            format!("{} must be {expected}, and this is {found}", self.what),
         )
         .label(format!("expected {expected}"))
     }
@@ -128,12 +136,10 @@ impl<'a> Value<'a> {
 
     pub(super) fn integer(&self, bounds: RangeInclusive<u64>) -> Option<u64> {
         let Some(written) = self.value.get_ref().as_integer() else {
-            let hint = if self.is_string() {
-                "write it without quotes"
-            } else {
-                ""
-            };
-            self.error(self.wrong_type("a whole number").hint(hint));
+            self.error(
+                self.wrong_type("a whole number")
+                    .hint(self.without_quotes()),
+            );
             return None;
         };
         let parsed = i128::from_str_radix(written.as_str(), written.radix());
@@ -192,12 +198,19 @@ impl<'a> Value<'a> {
     pub(super) fn boolean(&self) -> Option<bool> {
         let value = self.value.get_ref().as_bool();
         if value.is_none() {
-            self.error(
-                self.wrong_type("true or false")
-                    .hint("write it without quotes"),
-            );
+            self.error(self.wrong_type("true or false").hint(self.without_quotes()));
         }
         value
+    }
+
+    fn without_quotes(&self) -> &'static str {
+        match self.value.get_ref().as_str() {
+            Some(text) if text.contains("${") => {
+                "the environment can give text only: write numbers, true and false as they are"
+            }
+            Some(_) => "write it without quotes",
+            None => "",
+        }
     }
 
     pub(super) fn array(&self) -> Option<Vec<Value<'a>>> {

@@ -158,7 +158,7 @@ impl Worker {
     pub(super) fn unauthorized(&self, rejected: &Rejected) -> Refusal {
         self.shared.plan.count_rejected(rejected);
         Refusal::Unauthorized {
-            challenge: "ApiKey",
+            challenge: rejected.source.challenge(),
         }
     }
 

@@ -197,7 +197,7 @@ impl Plan {
         if let Some((_, metrics)) = self
             .credentials
             .iter()
-            .find(|(source, _)| *source == rejected.source)
+            .find(|(source, _)| *source == rejected.source.label())
         {
             metrics.rejected(rejected.kind);
         }

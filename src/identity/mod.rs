@@ -238,10 +238,39 @@ impl Client<'_> {
 pub struct Rejected {
     /// Who asked, without a user: guesses are to be counted by address.
     pub client: Client<'static>,
-    /// `api_key` or `header`.
-    pub source: &'static str,
+    /// How the client tried to identify itself.
+    pub source: Credential,
     /// `unknown`, `repeated` or `malformed`.
     pub kind: &'static str,
+}
+
+/// How a client identified itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Credential {
+    /// An API key in `Authorization`.
+    Bearer,
+    /// An API key in a header of its own.
+    ApiKey,
+    /// A header of a trusted proxy.
+    Header,
+}
+
+impl Credential {
+    /// A word for the metric's label: the `from` of the `[[user]]` table.
+    pub fn label(self) -> &'static str {
+        match self {
+            Credential::Bearer | Credential::ApiKey => "api_key",
+            Credential::Header => "header",
+        }
+    }
+
+    /// What `WWW-Authenticate` asks for (RFC 9110 §11.6.1); `ApiKey` is no registered scheme, but the field may not be empty.
+    pub fn challenge(self) -> &'static str {
+        match self {
+            Credential::Bearer => "Bearer",
+            Credential::ApiKey | Credential::Header => "ApiKey",
+        }
+    }
 }
 
 impl Identifier {
@@ -285,12 +314,12 @@ impl Identifier {
             let found = match source {
                 Source::ApiKey(keys) => match (keys.user(headers), keys.invalid) {
                     (Err(_), OnInvalid::Anonymous) => None,
-                    (found, _) => found.map_err(|fault| rejected("api_key", fault))?,
+                    (found, _) => found.map_err(|fault| rejected(keys.credential(), fault))?,
                 },
                 Source::Header(_) if !client.peer_trusted => None,
                 Source::Header(header) => header
                     .user(headers)
-                    .map_err(|fault| rejected("header", fault))?,
+                    .map_err(|fault| rejected(Credential::Header, fault))?,
             };
             if let Some(User { name, tier, tenant }) = found {
                 return Ok(Client {

@@ -25,7 +25,7 @@ pub enum Refusal {
     BodyTooLarge,
     /// The request target is longer than the listener takes.
     UriTooLong,
-    /// Asked for a host that is not served here.
+    /// The admin listener was asked for by a name that is not this machine's.
     Misdirected,
     /// The head is longer, or has more fields, than the listener takes.
     HeadersTooLarge,
@@ -99,7 +99,9 @@ impl Refusal {
             Refusal::RequestTimeout => "The request did not arrive in time.",
             Refusal::BodyTooLarge => "The request body is too large.",
             Refusal::UriTooLong => "The request target is too long.",
-            Refusal::Misdirected => "This host is not served here.",
+            Refusal::Misdirected => {
+                "The admin listener on a loopback address answers to 127.0.0.1, [::1] and localhost only."
+            }
             Refusal::HeadersTooLarge => "The request head is too large.",
             Refusal::UpstreamUnreachable => "The upstream could not be reached.",
             Refusal::UpstreamProtocol => "The upstream did not give a valid answer.",

@@ -47,10 +47,23 @@ pub struct RouteError {
     pub index: usize,
     /// The earlier pattern with which it collides.
     pub other: Option<usize>,
+    /// Which part of the pattern.
+    pub part: Part,
     /// What is wrong, as a clause without capital or full stop.
     pub problem: String,
     /// How to mend it.
     pub hint: String,
+}
+
+/// A part of a [`Pattern`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// One of its hosts, by its place in the list.
+    Host(usize),
+    /// Its path.
+    Path,
+    /// One of its methods, by its place in the list.
+    Method(usize),
 }
 
 /// What a lookup found.
@@ -94,36 +107,44 @@ impl RouteTable {
         errors: &mut Vec<RouteError>,
     ) {
         let complaints = errors.len();
-        let mut wrong = |(problem, hint)| {
+        let mut wrong = |part, (problem, hint)| {
             errors.push(RouteError {
                 index,
                 other: None,
+                part,
                 problem,
                 hint,
             })
         };
         let segments = pattern::parse_path(&pattern.path).unwrap_or_else(|complaint| {
-            wrong(complaint);
+            wrong(Part::Path, complaint);
             Vec::new()
         });
         for (place, method) in pattern.methods.iter().enumerate() {
             if pattern.methods[..place].contains(method) {
-                wrong((
-                    format!("method `{method}` is listed twice"),
-                    "list it once".to_owned(),
-                ));
+                wrong(
+                    Part::Method(place),
+                    (
+                        format!("method `{method}` is listed twice"),
+                        "list it once".to_owned(),
+                    ),
+                );
             }
-            pattern::check_method(method).unwrap_or_else(&mut wrong);
+            pattern::check_method(method)
+                .unwrap_or_else(|complaint| wrong(Part::Method(place), complaint));
         }
         let mut hosts = Vec::with_capacity(pattern.hosts.len());
-        for text in &pattern.hosts {
+        for (place, text) in pattern.hosts.iter().enumerate() {
             match HostPattern::parse(text) {
-                Ok(host) if hosts.contains(&host) => wrong((
-                    format!("host `{text}` is listed twice"),
-                    "list it once".to_owned(),
-                )),
+                Ok(host) if hosts.contains(&host) => wrong(
+                    Part::Host(place),
+                    (
+                        format!("host `{text}` is listed twice"),
+                        "list it once".to_owned(),
+                    ),
+                ),
                 Ok(host) => hosts.push(host),
-                Err(complaint) => wrong(complaint),
+                Err(complaint) => wrong(Part::Host(place), complaint),
             }
         }
         self.names.push(names(&segments));
@@ -156,6 +177,7 @@ impl RouteTable {
         errors.extend(collisions.into_iter().map(|other| RouteError {
             index,
             other: Some(other),
+            part: Part::Path,
             problem: format!("path `{}` matches the same requests as path `{}` of an earlier route", pattern.path, patterns[other].path),
             hint: "nothing decides between the two: give them different hosts, paths or methods, or remove one".to_owned(),
         }));

@@ -31,6 +31,7 @@ pub(super) enum Segment<'a> {
 
 /// Splits a route's path into its segments; none for `/`. Fails with what is wrong and how to mend it.
 pub(super) fn parse_path(path: &str) -> Result<Vec<Segment<'_>>, (String, String)> {
+    refuse_foreign(path)?;
     require_normal(path)?;
     let wrong =
         |problem: String, hint: &str| Err((format!("path `{path}` {problem}"), hint.to_owned()));
@@ -67,6 +68,49 @@ pub(super) fn parse_path(path: &str) -> Result<Vec<Segment<'_>>, (String, String
     Ok(segments)
 }
 
+/// What stands for something else in other programs, and would be taken literally here.
+fn refuse_foreign(path: &str) -> Result<(), (String, String)> {
+    if path.starts_with(['~', '^']) {
+        let hint = "write `/literal`, `/{name}` for one segment or, at the end, `/{*rest}` for everything below";
+        let problem = format!("path `{path}`: paths are not regular expressions");
+        return Err((problem, hint.to_owned()));
+    }
+    let mut at = 0;
+    for text in path.split('/') {
+        let (before, after) = (&path[..at], &path[at + text.len()..]);
+        at += text.len() + 1;
+        let is_foreign = match text.strip_prefix(':') {
+            Some(name) => !name.is_empty(),
+            None => !text.starts_with('{') && (text.starts_with('*') || text.ends_with('*')),
+        };
+        if !is_foreign {
+            continue;
+        }
+        let sign = if text.starts_with(':') { ':' } else { '*' };
+        let name = text.trim_matches(':');
+        let hint = match is_name(name) && sign == ':' {
+            true => format!("write `{before}{{{name}}}{after}` for any one segment"),
+            false if after.is_empty() => format!(
+                "write `{before}{{*rest}}` for everything below, `{before}{{name}}` for one segment"
+            ),
+            false => format!(
+                "write `{before}{{name}}{after}` for any one segment: a rest stands at the end"
+            ),
+        };
+        return Err((
+            format!("path `{path}`: `{sign}` is taken literally here"),
+            hint,
+        ));
+    }
+    Ok(())
+}
+
+/// The name of a parameter.
+fn is_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+    !name.is_empty() && name.bytes().all(allowed)
+}
+
 fn parse_segment(text: &str) -> Result<Segment<'_>, String> {
     let Some(inside) = text
         .strip_prefix('{')
@@ -83,11 +127,7 @@ fn parse_segment(text: &str) -> Result<Segment<'_>, String> {
         Some(name) => (true, name),
         None => (false, inside),
     };
-    let is_name = !name.is_empty()
-        && name
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'));
-    match (is_name, rest) {
+    match (is_name(name), rest) {
         (false, _) => Err(format!(
             "has the parameter `{text}`, whose name is not made of letters, digits, `_` and `-`"
         )),
@@ -204,9 +244,23 @@ mod tests {
             ("/{*}", "`/{name}`"),
             ("/{a", "`/{name}`"),
             (&"/a".repeat(65), "`/{*rest}`"),
+            ("/*", "`/{*rest}`"),
+            ("/api/**", "`/api/{*rest}`"),
+            ("/api*", "`/{*rest}`"),
+            ("/api/*/x", "`/api/{name}/x`"),
+            ("/api/:id/x", "`/api/{id}/x`"),
+            ("~ ^/api", "`/{*rest}`"),
+            ("^/api/.*$", "`/{*rest}`"),
         ] {
             let (_, given) = parse_path(path).expect_err(path);
             assert!(given.contains(hint), "{path}: {given}");
+        }
+    }
+
+    #[test]
+    fn signs_that_are_literal_can_still_be_written() {
+        for path in ["/v1/jobs:batch", "/%2A", "/%3Aid", "/a*b", "/:", "/~me"] {
+            assert!(parse_path(path).is_ok(), "{path}");
         }
     }
 

@@ -37,7 +37,7 @@ pub struct Line<'a> {
     pub time: SystemTime,
     /// `X-Request-Id`.
     pub request_id: &'a [u8],
-    /// The client's address; none where the peer is a Unix socket.
+    /// The client's address, where the request could be read so far. A peer on a Unix socket counts as 127.0.0.1.
     pub client_ip: Option<IpAddr>,
     /// The verified user.
     pub user: Option<&'a [u8]>,

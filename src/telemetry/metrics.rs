@@ -107,7 +107,7 @@ table! {
     ACCEPT_ERRORS = "tidegate_accept_errors_total", Kind::Counter, Count, ["listener", "kind"],
         "Connections that could not be accepted.";
     IDENTITY_REJECTED = "tidegate_identity_rejected_total", Kind::Counter, Count, ["source", "kind"],
-        "Credentials that were refused.";
+        "Identities that were not believed.";
     LOG_LINES_DROPPED = "tidegate_log_lines_dropped_total", Kind::Counter, Count, [],
         "Log and access lines lost because they could not be written fast enough.";
     PANICS = "tidegate_panics_total", Kind::Counter, Count, [],
@@ -213,14 +213,14 @@ impl Metrics {
         lock(&self.shared.refreshers).push(Box::new(refresh));
     }
 
-    /// The Prometheus text format, version 0.0.4. Cost: linear in the number of series.
+    /// The Prometheus text format, version 0.0.4, in the order of the names. Cost: that of sorting the series.
     pub fn render(&self) -> String {
         for refresh in lock(&self.shared.refreshers).iter() {
             refresh();
         }
         let mut text = self.shared.handle.render();
         process::render(&mut text);
-        text
+        in_order(&text)
     }
 
     /// Folds the samples of histograms into their buckets. To be called every second or so: between calls, a sample
@@ -252,6 +252,32 @@ impl fmt::Debug for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Metrics").finish_non_exhaustive()
     }
+}
+
+/// Metrics by name, series by label. The buckets of a histogram stay as they are, since their order means something.
+fn in_order(text: &str) -> String {
+    let mut families: Vec<Vec<&str>> = Vec::new();
+    for line in text.lines().filter(|line| !line.is_empty()) {
+        match families.last_mut() {
+            Some(family) if !line.starts_with("# HELP ") => family.push(line),
+            _ => families.push(vec![line]),
+        }
+    }
+    families.sort();
+    let mut ordered = String::with_capacity(text.len());
+    for mut family in families {
+        let is_histogram =
+            |line: &&str| line.starts_with("# TYPE ") && line.ends_with(" histogram");
+        if !family.iter().any(is_histogram) {
+            family.sort_by_key(|line| (!line.starts_with('#')).then_some(*line));
+        }
+        for line in family {
+            ordered.push_str(line);
+            ordered.push('\n');
+        }
+        ordered.push('\n');
+    }
+    ordered
 }
 
 static METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, None);

@@ -258,3 +258,29 @@ fn two_registries_in_one_process_do_not_mix() {
     assert_eq!(value(&one.render(), "tidegate_panics_total"), Some(3.0));
     assert_eq!(value(&two.render(), "tidegate_panics_total"), Some(0.0));
 }
+
+#[test]
+fn the_page_is_in_the_order_of_the_names_and_keeps_buckets_in_theirs() {
+    let metrics = Metrics::install();
+    for route in ["b", "a"] {
+        metrics.route(route).answered(http::StatusCode::OK);
+    }
+    let text = metrics.render();
+    let names: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
+        .collect();
+    assert!(names.len() > 10 && names.is_sorted(), "{names:?}");
+    let counted: Vec<&str> = text
+        .lines()
+        .filter(|line| line.starts_with("tidegate_requests_total{"))
+        .collect();
+    assert!(counted.len() > 2 && counted.is_sorted(), "{counted:?}");
+    let decisions = "tidegate_decision_seconds_bucket{le=\"";
+    let bounds: Vec<f64> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix(decisions)?.split('"').next())
+        .map(|bound| bound.parse().unwrap_or(f64::INFINITY))
+        .collect();
+    assert!(bounds.is_sorted(), "{bounds:?}");
+}

@@ -2,7 +2,11 @@
 
 use std::{fs, path::Path};
 
-use crate::support::{Gateway, Origin, Request, tidegate};
+use crate::support::{
+    Gateway, Origin, Request,
+    cli::{finish, tidegate_command},
+    tidegate,
+};
 
 /// The presets of `tidegate init` that the command line documents.
 const PRESETS: &[&str] = &["api", "login", "llm", "internal"];
@@ -38,6 +42,35 @@ fn check_is_0_for_a_sound_configuration() {
     write(folder.path(), SOUND);
     let checked = tidegate(folder.path(), &["check", "--config", "gateway.toml"]);
     assert_eq!(checked.code, Some(0), "{checked}");
+}
+
+#[test]
+fn the_file_may_be_named_without_an_option_or_by_the_environment() {
+    let folder = folder();
+    fs::write(folder.path().join("other.toml"), SOUND).expect("it is written");
+    let named = tidegate(folder.path(), &["check", "other.toml"]);
+    assert_eq!(named.code, Some(0), "{named}");
+    let mut command = tidegate_command(folder.path());
+    command.env("TIDEGATE_CONFIG", "other.toml");
+    let by_environment = finish(command.arg("check"), b"");
+    assert_eq!(by_environment.code, Some(0), "{by_environment}");
+    let twice = tidegate(
+        folder.path(),
+        &["check", "other.toml", "--config", "other.toml"],
+    );
+    assert_eq!(twice.code, Some(2), "{twice}");
+}
+
+#[test]
+fn options_that_need_no_file_do_not_mind_one_in_the_environment() {
+    let folder = folder();
+    let mut command = tidegate_command(folder.path());
+    command.env("TIDEGATE_CONFIG", "other.toml");
+    command.args(["run", "--to", "http://localhost:3000", "--print-config"]);
+    let printed = finish(&mut command, b"");
+    assert_eq!(printed.code, Some(0), "{printed}");
+    let options = ["run", "other.toml", "--to", "http://localhost:3000"];
+    assert_eq!(tidegate(folder.path(), &options).code, Some(2));
 }
 
 #[test]
@@ -209,7 +242,18 @@ fn bad_options_say_what_would_be_good() {
             ["--to", "http://localhost:3000", "--limit", "60/fortnight"],
             "fortnight",
         ),
-        (["--to", "nonsense", "--limit", "60/min"], "nonsense"),
+        (
+            ["--to", "builtin:nonsense", "--limit", "60/min"],
+            "nonsense",
+        ),
+        (
+            ["--to", "localhost:3000", "--limit", "60/min"],
+            "did you mean \"http://localhost:3000\"?",
+        ),
+        (
+            ["--to", "http://localhost:3000", "--limit", "10rps"],
+            "'--limit <RATE>'",
+        ),
     ] {
         let finished = tidegate(folder.path(), &[&["run"], &options[..]].concat());
         assert!(

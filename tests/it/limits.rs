@@ -467,10 +467,7 @@ fn an_api_key_names_its_user_and_an_unknown_one_is_401() {
     );
     let unknown = gateway.send(&with_key("nobody's secret"));
     assert_eq!(unknown.status, 401);
-    assert!(
-        unknown.header("www-authenticate").is_some(),
-        "RFC 9110 §11.6.1 asks for WWW-Authenticate"
-    );
+    assert_eq!(unknown.header("www-authenticate"), Some("ApiKey"));
     assert!(
         !unknown.text().contains("nobody's secret"),
         "the answer does not repeat the key"
@@ -481,6 +478,18 @@ fn an_api_key_names_its_user_and_an_unknown_one_is_401() {
     assert_eq!(seen[1].header("x-user-id"), Some("ann"));
     assert_eq!(seen[1].header("x-rate-limit-tier"), Some("pro"));
     gateway.wait_for_metric("tidegate_identity_rejected_total", 1.0);
+}
+
+#[test]
+fn a_key_in_authorization_is_asked_for_as_a_bearer() {
+    let gateway = Gateway::with(
+        "[[user]]\nfrom = \"api_key\"\nheader = \"authorization\"\nkeys_file = \"keys.toml\"\n",
+    )
+    .file("keys.toml", "[keys]\n")
+    .start();
+    let unknown = gateway.send(&Request::get("/").header("authorization", "Bearer nobody"));
+    assert_eq!(unknown.status, 401);
+    assert_eq!(unknown.header("www-authenticate"), Some("Bearer"));
 }
 
 #[test]
@@ -547,6 +556,27 @@ fn forwarded_addresses_from_trusted_peers_are_read_from_the_right() {
         gateway.statuses(&from_ip("10.1.1.1, 198.51.100.1, 127.0.0.9"), 1),
         [429],
         "what the client wrote itself stands left of its address; trusted hops stand right of it"
+    );
+}
+
+#[test]
+fn addresses_may_be_read_from_forwarded_instead() {
+    let trusting = "[client_ip]\ntrusted_proxies = [\"127.0.0.0/8\"]\nheader = \"forwarded\"\n";
+    let gateway = Gateway::with(&format!("{trusting}{}", per_ip(1))).start();
+    let forwarded = |value: &str| Request::get("/").header("forwarded", value);
+    let first = forwarded("for=\"[2001:db8::1]:4711\";proto=https");
+    assert_eq!(gateway.statuses(&first, 2), [200, 429]);
+    let behind = "for=10.1.1.1, For=\"[2001:db8::1]\", for=127.0.0.9;by=_hidden";
+    assert_eq!(
+        gateway.statuses(&forwarded(behind), 1),
+        [429],
+        "the same client"
+    );
+    let other = forwarded("for=198.51.100.2").header("x-forwarded-for", "2001:db8::1");
+    assert_eq!(
+        gateway.statuses(&other, 1),
+        [200],
+        "the other header is not read"
     );
 }
 

@@ -14,7 +14,7 @@ use crate::{
         file::Document,
     },
     identity::KeyPart,
-    route::{Pattern, RouteTable},
+    route::{Part, Pattern, RouteTable},
 };
 
 /// Reports conflicts among the routes, requests that could never be admitted, and what is not used.
@@ -81,7 +81,11 @@ fn check_patterns<'r>(document: Document<'_>, routes: &'r [Written]) {
             Problem::new(Code::RouteConflict, error.problem).hint(error.hint)
         };
         let problem = problem.label(label.unwrap_or_default());
-        document.error(route.path_span.clone(), problem);
+        let span = match error.part {
+            Part::Host(place) => route.host_spans.get(place),
+            Part::Path | Part::Method(_) => None,
+        };
+        document.error(span.unwrap_or(&route.path_span).clone(), problem);
     }
 }
 

@@ -5,40 +5,55 @@ use std::{net::IpAddr, path::Path};
 use http::HeaderName;
 use ipnet::IpNet;
 
-use super::{field_name, keys_file};
+use super::{check_users::Users, field_name, keys_file};
 use crate::{
     config::{
         code::Code,
         diagnostic::{Problem, quote},
-        file::{Section, not_built},
+        file::Section,
         keys::{self, Keys},
         value::{Text, Value},
     },
     identity::{AddressSource, OnInvalid, Settings, UserSource},
 };
 
-pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Settings {
+pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Users {
     let section = file.table("client_ip", &keys::CLIENT_IP);
-    let mut settings = Settings {
-        trusted_proxies: section
-            .texts("trusted_proxies")
-            .map(|nets| networks(&nets))
-            .unwrap_or_default(),
-        address_from: section
-            .get("header")
-            .and_then(|value| address_source(&value.text()?))
-            .unwrap_or_default(),
+    let proxies = section.texts("trusted_proxies").unwrap_or_default();
+    let header = section.get("header").and_then(|value| value.text());
+    let address_from = header.as_ref().and_then(address_source);
+    if let (Some(header), Some(source)) = (&header, &address_from)
+        && proxies.is_empty()
+        && *source != AddressSource::None
+    {
+        let message = format!(
+            "{} is never read: no proxy is trusted to write it",
+            header.shown()
+        );
+        let hint = "name your proxies, such as trusted_proxies = [\"10.0.0.0/8\"], or write header = \"none\"";
+        header.document.warn(
+            header.span.clone(),
+            Problem::new(Code::HeaderNeverRead, message).hint(hint),
+        );
+    }
+    let settings = Settings {
+        trusted_proxies: networks(&proxies),
+        address_from: address_from.unwrap_or_default(),
         ipv4_prefix: prefix(&section, "ipv4_prefix", 32, 32),
         ipv6_prefix: prefix(&section, "ipv6_prefix", 64, 128),
         users: Vec::new(),
     };
     section.finish();
-    let tables = file.repeated("user");
-    settings.users = tables
-        .iter()
-        .filter_map(|table| user(table, base_dir, &settings.trusted_proxies))
-        .collect();
-    settings
+    let mut users = Users {
+        settings,
+        guessable: Vec::new(),
+        tiers: Vec::new(),
+    };
+    for table in file.repeated("user") {
+        let found = user(&table, base_dir, &mut users);
+        users.settings.users.extend(found);
+    }
+    users
 }
 
 fn prefix(section: &Section<'_>, key: &'static str, default: u8, longest: u8) -> u8 {
@@ -88,11 +103,7 @@ fn address_source(text: &Text<'_>) -> Option<AddressSource> {
     match text.value.to_ascii_lowercase().as_str() {
         "x-forwarded-for" => Some(AddressSource::XForwardedFor),
         "none" => Some(AddressSource::None),
-        "forwarded" => {
-            let hint = "use \"x-forwarded-for\", \"none\", or a header that holds one address";
-            text.error(not_built(text.shown(), "reading the Forwarded field").hint(hint));
-            None
-        }
+        "forwarded" => Some(AddressSource::Forwarded),
         _ => field_name(text).map(AddressSource::Single),
     }
 }
@@ -100,7 +111,7 @@ fn address_source(text: &Text<'_>) -> Option<AddressSource> {
 const KINDS: &str = "add from = \"api_key\" or from = \"header\"";
 
 /// Which kind a `[[user]]` table is has to be known before its keys are.
-fn user(table: &Value<'_>, base_dir: &Path, trusted_proxies: &[IpNet]) -> Option<UserSource> {
+fn user(table: &Value<'_>, base_dir: &Path, users: &mut Users) -> Option<UserSource> {
     let kinds: &[(&str, &'static Keys)] = &[
         ("api_key", &keys::USER_API_KEY),
         ("header", &keys::USER_HEADER),
@@ -121,14 +132,14 @@ fn user(table: &Value<'_>, base_dir: &Path, trusted_proxies: &[IpNet]) -> Option
     let section = table.section(keys.title.to_owned(), keys)?;
     section.get("from");
     let source = match kind.value.as_str() {
-        "api_key" => api_key(&section, base_dir),
-        _ => header(&section, trusted_proxies),
+        "api_key" => api_key(&section, base_dir, users),
+        _ => header(&section, &users.settings.trusted_proxies),
     };
     section.finish();
     source
 }
 
-fn api_key(section: &Section<'_>, base_dir: &Path) -> Option<UserSource> {
+fn api_key(section: &Section<'_>, base_dir: &Path, users: &mut Users) -> Option<UserSource> {
     let header = header_key(section, "header", "x-api-key");
     let invalid = section.choice(
         "invalid",
@@ -141,7 +152,10 @@ fn api_key(section: &Section<'_>, base_dir: &Path) -> Option<UserSource> {
         "keys_file",
         "add keys_file = \"keys.toml\", and write [keys.NAME] tables into it",
     );
-    let keys = keys_file::load(&path?.text()?, base_dir);
+    if invalid == Some(OnInvalid::Reject) {
+        users.guessable.push(section.span.clone());
+    }
+    let keys = keys_file::load(&path?.text()?, base_dir, &mut users.tiers);
     Some(UserSource::ApiKey {
         header: header?,
         keys: keys?,

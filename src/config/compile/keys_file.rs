@@ -3,9 +3,12 @@
 //! It holds digests because a file is read by more people than may use the keys. A digest is 256 bits of a key that
 //! is random itself, so a plain hash is enough: there is no dictionary to try.
 
-use std::{collections::HashMap, path::Path};
+use std::{
+    collections::{HashMap, HashSet},
+    path::Path,
+};
 
-use super::check_name;
+use super::{check_name, check_users::WrittenTier};
 use crate::{
     config::{
         code::Code,
@@ -23,8 +26,12 @@ const MAX_BYTES: u64 = 64 << 20;
 
 const HINT: &str = "a digest has 64 characters of 0-9 a-f: printf %s \"$KEY\" | sha256sum";
 
-/// The keys of the file at `path`; problems in it are reported at their place in it.
-pub(super) fn load(path: &Text<'_>, base_dir: &Path) -> Option<Vec<ApiKey>> {
+/// The keys of the file at `path`; problems in it are reported at their place in it. Tiers not seen before go to `tiers`.
+pub(super) fn load(
+    path: &Text<'_>,
+    base_dir: &Path,
+    tiers: &mut Vec<WrittenTier>,
+) -> Option<Vec<ApiKey>> {
     let text = match read::text(&base_dir.join(&path.value), MAX_BYTES) {
         Ok(text) => text,
         Err(error) => {
@@ -47,8 +54,12 @@ pub(super) fn load(path: &Text<'_>, base_dir: &Path) -> Option<Vec<ApiKey>> {
         &keys::KEYS_FILE,
         Some(&tables),
     );
-    let mut seen = HashMap::new();
-    let entries = file.named("keys");
+    let mut seen = Seen {
+        digests: HashMap::new(),
+        tiers: tiers.iter().map(|tier| tier.name.clone()).collect(),
+        new_tiers: tiers,
+    };
+    let entries = file.named("keys", &keys::API_KEY);
     let keys: Vec<_> = entries
         .iter()
         .map(|(name, table)| api_key(name, table, &mut seen))
@@ -57,11 +68,29 @@ pub(super) fn load(path: &Text<'_>, base_dir: &Path) -> Option<Vec<ApiKey>> {
     keys.into_iter().collect()
 }
 
-fn api_key(
-    name: &Text<'_>,
-    table: &Value<'_>,
-    seen: &mut HashMap<[u8; 32], usize>,
-) -> Option<ApiKey> {
+/// What the entries of a file have in common.
+struct Seen<'a> {
+    /// Digest to line.
+    digests: HashMap<[u8; 32], usize>,
+    tiers: HashSet<String>,
+    new_tiers: &'a mut Vec<WrittenTier>,
+}
+
+impl Seen<'_> {
+    fn note(&mut self, tier: &Text<'_>) {
+        if self.tiers.insert(tier.value.clone()) {
+            let source = tier.document.source;
+            self.new_tiers.push(WrittenTier {
+                name: tier.value.clone(),
+                shown: tier.shown(),
+                file: source.name().to_owned(),
+                place: source.place(tier.span.clone()),
+            });
+        }
+    }
+}
+
+fn api_key(name: &Text<'_>, table: &Value<'_>, seen: &mut Seen<'_>) -> Option<ApiKey> {
     let section = table.section(table.what.clone(), &keys::API_KEY)?;
     let digest = section
         .require("sha256", HINT)
@@ -77,7 +106,7 @@ fn api_key(
         return None;
     };
     let line = digest.document.source.line(digest.span.start);
-    if let Some(first) = seen.insert(sha256, line) {
+    if let Some(first) = seen.digests.insert(sha256, line) {
         let message = format!("the same key stands twice: here and on line {first}");
         digest.error(
             Problem::new(Code::Duplicate, message)
@@ -87,6 +116,7 @@ fn api_key(
     let tier = given(tier)?;
     if let Some(tier) = &tier {
         check_name(tier, "a tier");
+        seen.note(tier);
     }
     let named = |text: Option<Text<'_>>| text.map(|text| text.value);
     let user = named(given(user)?).unwrap_or_else(|| name.value.clone());

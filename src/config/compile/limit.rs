@@ -51,7 +51,11 @@ pub(super) fn compile(file: &Section<'_>, users: &identity::Settings) -> Vec<Nam
             exempt_tiers,
         }
     };
-    let limits: Vec<_> = file.named("limit").into_iter().map(limit).collect();
+    let limits: Vec<_> = file
+        .named("limit", &keys::LIMIT)
+        .into_iter()
+        .map(limit)
+        .collect();
     warn_of_unknown_tiers(file.document, &limits, users);
     limits
 }

@@ -4,6 +4,7 @@
 //! result may be used is decided at the end, by whether an error was reported.
 
 mod check_routes;
+mod check_users;
 mod identity;
 mod keys_file;
 mod limit;
@@ -13,6 +14,8 @@ mod process;
 mod response;
 mod route;
 mod upstream;
+
+pub(super) use upstream::parse_server;
 
 use std::path::Path;
 
@@ -45,13 +48,18 @@ pub(super) fn snapshot(
     let admin = process::admin(&file, base_dir, &listeners);
     let users = identity::compile(&file, base_dir);
     let upstreams = upstream::compile(&file);
-    let mut limits = limit::compile(&file, &users);
-    overrides::compile(&file, users.prefixes(), &mut limits);
+    let mut limits = limit::compile(&file, &users.settings);
+    overrides::compile(&file, users.settings.prefixes(), &mut limits);
     let routes = route::compile(&file, &upstreams, &limits);
     let server = process::server(&file);
     let response = response::compile(&file);
     let log = process::log(&file);
     file.finish();
+    let compiled: Option<Vec<_>> = limits.iter().map(|limit| limit.compiled.as_ref()).collect();
+    // while something is wrong, what looks missing may only be misspelt
+    if let Some(limits) = compiled.filter(|_| document.problems.errors() == 0) {
+        check_users::check(document, &users, &limits);
+    }
     let (gateway_limits, routes) = routes?;
     let upstreams = upstreams.into_iter().map(|upstream| upstream.settings);
     let limits = limits.into_iter().map(|limit| limit.compiled);
@@ -61,7 +69,7 @@ pub(super) fn snapshot(
             .into_iter()
             .map(|(settings, _)| settings)
             .collect(),
-        identity: users,
+        identity: users.settings,
         upstreams: upstreams.collect::<Option<_>>()?,
         limits: limits.collect::<Option<_>>()?,
         gateway_limits,

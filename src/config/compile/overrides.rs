@@ -171,7 +171,7 @@ impl Written<'_> {
         let burst = match burst {
             Some(value) => quotas::burst(value)?,
             // what everybody may do at once is not taken away by a higher rate
-            None => limit.quotas.first()?.burst.max(read.per_second()),
+            None => limit.quotas.first()?.burst.max(read.default_burst()),
         };
         match quotas::quota(limit.algorithm, read, Some(burst)) {
             Ok(quota) => {

@@ -28,6 +28,10 @@ pub(super) struct Names<'a> {
     pub(super) limits: &'a [NamedLimit],
     /// `[gateway] limits`, as indexes.
     pub(super) everywhere: Vec<usize>,
+    /// A table of limits is misspelt, so that a name is unknown says nothing.
+    pub(super) limits_in_doubt: bool,
+    /// Likewise.
+    pub(super) upstreams_in_doubt: bool,
 }
 
 /// A route as far as it could be read, and where its parts stand.
@@ -39,6 +43,8 @@ pub(super) struct Written {
     pub(super) is_secret: bool,
     pub(super) pattern: Option<Pattern>,
     pub(super) path_span: Range<usize>,
+    /// Where each of its hosts stands.
+    pub(super) host_spans: Vec<Range<usize>>,
     pub(super) upstream: Option<usize>,
     pub(super) limits: Vec<usize>,
     pub(super) cost: Option<u64>,
@@ -70,13 +76,15 @@ pub(super) fn compile(
         upstreams,
         limits,
         everywhere: Vec::new(),
+        limits_in_doubt: file.is_in_doubt("limit"),
+        upstreams_in_doubt: file.is_in_doubt("upstream"),
     };
     let everywhere = limit_list(&gateway, "limits", &names);
     names.everywhere = everywhere.into_iter().map(|(index, _)| index).collect();
     check_count(&gateway, &names.everywhere, "that no route takes");
     gateway.finish();
     let tables = file.repeated("route");
-    if tables.is_empty() {
+    if tables.is_empty() && !file.is_in_doubt("route") {
         let upstream = upstreams
             .first()
             .map_or("origin", |upstream| &upstream.name);
@@ -112,8 +120,10 @@ fn route(table: &Value<'_>, names: &Names<'_>) -> Option<Written> {
         .require("path", "add path = \"/{*rest}\" for every path")
         .and_then(|value| value.text());
     let mut is_secret = path.as_ref().is_some_and(|path| path.from_environment);
+    let mut host_spans = Vec::new();
     let hosts = list(&section, "hosts", |text| {
         is_secret |= text.from_environment;
+        host_spans.push(text.span.clone());
         Some(text.value.to_ascii_lowercase())
     });
     let methods = list(&section, "methods", method);
@@ -134,7 +144,7 @@ fn route(table: &Value<'_>, names: &Names<'_>) -> Option<Written> {
                 methods: methods?,
             })
         }),
-        upstream: upstream.and_then(|value| find_upstream(&value.text()?, names.upstreams)),
+        upstream: upstream.and_then(|value| find_upstream(&value.text()?, names)),
         limits: limits_of(&section, names),
         cost_span: cost.as_ref().map_or(section.span.clone(), Value::span),
         cost: cost.map_or(Some(1), |value| value.integer(1..=MAX_COST)),
@@ -144,16 +154,28 @@ fn route(table: &Value<'_>, names: &Names<'_>) -> Option<Written> {
             .map_or("without a name".to_owned(), Text::shown),
         name: name.map(|name| (name.value, name.span)),
         is_secret,
+        host_spans,
     };
     section.finish();
     Some(written)
 }
 
-fn find_upstream(text: &Text<'_>, upstreams: &[Upstream]) -> Option<usize> {
+fn find_upstream(text: &Text<'_>, names: &Names<'_>) -> Option<usize> {
+    let upstreams = names.upstreams;
     let found = upstreams
         .iter()
         .position(|upstream| upstream.name == text.value);
-    if found.is_none() {
+    let is_server = ["http://", "https://", "unix:", "builtin:"]
+        .iter()
+        .any(|scheme| text.value.starts_with(scheme));
+    if found.is_none() && is_server {
+        let message = format!("{} is a server: a route names a table", text.shown());
+        let hint = format!(
+            "add [upstream.web] with servers = [\"{}\"], and write upstream = \"web\" here",
+            text.shown().trim_matches('`')
+        );
+        text.error(Problem::new(Code::UnknownUpstream, message).hint(hint));
+    } else if found.is_none() && !names.upstreams_in_doubt {
         let known = upstreams.iter().map(|upstream| upstream.name.as_str());
         let message = format!("there is no upstream {}", text.shown());
         let problem = Problem::new(Code::UnknownUpstream, message)
@@ -236,6 +258,10 @@ fn limit_list<'a>(
             &format!("{} of {}", quote(key), section.title),
         );
         earlier.push(text.value.clone());
+        let known = names.limits.iter().any(|limit| limit.name == text.value);
+        if !known && names.limits_in_doubt {
+            continue;
+        }
         if let Some(index) = find_limit(&text, names.limits)
             && first
         {

@@ -32,8 +32,8 @@ pub(super) struct Upstream {
 }
 
 pub(super) fn compile(file: &Section<'_>) -> Vec<Upstream> {
-    let tables = file.named("upstream");
-    if tables.is_empty() {
+    let tables = file.named("upstream", &keys::UPSTREAM);
+    if tables.is_empty() && !file.is_in_doubt("upstream") {
         let message = "there is no upstream: requests have nowhere to go";
         file.error(Problem::new(Code::MissingKey, message).hint(EXAMPLE));
     }
@@ -86,24 +86,10 @@ fn servers(section: &Section<'_>) -> Option<Vec<Server>> {
 }
 
 fn server(text: &Text<'_>) -> Option<Server> {
-    let scheme = text
-        .value
-        .split_once("://")
-        .map_or("", |(scheme, _)| scheme);
-    if matches!(scheme, "https" | "h2c") {
-        let feature = if scheme == "https" {
-            "TLS to upstreams"
-        } else {
-            "HTTP/2 to upstreams"
-        };
-        let hint = "write http://, where the server speaks it on a private network";
-        text.error(not_built(text.shown(), feature).hint(hint));
-        return None;
-    }
     text.parse("a server", parse_server)
 }
 
-fn parse_server(text: &str) -> Result<Server, Problem> {
+pub(in crate::config) fn parse_server(text: &str) -> Result<Server, Problem> {
     const HINT: &str = "write \"http://HOST:PORT\", \"unix:/path\" or \"builtin:echo\"";
     let bad = |message: String| Problem::new(Code::BadAddress, message).hint(HINT);
     if text == "builtin:echo" {
@@ -112,8 +98,21 @@ fn parse_server(text: &str) -> Result<Server, Problem> {
     if let Some(path) = text.strip_prefix("unix:") {
         return unix_path(path).map(Server::Unix);
     }
+    let unbuilt = [
+        ("https://", "TLS to upstreams"),
+        ("h2c://", "HTTP/2 to upstreams"),
+    ];
+    if let Some((_, feature)) = unbuilt.iter().find(|(scheme, _)| text.starts_with(scheme)) {
+        let hint = "write http://, where the server speaks it on a private network";
+        return Err(not_built(quote(text), feature).hint(hint));
+    }
     let Some(authority) = text.strip_prefix("http://") else {
-        return Err(bad(format!("{} is not a server", quote(text))));
+        let problem = bad(format!("{} is not a server", quote(text)));
+        let meant = format!("http://{text}");
+        return Err(match parse_server(&meant) {
+            Ok(_) => problem.hint(format!("did you mean \"{meant}\"?")),
+            Err(_) => problem,
+        });
     };
     let authority = authority.strip_suffix('/').unwrap_or(authority);
     if authority.contains(['/', '?', '#']) {

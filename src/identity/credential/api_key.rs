@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::super::address::trim;
-use super::super::{ApiKey, OnInvalid};
+use super::super::{ApiKey, Credential, OnInvalid};
 use super::{Fault, User, one_value};
 
 /// The longest key that is hashed.
@@ -74,6 +74,14 @@ impl ApiKeys {
             tier: key.tier.as_deref(),
             tenant: key.tenant.as_deref(),
         }))
+    }
+
+    /// How a client brings a key.
+    pub(in crate::identity) fn credential(&self) -> Credential {
+        match self.header == AUTHORIZATION {
+            true => Credential::Bearer,
+            false => Credential::ApiKey,
+        }
     }
 
     fn find(&self, digest: &[u8; 32]) -> Option<&ApiKey> {

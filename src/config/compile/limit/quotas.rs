@@ -154,8 +154,8 @@ pub(in crate::config::compile) fn quota(
     rate: Rate,
     burst: Option<NonZeroU64>,
 ) -> Result<Quota, Unfit> {
-    let burst =
-        (Shape::of(algorithm) == Shape::Bucket).then(|| burst.unwrap_or_else(|| rate.per_second()));
+    let burst = (Shape::of(algorithm) == Shape::Bucket)
+        .then(|| burst.unwrap_or_else(|| rate.default_burst()));
     let held = burst.unwrap_or(rate.amount).get();
     let unfit = |error: String| Unfit { error, rate, burst };
     if held > MAX_BURST {

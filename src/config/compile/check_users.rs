@@ -1,0 +1,85 @@
+//! What must hold among users and limits together.
+
+use std::ops::Range;
+
+use crate::{
+    config::{
+        Limit,
+        code::Code,
+        diagnostic::{Diagnostic, Place, Problem, Severity, did_you_mean, quote},
+        file::Document,
+    },
+    identity::{KeyPart, Settings},
+};
+
+/// The users as they are configured, and what has to be compared with the limits.
+pub(super) struct Users {
+    pub(super) settings: Settings,
+    /// `[[user]]` tables that answer 401 to a key that is not known.
+    pub(super) guessable: Vec<Range<usize>>,
+    /// The tiers that keys files name, each where it stands first.
+    pub(super) tiers: Vec<WrittenTier>,
+}
+
+/// A tier in a keys file.
+pub(super) struct WrittenTier {
+    pub(super) name: String,
+    /// As messages name it.
+    pub(super) shown: String,
+    pub(super) file: String,
+    pub(super) place: Place,
+}
+
+/// Warns of keys that may be guessed without limit, and of tiers that no limit knows.
+pub(super) fn check(document: Document<'_>, users: &Users, limits: &[&Limit]) {
+    let counts_by = |part: &[KeyPart]| {
+        let mut parts = limits.iter().flat_map(|limit| &limit.key);
+        parts.any(|counted| part.contains(counted))
+    };
+    if !counts_by(&[KeyPart::Ip, KeyPart::UserOrIp]) {
+        for span in &users.guessable {
+            let message = "guessing keys is not limited: no limit counts by address";
+            let hint = "who sends an unknown key has no user: add a limit with key = [\"ip\"] and name it in [gateway] limits";
+            document.warn(
+                span.clone(),
+                Problem::new(Code::UnlimitedGuessing, message).hint(hint),
+            );
+        }
+    }
+    if !counts_by(&[KeyPart::Tier]) {
+        warn_of_tiers(document, &users.tiers, limits);
+    }
+}
+
+fn warn_of_tiers(document: Document<'_>, tiers: &[WrittenTier], limits: &[&Limit]) {
+    let mut named: Vec<&str> = limits
+        .iter()
+        .flat_map(|limit| &limit.tiers)
+        .map(|(tier, _)| tier.as_str())
+        .collect();
+    named.sort_unstable();
+    named.dedup();
+    let known = match named.as_slice() {
+        [] => "no limit names a tier: write rate = { default = \"60/min\", NAME = \"600/min\" }"
+            .to_owned(),
+        named => {
+            let named: Vec<String> = named.iter().map(|name| quote(name)).collect();
+            format!("limits name {}", named.join(", "))
+        }
+    };
+    let unknown = |tier: &&WrittenTier| tier.name != "default" && !named.contains(&&*tier.name);
+    for tier in tiers.iter().filter(unknown) {
+        document.problems.push(Diagnostic {
+            code: Code::TierWithoutQuota,
+            severity: Severity::Warning,
+            message: format!(
+                "no limit names tier {}: its users get the default",
+                tier.shown
+            ),
+            file: tier.file.clone(),
+            place: Some(tier.place.clone()),
+            label: did_you_mean(&tier.name, named.iter().copied()),
+            hint: known.clone(),
+        });
+    }
+}
