@@ -14,6 +14,7 @@ mod admit;
 mod answer;
 mod body;
 mod exceptions;
+mod exchange;
 mod plan;
 mod record;
 mod shared;
@@ -24,25 +25,22 @@ use std::{
     cell::{Cell, RefCell},
     rc::Rc,
     sync::Arc,
-    time::Duration,
 };
 
-use arrayvec::ArrayVec;
-use http::{HeaderValue, Request, Response, Uri, Version, header::CONTENT_TYPE, request::Parts};
+use http::{Request, Response, Uri, Version, header::CONTENT_TYPE};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use crate::{
-    identity::{BodyFields, Client, Rejected, Subject},
-    limit::{MAX_LIMITS, Verdict},
+    identity::BodyFields,
     listener::{
         Handler, Peer,
         inbound::InboundBody,
         request::{self, Addressed},
     },
     response::{FieldWriter, Refusal},
-    route::{Found, RouteTable, host, path},
+    route::{Found, host, path},
     telemetry::{access::AccessLog, log::Throttle},
     upstream::{
         self, Upstream,
@@ -51,11 +49,9 @@ use crate::{
     },
 };
 
-use admit::Met;
 use answer::RequestIds;
-use plan::RoutePlan;
+use exchange::{Asked, Exchange, Stopped, Target, Understood};
 use record::Record;
-use slots::Slots;
 
 pub use body::Body;
 pub use plan::PlanError;
@@ -75,96 +71,6 @@ pub struct Worker {
     warnings: Vec<Throttle>,
 }
 
-/// One request, as far as it is understood: each step of the path fills in what it finds.
-#[derive(Debug)]
-struct Exchange<'a> {
-    head: &'a Parts,
-    from: &'a Peer,
-    arrived: Instant,
-    request_id: HeaderValue,
-    /// `None` until the request is known to be valid.
-    asked: Option<Asked<'a>>,
-    /// The route that decides, or the plan's stand-in for none.
-    route: &'a RoutePlan,
-    /// What limits want to know of the body.
-    body: Option<BodyFields>,
-    /// When the limits were asked: a body may have had to be read before.
-    decided_at: Instant,
-    /// The limits that act on the request, and how they stand, in the same order.
-    met: ArrayVec<Met<'a>, MAX_LIMITS>,
-    verdict: Verdict,
-    /// Limits that look on and count the answer.
-    counting: ArrayVec<Met<'a>, MAX_LIMITS>,
-    /// How long it is held before it is sent on.
-    delay: Duration,
-    /// What it holds while it is under way.
-    slots: Slots,
-    /// A limit of which little is left.
-    warning: Option<&'a str>,
-    /// Limits that would have denied it, for the upstream to know.
-    tags: Vec<&'a str>,
-}
-
-/// Who asks, and for what, in the one form in which it is matched and counted.
-#[derive(Debug)]
-struct Asked<'a> {
-    client: Client<'a>,
-    host: Cow<'a, str>,
-    path: Cow<'a, str>,
-}
-
-impl<'a> Exchange<'a> {
-    fn begin(
-        head: &'a Parts,
-        from: &'a Peer,
-        route: &'a RoutePlan,
-        request_id: HeaderValue,
-    ) -> Self {
-        let arrived = Instant::now();
-        Self {
-            head,
-            from,
-            arrived,
-            request_id,
-            asked: None,
-            route,
-            body: None,
-            decided_at: arrived,
-            met: ArrayVec::new(),
-            verdict: Verdict::default(),
-            counting: ArrayVec::new(),
-            delay: Duration::ZERO,
-            slots: Slots::default(),
-            warning: None,
-            tags: Vec::new(),
-        }
-    }
-
-    /// Shows what limits' keys are made of.
-    fn with_subject<R>(
-        &self,
-        table: &RouteTable,
-        asked: &Asked<'_>,
-        show: impl FnOnce(&Subject<'_>) -> R,
-    ) -> R {
-        let params = self
-            .route
-            .index
-            .map(|route| table.params(route, &asked.path));
-        show(&Subject {
-            client: &asked.client,
-            method: &self.head.method,
-            host: &asked.host,
-            route: &self.route.name,
-            path: &asked.path,
-            headers: &self.head.headers,
-            query: self.head.uri.query(),
-            params: &|name| params.and_then(|params| params.get(name)),
-            body: self.body.as_ref(),
-        })
-    }
-}
-
 impl Handler for Worker {
     type Body = Body;
 
@@ -179,7 +85,7 @@ impl Handler for Worker {
         let listener = &from.listener;
         let mut body = InboundBody::new(body, listener.max_body_bytes, listener.body_timeout);
         match self.decide(&mut exchange, &mut body).await {
-            Ok(target) => self.forward(exchange, &target, body).await,
+            Ok(target) => self.forward(&mut exchange, &target, body).await,
             Err(stopped) => {
                 let response = match stopped {
                     Stopped::Denied => self.deny(&exchange),
@@ -195,41 +101,9 @@ impl Handler for Worker {
     }
 }
 
-/// Why a request is not forwarded.
-#[derive(Debug)]
-enum Stopped {
-    /// A limit denies it.
-    Denied,
-    /// It cannot be served.
-    Refused(Refusal),
-}
-
-impl From<Refusal> for Stopped {
-    fn from(refusal: Refusal) -> Self {
-        Self::Refused(refusal)
-    }
-}
-
-/// What a request asks for, before any limit is asked.
-#[derive(Debug)]
-struct Understood<'a> {
-    target: Target<'a>,
-    /// A credential that does not verify.
-    rejected: Option<Rejected>,
-    /// Whether a route takes it.
-    found: Result<(), Refusal>,
-}
-
 /// Bytes of a body that are read before the decision, where a limit is keyed by one of its fields. Of a larger body no
 /// field has a value.
 const MAX_READ_AHEAD_BYTES: usize = 256 * 1024;
-
-/// What the upstream is asked for: exactly what was matched.
-#[derive(Debug)]
-struct Target<'a> {
-    authority: &'a str,
-    path_and_query: Cow<'a, str>,
-}
 
 impl Worker {
     /// Opens no connection yet.
@@ -348,12 +222,12 @@ impl Worker {
     /// Sends the request on, and answers with the upstream's response, or with what we say instead.
     async fn forward(
         &self,
-        mut exchange: Exchange<'_>,
+        exchange: &mut Exchange<'_>,
         target: &Target<'_>,
         body: InboundBody,
     ) -> Response<Body> {
         let slots = std::mem::take(&mut exchange.slots);
-        let exchange = &exchange;
+        let exchange = &*exchange;
         let (head, route) = (exchange.head, exchange.route);
         let Some(asked) = &exchange.asked else {
             return self.refuse(exchange, &Refusal::Internal, None);

@@ -1,7 +1,7 @@
 //! tidegate: a reverse proxy that protects an origin from being overrun.
 //!
 //! A request takes this path, and the modules below stand in the order in which it is read best:
-//! [`gateway`] is the path itself, on one screen: identify the client, find the route, admit or deny,
+//! [`gateway`] is the path itself, top to bottom: identify the client, find the route, admit or deny,
 //! forward or answer. What it decides with is the pure core: [`identity`] (whom we count), [`route`] (which
 //! policy applies) and [`limit`] (may it pass, and if not, when). What it acts through are the edges:
 //! [`listener`] (bytes become requests), [`upstream`] (the request leaves), [`response`] (every answer that we

@@ -1,0 +1,138 @@
+//! One request on its way through the gateway, as far as it is understood.
+
+use std::{borrow::Cow, time::Duration};
+
+use arrayvec::ArrayVec;
+use http::{HeaderValue, request::Parts};
+use tokio::time::Instant;
+
+use super::{admit::Met, plan::RoutePlan, slots::Slots};
+use crate::{
+    identity::{BodyFields, Client, Rejected, Subject},
+    limit::{MAX_LIMITS, Verdict},
+    listener::Peer,
+    response::Refusal,
+    route::RouteTable,
+};
+
+/// One request, as far as it is understood: each step of the path fills in what it finds.
+#[derive(Debug)]
+pub(super) struct Exchange<'a> {
+    pub(super) head: &'a Parts,
+    pub(super) from: &'a Peer,
+    pub(super) arrived: Instant,
+    pub(super) request_id: HeaderValue,
+    /// `None` until the request is known to be valid.
+    pub(super) asked: Option<Asked<'a>>,
+    /// The route that decides, or the plan's stand-in for none.
+    pub(super) route: &'a RoutePlan,
+    /// What limits want to know of the body.
+    pub(super) body: Option<BodyFields>,
+    /// When the limits were asked: a body may have had to be read before.
+    pub(super) decided_at: Instant,
+    /// The limits that act on the request, and how they stand, in the same order.
+    pub(super) met: ArrayVec<Met<'a>, MAX_LIMITS>,
+    pub(super) verdict: Verdict,
+    /// Limits that look on and count the answer.
+    pub(super) counting: ArrayVec<Met<'a>, MAX_LIMITS>,
+    /// How long it is held before it is sent on.
+    pub(super) delay: Duration,
+    /// What it holds while it is under way.
+    pub(super) slots: Slots,
+    /// A limit of which little is left.
+    pub(super) warning: Option<&'a str>,
+    /// Limits that would have denied it, for the upstream to know.
+    pub(super) tags: Vec<&'a str>,
+}
+
+/// Who asks, and for what, in the one form in which it is matched and counted.
+#[derive(Debug)]
+pub(super) struct Asked<'a> {
+    pub(super) client: Client<'a>,
+    pub(super) host: Cow<'a, str>,
+    pub(super) path: Cow<'a, str>,
+}
+
+impl<'a> Exchange<'a> {
+    pub(super) fn begin(
+        head: &'a Parts,
+        from: &'a Peer,
+        route: &'a RoutePlan,
+        request_id: HeaderValue,
+    ) -> Self {
+        let arrived = Instant::now();
+        Self {
+            head,
+            from,
+            arrived,
+            request_id,
+            asked: None,
+            route,
+            body: None,
+            decided_at: arrived,
+            met: ArrayVec::new(),
+            verdict: Verdict::default(),
+            counting: ArrayVec::new(),
+            delay: Duration::ZERO,
+            slots: Slots::default(),
+            warning: None,
+            tags: Vec::new(),
+        }
+    }
+
+    /// Shows what limits' keys are made of.
+    pub(super) fn with_subject<R>(
+        &self,
+        table: &RouteTable,
+        asked: &Asked<'_>,
+        show: impl FnOnce(&Subject<'_>) -> R,
+    ) -> R {
+        let params = self
+            .route
+            .index
+            .map(|route| table.params(route, &asked.path));
+        show(&Subject {
+            client: &asked.client,
+            method: &self.head.method,
+            host: &asked.host,
+            route: &self.route.name,
+            path: &asked.path,
+            headers: &self.head.headers,
+            query: self.head.uri.query(),
+            params: &|name| params.and_then(|params| params.get(name)),
+            body: self.body.as_ref(),
+        })
+    }
+}
+
+/// What the upstream is asked for: exactly what was matched.
+#[derive(Debug)]
+pub(super) struct Target<'a> {
+    pub(super) authority: &'a str,
+    pub(super) path_and_query: Cow<'a, str>,
+}
+
+/// Why a request is not forwarded.
+#[derive(Debug)]
+pub(super) enum Stopped {
+    /// A limit denies it.
+    Denied,
+    /// It cannot be served.
+    Refused(Refusal),
+}
+
+impl From<Refusal> for Stopped {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+/// What a request asks for, before any limit is asked.
+#[derive(Debug)]
+pub(super) struct Understood<'a> {
+    pub(super) target: Target<'a>,
+    /// A credential that does not verify.
+    pub(super) rejected: Option<Rejected>,
+    /// Whether a route takes it.
+    pub(super) found: Result<(), Refusal>,
+}
