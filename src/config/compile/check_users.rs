@@ -54,8 +54,10 @@ pub(super) fn check(document: Document<'_>, users: &Users, limits: &[&Limit]) {
 fn warn_of_tiers(document: Document<'_>, tiers: &[WrittenTier], limits: &[&Limit]) {
     let mut named: Vec<&str> = limits
         .iter()
-        .flat_map(|limit| &limit.tiers)
-        .map(|(tier, _)| tier.as_str())
+        .flat_map(|limit| {
+            let with_quota = limit.tiers.iter().map(|(tier, _)| tier);
+            with_quota.chain(&limit.exempt.tiers).map(String::as_str)
+        })
         .collect();
     named.sort_unstable();
     named.dedup();
