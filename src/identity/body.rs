@@ -1,9 +1,9 @@
 //! The fields of a request's body that key a limit: JSON and forms.
 //!
-//! One pass over the body; only the wanted fields are kept, each folded as [`text`](super::text) says, so that `body:username`
+//! One pass over the body; only the wanted fields are kept, each folded as `text` says, so that `body:username`
 //! is the same bucket whether it comes as JSON or as a form. What two parsers could read differently never gives a bucket
 //! of its own choice: a field that stands twice with different values, an array or an object where text is expected,
-//! and JSON that is malformed (which a lenient upstream may take all the same) are [`Given::Unclear`], one value for all.
+//! and JSON that is malformed (which a lenient upstream may take all the same) are `Given::Unclear`, one value for all.
 //!
 //! A body of any other type has no fields, so the limit's `missing` decides.
 

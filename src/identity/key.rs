@@ -7,7 +7,7 @@
 //! What is hashed is an injective encoding: the limit, then for each part its place, its kind, its length and its bytes. So `("a", "bc")` is
 //! not `("ab", "c")`, a user named like an address is not that address, and no limit shares buckets with another.
 //!
-//! What a client writes into a query, a cookie, a path or a body is first brought to one form ([`text`](super::text)), so that
+//! What a client writes into a query, a cookie, a path or a body is first brought to one form (`text`), so that
 //! another spelling is no second allowance.
 
 use std::{

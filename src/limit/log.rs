@@ -2,16 +2,16 @@
 //!
 //! A key has a ring of (time, cost). An entry counts while it is younger than W; aged exactly W it is gone. A request fits
 //! when the sum of what counts, and its cost, are at most L. Bound: at most L in any half-open interval of length W,
-//! without error. A ring has at most L entries ([`MAX_LOG`](super::quota::MAX_LOG)) of 16 bytes, and grows as it needs them.
+//! without error. A ring has at most L entries ([`MAX_LOG`]) of 16 bytes, and grows as it needs them.
 //!
-//! **Memory.** A ring sets aside its L entries, and [`RING_ENTRIES`] for what it costs itself, when it is made; all rings
+//! **Memory.** A ring sets aside its L entries, and `RING_ENTRIES` for what it costs itself, when it is made; all rings
 //! together at most [`ENTRIES_PER_KEY`] for each of the store's `max_keys`. So a key that has a ring can never be
 //! denied its exactness by others. When there is no room for a ring, fresh keys share one per limit, which is strict:
-//! together they get what one key would. Whoever brings a fresh key looks at [`LOOK`] rings of its lock, in turn, and drops
-//! those whose entries are all gone, and where there is no room at as many of [`LOOK`] other locks: a bounded piece of work
+//! together they get what one key would. Whoever brings a fresh key looks at `LOOK` rings of its lock, in turn, and drops
+//! those whose entries are all gone, and where there is no room at as many of `LOOK` other locks: a bounded piece of work
 //! that keeps up with any flood.
 //!
-//! **Locks.** A key belongs to one of [`SHARDS`] locks, held for one look-up and the entries that have aged since the
+//! **Locks.** A key belongs to one of `SHARDS` locks, held for one look-up and the entries that have aged since the
 //! last; nobody holds two.
 //!
 //! **A clock that steps back.** Within a ring time does not go back: a `now` before the newest entry is taken for the
