@@ -161,10 +161,17 @@ impl<S: Read + Write + Unpin> TimedIo<S> {
                 let until = deadline.unwrap_or_else(|| Instant::now() + self.clock.idle_timeout);
                 Box::pin(tokio::time::sleep_until(until))
             });
-            if let Some(deadline) = deadline
-                && timer.deadline() > deadline
+            // armed for a head, it may be later than an idle connection should last
+            let latest = match deadline {
+                None if self.clock.header_timeout > self.clock.idle_timeout => {
+                    Some(Instant::now() + self.clock.idle_timeout)
+                }
+                deadline => deadline,
+            };
+            if let Some(latest) = latest
+                && timer.deadline() > latest
             {
-                timer.as_mut().reset(deadline);
+                timer.as_mut().reset(latest);
             }
             ready!(timer.as_mut().poll(cx));
             match deadline {

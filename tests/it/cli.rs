@@ -189,7 +189,7 @@ fn run_needs_no_file() {
         "--admin",
         "127.0.0.1:0",
     ]);
-    let banner = gateway.stderr();
+    let banner = gateway.banner();
     assert!(
         banner.contains(&origin.url()) && banner.contains("60/min"),
         "{banner}"

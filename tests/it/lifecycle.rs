@@ -33,7 +33,7 @@ fn gated(gate: &Gate) -> Origin {
 fn the_banner_says_where_it_listens_what_it_limits_and_where_the_admin_page_is() {
     let origin = Origin::ok();
     let gateway = Gateway::with(LIMITED).upstream(&origin).start();
-    let banner = gateway.stderr();
+    let banner = gateway.banner();
     let expected = [
         env!("CARGO_PKG_VERSION").to_owned(),
         format!("http://{}", gateway.address()),

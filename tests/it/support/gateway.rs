@@ -138,6 +138,18 @@ impl Gateway {
         self.folder.path()
     }
 
+    /// The banner, whole: what it has written to stderr when all of it has arrived here.
+    pub fn banner(&self) -> String {
+        eventually("the banner", || {
+            let text = self.stderr();
+            if text.contains("end with Ctrl-C") {
+                Ok(text)
+            } else {
+                Err(text)
+            }
+        })
+    }
+
     /// Everything that it has written to stderr: the banner, then the log.
     pub fn stderr(&self) -> String {
         lock(&self.stderr).clone()
