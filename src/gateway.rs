@@ -159,15 +159,16 @@ impl Worker {
         if !exchange.verdict.admitted() {
             return Err(Stopped::Denied);
         }
-        if let Some(rejected) = understood.rejected {
-            return Err(self.unauthorized(&rejected).into());
-        }
-        understood.found?;
         if !exchange.delay.is_zero() {
             // a client that leaves meanwhile takes its place in the queue with it
             tokio::time::sleep(exchange.delay).await;
         }
         exchange.slots.turn_has_come();
+        // only now: whoever is refused has waited for its turn too, or refusals would be free
+        if let Some(rejected) = understood.rejected {
+            return Err(self.unauthorized(&rejected).into());
+        }
+        understood.found?;
         Ok(understood.target)
     }
 

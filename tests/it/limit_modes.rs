@@ -704,3 +704,25 @@ fn a_flood_of_keys_is_bounded_warned_of_and_does_not_wash_a_debt_off() {
         gateway.stderr().contains("raise server.max_keys")
     });
 }
+
+#[test]
+fn a_refused_request_waits_for_its_turn_like_any_other() {
+    let origin = Origin::ok();
+    let keys = "[keys.alice]\nsha256 = \"2bd806c97f0e00af1a1fc3328fa763a9269723c8db8fac4f93af71db186d6e90\"\n";
+    let user = "[[user]]\nfrom = \"api_key\"\nheader = \"x-api-key\"\nkeys_file = \"keys.toml\"\n";
+    let toml = limited(
+        "key = [\"ip\"]\nalgorithm = \"leaky_bucket\"\nrate = \"5/s\"\nburst = 5\nover = \"delay\"\nmax_delay = \"1s\"",
+    );
+    let gateway = Gateway::with(&format!("{user}{toml}"))
+        .file("keys.toml", keys)
+        .upstream(&origin)
+        .start();
+    let guess = Request::get("/").header("x-api-key", "a guess");
+    let start = Instant::now();
+    assert_eq!(gateway.statuses(&guess, 4), [401; 4]);
+    assert!(
+        start.elapsed() >= Duration::from_millis(590),
+        "four guesses at 5/s took {:?}",
+        start.elapsed()
+    );
+}
