@@ -119,10 +119,10 @@ impl Worker {
             settings,
             SystemTime::now(),
         );
+        self.count_answer(exchange, status);
         match record {
             Some(mut record) => {
                 record.answered(status);
-                self.count_answer(exchange, status);
                 response.map(|body| Body::authored(body).record(record))
             }
             None => {

@@ -726,3 +726,18 @@ fn a_refused_request_waits_for_its_turn_like_any_other() {
         start.elapsed()
     );
 }
+
+#[test]
+fn the_gateways_own_401_counts_where_401s_are_counted() {
+    let origin = Origin::ok();
+    let keys = "[keys.alice]\nsha256 = \"2bd806c97f0e00af1a1fc3328fa763a9269723c8db8fac4f93af71db186d6e90\"\n";
+    let user = "[[user]]\nfrom = \"api_key\"\nheader = \"x-api-key\"\nkeys_file = \"keys.toml\"\n";
+    let toml = limited("key = [\"ip\"]\nrate = \"2/h\"\nburst = 2\ncount_status = [401]");
+    let gateway = Gateway::with(&format!("{user}{toml}"))
+        .file("keys.toml", keys)
+        .upstream(&origin)
+        .start();
+    assert_eq!(gateway.statuses(&Request::get("/"), 3), [200; 3]);
+    let guess = Request::get("/").header("x-api-key", "a guess");
+    assert_eq!(gateway.statuses(&guess, 3), [401, 401, 429]);
+}
