@@ -11,7 +11,7 @@
 
 use std::{
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     num::NonZeroUsize,
     rc::Rc,
     sync::{Arc, mpsc},
@@ -29,10 +29,13 @@ use crate::{
     admin::{Admin, Readiness, State},
     config::Snapshot,
     gateway::{OverflowSeen, Shared, Worker},
-    listener::{self, Address, Bound, Drain, ListeningSocket, Observer},
+    listener::{
+        self, Address, Bound, Drain, ListeningSocket, Observer, ProxyProtocol,
+        proxy_protocol::Fault,
+    },
     telemetry::{
         self, Metrics,
-        handles::{Held, ListenerMetrics},
+        handles::{Held, IdentityMetrics, ListenerMetrics},
         log::Throttle,
     },
 };
@@ -312,9 +315,18 @@ impl Duty {
         let drain = Rc::new(Drain::default());
         let mut accepting = Vec::with_capacity(self.listeners.len());
         for ((settings, label), socket) in self.listeners {
+            let metrics = self.shared.metrics();
+            let announced = match settings.proxy_protocol {
+                ProxyProtocol::Off => None,
+                ProxyProtocol::Required(_) => {
+                    Some(metrics.identity("proxy_protocol", &Fault::LABELS))
+                }
+            };
             let observer = Rc::new(ConnectionMetrics {
-                throttle: Throttle::default(),
-                metrics: self.shared.metrics().listener(&label),
+                accepting: Throttle::default(),
+                announcing: Throttle::default(),
+                metrics: metrics.listener(&label),
+                announced,
                 label,
             });
             let (worker, connections, drain) = (
@@ -357,8 +369,11 @@ impl Duty {
 
 /// Counts what happens on one listener.
 struct ConnectionMetrics {
-    throttle: Throttle,
+    accepting: Throttle,
+    announcing: Throttle,
     metrics: ListenerMetrics,
+    /// Where connections begin with a PROXY header.
+    announced: Option<IdentityMetrics>,
     label: String,
 }
 
@@ -370,9 +385,18 @@ impl Observer for ConnectionMetrics {
     }
 
     fn accept_failed(&self, error: &io::Error) {
-        if let Some(unsaid) = self.throttle.speak() {
+        if let Some(unsaid) = self.accepting.speak() {
             tracing::warn!(listener = self.label, unsaid, %error, "cannot accept a connection; still accepting");
         }
         self.metrics.accept_failed(error);
+    }
+
+    fn not_believed(&self, peer: IpAddr, fault: Fault) {
+        if let Some(unsaid) = self.announcing.speak() {
+            tracing::warn!(listener = self.label, %peer, unsaid, "closed a connection: {fault}");
+        }
+        if let Some(announced) = &self.announced {
+            announced.rejected(fault.label());
+        }
     }
 }

@@ -87,7 +87,7 @@ pub(super) static LISTEN: Keys = Keys {
     keys: &[
         ("address", Built),
         ("http2", Built),
-        ("proxy_protocol", Only("\"off\"", "the PROXY protocol")),
+        ("proxy_protocol", Built),
         ("header_timeout", Built),
         ("body_timeout", Built),
         ("idle_timeout", Built),

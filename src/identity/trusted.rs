@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 /// A set of networks. Empty by default: nobody is believed.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrustedProxies {
     ipv4: Box<[(u32, u32)]>,
     ipv6: Box<[(u128, u128)]>,

@@ -6,6 +6,7 @@
 pub mod clock;
 pub mod drain;
 pub mod inbound;
+pub mod proxy_protocol;
 pub mod request;
 pub mod serve;
 
@@ -23,6 +24,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{net::TcpStream, sync::Semaphore};
 
 pub use drain::Drain;
+pub use proxy_protocol::ProxyProtocol;
 pub use serve::{Accepted, Handler, Peer};
 
 /// One `[[listen]]` table.
@@ -32,6 +34,8 @@ pub struct Settings {
     pub address: Address,
     /// Whether cleartext HTTP/2 with prior knowledge is spoken beside HTTP/1.1.
     pub http2: bool,
+    /// Whether connections begin with a PROXY header.
+    pub proxy_protocol: ProxyProtocol,
     /// A request head must be complete within this.
     pub header_timeout: Duration,
     /// The longest silence while a request body is arriving.
@@ -158,6 +162,8 @@ pub trait Observer {
     fn opened(&self) -> Self::Open;
     /// Accepting failed; the loop goes on.
     fn accept_failed(&self, error: &io::Error);
+    /// A connection was closed, unserved, for what it began with.
+    fn not_believed(&self, peer: IpAddr, fault: proxy_protocol::Fault);
 }
 
 /// Accepts on one socket until the task is dropped. Beyond the permits, accepting pauses.
@@ -188,6 +194,7 @@ pub async fn accept<H: Handler, O: Observer + 'static>(
             accepted,
             Rc::clone(&settings),
             Rc::clone(&handler),
+            Rc::clone(&observer),
             Rc::clone(&drain),
         );
         // a panic costs this connection, which drops what it held; the panic hook has counted and logged it

@@ -22,9 +22,10 @@ use hyper_util::rt::TokioIo;
 use tokio::net::{TcpStream, UnixStream};
 
 use super::{
-    Drain, Settings,
+    Drain, Observer, Settings,
     clock::{Clock, InFlight, TimedIo},
     drain::Ticket,
+    proxy_protocol::{self, Received},
 };
 
 /// Turns a request into a response; one for each worker.
@@ -46,7 +47,7 @@ pub trait Handler: 'static {
 /// The other end of a connection, and the bounds that it is held to.
 #[derive(Debug)]
 pub struct Peer {
-    /// The address of the socket's other end.
+    /// The address of the other end: the socket's, or the one that a PROXY header names.
     pub ip: IpAddr,
     /// The listener's settings.
     pub listener: Rc<Settings>,
@@ -88,19 +89,43 @@ impl Accepted {
             peer,
         }
     }
+
+    /// Whose connection it is, as far as that is said before anything else.
+    async fn announced(
+        &mut self,
+        settings: &Settings,
+        ticket: &Ticket,
+    ) -> Result<Received, proxy_protocol::Fault> {
+        let (required, patience) = (&settings.proxy_protocol, settings.header_timeout);
+        let peer = self.peer;
+        match &mut self.stream {
+            Stream::Tcp(stream) => {
+                proxy_protocol::receive(required, peer, stream, patience, ticket).await
+            }
+            Stream::Unix(stream) => {
+                proxy_protocol::receive(required, peer, stream, patience, ticket).await
+            }
+        }
+    }
 }
 
 /// Serves one connection to its end.
-pub(super) async fn connection<H: Handler>(
-    accepted: Accepted,
+pub(super) async fn connection<H: Handler, O: Observer>(
+    mut accepted: Accepted,
     settings: Rc<Settings>,
     handler: Rc<H>,
+    observer: Rc<O>,
     drain: Rc<Drain>,
 ) {
     let ticket = drain.enter();
+    let ip = match accepted.announced(&settings, &ticket).await {
+        Ok(Received::From(ip)) => ip,
+        Ok(Received::Nothing) => return,
+        Err(fault) => return observer.not_believed(accepted.peer, fault),
+    };
     let clock = Clock::new(settings.header_timeout, settings.idle_timeout);
     let peer = Rc::new(Peer {
-        ip: accepted.peer,
+        ip,
         listener: settings,
         clock: Rc::new(clock),
     });

@@ -17,6 +17,7 @@ mod limit_modes;
 mod limits;
 mod path_vectors;
 mod proxy;
+mod proxy_protocol;
 mod response_fields;
 mod support;
 mod tidy;

@@ -4,8 +4,11 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     ops::{Range, RangeInclusive},
     path::PathBuf,
+    sync::Arc,
     time::Duration,
 };
+
+use ipnet::IpNet;
 
 use super::process::to_usize;
 use crate::{
@@ -16,7 +19,8 @@ use crate::{
         keys,
         value::Text,
     },
-    listener::{Address, Settings},
+    identity::TrustedProxies,
+    listener::{Address, ProxyProtocol, Settings},
 };
 
 const DEFAULT_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
@@ -25,7 +29,10 @@ const TIMEOUTS: RangeInclusive<Duration> =
     Duration::from_millis(1)..=Duration::from_secs(24 * 3_600);
 
 /// The listeners and where they stand; without a `[[listen]]` table, one on 127.0.0.1:8080.
-pub(super) fn compile(file: &Section<'_>) -> Vec<(Settings, Range<usize>)> {
+pub(super) fn compile(
+    file: &Section<'_>,
+    trusted_proxies: &[IpNet],
+) -> Vec<(Settings, Range<usize>)> {
     let tables = file.repeated("listen");
     if tables.is_empty() {
         let section = Section::open(
@@ -36,7 +43,10 @@ pub(super) fn compile(file: &Section<'_>) -> Vec<(Settings, Range<usize>)> {
             None,
         );
         section.get("address");
-        return vec![(settings(section, Address::Tcp(DEFAULT_ADDRESS)), 0..0)];
+        return vec![(
+            settings(section, Address::Tcp(DEFAULT_ADDRESS), trusted_proxies),
+            0..0,
+        )];
     }
     let mut listeners: Vec<(Settings, Range<usize>)> = Vec::new();
     for table in tables {
@@ -61,19 +71,24 @@ pub(super) fn compile(file: &Section<'_>) -> Vec<(Settings, Range<usize>)> {
         }
         let span = table.name_span();
         listeners.push((
-            settings(section, address.unwrap_or(Address::Tcp(DEFAULT_ADDRESS))),
+            settings(
+                section,
+                address.unwrap_or(Address::Tcp(DEFAULT_ADDRESS)),
+                trusted_proxies,
+            ),
             span,
         ));
     }
     listeners
 }
 
-fn settings(section: Section<'_>, address: Address) -> Settings {
+fn settings(section: Section<'_>, address: Address, trusted_proxies: &[IpNet]) -> Settings {
     let seconds = Duration::from_secs;
     let max_streams = section.integer("max_streams", 128, 1..=10_000);
     let settings = Settings {
         address,
         http2: section.boolean("http2", true),
+        proxy_protocol: proxy_protocol(&section, trusted_proxies),
         header_timeout: section.duration("header_timeout", seconds(10), TIMEOUTS),
         body_timeout: section.duration("body_timeout", seconds(30), TIMEOUTS),
         idle_timeout: section.duration("idle_timeout", seconds(75), TIMEOUTS),
@@ -85,6 +100,21 @@ fn settings(section: Section<'_>, address: Address) -> Settings {
     };
     section.finish();
     settings
+}
+
+fn proxy_protocol(section: &Section<'_>, trusted_proxies: &[IpNet]) -> ProxyProtocol {
+    let required = section.choice("proxy_protocol", &[("off", false), ("required", true)]);
+    if required != Some(true) {
+        return ProxyProtocol::Off;
+    }
+    if trusted_proxies.is_empty()
+        && let Some(written) = section.get("proxy_protocol")
+    {
+        let message = "`proxy_protocol` in [[listen]] is \"required\", and nobody is trusted to send it: every connection would be closed";
+        let hint = "name your load balancers: [client_ip] trusted_proxies = [\"10.0.0.0/8\"]";
+        written.error(Problem::new(Code::Contradiction, message).hint(hint));
+    }
+    ProxyProtocol::Required(Arc::new(TrustedProxies::new(trusted_proxies)))
 }
 
 fn any_port(address: &Address) -> bool {

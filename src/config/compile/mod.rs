@@ -44,9 +44,9 @@ pub(super) fn snapshot(
         &keys::FILE,
         Some(tables),
     );
-    let listeners = listen::compile(&file);
-    let admin = process::admin(&file, base_dir, &listeners);
     let users = identity::compile(&file, base_dir);
+    let listeners = listen::compile(&file, &users.settings.trusted_proxies);
+    let admin = process::admin(&file, base_dir, &listeners);
     let upstreams = upstream::compile(&file);
     let mut limits = limit::compile(&file, &users.settings);
     overrides::compile(&file, users.settings.prefixes(), &mut limits);
