@@ -42,11 +42,7 @@ use crate::{
     response::{FieldWriter, Refusal},
     route::{Found, host, path},
     telemetry::{access::AccessLog, log::Throttle},
-    upstream::{
-        self, Upstream,
-        forward::{Destination, Failed},
-        headers::Outbound,
-    },
+    upstream::{self, Upstream, forward::Failed, headers::Outbound},
 };
 
 use answer::RequestIds;
@@ -108,16 +104,17 @@ const MAX_READ_AHEAD_BYTES: usize = 256 * 1024;
 impl Worker {
     /// Opens no connection yet.
     pub fn new(shared: Arc<Shared>) -> Self {
+        let request_ids = RequestIds::new();
         let upstreams: Vec<Upstream> = shared
             .plan
             .upstreams
             .iter()
-            .map(|(settings, _)| Upstream::new(settings.clone()))
+            .map(|fleet| Upstream::new(Arc::clone(fleet), request_ids.random()))
             .collect();
         Self {
             warnings: upstreams.iter().map(|_| Throttle::default()).collect(),
             upstreams,
-            request_ids: RequestIds::new(),
+            request_ids,
             fields: RefCell::default(),
             access: shared.access_log(),
             decisions: Cell::new(0),
@@ -258,27 +255,27 @@ impl Worker {
             over: &exchange.tags,
         };
         let upstream = &self.upstreams[route.upstream];
-        let record = Record::begin(self, exchange, slots);
+        let mut record = Record::begin(self, exchange, slots);
         let sent = Instant::now();
-        let outcome = match upstream.destination() {
-            Destination::Echo => Ok(upstream::echo::respond(&outbound, body).map(Body::echo)),
-            Destination::Remote(pool) => {
-                match upstream::forward(upstream, pool, &outbound, body).await {
-                    Ok(response) => Ok(response.map(Body::remote)),
-                    Err(Failed::Upstream(error)) => {
-                        Err(self.upstream_failed(exchange, pool.server(), &error))
+        match upstream::forward(upstream, &outbound, body).await {
+            Ok(answered) => {
+                upstream.fleet().metrics().seconds.record(sent.elapsed());
+                record.asked(Some(answered.server), None);
+                self.pass_on(exchange, answered.response.map(Body::from), record)
+            }
+            Err(unanswered) => {
+                let refusal = match &unanswered.failed {
+                    Failed::Upstream(error) => {
+                        record.asked(unanswered.server, Some(error.kind()));
+                        self.upstream_failed(exchange, unanswered.server, error)
                     }
-                    Err(Failed::RequestBody(error)) => Err(answer::bad_body(&error)),
-                }
+                    Failed::RequestBody(error) => {
+                        record.asked(unanswered.server, None);
+                        answer::bad_body(error)
+                    }
+                };
+                self.refuse(exchange, &refusal, Some(record))
             }
-        };
-        match outcome {
-            Ok(response) => {
-                let (_, metrics) = &self.shared.plan.upstreams[route.upstream];
-                metrics.seconds.record(sent.elapsed());
-                self.pass_on(exchange, response, record)
-            }
-            Err(refusal) => self.refuse(exchange, &refusal, Some(record)),
         }
     }
 }

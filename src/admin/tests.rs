@@ -22,6 +22,11 @@ use crate::{
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
+const NEVER: upstream::Rating = upstream::Rating {
+    failures: 0,
+    pause: Duration::ZERO,
+};
+
 fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
     Snapshot {
         server: config::Server {
@@ -40,6 +45,10 @@ fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
             response_timeout: Duration::ZERO,
             idle_timeout: Duration::ZERO,
             max_connections: 1,
+            balance: upstream::Balance::RoundRobin,
+            retries: 0,
+            outlier: NEVER,
+            breaker: NEVER,
             host: upstream::HostHeader::Preserve,
         }],
         limits: vec![config::Limit {

@@ -256,6 +256,11 @@ impl<'a> Section<'a> {
         Section::open(self.document, keys.title.to_owned(), span, keys, table)
     }
 
+    /// Whether the file has this table.
+    pub(super) fn is_there(&self) -> bool {
+        self.table.is_some()
+    }
+
     /// The tables of a repeated one (`[[route]]`), in the order of the file.
     pub(super) fn repeated(&self, key: &'static str) -> Vec<Value<'a>> {
         let Some(value) = self.get(key) else {

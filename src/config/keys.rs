@@ -150,22 +150,32 @@ pub(super) static UPSTREAM: Keys = Keys {
     title: "[upstream.NAME]",
     keys: &[
         ("servers", Built),
-        (
-            "balance",
-            Only("\"round_robin\"", "balancing by load or by hash"),
-        ),
+        ("balance", Built),
         ("connect_timeout", Built),
         ("response_timeout", Built),
         ("body_timeout", Built),
         ("idle_timeout", Built),
         ("max_connections", Built),
-        ("retries", Only("0", "retrying on another server")),
+        ("retries", Built),
         ("host", Built),
         ("tls_ca", NotBuilt("TLS to upstreams")),
         ("tls_server_name", NotBuilt("TLS to upstreams")),
         ("health", NotBuilt("active health checks")),
-        ("outlier", NotBuilt("ejecting a server that keeps failing")),
+        ("outlier", Built),
+        ("breaker", Built),
     ],
+};
+
+/// `[upstream.NAME.outlier]`.
+pub(super) static OUTLIER: Keys = Keys {
+    title: "[upstream.NAME.outlier]",
+    keys: &[("failures", Built), ("eject_for", Built)],
+};
+
+/// `[upstream.NAME.breaker]`.
+pub(super) static BREAKER: Keys = Keys {
+    title: "[upstream.NAME.breaker]",
+    keys: &[("failures", Built), ("open_for", Built)],
 };
 
 /// What is missing of limits that several gateways keep together.
@@ -290,6 +300,8 @@ mod tests {
         &USER_HEADER,
         &API_KEY,
         &UPSTREAM,
+        &OUTLIER,
+        &BREAKER,
         &LIMIT,
         &EXEMPT,
         &GATEWAY,

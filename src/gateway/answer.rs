@@ -22,7 +22,7 @@ use crate::{
     },
     response::{self, Denial, Met, Refusal, X_RATELIMIT_WARNING, X_REQUEST_ID},
     route::path::PathError,
-    upstream::{Server, UpstreamError},
+    upstream::UpstreamError,
 };
 
 /// Of so many decisions one is timed: taking the time twice costs as much as deciding.
@@ -162,29 +162,31 @@ impl Worker {
         }
     }
 
-    /// 502, 503 or 504, counted; logged once a second for each upstream.
+    /// 502, 503 or 504; logged once a second for each upstream.
     pub(super) fn upstream_failed(
         &self,
         exchange: &Exchange<'_>,
-        server: &Server,
+        server: Option<usize>,
         error: &UpstreamError,
     ) -> Refusal {
         let index = exchange.route.upstream;
-        let (settings, metrics) = &self.shared.plan.upstreams[index];
+        let fleet = &self.shared.plan.upstreams[index];
         if let Some(unsaid) = self.warnings[index].speak() {
-            let (upstream, kind) = (&settings.name, error.kind());
+            let (upstream, kind) = (&fleet.settings().name, error.kind());
+            let server = server.map(|server| fleet.server_name(server));
             let request_id = exchange.request_id.to_str().unwrap_or_default();
-            tracing::warn!(upstream, %server, kind, request_id, unsaid, %error, "the upstream gave no response");
+            tracing::warn!(upstream, server, kind, request_id, unsaid, %error, "the upstream gave no response");
         }
-        let (counter, refusal) = match error {
-            UpstreamError::Connect(_) => (&metrics.connect_errors, Refusal::UpstreamUnreachable),
-            UpstreamError::Busy(_) => (&metrics.busy_errors, Refusal::UpstreamBusy),
-            UpstreamError::Timeout(_) => (&metrics.timeout_errors, Refusal::UpstreamTimeout),
-            UpstreamError::Closed(_) => (&metrics.closed_errors, Refusal::UpstreamUnreachable),
-            UpstreamError::Protocol(_) => (&metrics.protocol_errors, Refusal::UpstreamProtocol),
-        };
-        counter.increment(1);
-        refusal
+        match error {
+            UpstreamError::Connect(_) | UpstreamError::Closed(_) => Refusal::UpstreamUnreachable,
+            UpstreamError::Busy(_) => Refusal::UpstreamBusy,
+            UpstreamError::Timeout(_) => Refusal::UpstreamTimeout,
+            UpstreamError::Protocol(_) => Refusal::UpstreamProtocol,
+            UpstreamError::Broken(wait) => Refusal::UpstreamBroken {
+                retry_after: u32::try_from(wait.as_millis().div_ceil(1_000).max(1))
+                    .unwrap_or(u32::MAX),
+            },
+        }
     }
 }
 
@@ -332,6 +334,11 @@ impl RequestIds {
             start: number(start),
             count: Cell::new(number(count)),
         }
+    }
+
+    /// A number that no other worker has.
+    pub(super) fn random(&self) -> u64 {
+        mix(self.start ^ self.count.get())
     }
 
     /// 32 hexadecimal digits.

@@ -11,7 +11,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use super::record::Record;
 use crate::{
     listener::inbound::{InboundBody, InboundError},
-    upstream::{ResponseBody, body::Interrupted, echo::EchoBody},
+    upstream::{ResponseBody, body::Interrupted, echo::EchoBody, forward::Answer},
 };
 
 /// The body of a response.
@@ -55,23 +55,21 @@ impl Body {
         }
     }
 
-    pub(super) fn remote(body: ResponseBody<InboundBody>) -> Self {
-        Self {
-            source: Source::Remote(body),
-            record: None,
-        }
-    }
-
-    pub(super) fn echo(body: EchoBody<InboundBody>) -> Self {
-        Self {
-            source: Source::Echo(body),
-            record: None,
-        }
-    }
-
     pub(super) fn record(mut self, record: Record) -> Self {
         self.record = Some(record);
         self
+    }
+}
+
+impl From<Answer<InboundBody>> for Body {
+    fn from(answer: Answer<InboundBody>) -> Self {
+        Self {
+            source: match answer {
+                Answer::Remote(body) => Source::Remote(body),
+                Answer::Echo(body) => Source::Echo(body),
+            },
+            record: None,
+        }
     }
 }
 

@@ -14,9 +14,9 @@ use crate::{
     route::RouteTable,
     telemetry::{
         Metrics,
-        handles::{DecisionMetrics, IdentityMetrics, LimitMetrics, RouteMetrics, UpstreamMetrics},
+        handles::{DecisionMetrics, IdentityMetrics, LimitMetrics, RouteMetrics},
     },
-    upstream,
+    upstream::{self, Fleet},
 };
 
 /// Why a checked configuration cannot be put to work.
@@ -43,7 +43,7 @@ pub(super) struct Plan {
     pub(super) routes: Vec<RoutePlan>,
     /// What a request meets that no route takes: the gateway's own limits.
     pub(super) unrouted: RoutePlan,
-    pub(super) upstreams: Vec<(upstream::Settings, Arc<UpstreamMetrics>)>,
+    pub(super) upstreams: Vec<Arc<Fleet>>,
     pub(super) response: response::Settings,
     /// By source.
     credentials: [(&'static str, IdentityMetrics); 2],
@@ -181,7 +181,7 @@ impl Plan {
             upstreams: snapshot
                 .upstreams
                 .iter()
-                .map(|settings| (settings.clone(), Arc::new(metrics.upstream(&settings.name))))
+                .map(|settings| Arc::new(bind_upstream(settings, metrics)))
                 .collect(),
             response: snapshot.response.clone(),
             credentials: [
@@ -250,6 +250,11 @@ fn wanted_fields<'a>(rules: impl Iterator<Item = &'a LimitRule>) -> Vec<String> 
     wanted.sort_unstable();
     wanted.dedup();
     wanted
+}
+
+fn bind_upstream(settings: &upstream::Settings, metrics: &Metrics) -> Fleet {
+    let servers: Vec<String> = settings.servers.iter().map(ToString::to_string).collect();
+    Fleet::new(settings.clone(), metrics.upstream(&settings.name, &servers))
 }
 
 fn bind_limit(

@@ -12,16 +12,21 @@ use super::{Exchange, Worker, body::BodyError, slots::Slots};
 use crate::{
     response,
     telemetry::{
-        access::{AccessLog, LimitPart, Line},
-        handles::{Held, RouteMetrics, UpstreamMetrics},
+        access::{AccessLog, LimitPart, Line, Went},
+        handles::{Held, RouteMetrics},
     },
+    upstream::Fleet,
 };
 
 /// A request that was sent on, until its answer has left or the client has. Noted when it is dropped.
 #[derive(Debug)]
 pub(super) struct Record {
     metrics: Arc<RouteMetrics>,
-    upstream: Arc<UpstreamMetrics>,
+    fleet: Arc<Fleet>,
+    /// The server that was asked last.
+    server: Option<usize>,
+    /// What went wrong with it.
+    error: Option<&'static str>,
     arrived: Instant,
     /// `None` until there is an answer.
     status: Option<StatusCode>,
@@ -37,12 +42,14 @@ impl Record {
     /// The request is about to be sent on.
     pub(super) fn begin(worker: &Worker, exchange: &Exchange<'_>, slots: Slots) -> Self {
         let route = exchange.route;
-        let (settings, upstream) = &worker.shared.plan.upstreams[route.upstream];
+        let fleet = &worker.shared.plan.upstreams[route.upstream];
         let access = worker.access.as_ref().filter(|_| worker.shared.logs_all());
-        let kept = || Kept::of(worker, exchange, Some(&settings.name), None);
+        let kept = || Kept::of(worker, exchange, None);
         Self {
             metrics: Arc::clone(&route.metrics),
-            upstream: Arc::clone(upstream),
+            fleet: Arc::clone(fleet),
+            server: None,
+            error: None,
             arrived: exchange.arrived,
             status: None,
             bytes: 0,
@@ -58,12 +65,19 @@ impl Record {
         self.metrics.answered(status);
     }
 
+    /// Which server was asked last, and how it failed.
+    pub(super) fn asked(&mut self, server: Option<usize>, error: Option<&'static str>) {
+        self.server = server;
+        self.error = error;
+    }
+
     pub(super) fn sent(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
     }
 
-    pub(super) fn broke(&self, error: &BodyError) {
-        self.upstream.body_errors.increment(1);
+    pub(super) fn broke(&mut self, error: &BodyError) {
+        self.error = Some("body");
+        self.fleet.metrics().body_errors.increment(1);
         tracing::debug!(%error, "a response was cut short");
     }
 }
@@ -78,7 +92,12 @@ impl Drop for Record {
             gone
         });
         if let Some((access, kept)) = self.line.as_deref() {
-            access.write(&kept.line(status, self.bytes, duration));
+            let went = Went {
+                upstream: &self.fleet.settings().name,
+                server: self.server.map(|server| self.fleet.server_name(server)),
+                error: self.error,
+            };
+            access.write(&kept.line(status, Some(went), self.bytes, duration));
         }
     }
 }
@@ -97,8 +116,8 @@ pub(super) fn note(
     if let Some(access) = &worker.access
         && (worker.shared.logs_all() || !exchange.verdict.admitted())
     {
-        let kept = Kept::of(worker, exchange, None, retry_after);
-        access.write(&kept.line(status, bytes, duration));
+        let kept = Kept::of(worker, exchange, retry_after);
+        access.write(&kept.line(status, None, bytes, duration));
     }
 }
 
@@ -116,7 +135,6 @@ struct Kept {
     path: String,
     route: String,
     limit: Option<KeptLimit>,
-    upstream: Option<String>,
 }
 
 /// The binding limit.
@@ -131,12 +149,7 @@ struct KeptLimit {
 }
 
 impl Kept {
-    fn of(
-        worker: &Worker,
-        exchange: &Exchange<'_>,
-        upstream: Option<&str>,
-        retry_after: Option<u32>,
-    ) -> Self {
+    fn of(worker: &Worker, exchange: &Exchange<'_>, retry_after: Option<u32>) -> Self {
         let asked = exchange.asked.as_ref();
         let client = asked.map(|asked| &asked.client);
         let owned = |text: Option<&str>| text.map(str::to_owned);
@@ -154,11 +167,16 @@ impl Kept {
             path: exchange.head.uri.path().to_owned(),
             route: exchange.route.name.clone(),
             limit: KeptLimit::of(worker, exchange, retry_after),
-            upstream: owned(upstream),
         }
     }
 
-    fn line(&self, status: StatusCode, bytes: u64, duration: Duration) -> Line<'_> {
+    fn line<'a>(
+        &'a self,
+        status: StatusCode,
+        went: Option<Went<'a>>,
+        bytes: u64,
+        duration: Duration,
+    ) -> Line<'a> {
         let limit = self.limit.as_ref().map(|limit| LimitPart {
             name: &limit.name,
             key: limit.key.as_bytes(),
@@ -180,7 +198,7 @@ impl Kept {
             route: Some(&self.route),
             status: status.as_u16(),
             limit,
-            upstream: self.upstream.as_deref(),
+            went,
             bytes,
             duration,
         }

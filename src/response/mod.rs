@@ -56,6 +56,9 @@ pub fn refuse(refusal: &Refusal, asked: &Asked<'_>, style: BodyStyle) -> Respons
         Refusal::UpstreamBusy => {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
+        Refusal::UpstreamBroken { retry_after } => {
+            headers.insert(RETRY_AFTER, HeaderValue::from(*retry_after));
+        }
         _ => {}
     }
     if refusal.closes() && asked.version < Version::HTTP_2 {

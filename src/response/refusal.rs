@@ -37,6 +37,11 @@ pub enum Refusal {
     UpstreamProtocol,
     /// Every connection to the upstream is in use, and none came free in time.
     UpstreamBusy,
+    /// The upstream keeps failing, and is left alone for so many seconds.
+    UpstreamBroken {
+        /// At least 1.
+        retry_after: u32,
+    },
     /// The upstream did not answer in time.
     UpstreamTimeout,
     /// The request passed this gateway before.
@@ -60,7 +65,9 @@ impl Refusal {
             Refusal::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Refusal::NotImplemented(_) => StatusCode::NOT_IMPLEMENTED,
             Refusal::UpstreamUnreachable | Refusal::UpstreamProtocol => StatusCode::BAD_GATEWAY,
-            Refusal::UpstreamBusy => StatusCode::SERVICE_UNAVAILABLE,
+            Refusal::UpstreamBusy | Refusal::UpstreamBroken { .. } => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Refusal::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
             Refusal::LoopDetected => StatusCode::LOOP_DETECTED,
             Refusal::Internal => StatusCode::INTERNAL_SERVER_ERROR,
@@ -83,6 +90,7 @@ impl Refusal {
             Refusal::UpstreamUnreachable => "upstream_unreachable",
             Refusal::UpstreamProtocol => "upstream_protocol",
             Refusal::UpstreamBusy => "upstream_busy",
+            Refusal::UpstreamBroken { .. } => "upstream_broken",
             Refusal::UpstreamTimeout => "upstream_timeout",
             Refusal::LoopDetected => "loop_detected",
             Refusal::Internal => "internal",
@@ -106,6 +114,9 @@ impl Refusal {
             Refusal::UpstreamUnreachable => "The upstream could not be reached.",
             Refusal::UpstreamProtocol => "The upstream did not give a valid answer.",
             Refusal::UpstreamBusy => "The upstream has no connection to spare.",
+            Refusal::UpstreamBroken { .. } => {
+                "The upstream keeps failing and is left alone for now."
+            }
             Refusal::UpstreamTimeout => "The upstream did not answer in time.",
             Refusal::LoopDetected => "The request came through this gateway before.",
             Refusal::Internal => "The gateway failed to serve this request.",
@@ -129,6 +140,7 @@ impl Refusal {
             | Refusal::UpstreamUnreachable
             | Refusal::UpstreamProtocol
             | Refusal::UpstreamBusy
+            | Refusal::UpstreamBroken { .. }
             | Refusal::UpstreamTimeout
             | Refusal::LoopDetected => false,
         }

@@ -57,8 +57,8 @@ pub struct Line<'a> {
     pub status: u16,
     /// The binding limit of the request.
     pub limit: Option<LimitPart<'a>>,
-    /// Where the request went.
-    pub upstream: Option<&'a str>,
+    /// Where the request went, if it was sent on.
+    pub went: Option<Went<'a>>,
     /// Bytes of the response body.
     pub bytes: u64,
     /// From the request's arrival to the end of its answer.
@@ -80,6 +80,17 @@ pub struct LimitPart<'a> {
     pub remaining: u64,
     /// `Retry-After` in seconds, on a rejection that can pass later.
     pub retry_after: Option<u32>,
+}
+
+/// What the line says of where the request went.
+#[derive(Clone, Copy, Debug)]
+pub struct Went<'a> {
+    /// The upstream.
+    pub upstream: &'a str,
+    /// The server that was asked last.
+    pub server: Option<&'a str>,
+    /// What went wrong with it: a `kind` of `tidegate_upstream_errors_total`.
+    pub error: Option<&'static str>,
 }
 
 /// Writes access lines. A clone is a reference count; all clones feed one thread.
@@ -155,7 +166,11 @@ fn format(out: &mut Vec<u8>, style: Style, line: &Line<'_>) {
             fields.number("retry_after", seconds);
         }
     }
-    fields.optional("upstream", line.upstream.map(str::as_bytes));
+    if let Some(went) = line.went {
+        fields.string("upstream", went.upstream.as_bytes());
+        fields.optional("server", went.server.map(str::as_bytes));
+        fields.optional("upstream_error", went.error.map(str::as_bytes));
+    }
     fields.number("bytes", line.bytes);
     fields.number(
         "seconds",

@@ -110,7 +110,7 @@ fn line() -> Line<'static> {
             remaining: 0,
             retry_after: Some(3),
         }),
-        upstream: None,
+        went: None,
         bytes: 312,
         duration: Duration::from_micros(1_000_042),
     }

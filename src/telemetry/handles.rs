@@ -46,9 +46,10 @@ impl Metrics {
         }
     }
 
-    /// The upstream's handles.
-    pub fn upstream(&self, upstream: &str) -> UpstreamMetrics {
+    /// The handles of an upstream and its servers.
+    pub fn upstream(&self, upstream: &str, servers: &[String]) -> UpstreamMetrics {
         let error = |kind| self.counter(&table::UPSTREAM_ERRORS, &[upstream, kind]);
+        let retry = |outcome| self.counter(&table::UPSTREAM_RETRIES, &[upstream, outcome]);
         UpstreamMetrics {
             seconds: self.histogram(&table::UPSTREAM_SECONDS, &[upstream]),
             connect_errors: error("connect"),
@@ -57,6 +58,13 @@ impl Metrics {
             timeout_errors: error("timeout"),
             protocol_errors: error("protocol"),
             body_errors: error("body"),
+            breaker_errors: error("breaker"),
+            retries: retry("sent"),
+            retries_denied: retry("over_budget"),
+            healthy: servers
+                .iter()
+                .map(|server| self.gauge(&table::UPSTREAM_HEALTHY, &[upstream, server]))
+                .collect(),
         }
     }
 
@@ -204,6 +212,14 @@ pub struct UpstreamMetrics {
     pub protocol_errors: Counter,
     /// A body broke off, in either direction.
     pub body_errors: Counter,
+    /// The upstream was not asked, since it keeps failing.
+    pub breaker_errors: Counter,
+    /// Requests that were sent to another server.
+    pub retries: Counter,
+    /// Requests that were not, for want of budget.
+    pub retries_denied: Counter,
+    /// By server: 1 while it is in service.
+    pub healthy: Vec<Gauge>,
 }
 
 /// What a listener counts.

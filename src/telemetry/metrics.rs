@@ -102,6 +102,10 @@ table! {
         "Time from sending a request to an upstream to the head of its response.";
     UPSTREAM_ERRORS = "tidegate_upstream_errors_total", Kind::Counter, Count, ["upstream", "kind"],
         "Exchanges with an upstream that failed.";
+    UPSTREAM_RETRIES = "tidegate_upstream_retries_total", Kind::Counter, Count, ["upstream", "outcome"],
+        "Requests that one server failed and another could be asked.";
+    UPSTREAM_HEALTHY = "tidegate_upstream_healthy", Kind::Gauge, Count, ["upstream", "server"],
+        "1 while a server is in service, 0 while its checks fail or it is ejected.";
     CONNECTIONS = "tidegate_connections", Kind::Gauge, Count, ["listener"],
         "Client connections open.";
     ACCEPT_ERRORS = "tidegate_accept_errors_total", Kind::Counter, Count, ["listener", "kind"],

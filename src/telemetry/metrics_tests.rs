@@ -16,7 +16,7 @@ const DOCUMENT: &str = include_str!("../../docs/metrics.md");
 fn configured(metrics: &Metrics) -> RouteMetrics {
     let _ = metrics.decisions("search", "per_ip");
     let _ = metrics.limit("per_ip");
-    let _ = metrics.upstream("api");
+    let _ = metrics.upstream("api", &["http://a:80".to_owned()]);
     let _ = metrics.listener("127.0.0.1:8080");
     let _ = metrics.identity("api_key", &["unknown"]);
     metrics.config_loaded("abc", UNIX_EPOCH + Duration::from_secs(7));
@@ -172,7 +172,7 @@ fn requests_in_flight_go_up_and_down() {
 #[test]
 fn histograms_keep_their_samples_over_upkeep() {
     let metrics = Metrics::install();
-    let upstream = metrics.upstream("api");
+    let upstream = metrics.upstream("api", &["http://a:80".to_owned()]);
     upstream.seconds.record(0.002);
     metrics.run_upkeep();
     upstream.seconds.record(7.0);

@@ -15,9 +15,9 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
 
 use super::{
-    forward::Sending,
     framing::{Framing, Piece},
     pool::{Connection, ServerPool},
+    sending::{SendError, Sending},
 };
 
 /// Why a response body ended before its end.
@@ -102,12 +102,12 @@ impl<B: Body<Data = Bytes> + Unpin> ResponseBody<B> {
                 self.sending = None;
                 Ok(())
             }
-            Poll::Ready(Err(super::forward::SendError::Write(_))) => {
+            Poll::Ready(Err(SendError::Write(_))) => {
                 self.sending = None;
                 self.reusable = false;
                 Ok(())
             }
-            Poll::Ready(Err(super::forward::SendError::Body(_))) => {
+            Poll::Ready(Err(SendError::Body(_))) => {
                 self.connection = None;
                 Err(Interrupted::RequestBody)
             }

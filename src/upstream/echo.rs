@@ -14,17 +14,16 @@ use http_body::{Body, Frame, SizeHint};
 use super::headers::{self, BodyFraming, Outbound};
 
 /// Answers `request` with itself.
-pub fn respond<B: Body<Data = Bytes>>(request: &Outbound<'_>, body: B) -> Response<EchoBody<B>> {
-    let framing = match body.size_hint().exact() {
-        Some(0) => BodyFraming::None,
-        Some(length) => BodyFraming::Length(length),
-        None => BodyFraming::Chunked,
-    };
+pub(super) fn respond<B>(
+    request: &Outbound<'_>,
+    framing: BodyFraming,
+    body: Option<B>,
+) -> Response<EchoBody<B>> {
     let mut head = BytesMut::with_capacity(512);
     headers::write_head(&mut head, request, request.host.as_bytes(), framing);
     let mut response = Response::new(EchoBody {
         head: head.freeze(),
-        body: Some(body),
+        body,
     });
     response.headers_mut().insert(
         CONTENT_TYPE,

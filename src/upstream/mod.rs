@@ -1,33 +1,45 @@
 //! The request leaves: servers, timeouts, connections kept per worker.
 //!
-//! Read in this order: [`mod@forward`] (one exchange, top to bottom), [`headers`] (what the server is told), [`pool`]
-//! (connections), [`framing`] (where a response ends), [`body`] (the response on its way back).
+//! Read in this order: [`mod@forward`] (one request, top to bottom), [`balance`] (which server), [`fleet`] (what all
+//! workers know of the servers), [`exchange`] (one exchange over one connection), [`headers`] (what the server is told),
+//! [`pool`] (connections), [`framing`] (where a response ends), [`body`] (the response on its way back).
 //!
 //! The exchange is our own HTTP/1.1 client over a socket, not hyper's: it runs inline in the request's task, with
 //! neither a task per connection nor a channel; it writes the inbound head straight into the outbound bytes; and it
 //! refuses every response whose end could be read in two ways (RFC 9112 §6.3), where hyper picks one.
 
+pub mod balance;
 pub mod body;
 pub mod echo;
+mod exchange;
+pub mod fleet;
 pub mod forward;
 pub mod framing;
+mod fuse;
 pub mod headers;
 pub mod pool;
+pub mod retry;
+mod sending;
 
-use std::{cell::Cell, fmt, io, path::PathBuf, rc::Rc, time::Duration};
+use std::{fmt, io, path::PathBuf, rc::Rc, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
+pub use balance::Balance;
 pub use body::ResponseBody;
+pub use fleet::Fleet;
 pub use forward::forward;
+pub use fuse::Rating;
 
 /// One `[upstream.NAME]` table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The name in the configuration.
     pub name: String,
-    /// At least one server; requests take turns.
+    /// At least one server.
     pub servers: Vec<Server>,
+    /// How servers are chosen.
+    pub balance: Balance,
     /// How long opening a connection may take.
     pub connect_timeout: Duration,
     /// How long the response head may take, from the moment the request is sent.
@@ -38,9 +50,18 @@ pub struct Settings {
     pub idle_timeout: Duration,
     /// Connections per server and worker.
     pub max_connections: usize,
+    /// On how many other servers a request is tried that one has failed; at most [`MAX_RETRIES`].
+    pub retries: usize,
     /// What the server is told as `Host`.
     pub host: HostHeader,
+    /// When a server that keeps failing is passed over.
+    pub outlier: Rating,
+    /// When an upstream that keeps failing is refused as a whole.
+    pub breaker: Rating,
 }
+
+/// The most that `retries` may be.
+pub const MAX_RETRIES: usize = 5;
 
 /// One server of an upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +77,19 @@ pub enum Server {
     Unix(PathBuf),
     /// `builtin:echo`: answers with the request as an upstream would have seen it.
     Echo,
+}
+
+impl Server {
+    /// Its own name as it stands in `Host`.
+    fn authority(&self) -> String {
+        match self {
+            Self::Http { host, port: 80 } if host.contains(':') => format!("[{host}]"),
+            Self::Http { host, port: 80 } => host.clone(),
+            Self::Http { host, port } if host.contains(':') => format!("[{host}]:{port}"),
+            Self::Http { host, port } => format!("{host}:{port}"),
+            Self::Unix(_) | Self::Echo => "localhost".to_owned(),
+        }
+    }
 }
 
 impl fmt::Display for Server {
@@ -99,6 +133,9 @@ pub enum UpstreamError {
     /// The response cannot be passed on: its bytes or its framing are not HTTP.
     #[error("invalid response: {0}")]
     Protocol(&'static str),
+    /// The upstream has kept failing; it is tried again after so long.
+    #[error("the circuit is open for another {0:?}")]
+    Broken(Duration),
 }
 
 impl UpstreamError {
@@ -110,36 +147,48 @@ impl UpstreamError {
             Self::Timeout(_) => "timeout",
             Self::Closed(_) => "closed",
             Self::Protocol(_) => "protocol",
+            Self::Broken(_) => "breaker",
         }
+    }
+
+    /// Whether it is the server that failed, and not a bound of ours.
+    fn is_the_servers(&self) -> bool {
+        !matches!(self, Self::Busy(_) | Self::Broken(_))
+    }
+
+    /// Whether nothing of the request has left.
+    fn nothing_was_sent(&self) -> bool {
+        matches!(self, Self::Connect(_) | Self::Busy(_) | Self::Broken(_))
     }
 }
 
 /// One upstream as one worker sees it: its servers, each with the connections that this worker keeps.
 #[derive(Debug)]
 pub struct Upstream {
-    settings: Settings,
+    fleet: Arc<Fleet>,
     pools: Vec<Rc<pool::ServerPool>>,
-    turn: Cell<usize>,
+    balancer: balance::Balancer,
+    budget: retry::RetryBudget,
 }
 
 impl Upstream {
-    /// No connection is opened before the first request.
-    pub fn new(settings: Settings) -> Self {
-        let pools = settings
-            .servers
-            .iter()
-            .map(|server| Rc::new(pool::ServerPool::new(server.clone(), &settings)))
+    /// No connection is opened before the first request. Workers give different numbers, to choose differently.
+    pub fn new(fleet: Arc<Fleet>, random: u64) -> Self {
+        let settings = fleet.settings();
+        let pools = (0..settings.servers.len())
+            .map(|server| Rc::new(pool::ServerPool::new(Arc::clone(&fleet), server)))
             .collect();
         Self {
-            settings,
             pools,
-            turn: Cell::new(0),
+            balancer: balance::Balancer::new(settings.balance, random),
+            budget: retry::RetryBudget::new(Instant::now()),
+            fleet,
         }
     }
 
-    /// The settings that it was made from.
-    pub fn settings(&self) -> &Settings {
-        &self.settings
+    /// What it shares with the other workers.
+    pub fn fleet(&self) -> &Arc<Fleet> {
+        &self.fleet
     }
 
     /// Closes connections that have been idle for `idle_timeout`.
@@ -147,13 +196,6 @@ impl Upstream {
         for pool in &self.pools {
             pool.sweep(now);
         }
-    }
-
-    /// The server whose turn it is.
-    fn next_server(&self) -> &Rc<pool::ServerPool> {
-        let turn = self.turn.get();
-        self.turn.set(turn.wrapping_add(1));
-        &self.pools[turn % self.pools.len()]
     }
 }
 

@@ -11,8 +11,8 @@ use std::{
     net::{IpAddr, SocketAddr},
     pin::Pin,
     rc::Rc,
+    sync::Arc,
     task::{Context, Poll},
-    time::Duration,
 };
 
 use bytes::BytesMut;
@@ -23,17 +23,16 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
-use super::{Server, Settings, UpstreamError};
+use super::{Fleet, Server, Settings, UpstreamError};
 
 /// The connections of one worker to one server.
 #[derive(Debug)]
 pub struct ServerPool {
-    server: Server,
+    fleet: Arc<Fleet>,
+    /// Its place in the fleet.
+    server: usize,
     /// The server's own name, for `host = "server"`.
     authority: String,
-    connect_timeout: Duration,
-    idle_timeout: Duration,
-    max_connections: usize,
     open: Cell<usize>,
     idle: RefCell<Vec<(Connection, Instant)>>,
     /// Set when the upstream is gone: connections that come back are closed.
@@ -42,20 +41,11 @@ pub struct ServerPool {
 }
 
 impl ServerPool {
-    pub(super) fn new(server: Server, settings: &Settings) -> Self {
-        let authority = match &server {
-            Server::Http { host, port: 80 } if host.contains(':') => format!("[{host}]"),
-            Server::Http { host, port: 80 } => host.clone(),
-            Server::Http { host, port } if host.contains(':') => format!("[{host}]:{port}"),
-            Server::Http { host, port } => format!("{host}:{port}"),
-            Server::Unix(_) | Server::Echo => "localhost".to_owned(),
-        };
+    pub(super) fn new(fleet: Arc<Fleet>, server: usize) -> Self {
         Self {
+            authority: fleet.settings().servers[server].authority(),
+            fleet,
             server,
-            authority,
-            connect_timeout: settings.connect_timeout,
-            idle_timeout: settings.idle_timeout,
-            max_connections: settings.max_connections,
             open: Cell::new(0),
             idle: RefCell::default(),
             retired: Cell::new(false),
@@ -65,7 +55,7 @@ impl ServerPool {
 
     /// Which server this is.
     pub fn server(&self) -> &Server {
-        &self.server
+        &self.settings().servers[self.server]
     }
 
     /// The server's own name as it stands in `Host`.
@@ -73,21 +63,28 @@ impl ServerPool {
         &self.authority
     }
 
+    fn settings(&self) -> &Settings {
+        self.fleet.settings()
+    }
+
     /// An idle connection that is still usable, or a new one.
     pub(super) async fn take(self: &Rc<Self>) -> Result<Connection, UpstreamError> {
-        let give_up = Instant::now() + self.connect_timeout;
+        let give_up = Instant::now() + self.settings().connect_timeout;
+        let max_connections = self.settings().max_connections;
+        let outstanding = Outstanding::at(self);
         loop {
-            if let Some(connection) = self.take_idle().await {
+            if let Some(mut connection) = self.take_idle().await {
+                connection.outstanding = Some(outstanding);
                 return Ok(connection);
             }
-            if self.open.get() < self.max_connections {
-                return self.connect(give_up).await;
+            if self.open.get() < max_connections {
+                return self.connect(give_up, outstanding).await;
             }
             if tokio::time::timeout_at(give_up, self.freed.notified())
                 .await
                 .is_err()
             {
-                return Err(UpstreamError::Busy(self.max_connections));
+                return Err(UpstreamError::Busy(max_connections));
             }
         }
     }
@@ -96,23 +93,28 @@ impl ServerPool {
     pub(super) async fn take_fresh(self: &Rc<Self>) -> Result<Connection, UpstreamError> {
         // whatever else is idle is as old as the one that just failed
         self.idle.borrow_mut().clear();
-        self.connect(Instant::now() + self.connect_timeout).await
+        let give_up = Instant::now() + self.settings().connect_timeout;
+        self.connect(give_up, Outstanding::at(self)).await
     }
 
     async fn take_idle(&self) -> Option<Connection> {
         loop {
             let (mut connection, since) = self.idle.borrow_mut().pop()?;
-            if since.elapsed() < self.idle_timeout && connection.is_quiet().await {
+            if since.elapsed() < self.settings().idle_timeout && connection.is_quiet().await {
                 connection.reused = true;
                 return Some(connection);
             }
         }
     }
 
-    async fn connect(self: &Rc<Self>, give_up: Instant) -> Result<Connection, UpstreamError> {
+    async fn connect(
+        self: &Rc<Self>,
+        give_up: Instant,
+        outstanding: Outstanding,
+    ) -> Result<Connection, UpstreamError> {
         let slot = Slot::open(self);
         let connecting = async {
-            Ok(match &self.server {
+            Ok(match self.server() {
                 Server::Http { host, port } => {
                     let stream = match host.parse::<IpAddr>() {
                         Ok(ip) => TcpStream::connect(SocketAddr::new(ip, *port)).await?,
@@ -131,7 +133,7 @@ impl ServerPool {
         let timed_out = || {
             io::Error::new(
                 io::ErrorKind::TimedOut,
-                format!("no connection within {:?}", self.connect_timeout),
+                format!("no connection within {:?}", self.settings().connect_timeout),
             )
         };
         let stream = connected
@@ -143,12 +145,14 @@ impl ServerPool {
             outbox: BytesMut::new(),
             timer: Box::pin(tokio::time::sleep_until(give_up)),
             reused: false,
+            outstanding: Some(outstanding),
             slot,
         })
     }
 
     /// Puts a connection back whose exchange ended cleanly.
-    pub(super) fn put_back(connection: Connection, now: Instant) {
+    pub(super) fn put_back(mut connection: Connection, now: Instant) {
+        connection.outstanding = None;
         let pool = Rc::clone(&connection.slot.pool);
         if !pool.retired.get() {
             pool.idle.borrow_mut().push((connection, now));
@@ -163,7 +167,8 @@ impl ServerPool {
     }
 
     pub(super) fn sweep(&self, now: Instant) {
-        let keep = |since: &Instant| now.saturating_duration_since(*since) < self.idle_timeout;
+        let idle_timeout = self.settings().idle_timeout;
+        let keep = |since: &Instant| now.saturating_duration_since(*since) < idle_timeout;
         self.idle.borrow_mut().retain(|(_, since)| keep(since));
     }
 }
@@ -190,6 +195,27 @@ impl Drop for Slot {
     }
 }
 
+/// A request that is in flight at a server, from the choice of the server to the end of its response.
+#[derive(Debug)]
+struct Outstanding {
+    pool: Rc<ServerPool>,
+}
+
+impl Outstanding {
+    fn at(pool: &Rc<ServerPool>) -> Self {
+        pool.fleet.begin(pool.server);
+        Self {
+            pool: Rc::clone(pool),
+        }
+    }
+}
+
+impl Drop for Outstanding {
+    fn drop(&mut self) {
+        self.pool.fleet.end(self.pool.server);
+    }
+}
+
 /// One connection to a server, with the buffers that stay with it.
 #[derive(Debug)]
 pub(super) struct Connection {
@@ -202,6 +228,8 @@ pub(super) struct Connection {
     pub(super) timer: Pin<Box<Sleep>>,
     /// Whether an exchange has used it before: only then may a failure mean that the server had already closed it.
     pub(super) reused: bool,
+    /// While it is in use.
+    outstanding: Option<Outstanding>,
     slot: Slot,
 }
 

@@ -21,3 +21,4 @@ mod proxy_protocol;
 mod response_fields;
 mod support;
 mod tidy;
+mod upstreams;

@@ -15,11 +15,15 @@ use crate::{
         keys,
         value::{Text, Value},
     },
-    upstream::{HostHeader, Server, Settings},
+    upstream::{Balance, HostHeader, MAX_RETRIES, Rating, Server, Settings},
 };
 
 const TIMEOUTS: RangeInclusive<Duration> =
     Duration::from_millis(1)..=Duration::from_secs(24 * 3_600);
+
+/// How long a server or an upstream may be left alone.
+const PAUSES: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3_600);
+const MAX_FAILURES: u64 = 1_000_000;
 
 /// What can be pasted into a file that has none.
 const EXAMPLE: &str = "add: [upstream.origin] and below it servers = [\"http://127.0.0.1:9000\"]";
@@ -60,7 +64,11 @@ fn settings(section: Section<'_>, name: &str) -> Option<Settings> {
         response_timeout: section.duration("response_timeout", Duration::from_secs(30), TIMEOUTS),
         body_timeout: section.duration("body_timeout", Duration::from_secs(300), TIMEOUTS),
         idle_timeout: section.duration("idle_timeout", Duration::from_secs(60), TIMEOUTS),
+        balance: section.choice("balance", BALANCES).unwrap_or_default(),
         max_connections: to_usize(max_connections),
+        retries: to_usize(section.integer("retries", 1, 0..=MAX_RETRIES as u64)),
+        outlier: outlier(&section),
+        breaker: breaker(&section),
         host: section
             .get("host")
             .and_then(|value| host_header(&value.text()?))
@@ -73,6 +81,38 @@ fn settings(section: Section<'_>, name: &str) -> Option<Settings> {
     })
 }
 
+const BALANCES: &[(&str, Balance)] = &[
+    ("least_requests", Balance::LeastRequests),
+    ("round_robin", Balance::RoundRobin),
+    ("hash:ip", Balance::HashIp),
+    ("hash:user", Balance::HashUser),
+];
+
+/// It is on unless it is told not to be.
+fn outlier(section: &Section<'_>) -> Rating {
+    let table = section.table("outlier", &keys::OUTLIER);
+    let rating = rating(&table, 5, "eject_for", Duration::from_secs(10));
+    table.finish();
+    rating
+}
+
+/// Off without its table.
+fn breaker(section: &Section<'_>) -> Rating {
+    let table = section.table("breaker", &keys::BREAKER);
+    let failures = if table.is_there() { 20 } else { 0 };
+    let rating = rating(&table, failures, "open_for", Duration::from_secs(5));
+    table.finish();
+    rating
+}
+
+fn rating(table: &Section<'_>, failures: u64, pause_key: &'static str, pause: Duration) -> Rating {
+    let failures = table.integer("failures", failures, 0..=MAX_FAILURES);
+    Rating {
+        failures: u32::try_from(failures).unwrap_or(u32::MAX),
+        pause: table.duration(pause_key, pause, PAUSES),
+    }
+}
+
 fn servers(section: &Section<'_>) -> Option<Vec<Server>> {
     let value = section.require("servers", "add servers = [\"http://127.0.0.1:9000\"]")?;
     let written = value.array()?;
@@ -81,8 +121,18 @@ fn servers(section: &Section<'_>) -> Option<Vec<Server>> {
         value.error(Problem::new(Code::OutOfRange, message).hint("name at least one server"));
     }
     // every server is read before the first that is wrong counts
-    let servers: Vec<Option<Server>> = written.iter().map(|item| server(&item.text()?)).collect();
-    servers.into_iter().collect()
+    let mut read: Vec<Option<Server>> = Vec::new();
+    for item in &written {
+        let text = item.text();
+        let server = text.as_ref().and_then(server);
+        if let (Some(text), true) = (&text, server.is_some() && read.contains(&server)) {
+            let message = format!("{} is the same server as an earlier one", text.shown());
+            let hint = "name each server once; all of them are sent the same share";
+            text.error(Problem::new(Code::Duplicate, message).hint(hint));
+        }
+        read.push(server);
+    }
+    read.into_iter().collect()
 }
 
 fn server(text: &Text<'_>) -> Option<Server> {
