@@ -80,7 +80,7 @@ impl Handler for Worker {
         );
         let listener = &from.listener;
         let mut body = InboundBody::new(body, listener.max_body_bytes, listener.body_timeout);
-        match self.decide(&mut exchange, &mut body).await {
+        let response = match self.decide(&mut exchange, &mut body).await {
             Ok(target) => self.forward(&mut exchange, &target, body).await,
             Err(stopped) => {
                 let response = match stopped {
@@ -89,7 +89,8 @@ impl Handler for Worker {
                 };
                 answer::leave_unread(&body, &exchange, response)
             }
-        }
+        };
+        answer::refuse_upgrade(&exchange, response)
     }
 
     fn head_timeout_answer(&self) -> &'static [u8] {
@@ -209,6 +210,7 @@ impl Worker {
         let target = Target {
             authority: addressed.authority,
             path_and_query: path_and_query(&head.uri, &addressed, normal.forward),
+            websocket: addressed.websocket,
         };
         Ok(Understood {
             target,
@@ -253,6 +255,7 @@ impl Worker {
             request_id: &exchange.request_id,
             pseudonym: &self.shared.pseudonym,
             over: &exchange.tags,
+            websocket: target.websocket,
         };
         let upstream = &self.upstreams[route.upstream];
         let mut record = Record::begin(self, exchange, slots);

@@ -4,8 +4,8 @@ use std::{cell::Cell, time::SystemTime};
 
 use arrayvec::ArrayVec;
 use http::{
-    HeaderMap, HeaderValue, Method, Response, Version,
-    header::{CONNECTION, VIA},
+    HeaderMap, HeaderValue, Method, Response, StatusCode, Version,
+    header::{CONNECTION, UPGRADE, VIA},
 };
 use http_body::Body as _;
 
@@ -18,11 +18,11 @@ use crate::{
     limit::MAX_LIMITS,
     listener::{
         inbound::{InboundBody, InboundError},
-        request::Malformed,
+        request::{self, Malformed},
     },
     response::{self, Denial, Met, Refusal, X_RATELIMIT_WARNING, X_REQUEST_ID},
     route::path::PathError,
-    upstream::UpstreamError,
+    upstream::{Tunnel, UpstreamError},
 };
 
 /// Of so many decisions one is timed: taking the time twice costs as much as deciding.
@@ -36,6 +36,46 @@ impl Worker {
         mut response: Response<Body>,
         mut record: Record,
     ) -> Response<Body> {
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return match response.body_mut().take_tunnel() {
+                Some(tunnel) => self.switch(exchange, response, tunnel, record),
+                None => self.refuse(exchange, &Refusal::UpstreamProtocol, Some(record)),
+            };
+        }
+        self.describe(exchange, &mut response, &mut record);
+        response.map(|body| body.record(record))
+    }
+
+    /// A 101: behind it the connection is the upstream's to talk over, and its slots are held until it ends.
+    fn switch(
+        &self,
+        exchange: &Exchange<'_>,
+        mut response: Response<Body>,
+        tunnel: Tunnel,
+        mut record: Record,
+    ) -> Response<Body> {
+        let headers = response.headers_mut();
+        headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+        self.describe(exchange, &mut response, &mut record);
+        exchange.from.hand_over(Box::new(move |client| {
+            Box::pin(async move {
+                let _open = record.open_tunnel();
+                if let Err(ended) = tunnel.relay(client, |bytes| record.sent(bytes)).await {
+                    tracing::debug!(%ended, "a tunnel ended early");
+                }
+            })
+        }));
+        response
+    }
+
+    /// Notes that there is an answer, and adds what we say to it.
+    fn describe<B>(
+        &self,
+        exchange: &Exchange<'_>,
+        response: &mut Response<B>,
+        record: &mut Record,
+    ) {
         let status = response.status();
         let headers = response.headers_mut();
         headers.insert(&X_REQUEST_ID, exchange.request_id.clone());
@@ -54,7 +94,6 @@ impl Worker {
         );
         record.answered(status);
         self.count_answer(exchange, status);
-        response.map(|body| body.record(record))
     }
 
     /// 429: a limit denies the request.
@@ -238,6 +277,22 @@ pub(super) fn leave_unread(
 ) -> Response<Body> {
     if !body.is_end_stream() && exchange.head.version < Version::HTTP_2 {
         exchange.from.leave_body_unread();
+        response
+            .headers_mut()
+            .insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+/// The answer to a request that may have been followed by bytes that are not HTTP: a WebSocket was asked for and is refused
+/// (RFC 9931 §4).
+pub(super) fn refuse_upgrade(
+    exchange: &Exchange<'_>,
+    mut response: Response<Body>,
+) -> Response<Body> {
+    if response.status() != StatusCode::SWITCHING_PROTOCOLS
+        && request::asks_for_websocket(exchange.head)
+    {
         response
             .headers_mut()
             .insert(CONNECTION, HeaderValue::from_static("close"));

@@ -11,7 +11,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use super::record::Record;
 use crate::{
     listener::inbound::{InboundBody, InboundError},
-    upstream::{ResponseBody, body::Interrupted, echo::EchoBody, forward::Answer},
+    upstream::{ResponseBody, Tunnel, body::Interrupted, echo::EchoBody, forward::Answer},
 };
 
 /// The body of a response.
@@ -52,6 +52,14 @@ impl Body {
         Self {
             source: Source::Authored(bytes),
             record: None,
+        }
+    }
+
+    /// The server's end of a connection that its response has switched to another protocol. What is left is empty.
+    pub(super) fn take_tunnel(&mut self) -> Option<Tunnel> {
+        match std::mem::replace(&mut self.source, Source::Authored(Bytes::new())) {
+            Source::Remote(body) => body.into_tunnel(),
+            Source::Authored(_) | Source::Echo(_) => None,
         }
     }
 

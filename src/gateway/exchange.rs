@@ -110,6 +110,7 @@ impl<'a> Exchange<'a> {
 pub(super) struct Target<'a> {
     pub(super) authority: &'a str,
     pub(super) path_and_query: Cow<'a, str>,
+    pub(super) websocket: bool,
 }
 
 /// Why a request is not forwarded.

@@ -75,6 +75,11 @@ impl Record {
         self.bytes += bytes as u64;
     }
 
+    /// The connection has become a tunnel; it is counted as one until the guard is dropped.
+    pub(super) fn open_tunnel(&self) -> Held {
+        self.metrics.enter_tunnel()
+    }
+
     pub(super) fn broke(&mut self, error: &BodyError) {
         self.error = Some("body");
         self.fleet.metrics().body_errors.increment(1);

@@ -133,6 +133,7 @@ pub(super) struct TimedIo<S> {
     stalled: Option<Pin<Box<Sleep>>>,
     /// Runs while the rest of a request that nobody reads is discarded, and how many bytes may still be.
     lingering: Option<(Pin<Box<Sleep>>, usize)>,
+    is_shut: bool,
 }
 
 impl<S: Read + Write + Unpin> TimedIo<S> {
@@ -144,6 +145,7 @@ impl<S: Read + Write + Unpin> TimedIo<S> {
             timer: None,
             stalled: None,
             lingering: None,
+            is_shut: false,
         }
     }
 
@@ -288,12 +290,16 @@ impl<S: Read + Write + Unpin> Write for TimedIo<S> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
+        if this.is_shut {
+            return Poll::Ready(Ok(()));
+        }
         if this.lingering.is_none() {
             ready!(Pin::new(&mut this.io).poll_shutdown(cx))?;
         }
         if this.clock.body_left_unread.get() {
             ready!(this.poll_linger(cx));
         }
+        this.is_shut = true;
         Poll::Ready(Ok(()))
     }
 }

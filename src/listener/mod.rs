@@ -5,6 +5,7 @@
 
 pub mod clock;
 pub mod drain;
+pub mod handover;
 pub mod inbound;
 pub mod proxy_protocol;
 pub mod request;
@@ -24,6 +25,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{net::TcpStream, sync::Semaphore};
 
 pub use drain::Drain;
+pub use handover::ClientEnd;
 pub use proxy_protocol::ProxyProtocol;
 pub use serve::{Accepted, Handler, Peer};
 

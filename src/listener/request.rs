@@ -5,7 +5,7 @@
 
 use http::{
     HeaderMap, HeaderValue, Method, Uri, Version,
-    header::{HOST, TRANSFER_ENCODING},
+    header::{CONNECTION, CONTENT_LENGTH, HOST, SEC_WEBSOCKET_KEY, TRANSFER_ENCODING, UPGRADE},
     request::Parts,
 };
 
@@ -46,6 +46,8 @@ pub struct Addressed<'a> {
     pub path: &'a str,
     /// What follows the first `?`.
     pub query: Option<&'a str>,
+    /// Whether it is the handshake of a WebSocket.
+    pub websocket: bool,
 }
 
 /// Checks a request, and says whom it is addressed to. Reads only; allocates nothing.
@@ -70,12 +72,59 @@ pub fn check<'a>(parts: &'a Parts, settings: &Settings) -> Result<Addressed<'a>,
         host_of(authority).ok_or(Malformed::Invalid("The host is not valid."))?
     };
     let path = check_target(&parts.method, &parts.uri)?;
+    let websocket = asks_for_websocket(parts);
+    if websocket {
+        check_handshake(parts)?;
+    }
     Ok(Addressed {
         authority,
         host,
         path,
         query: parts.uri.query(),
+        websocket,
     })
+}
+
+/// Whether the client wants to speak WebSocket. Every other upgrade is ignored, as RFC 9110 §7.8 allows: `h2c` above all,
+/// in which requests would pass that nobody decides on.
+pub fn asks_for_websocket(parts: &Parts) -> bool {
+    let lists = |name, token: &[u8]| {
+        let lines = parts.headers.get_all(name).iter();
+        let mut tokens = lines.flat_map(|line| line.as_bytes().split(|&byte| byte == b','));
+        tokens.any(|listed| listed.trim_ascii().eq_ignore_ascii_case(token))
+    };
+    parts.version == Version::HTTP_11
+        && parts.headers.contains_key(UPGRADE)
+        && lists(UPGRADE, b"websocket")
+        && lists(CONNECTION, b"upgrade")
+}
+
+/// RFC 6455 §4.2.1. The version is the server's business.
+fn check_handshake(parts: &Parts) -> Result<(), Malformed> {
+    let mut keys = parts.headers.get_all(SEC_WEBSOCKET_KEY).iter();
+    let is_key = |key: &HeaderValue| {
+        // 16 bytes in Base64
+        let key = key.as_bytes();
+        key.len() == 24
+            && key.ends_with(b"==")
+            && key[..22]
+                .iter()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"+/".contains(byte))
+    };
+    let has_body = parts.headers.contains_key(TRANSFER_ENCODING)
+        || parts
+            .headers
+            .get(CONTENT_LENGTH)
+            .is_some_and(|length| length != "0");
+    if parts.method != Method::GET || has_body {
+        return Err(Malformed::Invalid(
+            "A WebSocket begins with a GET without a body.",
+        ));
+    }
+    match (keys.next(), keys.next()) {
+        (Some(key), None) if is_key(key) => Ok(()),
+        _ => Err(Malformed::Invalid("There is no valid Sec-WebSocket-Key.")),
+    }
 }
 
 fn check_size(parts: &Parts, settings: &Settings) -> Result<(), Malformed> {

@@ -1,7 +1,9 @@
 //! One connection: which HTTP it speaks, then its requests, one handler call each.
 
 use std::{
+    cell::RefCell,
     convert::Infallible,
+    fmt,
     future::{Future, poll_fn},
     net::IpAddr,
     pin::{Pin, pin},
@@ -25,6 +27,7 @@ use super::{
     Drain, Observer, Settings,
     clock::{Clock, InFlight, TimedIo},
     drain::Ticket,
+    handover::{ClientEnd, Takeover},
     proxy_protocol::{self, Received},
 };
 
@@ -45,16 +48,29 @@ pub trait Handler: 'static {
 }
 
 /// The other end of a connection, and the bounds that it is held to.
-#[derive(Debug)]
 pub struct Peer {
     /// The address of the other end: the socket's, or the one that a PROXY header names.
     pub ip: IpAddr,
     /// The listener's settings.
     pub listener: Rc<Settings>,
     clock: Rc<Clock>,
+    takeover: RefCell<Option<Takeover>>,
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Peer")
+            .field("ip", &self.ip)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Peer {
+    /// The answer is a 101: when it has left, the connection is no longer HTTP's. HTTP/1.1 only.
+    pub fn hand_over(&self, to: Takeover) {
+        self.takeover.replace(Some(to));
+    }
+
     /// The request is answered before its body was read: the connection is closed so that the client can still read
     /// the answer. HTTP/1 only; HTTP/2 ends the stream.
     pub fn leave_body_unread(&self) {
@@ -128,6 +144,7 @@ pub(super) async fn connection<H: Handler, O: Observer>(
         ip,
         listener: settings,
         clock: Rc::new(clock),
+        takeover: RefCell::default(),
     });
     let ended = match accepted.stream {
         Stream::Tcp(stream) => speak(TokioIo::new(stream), peer, handler, ticket).await,
@@ -159,9 +176,10 @@ where
         http1_builder(settings),
         http2.then(|| http2_builder(settings)),
     );
+    let to = Rc::clone(&peer);
     let service = service_fn(move |request: Request<Incoming>| {
-        let in_flight = clock.request();
-        let response = Rc::clone(&handler).handle(request, Rc::clone(&peer));
+        let in_flight = to.clock.request();
+        let response = Rc::clone(&handler).handle(request, Rc::clone(&to));
         async {
             Ok::<_, Infallible>(response.await.map(|body| Tracked {
                 body,
@@ -178,13 +196,33 @@ where
         )
         .await
     } else {
-        let connection = http1.serve_connection(io, service);
+        let mut connection = http1.serve_connection(io, service);
         run(
-            pin!(connection),
+            Pin::new(&mut connection),
             &ticket,
             http1::Connection::graceful_shutdown,
         )
-        .await
+        .await?;
+        let left = connection.into_parts();
+        after_http(left.io, left.read_buf, &peer).await;
+        Ok(())
+    }
+}
+
+/// A request that asked for an upgrade keeps hyper from closing the connection: it goes to whoever takes it over, or is
+/// closed here. During a drain it may go on until `drain_timeout`.
+async fn after_http<S>(mut io: TimedIo<S>, unread: Bytes, peer: &Peer)
+where
+    S: Read + Write + Unpin + 'static,
+{
+    match peer.takeover.take() {
+        Some(takeover) => {
+            let _in_flight = peer.clock.request();
+            io.unread(unread);
+            takeover(ClientEnd::new(TokioIo::new(io))).await;
+        }
+        // what the client had to be told was written before
+        None => drop(poll_fn(|cx| Pin::new(&mut io).poll_shutdown(cx)).await),
     }
 }
 

@@ -16,6 +16,7 @@ impl Metrics {
             rare: OnceLock::new(),
             request_seconds: self.histogram(&table::REQUEST_SECONDS, &[route]),
             in_flight: self.gauge(&table::IN_FLIGHT, &[route]),
+            tunnels: self.gauge(&table::TUNNELS, &[route]),
             metrics: self.clone(),
             route: route.into(),
         }
@@ -103,6 +104,7 @@ pub struct RouteMetrics {
     /// From arrival to the end of the answer.
     pub request_seconds: Histogram,
     in_flight: Gauge,
+    tunnels: Gauge,
     metrics: Metrics,
     route: Box<str>,
 }
@@ -121,6 +123,11 @@ impl RouteMetrics {
     /// Counts a request as being in flight until the guard is dropped.
     pub fn enter(&self) -> Held {
         Held::new(&self.in_flight)
+    }
+
+    /// Counts a WebSocket as being open until the guard is dropped.
+    pub fn enter_tunnel(&self) -> Held {
+        Held::new(&self.tunnels)
     }
 
     fn rare(&self, at: usize) -> &Counter {

@@ -82,6 +82,8 @@ table! {
         "Time from the arrival of a request to the end of its answer.";
     IN_FLIGHT = "tidegate_in_flight", Kind::Gauge, Count, ["route"],
         "Requests whose answer is not complete yet.";
+    TUNNELS = "tidegate_tunnels", Kind::Gauge, Count, ["route"],
+        "WebSockets open; each is in flight, too.";
     DECISIONS = "tidegate_decisions_total", Kind::Counter, Count, ["route", "limit", "outcome"],
         "Decisions, one for each limit that a request meets.";
     DECISION_SECONDS_METRIC = "tidegate_decision_seconds", Kind::Histogram(DECISION_SECONDS), Seconds, [],

@@ -15,6 +15,7 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
 
 use super::{
+    Tunnel,
     framing::{Framing, Piece},
     pool::{Connection, ServerPool},
     sending::{SendError, Sending},
@@ -54,7 +55,7 @@ impl<B> ResponseBody<B> {
         keep_alive: bool,
         max_silence: Duration,
     ) -> Self {
-        let reusable = keep_alive && !matches!(framing, Framing::UntilClose);
+        let reusable = keep_alive && !matches!(framing, Framing::UntilClose | Framing::Switched);
         let mut body = Self {
             framing,
             connection: Some(connection),
@@ -67,6 +68,16 @@ impl<B> ResponseBody<B> {
             body.finish();
         }
         body
+    }
+
+    /// The server's end, where the response has switched the connection to another protocol.
+    pub fn into_tunnel(self) -> Option<Tunnel> {
+        match self.framing {
+            Framing::Switched if self.sending.is_none() => {
+                Some(Tunnel::new(self.connection?, self.max_silence))
+            }
+            _ => None,
+        }
     }
 
     /// The exchange is over: keep the connection if nothing about it is in doubt.
@@ -131,7 +142,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for ResponseBody<B> {
             };
             let inbox = &mut connection.inbox;
             match &mut this.framing {
-                Framing::Empty => {
+                Framing::Empty | Framing::Switched => {
                     this.finish();
                     return Poll::Ready(None);
                 }
@@ -184,13 +195,13 @@ impl<B: Body<Data = Bytes> + Unpin> Body for ResponseBody<B> {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.connection.is_none() || matches!(self.framing, Framing::Empty)
+        self.connection.is_none() || matches!(self.framing, Framing::Empty | Framing::Switched)
     }
 
     fn size_hint(&self) -> SizeHint {
         match self.framing {
             Framing::Length(left) => SizeHint::with_exact(left),
-            Framing::Empty => SizeHint::with_exact(0),
+            Framing::Empty | Framing::Switched => SizeHint::with_exact(0),
             Framing::Chunked(_) | Framing::UntilClose => SizeHint::default(),
         }
     }

@@ -11,16 +11,18 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Method, Response, StatusCode};
+use http::{Method, Response, StatusCode, header::SEC_WEBSOCKET_KEY};
 use http_body::Body;
 use tokio::time::Instant;
 
 use super::{
     ResponseBody, Settings, UpstreamError,
     forward::Failed,
-    framing::{self, ResponseHead},
+    framing::{self, Framing, ResponseHead},
+    headers::Outbound,
     pool::Connection,
     sending::{SendError, Sending},
+    websocket,
 };
 
 /// Sends, and waits for the head of the final response. Interim responses end here (103 cannot be passed on).
@@ -28,7 +30,7 @@ pub(super) async fn exchange<B>(
     mut connection: Connection,
     sending: Sending<B>,
     settings: &Settings,
-    method: &Method,
+    request: &Outbound<'_>,
 ) -> Result<Response<ResponseBody<B>>, Failed<B::Error>>
 where
     B: Body<Data = Bytes> + Unpin,
@@ -64,7 +66,7 @@ where
                 }
             }
         }
-        match poll_head(&mut connection, method == Method::HEAD, &mut interim, cx) {
+        match poll_head(&mut connection, request, &mut interim, cx) {
             Poll::Ready(head) => Poll::Ready(head.map_err(Failed::Upstream)),
             // a client that is slow with its body is not the server's fault: the listener watches that
             Poll::Pending if sending.as_ref().is_some_and(|rest| rest.waits_for_client) => {
@@ -95,18 +97,17 @@ const MAX_INTERIM: u8 = 32;
 
 fn poll_head(
     connection: &mut Connection,
-    to_head: bool,
+    request: &Outbound<'_>,
     interim: &mut u8,
     cx: &mut Context<'_>,
 ) -> Poll<Result<ResponseHead, UpstreamError>> {
+    let to_head = *request.method == Method::HEAD;
     loop {
         if !connection.inbox.is_empty()
             && let Some(head) = framing::take_head(&mut connection.inbox, to_head)?
         {
             if head.status == StatusCode::SWITCHING_PROTOCOLS {
-                return Poll::Ready(Err(UpstreamError::Protocol(
-                    "it switches protocols unasked",
-                )));
+                return Poll::Ready(switched(head, request));
             }
             if !head.status.is_informational() {
                 return Poll::Ready(Ok(head));
@@ -128,4 +129,24 @@ fn poll_head(
             UpstreamError::Protocol("the head is cut short")
         }));
     }
+}
+
+/// A 101 counts only where it was asked for, and where the server proves that it has read what was asked.
+fn switched(head: ResponseHead, request: &Outbound<'_>) -> Result<ResponseHead, UpstreamError> {
+    let key = request
+        .headers
+        .get(SEC_WEBSOCKET_KEY)
+        .filter(|_| request.websocket);
+    let Some(key) = key else {
+        return Err(UpstreamError::Protocol("it switches protocols unasked"));
+    };
+    if !head.to_websocket || !websocket::accepts(&head.headers, key.as_bytes()) {
+        return Err(UpstreamError::Protocol(
+            "it switches protocols, but not to the WebSocket that was asked for",
+        ));
+    }
+    Ok(ResponseHead {
+        framing: Framing::Switched,
+        ..head
+    })
 }

@@ -225,7 +225,7 @@ impl Upstream {
             );
             let sending = Sending::new(unsent.take(), framing);
             let reused = connection.reused;
-            match exchange(connection, sending, self.fleet.settings(), request.method).await {
+            match exchange(connection, sending, self.fleet.settings(), request).await {
                 Err(Failed::Upstream(UpstreamError::Closed(_))) if reused && is_repeatable => {
                     connection = pool.take_fresh().await?;
                 }

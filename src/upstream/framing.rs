@@ -10,7 +10,7 @@ use http::{
     header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING},
 };
 
-use super::{UpstreamError, headers};
+use super::{UpstreamError, headers, websocket};
 
 /// Bytes of a response head.
 pub const MAX_HEAD_BYTES: usize = 64 * 1024;
@@ -32,6 +32,8 @@ pub struct ResponseHead {
     pub framing: Framing,
     /// Whether the server keeps the connection open after it.
     pub keep_alive: bool,
+    /// Whether it is a 101 that says it speaks WebSocket from here on.
+    pub to_websocket: bool,
 }
 
 /// How a body ends.
@@ -45,6 +47,8 @@ pub enum Framing {
     Chunked(Chunks),
     /// When the server closes.
     UntilClose,
+    /// There is none: behind the head the connection speaks another protocol.
+    Switched,
 }
 
 /// Takes a complete head off the inbox; `None` while it is incomplete. `to_head`: the request was a HEAD.
@@ -89,6 +93,8 @@ pub fn take_head(
         headers.append(name, value);
     }
     let keep_alive = http11 && !headers::lists_token(&headers, &CONNECTION, "close");
+    let to_websocket =
+        status == StatusCode::SWITCHING_PROTOCOLS && http11 && websocket::switches(&headers);
     let framing = framing(&mut headers, status, http11, to_head)?;
     headers::remove_hop_by_hop(&mut headers);
     Ok(Some(ResponseHead {
@@ -96,6 +102,7 @@ pub fn take_head(
         headers,
         framing,
         keep_alive,
+        to_websocket,
     }))
 }
 

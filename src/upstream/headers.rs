@@ -48,6 +48,8 @@ pub struct Outbound<'a> {
     pub pseudonym: &'a str,
     /// Limits that the request is over, though it was admitted.
     pub over: &'a [&'a str],
+    /// Whether it is a valid handshake for WebSocket, to be passed on as one.
+    pub websocket: bool,
 }
 
 /// How the request body is framed towards the server.
@@ -169,7 +171,9 @@ pub fn write_head(out: &mut BytesMut, request: &Outbound<'_>, host: &[u8], frami
         ),
         BodyFraming::Chunked => out.put_slice(b"transfer-encoding: chunked\r\n"),
     }
-    if lists_token(request.headers, &TE, "trailers") {
+    if request.websocket {
+        out.put_slice(b"connection: upgrade\r\nupgrade: websocket\r\n");
+    } else if lists_token(request.headers, &TE, "trailers") {
         out.put_slice(b"te: trailers\r\nconnection: te\r\n");
     }
     out.put_slice(b"\r\n");

@@ -20,6 +20,8 @@ pub mod headers;
 pub mod pool;
 pub mod retry;
 mod sending;
+pub mod tunnel;
+mod websocket;
 
 use std::{fmt, io, path::PathBuf, rc::Rc, sync::Arc, time::Duration};
 
@@ -30,6 +32,7 @@ pub use body::ResponseBody;
 pub use fleet::Fleet;
 pub use forward::forward;
 pub use fuse::Rating;
+pub use tunnel::Tunnel;
 
 /// One `[upstream.NAME]` table.
 #[derive(Clone, Debug, PartialEq, Eq)]

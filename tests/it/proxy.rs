@@ -6,3 +6,4 @@ mod connections;
 mod failures;
 mod headers;
 mod responses;
+mod websockets;

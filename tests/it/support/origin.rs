@@ -392,6 +392,11 @@ impl Exchange<'_> {
         self.stream.get_mut().write_all(bytes)
     }
 
+    /// Ends this direction; the other goes on.
+    pub fn end_writing(&mut self) -> io::Result<()> {
+        self.stream.get_mut().shutdown(Shutdown::Write)
+    }
+
     /// Ends the connection in order.
     pub fn close(&mut self) -> io::Result<()> {
         self.closed = true;

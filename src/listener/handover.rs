@@ -1,0 +1,62 @@
+//! A connection that leaves HTTP after a 101: whoever takes it over gets the client's end of it.
+
+use std::{
+    fmt,
+    future::Future,
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// What goes on over a connection that has left HTTP, until it ends.
+pub type Takeover = Box<dyn FnOnce(ClientEnd) -> Pin<Box<dyn Future<Output = ()>>>>;
+
+/// The client's end of a connection that has left HTTP. It still ends by itself when the client takes nothing of what there
+/// is to write for `idle_timeout`.
+pub struct ClientEnd(Box<dyn Bytewise>);
+
+trait Bytewise: AsyncRead + AsyncWrite + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Bytewise for S {}
+
+impl ClientEnd {
+    pub(super) fn new(stream: impl AsyncRead + AsyncWrite + Unpin + 'static) -> Self {
+        Self(Box::new(stream))
+    }
+}
+
+impl fmt::Debug for ClientEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientEnd").finish_non_exhaustive()
+    }
+}
+
+impl AsyncRead for ClientEnd {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for ClientEnd {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,181 @@
+//! A connection that has left HTTP: bytes both ways, unread and unchanged, until both sides have ended.
+//!
+//! What one side ends (a TCP half-close) is ended towards the other, which may go on sending. Whoever takes nothing is not
+//! sent more: of each direction at most one read is held. A tunnel in which nothing moves for `body_timeout` is closed, and
+//! its connection to the server is never used for anything else.
+
+use std::{
+    future::{Future as _, poll_fn},
+    io,
+    mem::MaybeUninit,
+    pin::{Pin, pin},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::{Buf, BytesMut};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::Instant,
+};
+
+use super::pool::Connection;
+
+/// Bytes that are read at once, and the most that is held of a direction whose reader is slow.
+const READ_BYTES: usize = 16 * 1024;
+
+/// A server's end of a connection that has left HTTP.
+#[derive(Debug)]
+pub struct Tunnel {
+    connection: Connection,
+    max_silence: Duration,
+}
+
+/// How a tunnel ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Ended {
+    /// One side broke off.
+    #[error("broken off: {0}")]
+    Broken(#[from] io::Error),
+    /// Neither side sent anything for so long.
+    #[error("nothing moved for {0:?}")]
+    Silent(Duration),
+}
+
+impl Tunnel {
+    pub(super) fn new(connection: Connection, max_silence: Duration) -> Self {
+        Self {
+            connection,
+            max_silence,
+        }
+    }
+
+    /// Passes bytes on until both sides have ended; `sent` is told of each portion that went to the client.
+    pub async fn relay<C>(self, mut client: C, mut sent: impl FnMut(usize)) -> Result<(), Ended>
+    where
+        C: AsyncRead + AsyncWrite + Unpin,
+    {
+        let Connection {
+            mut stream, inbox, ..
+        } = self.connection;
+        // a server may send at once behind its 101
+        let mut down = Way::holding(inbox);
+        let mut up = Way::holding(BytesMut::new());
+        let mut last_moved = Instant::now();
+        let mut silence = pin!(tokio::time::sleep(self.max_silence));
+        poll_fn(|cx| {
+            let before = (down.moved, up.moved);
+            let down_ended = down.poll(&mut stream, &mut client, cx)?.is_ready();
+            let up_ended = up.poll(&mut client, &mut stream, cx)?.is_ready();
+            if down.moved > before.0 {
+                sent(down.moved - before.0);
+            }
+            if down_ended && up_ended {
+                return Poll::Ready(Ok(()));
+            }
+            if (down.moved, up.moved) != before {
+                last_moved = Instant::now();
+            }
+            let deadline = last_moved + self.max_silence;
+            loop {
+                ready!(silence.as_mut().poll(cx));
+                if silence.deadline() >= deadline {
+                    return Poll::Ready(Err(Ended::Silent(self.max_silence)));
+                }
+                silence.as_mut().reset(deadline);
+            }
+        })
+        .await
+    }
+}
+
+/// One direction.
+#[derive(Debug)]
+struct Way {
+    /// Read, and not yet taken by the other side.
+    unsent: BytesMut,
+    stage: Stage,
+    /// Bytes that the other side has taken.
+    moved: usize,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Open,
+    /// The reading side has ended; the other is to be told.
+    Ending,
+    Ended,
+}
+
+impl Way {
+    fn holding(unsent: BytesMut) -> Self {
+        Self {
+            unsent,
+            stage: Stage::Open,
+            moved: 0,
+        }
+    }
+
+    /// Ready when the direction has ended.
+    fn poll(
+        &mut self,
+        from: &mut (impl AsyncRead + Unpin),
+        to: &mut (impl AsyncWrite + Unpin),
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            while !self.unsent.is_empty() {
+                let wrote = ready!(write(to, &self.unsent, cx))?;
+                self.unsent.advance(wrote);
+                self.moved += wrote;
+            }
+            match self.stage {
+                Stage::Open => ready!(self.poll_read(from, to, cx))?,
+                Stage::Ending => {
+                    ready!(Pin::new(&mut *to).poll_shutdown(cx))?;
+                    self.stage = Stage::Ended;
+                }
+                Stage::Ended => return Poll::Ready(Ok(())),
+            }
+        }
+    }
+
+    /// Reads once, and passes on what the other side takes at once. An idle tunnel holds no buffer.
+    fn poll_read(
+        &mut self,
+        from: &mut (impl AsyncRead + Unpin),
+        to: &mut (impl AsyncWrite + Unpin),
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
+        let mut room = [MaybeUninit::uninit(); READ_BYTES];
+        let mut read = ReadBuf::uninit(&mut room);
+        if Pin::new(from).poll_read(cx, &mut read)?.is_pending() {
+            ready!(Pin::new(to).poll_flush(cx))?;
+            return Poll::Pending;
+        }
+        let mut rest = read.filled();
+        if rest.is_empty() {
+            self.stage = Stage::Ending;
+        }
+        while !rest.is_empty() {
+            let Poll::Ready(wrote) = write(to, rest, cx)? else {
+                self.unsent = BytesMut::from(rest);
+                break;
+            };
+            rest = &rest[wrote..];
+            self.moved += wrote;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+fn write(
+    to: &mut (impl AsyncWrite + Unpin),
+    bytes: &[u8],
+    cx: &mut Context<'_>,
+) -> Poll<io::Result<usize>> {
+    match ready!(Pin::new(to).poll_write(cx, bytes))? {
+        0 => Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+        wrote => Poll::Ready(Ok(wrote)),
+    }
+}
