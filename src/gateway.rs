@@ -15,6 +15,7 @@ mod answer;
 mod body;
 mod exceptions;
 mod exchange;
+pub mod explain;
 mod plan;
 mod record;
 mod shared;
@@ -27,13 +28,12 @@ use std::{
     sync::Arc,
 };
 
-use http::{Request, Response, Uri, Version, header::CONTENT_TYPE};
+use http::{Request, Response, Uri, Version};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use crate::{
-    identity::BodyFields,
     listener::{
         Handler, Peer,
         inbound::InboundBody,
@@ -144,15 +144,10 @@ impl Worker {
         if !route.wanted_fields.is_empty() && !body.is_end_stream() {
             let read = body.read_ahead(MAX_READ_AHEAD_BYTES).await;
             let read = read.map_err(|error| answer::bad_body(&error))?;
-            let kind = exchange
-                .head
-                .headers
-                .get(CONTENT_TYPE)
-                .and_then(|kind| kind.to_str().ok());
-            exchange.body = read.map(|bytes| BodyFields::parse(kind, &bytes, &route.wanted_fields));
+            exchange.body = read.map(|bytes| exchange.fields_of(&bytes));
             exchange.decided_at = Instant::now();
         }
-        self.admit(exchange, understood.rejected.is_some())?;
+        self.admit(exchange, understood.rejected.is_some(), |_, _| ())?;
         self.note_decision(exchange);
         if !exchange.verdict.admitted() {
             return Err(Stopped::Denied);
@@ -163,8 +158,13 @@ impl Worker {
         }
         exchange.slots.turn_has_come();
         // only now: whoever is refused has waited for its turn too, or refusals would be free
+        Ok(self.conclude(understood)?)
+    }
+
+    /// What becomes of a request that no limit turns away.
+    fn conclude<'a>(&self, understood: Understood<'a>) -> Result<Target<'a>, Refusal> {
         if let Some(rejected) = understood.rejected {
-            return Err(self.unauthorized(&rejected).into());
+            return Err(self.unauthorized(&rejected));
         }
         understood.found?;
         Ok(understood.target)
@@ -229,7 +229,7 @@ impl Worker {
         let slots = std::mem::take(&mut exchange.slots);
         let exchange = &*exchange;
         let (head, route) = (exchange.head, exchange.route);
-        let Some(asked) = &exchange.asked else {
+        let Some(outbound) = self.outbound(exchange, target) else {
             return self.refuse(exchange, &Refusal::Internal, None);
         };
         if body.is_too_large() {
@@ -239,24 +239,6 @@ impl Worker {
         if answer::came_through(&head.headers, &self.shared.pseudonym) {
             return self.refuse(exchange, &Refusal::LoopDetected, None);
         }
-        let outbound = Outbound {
-            method: &head.method,
-            target: &target.path_and_query,
-            headers: &head.headers,
-            host: target.authority,
-            scheme: "http",
-            via_version: if head.version == Version::HTTP_2 {
-                "2.0"
-            } else {
-                "1.1"
-            },
-            client: &asked.client,
-            managed: &self.shared.plan.managed,
-            request_id: &exchange.request_id,
-            pseudonym: &self.shared.pseudonym,
-            over: &exchange.tags,
-            websocket: target.websocket,
-        };
         let upstream = &self.upstreams[route.upstream];
         let mut record = Record::begin(self, exchange, slots);
         let sent = Instant::now();
@@ -280,6 +262,35 @@ impl Worker {
                 self.refuse(exchange, &refusal, Some(record))
             }
         }
+    }
+}
+
+impl Worker {
+    /// The request as the upstream is to receive it; `None` while nobody knows who asks.
+    fn outbound<'a>(
+        &'a self,
+        exchange: &'a Exchange<'_>,
+        target: &'a Target<'_>,
+    ) -> Option<Outbound<'a>> {
+        let head = exchange.head;
+        Some(Outbound {
+            method: &head.method,
+            target: &target.path_and_query,
+            headers: &head.headers,
+            host: target.authority,
+            scheme: "http",
+            via_version: if head.version == Version::HTTP_2 {
+                "2.0"
+            } else {
+                "1.1"
+            },
+            client: &exchange.asked.as_ref()?.client,
+            managed: &self.shared.plan.managed,
+            request_id: &exchange.request_id,
+            pseudonym: &self.shared.pseudonym,
+            over: &exchange.tags,
+            websocket: target.websocket,
+        })
     }
 }
 

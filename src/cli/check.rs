@@ -22,10 +22,10 @@ pub struct CheckArgs {
 /// How problems are printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// For people, on standard error
+    /// For people
     #[default]
     Text,
-    /// One JSON object, on standard output
+    /// One JSON object
     Json,
 }
 

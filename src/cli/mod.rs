@@ -7,6 +7,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::{Args, Parser, Subcommand};
 
 pub mod check;
+pub mod explain;
 pub mod healthcheck;
 pub mod init;
 pub mod run;
@@ -32,6 +33,8 @@ pub enum Command {
     Run(run::RunArgs),
     /// Check a configuration: every problem, with its place and how to mend it.
     Check(check::CheckArgs),
+    /// Show what becomes of a request, and why: its client, its route, each limit. Offline.
+    Explain(explain::ExplainArgs),
     /// Write a commented configuration to start from.
     Init(init::InitArgs),
     /// Exit 0 when a running gateway is ready (for containers that have no curl).
@@ -69,6 +72,7 @@ pub fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Run(args) => run::run(&args),
         Command::Check(args) => check::check(&args),
+        Command::Explain(args) => explain::explain(&args),
         Command::Init(args) => init::init(&args),
         Command::Healthcheck(args) => healthcheck::healthcheck(&args),
     }

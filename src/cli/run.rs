@@ -16,7 +16,6 @@ use crate::{
     config::{self, Loaded, Report, Snapshot},
     identity::{AddressSource, KeyPart},
     listener::Address,
-    route,
     server::{self, Running},
     telemetry::{self, Metrics},
     upstream,
@@ -153,7 +152,7 @@ fn banner(running: &Running, file: Option<&Path>) -> String {
             text,
             "  route      {:<16} {} → {}  [{limits}]",
             route.name,
-            matched(&route.pattern),
+            route.pattern,
             servers.join(", ")
         );
     }
@@ -209,6 +208,7 @@ fn may_be_behind_a_proxy(snapshot: &Snapshot) -> bool {
     let is_local =
         |address: &Address| matches!(address, Address::Tcp(tcp) if tcp.ip().is_loopback());
     identity.trusted_proxies.is_empty()
+        && identity.trusted_hops.is_none()
         && identity.address_from != AddressSource::None
         && !snapshot
             .listeners
@@ -216,24 +216,12 @@ fn may_be_behind_a_proxy(snapshot: &Snapshot) -> bool {
             .all(|listener| is_local(&listener.address))
 }
 
-fn matched(pattern: &route::Pattern) -> String {
-    let methods = pattern
-        .methods
-        .iter()
-        .map(http::Method::as_str)
-        .collect::<Vec<_>>()
-        .join(",");
-    let hosts = pattern.hosts.join(",");
-    let separator = if methods.is_empty() { "" } else { " " };
-    format!("{methods}{separator}{hosts}{}", pattern.path)
-}
-
 /// `100/s per client IP, burst 200; pro: 600/min, burst 50`.
 fn allowance(limit: &config::Limit) -> String {
     let per = limit
         .key
         .iter()
-        .map(key_name)
+        .map(KeyPart::in_words)
         .collect::<Vec<_>>()
         .join(" and ");
     let per = match per.is_empty() {
@@ -247,26 +235,6 @@ fn allowance(limit: &config::Limit) -> String {
         let _ = write!(text, "; {tier}: {quota}, burst {}", quota.burst);
     }
     text
-}
-
-fn key_name(part: &KeyPart) -> String {
-    match part {
-        KeyPart::Ip => "client IP".to_owned(),
-        KeyPart::User => "user".to_owned(),
-        KeyPart::UserOrIp => "user or client IP".to_owned(),
-        KeyPart::Tenant => "tenant".to_owned(),
-        KeyPart::Tier => "tier".to_owned(),
-        KeyPart::Method => "method".to_owned(),
-        KeyPart::Host => "host".to_owned(),
-        KeyPart::Route => "route".to_owned(),
-        KeyPart::Path => "path".to_owned(),
-        KeyPart::UserAgent => "user agent".to_owned(),
-        KeyPart::Header(name) => format!("header {name}"),
-        KeyPart::Query(name) => format!("query parameter {name}"),
-        KeyPart::Cookie(name) => format!("cookie {name}"),
-        KeyPart::Param(name) => format!("path parameter {name}"),
-        KeyPart::Body(name) => format!("body field {name}"),
-    }
 }
 
 /// Written whole or not at all: whoever waits for the file reads a complete one.

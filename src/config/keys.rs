@@ -105,6 +105,7 @@ pub(super) static CLIENT_IP: Keys = Keys {
     title: "[client_ip]",
     keys: &[
         ("trusted_proxies", Built),
+        ("trusted_hops", Built),
         ("header", Built),
         ("ipv4_prefix", Built),
         ("ipv6_prefix", Built),

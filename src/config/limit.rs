@@ -1,6 +1,9 @@
 //! A limit as it was configured: how much, for whom, and what happens at its bounds.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
 
 use http::StatusCode;
 use ipnet::IpNet;
@@ -165,6 +168,17 @@ pub enum Whom {
     Ip(IpNet),
     /// One key, in the form that [`KeyParts::readable`](crate::identity::KeyParts::readable) gives it.
     Key(String),
+}
+
+impl fmt::Display for Whom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Whom::User(name) => write!(f, "user {name}"),
+            Whom::Tenant(name) => write!(f, "tenant {name}"),
+            Whom::Ip(network) => write!(f, "{network}"),
+            Whom::Key(key) => write!(f, "key {key}"),
+        }
+    }
 }
 
 /// What holds instead of a limit.

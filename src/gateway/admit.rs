@@ -12,6 +12,7 @@ use arrayvec::ArrayVec;
 
 use super::{
     Exchange, Worker,
+    exceptions::Exception,
     plan::{LimitPlan, LimitRule, RoutePlan},
     slots::Slot,
 };
@@ -32,6 +33,27 @@ pub(super) struct Met<'a> {
     pub(super) blocked: Option<Blocked>,
 }
 
+/// What a limit has to do with a request, for showing one's reasoning.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Noted {
+    /// Nothing: it is off.
+    Off,
+    /// Nothing: whoever guesses credentials meets only what counts addresses, and what everybody meets.
+    NotForGuesses,
+    /// Nothing: an exception, one of its overrides if that was noted before.
+    Exempt,
+    /// Nothing: a part of its key has no value.
+    NoKey,
+    /// A part of its key has no value: 400.
+    Unkeyed,
+    /// One of its overrides holds instead of its quota.
+    Overridden(usize),
+    /// It counts the request by this quota, and acts or looks on.
+    Met { tier: usize, acts: bool },
+    /// It has looked on, and stands like this.
+    LookedOn(Standing),
+}
+
 /// An exception that admits nothing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Blocked {
@@ -47,19 +69,20 @@ struct Meeting<'a> {
 
 impl Worker {
     /// Decides. Whoever guesses credentials meets only the limits that everybody meets and those that count addresses:
-    /// guessing is limited, and cannot spend what the route's users share.
+    /// guessing is limited, and cannot spend what the route's users share. What each limit has to do with it goes to `note`.
     pub(super) fn admit<'a>(
         &self,
         exchange: &mut Exchange<'a>,
         guesses: bool,
+        mut note: impl FnMut(&'a LimitPlan, Noted),
     ) -> Result<(), Refusal> {
         let route: &'a RoutePlan = exchange.route;
-        let meeting = self.meet(exchange, route, guesses)?;
+        let meeting = self.meet(exchange, route, guesses, &mut note)?;
         let now_ns = self.shared.nanoseconds(exchange.decided_at);
         exchange.verdict = self.ask(now_ns, route, &meeting.acting);
         if exchange.verdict.admitted() {
             self.hold(exchange, now_ns, route, &meeting.acting);
-            self.look_on(exchange, now_ns, route, &meeting.looking_on);
+            self.look_on(exchange, now_ns, route, &meeting.looking_on, &mut note);
         } else {
             for met in meeting
                 .acting
@@ -79,6 +102,7 @@ impl Worker {
         exchange: &Exchange<'a>,
         route: &'a RoutePlan,
         guesses: bool,
+        note: &mut impl FnMut(&'a LimitPlan, Noted),
     ) -> Result<Meeting<'a>, Refusal> {
         let mut meeting = Meeting::default();
         let Some(asked) = &exchange.asked else {
@@ -90,33 +114,57 @@ impl Worker {
                 let rule = &*limit.rule;
                 let settings = &rule.settings;
                 let concerned = !guesses || limit.everywhere || rule.key.has_address();
-                if settings.mode == Mode::Off || !concerned {
+                if settings.mode == Mode::Off {
+                    note(limit, Noted::Off);
+                    continue;
+                }
+                if !concerned {
+                    note(limit, Noted::NotForGuesses);
                     continue;
                 }
                 let mut tier = rule.tier(&asked.client);
                 let mut blocked = None;
                 let readable = || rule.key.readable(hasher, prefixes, subject);
-                match rule.exceptions.find(&asked.client, readable) {
-                    None => {}
-                    Some((Effect::Quota(quota), _)) => tier = quota,
-                    Some((Effect::Block, until)) => blocked = Some(Blocked { until }),
-                    Some((Effect::Exempt, _)) => {
-                        limit.decisions.exempt.increment(1);
-                        continue;
+                let exception = rule.exceptions.find(&asked.client, readable);
+                if let Some(Exception {
+                    effect,
+                    until,
+                    place,
+                }) = exception
+                {
+                    if let Some(place) = place {
+                        note(limit, Noted::Overridden(place));
+                    }
+                    match effect {
+                        Effect::Quota(quota) => tier = quota,
+                        Effect::Block => blocked = Some(Blocked { until }),
+                        Effect::Exempt => {
+                            note(limit, Noted::Exempt);
+                            limit.decisions.exempt.increment(1);
+                            continue;
+                        }
                     }
                 }
                 let key = match rule.key.key(settings.missing, hasher, prefixes, subject) {
                     Keyed::Bucket(key) => (!rule.key.is_empty()).then_some(key),
-                    Keyed::Skip => continue,
-                    Keyed::Missing(_) => return Err(LACKS_KEY),
+                    Keyed::Skip => {
+                        note(limit, Noted::NoKey);
+                        continue;
+                    }
+                    Keyed::Missing(_) => {
+                        note(limit, Noted::Unkeyed);
+                        return Err(LACKS_KEY);
+                    }
                 };
+                let acts = rule.acts_on(key);
+                note(limit, Noted::Met { tier, acts });
                 let met = Met {
                     limit,
                     tier,
                     key,
                     blocked,
                 };
-                match rule.acts_on(key) {
+                match acts {
                     true => meeting.acting.push(met),
                     false => meeting.looking_on.push(met),
                 }
@@ -210,6 +258,7 @@ impl Worker {
         now_ns: u64,
         route: &RoutePlan,
         looking_on: &[Met<'a>],
+        note: &mut impl FnMut(&'a LimitPlan, Noted),
     ) {
         for met in looking_on {
             let rule = &met.limit.rule;
@@ -221,6 +270,11 @@ impl Worker {
             let Some(standing) = verdict.standings.first() else {
                 continue;
             };
+            let says = |blocked: Blocked| blocked.standing(*standing);
+            note(
+                met.limit,
+                Noted::LookedOn(met.blocked.map_or(*standing, says)),
+            );
             let decisions = &met.limit.decisions;
             if standing.denied || met.blocked.is_some() {
                 if rule.settings.mode == Mode::Tag {

@@ -26,6 +26,15 @@ pub(super) struct Exceptions {
     ips: Vec<(IpNet, usize)>,
 }
 
+/// What holds for a client instead of a limit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Exception {
+    pub(super) effect: Effect,
+    pub(super) until: Option<SystemTime>,
+    /// Its place among the overrides of the limit; `None` for its `exempt`.
+    pub(super) place: Option<usize>,
+}
+
 impl Exceptions {
     pub(super) fn of(limit: &config::Limit) -> Self {
         let mut exceptions = Self {
@@ -52,15 +61,19 @@ impl Exceptions {
         exceptions
     }
 
-    /// What holds for this client instead of the limit, and until when. `readable` is asked for only where a key has an
+    /// What holds for this client instead of the limit. `readable` is asked for only where a key has an
     /// exception.
     pub(super) fn find(
         &self,
         client: &Client<'_>,
         readable: impl FnOnce() -> String,
-    ) -> Option<(Effect, Option<SystemTime>)> {
+    ) -> Option<Exception> {
         if self.is_exempt(client) {
-            return Some((Effect::Exempt, None));
+            return Some(Exception {
+                effect: Effect::Exempt,
+                until: None,
+                place: None,
+            });
         }
         if self.overrides.is_empty() {
             return None;
@@ -83,10 +96,14 @@ impl Exceptions {
         }
         let now = SystemTime::now();
         let holds = |index: &usize| self.overrides[*index].1.is_none_or(|until| now < until);
-        fits.into_iter()
-            .filter(holds)
-            .min()
-            .map(|index| self.overrides[index])
+        fits.into_iter().filter(holds).min().map(|place| {
+            let (effect, until) = self.overrides[place];
+            Exception {
+                effect,
+                until,
+                place: Some(place),
+            }
+        })
     }
 
     fn is_exempt(&self, client: &Client<'_>) -> bool {

@@ -3,7 +3,7 @@
 use std::{borrow::Cow, time::Duration};
 
 use arrayvec::ArrayVec;
-use http::{HeaderValue, request::Parts};
+use http::{HeaderValue, header::CONTENT_TYPE, request::Parts};
 use tokio::time::Instant;
 
 use super::{admit::Met, plan::RoutePlan, slots::Slots};
@@ -78,6 +78,13 @@ impl<'a> Exchange<'a> {
             warning: None,
             tags: Vec::new(),
         }
+    }
+
+    /// What the limits want to know of a body that was read whole.
+    pub(super) fn fields_of(&self, bytes: &[u8]) -> BodyFields {
+        let kind = self.head.headers.get(CONTENT_TYPE);
+        let kind = kind.and_then(|kind| kind.to_str().ok());
+        BodyFields::parse(kind, bytes, &self.route.wanted_fields)
     }
 
     /// Shows what limits' keys are made of.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::exceptions::Exceptions;
 use crate::{
     config::{self, Mode, Over, Snapshot},
-    identity::{Client, Identifier, KeyParts, ManagedFields, Prefixes, Rejected},
+    identity::{Client, Identifier, KeyParts, ManagedFields, Prefixes, Rejected, address::Doubt},
     limit::{self, Algorithm, Attached, Store},
     response::{self, Policy},
     route::RouteTable,
@@ -188,7 +188,7 @@ impl Plan {
                 ("api_key", metrics.identity("api_key", &CREDENTIAL_FAULTS)),
                 ("header", metrics.identity("header", &CREDENTIAL_FAULTS)),
             ],
-            addresses: metrics.identity("client_ip", &["malformed", "repeated", "too_long"]),
+            addresses: metrics.identity("client_ip", &Doubt::LABELS),
         })
     }
 

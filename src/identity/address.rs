@@ -11,6 +11,9 @@
 //! ```
 //!
 //! Exactly one configured source is read: with two, an attacker would choose the weaker.
+//!
+//! Where proxies have no stable addresses, a list can be counted instead of walked: with N proxies in front that append, the
+//! client is the Nth element from the right. Where the list is shorter nothing is guessed: then the peer is the client.
 
 use std::{fmt, net::IpAddr, net::Ipv4Addr, net::Ipv6Addr};
 
@@ -50,6 +53,8 @@ pub enum Doubt {
     Repeated,
     /// The list is longer than [`ELEMENTS_MAX`].
     TooLong,
+    /// The list has fewer elements than there are proxies to write them.
+    TooShort,
 }
 
 /// One step towards the client's address, for showing one's reasoning.
@@ -71,6 +76,13 @@ pub enum Step<'a> {
     },
     /// The header as a whole cannot be used.
     Unusable(Doubt),
+    /// A list that is counted has ended after so many elements, too early.
+    TooFew {
+        /// The elements that it has.
+        found: usize,
+        /// The proxies in front.
+        hops: u8,
+    },
 }
 
 /// What one element was taken for.
@@ -80,46 +92,93 @@ pub enum Verdict {
     Empty,
     /// A trusted proxy: the walk goes on to its left.
     Trusted(IpAddr),
-    /// The first address that is not a trusted proxy: the client.
+    /// The first address that is not a trusted proxy, or the one that was counted to: the client.
     Client(IpAddr),
+    /// What one of the proxies in front saw, where they are counted: the count goes on to its left.
+    Hop,
     /// Not an address: the walk ends; the client is the last one who was vouched for.
     NotAnAddress,
     /// One more than are looked at: the walk ends as above.
     TooMany,
 }
 
-/// Finds the client's address. Costs one search in the trusted networks for each address that is looked at.
-pub fn resolve<'a>(
-    source: &AddressSource,
-    trusted: &TrustedProxies,
-    peer: IpAddr,
-    headers: &'a HeaderMap,
-    mut visit: impl FnMut(Step<'a>),
-) -> Addresses {
-    let peer = peer.to_canonical();
-    let peer_trusted = trusted.contains(peer);
-    visit(Step::Peer {
-        address: peer,
-        trusted: peer_trusted,
-    });
-    let (client, doubt) = match source {
-        _ if !peer_trusted => (peer, None),
-        AddressSource::None => (peer, None),
-        AddressSource::XForwardedFor => walk(listed(headers), trusted, peer, visit),
-        AddressSource::Forwarded => match forwarded::elements(headers) {
-            Ok(elements) => walk(elements, trusted, peer, visit),
-            Err(doubt) => {
-                visit(Step::Unusable(doubt));
-                (peer, Some(doubt))
-            }
-        },
-        AddressSource::Single(name) => single(headers, name, trusted, peer, visit),
-    };
-    Addresses {
-        client,
-        peer,
-        peer_trusted,
-        doubt,
+/// Whom we believe, and what we read of it.
+#[derive(Debug)]
+pub struct Chain {
+    /// Where a trusted proxy writes the client's address.
+    pub source: AddressSource,
+    /// Whose word is taken. Nobody's while the set is empty, unless proxies are counted.
+    pub trusted: TrustedProxies,
+    /// So many proxies in front of us append to the list; then it is counted, not walked.
+    pub hops: Option<u8>,
+}
+
+impl Chain {
+    /// Finds the client's address, and shows each step to `visit`. Costs one search in the trusted networks for each address
+    /// that is looked at; allocates nothing unless a `Forwarded` value has backslashes.
+    pub fn resolve<'a>(
+        &self,
+        peer: IpAddr,
+        headers: &'a HeaderMap,
+        mut visit: impl FnMut(Step<'a>),
+    ) -> Addresses {
+        let peer = peer.to_canonical();
+        let peer_trusted = self.believes(peer);
+        visit(Step::Peer {
+            address: peer,
+            trusted: peer_trusted,
+        });
+        let (client, doubt) = match &self.source {
+            _ if !peer_trusted => (peer, None),
+            AddressSource::None => (peer, None),
+            AddressSource::XForwardedFor => self.read(listed(headers), peer, visit),
+            AddressSource::Forwarded => match forwarded::elements(headers) {
+                Ok(elements) => self.read(elements, peer, visit),
+                Err(doubt) => {
+                    visit(Step::Unusable(doubt));
+                    (peer, Some(doubt))
+                }
+            },
+            AddressSource::Single(name) => single(headers, name, &self.trusted, peer, visit),
+        };
+        Addresses {
+            client,
+            peer,
+            peer_trusted,
+            doubt,
+        }
+    }
+
+    /// What of a list stands to the left of the elements that were seen, from the right. For explaining.
+    pub fn unseen<'a>(&self, headers: &'a HeaderMap, seen: usize) -> Vec<&'a [u8]> {
+        let texts = |elements: &mut dyn Iterator<Item = Element<'a>>| {
+            let unseen = elements.skip(seen).map(|element| element.text);
+            unseen.filter(|text| !text.is_empty()).collect()
+        };
+        match self.source {
+            AddressSource::XForwardedFor => texts(&mut listed(headers)),
+            AddressSource::Forwarded => forwarded::elements(headers)
+                .map(|mut elements| texts(&mut elements))
+                .unwrap_or_default(),
+            AddressSource::Single(_) | AddressSource::None => Vec::new(),
+        }
+    }
+
+    /// Whether a peer's forwarding headers are believed. Who counts proxies without naming them believes every peer.
+    fn believes(&self, peer: IpAddr) -> bool {
+        self.trusted.contains(peer) || (self.hops.is_some() && self.trusted.is_empty())
+    }
+
+    fn read<'a>(
+        &self,
+        elements: impl Iterator<Item = Element<'a>>,
+        peer: IpAddr,
+        visit: impl FnMut(Step<'a>),
+    ) -> (IpAddr, Option<Doubt>) {
+        match self.hops {
+            None => walk(elements, &self.trusted, peer, visit),
+            Some(hops) => count(elements, hops, peer, visit),
+        }
     }
 }
 
@@ -175,6 +234,48 @@ fn walk<'a>(
         }
     }
     (vouched_for, None)
+}
+
+/// Counts a list from the right, as many elements as there are proxies in front.
+fn count<'a>(
+    elements: impl Iterator<Item = Element<'a>>,
+    hops: u8,
+    peer: IpAddr,
+    mut visit: impl FnMut(Step<'a>),
+) -> (IpAddr, Option<Doubt>) {
+    let mut found = 0;
+    for (looked_at, Element { text, address }) in elements.enumerate() {
+        let mut judge = |verdict| visit(Step::Element { text, verdict });
+        if found == usize::from(hops) {
+            break;
+        }
+        if looked_at == ELEMENTS_MAX {
+            judge(Verdict::TooMany);
+            return (peer, Some(Doubt::TooLong));
+        }
+        if text.is_empty() {
+            judge(Verdict::Empty);
+            continue;
+        }
+        found += 1;
+        match address {
+            _ if found < usize::from(hops) => judge(Verdict::Hop),
+            Some(address) => {
+                judge(Verdict::Client(address));
+                return (address, None);
+            }
+            None => {
+                judge(Verdict::NotAnAddress);
+                return (peer, Some(Doubt::Malformed));
+            }
+        }
+    }
+    if found < usize::from(hops) {
+        visit(Step::TooFew { found, hops });
+    }
+    // without any list it is a proxy's own request, such as a health check
+    let doubt = (1..usize::from(hops)).contains(&found);
+    (peer, doubt.then_some(Doubt::TooShort))
 }
 
 /// A header that holds exactly one address, in exactly one line.
@@ -293,12 +394,16 @@ impl Prefixes {
 }
 
 impl Doubt {
+    /// Every doubt's word for the metric's label.
+    pub const LABELS: [&str; 4] = ["malformed", "repeated", "too_long", "too_short"];
+
     /// A word for the metric's label.
     pub fn label(self) -> &'static str {
         match self {
             Doubt::Malformed => "malformed",
             Doubt::Repeated => "repeated",
             Doubt::TooLong => "too_long",
+            Doubt::TooShort => "too_short",
         }
     }
 }
@@ -325,6 +430,10 @@ impl fmt::Display for Step<'_> {
                 f,
                 "the header does not follow its grammar: none of it is believed"
             ),
+            Step::TooFew { found, hops } => write!(
+                f,
+                "the list has {found} of the {hops} elements that the proxies in front would write: the peer is the client"
+            ),
         }
     }
 }
@@ -337,17 +446,15 @@ impl fmt::Display for Verdict {
                 f,
                 "is the trusted proxy {address}: what it vouches for stands to its left"
             ),
-            Verdict::Client(address) => write!(
-                f,
-                "is {address}, the first that is not a trusted proxy: the client"
-            ),
+            Verdict::Client(address) => write!(f, "is {address}: the client"),
+            Verdict::Hop => write!(f, "was written by a proxy in front: counted"),
             Verdict::NotAnAddress => write!(
                 f,
-                "is not an address: the last trusted proxy counts as the client"
+                "is not an address: what stands to its left is not believed"
             ),
             Verdict::TooMany => write!(
                 f,
-                "is one of more than {ELEMENTS_MAX}: the last trusted proxy counts as the client"
+                "is one of more than {ELEMENTS_MAX}: what stands to its left is not believed"
             ),
         }
     }

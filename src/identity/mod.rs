@@ -24,7 +24,7 @@ pub use key::{KeyHasher, KeyParts, Keyed, Missing, Subject};
 pub use managed::ManagedFields;
 pub use trusted::TrustedProxies;
 
-use address::{Doubt, Step};
+use address::{Chain, Doubt, Step};
 use credential::{ApiKeys, Fault, User, UserHeader};
 
 /// How the client's address and user are found.
@@ -34,6 +34,8 @@ pub struct Settings {
     pub trusted_proxies: Vec<IpNet>,
     /// Where a trusted proxy writes the client's address.
     pub address_from: AddressSource,
+    /// So many proxies in front append to that list; it is then counted, and every peer is believed if no network is trusted.
+    pub trusted_hops: Option<u8>,
     /// IPv4 addresses are aggregated to this prefix when they key a limit.
     pub ipv4_prefix: u8,
     /// IPv6 addresses are aggregated to this prefix when they key a limit.
@@ -49,6 +51,7 @@ impl Default for Settings {
         Settings {
             trusted_proxies: Vec::new(),
             address_from: AddressSource::default(),
+            trusted_hops: None,
             ipv4_prefix: ipv4,
             ipv6_prefix: ipv6,
             users: Vec::new(),
@@ -78,6 +81,18 @@ pub enum AddressSource {
     Single(http::HeaderName),
     /// Nowhere: the peer is the client.
     None,
+}
+
+impl AddressSource {
+    /// The header's name; `None` where none is read.
+    pub fn name(&self) -> Option<String> {
+        match self {
+            AddressSource::XForwardedFor => Some("x-forwarded-for".to_owned()),
+            AddressSource::Forwarded => Some("forwarded".to_owned()),
+            AddressSource::Single(name) => Some(name.to_string()),
+            AddressSource::None => None,
+        }
+    }
 }
 
 /// One `[[user]]` table.
@@ -182,11 +197,27 @@ impl fmt::Display for KeyPart {
     }
 }
 
+impl KeyPart {
+    /// As people say it: `client IP`, `header x-device`.
+    pub fn in_words(&self) -> String {
+        match self {
+            KeyPart::Ip => "client IP".to_owned(),
+            KeyPart::UserOrIp => "user or client IP".to_owned(),
+            KeyPart::UserAgent => "user agent".to_owned(),
+            KeyPart::Header(name) => format!("header {name}"),
+            KeyPart::Query(name) => format!("query parameter {name}"),
+            KeyPart::Cookie(name) => format!("cookie {name}"),
+            KeyPart::Param(name) => format!("path parameter {name}"),
+            KeyPart::Body(name) => format!("body field {name}"),
+            one_word => one_word.to_string(),
+        }
+    }
+}
+
 /// Finds out who asks.
 #[derive(Debug)]
 pub struct Identifier {
-    trusted: TrustedProxies,
-    address_from: AddressSource,
+    chain: Chain,
     users: Vec<Source>,
 }
 
@@ -230,6 +261,35 @@ impl Client<'_> {
             tenant: None,
         }
     }
+}
+
+/// One step of the reasoning about who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Thought<'a> {
+    /// Towards the address.
+    Address(Step<'a>),
+    /// Towards the user.
+    User {
+        /// Which of the sources was tried, in the order of the configuration.
+        place: usize,
+        /// What came of it.
+        outcome: Tried,
+    },
+}
+
+/// What came of one source of users. The words say what was wrong: `unknown`, `repeated` or `malformed`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tried {
+    /// The request has no such credential.
+    Nothing,
+    /// Such a credential is believed from trusted proxies only, and the peer is none.
+    NotFromHere,
+    /// A credential that does not verify is taken as none here.
+    Ignored(&'static str),
+    /// A credential does not verify: 401.
+    Rejected(&'static str),
+    /// It names the user: no further source is tried.
+    Found,
 }
 
 /// A credential was there but does not verify: answer 401, with a body that does not tell an unknown key from a withdrawn
@@ -291,8 +351,11 @@ impl Identifier {
             }),
         };
         Identifier {
-            trusted: TrustedProxies::new(&settings.trusted_proxies),
-            address_from: settings.address_from.clone(),
+            chain: Chain {
+                source: settings.address_from.clone(),
+                trusted: TrustedProxies::new(&settings.trusted_proxies),
+                hops: settings.trusted_hops,
+            },
             users: settings.users.iter().map(source).collect(),
         }
     }
@@ -304,23 +367,45 @@ impl Identifier {
         peer: IpAddr,
         headers: &'a HeaderMap,
     ) -> Result<Client<'a>, Rejected> {
-        let client = self.locate(peer, headers, |_| ());
+        self.reason(peer, headers, |_| ())
+    }
+
+    /// The same, and shows each step of the reasoning to `visit`.
+    pub fn reason<'a>(
+        &'a self,
+        peer: IpAddr,
+        headers: &'a HeaderMap,
+        mut visit: impl FnMut(Thought<'a>),
+    ) -> Result<Client<'a>, Rejected> {
+        let client = self.locate(peer, headers, |step| visit(Thought::Address(step)));
         let rejected = |source, fault: Fault| Rejected {
             client,
             source,
             kind: fault.label(),
         };
-        for source in &self.users {
+        for (place, source) in self.users.iter().enumerate() {
+            let mut tried = |outcome| visit(Thought::User { place, outcome });
             let found = match source {
                 Source::ApiKey(keys) => match (keys.user(headers), keys.invalid) {
-                    (Err(_), OnInvalid::Anonymous) => None,
-                    (found, _) => found.map_err(|fault| rejected(keys.credential(), fault))?,
+                    (Err(fault), OnInvalid::Anonymous) => {
+                        tried(Tried::Ignored(fault.label()));
+                        continue;
+                    }
+                    (found, _) => found.map_err(|fault| {
+                        tried(Tried::Rejected(fault.label()));
+                        rejected(keys.credential(), fault)
+                    })?,
                 },
-                Source::Header(_) if !client.peer_trusted => None,
-                Source::Header(header) => header
-                    .user(headers)
-                    .map_err(|fault| rejected(Credential::Header, fault))?,
+                Source::Header(_) if !client.peer_trusted => {
+                    tried(Tried::NotFromHere);
+                    continue;
+                }
+                Source::Header(header) => header.user(headers).map_err(|fault| {
+                    tried(Tried::Rejected(fault.label()));
+                    rejected(Credential::Header, fault)
+                })?,
             };
+            tried(found.map_or(Tried::Nothing, |_| Tried::Found));
             if let Some(User { name, tier, tenant }) = found {
                 return Ok(Client {
                     user: Some(name),
@@ -333,6 +418,11 @@ impl Identifier {
         Ok(client)
     }
 
+    /// What of the list of addresses stands to the left of the elements that were shown. For explaining.
+    pub fn unseen<'a>(&self, headers: &'a HeaderMap, seen: usize) -> Vec<&'a [u8]> {
+        self.chain.unseen(headers, seen)
+    }
+
     /// Finds the client's address only, and shows each step of the reasoning to `visit`.
     pub fn locate<'a>(
         &self,
@@ -340,7 +430,7 @@ impl Identifier {
         headers: &'a HeaderMap,
         visit: impl FnMut(Step<'a>),
     ) -> Client<'static> {
-        let found = address::resolve(&self.address_from, &self.trusted, peer, headers, visit);
+        let found = self.chain.resolve(peer, headers, visit);
         Client {
             address: found.client,
             peer_trusted: found.peer_trusted,

@@ -34,6 +34,11 @@ impl TrustedProxies {
         }
     }
 
+    /// Whether it holds no address at all.
+    pub fn is_empty(&self) -> bool {
+        self.ipv4.is_empty() && self.ipv6.is_empty()
+    }
+
     /// Whether the set holds a canonical address. Some nanoseconds, at most 2 × log₂ of the number of networks steps.
     pub fn contains(&self, address: IpAddr) -> bool {
         match address {

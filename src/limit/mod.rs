@@ -74,6 +74,16 @@ pub enum Algorithm {
     Concurrency,
 }
 
+impl Algorithm {
+    /// Whether its quota has a burst beside the rate.
+    pub fn has_burst(self) -> bool {
+        matches!(
+            self,
+            Algorithm::TokenBucket | Algorithm::Gcra | Algorithm::LeakyBucket
+        )
+    }
+}
+
 /// One rule: a name, and how much each tier may. Pure; the counters are in a [`Store`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {

@@ -66,6 +66,17 @@ impl fmt::Debug for Peer {
 }
 
 impl Peer {
+    /// One that nobody is connected to, for explaining what would become of its requests.
+    pub fn described(ip: IpAddr, listener: Rc<Settings>) -> Self {
+        let clock = Rc::new(Clock::new(listener.header_timeout, listener.idle_timeout));
+        Self {
+            ip,
+            listener,
+            clock,
+            takeover: RefCell::default(),
+        }
+    }
+
     /// The answer is a 101: when it has left, the connection is no longer HTTP's. HTTP/1.1 only.
     pub fn hand_over(&self, to: Takeover) {
         self.takeover.replace(Some(to));

@@ -217,6 +217,18 @@ impl RouteTable {
         Params { names, key_path }
     }
 
+    /// Every route for this host and path, the most specific first, whatever its methods. For explaining; allocates.
+    pub fn matching(&self, host: &str, key_path: &str) -> Vec<usize> {
+        let mut routes = Vec::new();
+        let _: ControlFlow<()> = self.visit(&host::for_lookup(host), key_path, |methods| {
+            routes.extend(methods.routes());
+            ControlFlow::Continue(())
+        });
+        // one that names several methods stands there several times in a row
+        routes.dedup();
+        routes
+    }
+
     /// Every method that some matching route names, for `Allow` (RFC 9110 §10.2.1).
     fn allowed(&self, host: &str, key_path: &str) -> HeaderValue {
         let mut names: Vec<&str> = Vec::new();

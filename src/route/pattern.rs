@@ -1,5 +1,7 @@
 //! Host, path and method patterns: what may be written, and what is wrong with what may not.
 
+use std::fmt;
+
 use http::Method;
 
 use super::path;
@@ -16,6 +18,19 @@ pub struct Pattern {
     pub path: String,
     /// Empty is any method.
     pub methods: Vec<Method>,
+}
+
+/// `POST api.example.com/login`.
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, method) in self.methods.iter().enumerate() {
+            write!(f, "{}{method}", if place == 0 { "" } else { "," })?;
+        }
+        if !self.methods.is_empty() {
+            f.write_str(" ")?;
+        }
+        write!(f, "{}{}", self.hosts.join(","), self.path)
+    }
 }
 
 /// One segment of a route's path.

@@ -147,6 +147,11 @@ impl Methods {
             .or(self.any)
     }
 
+    /// The routes that share the path; one may stand twice.
+    pub(super) fn routes(&self) -> impl Iterator<Item = usize> {
+        self.named.iter().map(|&(_, route)| route).chain(self.any)
+    }
+
     /// The methods that routes name here, with the HEAD that a GET implies.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         let head = self

@@ -234,6 +234,14 @@ impl Upstream {
         }
     }
 
+    /// What the first server would be told as `Host`. For explaining.
+    pub fn first_host<'a>(&'a self, asked: &'a str) -> &'a [u8] {
+        match &*self.pools[0] {
+            pool if matches!(pool.server(), Server::Echo) => asked.as_bytes(),
+            pool => self.host_for(pool, asked),
+        }
+    }
+
     /// What the server is told as `Host`.
     fn host_for<'a>(&'a self, pool: &'a ServerPool, asked: &'a str) -> &'a [u8] {
         match &self.fleet.settings().host {

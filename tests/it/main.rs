@@ -7,6 +7,7 @@
 mod answers;
 mod cli;
 mod config;
+mod explain;
 mod harness;
 mod http1_vectors;
 mod http2_vectors;

@@ -14,7 +14,7 @@ use crate::{
         keys::{self, Keys},
         value::{Text, Value},
     },
-    identity::{AddressSource, OnInvalid, Settings, UserSource},
+    identity::{AddressSource, OnInvalid, Settings, UserSource, address::ELEMENTS_MAX},
 };
 
 pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Users {
@@ -22,8 +22,10 @@ pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Users {
     let proxies = section.texts("trusted_proxies").unwrap_or_default();
     let header = section.get("header").and_then(|value| value.text());
     let address_from = header.as_ref().and_then(address_source);
+    let trusted_hops = trusted_hops(&section, address_from.as_ref(), &proxies);
     if let (Some(header), Some(source)) = (&header, &address_from)
         && proxies.is_empty()
+        && trusted_hops.is_none()
         && *source != AddressSource::None
     {
         let message = format!(
@@ -39,6 +41,7 @@ pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Users {
     let settings = Settings {
         trusted_proxies: networks(&proxies),
         address_from: address_from.unwrap_or_default(),
+        trusted_hops,
         ipv4_prefix: prefix(&section, "ipv4_prefix", 32, 32),
         ipv6_prefix: prefix(&section, "ipv6_prefix", 64, 128),
         users: Vec::new(),
@@ -54,6 +57,35 @@ pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Users {
         users.settings.users.extend(found);
     }
     users
+}
+
+/// How many proxies in front append to the list; only lists can be counted.
+fn trusted_hops(
+    section: &Section<'_>,
+    address_from: Option<&AddressSource>,
+    proxies: &[Text<'_>],
+) -> Option<u8> {
+    let written = section.get("trusted_hops")?;
+    let hops = section.integer("trusted_hops", 1, 1..=ELEMENTS_MAX as u64);
+    let warn = |code, message, hint| {
+        written
+            .document
+            .warn(written.span(), Problem::new(code, message).hint(hint));
+    };
+    match address_from {
+        Some(AddressSource::None | AddressSource::Single(_)) => {
+            let message = "`trusted_hops` counts the elements of a list, and `header` names none";
+            let hint = "remove it, or write header = \"x-forwarded-for\" or \"forwarded\"";
+            written.error(Problem::new(Code::Contradiction, message).hint(hint));
+        }
+        _ if proxies.is_empty() => warn(
+            Code::TrustsEverybody,
+            "`trusted_hops` without `trusted_proxies` takes every peer for a proxy",
+            "who can connect past your proxies chooses the address that limits count by: name the proxies' networks, or see that nobody else can connect",
+        ),
+        _ => {}
+    }
+    u8::try_from(hops).ok()
 }
 
 fn prefix(section: &Section<'_>, key: &'static str, default: u8, longest: u8) -> u8 {
@@ -133,7 +165,7 @@ fn user(table: &Value<'_>, base_dir: &Path, users: &mut Users) -> Option<UserSou
     section.get("from");
     let source = match kind.value.as_str() {
         "api_key" => api_key(&section, base_dir, users),
-        _ => header(&section, &users.settings.trusted_proxies),
+        _ => header(&section, &users.settings),
     };
     section.finish();
     source
@@ -163,8 +195,8 @@ fn api_key(section: &Section<'_>, base_dir: &Path, users: &mut Users) -> Option<
     })
 }
 
-fn header(section: &Section<'_>, trusted_proxies: &[IpNet]) -> Option<UserSource> {
-    if trusted_proxies.is_empty() {
+fn header(section: &Section<'_>, settings: &Settings) -> Option<UserSource> {
+    if settings.trusted_proxies.is_empty() && settings.trusted_hops.is_none() {
         let message = "this table never finds a user: its header is believed from trusted proxies only, and there are none";
         let problem = Problem::new(Code::NeverIdentified, message);
         section.document.warn(

@@ -24,8 +24,16 @@ fn headers(lines: &[(&str, &str)]) -> HeaderMap {
     lines.iter().map(line).collect()
 }
 
+fn chain(source: &AddressSource, hops: Option<u8>) -> Chain {
+    Chain {
+        source: source.clone(),
+        trusted: trusted(),
+        hops,
+    }
+}
+
 fn addresses(source: &AddressSource, peer: &str, headers: &HeaderMap) -> Addresses {
-    resolve(source, &trusted(), address(peer), headers, |_| ())
+    chain(source, None).resolve(address(peer), headers, |_| ())
 }
 
 fn single() -> AddressSource {
@@ -136,20 +144,17 @@ fn bytes_beyond_ascii_end_the_walk() {
 fn every_step_is_shown_with_its_reason() {
     let headers = headers(&[("x-forwarded-for", "1.1.1.1, 198.51.100.7:80,, 10.0.0.2")]);
     let mut steps = Vec::new();
-    resolve(
-        &AddressSource::XForwardedFor,
-        &trusted(),
-        address("::ffff:10.0.0.1"),
-        &headers,
-        |step| steps.push(step.to_string()),
-    );
+    let chain = chain(&AddressSource::XForwardedFor, None);
+    chain.resolve(address("::ffff:10.0.0.1"), &headers, |step| {
+        steps.push(step.to_string())
+    });
     assert_eq!(
         steps,
         [
             "peer 10.0.0.1 is a trusted proxy",
             "\"10.0.0.2\" is the trusted proxy 10.0.0.2: what it vouches for stands to its left",
             "\"\" is empty: skipped",
-            "\"198.51.100.7:80\" is 198.51.100.7, the first that is not a trusted proxy: the client",
+            "\"198.51.100.7:80\" is 198.51.100.7: the client",
         ]
     );
 }
@@ -227,4 +232,39 @@ proptest! {
         prop_assert!(found.client == peer || value.split(|&byte| byte == b',').any(|text| parse(trim(text)) == Some(found.client)));
         addresses(&AddressSource::Forwarded, "10.0.0.1", &map);
     }
+}
+
+#[test]
+fn counted_lists_end_at_the_element_that_the_outermost_proxy_wrote() {
+    let found = |hops, peer: &str, value: &str| {
+        let headers = headers(&[("x-forwarded-for", value)]);
+        let chain = chain(&AddressSource::XForwardedFor, Some(hops));
+        let mut last = String::new();
+        let found = chain.resolve(address(peer), &headers, |step| last = step.to_string());
+        (found.client.to_string(), found.doubt, last)
+    };
+    let client = |hops, value| found(hops, "10.0.0.1", value).0;
+    assert_eq!(client(1, "6.6.6.6, 198.51.100.7"), "198.51.100.7");
+    assert_eq!(
+        client(2, "6.6.6.6, 198.51.100.7,, 10.0.0.2"),
+        "198.51.100.7"
+    );
+    // what the inner proxies wrote is counted, whatever it is
+    assert_eq!(client(2, "198.51.100.7, unknown"), "198.51.100.7");
+    assert_eq!(client(1, "198.51.100.7, unknown"), "10.0.0.1");
+    let short = found(3, "10.0.0.1", "198.51.100.7, 10.0.0.2");
+    assert_eq!(short.0, "10.0.0.1");
+    assert_eq!(short.1, Some(Doubt::TooShort));
+    assert!(short.2.contains("2 of the 3"), "{}", short.2);
+    let long = ",".repeat(40);
+    assert_eq!(found(1, "10.0.0.1", &long).1, Some(Doubt::TooLong));
+    // networks that are named are still the only ones believed
+    assert_eq!(found(1, "11.0.0.1", "198.51.100.7").0, "11.0.0.1");
+}
+
+#[test]
+fn a_proxys_own_request_without_a_list_is_no_doubt() {
+    let chain = chain(&AddressSource::XForwardedFor, Some(2));
+    let found = chain.resolve(address("10.0.0.1"), &HeaderMap::new(), |_| ());
+    assert_eq!((found.client, found.doubt), (address("10.0.0.1"), None));
 }

@@ -1,0 +1,492 @@
+//! What becomes of one described request, and why: the request path itself, run on a fresh table with somebody watching.
+//!
+//! Nothing is decided here. The steps are those of [`Worker::decide`], in their order; each shows its reasoning to whoever
+//! asks ([`Identifier::reason`](crate::identity::Identifier::reason), [`Noted`]), and serving a request asks for nothing.
+//! Secrets are neither kept nor shown: of fields of the request only names, of keys what access lines show.
+
+mod report;
+
+use std::{net::IpAddr, rc::Rc, sync::Arc, time::Duration};
+
+use bytes::BytesMut;
+use http::{HeaderMap, request::Parts};
+
+use super::{
+    Exchange, MAX_READ_AHEAD_BYTES, Shared, Worker,
+    admit::{self, Noted},
+    answer,
+    exchange::{Stopped, Target},
+    plan::{LimitPlan, PlanError},
+};
+use crate::{
+    config::{Effect, Mode, Snapshot},
+    identity::{
+        Client, Thought, Tried, UserSource,
+        address::{Doubt, ELEMENTS_MAX, Step},
+    },
+    limit::Standing,
+    listener::Peer,
+    response::Refusal,
+    telemetry::{AccessLines, Metrics},
+    upstream::headers::{self, BodyFraming, Outbound},
+};
+
+pub use report::*;
+
+/// A request that somebody describes.
+#[derive(Debug)]
+pub struct Described {
+    /// Its head, as it would have been read.
+    pub head: Parts,
+    /// Who is connected: the socket's peer, or the one that a PROXY header names.
+    pub peer: IpAddr,
+    /// Its body.
+    pub body: Option<Vec<u8>>,
+}
+
+/// Explains one request as the first of a gateway that has just started: no bucket has been spent from. Opens no
+/// connection and writes no line.
+pub fn explain(mut snapshot: Snapshot, described: &Described) -> Result<Explanation, PlanError> {
+    snapshot.log.access = AccessLines::Off;
+    let shared = Shared::new(Arc::new(snapshot), Metrics::install())?;
+    Ok(Worker::new(Arc::new(shared)).explain(described))
+}
+
+impl Worker {
+    fn explain(&self, described: &Described) -> Explanation {
+        let plan = &self.shared.plan;
+        let head = &described.head;
+        let mut explained = self.reason(described);
+        let listener = Rc::new(self.shared.snapshot().listeners[0].clone());
+        let from = Peer::described(described.peer, listener);
+        let mut exchange = Exchange::begin(head, &from, &plan.unrouted, self.request_ids.next());
+        let understood = match self.understand(&mut exchange) {
+            Ok(understood) => understood,
+            Err(refusal) => {
+                explained.answer = Answer::Refused(refused(&refusal));
+                return explained;
+            }
+        };
+        explained.asked = Some(self.asked(&exchange, &understood.target));
+        let too_large = self.read_body(&mut exchange, described);
+
+        let mut noted = Vec::new();
+        let admitted = self.admit(
+            &mut exchange,
+            understood.rejected.is_some(),
+            |limit, what| {
+                noted.push((limit, what));
+            },
+        );
+        explained.limits = self.limits(&exchange, &noted);
+        let stopped = match admitted {
+            Err(refusal) => Err(Stopped::Refused(refusal)),
+            Ok(()) if !exchange.verdict.admitted() => Err(Stopped::Denied),
+            Ok(()) => self.conclude(understood).map_err(Stopped::Refused),
+        };
+        explained.answer = match stopped {
+            Err(Stopped::Denied) => Answer::Denied {
+                retry_after: exchange
+                    .verdict
+                    .denial()
+                    .and_then(|denial| Some(Duration::from_nanos(denial.retry_after_ns?))),
+            },
+            Err(Stopped::Refused(refusal)) => Answer::Refused(refused(&refusal)),
+            Ok(_) if too_large => Answer::Refused(refused(&Refusal::BodyTooLarge)),
+            Ok(target) => match self.sent_on(&exchange, &target, described) {
+                Some(forwarded) => Answer::Forwarded(forwarded),
+                None => Answer::Refused(refused(&Refusal::Internal)),
+            },
+        };
+        explained
+    }
+
+    /// Who asks, thought by thought.
+    fn reason(&self, described: &Described) -> Explanation {
+        let identity = &self.shared.snapshot().identity;
+        let (mut address, mut users) = (Vec::new(), Vec::new());
+        let mut seen = 0;
+        let found = self.shared.plan.identifier.reason(
+            described.peer,
+            &described.head.headers,
+            |thought| match thought {
+                Thought::Address(step) => {
+                    seen += usize::from(matches!(step, Step::Element { .. }));
+                    address.push(step.to_string());
+                }
+                Thought::User { place, outcome } => users.push(UserTried {
+                    source: identity.users.get(place).map_or_else(String::new, source),
+                    outcome: came_of(outcome),
+                }),
+            },
+        );
+        let client = found.unwrap_or_else(|rejected| rejected.client);
+        if seen > 0 {
+            let headers = &described.head.headers;
+            let unseen = self.shared.plan.identifier.unseen(headers, seen);
+            let believed = |text: &&[u8]| {
+                format!(
+                    "\"{}\" is not looked at: anybody can have written it",
+                    text.escape_ascii()
+                )
+            };
+            address.extend(unseen.iter().take(ELEMENTS_MAX).map(believed));
+        }
+        Explanation {
+            who: Who {
+                peer: client.peer,
+                header: identity.address_from.name(),
+                steps: address,
+                address: client.address,
+                doubt: client.doubt.map(Doubt::label),
+                users,
+                user: client.user.map(str::to_owned),
+                tier: client.tier.map(str::to_owned),
+                tenant: client.tenant.map(str::to_owned),
+            },
+            asked: None,
+            limits: Vec::new(),
+            answer: Answer::Refused(refused(&Refusal::Internal)),
+        }
+    }
+
+    /// What is asked for, and which route takes it.
+    fn asked(&self, exchange: &Exchange<'_>, target: &Target<'_>) -> Asked {
+        let plan = &self.shared.plan;
+        let (host, path) = exchange
+            .asked
+            .as_ref()
+            .map_or(("", ""), |asked| (&*asked.host, &*asked.path));
+        let snapshot = self.shared.snapshot();
+        let shown = |index: usize| {
+            let route = &snapshot.routes[index];
+            RouteShown {
+                name: route.name.clone(),
+                pattern: route.pattern.to_string(),
+            }
+        };
+        let sent = target.path_and_query.split('?').next().unwrap_or_default();
+        Asked {
+            method: exchange.head.method.to_string(),
+            host: host.to_owned(),
+            path: exchange.head.uri.path().to_owned(),
+            matched_path: path.to_owned(),
+            sent_path: sent.to_owned(),
+            route: exchange.route.index.map(shown),
+            also: plan
+                .table
+                .matching(host, path)
+                .into_iter()
+                .filter(|index| Some(*index) != exchange.route.index)
+                .map(shown)
+                .collect(),
+            params: exchange.route.index.map_or_else(Vec::new, |index| {
+                let params = plan.table.params(index, path);
+                let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+                params.iter().map(owned).collect()
+            }),
+            cost: exchange.route.cost,
+        }
+    }
+
+    /// Reads the fields of the body that limits want; says whether it is longer than the route takes.
+    fn read_body(&self, exchange: &mut Exchange<'_>, described: &Described) -> bool {
+        let Some(body) = &described.body else {
+            return false;
+        };
+        let most = exchange.route.max_body_bytes;
+        let most = most.unwrap_or(exchange.from.listener.max_body_bytes);
+        let too_large = body.len() as u64 > most;
+        if !exchange.route.wanted_fields.is_empty()
+            && !too_large
+            && body.len() <= MAX_READ_AHEAD_BYTES
+        {
+            exchange.body = Some(exchange.fields_of(body));
+        }
+        too_large
+    }
+
+    fn limits(&self, exchange: &Exchange<'_>, noted: &[(&LimitPlan, Noted)]) -> Vec<LimitShown> {
+        exchange
+            .route
+            .limits
+            .iter()
+            .filter_map(|limit| {
+                let mut noted = noted
+                    .iter()
+                    .filter(|(other, _)| std::ptr::eq(*other, limit))
+                    .map(|(_, what)| *what)
+                    .peekable();
+                // a limit that comes after one that refuses the request is not asked
+                noted.peek()?;
+                Some(self.limit(exchange, limit, noted))
+            })
+            .collect()
+    }
+
+    fn limit(
+        &self,
+        exchange: &Exchange<'_>,
+        limit: &LimitPlan,
+        noted: impl Iterator<Item = Noted>,
+    ) -> LimitShown {
+        let rule = &limit.rule;
+        let (settings, plan) = (&rule.settings, &self.shared.plan);
+        let key = exchange.asked.as_ref().map_or_else(String::new, |asked| {
+            exchange.with_subject(&plan.table, asked, |subject| {
+                rule.key
+                    .readable(&self.shared.hasher, plan.prefixes, subject)
+            })
+        });
+        let client = exchange.asked.as_ref().map(|asked| &asked.client);
+        let mut shown = LimitShown {
+            name: rule.name.clone(),
+            algorithm: rule.algorithm,
+            parts: settings.key.iter().map(ToString::to_string).collect(),
+            key,
+            quota: String::new(),
+            because: String::new(),
+            standing: None,
+            outcome: Outcome::NotMet("it was not asked".to_owned()),
+        };
+        for what in noted {
+            match what {
+                Noted::Off => shown.outcome = not_met("mode = \"off\""),
+                Noted::NotForGuesses => {
+                    shown.outcome = not_met(
+                        "who sends a credential that does not verify meets no limit on users",
+                    );
+                }
+                Noted::NoKey => {
+                    shown.outcome = not_met("a part of its key has no value (missing = \"skip\")");
+                }
+                Noted::Unkeyed => shown.outcome = Outcome::Unkeyed,
+                Noted::Overridden(place) => shown.because = exception(settings, place),
+                Noted::Exempt if shown.because.is_empty() => {
+                    shown.outcome = not_met("its `exempt` names the client");
+                }
+                Noted::Exempt => shown.outcome = not_met(&shown.because),
+                Noted::Met { tier, acts } => {
+                    shown.quota = allowance(settings, tier);
+                    if shown.because.is_empty() {
+                        shown.because = chosen_by(settings, tier, client);
+                    }
+                    shown.outcome = match acts {
+                        true => self.acted(exchange, limit, &mut shown.standing),
+                        false => Outcome::NotMet("another limit rejects the request".to_owned()),
+                    };
+                }
+                Noted::LookedOn(standing) => {
+                    shown.outcome = match (standing.denied, settings.mode) {
+                        (true, Mode::Tag) => Outcome::Tagged,
+                        (denied, _) => Outcome::LookedOn {
+                            would_reject: denied,
+                        },
+                    };
+                    shown.standing = Some(stands(&standing));
+                }
+            }
+        }
+        shown
+    }
+
+    /// What a limit that acts has decided.
+    fn acted(
+        &self,
+        exchange: &Exchange<'_>,
+        limit: &LimitPlan,
+        shown: &mut Option<Stands>,
+    ) -> Outcome {
+        let is_it = |met: &admit::Met<'_>| std::ptr::eq(met.limit, limit);
+        let place = exchange.met.iter().position(is_it);
+        let Some(standing) = place.and_then(|place| exchange.verdict.standings.get(place)) else {
+            return not_met("the request was refused before it was asked");
+        };
+        *shown = Some(stands(standing));
+        match standing.denied {
+            true => Outcome::Rejected {
+                never: standing.never,
+                retry_after: standing.retry_after_ns.map(Duration::from_nanos),
+            },
+            false if !limit.rule.settings.count_status.is_empty() => Outcome::CountsLater(
+                limit
+                    .rule
+                    .settings
+                    .count_status
+                    .iter()
+                    .map(|status| status.as_u16())
+                    .collect(),
+            ),
+            false if standing.delay_ns > 0 => {
+                Outcome::Delayed(Duration::from_nanos(standing.delay_ns))
+            }
+            false => Outcome::Admitted,
+        }
+    }
+
+    /// What the upstream is told, in the very bytes that it would receive.
+    fn sent_on(
+        &self,
+        exchange: &Exchange<'_>,
+        target: &Target<'_>,
+        described: &Described,
+    ) -> Option<Forwarded> {
+        if answer::came_through(&exchange.head.headers, &self.shared.pseudonym) {
+            return None;
+        }
+        let outbound = self.outbound(exchange, target)?;
+        let upstream = &self.upstreams[exchange.route.upstream];
+        let settings = upstream.fleet().settings();
+        let host = upstream.first_host(outbound.host);
+        let framing = match &described.body {
+            Some(body) => BodyFraming::Length(body.len() as u64),
+            None => BodyFraming::None,
+        };
+        let mut head = BytesMut::new();
+        headers::write_head(&mut head, &outbound, host, framing);
+        let (sets, removes) = compare(&exchange.head.headers, &head, &outbound);
+        Some(Forwarded {
+            upstream: settings.name.clone(),
+            servers: settings.servers.iter().map(ToString::to_string).collect(),
+            delay: exchange.delay,
+            sets,
+            removes,
+        })
+    }
+}
+
+fn not_met(why: &str) -> Outcome {
+    Outcome::NotMet(why.to_owned())
+}
+
+fn refused(refusal: &Refusal) -> Refused {
+    Refused {
+        status: refusal.status().as_u16(),
+        sentence: refusal.sentence(),
+    }
+}
+
+fn stands(standing: &Standing) -> Stands {
+    Stands {
+        remaining: standing.remaining,
+        capacity: standing.capacity,
+    }
+}
+
+/// A source of users, as a configuration names it.
+fn source(source: &UserSource) -> String {
+    match source {
+        UserSource::ApiKey { header, .. } => format!("api_key in {header}"),
+        UserSource::Header { header, .. } => format!("header {header}"),
+    }
+}
+
+fn came_of(outcome: Tried) -> String {
+    match outcome {
+        Tried::Nothing => "the request has none".to_owned(),
+        Tried::NotFromHere => {
+            "not read: it is believed from trusted proxies only, and the peer is none".to_owned()
+        }
+        Tried::Ignored(fault) => {
+            format!("does not verify ({fault}), and is taken as none (invalid = \"anonymous\")")
+        }
+        Tried::Rejected(fault) => format!("does not verify ({fault}): 401"),
+        Tried::Found => "names the user".to_owned(),
+    }
+}
+
+/// `100/s, burst 200`.
+fn allowance(settings: &crate::config::Limit, tier: usize) -> String {
+    let quota = &settings.quotas[tier];
+    match settings.algorithm.has_burst() {
+        true => format!("{quota}, burst {}", quota.burst),
+        false => quota.to_string(),
+    }
+}
+
+/// Why this quota and no other.
+fn chosen_by(settings: &crate::config::Limit, tier: usize, client: Option<&Client<'_>>) -> String {
+    let named = settings.tiers.iter().any(|(_, index)| *index > 0);
+    match client.and_then(|client| client.tier) {
+        Some(name) if tier > 0 => format!("tier {name}"),
+        Some(name) if named => format!("default: tier {name} has no quota of its own here"),
+        None if named => "default: the client has no tier".to_owned(),
+        _ => String::new(),
+    }
+}
+
+/// The override at this place among the limit's own.
+fn exception(settings: &crate::config::Limit, place: usize) -> String {
+    let Some(exception) = settings.overrides.get(place) else {
+        return "an override".to_owned();
+    };
+    let what = match exception.effect {
+        Effect::Quota(_) => "another rate",
+        Effect::Exempt => "no limit",
+        Effect::Block => "nothing is admitted",
+    };
+    let note = exception.note.as_deref().map(|note| format!(" ({note})"));
+    format!(
+        "an [[override]] for {}: {what}{}",
+        exception.whom,
+        note.unwrap_or_default()
+    )
+}
+
+/// Which fields of the outbound head the client did not send as they are, and which of its fields are not in there.
+fn compare(
+    inbound: &HeaderMap,
+    head: &[u8],
+    outbound: &Outbound<'_>,
+) -> (Vec<(String, String)>, Vec<String>) {
+    /// Fields whose values are ours, or addresses: they hold no secret.
+    const SHOWN: [&str; 13] = [
+        "host",
+        "x-forwarded-for",
+        "x-forwarded-proto",
+        "x-forwarded-host",
+        "x-request-id",
+        "x-user-id",
+        "x-rate-limit-tier",
+        "x-ratelimit-over",
+        "via",
+        "content-length",
+        "transfer-encoding",
+        "te",
+        "connection",
+    ];
+    let lines = head.split(|&byte| byte == b'\n').skip(1);
+    let fields: Vec<(&str, &[u8])> = lines
+        .filter_map(|line| {
+            let colon = line.iter().position(|&byte| byte == b':')?;
+            Some((
+                str::from_utf8(&line[..colon]).ok()?,
+                line[colon + 1..].trim_ascii(),
+            ))
+        })
+        .collect();
+    let came = |name: &str, value: &[u8]| {
+        let mut lines = inbound.get_all(name).iter();
+        lines.any(|line| line.as_bytes().trim_ascii() == value)
+    };
+    let shown = |name: &str, value: &[u8]| {
+        if name == "x-request-id" {
+            return "(a new one for each request)".to_owned();
+        }
+        if !SHOWN.contains(&name) {
+            return "…".to_owned();
+        }
+        // each process has a name of its own
+        let value = value.escape_ascii().to_string();
+        value.replace(outbound.pseudonym, "tidegate-…")
+    };
+    let sets = fields
+        .iter()
+        .filter(|(name, value)| !came(name, value))
+        .map(|(name, value)| ((*name).to_owned(), shown(name, value)))
+        .collect();
+    let gone = inbound
+        .keys()
+        .filter(|name| !fields.iter().any(|(sent, _)| name == sent));
+    (sets, gone.map(ToString::to_string).collect())
+}

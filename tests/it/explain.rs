@@ -1,0 +1,280 @@
+//! `tidegate explain`: what it prints, and that a gateway that runs does the same.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::support::{Gateway, Origin, Request, cli::Finished, tidegate};
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/explain")
+}
+
+/// Explains by the configuration beside the golden files.
+fn explain(arguments: &[&str]) -> Finished {
+    tidegate(&golden(), &[&["explain"], arguments].concat())
+}
+
+/// Hashes of secrets are made with a secret of the process.
+fn masked(text: &str) -> String {
+    let mut parts = text.split("=#");
+    let mut masked = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        masked.push_str("=#xxxxxxxx");
+        masked.push_str(part.get(8..).unwrap_or_default());
+    }
+    masked
+}
+
+/// Compares with `NAME.txt`, or writes it when UPDATE_GOLDEN=1 is set.
+fn prints(name: &str, arguments: &[&str]) {
+    let explained = explain(arguments);
+    assert_eq!(explained.code, Some(0), "{explained}");
+    assert_eq!(explained.stderr, "", "{explained}");
+    let found = masked(&explained.stdout);
+    let file = golden().join(name).with_extension("txt");
+    if std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1") {
+        fs::write(&file, &found).expect("the golden file is writable");
+    }
+    let expected = fs::read_to_string(&file).unwrap_or_default();
+    assert_eq!(found, expected, "{name} (UPDATE_GOLDEN=1 accepts it)");
+}
+
+#[test]
+fn a_chain_of_proxies_is_shown_element_by_element() {
+    prints(
+        "chain",
+        &[
+            "http://api.example.com//v1/%65xport/./7;x?token=s3cret",
+            "--peer",
+            "10.0.0.1",
+            "-H",
+            "X-Forwarded-For: 6.6.6.6, 198.51.100.7:80,, 10.0.0.2",
+            "-H",
+            "x-api-key: alpha",
+            "-H",
+            "x-device: s3cret",
+            "-H",
+            "x_user_id: evil",
+            "-H",
+            "cookie: session=s3cret",
+        ],
+    );
+}
+
+#[test]
+fn a_stranger_who_claims_to_be_another_is_shown_as_himself() {
+    prints(
+        "blocked",
+        &[
+            "POST",
+            "http://api.example.com/login",
+            "--peer",
+            "203.0.113.66",
+            "-H",
+            "x-forwarded-for: 192.0.2.1",
+            "-H",
+            "x-user-id: alice",
+            "-d",
+            "username=alice",
+        ],
+    );
+}
+
+#[test]
+fn exceptions_and_answers_that_are_counted_later_are_shown() {
+    prints(
+        "login",
+        &[
+            "http://api.example.com/login",
+            "--peer",
+            "192.0.2.1",
+            "-d",
+            "username=alice",
+        ],
+    );
+}
+
+#[test]
+fn an_element_that_cannot_be_read_ends_the_walk_in_doubt() {
+    let garbage = "x-forwarded-for: 198.51.100.7, \u{e9}unknown";
+    prints("doubt", &["/", "--peer", "10.0.0.1", "-H", garbage]);
+}
+
+#[test]
+fn a_credential_that_does_not_verify_and_a_method_that_no_route_takes_are_shown() {
+    prints("unauthorized", &["/v1/export/7", "-H", "x-api-key: guess"]);
+    prints("method", &["DELETE", "http://api.example.com/login"]);
+    prints("invalid", &["http://api.example.com/a/../.."]);
+}
+
+#[test]
+fn programs_get_json() {
+    let explained = explain(&[
+        "http://a/v1/export/7",
+        "-H",
+        "x-api-key: beta",
+        "--format",
+        "json",
+    ]);
+    let json: serde_json::Value = serde_json::from_str(&explained.stdout).expect("JSON");
+    assert_eq!(json["client"]["user"], "bob");
+    assert_eq!(json["request"]["route"]["name"], "export");
+    assert_eq!(json["request"]["params"]["id"], "7");
+    assert_eq!(json["limits"][1]["name"], "per_user");
+    assert_eq!(json["limits"][1]["quota"], "600/min, burst 20");
+    assert_eq!(json["limits"][1]["outcome"], "admitted");
+    assert_eq!(json["limits"][1]["remaining"], 10);
+    assert_eq!(json["limits"][3]["outcome"], "not_met");
+    assert_eq!(json["answer"]["forwarded"], true);
+}
+
+#[test]
+fn no_secret_of_a_request_is_printed_in_any_form() {
+    for format in ["text", "json"] {
+        let explained = explain(&[
+            "POST",
+            "http://a/v1/export/7?token=s3cret",
+            "--format",
+            format,
+            "-H",
+            "authorization: Bearer s3cret",
+            "-H",
+            "x-api-key: s3cret",
+            "-H",
+            "x-device: s3cret",
+            "-H",
+            "cookie: a=s3cret",
+            "-H",
+            "connection: x-s3cr3t",
+            "-d",
+            "username=s3cret&password=s3cret",
+        ]);
+        assert_eq!(explained.code, Some(0), "{explained}");
+        assert!(!explained.stdout.contains("s3cret"), "{explained}");
+    }
+    let broken = explain(&["/", "-H", "x-api-key: s3cret\n"]);
+    assert_eq!(broken.code, Some(1), "{broken}");
+    assert!(!broken.stderr.contains("s3cret"), "{broken}");
+}
+
+#[test]
+fn what_cannot_be_explained_says_what_to_write() {
+    for (arguments, part) in [
+        (vec!["a b"], "http://HOST/PATH"),
+        (vec!["example.com/x"], "http://HOST/PATH"),
+        (vec!["example.com"], "has no scheme"),
+        (vec!["GET POST", "/"], "not a method"),
+        (vec!["/", "-H", "x-api-key"], "with a colon"),
+        (vec!["/", "-H", "x api key: 1"], "not the name of a header"),
+        (vec!["/", "-c", "nowhere.toml"], "nowhere.toml"),
+    ] {
+        let explained = explain(&arguments);
+        assert_eq!(explained.code, Some(1), "{arguments:?}: {explained}");
+        assert!(
+            explained.stderr.contains(part),
+            "{arguments:?}: {explained}"
+        );
+    }
+    for arguments in [
+        vec![],
+        vec!["/", "--peer", "nobody"],
+        vec!["/", "--admin", "x"],
+    ] {
+        assert_eq!(explain(&arguments).code, Some(2), "{arguments:?}");
+    }
+}
+
+/// The same requests, explained and sent: the address, the user, the path and the answer agree.
+#[test]
+fn a_gateway_does_what_was_explained() {
+    const TOML: &str = r#"
+        [client_ip]
+        trusted_proxies = ["127.0.0.1", "10.0.0.0/8"]
+        [[user]]
+        from = "header"
+        [limit.per_user]
+        key = ["user_or_ip"]
+        rate = "60/min"
+        burst = 20
+        [gateway]
+        limits = ["per_user"]
+        [[route]]
+        name = "all"
+        path = "/{*rest}"
+        methods = ["GET"]
+        upstream = "origin"
+        "#;
+    let origin = Origin::ok();
+    let gateway = Gateway::with(TOML).upstream(&origin).start();
+    for (target, fields) in [
+        (
+            "/a/../b;x/%7e",
+            vec![("x-forwarded-for", "6.6.6.6, 198.51.100.7, 10.0.0.2")],
+        ),
+        (
+            "/",
+            vec![("x-forwarded-for", "unknown"), ("x-user-id", "alice")],
+        ),
+        (
+            "//x//",
+            vec![
+                ("x_forwarded_for", "6.6.6.6"),
+                ("connection", "x-user-id"),
+                ("x-user-id", "bob"),
+            ],
+        ),
+        ("/%2F", vec![]),
+        ("/", vec![("x-user-id", "alice"), ("x-user-id", "bob")]),
+    ] {
+        let lines: Vec<String> = fields
+            .iter()
+            .map(|(name, value)| format!("{name}: {value}"))
+            .collect();
+        let mut arguments = vec![
+            "explain",
+            "--format",
+            "json",
+            "--config",
+            "gateway.toml",
+            target,
+        ];
+        lines.iter().for_each(|line| arguments.extend(["-H", line]));
+        let explained = tidegate(gateway.folder(), &arguments);
+        let json: serde_json::Value = serde_json::from_str(&explained.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {explained}"));
+        let request = fields
+            .iter()
+            .fold(Request::get(target), |request, (name, value)| {
+                request.header(name, value)
+            });
+        let seen_before = origin.requests().len();
+        let response = gateway.send(&request);
+        if json["answer"]["forwarded"] == false {
+            assert_eq!(json["answer"]["status"], response.status, "{target}");
+            assert_eq!(origin.requests().len(), seen_before, "{target}");
+            continue;
+        }
+        assert_eq!(response.status, 200, "{target}");
+        let seen = origin.requests().pop().expect("a request");
+        assert_eq!(json["request"]["sent_path"], seen.target, "{target}");
+        assert_eq!(
+            json["client"]["user"].as_str(),
+            seen.header("x-user-id"),
+            "{target}"
+        );
+        let sets = json["answer"]["sets"].as_array().expect("a list");
+        for set in sets.iter().filter(|set| set["name"] == "x-forwarded-for") {
+            assert_eq!(
+                set["value"].as_str(),
+                seen.header("x-forwarded-for"),
+                "{target}"
+            );
+        }
+        for name in json["answer"]["removes"].as_array().expect("a list") {
+            let name = name.as_str().expect("a text");
+            assert_eq!(seen.header(name), None, "{target}: {name}");
+        }
+    }
+}
