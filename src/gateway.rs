@@ -26,6 +26,7 @@ use std::{
     cell::{Cell, RefCell},
     rc::Rc,
     sync::Arc,
+    time::SystemTime,
 };
 
 use http::{Request, Response, Uri, Version};
@@ -34,6 +35,7 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use crate::{
+    identity::{HeldToken, TokenCache, Tokens},
     listener::{
         Handler, Peer,
         inbound::InboundBody,
@@ -61,6 +63,7 @@ pub struct Worker {
     request_ids: RequestIds,
     fields: RefCell<FieldWriter>,
     access: Option<AccessLog>,
+    tokens: TokenCache,
     /// Decisions so far, to sample their time.
     decisions: Cell<u32>,
     /// By upstream: what went wrong with it.
@@ -72,9 +75,11 @@ impl Handler for Worker {
 
     async fn handle(self: Rc<Self>, request: Request<Incoming>, from: Rc<Peer>) -> Response<Body> {
         let (head, body) = request.into_parts();
+        let token = HeldToken::default();
         let mut exchange = Exchange::begin(
             &head,
             &from,
+            &token,
             &self.shared.plan.unrouted,
             self.request_ids.next(),
         );
@@ -118,8 +123,18 @@ impl Worker {
             request_ids,
             fields: RefCell::default(),
             access: shared.access_log(),
+            tokens: TokenCache::new(shared.token_secret),
             decisions: Cell::new(0),
             shared,
+        }
+    }
+
+    /// What finding out about a token takes.
+    fn tokens<'a>(&'a self, held: &'a HeldToken) -> Tokens<'a> {
+        Tokens {
+            cache: &self.tokens,
+            held,
+            now: SystemTime::now,
         }
     }
 
@@ -184,7 +199,11 @@ impl Worker {
         let normal = path::normalise(path).map_err(answer::bad_path)?;
         let host = host::normalise(addressed.host);
 
-        let (client, rejected) = match plan.identifier.identify(exchange.from.ip, &head.headers) {
+        let tokens = self.tokens(exchange.token);
+        let identified = plan
+            .identifier
+            .identify(exchange.from.ip, &head.headers, tokens);
+        let (client, rejected) = match identified {
             Ok(client) => (client, None),
             Err(rejected) => (rejected.client, Some(rejected)),
         };

@@ -4,12 +4,12 @@
 //! [`gateway`] is the path itself, top to bottom: identify the client, find the route, admit or deny,
 //! forward or answer. What it decides with is the pure core: [`identity`] (whom we count), [`route`] (which
 //! policy applies) and [`limit`] (may it pass, and if not, when). What it acts through are the edges:
-//! [`listener`] (bytes become requests), [`upstream`] (the request leaves), [`response`] (every answer that we
+//! [`listener`] (bytes become requests), [`upstream`] (the request leaves), [`issuer`] (keys of tokens are fetched), [`response`] (every answer that we
 //! author). [`config`] turns text into one immutable value, [`server`] wires everything and owns start and
 //! drain, [`admin`] and [`telemetry`] let an operator see, [`cli`] is what a person types.
 //!
 //! Imports point down this list only (`tests/it/tidy.rs` enforces it):
-//! cli → server → admin → gateway → config → response → (listener | upstream) → telemetry → route → identity → limit.
+//! cli → server → admin → gateway → config → response → (listener | upstream | issuer) → telemetry → route → identity → limit.
 
 pub mod cli;
 pub mod server;
@@ -19,6 +19,7 @@ pub mod config;
 pub mod response;
 pub mod listener;
 pub mod upstream;
+pub mod issuer;
 pub mod telemetry;
 pub mod route;
 pub mod identity;

@@ -1,9 +1,9 @@
 //! Wires listeners, gateway and admin; owns start order, readiness and drain.
 //!
 //! ```text
-//! bind every address ─▶ workers (one thread and one runtime each) ─▶ ready ─▶ … ─▶ signal
-//!                                                                                   │
-//!       exit 0 ◀─ access lines written ◀─ connections gone or drain_timeout ◀─ not ready, accept no more
+//! bind every address ─▶ keys of tokens ─▶ workers (one thread and one runtime each) ─▶ ready ─▶ … ─▶ signal
+//!                                                                                                     │
+//!                         exit 0 ◀─ access lines written ◀─ connections gone or drain_timeout ◀─ not ready, accept no more
 //! ```
 //!
 //! The calling thread becomes the control plane: signals, the admin listener, upkeep of the metrics. A request never
@@ -29,6 +29,7 @@ use crate::{
     admin::{Admin, Readiness, State},
     config::Snapshot,
     gateway::{OverflowSeen, Shared, Worker},
+    issuer::Issuer,
     listener::{
         self, Address, Bound, Drain, ListeningSocket, Observer, ProxyProtocol,
         proxy_protocol::Fault,
@@ -140,6 +141,7 @@ pub fn start(snapshot: Snapshot, metrics: Metrics) -> Result<Running, StartError
     telemetry::log::install_panic_hook(metrics.panics());
     let shared = Arc::new(Shared::new(Arc::new(snapshot), metrics)?);
 
+    let issuers = first_keys(&control, &shared);
     let readiness = Readiness::default();
     let (stop, stopping) = watch::channel(Stop::No);
     let connections = Arc::new(Semaphore::new(max_connections.min(Semaphore::MAX_PERMITS)));
@@ -177,6 +179,9 @@ pub fn start(snapshot: Snapshot, metrics: Metrics) -> Result<Running, StartError
         shared.metrics().clone(),
         readiness.clone(),
     );
+    for issuer in issuers {
+        control.spawn(issuer.keep_fresh());
+    }
     control.spawn(admin.serve(admin_socket, std::future::pending()));
     readiness.set(State::Ready);
     Ok(Running {
@@ -190,6 +195,28 @@ pub fn start(snapshot: Snapshot, metrics: Metrics) -> Result<Running, StartError
         stop,
         signals,
         drain_timeout,
+    })
+}
+
+/// Tries once to fetch each published key set, all at the same time, so that the first tokens find keys. Bounded by the time of one
+/// fetch; what cannot be fetched now is tried again while requests are served.
+fn first_keys(control: &tokio::runtime::Runtime, shared: &Shared) -> Vec<Issuer> {
+    let fetches: Vec<_> = shared
+        .published_keys()
+        .map(|(url, keys)| {
+            let mut issuer = Issuer::new(url, keys, shared.metrics());
+            control.spawn(async move {
+                issuer.fetch().await;
+                issuer
+            })
+        })
+        .collect();
+    control.block_on(async {
+        let mut issuers = Vec::with_capacity(fetches.len());
+        for fetch in fetches {
+            issuers.extend(fetch.await.ok());
+        }
+        issuers
     })
 }
 

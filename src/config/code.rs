@@ -76,6 +76,12 @@ codes! {
     UnlimitedGuessing = "TG0307",
     /// A key whose tier no limit names.
     TierWithoutQuota = "TG0308",
+    /// Tokens are accepted without a look at who issued them, or for whom.
+    TokenForAnyone = "TG0309",
+    /// Keys are fetched over a connection that anybody on the way can change.
+    KeysInTheClear = "TG0310",
+    /// A key of a file that verifies no token.
+    UnusedKey = "TG0311",
 
     /// A limit that is named but not defined.
     UnknownLimit = "TG0401",

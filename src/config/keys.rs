@@ -123,6 +123,28 @@ pub(super) static USER_API_KEY: Keys = Keys {
     ],
 };
 
+/// `[[user]]` with `from = "jwt"`.
+pub(super) static USER_JWT: Keys = Keys {
+    title: "[[user]] from = \"jwt\"",
+    keys: &[
+        ("from", Built),
+        ("header", Built),
+        ("jwks_file", Built),
+        ("jwks_url", Built),
+        ("refresh", Built),
+        ("secret_file", Built),
+        ("public_key_file", Built),
+        ("algorithms", Built),
+        ("issuer", Built),
+        ("audience", Built),
+        ("leeway", Built),
+        ("user_claim", Built),
+        ("tier_claim", Built),
+        ("tenant_claim", Built),
+        ("invalid", Built),
+    ],
+};
+
 /// `[[user]]` with `from = "header"`.
 pub(super) static USER_HEADER: Keys = Keys {
     title: "[[user]] from = \"header\"",
@@ -298,6 +320,7 @@ mod tests {
         &LISTEN,
         &CLIENT_IP,
         &USER_API_KEY,
+        &USER_JWT,
         &USER_HEADER,
         &API_KEY,
         &UPSTREAM,

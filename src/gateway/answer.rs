@@ -197,7 +197,7 @@ impl Worker {
     pub(super) fn unauthorized(&self, rejected: &Rejected) -> Refusal {
         self.shared.plan.count_rejected(rejected);
         Refusal::Unauthorized {
-            challenge: rejected.source.challenge(),
+            challenge: rejected.challenge(),
         }
     }
 

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::{admit::Met, plan::RoutePlan, slots::Slots};
 use crate::{
-    identity::{BodyFields, Client, Rejected, Subject},
+    identity::{BodyFields, Client, HeldToken, Rejected, Subject},
     limit::{MAX_LIMITS, Verdict},
     listener::Peer,
     response::Refusal,
@@ -20,6 +20,8 @@ use crate::{
 pub(super) struct Exchange<'a> {
     pub(super) head: &'a Parts,
     pub(super) from: &'a Peer,
+    /// Where the client's token is kept.
+    pub(super) token: &'a HeldToken,
     pub(super) arrived: Instant,
     pub(super) request_id: HeaderValue,
     /// `None` until the request is known to be valid.
@@ -57,6 +59,7 @@ impl<'a> Exchange<'a> {
     pub(super) fn begin(
         head: &'a Parts,
         from: &'a Peer,
+        token: &'a HeldToken,
         route: &'a RoutePlan,
         request_id: HeaderValue,
     ) -> Self {
@@ -64,6 +67,7 @@ impl<'a> Exchange<'a> {
         Self {
             head,
             from,
+            token,
             arrived,
             request_id,
             asked: None,

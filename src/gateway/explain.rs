@@ -21,7 +21,7 @@ use super::{
 use crate::{
     config::{Effect, Mode, Snapshot},
     identity::{
-        Client, Thought, Tried, UserSource,
+        Client, HeldToken, KeySource, Thought, Tried, UserSource,
         address::{Doubt, ELEMENTS_MAX, Step},
     },
     limit::Standing,
@@ -59,7 +59,9 @@ impl Worker {
         let mut explained = self.reason(described);
         let listener = Rc::new(self.shared.snapshot().listeners[0].clone());
         let from = Peer::described(described.peer, listener);
-        let mut exchange = Exchange::begin(head, &from, &plan.unrouted, self.request_ids.next());
+        let token = HeldToken::default();
+        let mut exchange =
+            Exchange::begin(head, &from, &token, &plan.unrouted, self.request_ids.next());
         let understood = match self.understand(&mut exchange) {
             Ok(understood) => understood,
             Err(refusal) => {
@@ -106,9 +108,11 @@ impl Worker {
         let identity = &self.shared.snapshot().identity;
         let (mut address, mut users) = (Vec::new(), Vec::new());
         let mut seen = 0;
+        let held = HeldToken::default();
         let found = self.shared.plan.identifier.reason(
             described.peer,
             &described.head.headers,
+            self.tokens(&held),
             |thought| match thought {
                 Thought::Address(step) => {
                     seen += usize::from(matches!(step, Step::Element { .. }));
@@ -377,6 +381,13 @@ fn stands(standing: &Standing) -> Stands {
 fn source(source: &UserSource) -> String {
     match source {
         UserSource::ApiKey { header, .. } => format!("api_key in {header}"),
+        UserSource::Jwt(tokens) => match &tokens.keys {
+            KeySource::Fixed(_) => format!("jwt in {}", tokens.header),
+            KeySource::Url(_) => format!(
+                "jwt in {} (its keys are published, and nothing is fetched here)",
+                tokens.header
+            ),
+        },
         UserSource::Header { header, .. } => format!("header {header}"),
     }
 }

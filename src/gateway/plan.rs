@@ -8,7 +8,9 @@ use std::sync::Arc;
 use super::exceptions::Exceptions;
 use crate::{
     config::{self, Mode, Over, Snapshot},
-    identity::{Client, Identifier, KeyParts, ManagedFields, Prefixes, Rejected, address::Doubt},
+    identity::{
+        Client, Credential, Identifier, KeyParts, ManagedFields, Prefixes, Rejected, address::Doubt,
+    },
     limit::{self, Algorithm, Attached, Store},
     response::{self, Policy},
     route::RouteTable,
@@ -46,7 +48,7 @@ pub(super) struct Plan {
     pub(super) upstreams: Vec<Arc<Fleet>>,
     pub(super) response: response::Settings,
     /// By source.
-    credentials: [(&'static str, IdentityMetrics); 2],
+    credentials: Vec<(&'static str, IdentityMetrics)>,
     /// Addresses from trusted proxies that could not be read.
     pub(super) addresses: IdentityMetrics,
 }
@@ -184,10 +186,9 @@ impl Plan {
                 .map(|settings| Arc::new(bind_upstream(settings, metrics)))
                 .collect(),
             response: snapshot.response.clone(),
-            credentials: [
-                ("api_key", metrics.identity("api_key", &CREDENTIAL_FAULTS)),
-                ("header", metrics.identity("header", &CREDENTIAL_FAULTS)),
-            ],
+            credentials: [Credential::ApiKey, Credential::Token, Credential::Header]
+                .map(|kind| (kind.label(), metrics.identity(kind.label(), kind.faults())))
+                .into(),
             addresses: metrics.identity("client_ip", &Doubt::LABELS),
         })
     }
@@ -223,9 +224,6 @@ impl Plan {
 
 /// The `route` label of what no route takes; not a name that a configuration can give.
 const NO_ROUTE: &str = "(none)";
-
-/// What can be wrong with a credential.
-const CREDENTIAL_FAULTS: [&str; 3] = ["unknown", "repeated", "malformed"];
 
 /// As in the configuration.
 fn name_of(algorithm: Algorithm) -> &'static str {

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::plan::{Plan, PlanError};
 use crate::{
     config::Snapshot,
-    identity::KeyHasher,
+    identity::{KeyHasher, KeyRing, KeysUrl},
     limit::Store,
     telemetry::{
         AccessLines, Metrics,
@@ -27,6 +27,8 @@ pub struct Shared {
     pub(super) plan: Plan,
     pub(super) store: Store,
     pub(super) hasher: KeyHasher,
+    /// Under which workers remember tokens.
+    pub(super) token_secret: [u8; 16],
     pub(super) decision_seconds: Histogram,
     /// Our name in `Via`: one of its own for each process, so that a loop is told from two gateways in a row.
     pub(super) pseudonym: String,
@@ -67,8 +69,7 @@ impl Shared {
                 Some(Mutex::new(log))
             }
         };
-        let mut secret = [0; 16];
-        getrandom::fill(&mut secret).map_err(|error| io::Error::other(error.to_string()))?;
+        let (key_secret, token_secret) = (secret()?, secret()?);
         let rules: Vec<_> = plan.rules().cloned().collect();
         metrics.on_render(move || {
             for rule in &rules {
@@ -78,7 +79,8 @@ impl Shared {
         Ok(Self {
             plan,
             store,
-            hasher: KeyHasher::new(secret),
+            hasher: KeyHasher::new(key_secret),
+            token_secret,
             decision_seconds: metrics.decision_seconds(),
             pseudonym: pseudonym(),
             snapshot,
@@ -91,6 +93,11 @@ impl Shared {
     /// The running configuration.
     pub fn snapshot(&self) -> &Arc<Snapshot> {
         &self.snapshot
+    }
+
+    /// The key sets that are to be fetched, and where they are put to use.
+    pub fn published_keys(&self) -> impl Iterator<Item = (&KeysUrl, &Arc<KeyRing>)> {
+        self.plan.identifier.published_keys()
     }
 
     /// The registry of this gateway's metrics.
@@ -147,6 +154,12 @@ impl Shared {
     pub(super) fn nanoseconds(&self, at: Instant) -> u64 {
         u64::try_from(at.saturating_duration_since(self.epoch).as_nanos()).unwrap_or(u64::MAX)
     }
+}
+
+fn secret() -> io::Result<[u8; 16]> {
+    let mut secret = [0; 16];
+    getrandom::fill(&mut secret).map_err(|error| io::Error::other(error.to_string()))?;
+    Ok(secret)
 }
 
 fn pseudonym() -> String {

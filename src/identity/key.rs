@@ -251,6 +251,7 @@ fn value<'a>(part: &KeyPart, prefixes: Prefixes, subject: &Subject<'a>) -> Optio
             subject.headers.get_all(COOKIE).iter(),
             name,
         )),
+        KeyPart::Claim(name) => subject.client.claim(name).map(Value::Text),
         KeyPart::Param(name) => {
             let raw = (subject.params)(name)?;
             let folded = text::folded_param(raw);

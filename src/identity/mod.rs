@@ -13,19 +13,23 @@ pub mod managed;
 mod text;
 pub mod trusted;
 
-use std::{fmt, net::IpAddr};
+use std::{fmt, net::IpAddr, sync::Arc};
 
 use http::HeaderMap;
 use ipnet::IpNet;
 
 pub use address::Prefixes;
 pub use body::BodyFields;
+pub use credential::jwt::{
+    self, ClaimRules, HeldToken, KeyRing, KeySet, KeySource, KeysUrl, TokenCache, TokenSource,
+    Tokens,
+};
 pub use key::{KeyHasher, KeyParts, Keyed, Missing, Subject};
 pub use managed::ManagedFields;
 pub use trusted::TrustedProxies;
 
 use address::{Chain, Doubt, Step};
-use credential::{ApiKeys, Fault, User, UserHeader};
+use credential::{ApiKeys, Fault, Jwt, User, UserHeader};
 
 /// How the client's address and user are found.
 #[derive(Debug)]
@@ -107,6 +111,8 @@ pub enum UserSource {
         /// What an unknown key means.
         invalid: OnInvalid,
     },
+    /// A JSON Web Token in a header.
+    Jwt(TokenSource),
     /// Written by an authenticating proxy in front; believed only from trusted proxies.
     Header {
         /// The header that names the user.
@@ -168,6 +174,8 @@ pub enum KeyPart {
     Query(String),
     /// A cookie of the request.
     Cookie(String),
+    /// A claim of the user's token.
+    Claim(String),
     /// A parameter of the route's path.
     Param(String),
     /// A field of the request's body, JSON or a form; `a.b` is the field `b` of the object `a`.
@@ -191,6 +199,7 @@ impl fmt::Display for KeyPart {
             KeyPart::Header(name) => return write!(f, "header:{name}"),
             KeyPart::Query(name) => return write!(f, "query:{name}"),
             KeyPart::Cookie(name) => return write!(f, "cookie:{name}"),
+            KeyPart::Claim(name) => return write!(f, "claim:{name}"),
             KeyPart::Param(name) => return write!(f, "param:{name}"),
             KeyPart::Body(name) => return write!(f, "body:{name}"),
         })
@@ -207,6 +216,7 @@ impl KeyPart {
             KeyPart::Header(name) => format!("header {name}"),
             KeyPart::Query(name) => format!("query parameter {name}"),
             KeyPart::Cookie(name) => format!("cookie {name}"),
+            KeyPart::Claim(name) => format!("claim {name}"),
             KeyPart::Param(name) => format!("path parameter {name}"),
             KeyPart::Body(name) => format!("body field {name}"),
             one_word => one_word.to_string(),
@@ -225,6 +235,7 @@ pub struct Identifier {
 #[derive(Debug)]
 enum Source {
     ApiKey(ApiKeys),
+    Jwt(Jwt),
     Header(UserHeader),
 }
 
@@ -245,9 +256,11 @@ pub struct Client<'a> {
     pub tier: Option<&'a str>,
     /// The user's tenant.
     pub tenant: Option<&'a str>,
+    /// What else the user's token says, as far as limits are keyed by it.
+    pub claims: &'a [jwt::Claim],
 }
 
-impl Client<'_> {
+impl<'a> Client<'a> {
     /// Somebody without a name, who is connected to us directly.
     pub fn anonymous(peer: IpAddr) -> Client<'static> {
         let address = peer.to_canonical();
@@ -259,7 +272,14 @@ impl Client<'_> {
             user: None,
             tier: None,
             tenant: None,
+            claims: &[],
         }
+    }
+
+    /// What the user's token says, as text.
+    pub fn claim(&self, name: &str) -> Option<&'a str> {
+        let mut claims = self.claims.iter();
+        claims.find_map(|(known, value)| (**known == *name).then_some(&**value))
     }
 }
 
@@ -277,7 +297,7 @@ pub enum Thought<'a> {
     },
 }
 
-/// What came of one source of users. The words say what was wrong: `unknown`, `repeated` or `malformed`.
+/// What came of one source of users. The words say what was wrong: one of [`Credential::faults`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tried {
     /// The request has no such credential.
@@ -300,8 +320,23 @@ pub struct Rejected {
     pub client: Client<'static>,
     /// How the client tried to identify itself.
     pub source: Credential,
-    /// `unknown`, `repeated` or `malformed`.
+    /// One of [`Credential::faults`].
     pub kind: &'static str,
+}
+
+impl Rejected {
+    /// What `WWW-Authenticate` says (RFC 9110 §11.6.1). `ApiKey` is no registered scheme, but the field may not be empty. Of a token
+    /// it says what RFC 6750 §3.1 has a word for; that it has expired is no secret, since only a genuine one is known to have.
+    pub fn challenge(&self) -> &'static str {
+        match self.source {
+            Credential::Bearer => "Bearer",
+            Credential::ApiKey | Credential::Header => "ApiKey",
+            Credential::Token if self.kind == Fault::Expired.label() => {
+                r#"Bearer error="invalid_token", error_description="The token has expired""#
+            }
+            Credential::Token => r#"Bearer error="invalid_token""#,
+        }
+    }
 }
 
 /// How a client identified itself.
@@ -311,6 +346,8 @@ pub enum Credential {
     Bearer,
     /// An API key in a header of its own.
     ApiKey,
+    /// A JSON Web Token.
+    Token,
     /// A header of a trusted proxy.
     Header,
 }
@@ -320,15 +357,25 @@ impl Credential {
     pub fn label(self) -> &'static str {
         match self {
             Credential::Bearer | Credential::ApiKey => "api_key",
+            Credential::Token => "jwt",
             Credential::Header => "header",
         }
     }
 
-    /// What `WWW-Authenticate` asks for (RFC 9110 §11.6.1); `ApiKey` is no registered scheme, but the field may not be empty.
-    pub fn challenge(self) -> &'static str {
+    /// What can be wrong with it: words for the metric's label.
+    pub fn faults(self) -> &'static [&'static str] {
         match self {
-            Credential::Bearer => "Bearer",
-            Credential::ApiKey | Credential::Header => "ApiKey",
+            Credential::Token => &[
+                "malformed",
+                "repeated",
+                "unknown_key",
+                "algorithm",
+                "signature",
+                "expired",
+                "claims",
+                "no_keys",
+            ],
+            _ => &["unknown", "repeated", "malformed"],
         }
     }
 }
@@ -336,7 +383,8 @@ impl Credential {
 impl Identifier {
     /// Indexes networks and keys.
     pub fn new(settings: &Settings) -> Identifier {
-        let source = |source: &UserSource| match source {
+        let source = |(place, source): (usize, &UserSource)| match source {
+            UserSource::Jwt(source) => Source::Jwt(Jwt::new(source, place)),
             UserSource::ApiKey {
                 header,
                 keys,
@@ -356,18 +404,20 @@ impl Identifier {
                 trusted: TrustedProxies::new(&settings.trusted_proxies),
                 hops: settings.trusted_hops,
             },
-            users: settings.users.iter().map(source).collect(),
+            users: settings.users.iter().enumerate().map(source).collect(),
         }
     }
 
     /// Finds out who asks: the address always, the user where a credential says so. Allocates nothing unless a `Forwarded`
-    /// value has backslashes; costs a search in the trusted networks and, for an API key, one SHA-256 of it.
+    /// value has backslashes, or for a token that is not remembered; costs a search in the trusted networks and, for an API
+    /// key, one SHA-256 of it, for a token a keyed hash of it, or the first time a verification.
     pub fn identify<'a>(
         &'a self,
         peer: IpAddr,
         headers: &'a HeaderMap,
+        tokens: Tokens<'a>,
     ) -> Result<Client<'a>, Rejected> {
-        self.reason(peer, headers, |_| ())
+        self.reason(peer, headers, tokens, |_| ())
     }
 
     /// The same, and shows each step of the reasoning to `visit`.
@@ -375,6 +425,7 @@ impl Identifier {
         &'a self,
         peer: IpAddr,
         headers: &'a HeaderMap,
+        tokens: Tokens<'a>,
         mut visit: impl FnMut(Thought<'a>),
     ) -> Result<Client<'a>, Rejected> {
         let client = self.locate(peer, headers, |step| visit(Thought::Address(step)));
@@ -396,6 +447,16 @@ impl Identifier {
                         rejected(keys.credential(), fault)
                     })?,
                 },
+                Source::Jwt(jwt) => match (jwt.user(headers, tokens), jwt.invalid) {
+                    (Err(fault), OnInvalid::Anonymous) => {
+                        tried(Tried::Ignored(fault.label()));
+                        continue;
+                    }
+                    (found, _) => found.map_err(|fault| {
+                        tried(Tried::Rejected(fault.label()));
+                        rejected(Credential::Token, fault)
+                    })?,
+                },
                 Source::Header(_) if !client.peer_trusted => {
                     tried(Tried::NotFromHere);
                     continue;
@@ -406,16 +467,31 @@ impl Identifier {
                 })?,
             };
             tried(found.map_or(Tried::Nothing, |_| Tried::Found));
-            if let Some(User { name, tier, tenant }) = found {
+            if let Some(User {
+                name,
+                tier,
+                tenant,
+                claims,
+            }) = found
+            {
                 return Ok(Client {
                     user: Some(name),
                     tier,
                     tenant,
+                    claims,
                     ..client
                 });
             }
         }
         Ok(client)
+    }
+
+    /// The key sets that are to be fetched, and where they are put to use. Until then each is empty, and its tokens are rejected.
+    pub fn published_keys(&self) -> impl Iterator<Item = (&KeysUrl, &Arc<KeyRing>)> {
+        self.users.iter().filter_map(|source| match source {
+            Source::Jwt(jwt) => Some((jwt.url.as_ref()?, &jwt.keys)),
+            Source::ApiKey(_) | Source::Header(_) => None,
+        })
     }
 
     /// What of the list of addresses stands to the left of the elements that were shown. For explaining.

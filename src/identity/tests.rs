@@ -37,6 +37,23 @@ fn identifier(users: Vec<UserSource>) -> Identifier {
     })
 }
 
+/// A worker's memory and a request's place for tokens.
+#[derive(Default)]
+struct Memory {
+    cache: Option<TokenCache>,
+    held: HeldToken,
+}
+
+impl Memory {
+    fn tokens(&mut self) -> Tokens<'_> {
+        Tokens {
+            cache: self.cache.insert(TokenCache::new([1; 16])),
+            held: &self.held,
+            now: std::time::SystemTime::now,
+        }
+    }
+}
+
 fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
     lines
         .iter()
@@ -56,7 +73,11 @@ fn user(
 ) -> Result<Option<String>, Rejected> {
     let headers = headers(lines);
     Ok(identifier
-        .identify(peer.parse().expect("an address"), &headers)?
+        .identify(
+            peer.parse().expect("an address"),
+            &headers,
+            Memory::default().tokens(),
+        )?
         .user
         .map(str::to_owned))
 }
@@ -68,7 +89,7 @@ fn default_settings_trust_nobody_and_keep_addresses_apart() {
     let headers = headers(&[("x-forwarded-for", "198.51.100.7"), ("x-user-id", "alice")]);
     let peer: IpAddr = "127.0.0.1".parse().expect("an address");
     assert_eq!(
-        Identifier::new(&settings).identify(peer, &headers),
+        Identifier::new(&settings).identify(peer, &headers, Memory::default().tokens()),
         Ok(Client::anonymous(peer))
     );
 }
@@ -82,8 +103,13 @@ fn api_key_brings_user_tier_and_tenant() {
         OnInvalid::Reject,
     )]);
     let headers = headers(&[("x-api-key", "alpha"), ("x-forwarded-for", "198.51.100.7")]);
+    let mut memory = Memory::default();
     let client = identifier
-        .identify(TRUSTED.parse().expect("an address"), &headers)
+        .identify(
+            TRUSTED.parse().expect("an address"),
+            &headers,
+            memory.tokens(),
+        )
         .expect("the key is known");
     assert_eq!(
         (client.user, client.tier, client.tenant),
@@ -106,7 +132,11 @@ fn rejected_credential_still_says_whose_address_it_came_from() {
     )]);
     let headers = headers(&[("x-api-key", "guess"), ("x-forwarded-for", "198.51.100.7")]);
     let rejected = identifier
-        .identify(TRUSTED.parse().expect("an address"), &headers)
+        .identify(
+            TRUSTED.parse().expect("an address"),
+            &headers,
+            Memory::default().tokens(),
+        )
         .expect_err("the key is unknown");
     assert_eq!(
         (rejected.source.label(), rejected.kind),

@@ -1,6 +1,6 @@
 //! The handles through which the gateway counts, resolved when a configuration is built.
 
-use std::{io, sync::OnceLock};
+use std::{io, sync::OnceLock, time::SystemTime};
 
 use metrics::{Counter, Gauge, Histogram};
 
@@ -81,7 +81,7 @@ impl Metrics {
         }
     }
 
-    /// The handles of one `[[user]]` source, `api_key` or `header`.
+    /// The handles of one kind of `[[user]]` source.
     pub fn identity(&self, source: &str, kinds: &[&'static str]) -> IdentityMetrics {
         let counter = |&kind| {
             (
@@ -92,6 +92,55 @@ impl Metrics {
         IdentityMetrics {
             by_kind: kinds.iter().map(counter).collect(),
         }
+    }
+
+    /// The handles of one published key set; `url` holds no secret.
+    pub fn issuer(&self, url: &str) -> IssuerMetrics {
+        let outcomes = [
+            "success", "connect", "tls", "timeout", "status", "protocol", "keys",
+        ];
+        let counter = |outcome| (outcome, self.counter(&table::JWKS_FETCHES, &[url, outcome]));
+        let (keys, timestamp) = (
+            self.gauge(&table::JWKS_KEYS, &[url]),
+            self.gauge(&table::JWKS_TIMESTAMP, &[url]),
+        );
+        keys.set(0.0);
+        timestamp.set(0.0);
+        IssuerMetrics {
+            by_outcome: outcomes.map(counter).into(),
+            keys,
+            timestamp,
+        }
+    }
+}
+
+/// What is counted of a published key set.
+#[derive(Debug)]
+pub struct IssuerMetrics {
+    by_outcome: Vec<(&'static str, Counter)>,
+    keys: Gauge,
+    timestamp: Gauge,
+}
+
+impl IssuerMetrics {
+    /// Counts a fetch; an outcome that is not known is not counted.
+    pub fn fetched(&self, outcome: &str) {
+        let mut known = self.by_outcome.iter();
+        if let Some((_, counter)) = known.find(|(known, _)| *known == outcome) {
+            counter.increment(1);
+        }
+    }
+
+    /// Notes how many keys are in use.
+    pub fn hold(&self, keys: usize) {
+        // a gauge is a float: exact up to 2⁵³
+        self.keys.set(keys as f64);
+    }
+
+    /// Notes that the set was fetched now.
+    pub fn refreshed(&self) {
+        let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        self.timestamp.set(now.as_secs_f64());
     }
 }
 

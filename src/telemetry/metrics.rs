@@ -19,8 +19,8 @@ use metrics_exporter_prometheus::{
 };
 
 pub use super::handles::{
-    DecisionMetrics, Held, IdentityMetrics, LimitMetrics, ListenerMetrics, RouteMetrics,
-    UpstreamMetrics,
+    DecisionMetrics, Held, IdentityMetrics, IssuerMetrics, LimitMetrics, ListenerMetrics,
+    RouteMetrics, UpstreamMetrics,
 };
 use super::process;
 
@@ -114,6 +114,12 @@ table! {
         "Connections that could not be accepted.";
     IDENTITY_REJECTED = "tidegate_identity_rejected_total", Kind::Counter, Count, ["source", "kind"],
         "Identities that were not believed.";
+    JWKS_FETCHES = "tidegate_jwks_fetches_total", Kind::Counter, Count, ["url", "outcome"],
+        "Fetches of a published key set.";
+    JWKS_KEYS = "tidegate_jwks_keys", Kind::Gauge, Count, ["url"],
+        "Keys in use of a published key set; 0 while its tokens are all rejected.";
+    JWKS_TIMESTAMP = "tidegate_jwks_timestamp_seconds", Kind::Gauge, Seconds, ["url"],
+        "When a published key set was last fetched, in seconds since 1970; 0 for never.";
     LOG_LINES_DROPPED = "tidegate_log_lines_dropped_total", Kind::Counter, Count, [],
         "Log and access lines lost because they could not be written fast enough.";
     PANICS = "tidegate_panics_total", Kind::Counter, Count, [],

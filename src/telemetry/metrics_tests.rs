@@ -19,6 +19,7 @@ fn configured(metrics: &Metrics) -> RouteMetrics {
     let _ = metrics.upstream("api", &["http://a:80".to_owned()]);
     let _ = metrics.listener("127.0.0.1:8080");
     let _ = metrics.identity("api_key", &["unknown"]);
+    let _ = metrics.issuer("https://issuer.example/keys");
     metrics.config_loaded("abc", UNIX_EPOCH + Duration::from_secs(7));
     metrics.route("search")
 }

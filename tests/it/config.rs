@@ -10,7 +10,7 @@ use std::{
 use proptest::prelude::*;
 use tidegate::{
     config::{self, Code, Effect, Limit, Loaded, Mode, Over, Report, Severity, Share, Whom},
-    identity::Missing,
+    identity::{ClaimRules, KeySource, Missing, OnInvalid, UserSource},
     limit::Algorithm,
 };
 
@@ -259,7 +259,36 @@ fn what_was_written_is_what_is_configured() {
     assert_eq!(snapshot.server.max_keys, 4096);
     assert_eq!(snapshot.server.drain_timeout, Duration::from_secs(10));
     assert_eq!(snapshot.identity.trusted_proxies.len(), 3);
-    assert_eq!(snapshot.identity.users.len(), 2);
+    assert_eq!(snapshot.identity.users.len(), 6);
+    let UserSource::Jwt(tokens) = &snapshot.identity.users[1] else {
+        panic!("the second reads tokens")
+    };
+    let KeySource::Fixed(keys) = &tokens.keys else {
+        panic!("its keys are in a file")
+    };
+    assert_eq!(keys.len(), 3);
+    let claims = ClaimRules {
+        issuer: Some("https://issuer.example".to_owned()),
+        audience: vec!["api".to_owned(), "admin".to_owned()],
+        leeway: Duration::ZERO,
+        user: "email".to_owned(),
+        tier: Some("plan".to_owned()),
+        tenant: Some("org.id".to_owned()),
+        others: vec!["device.id".to_owned()],
+    };
+    assert_eq!(tokens.claims, claims);
+    assert_eq!(tokens.invalid, OnInvalid::Anonymous);
+    let UserSource::Jwt(tokens) = &snapshot.identity.users[2] else {
+        panic!("the third reads tokens")
+    };
+    let KeySource::Url(published) = &tokens.keys else {
+        panic!("its keys are published")
+    };
+    assert_eq!(published.refresh, Duration::from_secs(3600));
+    assert_eq!(
+        published.url,
+        "https://issuer.example/.well-known/jwks.json"
+    );
     let names: Vec<&str> = snapshot
         .limits
         .iter()
@@ -352,7 +381,13 @@ fn what_a_limit_does_is_what_was_written() {
     let last: Vec<String> = all_parts.key.iter().map(ToString::to_string).collect();
     assert_eq!(
         last[11..],
-        ["query:page", "cookie:session", "param:id", "body:user.name"]
+        [
+            "query:page",
+            "cookie:session",
+            "claim:device.id",
+            "param:id",
+            "body:user.name"
+        ]
     );
 
     let [acme, bulk] = per_user.overrides.as_slice() else {

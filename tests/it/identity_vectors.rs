@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::Value;
 use tidegate::identity::{
-    AddressSource, Client, Identifier, KeyHasher, KeyPart, KeyParts, Missing, Prefixes, Settings,
-    Subject,
+    AddressSource, Client, HeldToken, Identifier, KeyHasher, KeyPart, KeyParts, Missing, Prefixes,
+    Settings, Subject, TokenCache, Tokens,
 };
 
 const VECTORS: &str = include_str!("../vectors/identity_vectors.json");
@@ -49,8 +49,14 @@ fn client(identifier: &Identifier, peer: &str, field: &'static str, lines: &[&st
             HeaderValue::from_str(line).expect("a value"),
         );
     }
+    let (cache, held) = (TokenCache::new([1; 16]), HeldToken::default());
+    let tokens = Tokens {
+        cache: &cache,
+        held: &held,
+        now: std::time::SystemTime::now,
+    };
     identifier
-        .identify(address(peer), &headers)
+        .identify(address(peer), &headers, tokens)
         .expect("there are no credentials to reject")
         .address
 }

@@ -661,7 +661,7 @@ fn two_bursts_at_a_windows_edge_show_what_each_algorithm_promises() {
         let within = |from: Duration| {
             passed
                 .iter()
-                .filter(|at| (from..from + Duration::from_millis(990)).contains(at))
+                .filter(|at| (from..from + Duration::from_millis(990)).contains(*at))
                 .count()
         };
         passed.iter().map(|from| within(*from)).max().unwrap_or(0)

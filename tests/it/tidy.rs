@@ -19,7 +19,7 @@ const ORDER: &[&[&str]] = &[
     &["gateway"],
     &["config"],
     &["response"],
-    &["listener", "budget", "upstream", "overload"],
+    &["listener", "budget", "upstream", "overload", "issuer"],
     &["telemetry"],
     &["route"],
     &["identity"],

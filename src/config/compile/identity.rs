@@ -5,7 +5,7 @@ use std::{net::IpAddr, path::Path};
 use http::HeaderName;
 use ipnet::IpNet;
 
-use super::{check_users::Users, field_name, keys_file};
+use super::{check_users::Users, field_name, keys_file, limit::NamedLimit, tokens};
 use crate::{
     config::{
         code::Code,
@@ -14,7 +14,7 @@ use crate::{
         keys::{self, Keys},
         value::{Text, Value},
     },
-    identity::{AddressSource, OnInvalid, Settings, UserSource, address::ELEMENTS_MAX},
+    identity::{AddressSource, KeyPart, OnInvalid, Settings, UserSource, address::ELEMENTS_MAX},
 };
 
 pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Users {
@@ -140,12 +140,19 @@ fn address_source(text: &Text<'_>) -> Option<AddressSource> {
     }
 }
 
-const KINDS: &str = "add from = \"api_key\" or from = \"header\"";
+const KINDS: &str = "add from = \"api_key\", from = \"jwt\" or from = \"header\"";
+
+/// What a credential that does not verify means.
+pub(super) const INVALID: &[(&str, OnInvalid)] = &[
+    ("reject", OnInvalid::Reject),
+    ("anonymous", OnInvalid::Anonymous),
+];
 
 /// Which kind a `[[user]]` table is has to be known before its keys are.
 fn user(table: &Value<'_>, base_dir: &Path, users: &mut Users) -> Option<UserSource> {
     let kinds: &[(&str, &'static Keys)] = &[
         ("api_key", &keys::USER_API_KEY),
+        ("jwt", &keys::USER_JWT),
         ("header", &keys::USER_HEADER),
     ];
     let Some(from) = table.table()?.get("from") else {
@@ -155,16 +162,12 @@ fn user(table: &Value<'_>, base_dir: &Path, users: &mut Users) -> Option<UserSou
     };
     let what = "`from` in [[user]]".to_owned();
     let kind = Value::new(table.document, what, from.span(), from).text()?;
-    let unbuilt = ["jwt", "client_cert"];
-    let keys = kind.choice(
-        kinds,
-        &unbuilt,
-        "users from JSON Web Tokens and client certificates",
-    )?;
+    let keys = kind.choice(kinds, &["client_cert"], "users from client certificates")?;
     let section = table.section(keys.title.to_owned(), keys)?;
     section.get("from");
     let source = match kind.value.as_str() {
         "api_key" => api_key(&section, base_dir, users),
+        "jwt" => tokens::token_source(&section, base_dir).map(UserSource::Jwt),
         _ => header(&section, &users.settings),
     };
     section.finish();
@@ -173,13 +176,7 @@ fn user(table: &Value<'_>, base_dir: &Path, users: &mut Users) -> Option<UserSou
 
 fn api_key(section: &Section<'_>, base_dir: &Path, users: &mut Users) -> Option<UserSource> {
     let header = header_key(section, "header", "x-api-key");
-    let invalid = section.choice(
-        "invalid",
-        &[
-            ("reject", OnInvalid::Reject),
-            ("anonymous", OnInvalid::Anonymous),
-        ],
-    );
+    let invalid = section.choice("invalid", INVALID);
     let path = section.require(
         "keys_file",
         "add keys_file = \"keys.toml\", and write [keys.NAME] tables into it",
@@ -214,7 +211,7 @@ fn header(section: &Section<'_>, settings: &Settings) -> Option<UserSource> {
     })
 }
 
-fn header_key(
+pub(super) fn header_key(
     section: &Section<'_>,
     key: &'static str,
     default: &'static str,
@@ -222,6 +219,25 @@ fn header_key(
     match section.get(key) {
         Some(value) => field_name(&value.text()?),
         None => Some(HeaderName::from_static(default)),
+    }
+}
+
+/// Has tokens read for the claims that limits are keyed by.
+pub(super) fn read_claims(settings: &mut Settings, limits: &[NamedLimit]) {
+    let compiled = limits.iter().filter_map(|limit| limit.compiled.as_ref());
+    let mut wanted: Vec<&String> = compiled
+        .flat_map(|limit| &limit.key)
+        .filter_map(|part| match part {
+            KeyPart::Claim(name) => Some(name),
+            _ => None,
+        })
+        .collect();
+    wanted.sort_unstable();
+    wanted.dedup();
+    for source in &mut settings.users {
+        if let UserSource::Jwt(tokens) = source {
+            tokens.claims.others = wanted.iter().copied().cloned().collect();
+        }
     }
 }
 

@@ -102,7 +102,7 @@ fn algorithm(section: &Section<'_>) -> Option<Algorithm> {
     )
 }
 
-/// A tier that no limit and no key names is probably misspelt. Where a header names tiers, nobody knows them all.
+/// A tier that no limit and no key names is probably misspelt. Where a header or a token names tiers, nobody knows them all.
 fn warn_of_unknown_tiers(
     document: Document<'_>,
     limits: &[NamedLimit],
@@ -115,7 +115,8 @@ fn warn_of_unknown_tiers(
                 tier_header: Some(_),
                 ..
             } => return,
-            UserSource::Header { .. } => {}
+            UserSource::Jwt(source) if source.claims.tier.is_some() => return,
+            UserSource::Header { .. } | UserSource::Jwt(_) => {}
             UserSource::ApiKey { keys, .. } => {
                 for tier in keys.iter().filter_map(|key| key.tier.as_deref()) {
                     if !known.contains(&tier) {

@@ -13,6 +13,7 @@ mod overrides;
 mod process;
 mod response;
 mod route;
+mod tokens;
 mod upstream;
 
 pub(super) use upstream::parse_server;
@@ -44,11 +45,12 @@ pub(super) fn snapshot(
         &keys::FILE,
         Some(tables),
     );
-    let users = identity::compile(&file, base_dir);
+    let mut users = identity::compile(&file, base_dir);
     let listeners = listen::compile(&file, &users.settings.trusted_proxies);
     let admin = process::admin(&file, base_dir, &listeners);
     let upstreams = upstream::compile(&file);
     let mut limits = limit::compile(&file, &users.settings);
+    identity::read_claims(&mut users.settings, &limits);
     overrides::compile(&file, users.settings.prefixes(), &mut limits);
     let routes = route::compile(&file, &upstreams, &limits);
     let server = process::server(&file);

@@ -10,9 +10,8 @@ use http::{HeaderMap, HeaderName, header::AUTHORIZATION};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use super::super::address::trim;
 use super::super::{ApiKey, Credential, OnInvalid};
-use super::{Fault, User, one_value};
+use super::{Fault, User, secret_in};
 
 /// The longest key that is hashed.
 const KEY_MAX_BYTES: usize = 1024;
@@ -50,18 +49,10 @@ impl ApiKeys {
         }
     }
 
-    /// The user of the key that the request carries; `None` when it carries none. In `Authorization` a key stands behind
-    /// `Bearer` (RFC 6750 §2.1), and other schemes are no key.
+    /// The user of the key that the request carries; `None` when it carries none.
     pub(in crate::identity) fn user(&self, headers: &HeaderMap) -> Result<Option<User<'_>>, Fault> {
-        let Some(value) = one_value(headers, &self.header)? else {
+        let Some(secret) = secret_in(headers, &self.header)? else {
             return Ok(None);
-        };
-        let secret = match self.header == AUTHORIZATION {
-            true => match bearer(value) {
-                Some(secret) => secret,
-                None => return Ok(None),
-            },
-            false => value,
         };
         if secret.is_empty() || secret.len() > KEY_MAX_BYTES {
             return Err(Fault::Malformed);
@@ -73,6 +64,7 @@ impl ApiKeys {
             name: &key.user,
             tier: key.tier.as_deref(),
             tenant: key.tenant.as_deref(),
+            claims: &[],
         }))
     }
 
@@ -98,14 +90,6 @@ impl ApiKeys {
 fn prefix(digest: &[u8; 32]) -> u64 {
     let [a, b, c, d, e, f, g, h, ..] = *digest;
     u64::from_be_bytes([a, b, c, d, e, f, g, h])
-}
-
-/// What follows the scheme `Bearer`, in any case (RFC 9110 §11.1).
-fn bearer(value: &[u8]) -> Option<&[u8]> {
-    const SCHEME: &[u8] = b"bearer";
-    let (scheme, rest) = value.split_at_checked(SCHEME.len())?;
-    let stands_alone = matches!(rest, [] | [b' ' | b'\t', ..]);
-    (scheme.eq_ignore_ascii_case(SCHEME) && stands_alone).then(|| trim(rest))
 }
 
 #[cfg(test)]

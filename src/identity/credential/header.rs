@@ -33,6 +33,7 @@ impl UserHeader {
             name,
             tier,
             tenant: None,
+            claims: &[],
         }))
     }
 }

@@ -2,15 +2,17 @@
 
 mod api_key;
 mod header;
+pub mod jwt;
 
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, header::AUTHORIZATION};
 
 pub(super) use api_key::ApiKeys;
 pub(super) use header::UserHeader;
+pub(super) use jwt::Jwt;
 
 use super::address::trim;
 
-/// The longest name of a user, tier or tenant that a header may carry.
+/// The longest name of a user, tier or tenant that a header or a token may carry.
 const NAME_MAX_BYTES: usize = 256;
 
 /// Whom a credential stands for.
@@ -19,6 +21,7 @@ pub(super) struct User<'a> {
     pub(super) name: &'a str,
     pub(super) tier: Option<&'a str>,
     pub(super) tenant: Option<&'a str>,
+    pub(super) claims: &'a [jwt::Claim],
 }
 
 /// Why a credential that is there does not count.
@@ -30,6 +33,18 @@ pub(super) enum Fault {
     Repeated,
     /// Empty, too long, or made of what it cannot be made of.
     Malformed,
+    /// A token signed with a key that is not known, or that could be one of several.
+    UnknownKey,
+    /// A token whose algorithm is not that of its key.
+    Algorithm,
+    /// A token that was not signed with the key that it names.
+    Signature,
+    /// A genuine token whose time is over.
+    Expired,
+    /// A genuine token that is for somebody else, not yet valid, or without a claim that it needs.
+    Claims,
+    /// A token, while there are no keys to verify it with.
+    NoKeys,
 }
 
 impl Fault {
@@ -39,6 +54,12 @@ impl Fault {
             Fault::Unknown => "unknown",
             Fault::Repeated => "repeated",
             Fault::Malformed => "malformed",
+            Fault::UnknownKey => "unknown_key",
+            Fault::Algorithm => "algorithm",
+            Fault::Signature => "signature",
+            Fault::Expired => "expired",
+            Fault::Claims => "claims",
+            Fault::NoKeys => "no_keys",
         }
     }
 }
@@ -51,4 +72,21 @@ fn one_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a
         (Some(line), None) => Ok(Some(trim(line))),
         (Some(_), Some(_)) => Err(Fault::Repeated),
     }
+}
+
+/// The one secret in a field. In `Authorization` it stands behind `Bearer` (RFC 6750 §2.1), and other schemes are none.
+fn secret_in<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a [u8]>, Fault> {
+    let value = one_value(headers, name)?;
+    Ok(match name == AUTHORIZATION {
+        true => value.and_then(bearer),
+        false => value,
+    })
+}
+
+/// What follows the scheme `Bearer`, in any case (RFC 9110 §11.1).
+fn bearer(value: &[u8]) -> Option<&[u8]> {
+    const SCHEME: &[u8] = b"bearer";
+    let (scheme, rest) = value.split_at_checked(SCHEME.len())?;
+    let stands_alone = matches!(rest, [] | [b' ' | b'\t', ..]);
+    (scheme.eq_ignore_ascii_case(SCHEME) && stands_alone).then(|| trim(rest))
 }

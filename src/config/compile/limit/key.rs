@@ -4,10 +4,9 @@ use crate::{
     config::{
         code::Code,
         diagnostic::{Problem, did_you_mean, quote},
-        file::not_built,
         value::{Text, Value},
     },
-    identity::{self, KeyPart},
+    identity::{self, KeyPart, UserSource},
 };
 
 const PARTS: &[(&str, KeyPart)] = &[
@@ -32,6 +31,7 @@ const NAMED_PARTS: &[Named] = &[
     ("cookie:", KeyPart::Cookie, |name| {
         !name.contains(['=', ';'])
     }),
+    ("claim:", KeyPart::Claim, |_| true),
     ("param:", KeyPart::Param, |name| {
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
         name.chars().all(allowed)
@@ -64,6 +64,15 @@ pub(super) fn key(value: &Value<'_>, users: &identity::Settings) -> Option<Vec<K
                 text.value
             );
             let hint = "the limit is skipped where a part of its key is missing: add [[user]], or use \"user_or_ip\"";
+            text.document.warn(
+                text.span.clone(),
+                Problem::new(Code::NeverIdentified, message).hint(hint),
+            );
+        }
+        let is_token = |source: &UserSource| matches!(source, UserSource::Jwt(_));
+        if matches!(part, KeyPart::Claim(_)) && !users.users.iter().any(is_token) {
+            let message = "no request has a claim: no [[user]] table reads tokens";
+            let hint = "the limit is skipped where a part of its key is missing: add [[user]] from = \"jwt\"";
             text.document.warn(
                 text.span.clone(),
                 Problem::new(Code::NeverIdentified, message).hint(hint),
@@ -102,22 +111,18 @@ fn key_part(text: &Text<'_>) -> Option<KeyPart> {
             "header:NAME",
             "query:NAME",
             "cookie:NAME",
+            "claim:NAME",
             "param:NAME",
             "body:FIELD",
         ])
     };
     let known = names().map(quote).collect::<Vec<_>>().join(", ");
-    text.error(if text.value.starts_with("claim:") {
-        not_built(text.shown(), "keys from the claims of a token")
-            .hint(format!("built now: {known}"))
-    } else {
-        Problem::new(
-            Code::UnknownChoice,
-            format!("{} is not a part of a key", text.shown()),
-        )
-        .label(did_you_mean(&text.value, names()))
-        .hint(format!("expected one of {known}"))
-    });
+    let message = format!("{} is not a part of a key", text.shown());
+    text.error(
+        Problem::new(Code::UnknownChoice, message)
+            .label(did_you_mean(&text.value, names()))
+            .hint(format!("expected one of {known}")),
+    );
     None
 }
 
@@ -129,6 +134,6 @@ fn named_part(text: &Text<'_>, name: &str, may_be: fn(&str) -> bool) -> Option<S
         }
         let message = format!("{} cannot be a name in a request", quote(name));
         Err(Problem::new(Code::BadField, message)
-            .hint("write such as \"query:page\", \"cookie:session\", \"param:id\", \"body:username\" or \"body:user.name\""))
+            .hint("write such as \"query:page\", \"cookie:session\", \"claim:sid\", \"param:id\", \"body:username\" or \"body:user.name\""))
     })
 }

@@ -1,0 +1,173 @@
+//! Tokens that were verified not long ago, by a keyed hash of their text.
+//!
+//! One for each worker, so that nothing is locked or shared. The text is not kept: a token is known again by 128 bits of SipHash-1-3
+//! of it, under a secret of the process that never leaves it. To pass for a remembered token, a forgery would have to hit
+//! one of these values, unseen: 2¹²⁸ guesses over the number of tokens held.
+//!
+//! A token is forgotten when it expires, when the key set it was verified with is replaced, or when another needs its place. Only
+//! tokens with a valid signature are remembered, so nobody else can push them out.
+
+use std::{cell::RefCell, fmt, hash::Hasher as _, rc::Rc};
+
+use siphasher::sip128::{Hasher128 as _, SipHasher13};
+
+use super::claims::Verified;
+
+/// Tokens that share one place in the table, of which there is room for this many.
+const WAYS: usize = 4;
+const PLACES: usize = 2048;
+
+/// The tokens that a worker remembers: at most 8192, each some hundred bytes. Empty until the first is verified.
+pub struct TokenCache {
+    hasher: SipHasher13,
+    entries: RefCell<Vec<Option<Entry>>>,
+}
+
+struct Entry {
+    key: u128,
+    generation: u64,
+    /// Seconds since 1970.
+    until: f64,
+    token: Rc<Verified>,
+}
+
+impl TokenCache {
+    /// Remembers nothing yet; `secret` is random.
+    pub fn new(secret: [u8; 16]) -> TokenCache {
+        TokenCache {
+            hasher: SipHasher13::new_with_key(&secret),
+            entries: RefCell::default(),
+        }
+    }
+
+    /// What a token is known by. `source` tells apart who verified it.
+    pub(super) fn key(&self, source: usize, token: &[u8]) -> u128 {
+        let mut hash = self.hasher;
+        hash.write_usize(source);
+        hash.write(token);
+        hash.finish128().into()
+    }
+
+    /// The token, if it was verified with this key set and still holds.
+    pub(super) fn find(&self, key: u128, generation: u64, now: f64) -> Option<Rc<Verified>> {
+        let entries = self.entries.borrow();
+        let mut ways = entries.get(ways(key))?.iter().flatten();
+        let entry = ways.find(|entry| entry.key == key)?;
+        (entry.generation == generation && now < entry.until).then(|| Rc::clone(&entry.token))
+    }
+
+    /// Remembers a token until it expires.
+    pub(super) fn keep(
+        &self,
+        key: u128,
+        generation: u64,
+        until: f64,
+        now: f64,
+        token: &Rc<Verified>,
+    ) {
+        let mut entries = self.entries.borrow_mut();
+        if entries.is_empty() {
+            entries.resize_with(PLACES * WAYS, || None);
+        }
+        let ways = &mut entries[ways(key)];
+        let is_free = |entry: &Option<Entry>| {
+            entry
+                .as_ref()
+                .is_none_or(|entry| entry.key == key || entry.until <= now)
+        };
+        // where none is free, the key's own bits choose: as good as at random
+        let way = ways.iter().position(is_free);
+        let way = way.unwrap_or((key >> 64) as usize % WAYS);
+        ways[way] = Some(Entry {
+            key,
+            generation,
+            until,
+            token: Rc::clone(token),
+        });
+    }
+}
+
+/// How many it holds.
+impl fmt::Debug for TokenCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let held = self.entries.borrow().iter().flatten().count();
+        write!(f, "TokenCache({held})")
+    }
+}
+
+fn ways(key: u128) -> std::ops::Range<usize> {
+    let first = (key as usize % PLACES) * WAYS;
+    first..first + WAYS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(user: &str) -> Rc<Verified> {
+        Rc::new(Verified {
+            user: user.into(),
+            tier: None,
+            tenant: None,
+            claims: Box::default(),
+        })
+    }
+
+    #[test]
+    fn a_token_is_known_until_it_expires_or_its_keys_are_replaced() {
+        let cache = TokenCache::new([1; 16]);
+        let key = cache.key(0, b"token");
+        assert_eq!(cache.find(key, 1, 0.0), None);
+        cache.keep(key, 1, 10.0, 0.0, &token("alice"));
+        assert_eq!(cache.find(key, 1, 9.9), Some(token("alice")));
+        assert_eq!(cache.find(key, 1, 10.0), None, "expired");
+        assert_eq!(cache.find(key, 2, 0.0), None, "other keys");
+        assert_eq!(
+            cache.find(cache.key(1, b"token"), 1, 0.0),
+            None,
+            "another source"
+        );
+        assert_eq!(
+            cache.find(cache.key(0, b"tokem"), 1, 0.0),
+            None,
+            "another token"
+        );
+        cache.keep(key, 2, 20.0, 10.0, &token("bob"));
+        assert_eq!(cache.find(key, 2, 10.0), Some(token("bob")));
+    }
+
+    #[test]
+    fn room_is_bounded_and_what_expired_gives_way_first() {
+        let cache = TokenCache::new([1; 16]);
+        // all in one place of the table
+        let key = |number: usize| (number as u128) << 64;
+        for number in 0..WAYS {
+            cache.keep(
+                key(number),
+                1,
+                if number == 2 { 5.0 } else { 100.0 },
+                0.0,
+                &token("a"),
+            );
+        }
+        cache.keep(key(WAYS), 1, 100.0, 6.0, &token("b"));
+        let held = |range: std::ops::Range<usize>| {
+            range
+                .filter(|number| cache.find(key(*number), 1, 6.0).is_some())
+                .count()
+        };
+        assert_eq!(held(0..WAYS + 1), WAYS);
+        assert!(cache.find(key(2), 1, 0.0).is_none());
+        for number in 0..1000 {
+            cache.keep(key(number), 1, 100.0, 6.0, &token("c"));
+        }
+        assert_eq!(held(0..1000), WAYS);
+        assert_eq!(format!("{cache:?}"), "TokenCache(4)");
+    }
+
+    #[test]
+    fn without_the_secret_nobody_knows_the_key() {
+        let one = TokenCache::new([1; 16]).key(0, b"token");
+        assert_ne!(one, TokenCache::new([2; 16]).key(0, b"token"));
+    }
+}

@@ -1,0 +1,222 @@
+//! What a verified token says, and whether it says it to us, and now.
+//!
+//! A claim of the wrong type is a fault, never an absent claim: a parser that skips `"exp": "never"` has a token that never expires
+//! (CVE-2026-25537 was that). Times are seconds since 1970, perhaps with a fraction (RFC 7519 §2):
+//!
+//! ```text
+//!            nbf - leeway                      exp + leeway
+//! ───────────────●━━━━━━━━━━━━━━ accepted ━━━━━━━━━━━━○────────────▶ now
+//! ```
+
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use super::{
+    super::{Fault, NAME_MAX_BYTES},
+    json,
+};
+
+/// What a token must say, and which of its claims are read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClaimRules {
+    /// `iss` must be this.
+    pub issuer: Option<String>,
+    /// `aud` must be or hold one of these; empty asks for none.
+    pub audience: Vec<String>,
+    /// How far the issuer's clock may be from ours.
+    pub leeway: Duration,
+    /// The claim that names the user.
+    pub user: String,
+    /// The claim that names the tier.
+    pub tier: Option<String>,
+    /// The claim that names the tenant.
+    pub tenant: Option<String>,
+    /// Further claims that limits are keyed by.
+    pub others: Vec<String>,
+}
+
+/// A claim that a limit is keyed by: its name and its value as text.
+pub type Claim = (Box<str>, Box<str>);
+
+/// What is known of a token that was verified. Nothing of its text.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Verified {
+    pub(super) user: Box<str>,
+    pub(super) tier: Option<Box<str>>,
+    pub(super) tenant: Option<Box<str>>,
+    pub(super) claims: Box<[Claim]>,
+}
+
+/// The greatest number below which a double counts every second.
+const SECONDS_MAX: f64 = 9_007_199_254_740_992.0;
+
+impl ClaimRules {
+    /// Reads a payload whose signature was verified, and until when it holds, both in seconds since 1970.
+    pub(super) fn read(&self, payload: &[u8], now: f64) -> Result<(Verified, f64), Fault> {
+        let claims = json::object(payload).ok_or(Fault::Malformed)?;
+        let leeway = self.leeway.as_secs_f64();
+        let until = time(&claims, "exp")?.ok_or(Fault::Claims)? + leeway;
+        if now >= until {
+            return Err(Fault::Expired);
+        }
+        let from = time(&claims, "nbf")?.map_or(0.0, |from| from - leeway);
+        if now < from || !self.is_for_us(&claims)? {
+            return Err(Fault::Claims);
+        }
+        let named = |name: &Option<String>| match name {
+            Some(name) => text_of(find(&claims, name)),
+            None => Ok(None),
+        };
+        let verified = Verified {
+            user: text_of(find(&claims, &self.user))?.ok_or(Fault::Claims)?,
+            tier: named(&self.tier)?,
+            tenant: named(&self.tenant)?,
+            claims: self.others(&claims),
+        };
+        Ok((verified, until))
+    }
+
+    fn is_for_us(&self, claims: &Map<String, Value>) -> Result<bool, Fault> {
+        let issuer = match claims.get("iss") {
+            None => None,
+            Some(issuer) => Some(issuer.as_str().ok_or(Fault::Malformed)?),
+        };
+        let audience: Vec<&str> = match claims.get("aud") {
+            None => Vec::new(),
+            Some(Value::String(one)) => vec![one],
+            Some(Value::Array(list)) => {
+                let texts: Option<_> = list.iter().map(Value::as_str).collect();
+                texts.ok_or(Fault::Malformed)?
+            }
+            Some(_) => return Err(Fault::Malformed),
+        };
+        let from_whom = self.issuer.is_none() || self.issuer.as_deref() == issuer;
+        let mut ours = self.audience.iter();
+        let to_whom = self.audience.is_empty() || ours.any(|name| audience.contains(&&**name));
+        Ok(from_whom && to_whom)
+    }
+
+    /// What has no short text has no value: the limit's `missing` decides.
+    fn others(&self, claims: &Map<String, Value>) -> Box<[Claim]> {
+        let other = |name: &String| {
+            let value = text_of(find(claims, name)).ok()??;
+            Some((name.as_str().into(), value))
+        };
+        self.others.iter().filter_map(other).collect()
+    }
+}
+
+/// A claim by its name; where none is called so, by the way to it: `a.b` is the member `b` of the object `a`.
+fn find<'c>(claims: &'c Map<String, Value>, name: &str) -> Option<&'c Value> {
+    if let Some(value) = claims.get(name) {
+        return Some(value);
+    }
+    let (first, rest) = name.split_once('.')?;
+    find(claims.get(first)?.as_object()?, rest)
+}
+
+/// A text, whole number or boolean as text; null and an empty text are no value.
+fn text_of(value: Option<&Value>) -> Result<Option<Box<str>>, Fault> {
+    let text: Box<str> = match value {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::String(text)) => text.as_str().into(),
+        Some(Value::Number(number)) if !number.is_f64() => number.to_string().into(),
+        Some(Value::Bool(value)) => value.to_string().into(),
+        Some(Value::Number(_) | Value::Array(_) | Value::Object(_)) => {
+            return Err(Fault::Malformed);
+        }
+    };
+    if text.len() > NAME_MAX_BYTES || text.chars().any(char::is_control) {
+        return Err(Fault::Malformed);
+    }
+    Ok(Some(text).filter(|text| !text.is_empty()))
+}
+
+fn time(claims: &Map<String, Value>, name: &str) -> Result<Option<f64>, Fault> {
+    let Some(value) = claims.get(name) else {
+        return Ok(None);
+    };
+    let seconds = value.as_f64().ok_or(Fault::Malformed)?;
+    match (0.0..SECONDS_MAX).contains(&seconds) {
+        true => Ok(Some(seconds)),
+        false => Err(Fault::Malformed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules() -> ClaimRules {
+        ClaimRules {
+            leeway: Duration::from_secs(60),
+            user: "sub".to_owned(),
+            tier: Some("plan".to_owned()),
+            tenant: Some("org.id".to_owned()),
+            others: vec!["device".to_owned(), "https://a.example/x".to_owned()],
+            ..ClaimRules::default()
+        }
+    }
+
+    fn read(payload: &str) -> Result<Verified, Fault> {
+        let read = rules().read(payload.as_bytes(), 1000.0);
+        read.map(|(verified, _)| verified)
+    }
+
+    #[test]
+    fn claims_name_user_tier_tenant_and_what_limits_ask_for() {
+        let payload = r#"{"exp":2000,"sub":42,"plan":"pro","org":{"id":"acme"},"device":true,"https://a.example/x":"y","other":1}"#;
+        let verified = read(payload).expect("it is in order");
+        assert_eq!(&*verified.user, "42");
+        assert_eq!(
+            (verified.tier.as_deref(), verified.tenant.as_deref()),
+            (Some("pro"), Some("acme"))
+        );
+        let claims: Vec<_> = verified.claims.iter().map(|(n, v)| (&**n, &**v)).collect();
+        assert_eq!(claims, [("device", "true"), ("https://a.example/x", "y")]);
+    }
+
+    #[test]
+    fn a_member_that_is_called_so_comes_before_the_way_to_another() {
+        let payload = r#"{"exp":2000,"sub":"a","org":{"id":"inside"},"org.id":"outside"}"#;
+        assert_eq!(
+            read(payload).expect("it is in order").tenant.as_deref(),
+            Some("outside")
+        );
+    }
+
+    #[test]
+    fn what_is_missing_or_of_the_wrong_type_is_a_fault() {
+        for (payload, fault) in [
+            (r#"{"exp":2000}"#, Fault::Claims),
+            (r#"{"exp":2000,"sub":""}"#, Fault::Claims),
+            (r#"{"exp":2000,"sub":null}"#, Fault::Claims),
+            (r#"{"exp":2000,"sub":["a"]}"#, Fault::Malformed),
+            (r#"{"exp":2000,"sub":1.5}"#, Fault::Malformed),
+            (r#"{"exp":2000,"sub":"a\nb"}"#, Fault::Malformed),
+            (r#"{"exp":2000,"sub":"a","plan":{}}"#, Fault::Malformed),
+            (r#"{"sub":"a"}"#, Fault::Claims),
+            (r#"{"exp":"2000","sub":"a"}"#, Fault::Malformed),
+            (r#"{"exp":1e308,"sub":"a"}"#, Fault::Malformed),
+            (r#"{"exp":-1,"sub":"a"}"#, Fault::Malformed),
+            (r#"{"exp":940,"sub":"a"}"#, Fault::Expired),
+            (r#"{"exp":2000,"nbf":null,"sub":"a"}"#, Fault::Malformed),
+            (r#"{"exp":2000,"nbf":1060.5,"sub":"a"}"#, Fault::Claims),
+            (r#"{"exp":2000,"iss":1,"sub":"a"}"#, Fault::Malformed),
+            (r#"{"exp":2000,"aud":[1],"sub":"a"}"#, Fault::Malformed),
+        ] {
+            assert_eq!(read(payload).err(), Some(fault), "{payload}");
+        }
+        let plain = read(r#"{"exp":2000,"sub":"a","plan":null,"device":[1]}"#).expect("in order");
+        assert_eq!((plain.tier, plain.claims.len()), (None, 0));
+    }
+
+    #[test]
+    fn a_token_holds_until_its_expiry_and_the_leeway() {
+        let (_, until) = rules()
+            .read(br#"{"exp":2000.5,"sub":"a"}"#, 1000.0)
+            .expect("in order");
+        assert_eq!(until.to_bits(), 2060.5_f64.to_bits());
+    }
+}

@@ -1,0 +1,159 @@
+//! Key sets that issuers of tokens publish: fetched off the path of requests, and kept fresh.
+//!
+//! ```text
+//!          ┌────────── refresh, or a token named an unknown key ◀───────────┐
+//!          ▼                                                                │
+//! start ─▶ fetch ──▶ good: put to use if it changed ────────────────────────┤
+//!            │                                                              │
+//!            └─────▶ failed: the last good set stays in use; 1 s, 2 s, … 60 s
+//! ```
+//!
+//! No request waits for a fetch. While there has never been a good set, tokens are rejected. Whoever sends tokens with invented keys has the
+//! set fetched at most once in [`MISSED_PAUSE`], however many gateways' clients join in. One log line for each change of state.
+
+mod fetch;
+
+use std::{sync::Arc, time::Duration};
+
+use sha2::{Digest, Sha256};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::{
+    identity::{KeyRing, KeySet, KeysUrl},
+    telemetry::{handles::IssuerMetrics, metrics::Metrics},
+};
+
+use fetch::{FetchError, Fetcher};
+
+/// Longest that one fetch may take, from the name's lookup to the last byte.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
+/// Between two fetches because a token named an unknown key.
+const MISSED_PAUSE: Duration = Duration::from_secs(30);
+/// How often is looked whether a token did.
+const LOOK: Duration = Duration::from_millis(250);
+/// The longest pause after a failure; the first is a second.
+const RETRY_MAX: Duration = Duration::from_secs(60);
+
+/// One published key set.
+#[derive(Debug)]
+pub struct Issuer {
+    settings: KeysUrl,
+    keys: Arc<KeyRing>,
+    /// The URL without its query, which may hold a secret.
+    label: String,
+    fetcher: Fetcher,
+    metrics: IssuerMetrics,
+    /// Of the set in use.
+    digest: Option<[u8; 32]>,
+    /// Fetches that failed since the last good one.
+    failures: u32,
+}
+
+impl Issuer {
+    /// Fetches nothing yet.
+    pub fn new(settings: &KeysUrl, keys: &Arc<KeyRing>, metrics: &Metrics) -> Issuer {
+        let url = &settings.url;
+        let label = format!(
+            "{}://{}{}",
+            url.scheme_str().unwrap_or_default(),
+            url.authority().map_or("", |authority| authority.as_str()),
+            url.path()
+        );
+        Issuer {
+            metrics: metrics.issuer(&label),
+            settings: settings.clone(),
+            keys: Arc::clone(keys),
+            label,
+            fetcher: Fetcher::default(),
+            digest: None,
+            failures: 0,
+        }
+    }
+
+    /// Fetches once, within [`FETCH_TIMEOUT`]. Whatever comes of it is logged where it changes something, and counted.
+    pub async fn fetch(&mut self) {
+        let fetched = timeout(FETCH_TIMEOUT, self.fetcher.get(&self.settings.url)).await;
+        let fetched = fetched.unwrap_or(Err(FetchError::Timeout(FETCH_TIMEOUT)));
+        match fetched.and_then(|body| self.put_to_use(&body)) {
+            Ok(()) => self.succeeded(),
+            Err(error) => self.failed(&error),
+        }
+    }
+
+    /// Fetches again and again; does not end.
+    pub async fn keep_fresh(mut self) {
+        let mut missed_at: Option<Instant> = None;
+        loop {
+            let due = Instant::now() + self.pause();
+            while Instant::now() < due {
+                sleep(LOOK).await;
+                let may_ask = missed_at.is_none_or(|at| at.elapsed() >= MISSED_PAUSE);
+                if may_ask && self.keys.take_missed() {
+                    missed_at = Some(Instant::now());
+                    break;
+                }
+            }
+            self.fetch().await;
+        }
+    }
+
+    fn pause(&self) -> Duration {
+        match self.failures {
+            0 => self.settings.refresh,
+            failures => {
+                let seconds = 1 << (failures - 1).min(6);
+                Duration::from_secs(seconds).min(RETRY_MAX)
+            }
+        }
+    }
+
+    fn put_to_use(&mut self, body: &[u8]) -> Result<(), FetchError> {
+        let digest = Sha256::digest(body).into();
+        if self.digest == Some(digest) {
+            return Ok(());
+        }
+        let (set, unused) = KeySet::from_jwks(body, &self.settings.algorithms)?;
+        self.metrics.hold(set.len());
+        tracing::info!(
+            url = self.label,
+            keys = set.len(),
+            unused = unused.join("; "),
+            "a key set is in use"
+        );
+        self.keys.replace(set);
+        self.digest = Some(digest);
+        Ok(())
+    }
+
+    fn succeeded(&mut self) {
+        self.metrics.fetched("success");
+        self.metrics.refreshed();
+        if self.failures > 0 {
+            tracing::info!(
+                url = self.label,
+                failures = self.failures,
+                "the key set can be fetched again"
+            );
+        }
+        self.failures = 0;
+    }
+
+    fn failed(&mut self, error: &FetchError) {
+        self.metrics.fetched(error.kind());
+        self.failures = self.failures.saturating_add(1);
+        if self.failures > 1 {
+            return;
+        }
+        let url = &self.label;
+        match self.digest {
+            Some(_) => tracing::warn!(
+                url, %error,
+                "the key set cannot be fetched: the last good one stays in use; trying again"
+            ),
+            None => tracing::error!(
+                url, %error,
+                "the key set cannot be fetched, and there is none yet: its tokens are rejected; trying again"
+            ),
+        }
+    }
+}
