@@ -1,12 +1,24 @@
 //! The decision alone: nanoseconds, allocations, bytes per key. `cargo bench --bench decide`.
 //!
 //! Each figure is the median of interleaved rounds (every case once per round), so that a slow moment of the machine
-//! hits all cases alike. Every algorithm is measured, and `governor` over a `dashmap` beside them. Keys are drawn at random and hashed from a counter inside the loop; what that costs is the first
-//! row. The clock is a counter too (for `governor` one that stands still): reading it is not part of the decision. Two threads work
-//! on the same keys. An allocation on a measured path ends the run with an error, except for sliding logs, whose rings grow.
+//! hits all cases alike. Every algorithm is measured, and `governor` over a `dashmap` beside them. Two threads work on the
+//! same keys.
+//!
+//! What each does, so that like is compared with like:
+//!
+//! - Keys are drawn at random and made from a counter inside the loop; what that costs is the first row. The clock is a
+//!   counter too (for `governor` one that stands still): reading it is not part of the decision.
+//! - Our keys are hashes already (the gateway hashes what a client sent once, keyed, whatever the number of limits). So
+//!   `governor` is measured twice: as it comes, with the standard library's keyed hash of the 128-bit key, and "hashed",
+//!   where its map takes 64 bits of the key as they are. `governor` answers yes or no, and so does a row of ours;
+//!   "told" adds what a client is told: capacity, remaining, next unit, reset, wait, and which limit binds.
+//!
+//! An allocation on a measured path ends the run with an error, except for sliding logs, whose rings grow.
+//! Arguments choose the cases whose name contains one of them: `cargo bench --bench decide -- token governor`.
 //! `TIDEGATE_BENCH_LARGE=1` adds ten million keys for every algorithm (several GB).
 
 use std::{
+    hash::{BuildHasherDefault, Hasher, RandomState},
     hint::black_box,
     sync::{
         Arc, Barrier,
@@ -16,11 +28,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use arrayvec::ArrayVec;
 use governor::{
     RateLimiter, clock::FakeRelativeClock, middleware::NoOpMiddleware, nanos::Nanos,
     state::keyed::DashMapStateStore,
 };
-use tidegate::limit::{Algorithm, Attached, Charge, Key, Limit, Quota, Store};
+use tidegate::limit::{Algorithm, Attached, Charge, Key, Limit, MAX_LIMITS, Quota, Store, Verdict};
 
 const ROUNDS: usize = 21;
 const DECISIONS: u64 = 200_000;
@@ -37,15 +50,37 @@ const OTHERS: [Algorithm; 5] = [
     Algorithm::Concurrency,
 ];
 
-type Governor =
-    RateLimiter<u128, DashMapStateStore<u128>, FakeRelativeClock, NoOpMiddleware<Nanos>>;
+type Governor<S> =
+    RateLimiter<u128, DashMapStateStore<u128, S>, FakeRelativeClock, NoOpMiddleware<Nanos>>;
+
+/// Takes a key for its own hash.
+#[derive(Clone, Copy, Default)]
+struct Hashed(u64);
+
+impl Hasher for Hashed {
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("keys are integers");
+    }
+
+    fn write_u128(&mut self, key: u128) {
+        self.0 = key as u64;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
 
 fn main() {
     // cargo test builds this too, and starts it without that argument
     if !std::env::args().any(|argument| argument == "--bench") {
         return;
     }
-    let cases = cases();
+    let wanted: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|argument| !argument.starts_with("--"))
+        .collect();
+    let cases = cases(&wanted);
     let mut ns: Vec<Vec<f64>> = vec![Vec::new(); cases.len()];
     for _ in 0..ROUNDS {
         for (case, ns) in cases.iter().zip(&mut ns) {
@@ -53,15 +88,16 @@ fn main() {
         }
     }
     println!(
-        "{:<44} {:>8} {:>14} {:>14}",
-        "decision", "ns", "million/s", "bytes per key"
+        "{:<44} {:>8} {:>8} {:>14} {:>14}",
+        "decision", "ns", "quickest", "million/s", "bytes per key"
     );
     for (case, ns) in cases.iter().zip(&mut ns) {
         ns.sort_by(f64::total_cmp);
         let median = ns[ns.len() / 2];
         println!(
-            "{:<44} {median:>8.1} {:>14.1} {:>14.1}",
-            case.name(),
+            "{:<44} {median:>8.1} {:>8.1} {:>14.1} {:>14.1}",
+            name(case.kind, case.keys, case.threads),
+            ns[0],
             case.threads as f64 * 1_000.0 / median,
             case.bytes
         );
@@ -70,7 +106,9 @@ fn main() {
         "allocations per decision: 0, sliding logs and governor apart (counted, {} decisions)",
         cases.len() * ROUNDS * DECISIONS as usize
     );
-    memory();
+    if wanted.is_empty() {
+        memory();
+    }
 }
 
 /// What is decided.
@@ -80,6 +118,8 @@ enum Kind {
     Loop,
     /// Keys that are in the table, admitted.
     Known { limits: usize },
+    /// The same, and what a client is told.
+    Told { limits: usize },
     /// The same, all of them out of units.
     Denied { limits: usize },
     /// Keys that were never seen, in a table full of idle ones.
@@ -87,7 +127,7 @@ enum Kind {
     /// Known keys of one limit that counts like this; slots are given back at once.
     Of(Algorithm),
     /// Known keys, admitted by `governor`.
-    Governor,
+    Governor { hashed: bool },
 }
 
 struct Case {
@@ -96,41 +136,64 @@ struct Case {
     threads: u64,
     store: Store,
     limits: Vec<Arc<Attached>>,
-    governor: Option<Governor>,
+    governor: Option<Governor<RandomState>>,
+    governor_hashed: Option<Governor<BuildHasherDefault<Hashed>>>,
     /// Bytes per key of what was allocated for it.
     bytes: f64,
     /// Virtual nanoseconds, and the source of fresh keys.
     clock: AtomicU64,
 }
 
-fn cases() -> Vec<Case> {
-    let mut cases = vec![Case::new(Kind::Loop, 1, 1)];
-    for limits in [1, 3] {
-        for keys in [1, 10_000, MAX_KEYS] {
-            for threads in [1, 2] {
-                cases.push(Case::new(Kind::Known { limits }, keys, threads));
+fn cases(wanted: &[String]) -> Vec<Case> {
+    let most = match std::env::var_os("TIDEGATE_BENCH_LARGE") {
+        Some(_) => 4,
+        None => 3,
+    };
+    let sizes = [1, 10_000, MAX_KEYS, 10 * MAX_KEYS];
+    let one = [Kind::Known { limits: 1 }, Kind::Told { limits: 1 }];
+    let governor = [false, true].map(|hashed| Kind::Governor { hashed });
+    let three = [Kind::Known { limits: 3 }, Kind::Told { limits: 3 }];
+    let mut chosen = vec![(Kind::Loop, 1, 1)];
+    let mut add = |kinds: &[Kind], sizes: &[u64]| {
+        for &kind in kinds {
+            for &keys in sizes {
+                chosen.extend([1, 2].map(|threads| (kind, keys, threads)));
             }
         }
-    }
-    let large = std::env::var_os("TIDEGATE_BENCH_LARGE").is_some();
-    let others = OTHERS.map(Kind::Of).into_iter().chain([Kind::Governor]);
-    for kind in others {
-        let most = if large { 4 } else { 3 };
-        for keys in [1, 10_000, MAX_KEYS, 10 * MAX_KEYS].into_iter().take(most) {
-            for threads in [1, 2] {
-                cases.push(Case::new(kind, keys, threads));
-            }
-        }
-    }
-    for threads in [1, 2] {
-        cases.push(Case::new(Kind::Known { limits: 1 }, 10 * MAX_KEYS, threads));
-    }
-    cases.push(Case::new(Kind::Denied { limits: 1 }, 10_000, 1));
-    cases.push(Case::new(Kind::Denied { limits: 3 }, 10_000, 1));
-    for threads in [1, 2] {
-        cases.push(Case::new(Kind::Fresh, MAX_KEYS, threads));
-    }
-    cases
+    };
+    add(&one, &sizes);
+    add(&governor, &sizes);
+    add(&three, &sizes[..3]);
+    add(&[4, 10].map(|limits| Kind::Known { limits }), &[10_000]);
+    add(&OTHERS.map(Kind::Of), &sizes[..most]);
+    add(&[1, 3].map(|limits| Kind::Denied { limits }), &[10_000]);
+    add(&[Kind::Fresh], &[MAX_KEYS]);
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|part| name.contains(part));
+    chosen
+        .into_iter()
+        .filter(|&(kind, keys, threads)| is_wanted(&name(kind, keys, threads)))
+        .map(|(kind, keys, threads)| Case::new(kind, keys, threads))
+        .collect()
+}
+
+fn name(kind: Kind, keys: u64, threads: u64) -> String {
+    let plural = |n: u64, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
+    let limits = |n: usize| match n {
+        1 => "token bucket".to_owned(),
+        _ => format!("{n} token buckets"),
+    };
+    let what = match kind {
+        Kind::Loop => return "(loop and key alone)".to_owned(),
+        Kind::Known { limits: n } => limits(n),
+        Kind::Told { limits: n } => format!("{}, told", limits(n)),
+        Kind::Denied { limits: n } => format!("{}, denied", limits(n)),
+        Kind::Fresh => "token bucket, fresh among".to_owned(),
+        Kind::Of(algorithm) => format!("{algorithm:?}"),
+        Kind::Governor { hashed: false } => "governor".to_owned(),
+        Kind::Governor { hashed: true } => "governor, hashed".to_owned(),
+    };
+    let (keys, threads) = (plural(keys, "key"), plural(threads, "thread"));
+    format!("{what}, {keys}, {threads}")
 }
 
 impl Case {
@@ -138,7 +201,9 @@ impl Case {
     fn new(kind: Kind, keys: u64, threads: u64) -> Case {
         let (limits, quota) = match kind {
             Kind::Loop => (0, quota(1, 1)),
-            Kind::Known { limits } => (limits, quota(1_000_000_000, 1_000_000_000)),
+            Kind::Known { limits } | Kind::Told { limits } => {
+                (limits, quota(1_000_000_000, 1_000_000_000))
+            }
             Kind::Denied { limits } => (limits, quota(1, 1)),
             Kind::Fresh => (1, quota(1_000_000_000, 1)),
             Kind::Of(Algorithm::Concurrency) => (1, Quota::slots(4).expect("within bounds")),
@@ -148,14 +213,14 @@ impl Case {
                 let period = Duration::from_millis(1);
                 (1, Quota::new(4_000, period, 1).expect("within bounds"))
             }
-            Kind::Governor => (0, quota(1, 1)),
+            Kind::Governor { .. } => (0, quota(1, 1)),
         };
         let algorithm = match kind {
             Kind::Of(algorithm) => algorithm,
             _ => Algorithm::TokenBucket,
         };
         let before = counting::held();
-        // three limits are one for all, and two by key
+        // of several limits one is for all, the others by key
         let store = Store::new((keys * limits.saturating_sub(1).max(1) as u64) as usize);
         let attach = |n: usize| {
             let limit = Limit::new(&format!("limit {n}"), algorithm, &[quota])
@@ -163,10 +228,13 @@ impl Case {
             store.attach(&limit).expect("few limits")
         };
         let limits: Vec<_> = (0..limits).map(attach).collect();
-        let governor = (kind == Kind::Governor).then(|| {
-            let most = std::num::NonZeroU32::MAX;
-            let quota = governor::Quota::per_second(most).allow_burst(most);
-            RateLimiter::dashmap_with_clock(quota, FakeRelativeClock::default())
+        let most = std::num::NonZeroU32::MAX;
+        let most = governor::Quota::per_second(most).allow_burst(most);
+        let clock = FakeRelativeClock::default;
+        let governor = (kind == Kind::Governor { hashed: false })
+            .then(|| RateLimiter::dashmap_with_clock(most, clock()));
+        let governor_hashed = (kind == Kind::Governor { hashed: true }).then(|| {
+            RateLimiter::dashmap_with_clock_and_hasher(most, clock(), BuildHasherDefault::default())
         });
         let mut case = Case {
             kind,
@@ -175,6 +243,7 @@ impl Case {
             store,
             limits,
             governor,
+            governor_hashed,
             bytes: 0.0,
             clock: AtomicU64::new(1_000_000_000),
         };
@@ -183,24 +252,6 @@ impl Case {
         }
         case.bytes = counting::held().saturating_sub(before) as f64 / keys as f64;
         case
-    }
-
-    fn name(&self) -> String {
-        let (threads, keys) = (self.threads, self.keys);
-        let plural = |n: u64, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
-        let what = match self.kind {
-            Kind::Loop => return "(loop and key alone)".to_owned(),
-            Kind::Known { limits } => plural(limits as u64, "limit"),
-            Kind::Denied { limits } => format!("{}, denied", plural(limits as u64, "limit")),
-            Kind::Fresh => "1 limit, fresh among".to_owned(),
-            Kind::Of(algorithm) => format!("{algorithm:?}"),
-            Kind::Governor => "governor, dashmap".to_owned(),
-        };
-        format!(
-            "{what}, {}, {}",
-            plural(keys, "key"),
-            plural(threads, "thread")
-        )
     }
 
     #[inline]
@@ -212,21 +263,39 @@ impl Case {
             cost: 1,
             max_delay_ns: 0,
         };
-        let admit = |charges: &[Charge<'_>]| _ = black_box(&self.store.admit(now_ns, charges));
-        match self.limits.len() {
-            0 => match &self.governor {
-                Some(governor) => _ = black_box(governor.check_key(&key.0)),
-                None => _ = black_box((now_ns, key)),
-            },
-            1 if self.kind == Kind::Of(Algorithm::Concurrency) => {
-                let one = charge(0, Some(key));
-                let verdict = self.store.admit(now_ns, &[one]);
-                for standing in &verdict.standings {
-                    self.store.release(now_ns, &one, standing.held);
+        if let Some(governor) = &self.governor {
+            return drop(black_box(governor.check_key(&key.0)));
+        }
+        if let Some(governor) = &self.governor_hashed {
+            return drop(black_box(governor.check_key(&key.0)));
+        }
+        let several: ArrayVec<Charge<'_>, MAX_LIMITS>;
+        let charges = match self.limits.len() {
+            0 => {
+                black_box((now_ns, key));
+                return;
+            }
+            1 => &[charge(0, Some(key))][..],
+            n => {
+                several = (0..n).map(|n| charge(n, (n > 0).then_some(key))).collect();
+                &several
+            }
+        };
+        let mut verdict = Verdict::default();
+        self.store.admit_into(now_ns, charges, &mut verdict);
+        match self.kind {
+            Kind::Of(Algorithm::Concurrency) => {
+                for (charge, finding) in charges.iter().zip(&verdict.findings) {
+                    self.store.release(now_ns, charge, finding.held());
                 }
             }
-            1 => admit(&[charge(0, Some(key))]),
-            _ => admit(&[charge(0, None), charge(1, Some(key)), charge(2, Some(key))]),
+            Kind::Told { .. } => {
+                let standings = verdict.standings();
+                black_box((standings.binding(), &standings));
+            }
+            _ => {
+                black_box(verdict.admitted());
+            }
         }
     }
 
@@ -259,7 +328,7 @@ impl Case {
                 counting::allocations() == allocated
                     || self.kind == Kind::Of(Algorithm::SlidingLog),
                 "{} allocates",
-                self.name()
+                name(self.kind, self.keys, self.threads)
             );
             elapsed.as_nanos() as f64 / DECISIONS as f64
         };

@@ -17,9 +17,9 @@ use super::{
     slots::Slot,
 };
 use crate::{
-    config::{Effect, Mode},
+    config::{Effect, Mode, Share},
     identity::Keyed,
-    limit::{Charge, Held, Key, MAX_LIMITS, Standing, Verdict},
+    limit::{Charge, Finding, Held, Key, MAX_LIMITS, Standing, Verdict},
     response::Refusal,
 };
 
@@ -35,7 +35,7 @@ pub(super) struct Met<'a> {
 
 /// What a limit has to do with a request, for showing one's reasoning.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Noted {
+pub(super) enum Noted<'a> {
     /// Nothing: it is off.
     Off,
     /// Nothing: whoever guesses credentials meets only what counts addresses, and what everybody meets.
@@ -50,8 +50,8 @@ pub(super) enum Noted {
     Overridden(usize),
     /// It counts the request by this quota, and acts or looks on.
     Met { tier: usize, acts: bool },
-    /// It has looked on, and stands like this.
-    LookedOn(Standing),
+    /// It has looked on, and found this.
+    LookedOn(Finding<'a>),
 }
 
 /// An exception that admits nothing.
@@ -74,12 +74,13 @@ impl Worker {
         &self,
         exchange: &mut Exchange<'a>,
         guesses: bool,
-        mut note: impl FnMut(&'a LimitPlan, Noted),
+        mut note: impl FnMut(&'a LimitPlan, Noted<'a>),
     ) -> Result<(), Refusal> {
         let route: &'a RoutePlan = exchange.route;
-        let meeting = self.meet(exchange, route, guesses, &mut note)?;
+        let mut meeting = Meeting::default();
+        self.meet(exchange, route, guesses, &mut meeting, &mut note)?;
         let now_ns = self.shared.nanoseconds(exchange.decided_at);
-        exchange.verdict = self.ask(now_ns, route, &meeting.acting);
+        self.ask(now_ns, route, &meeting.acting, &mut exchange.verdict);
         if exchange.verdict.admitted() {
             self.hold(exchange, now_ns, route, &meeting.acting);
             self.look_on(exchange, now_ns, route, &meeting.looking_on, &mut note);
@@ -102,11 +103,11 @@ impl Worker {
         exchange: &Exchange<'a>,
         route: &'a RoutePlan,
         guesses: bool,
-        note: &mut impl FnMut(&'a LimitPlan, Noted),
-    ) -> Result<Meeting<'a>, Refusal> {
-        let mut meeting = Meeting::default();
+        meeting: &mut Meeting<'a>,
+        note: &mut impl FnMut(&'a LimitPlan, Noted<'a>),
+    ) -> Result<(), Refusal> {
         let Some(asked) = &exchange.asked else {
-            return Ok(meeting);
+            return Ok(());
         };
         let (hasher, prefixes) = (&self.shared.hasher, self.shared.plan.prefixes);
         exchange.with_subject(&self.shared.plan.table, asked, |subject| {
@@ -170,20 +171,25 @@ impl Worker {
                 }
             }
             Ok(())
-        })?;
-        Ok(meeting)
+        })
     }
 
     /// The verdict of the limits that act. On admission those that count now are charged.
-    fn ask(&self, now_ns: u64, route: &RoutePlan, acting: &[Met<'_>]) -> Verdict {
+    fn ask<'a>(
+        &self,
+        now_ns: u64,
+        route: &RoutePlan,
+        acting: &[Met<'a>],
+        verdict: &mut Verdict<'a>,
+    ) {
         let store = &self.shared.store;
-        let charges = |later: bool| -> ArrayVec<Charge<'_>, MAX_LIMITS> {
+        let charges = |later: bool| -> ArrayVec<Charge<'a>, MAX_LIMITS> {
             let chosen = acting.iter().filter(move |met| met.counts_later() == later);
             chosen.map(|met| met.charge(route)).collect()
         };
         let now = charges(false);
         if now.len() == acting.len() && acting.iter().all(|met| met.blocked.is_none()) {
-            return store.admit(now_ns, &now);
+            return store.admit_into(now_ns, &now, verdict);
         }
         let later = store.peek(now_ns, &charges(true));
         let stopped = !later.admitted() || acting.iter().any(|met| met.blocked.is_some());
@@ -192,21 +198,19 @@ impl Worker {
         } else {
             store.admit(now_ns, &now)
         };
-        let (mut now, mut later) = (now.standings.into_iter(), later.standings.into_iter());
+        let (mut now, mut later) = (now.findings.into_iter(), later.findings.into_iter());
         let in_order = acting.iter().filter_map(|met| {
-            let standing = if met.counts_later() {
+            let finding = if met.counts_later() {
                 later.next()
             } else {
                 now.next()
             }?;
             Some(
                 met.blocked
-                    .map_or(standing, |blocked| blocked.standing(standing)),
+                    .map_or(finding, |blocked| blocked.finding(&finding)),
             )
         });
-        Verdict {
-            standings: in_order.collect(),
-        }
+        verdict.findings = in_order.collect();
     }
 
     /// What an admitted request takes with it: slots, places in a queue, its delay.
@@ -219,33 +223,34 @@ impl Worker {
     ) {
         let mut slowed = Duration::ZERO;
         let mut turn = Duration::ZERO;
-        for (met, standing) in acting.iter().zip(&exchange.verdict.standings) {
+        for (met, finding) in acting.iter().zip(&exchange.verdict.findings) {
             let rule = &met.limit.rule;
             let settings = &rule.settings;
-            let used = standing.capacity.saturating_sub(standing.remaining);
-            if settings
-                .warn_at
-                .is_some_and(|share| share.is_reached(used, standing.capacity))
-            {
+            let is_reached = |share: Share| {
+                let standing = finding.standing();
+                let used = standing.capacity.saturating_sub(standing.remaining);
+                share.is_reached(used, standing.capacity)
+            };
+            if settings.warn_at.is_some_and(is_reached) {
                 rule.metrics.near_limit.increment(1);
                 if settings.disclose && exchange.warning.is_none() {
                     exchange.warning = Some(&rule.name);
                 }
             }
-            let slow = settings
-                .slow
-                .filter(|slow| slow.at.is_reached(used, standing.capacity));
+            let slow = settings.slow.filter(|slow| is_reached(slow.at));
             let slow = slow.map_or(Duration::ZERO, |slow| slow.by);
-            let wait = Duration::from_nanos(standing.delay_ns);
+            let delay_ns = finding.delay_ns();
+            let wait = Duration::from_nanos(delay_ns);
             if !(wait + slow).is_zero() {
                 rule.metrics.delayed_seconds.record(wait + slow);
             }
             slowed = slowed.max(slow);
             turn = turn.max(wait);
-            if standing.held != Held::Nowhere && (rule.holds_slots || standing.delay_ns > 0) {
+            let held = finding.held();
+            if held != Held::Nowhere && (rule.holds_slots || delay_ns > 0) {
                 exchange
                     .slots
-                    .add(&self.shared, Slot::of(met, route, now_ns, standing));
+                    .add(&self.shared, Slot::of(met, route, now_ns, held));
             }
         }
         exchange.delay = turn + slowed;
@@ -258,7 +263,7 @@ impl Worker {
         now_ns: u64,
         route: &RoutePlan,
         looking_on: &[Met<'a>],
-        note: &mut impl FnMut(&'a LimitPlan, Noted),
+        note: &mut impl FnMut(&'a LimitPlan, Noted<'a>),
     ) {
         for met in looking_on {
             let rule = &met.limit.rule;
@@ -267,16 +272,13 @@ impl Worker {
                 true => self.shared.store.peek(now_ns, &[charge]),
                 false => self.shared.store.admit(now_ns, &[charge]),
             };
-            let Some(standing) = verdict.standings.first() else {
+            let Some(finding) = verdict.findings.first() else {
                 continue;
             };
-            let says = |blocked: Blocked| blocked.standing(*standing);
-            note(
-                met.limit,
-                Noted::LookedOn(met.blocked.map_or(*standing, says)),
-            );
+            let found = met.blocked.map(|blocked| blocked.finding(finding));
+            note(met.limit, Noted::LookedOn(found.unwrap_or(*finding)));
             let decisions = &met.limit.decisions;
-            if standing.denied || met.blocked.is_some() {
+            if finding.denied() || met.blocked.is_some() {
                 if rule.settings.mode == Mode::Tag {
                     decisions.tagged.increment(1);
                     exchange.tags.push(&rule.name);
@@ -286,10 +288,10 @@ impl Worker {
             } else {
                 decisions.admitted.increment(1);
             }
-            if rule.holds_slots && standing.held != Held::Nowhere {
+            if rule.holds_slots && finding.held() != Held::Nowhere {
                 exchange
                     .slots
-                    .add(&self.shared, Slot::of(met, route, now_ns, standing));
+                    .add(&self.shared, Slot::of(met, route, now_ns, finding.held()));
             }
             if met.counts_later() {
                 exchange.counting.push(*met);
@@ -343,12 +345,12 @@ impl<'a> Met<'a> {
 
 impl Blocked {
     /// What a closed limit says.
-    fn standing(self, open: Standing) -> Standing {
+    fn finding<'a>(self, open: &Finding<'a>) -> Finding<'a> {
         let left = self
             .until
             .map(|until| until.duration_since(SystemTime::now()).unwrap_or_default());
         let retry_after_ns = left.map(|left| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
-        Standing {
+        let closed = Standing {
             remaining: 0,
             denied: true,
             never: retry_after_ns.is_none(),
@@ -357,8 +359,9 @@ impl Blocked {
             reset_ns: retry_after_ns.unwrap_or(0),
             delay_ns: 0,
             held: Held::Nowhere,
-            ..open
-        }
+            ..open.standing()
+        };
+        closed.into()
     }
 }
 

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     identity::{Client, Rejected},
-    limit::MAX_LIMITS,
+    limit::{MAX_LIMITS, Standings},
     listener::{
         inbound::{InboundBody, InboundError},
         request::{self, Malformed},
@@ -88,7 +88,7 @@ impl Worker {
         self.fields.borrow_mut().write(
             headers,
             status,
-            &met(exchange),
+            &met(exchange, &exchange.verdict.standings()),
             settings,
             SystemTime::now(),
         );
@@ -98,18 +98,16 @@ impl Worker {
 
     /// 429: a limit denies the request.
     pub(super) fn deny(&self, exchange: &Exchange<'_>) -> Response<Body> {
+        let standings = exchange.verdict.standings();
         // what a limit that is not disclosed denies tells of no other limit either
         let met = if is_undisclosed(exchange) {
             ArrayVec::new()
         } else {
-            met(exchange)
+            met(exchange, &standings)
         };
         let denial = Denial {
             met: &met,
-            retry_after_ns: exchange
-                .verdict
-                .denial()
-                .and_then(|denial| denial.retry_after_ns),
+            retry_after_ns: standings.denial().and_then(|denial| denial.retry_after_ns),
         };
         let settings = &self.shared.plan.response;
         let response = response::too_many_requests(
@@ -120,8 +118,7 @@ impl Worker {
             SystemTime::now(),
         );
         let retry_after = denial.retry_after();
-        let binding = exchange
-            .verdict
+        let binding = standings
             .binding()
             .and_then(|index| exchange.met.get(index));
         if let Some((met, seconds)) = binding.zip(retry_after) {
@@ -154,7 +151,7 @@ impl Worker {
         self.fields.borrow_mut().write(
             response.headers_mut(),
             status,
-            &met(exchange),
+            &met(exchange, &exchange.verdict.standings()),
             settings,
             SystemTime::now(),
         );
@@ -174,13 +171,13 @@ impl Worker {
     /// Counts what each limit decided.
     pub(super) fn note_decision(&self, exchange: &Exchange<'_>) {
         let admitted = exchange.verdict.admitted();
-        for (met, standing) in exchange.met.iter().zip(&exchange.verdict.standings) {
+        for (met, finding) in exchange.met.iter().zip(&exchange.verdict.findings) {
             let decisions = &met.limit.decisions;
-            if admitted && standing.delay_ns > 0 {
+            if admitted && finding.delay_ns() > 0 {
                 decisions.delayed.increment(1);
             } else if admitted {
                 decisions.admitted.increment(1);
-            } else if standing.denied {
+            } else if finding.denied() {
                 decisions.rejected.increment(1);
             }
         }
@@ -230,17 +227,12 @@ impl Worker {
 }
 
 /// The limits that the request met and may know of, the binding one first.
-fn met<'a>(exchange: &'a Exchange<'_>) -> ArrayVec<Met<'a>, MAX_LIMITS> {
-    let binding = exchange.verdict.binding();
+fn met<'a>(exchange: &'a Exchange<'_>, standings: &Standings) -> ArrayVec<Met<'a>, MAX_LIMITS> {
+    let binding = standings.binding();
     let others = (0..exchange.met.len()).filter(|&index| Some(index) != binding);
     let in_order = binding.into_iter().chain(others);
     in_order
-        .filter_map(|index| {
-            Some((
-                exchange.met.get(index)?,
-                exchange.verdict.standings.get(index)?,
-            ))
-        })
+        .filter_map(|index| exchange.met.get(index).zip(standings.get(index)))
         .filter(|(met, _)| met.limit.rule.settings.disclose)
         .map(|(met, standing)| Met {
             policy: &met.limit.rule.policies[met.tier],
@@ -256,8 +248,8 @@ fn met<'a>(exchange: &'a Exchange<'_>) -> ArrayVec<Met<'a>, MAX_LIMITS> {
 
 /// Whether a limit that clients may not know of denies the request.
 fn is_undisclosed(exchange: &Exchange<'_>) -> bool {
-    let mut denying = exchange.met.iter().zip(&exchange.verdict.standings);
-    denying.any(|(met, standing)| standing.denied && !met.limit.rule.settings.disclose)
+    let mut denying = exchange.met.iter().zip(&exchange.verdict.findings);
+    denying.any(|(met, finding)| finding.denied() && !met.limit.rule.settings.disclose)
 }
 
 fn asked<'a>(exchange: &'a Exchange<'_>) -> response::Asked<'a> {

@@ -32,9 +32,9 @@ pub(super) struct Exchange<'a> {
     pub(super) body: Option<BodyFields>,
     /// When the limits were asked: a body may have had to be read before.
     pub(super) decided_at: Instant,
-    /// The limits that act on the request, and how they stand, in the same order.
+    /// The limits that act on the request, and what each found, in the same order.
     pub(super) met: ArrayVec<Met<'a>, MAX_LIMITS>,
-    pub(super) verdict: Verdict,
+    pub(super) verdict: Verdict<'a>,
     /// Limits that look on and count the answer.
     pub(super) counting: ArrayVec<Met<'a>, MAX_LIMITS>,
     /// How long it is held before it is sent on.

@@ -90,6 +90,7 @@ impl Worker {
             Err(Stopped::Denied) => Answer::Denied {
                 retry_after: exchange
                     .verdict
+                    .standings()
                     .denial()
                     .and_then(|denial| Some(Duration::from_nanos(denial.retry_after_ns?))),
             },
@@ -210,7 +211,11 @@ impl Worker {
         too_large
     }
 
-    fn limits(&self, exchange: &Exchange<'_>, noted: &[(&LimitPlan, Noted)]) -> Vec<LimitShown> {
+    fn limits(
+        &self,
+        exchange: &Exchange<'_>,
+        noted: &[(&LimitPlan, Noted<'_>)],
+    ) -> Vec<LimitShown> {
         exchange
             .route
             .limits
@@ -228,11 +233,11 @@ impl Worker {
             .collect()
     }
 
-    fn limit(
+    fn limit<'a>(
         &self,
         exchange: &Exchange<'_>,
         limit: &LimitPlan,
-        noted: impl Iterator<Item = Noted>,
+        noted: impl Iterator<Item = Noted<'a>>,
     ) -> LimitShown {
         let rule = &limit.rule;
         let (settings, plan) = (&rule.settings, &self.shared.plan);
@@ -280,14 +285,14 @@ impl Worker {
                         false => Outcome::NotMet("another limit rejects the request".to_owned()),
                     };
                 }
-                Noted::LookedOn(standing) => {
-                    shown.outcome = match (standing.denied, settings.mode) {
+                Noted::LookedOn(finding) => {
+                    shown.outcome = match (finding.denied(), settings.mode) {
                         (true, Mode::Tag) => Outcome::Tagged,
                         (denied, _) => Outcome::LookedOn {
                             would_reject: denied,
                         },
                     };
-                    shown.standing = Some(stands(&standing));
+                    shown.standing = Some(stands(&finding.standing()));
                 }
             }
         }
@@ -303,10 +308,11 @@ impl Worker {
     ) -> Outcome {
         let is_it = |met: &admit::Met<'_>| std::ptr::eq(met.limit, limit);
         let place = exchange.met.iter().position(is_it);
-        let Some(standing) = place.and_then(|place| exchange.verdict.standings.get(place)) else {
+        let Some(finding) = place.and_then(|place| exchange.verdict.findings.get(place)) else {
             return not_met("the request was refused before it was asked");
         };
-        *shown = Some(stands(standing));
+        let standing = finding.standing();
+        *shown = Some(stands(&standing));
         match standing.denied {
             true => Outcome::Rejected {
                 never: standing.never,

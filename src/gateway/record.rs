@@ -212,9 +212,10 @@ impl Kept {
 
 impl KeptLimit {
     fn of(worker: &Worker, exchange: &Exchange<'_>, retry_after: Option<u32>) -> Option<Self> {
-        let index = exchange.verdict.binding()?;
+        let standings = exchange.verdict.standings();
+        let index = standings.binding()?;
         let rule = &exchange.met.get(index)?.limit.rule;
-        let standing = exchange.verdict.standings.get(index)?;
+        let standing = standings.get(index)?;
         let plan = &worker.shared.plan;
         let key = exchange.with_subject(&plan.table, exchange.asked.as_ref()?, |subject| {
             rule.key

@@ -10,7 +10,7 @@ use super::{
     plan::{LimitRule, RoutePlan},
     shared::Shared,
 };
-use crate::limit::{Charge, Held, Key, Standing};
+use crate::limit::{Charge, Held, Key};
 
 /// What one request holds. Empty, and without an allocation, for most.
 #[derive(Debug, Default)]
@@ -30,13 +30,13 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    pub(super) fn of(met: &Met<'_>, route: &RoutePlan, now_ns: u64, standing: &Standing) -> Self {
+    pub(super) fn of(met: &Met<'_>, route: &RoutePlan, now_ns: u64, held: Held) -> Self {
         Self {
             rule: Arc::clone(&met.limit.rule),
             tier: met.tier,
             key: met.key(),
             cost: route.cost,
-            held: standing.held,
+            held,
             charged_at_ns: now_ns,
         }
     }

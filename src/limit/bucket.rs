@@ -186,7 +186,7 @@ impl Buckets {
 
     /// The word after a charge, or, where the request is denied, the word to keep: the same, unless the clock
     /// stepped back. A cost of 0 always fits and changes nothing.
-    #[inline]
+    #[inline(always)]
     pub(super) fn charge(&self, ask: &Ask, tat: u64) -> Result<u64, u64> {
         if ask.cost == 0 {
             return Ok(tat);

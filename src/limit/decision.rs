@@ -1,8 +1,13 @@
 //! What was decided: how each limit stands to a request, and which of them speaks for all.
 
+use std::ops::Deref;
+
 use arrayvec::ArrayVec;
 
-use super::MAX_LIMITS;
+use super::{
+    MAX_LIMITS,
+    words::{Ask, Words},
+};
 
 /// What one limit says to one request. Times are whole nanoseconds from the request's `now`, rounded up: whoever
 /// waits that long is not early.
@@ -52,34 +57,145 @@ impl Standing {
 }
 
 /// One request against all of its limits: admitted by every one of them, or denied and charged to none.
+#[derive(Clone, Debug, Default)]
+pub struct Verdict<'a> {
+    /// One finding per charge, in the order of the charges.
+    pub findings: ArrayVec<Finding<'a>, MAX_LIMITS>,
+}
+
+/// What one limit decided, and what it takes to say more: a [`Standing`] costs several divisions, most of which nobody
+/// asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Finding<'a> {
+    basis: Basis<'a>,
+    denied: bool,
+    held: Held,
+}
+
+/// What a finding's standing is worked out from.
+#[derive(Clone, Copy, Debug)]
+enum Basis<'a> {
+    /// A key's word as the request left it.
+    Word {
+        words: &'a Words,
+        ask: Ask,
+        word: u64,
+    },
+    /// What had to be said at once.
+    Said(Standing),
+}
+
+impl<'a> Finding<'a> {
+    /// A word that the request has not charged.
+    #[inline(always)]
+    pub(super) fn found(words: &'a Words, ask: Ask, word: u64, denied: bool) -> Finding<'a> {
+        Finding {
+            basis: Basis::Word { words, ask, word },
+            denied,
+            held: Held::Nowhere,
+        }
+    }
+
+    /// The request's charge has made it this word.
+    #[inline(always)]
+    pub(super) fn charge(&mut self, new: u64, held: Held) {
+        if let Basis::Word { word, .. } = &mut self.basis {
+            *word = new;
+            self.held = held;
+        }
+    }
+
+    /// This limit denies the request.
+    #[inline]
+    pub fn denied(&self) -> bool {
+        self.denied
+    }
+
+    /// As [`Standing::held`].
+    #[inline]
+    pub fn held(&self) -> Held {
+        self.held
+    }
+
+    /// As [`Standing::delay_ns`]; costs nothing where no delay is allowed.
+    pub fn delay_ns(&self) -> u64 {
+        match &self.basis {
+            Basis::Word { ask, .. } if ask.max_delay_ns == 0 => 0,
+            _ => self.standing().delay_ns,
+        }
+    }
+
+    /// All that can be said.
+    pub fn standing(&self) -> Standing {
+        let standing = match &self.basis {
+            Basis::Said(standing) => *standing,
+            Basis::Word { words, ask, word } if self.held == Held::Nowhere => {
+                words.standing(ask, *word)
+            }
+            Basis::Word { words, ask, word } => words.standing_charged(ask, *word),
+        };
+        Standing {
+            denied: self.denied,
+            held: self.held,
+            ..standing
+        }
+    }
+}
+
+/// What is known already.
+impl From<Standing> for Finding<'_> {
+    fn from(standing: Standing) -> Self {
+        Finding {
+            basis: Basis::Said(standing),
+            denied: standing.denied,
+            held: standing.held,
+        }
+    }
+}
+
+impl Verdict<'_> {
+    /// Every limit admits (also when there is none).
+    #[inline]
+    pub fn admitted(&self) -> bool {
+        self.findings.iter().all(|finding| !finding.denied)
+    }
+
+    /// How long an admitted request must be held: as long as the limit that holds it longest.
+    pub fn delay_ns(&self) -> u64 {
+        let delays = self.findings.iter().map(Finding::delay_ns);
+        delays.max().unwrap_or(0)
+    }
+
+    /// What each limit says. It is worked out here, so ask once.
+    pub fn standings(&self) -> Standings {
+        let standings = self.findings.iter().map(Finding::standing);
+        Standings(standings.collect())
+    }
+}
+
+/// One standing per charge, in the order of the charges.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Verdict {
-    /// One standing per charge, in the order of the charges.
-    pub standings: ArrayVec<Standing, MAX_LIMITS>,
+pub struct Standings(ArrayVec<Standing, MAX_LIMITS>);
+
+impl Deref for Standings {
+    type Target = [Standing];
+
+    fn deref(&self) -> &[Standing] {
+        &self.0
+    }
 }
 
 /// The limit that a denied request must wait for longest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Denial {
-    /// Index of the limit into the charges (and [`Verdict::standings`]).
+    /// Index of the limit into the charges.
     pub limit: usize,
     /// After this wait every limit admits the request, if nothing else arrives: each is monotone in time, so the
     /// longest wait is enough. `None`: no wait helps.
     pub retry_after_ns: Option<u64>,
 }
 
-impl Verdict {
-    /// Every limit admits (also when there is none).
-    pub fn admitted(&self) -> bool {
-        self.standings.iter().all(|standing| !standing.denied)
-    }
-
-    /// How long an admitted request must be held: as long as the limit that holds it longest.
-    pub fn delay_ns(&self) -> u64 {
-        let delays = self.standings.iter().map(|standing| standing.delay_ns);
-        delays.max().unwrap_or(0)
-    }
-
+impl Standings {
     /// The limit that takes longest; `None` when the request is admitted.
     pub fn denial(&self) -> Option<Denial> {
         let (limit, standing) = self.longest()?;
@@ -96,7 +212,7 @@ impl Verdict {
             return Some(limit);
         }
         let mut tightest: Option<(usize, &Standing)> = None;
-        for (index, standing) in self.standings.iter().enumerate() {
+        for (index, standing) in self.iter().enumerate() {
             if tightest.is_none_or(|(_, least)| tighter(standing, least)) {
                 tightest = Some((index, standing));
             }
@@ -107,7 +223,7 @@ impl Verdict {
     /// The first denying standing with the longest wait.
     fn longest(&self) -> Option<(usize, &Standing)> {
         let mut longest: Option<(usize, &Standing)> = None;
-        for (index, standing) in self.standings.iter().enumerate() {
+        for (index, standing) in self.iter().enumerate() {
             if standing.denied
                 && longest.is_none_or(|(_, other)| standing.severity() > other.severity())
             {
@@ -154,44 +270,41 @@ mod tests {
         }
     }
 
-    fn verdict(standings: &[Standing]) -> Verdict {
-        Verdict {
-            standings: standings.iter().copied().collect(),
-        }
+    fn told(standings: &[Standing]) -> Standings {
+        let findings = standings.iter().copied().map(Finding::from).collect();
+        let verdict = Verdict { findings };
+        let denied = standings.iter().any(|standing| standing.denied);
+        assert_eq!(verdict.admitted(), !denied);
+        verdict.standings()
     }
 
     #[test]
     fn no_limit_admits_and_binds_nothing() {
-        let verdict = Verdict::default();
-        assert!(verdict.admitted());
-        assert_eq!((verdict.denial(), verdict.binding()), (None, None));
+        let told = told(&[]);
+        assert_eq!((told.denial(), told.binding()), (None, None));
     }
 
     #[test]
     fn the_least_share_binds_not_the_least_count() {
         assert_eq!(
-            verdict(&[admits(5, 10), admits(40, 100), admits(3, 3)]).binding(),
+            told(&[admits(5, 10), admits(40, 100), admits(3, 3)]).binding(),
             Some(1)
         );
+        assert_eq!(told(&[admits(5, 10), admits(50, 100)]).binding(), Some(0));
         assert_eq!(
-            verdict(&[admits(5, 10), admits(50, 100)]).binding(),
-            Some(0)
-        );
-        assert_eq!(
-            verdict(&[admits(u64::MAX, u64::MAX), admits(u64::MAX - 1, u64::MAX)]).binding(),
+            told(&[admits(u64::MAX, u64::MAX), admits(u64::MAX - 1, u64::MAX)]).binding(),
             Some(1)
         );
     }
 
     #[test]
     fn the_longest_wait_speaks_for_a_denial() {
-        let denied = verdict(&[
+        let denied = told(&[
             denies(Some(3)),
             admits(0, 1),
             denies(Some(7)),
             denies(Some(7)),
         ]);
-        assert!(!denied.admitted());
         assert_eq!(
             denied.denial(),
             Some(Denial {
@@ -204,7 +317,7 @@ mod tests {
 
     #[test]
     fn never_is_longer_than_any_wait() {
-        let denied = verdict(&[denies(Some(3)), denies(None), denies(Some(9))]);
+        let denied = told(&[denies(Some(3)), denies(None), denies(Some(9))]);
         assert_eq!(
             denied.denial(),
             Some(Denial {

@@ -58,11 +58,11 @@ impl Subject {
     }
 
     fn admit(&self, now_ns: u64, cost: u64) -> Standing {
-        self.store.admit(now_ns, &[self.charge(cost)]).standings[0]
+        self.store.admit(now_ns, &[self.charge(cost)]).standings()[0]
     }
 
     fn peek(&self, now_ns: u64, cost: u64) -> Standing {
-        self.store.peek(now_ns, &[self.charge(cost)]).standings[0]
+        self.store.peek(now_ns, &[self.charge(cost)]).standings()[0]
     }
 
     fn admits(&self, now_ns: u64, cost: u64) -> bool {
@@ -437,14 +437,18 @@ fn several_limits_admit_together_or_cost_nothing() {
                     .iter()
                     .all(|&index| models[index].admits(now_ns, cost))
             );
-            for (&index, standing) in chosen.iter().zip(&verdict.standings) {
+            for (&index, standing) in chosen.iter().zip(verdict.standings().iter()) {
                 prop_assert_eq!(standing.denied, !models[index].admits(now_ns, cost));
                 if verdict.admitted() {
                     models[index].charge(now_ns, cost);
                 }
                 prop_assert_eq!(standing.remaining, models[index].remaining(now_ns));
             }
-            if let Some(wait) = verdict.denial().and_then(|denial| denial.retry_after_ns) {
+            if let Some(wait) = verdict
+                .standings()
+                .denial()
+                .and_then(|denial| denial.retry_after_ns)
+            {
                 prop_assert!(!store.peek(now_ns + wait - 1, &charges).admitted());
                 prop_assert!(store.peek(now_ns + wait, &charges).admitted());
             }

@@ -19,11 +19,11 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 use arrayvec::ArrayVec;
 
 use super::{
-    Held, Key, Limit, MAX_LIMITS, Rule, Standing, Verdict,
+    Finding, Held, Key, Limit, MAX_LIMITS, Rule, Standing, Verdict,
     log::{Deed, Rings},
     registry::{Attached, Registry, State, TooManyLimits},
-    table::{Address, Cell, Owner, Table},
-    words::Ask,
+    table::{Owner, Table},
+    words::{Ask, Words},
 };
 
 /// What one request asks of one limit.
@@ -75,16 +75,28 @@ impl Store {
     /// charged, otherwise none is.
     ///
     /// More than [`MAX_LIMITS`] charges are a mistake of the caller; such a request is denied.
-    #[inline]
-    pub fn admit(&self, now_ns: u64, charges: &[Charge<'_>]) -> Verdict {
+    pub fn admit<'a>(&self, now_ns: u64, charges: &[Charge<'a>]) -> Verdict<'a> {
         let mut verdict = Verdict::default();
-        self.decide(now_ns, charges, &mut verdict);
+        self.admit_into(now_ns, charges, &mut verdict);
         verdict
+    }
+
+    /// [`Store::admit`], with the verdict written where it is to stay: a returned one is copied, room for
+    /// [`MAX_LIMITS`] findings at a time.
+    pub fn admit_into<'a>(&self, now_ns: u64, charges: &[Charge<'a>], verdict: &mut Verdict<'a>) {
+        verdict.findings.clear();
+        match charges {
+            [charge] if let Rule::Words(words) = &charge.limit.rule => {
+                self.admit_one(now_ns, charge, words, verdict);
+            }
+            _ if charges.len() <= MAX_LIMITS => self.admit_all(now_ns, charges, verdict),
+            _ => refuse(now_ns, charges, verdict),
+        }
     }
 
     /// What [`Store::admit`] would say, without charging anything: on admission `remaining` is what is there before
     /// the charge.
-    pub fn peek(&self, now_ns: u64, charges: &[Charge<'_>]) -> Verdict {
+    pub fn peek<'a>(&self, now_ns: u64, charges: &[Charge<'a>]) -> Verdict<'a> {
         let mut verdict = Verdict::default();
         self.look(now_ns, charges, &mut verdict);
         verdict
@@ -115,140 +127,128 @@ impl Store {
         }
     }
 
-    /// Fills in the verdict where the caller of `admit` has it; returned from here it would be copied, which costs a
-    /// quarter of a decision.
-    #[inline(never)]
-    fn decide<'s>(&'s self, now_ns: u64, charges: &[Charge<'s>], verdict: &mut Verdict) {
-        if charges.len() > MAX_LIMITS {
-            return refuse(now_ns, charges, verdict);
+    /// One limit alone charges at once what it would propose among others.
+    #[inline(always)]
+    fn admit_one<'a>(
+        &self,
+        now_ns: u64,
+        charge: &Charge<'a>,
+        words: &'a Words,
+        verdict: &mut Verdict<'a>,
+    ) {
+        let asked = Word::new(charge, words, now_ns);
+        let (place, old, proposed) = asked.propose(self);
+        push(&mut verdict.findings, asked.finding(old, proposed.is_err()));
+        let Some((new, finding)) = proposed.ok().zip(verdict.findings.first_mut()) else {
+            return;
+        };
+        if charge.cost == 0 {
+            return;
         }
-        let mut asked = ArrayVec::<Asked<'_>, MAX_LIMITS>::new();
+        let swap = |cell| word::swap(cell, words, charge.cost, old, new);
+        if place.cell.is_some_and(swap) {
+            finding.charge(new, place.held);
+        } else {
+            *finding = self.charge_late(now_ns, charge, place);
+        }
+    }
+
+    /// Asks every limit, and charges them if all admit.
+    ///
+    /// What is asked of one limit is kept in registers and written once, into its finding and its proposal: copying
+    /// either, or lending it to a function that is not inlined, costs more than the decision.
+    fn admit_all<'a>(&self, now_ns: u64, charges: &[Charge<'a>], verdict: &mut Verdict<'a>) {
+        let findings = &mut verdict.findings;
+        let mut proposals = ArrayVec::<Proposal<'_>, MAX_LIMITS>::new();
         let mut admitted = true;
         for charge in charges {
-            admitted &= self.ask(now_ns, charge, &mut asked);
+            let words = match &charge.limit.rule {
+                Rule::Words(words) => words,
+                Rule::Logs(logs) => {
+                    let finding = self.ask_ring(now_ns, charge, logs, Deed::Ask);
+                    admitted &= !finding.denied();
+                    push(findings, finding);
+                    push(&mut proposals, Proposal::default());
+                    continue;
+                }
+            };
+            let asked = Word::new(charge, words, now_ns);
+            let (place, old, proposed) = asked.propose(self);
+            admitted &= proposed.is_ok();
+            push(findings, asked.finding(old, proposed.is_err()));
+            let new = proposed.unwrap_or(old);
+            push(&mut proposals, Proposal { place, old, new });
         }
-        if !admitted {
-            return stand(&asked, verdict);
-        }
-        if let Err(lost) = self.charge_all(&mut asked, verdict) {
-            verdict.standings.clear();
-            self.look(now_ns, charges, verdict);
-            if let Some(standing) = verdict.standings.get_mut(lost.limit) {
-                *standing = lost.standing;
-            }
+        if admitted {
+            self.charge_all(now_ns, charges, &proposals, verdict);
         }
     }
 
-    fn look(&self, now_ns: u64, charges: &[Charge<'_>], verdict: &mut Verdict) {
+    /// What every limit finds, of a request that is not charged.
+    fn look<'a>(&self, now_ns: u64, charges: &[Charge<'a>], verdict: &mut Verdict<'a>) {
         if charges.len() > MAX_LIMITS {
             return refuse(now_ns, charges, verdict);
         }
-        let mut asked = ArrayVec::<Asked<'_>, MAX_LIMITS>::new();
         for charge in charges {
-            let found = match &charge.limit.rule {
-                Rule::Words(words) => Asked::Word(self.find(Word::new(charge, words, now_ns))),
+            let finding = match &charge.limit.rule {
+                Rule::Words(words) => Word::new(charge, words, now_ns).look(self),
                 Rule::Logs(logs) => self.ask_ring(now_ns, charge, logs, Deed::Look),
             };
-            push(&mut asked, found);
+            push(&mut verdict.findings, finding);
         }
-        stand(&asked, verdict);
     }
 
-    /// Asks one limit; false when it denies.
+    /// Charges every limit what it proposed, or, where others have emptied one meanwhile, none.
     #[inline(always)]
-    fn ask<'s>(
-        &'s self,
+    fn charge_all<'a>(
+        &self,
         now_ns: u64,
-        charge: &Charge<'s>,
-        asked: &mut ArrayVec<Asked<'s>, MAX_LIMITS>,
-    ) -> bool {
-        let found = match &charge.limit.rule {
-            Rule::Words(words) => self.find(Word::new(charge, words, now_ns)),
-            Rule::Logs(logs) => {
-                let found = self.ask_ring(now_ns, charge, logs, Deed::Ask);
-                let admits = !found.denies();
-                push(asked, found);
-                return admits;
+        charges: &[Charge<'a>],
+        proposals: &[Proposal<'_>],
+        verdict: &mut Verdict<'a>,
+    ) {
+        let asked = charges.iter().zip(proposals).zip(&mut verdict.findings);
+        for (index, ((charge, proposal), finding)) in asked.enumerate() {
+            if charge.cost == 0 {
+                continue;
             }
-        };
-        let proposed = found.proposed;
-        if let Err(kept) = proposed {
-            found.place.move_back(found.word, kept);
-        }
-        if let Place::Overflow(_) = found.place {
-            found.state.overflowed.fetch_add(1, Relaxed);
-        }
-        push(asked, Asked::Word(found));
-        proposed.is_ok()
-    }
-
-    /// Charges every limit, or gives back what it charged and says which limit others have emptied meanwhile.
-    #[inline]
-    fn charge_all<'s>(
-        &'s self,
-        asked: &mut [Asked<'s>],
-        verdict: &mut Verdict,
-    ) -> Result<(), Lost> {
-        for index in 0..asked.len() {
-            let result = match asked.get_mut(index) {
-                Some(Asked::Word(word)) => match word.charge(self) {
-                    Ok(charged) => {
-                        push(&mut verdict.standings, word.standing_charged(charged));
-                        continue;
-                    }
-                    Err(kept) => Err(word.words.standing(&word.ask, kept)),
-                },
-                Some(Asked::Ring(ring)) => self.charge_ring(ring),
-                None => continue,
-            };
-            match result {
-                Ok(standing) => push(&mut verdict.standings, standing),
-                Err(standing) => {
-                    for (charged, standing) in asked.iter().take(index).zip(&verdict.standings) {
-                        self.refund(charged, standing.held);
-                    }
-                    let limit = index;
-                    return Err(Lost { limit, standing });
-                }
+            if proposal.accept(charge) {
+                finding.charge(proposal.new, proposal.place.held);
+                continue;
+            }
+            *finding = self.charge_late(now_ns, charge, proposal.place);
+            if finding.denied() {
+                return self.give_back(now_ns, charges, index, verdict);
             }
         }
-        Ok(())
     }
 
-    /// Gives back what a request has charged that another limit denies.
+    /// Charges a ring, a key without a slot, or a word that others are changing.
     #[cold]
-    fn refund(&self, charged: &Asked<'_>, held: Held) {
-        match charged {
-            Asked::Word(word) => word.refund(),
-            Asked::Ring(ring) => self.refund_ring(ring.now_ns, &ring.charge, ring.logs, held),
+    fn charge_late<'a>(&self, now_ns: u64, charge: &Charge<'a>, place: Place<'_>) -> Finding<'a> {
+        match &charge.limit.rule {
+            Rule::Words(words) => Word::new(charge, words, now_ns).charge(self, place),
+            Rule::Logs(logs) => self.charge_ring(now_ns, charge, logs),
         }
     }
 
-    /// Where a charge's word is, what it is, and what it would become.
-    #[inline(always)]
-    fn find<'s>(&'s self, mut found: Word<'s>) -> Word<'s> {
-        let (place, word) = match &found.address {
-            None => (Place::Unkeyed(Cell::own(&found.state.unkeyed.0)), None),
-            Some(address) => match self
-                .table
-                .find(address)
-                .and_then(|cell| Some((cell, cell.load()?)))
-            {
-                Some((cell, word)) => (Place::Slot(cell), Some(word)),
-                None => self.find_room(&found, address),
-            },
-        };
-        found.place = place;
-        found.word = word.or_else(|| place.cell()?.load()).unwrap_or(0);
-        found.proposed = found.words.charge(&found.ask, found.word);
-        found
-    }
-
+    /// The limit at `lost` admitted when it was asked and, when it was charged, did no longer: what those before it were
+    /// charged goes back, and the request is told how it stands without.
     #[cold]
-    fn find_room<'s>(&'s self, found: &Word<'s>, address: &Address) -> (Place<'s>, Option<u64>) {
-        match self.table.has_room(address, self.idle(found.ask.now_ns)) {
-            true => (Place::Fresh, Some(0)),
-            false => (Place::Overflow(Cell::own(&found.state.overflow.0)), None),
+    fn give_back<'a>(
+        &self,
+        now_ns: u64,
+        charges: &[Charge<'a>],
+        lost: usize,
+        verdict: &mut Verdict<'a>,
+    ) {
+        let mut findings = std::mem::take(&mut verdict.findings);
+        for (charge, finding) in charges.iter().zip(&findings).take(lost) {
+            self.release(now_ns, charge, finding.held());
+        }
+        self.look(now_ns, charges, verdict);
+        if let Some((told, lost)) = verdict.findings.get_mut(lost).zip(findings.get_mut(lost)) {
+            std::mem::swap(told, lost);
         }
     }
 
@@ -270,26 +270,26 @@ impl Store {
     }
 }
 
-/// A limit that admitted when it was asked and, when it was charged, did no longer.
-#[derive(Debug)]
-struct Lost {
-    limit: usize,
-    standing: Standing,
+/// What a limit would do with a request that every limit admits.
+#[derive(Debug, Default)]
+struct Proposal<'s> {
+    /// Where the word is.
+    place: Place<'s>,
+    /// What it was.
+    old: u64,
+    /// What it would become.
+    new: u64,
 }
 
-/// One limit as a request found it.
-#[derive(Debug)]
-enum Asked<'s> {
-    Word(Word<'s>),
-    Ring(Ring<'s>),
-}
-
-impl Asked<'_> {
-    fn denies(&self) -> bool {
-        match self {
-            Asked::Word(word) => word.proposed.is_err(),
-            Asked::Ring(ring) => ring.standing.denied,
-        }
+impl Proposal<'_> {
+    /// Makes it so; false when the word has no place yet, or is not what it was.
+    #[inline(always)]
+    fn accept(&self, charge: &Charge<'_>) -> bool {
+        let (Some(cell), Rule::Words(words)) = (self.place.cell, &charge.limit.rule) else {
+            return false;
+        };
+        // loaded again: this very request may have given the slot, if idle, to its key of another limit
+        cell.load() == Some(self.old) && word::swap(cell, words, charge.cost, self.old, self.new)
     }
 }
 
@@ -302,31 +302,21 @@ fn push<T>(list: &mut ArrayVec<T, MAX_LIMITS>, item: T) {
     }
 }
 
-/// How every limit stands to a request that is not charged.
-fn stand(asked: &[Asked<'_>], verdict: &mut Verdict) {
-    for asked in asked {
-        let standing = match asked {
-            Asked::Word(word) => word.words.standing(&word.ask, word.word),
-            Asked::Ring(ring) => ring.standing,
-        };
-        push(&mut verdict.standings, standing);
-    }
-}
-
 /// Denies a request with too many charges, whatever its limits say.
 #[cold]
-fn refuse(now_ns: u64, charges: &[Charge<'_>], verdict: &mut Verdict) {
+fn refuse(now_ns: u64, charges: &[Charge<'_>], verdict: &mut Verdict<'_>) {
     for charge in charges.iter().take(MAX_LIMITS) {
         let standing = match &charge.limit.rule {
             Rule::Words(words) => words.standing(&charge.ask(now_ns, 0), 0),
             Rule::Logs(logs) => logs.standing_unknown(&charge.ask(now_ns, 0)),
         };
-        verdict.standings.push(Standing {
+        let denied = Standing {
             denied: true,
             never: true,
             retry_after_ns: None,
             ..standing
-        });
+        };
+        verdict.findings.push(denied.into());
     }
 }
 
@@ -346,7 +336,6 @@ impl Charge<'_> {
 mod ring;
 mod word;
 
-use ring::Ring;
 use word::{Place, Word};
 
 #[cfg(test)]

@@ -320,7 +320,7 @@ impl Windows {
     }
 
     /// The word after a charge, or the word to keep. A cost of 0 always fits and changes nothing.
-    #[inline]
+    #[inline(never)]
     pub(super) fn charge(&self, ask: &Ask, word: u64) -> Result<u64, u64> {
         if ask.cost == 0 {
             return Ok(word);

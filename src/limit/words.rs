@@ -4,7 +4,7 @@
 //! of one form stay readable when a limit's amounts change, and those of another are never read.
 
 use super::{
-    Algorithm, Held, Quota, QuotaError, Standing,
+    Algorithm, Quota, QuotaError, Standing,
     bucket::{Buckets, Scale, Shape},
     in_flight::InFlight,
     window::{Layout, Windows},
@@ -87,12 +87,14 @@ impl Words {
 
     /// The word after a charge, or, where the request is denied, the word to keep: the same, unless the clock stepped
     /// back.
-    #[inline]
+    ///
+    /// What is not inlined gets a copy of the question: the original can then stay in registers.
+    #[inline(always)]
     pub(super) fn charge(&self, ask: &Ask, word: u64) -> Result<u64, u64> {
         match self {
             Words::Bucket(buckets) => buckets.charge(ask, word),
-            Words::Window(windows) => windows.charge(ask, word),
-            Words::InFlight(slots) => slots.charge(ask, word),
+            Words::Window(windows) => windows.charge(&{ *ask }, word),
+            Words::InFlight(slots) => slots.charge(&{ *ask }, word),
         }
     }
 
@@ -116,7 +118,6 @@ impl Words {
     }
 
     /// How a word stands to a request that is not charged.
-    #[inline]
     pub(super) fn standing(&self, ask: &Ask, word: u64) -> Standing {
         match self {
             Words::Bucket(buckets) => buckets.standing(ask, word),
@@ -126,16 +127,14 @@ impl Words {
     }
 
     /// How a word stands that the request's charge has just made.
-    #[inline]
-    pub(super) fn standing_charged(&self, ask: &Ask, held: Held, word: u64) -> Standing {
+    pub(super) fn standing_charged(&self, ask: &Ask, word: u64) -> Standing {
         let after = Ask { cost: 0, ..*ask };
         let delay_ns = match self {
-            Words::Bucket(buckets) if ask.max_delay_ns > 0 => buckets.delay_ns(ask, word),
-            _ => 0,
+            Words::Bucket(buckets) => buckets.delay_ns(ask, word),
+            Words::Window(_) | Words::InFlight(_) => 0,
         };
         Standing {
             delay_ns,
-            held: if ask.cost == 0 { Held::Nowhere } else { held },
             ..self.standing(&after, word)
         }
     }

@@ -184,7 +184,7 @@ impl Subject {
         let verdict = self
             .store
             .admit(now_ns + self.shift_ns, &[self.charge(cost)]);
-        let standing = verdict.standings[0];
+        let standing = verdict.standings()[0];
         assert_eq!(standing.denied, !verdict.admitted());
         assert_eq!(
             standing.never,
@@ -364,7 +364,7 @@ fn concurrency_vectors_hold_and_every_slot_comes_back_once() {
                 let standing = subject.standing(0, cost);
                 assert_eq!(Some(!standing.denied), step["allow"].as_bool(), "{context}");
             }
-            let standing = subject.store.peek(0, &[subject.charge(1)]).standings[0];
+            let standing = subject.store.peek(0, &[subject.charge(1)]).standings()[0];
             assert_eq!(standing.remaining, number(step, "remaining"), "{context}");
             steps_run += 1;
         }
@@ -401,10 +401,11 @@ fn run_several(vector: &Value) -> usize {
         assert_eq!(admitted(&verdicts), number(step, "allowed"), "{context}");
         let last = verdicts.last().expect("at least one request");
         let retry = last
+            .standings()
             .denial()
             .map_or(Some(0), |denial| denial.retry_after_ns);
         assert_eq!(retry, step["retry_after_ns"].as_u64(), "{context}");
-        for (&met, standing) in met.iter().zip(&last.standings) {
+        for (&met, standing) in met.iter().zip(last.standings().iter()) {
             assert_eq!(
                 standing.remaining,
                 number(&step["remaining"], met),
@@ -467,8 +468,11 @@ fn login_vector_holds_over_three_keys_at_once() {
         let verdicts: Vec<_> = verdicts.collect();
         let context = format!("step {index}: {step}");
         assert_eq!(admitted(&verdicts), number(step, "allowed"), "{context}");
-        let last = &verdicts.last().expect("at least one request").standings;
-        let violated = limits.iter().zip(last).filter(|(_, told)| told.denied);
+        let last = verdicts.last().expect("at least one request").standings();
+        let violated = limits
+            .iter()
+            .zip(last.iter())
+            .filter(|(_, told)| told.denied);
         let violated: Vec<&str> = violated.map(|(limit, _)| limit.name()).collect();
         assert_eq!(violated, names(&step["violated"]), "{context}");
     }

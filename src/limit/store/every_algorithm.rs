@@ -118,15 +118,15 @@ fn what_an_admitted_request_gives_back_is_there_again() {
             let (now, charges) = (early(key), [charge(&limit, key, 4)]);
             let first = store.admit(now, &charges);
             assert!(store.admit(now + 1, &charges).admitted());
-            assert_eq!(first.standings[0].held, Held::Own);
-            store.release(now, &charges[0], first.standings[0].held);
+            assert_eq!(first.standings()[0].held, Held::Own);
+            store.release(now, &charges[0], first.standings()[0].held);
             let left = remaining(&store, now + 1, charges[0]);
             assert_eq!(left, 6, "{algorithm:?}");
             let denied = [charge(&limit, key, 7)];
-            let held = store.admit(now + 1, &denied).standings[0].held;
+            let held = store.admit(now + 1, &denied).standings()[0].held;
             assert_eq!(held, Held::Nowhere, "a denied request holds nothing");
             let free = [charge(&limit, key, 0)];
-            let held = store.admit(now + 1, &free).standings[0].held;
+            let held = store.admit(now + 1, &free).standings()[0].held;
             assert_eq!(held, Held::Nowhere, "nor does one that costs nothing");
         }
     }
@@ -139,7 +139,7 @@ fn charge_after_the_fact_takes_what_is_left_and_no_more() {
             let store = Store::new(1_000);
             let limit = attach(&store, algorithm, 10);
             let (now, one) = (early(key), charge(&limit, key, 1));
-            let reset = |now| store.peek(now, &[one]).standings[0].reset_ns;
+            let reset = |now| store.peek(now, &[one]).standings()[0].reset_ns;
             store.charge(now, &charge(&limit, key, 7));
             let is_slots = algorithm == Algorithm::Concurrency;
             let left = if is_slots { 10 } else { 3 };
@@ -165,9 +165,9 @@ fn slots_come_back_when_they_are_released_and_not_with_time() {
     let limit = attach(&store, Algorithm::Concurrency, 2);
     let one = charge(&limit, Some(key(1)), 1);
     let held: Vec<Held> = (0..2)
-        .map(|_| store.admit(0, &[one]).standings[0].held)
+        .map(|_| store.admit(0, &[one]).standings()[0].held)
         .collect();
-    let standing = store.admit(10 * 24 * HOUR, &[one]).standings[0];
+    let standing = store.admit(10 * 24 * HOUR, &[one]).standings()[0];
     assert!(standing.denied && standing.retry_after_ns == Some(RETRY_NS));
     store.release(0, &one, held[0]);
     assert!(store.admit(0, &[one]).admitted());
@@ -181,14 +181,14 @@ fn slot_of_a_key_without_room_comes_back_to_where_it_was_taken() {
     let charges: Vec<Charge<'_>> = (0..8).map(|n| charge(&limit, Some(key(n)), 1)).collect();
     let held: Vec<Held> = charges
         .iter()
-        .map(|one| store.admit(0, &[*one]).standings[0].held)
+        .map(|one| store.admit(0, &[*one]).standings()[0].held)
         .collect();
     let (own, shared) = (Held::Own, Held::Overflow);
     let nowhere = Held::Nowhere;
     assert_eq!(held, [own, own, own, own, shared, shared, nowhere, nowhere]);
     // the first keys make room, the fifth gets a slot of its own, and then gives back what it shared
     store.release(0, &charges[0], held[0]);
-    assert_eq!(store.admit(0, &[charges[4]]).standings[0].held, own);
+    assert_eq!(store.admit(0, &[charges[4]]).standings()[0].held, own);
     store.release(0, &charges[4], held[4]);
     store.release(0, &charges[5], held[5]);
     assert_eq!(remaining(&store, 0, charges[4]), 1);
@@ -214,7 +214,7 @@ fn threads_that_take_and_give_back_slots_in_a_crowded_table_leak_none() {
             ];
             let verdict = store.admit(n, &charges);
             if verdict.admitted() {
-                for (charge, standing) in charges.iter().zip(&verdict.standings) {
+                for (charge, standing) in charges.iter().zip(verdict.standings().iter()) {
                     store.release(n, charge, standing.held);
                 }
             }
@@ -250,7 +250,7 @@ fn slots_follow_a_count_through_any_sequence() {
         for (who, cost, takes) in steps {
             let one = |who, cost| charge(&limit, (who > 0).then(|| key(who)), cost);
             if takes {
-                let standing = store.admit(0, &[one(who, cost)]).standings[0];
+                let standing = store.admit(0, &[one(who, cost)]).standings()[0];
                 let count = used.entry(who).or_default();
                 prop_assert_eq!(standing.denied, cost > 0 && *count + cost > capacity);
                 prop_assert_eq!(standing.never, cost > capacity);
@@ -279,7 +279,7 @@ fn logs_set_memory_aside_share_where_there_is_none_and_drop_what_is_gone() {
     let standing = |now, n| {
         store
             .peek(now, &[charge(&limit, Some(key(n)), 1_000)])
-            .standings[0]
+            .standings()[0]
     };
     assert!(standing(HOUR, 19).denied, "they share one");
     assert!(standing(HOUR, 0).denied, "and nobody lost his own");
@@ -349,12 +349,12 @@ fn held_requests_leave_one_interval_apart_and_a_place_that_is_given_up_is_used_a
         .iter()
         .map(|verdict| verdict.delay_ns() / (SECOND / 10));
     assert_eq!(delays.collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
-    let late = admit().standings[0];
+    let late = admit().standings()[0];
     assert_eq!(
         (late.denied, late.retry_after_ns),
         (true, Some(SECOND / 10))
     );
-    store.release(SECOND, &one, waiting[3].standings[0].held);
+    store.release(SECOND, &one, waiting[3].standings()[0].held);
     let next = admit();
     assert!(next.admitted() && next.delay_ns() == SECOND / 2);
     assert!(!admit().admitted());

@@ -2,50 +2,34 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{Asked, Charge, Store};
+use super::{Charge, Store};
 use crate::limit::{
-    Held, Standing,
+    Finding, Held, Standing,
     log::{Deed, Logs, Owner},
 };
 
-/// One limit's ring as a request found it.
-#[derive(Debug)]
-pub(super) struct Ring<'s> {
-    pub(super) charge: Charge<'s>,
-    pub(super) logs: &'s Logs,
-    pub(super) now_ns: u64,
-    pub(super) standing: Standing,
-}
-
 impl Store {
     #[cold]
-    pub(super) fn ask_ring<'s>(
-        &'s self,
+    pub(super) fn ask_ring<'a>(
+        &self,
         now_ns: u64,
-        charge: &Charge<'s>,
-        logs: &'s Logs,
+        charge: &Charge<'a>,
+        logs: &Logs,
         deed: Deed,
-    ) -> Asked<'s> {
-        Asked::Ring(Ring {
-            charge: *charge,
-            logs,
-            now_ns,
-            standing: self.visit(charge, logs, now_ns, deed).0,
-        })
+    ) -> Finding<'a> {
+        self.visit(charge, logs, now_ns, deed).0.into()
     }
 
-    /// Charges a ring. `Err`: a concurrent request was faster, and the ring denies.
-    pub(super) fn charge_ring(&self, ring: &Ring<'_>) -> Result<Standing, Standing> {
-        let (standing, held) = self.visit(&ring.charge, ring.logs, ring.now_ns, Deed::Charge);
-        if standing.denied {
-            return Err(standing);
-        }
-        let held = if ring.charge.cost == 0 {
-            Held::Nowhere
-        } else {
-            held
-        };
-        Ok(Standing { held, ..standing })
+    /// Charges a ring, unless a concurrent request was faster, and the ring denies.
+    pub(super) fn charge_ring<'a>(
+        &self,
+        now_ns: u64,
+        charge: &Charge<'a>,
+        logs: &Logs,
+    ) -> Finding<'a> {
+        let (standing, held) = self.visit(charge, logs, now_ns, Deed::Charge);
+        let held = if standing.denied { Held::Nowhere } else { held };
+        Standing { held, ..standing }.into()
     }
 
     pub(super) fn refund_ring(&self, now_ns: u64, charge: &Charge<'_>, logs: &Logs, held: Held) {

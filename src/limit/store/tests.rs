@@ -35,7 +35,7 @@ fn charge(limit: &Attached, key: impl Into<Option<u128>>, cost: u64) -> Charge<'
 }
 
 pub(super) fn remaining(store: &Store, now_ns: u64, charge: Charge<'_>) -> u64 {
-    store.peek(now_ns, &[charge]).standings[0].remaining
+    store.peek(now_ns, &[charge]).standings()[0].remaining
 }
 
 /// A well-spread key for each number, as the keyed hash makes them.
@@ -67,7 +67,7 @@ fn denied_request_costs_nothing_anywhere() {
         assert!(verdict.admitted());
         assert_eq!(
             verdict
-                .standings
+                .standings()
                 .iter()
                 .map(|s| s.remaining)
                 .collect::<Vec<_>>(),
@@ -77,7 +77,7 @@ fn denied_request_costs_nothing_anywhere() {
     for _ in 0..10 {
         let verdict = store.admit(SECOND, &charges);
         assert_eq!(
-            verdict.denial(),
+            verdict.standings().denial(),
             Some(Denial {
                 limit: 1,
                 retry_after_ns: Some(SECOND)
@@ -85,7 +85,7 @@ fn denied_request_costs_nothing_anywhere() {
         );
         assert_eq!(
             verdict
-                .standings
+                .standings()
                 .iter()
                 .map(|s| s.remaining)
                 .collect::<Vec<_>>(),
@@ -102,7 +102,7 @@ fn the_longest_wait_is_what_the_whole_request_must_wait() {
     let slow = store.attach(&limit("slow", 1, 60 * SECOND, 1)).unwrap();
     let charges = [charge(&slow, 1, 1), charge(&fast, 1, 1)];
     assert!(store.admit(0, &charges).admitted());
-    let denial = store.admit(0, &charges).denial().unwrap();
+    let denial = store.admit(0, &charges).standings().denial().unwrap();
     assert_eq!(
         denial,
         Denial {
@@ -122,9 +122,13 @@ fn request_that_names_a_bucket_twice_pays_twice_or_nothing() {
         let twice = [charge(&limit, key, 1), charge(&limit, key, 1)];
         assert!(store.admit(0, &twice).admitted());
         let denied = store.admit(0, &twice);
-        let told = denied.standings.iter().map(|s| (s.denied, s.remaining));
+        let standings = denied.standings();
+        let told = standings.iter().map(|s| (s.denied, s.remaining));
         assert_eq!(told.collect::<Vec<_>>(), [(false, 1), (true, 0)]);
-        assert_eq!(denied.denial().unwrap().retry_after_ns, Some(SECOND));
+        assert_eq!(
+            denied.standings().denial().unwrap().retry_after_ns,
+            Some(SECOND)
+        );
         assert_eq!(remaining(&store, 0, twice[0]), 1);
     }
 }
@@ -133,7 +137,7 @@ fn request_that_names_a_bucket_twice_pays_twice_or_nothing() {
 fn fresh_key_that_is_denied_holds_no_slot() {
     let store = Store::new(100);
     let limit = store.attach(&limit("strict", 1, SECOND, 3)).unwrap();
-    assert!(store.admit(0, &[charge(&limit, 1, 4)]).standings[0].never);
+    assert!(store.admit(0, &[charge(&limit, 1, 4)]).standings()[0].never);
     assert!(store.admit(0, &[charge(&limit, 1, 0)]).admitted());
     assert!(store.peek(0, &[charge(&limit, 1, 1)]).admitted());
     assert_eq!(limit.keys(), 0);
@@ -163,7 +167,15 @@ fn too_many_charges_are_denied_and_cost_nothing() {
     let charges = [charge(&limit, 1, 1); MAX_LIMITS + 1];
     assert!(store.admit(0, &charges[1..]).admitted());
     let verdict = store.admit(0, &charges);
-    assert!(!verdict.admitted() && verdict.denial().unwrap().retry_after_ns.is_none());
+    assert!(
+        !verdict.admitted()
+            && verdict
+                .standings()
+                .denial()
+                .unwrap()
+                .retry_after_ns
+                .is_none()
+    );
     assert!(!store.peek(0, &charges).admitted());
     assert_eq!(remaining(&store, 0, charges[0]), 100 - MAX_LIMITS as u64);
 }
@@ -184,7 +196,7 @@ fn tier_that_does_not_exist_is_the_default_one() {
                     ..charge(&limit, 1, 1)
                 }],
             )
-            .standings[0]
+            .standings()[0]
             .capacity
     };
     assert_eq!([0, 1, 2, usize::MAX].map(capacity), [2, 20, 2, 2]);

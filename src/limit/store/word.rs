@@ -1,41 +1,35 @@
 //! The charge of one word: where the word is, and how a request gets in ahead of, or behind, others.
 
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::{Charge, Store};
 use crate::limit::{
-    Held, Standing,
-    registry::State,
+    Finding, Held,
+    registry::{Attached, State},
     table::{Address, Cell, Insertion},
     words::{Ask, Words},
 };
 
 /// Where a charge's word is.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Place<'s> {
-    /// In the limit: one bucket for all.
-    Unkeyed(Cell<'s>),
-    /// In the key's slot.
-    Slot(Cell<'s>),
-    /// Nowhere yet; there is room for it.
-    Fresh,
-    /// In the limit: the bucket that keys share for which there is no room.
-    Overflow(Cell<'s>),
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Place<'s> {
+    /// `None`: nowhere yet, but there is room for it.
+    pub(super) cell: Option<Cell<'s>>,
+    /// What is told of a charge that is made there.
+    pub(super) held: Held,
 }
 
 impl<'s> Place<'s> {
     #[inline]
-    pub(super) fn cell(&self) -> Option<Cell<'s>> {
-        match *self {
-            Place::Unkeyed(cell) | Place::Slot(cell) | Place::Overflow(cell) => Some(cell),
-            Place::Fresh => None,
-        }
+    fn new(cell: Cell<'s>, held: Held) -> Place<'s> {
+        let cell = Some(cell);
+        Place { cell, held }
     }
 
     /// Corrects a word from before the clock stepped back, unless somebody else has changed it.
     #[inline]
     pub(super) fn move_back(&self, old: u64, new: u64) {
-        if let Some(cell) = self.cell()
+        if let Some(cell) = self.cell
             && old != new
         {
             cell.swap(old, new);
@@ -43,23 +37,20 @@ impl<'s> Place<'s> {
     }
 }
 
-/// One limit's word as a request found it.
-#[derive(Debug)]
-pub(super) struct Word<'s> {
-    pub(super) words: &'s Words,
-    pub(super) state: &'s Arc<State>,
-    pub(super) ask: Ask,
-    pub(super) address: Option<Address>,
-    pub(super) place: Place<'s>,
-    pub(super) word: u64,
-    pub(super) proposed: Result<u64, u64>,
+/// One limit's word, as a request asks for it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Word<'a> {
+    words: &'a Words,
+    state: &'a State,
+    ask: Ask,
+    address: Option<Address>,
 }
 
-impl<'s> Word<'s> {
-    /// What a charge asks, with the word not looked for yet.
-    #[inline]
-    pub(super) fn new(charge: &Charge<'s>, words: &'s Words, now_ns: u64) -> Word<'s> {
-        let state = charge.limit.state(charge.tier);
+impl<'a> Word<'a> {
+    #[inline(always)]
+    pub(super) fn new(charge: &Charge<'a>, words: &'a Words, now_ns: u64) -> Word<'a> {
+        let limit: &'a Attached = charge.limit;
+        let state = limit.state(charge.tier);
         let address = charge.key.map(|key| Address::new(key, state.id));
         let spread = address.map_or(0, |address| address.spread());
         Word {
@@ -67,105 +58,152 @@ impl<'s> Word<'s> {
             state,
             ask: charge.ask(now_ns, spread),
             address,
-            place: Place::Fresh,
-            word: 0,
-            proposed: Err(0),
         }
     }
 
-    /// Charges the word that was found, and says what it is now. `Err`: a concurrent request was faster, and the
-    /// bucket, with this word, denies.
-    #[inline]
-    pub(super) fn charge(&mut self, store: &'s Store) -> Result<u64, u64> {
-        if self.ask.cost == 0 {
-            return Ok(self.word);
-        }
-        // loaded again: this very request may have given the slot, if idle, to its key of another limit
-        if let Some(cell) = self.place.cell()
-            && let Ok(proposed) = self.proposed
-            && cell.load() == Some(self.word)
-            && self.swap(cell, self.word, proposed)
+    /// Where the word is, and what it is.
+    #[inline(always)]
+    fn find<'s>(&self, store: &'s Store) -> (Place<'s>, u64)
+    where
+        'a: 's,
+    {
+        let own = match &self.address {
+            None => Some(Cell::own(&self.state.unkeyed.0)),
+            Some(address) => store.table.find(address),
+        };
+        if let Some(cell) = own
+            && let Some(word) = cell.load()
         {
-            return Ok(proposed);
+            return (Place::new(cell, Held::Own), word);
         }
-        let words = self.words;
-        self.settle(store, |ask, word| words.charge(ask, word))
+        match self
+            .address
+            .and_then(|address| overflow(store, self.state, address, self.ask.now_ns))
+        {
+            None => (
+                Place {
+                    cell: None,
+                    held: Held::Own,
+                },
+                0,
+            ),
+            Some(word) => {
+                let cell = Cell::own(word);
+                (Place::new(cell, Held::Overflow), cell.load().unwrap_or(0))
+            }
+        }
     }
 
-    /// The same for a key without a slot, and for a word that others are changing.
-    #[cold]
-    fn settle(
-        &mut self,
+    /// Where the word is, what it is, and what the charge would make of it. `Err`: it denies.
+    #[inline(always)]
+    pub(super) fn propose<'s>(&self, store: &'s Store) -> (Place<'s>, u64, Result<u64, u64>)
+    where
+        'a: 's,
+    {
+        let (place, old) = self.find(store);
+        let proposed = self.words.charge(&self.ask, old);
+        if let Err(kept) = proposed {
+            place.move_back(old, kept);
+        }
+        if place.held == Held::Overflow {
+            self.state.overflowed.fetch_add(1, Relaxed);
+        }
+        (place, old, proposed)
+    }
+
+    /// What is told of a word that the request has not charged.
+    #[inline(always)]
+    pub(super) fn finding(&self, word: u64, denied: bool) -> Finding<'a> {
+        Finding::found(self.words, self.ask, word, denied)
+    }
+
+    /// What is told of a request that only asks.
+    pub(super) fn look(&self, store: &Store) -> Finding<'a> {
+        let (_, word) = self.find(store);
+        self.finding(word, self.words.charge(&self.ask, word).is_err())
+    }
+
+    /// What is told of the word that the charge has made.
+    #[inline(always)]
+    pub(super) fn charged(&self, word: u64, held: Held) -> Finding<'a> {
+        let mut finding = self.finding(word, false);
+        finding.charge(word, held);
+        finding
+    }
+
+    /// Charges the word at that place, whatever it is by now, or denies.
+    pub(super) fn charge<'s>(&self, store: &'s Store, place: Place<'s>) -> Finding<'a>
+    where
+        'a: 's,
+    {
+        match self.settle(store, place, |word| self.words.charge(&self.ask, word)) {
+            Ok((word, held)) => self.charged(word, held),
+            Err(kept) => self.finding(kept, true),
+        }
+    }
+
+    /// Charges without asking.
+    pub(super) fn charge_anyway(&self, store: &Store) {
+        let (place, _) = self.find(store);
+        if self.ask.cost > 0 && !self.words.is_slots() {
+            // never an `Err`, so it ends with the charge made
+            let next = |word| Ok(self.words.charge_anyway(&self.ask, word));
+            let charged = self.settle(store, place, next);
+            debug_assert!(charged.is_ok(), "nothing denies it");
+        }
+    }
+
+    /// Changes the word to what comes `next`, and says what and where it is now: for a key without a slot, and for a word
+    /// that others are changing. `Err`: with this word nothing comes next.
+    fn settle<'s>(
+        &self,
         store: &'s Store,
-        next: impl Fn(&Ask, u64) -> Result<u64, u64>,
-    ) -> Result<u64, u64> {
+        mut place: Place<'s>,
+        next: impl Fn(u64) -> Result<u64, u64>,
+    ) -> Result<(u64, Held), u64>
+    where
+        'a: 's,
+    {
         loop {
-            if let Some(cell) = self.place.cell() {
-                while let Some(word) = cell.load() {
-                    let next = next(&self.ask, word)?;
-                    if self.swap(cell, word, next) {
-                        return Ok(next);
+            if let Some(cell) = place.cell {
+                while let Some(old) = cell.load() {
+                    let new = next(old)?;
+                    if swap(cell, self.words, self.ask.cost, old, new) {
+                        return Ok((new, place.held));
                     }
                 }
             }
             let Some(address) = &self.address else {
                 continue;
             };
-            let word = next(&self.ask, 0)?;
+            let word = next(0)?;
             let idle = store.idle(self.ask.now_ns);
             match store.table.insert(address, word, idle) {
-                Insertion::Placed(cell, previous) => {
+                Insertion::Placed(previous) => {
                     store.count(self.state, previous);
-                    self.place = Place::Slot(cell);
-                    return Ok(word);
+                    return Ok((word, Held::Own));
                 }
-                Insertion::Present(cell) => self.place = Place::Slot(cell),
+                Insertion::Present(cell) => place = Place::new(cell, Held::Own),
                 Insertion::Full => {
                     self.state.overflowed.fetch_add(1, Relaxed);
-                    self.place = Place::Overflow(Cell::own(&self.state.overflow.0));
+                    let shared = Cell::own(&self.state.overflow.0);
+                    place = Place::new(shared, Held::Overflow);
                 }
             }
         }
     }
 
-    /// Changes the word from `old` to `new`. Where slots are counted it must be this key's word: the slot may have gone
-    /// to another key, and come to the same count, since the word was loaded. As long as this charge is in it, it does not go on
-    /// to a third, so the tag tells, and the charge is taken out again.
-    #[inline]
-    fn swap(&self, cell: Cell<'_>, old: u64, new: u64) -> bool {
-        if !cell.swap(old, new) {
-            return false;
-        }
-        if self.words.is_slots() && !cell.is_kept() {
-            cell.update(|word| self.words.refund(&self.ask, word));
-            return false;
-        }
-        true
-    }
-
-    /// Charges without asking.
-    pub(super) fn charge_anyway(self, store: &'s Store) {
-        let mut found = store.find(self);
-        let words = found.words;
-        if found.ask.cost > 0 && !words.is_slots() {
-            // never an `Err`, so it ends with the charge made
-            let charged = found.settle(store, |ask, word| Ok(words.charge_anyway(ask, word)));
-            debug_assert!(charged.is_ok(), "nothing denies it");
-        }
-    }
-
-    /// Gives a charge back. A key that has lost its slot since has a full bucket anyway.
-    #[cold]
-    pub(super) fn refund(&self) {
-        if let Some(cell) = self.place.cell() {
-            self.refund_at(cell);
-        }
-    }
-
-    fn refund_at(&self, cell: Cell<'_>) {
-        if self.ask.cost == 0 {
+    /// Gives back a charge. A key that has lost its slot since has a full bucket anyway.
+    pub(super) fn release(&self, store: &Store, held: Held) {
+        let cell = match (held, &self.address) {
+            (Held::Nowhere, _) => None,
+            (Held::Overflow, _) => Some(Cell::own(&self.state.overflow.0)),
+            (Held::Own, None) => Some(Cell::own(&self.state.unkeyed.0)),
+            (Held::Own, Some(address)) => store.table.find(address),
+        };
+        let Some(cell) = cell.filter(|_| self.ask.cost > 0) else {
             return;
-        }
+        };
         if self.words.is_slots() {
             // it is not given away while it counts this charge, so it is this key's even while it seems to change hands
             return cell.update(|word| self.words.refund(&self.ask, word));
@@ -176,27 +214,32 @@ impl<'s> Word<'s> {
             }
         }
     }
+}
 
-    /// Gives back a charge that was made in an earlier call.
-    pub(super) fn release(&self, store: &'s Store, held: Held) {
-        let cell = match (held, &self.address) {
-            (Held::Nowhere, _) => None,
-            (Held::Overflow, _) => Some(Cell::own(&self.state.overflow.0)),
-            (Held::Own, None) => Some(Cell::own(&self.state.unkeyed.0)),
-            (Held::Own, Some(address)) => store.table.find(address),
-        };
-        if let Some(cell) = cell {
-            self.refund_at(cell);
-        }
-    }
+/// The word that is charged for a key without a slot; `None` if there is room for it.
+#[cold]
+#[inline(never)]
+fn overflow<'a>(
+    store: &Store,
+    state: &'a State,
+    address: Address,
+    now_ns: u64,
+) -> Option<&'a AtomicU64> {
+    let full = !store.table.has_room(&address, store.idle(now_ns));
+    full.then_some(&state.overflow.0)
+}
 
-    /// How the word stands that this charge has just made.
-    #[inline]
-    pub(super) fn standing_charged(&self, word: u64) -> Standing {
-        let held = match self.place {
-            Place::Overflow(_) => Held::Overflow,
-            Place::Unkeyed(_) | Place::Slot(_) | Place::Fresh => Held::Own,
-        };
-        self.words.standing_charged(&self.ask, held, word)
+/// Changes the word from `old` to `new`. Where slots are counted it must be this key's word: the slot may have gone
+/// to another key, and come to the same count, since the word was loaded. As long as this charge is in it, it does not go on
+/// to a third, so the tag tells, and the charge is taken out again.
+#[inline(always)]
+pub(super) fn swap(cell: Cell<'_>, words: &Words, cost: u64, old: u64, new: u64) -> bool {
+    if !cell.swap(old, new) {
+        return false;
     }
+    if words.is_slots() && !cell.is_kept() {
+        cell.update(|word| word.saturating_sub(cost));
+        return false;
+    }
+    true
 }
