@@ -6,7 +6,8 @@
 //!                         exit 0 ◀─ access lines written ◀─ connections gone or drain_timeout ◀─ not ready, accept no more
 //! ```
 //!
-//! The calling thread becomes the control plane: signals, the admin listener, upkeep of the metrics. A request never
+//! The calling thread becomes the control plane: signals, the admin listener, checks of upstream
+//! servers, upkeep of the metrics. A request never
 //! touches it.
 
 use std::{
@@ -282,6 +283,7 @@ impl Running {
 
     /// Serves until SIGTERM or SIGINT, then drains. A second signal ends the drain at once.
     pub fn serve(mut self) {
+        self.control.spawn(Arc::clone(&self.shared).keep_watch());
         let shared = Arc::clone(&self.shared);
         self.control.spawn(async move {
             let mut overflow = OverflowSeen::default();

@@ -47,6 +47,8 @@ fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
             max_connections: 1,
             balance: upstream::Balance::RoundRobin,
             retries: 0,
+            tls: upstream::Tls::default(),
+            health: None,
             outlier: NEVER,
             breaker: NEVER,
             host: upstream::HostHeader::Preserve,

@@ -181,11 +181,23 @@ pub(super) static UPSTREAM: Keys = Keys {
         ("max_connections", Built),
         ("retries", Built),
         ("host", Built),
-        ("tls_ca", NotBuilt("TLS to upstreams")),
-        ("tls_server_name", NotBuilt("TLS to upstreams")),
-        ("health", NotBuilt("active health checks")),
+        ("tls_ca", Built),
+        ("tls_server_name", Built),
+        ("health", Built),
         ("outlier", Built),
         ("breaker", Built),
+    ],
+};
+
+/// `[upstream.NAME.health]`.
+pub(super) static HEALTH: Keys = Keys {
+    title: "[upstream.NAME.health]",
+    keys: &[
+        ("path", Built),
+        ("interval", Built),
+        ("timeout", Built),
+        ("unhealthy_after", Built),
+        ("healthy_after", Built),
     ],
 };
 
@@ -324,6 +336,7 @@ mod tests {
         &USER_HEADER,
         &API_KEY,
         &UPSTREAM,
+        &HEALTH,
         &OUTLIER,
         &BREAKER,
         &LIMIT,

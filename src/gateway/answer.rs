@@ -214,7 +214,9 @@ impl Worker {
             tracing::warn!(upstream, server, kind, request_id, unsaid, %error, "the upstream gave no response");
         }
         match error {
-            UpstreamError::Connect(_) | UpstreamError::Closed(_) => Refusal::UpstreamUnreachable,
+            UpstreamError::Connect(_) | UpstreamError::Tls(_) | UpstreamError::Closed(_) => {
+                Refusal::UpstreamUnreachable
+            }
             UpstreamError::Busy(_) => Refusal::UpstreamBusy,
             UpstreamError::Timeout(_) => Refusal::UpstreamTimeout,
             UpstreamError::Protocol(_) => Refusal::UpstreamProtocol,

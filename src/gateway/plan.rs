@@ -183,8 +183,8 @@ impl Plan {
             upstreams: snapshot
                 .upstreams
                 .iter()
-                .map(|settings| Arc::new(bind_upstream(settings, metrics)))
-                .collect(),
+                .map(|settings| bind_upstream(settings, metrics).map(Arc::new))
+                .collect::<Result<_, _>>()?,
             response: snapshot.response.clone(),
             credentials: [Credential::ApiKey, Credential::Token, Credential::Header]
                 .map(|kind| (kind.label(), metrics.identity(kind.label(), kind.faults())))
@@ -250,9 +250,11 @@ fn wanted_fields<'a>(rules: impl Iterator<Item = &'a LimitRule>) -> Vec<String> 
     wanted
 }
 
-fn bind_upstream(settings: &upstream::Settings, metrics: &Metrics) -> Fleet {
+fn bind_upstream(settings: &upstream::Settings, metrics: &Metrics) -> Result<Fleet, PlanError> {
     let servers: Vec<String> = settings.servers.iter().map(ToString::to_string).collect();
-    Fleet::new(settings.clone(), metrics.upstream(&settings.name, &servers))
+    let metrics = metrics.upstream(&settings.name, &servers);
+    Fleet::new(settings.clone(), metrics)
+        .map_err(|error| PlanError::Unfit(format!("upstream `{}`: {error}", settings.name)))
 }
 
 fn bind_limit(

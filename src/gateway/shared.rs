@@ -8,7 +8,7 @@ use std::{
 };
 
 use metrics::Histogram;
-use tokio::time::Instant;
+use tokio::{task::JoinSet, time::Instant};
 
 use super::plan::{Plan, PlanError};
 use crate::{
@@ -114,6 +114,15 @@ impl Shared {
                 .unwrap_or_else(PoisonError::into_inner)
                 .close(PATIENCE);
         }
+    }
+
+    /// Resolves the names of upstream servers and checks their health, for ever; to be run off the workers.
+    pub async fn keep_watch(self: Arc<Self>) {
+        let mut watches = JoinSet::new();
+        for fleet in &self.plan.upstreams {
+            watches.spawn(Arc::clone(fleet).keep_watch());
+        }
+        while watches.join_next().await.is_some() {}
     }
 
     /// Warns, at most once a minute for each limit, when new keys find no room: from then on they share a bucket. To be

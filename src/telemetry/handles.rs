@@ -54,6 +54,7 @@ impl Metrics {
         UpstreamMetrics {
             seconds: self.histogram(&table::UPSTREAM_SECONDS, &[upstream]),
             connect_errors: error("connect"),
+            tls_errors: error("tls"),
             busy_errors: error("busy"),
             closed_errors: error("closed"),
             timeout_errors: error("timeout"),
@@ -258,6 +259,8 @@ pub struct UpstreamMetrics {
     pub seconds: Histogram,
     /// No connection could be opened.
     pub connect_errors: Counter,
+    /// The server did not prove who it is.
+    pub tls_errors: Counter,
     /// Every connection that the configuration allows was in use.
     pub busy_errors: Counter,
     /// The connection ended before there was a response.

@@ -16,8 +16,9 @@ use metrics::Gauge;
 use tokio::time::Instant;
 
 use super::{
-    Server, Settings, UpstreamError,
+    Settings, TlsError, UpstreamError,
     balance::{self, Candidates},
+    endpoint::{self, Endpoint},
     fuse::Fuse,
 };
 use crate::telemetry::handles::UpstreamMetrics;
@@ -40,6 +41,7 @@ struct Member {
     /// As in the configuration.
     name: String,
     seed: u64,
+    endpoint: Endpoint,
     /// Its active checks fail.
     is_unhealthy: AtomicBool,
     /// Blown: it is ejected.
@@ -54,37 +56,35 @@ struct Member {
 struct Padded<T>(T);
 
 impl Fleet {
-    /// Every server counts as healthy until it is known not to be.
-    pub fn new(settings: Settings, metrics: UpstreamMetrics) -> Self {
+    /// Every server counts as healthy until it is known not to be. Opens no connection.
+    pub fn new(settings: Settings, metrics: UpstreamMetrics) -> Result<Self, TlsError> {
         let mut outlier = settings.outlier;
         if settings.servers.len() == 1 {
             outlier.failures = 0;
         }
-        let member = |(server, healthy): (&Server, &Gauge)| {
+        let tls = endpoint::tls_config(&settings)?;
+        let mut members = Vec::with_capacity(settings.servers.len());
+        for (server, healthy) in settings.servers.iter().zip(&metrics.healthy) {
             let name = server.to_string();
             healthy.set(1.0);
-            Member {
+            members.push(Member {
                 seed: balance::seed(&name),
                 name,
+                endpoint: Endpoint::new(server, tls.as_ref(), &settings)?,
                 is_unhealthy: AtomicBool::new(false),
                 ejection: Fuse::new(outlier),
                 outstanding: Padded::default(),
                 healthy: healthy.clone(),
-            }
-        };
-        Self {
-            members: settings
-                .servers
-                .iter()
-                .zip(&metrics.healthy)
-                .map(member)
-                .collect(),
+            });
+        }
+        Ok(Self {
+            members,
             breaker: Fuse::new(settings.breaker),
             settings,
             metrics,
             epoch: Instant::now(),
             changing: Mutex::default(),
-        }
+        })
     }
 
     /// The settings that it was made from.
@@ -100,6 +100,10 @@ impl Fleet {
     /// A server as the configuration names it.
     pub fn server_name(&self, server: usize) -> &str {
         &self.members[server].name
+    }
+
+    pub(super) fn endpoint(&self, server: usize) -> &Endpoint {
+        &self.members[server].endpoint
     }
 
     /// Whether the upstream may be asked at all.
@@ -171,6 +175,33 @@ impl Fleet {
         }
     }
 
+    /// The checks of a server have come to another finding: what is wrong with it, or that nothing is.
+    pub(super) fn found(&self, server: usize, problem: Option<&str>) {
+        let _changing = self.lock();
+        let member = &self.members[server];
+        member.is_unhealthy.store(problem.is_some(), Relaxed);
+        member.show();
+        let (upstream, server) = (&self.settings.name, &member.name);
+        match problem {
+            Some(problem) => {
+                let in_service = self.members.iter().filter(|member| member.is_in_service());
+                let left = in_service.count();
+                tracing::warn!(
+                    upstream,
+                    server,
+                    problem,
+                    in_service = left,
+                    "a server is unhealthy: its checks fail"
+                );
+            }
+            None => tracing::info!(
+                upstream,
+                server,
+                "a server is healthy again: its checks pass"
+            ),
+        }
+    }
+
     fn eject(&self, server: usize, now_ms: u64, error: &UpstreamError) {
         let _changing = self.lock();
         let member = &self.members[server];
@@ -192,6 +223,7 @@ impl Fleet {
         let metrics = &self.metrics;
         let counter = match error {
             UpstreamError::Connect(_) => &metrics.connect_errors,
+            UpstreamError::Tls(_) => &metrics.tls_errors,
             UpstreamError::Busy(_) => &metrics.busy_errors,
             UpstreamError::Timeout(_) => &metrics.timeout_errors,
             UpstreamError::Closed(_) => &metrics.closed_errors,

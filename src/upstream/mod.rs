@@ -11,15 +11,19 @@
 pub mod balance;
 pub mod body;
 pub mod echo;
+mod endpoint;
 mod exchange;
 pub mod fleet;
 pub mod forward;
 pub mod framing;
 mod fuse;
 pub mod headers;
+mod health;
 pub mod pool;
+mod resolve;
 pub mod retry;
 mod sending;
+mod stream;
 pub mod tunnel;
 mod websocket;
 
@@ -29,9 +33,11 @@ use tokio::time::Instant;
 
 pub use balance::Balance;
 pub use body::ResponseBody;
+pub use endpoint::{Tls, TlsError};
 pub use fleet::Fleet;
 pub use forward::forward;
 pub use fuse::Rating;
+pub use health::Health;
 pub use tunnel::Tunnel;
 
 /// One `[upstream.NAME]` table.
@@ -57,6 +63,10 @@ pub struct Settings {
     pub retries: usize,
     /// What the server is told as `Host`.
     pub host: HostHeader,
+    /// How servers behind `https://` prove who they are.
+    pub tls: Tls,
+    /// Active checks, if any.
+    pub health: Option<Health>,
     /// When a server that keeps failing is passed over.
     pub outlier: Rating,
     /// When an upstream that keeps failing is refused as a whole.
@@ -69,11 +79,13 @@ pub const MAX_RETRIES: usize = 5;
 /// One server of an upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Server {
-    /// `http://host:port`.
+    /// `http://host:port`, `https://host:port`.
     Http {
+        /// What is spoken.
+        scheme: Scheme,
         /// A name or an address (IPv6 without brackets).
         host: String,
-        /// The port, 80 where none was written.
+        /// The scheme's own where none was written.
         port: u16,
     },
     /// `unix:/path`.
@@ -82,15 +94,47 @@ pub enum Server {
     Echo,
 }
 
+/// What is spoken over TCP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheme {
+    /// HTTP/1.1.
+    Http,
+    /// HTTP/1.1 over TLS.
+    Https,
+}
+
+impl Scheme {
+    /// As it stands before `://`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Https => "https",
+        }
+    }
+
+    /// The port where none is written.
+    pub fn default_port(self) -> u16 {
+        match self {
+            Self::Http => 80,
+            Self::Https => 443,
+        }
+    }
+}
+
 impl Server {
     /// Its own name as it stands in `Host`.
     fn authority(&self) -> String {
-        match self {
-            Self::Http { host, port: 80 } if host.contains(':') => format!("[{host}]"),
-            Self::Http { host, port: 80 } => host.clone(),
-            Self::Http { host, port } if host.contains(':') => format!("[{host}]:{port}"),
-            Self::Http { host, port } => format!("{host}:{port}"),
-            Self::Unix(_) | Self::Echo => "localhost".to_owned(),
+        let (scheme, host, port) = match self {
+            Self::Http { scheme, host, port } => (scheme, host, port),
+            Self::Unix(_) | Self::Echo => return "localhost".to_owned(),
+        };
+        let host = match host.contains(':') {
+            true => format!("[{host}]"),
+            false => host.clone(),
+        };
+        match *port == scheme.default_port() {
+            true => host,
+            false => format!("{host}:{port}"),
         }
     }
 }
@@ -98,8 +142,10 @@ impl Server {
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Http { host, port } if host.contains(':') => write!(f, "http://[{host}]:{port}"),
-            Self::Http { host, port } => write!(f, "http://{host}:{port}"),
+            Self::Http { scheme, host, port } if host.contains(':') => {
+                write!(f, "{}://[{host}]:{port}", scheme.as_str())
+            }
+            Self::Http { scheme, host, port } => write!(f, "{}://{host}:{port}", scheme.as_str()),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
             Self::Echo => f.write_str("builtin:echo"),
         }
@@ -124,6 +170,9 @@ pub enum UpstreamError {
     /// No connection could be opened.
     #[error("cannot connect: {0}")]
     Connect(io::Error),
+    /// The server did not prove who it is, or does not speak TLS.
+    #[error("no TLS: {0}")]
+    Tls(io::Error),
     /// Every connection that the configuration allows is in use, and none came free in time.
     #[error("all {0} connections are in use")]
     Busy(usize),
@@ -146,6 +195,7 @@ impl UpstreamError {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Connect(_) => "connect",
+            Self::Tls(_) => "tls",
             Self::Busy(_) => "busy",
             Self::Timeout(_) => "timeout",
             Self::Closed(_) => "closed",
@@ -161,7 +211,10 @@ impl UpstreamError {
 
     /// Whether nothing of the request has left.
     fn nothing_was_sent(&self) -> bool {
-        matches!(self, Self::Connect(_) | Self::Busy(_) | Self::Broken(_))
+        matches!(
+            self,
+            Self::Connect(_) | Self::Tls(_) | Self::Busy(_) | Self::Broken(_)
+        )
     }
 }
 

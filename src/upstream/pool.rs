@@ -8,7 +8,7 @@ use std::{
     cell::{Cell, RefCell},
     future::Future,
     io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     pin::Pin,
     rc::Rc,
     sync::Arc,
@@ -17,13 +17,12 @@ use std::{
 
 use bytes::BytesMut;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{TcpStream, UnixStream},
+    io::{AsyncRead as _, ReadBuf},
     sync::Notify,
     time::{Instant, Sleep},
 };
 
-use super::{Fleet, Server, Settings, UpstreamError};
+use super::{Fleet, Server, Settings, UpstreamError, endpoint::Endpoint, stream::Stream};
 
 /// The connections of one worker to one server.
 #[derive(Debug)]
@@ -113,34 +112,14 @@ impl ServerPool {
         outstanding: Outstanding,
     ) -> Result<Connection, UpstreamError> {
         let slot = Slot::open(self);
-        let connecting = async {
-            Ok(match self.server() {
-                Server::Http { host, port } => {
-                    let stream = match host.parse::<IpAddr>() {
-                        Ok(ip) => TcpStream::connect(SocketAddr::new(ip, *port)).await?,
-                        Err(_) => TcpStream::connect((host.as_str(), *port)).await?,
-                    };
-                    stream.set_nodelay(true)?;
-                    Stream::Tcp(stream)
-                }
-                Server::Unix(path) => Stream::Unix(UnixStream::connect(path).await?),
-                Server::Echo => {
-                    return Err(io::Error::other("the built-in server has no connections"));
-                }
-            })
-        };
-        let connected = tokio::time::timeout_at(give_up, connecting).await;
-        let timed_out = || {
-            io::Error::new(
-                io::ErrorKind::TimedOut,
-                format!("no connection within {:?}", self.settings().connect_timeout),
-            )
-        };
-        let stream = connected
-            .unwrap_or_else(|_| Err(timed_out()))
-            .map_err(UpstreamError::Connect)?;
+        let endpoint = self.endpoint();
+        // before the addresses are read: a change meanwhile is then seen
+        let generation = endpoint.generation();
+        let (stream, address) = endpoint.connect(give_up).await?;
         Ok(Connection {
             stream,
+            address,
+            generation,
             inbox: BytesMut::new(),
             outbox: BytesMut::new(),
             timer: Box::pin(tokio::time::sleep_until(give_up)),
@@ -154,10 +133,27 @@ impl ServerPool {
     pub(super) fn put_back(mut connection: Connection, now: Instant) {
         connection.outstanding = None;
         let pool = Rc::clone(&connection.slot.pool);
-        if !pool.retired.get() {
+        if !pool.retired.get() && pool.still_leads_there(&mut connection) {
             pool.idle.borrow_mut().push((connection, now));
             pool.freed.notify_one();
         }
+    }
+
+    /// Whether a connection leads to an address that the server still has.
+    fn still_leads_there(&self, connection: &mut Connection) -> bool {
+        let endpoint = self.endpoint();
+        let generation = endpoint.generation();
+        if connection.generation == generation {
+            return true;
+        }
+        connection.generation = generation;
+        connection
+            .address
+            .is_none_or(|address| endpoint.has(address))
+    }
+
+    fn endpoint(&self) -> &Endpoint {
+        self.fleet.endpoint(self.server)
     }
 
     /// Closes what is idle, now and from now on.
@@ -169,7 +165,9 @@ impl ServerPool {
     pub(super) fn sweep(&self, now: Instant) {
         let idle_timeout = self.settings().idle_timeout;
         let keep = |since: &Instant| now.saturating_duration_since(*since) < idle_timeout;
-        self.idle.borrow_mut().retain(|(_, since)| keep(since));
+        self.idle
+            .borrow_mut()
+            .retain_mut(|(connection, since)| keep(since) && self.still_leads_there(connection));
     }
 }
 
@@ -220,6 +218,10 @@ impl Drop for Outstanding {
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) stream: Stream,
+    /// Where it leads, over TCP.
+    address: Option<SocketAddr>,
+    /// Of the server's addresses, when this one was last known to be among them.
+    generation: u64,
     /// Bytes received and not yet consumed.
     pub(super) inbox: BytesMut,
     /// The head of the request in flight; kept until the response begins, so that it can be sent again.
@@ -279,61 +281,5 @@ impl Connection {
             &mut self.inbox
         ));
         pinned.poll(cx)
-    }
-}
-
-/// A socket to a server.
-#[derive(Debug)]
-pub(super) enum Stream {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
-
-macro_rules! on_stream {
-    ($stream:expr, $inner:ident => $call:expr) => {
-        match $stream.get_mut() {
-            Stream::Tcp($inner) => $call,
-            Stream::Unix($inner) => $call,
-        }
-    };
-}
-
-impl AsyncRead for Stream {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        on_stream!(self, inner => Pin::new(inner).poll_read(cx, buf))
-    }
-}
-
-impl AsyncWrite for Stream {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        on_stream!(self, inner => Pin::new(inner).poll_write(cx, buf))
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        on_stream!(self, inner => Pin::new(inner).poll_write_vectored(cx, bufs))
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        on_stream!(self, inner => Pin::new(inner).poll_flush(cx))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        on_stream!(self, inner => Pin::new(inner).poll_shutdown(cx))
     }
 }

@@ -75,6 +75,9 @@ impl<B: Body<Data = Bytes> + Unpin> Sending<B> {
             };
             let unsent = connection.outbox.len() - self.written;
             if unsent == 0 && self.chunk.is_empty() {
+                // TLS may hold some of it back; elsewhere this does nothing
+                let flushed = Pin::new(&mut connection.stream).poll_flush(cx);
+                ready!(flushed).map_err(SendError::Write)?;
                 if self.body.is_none() {
                     return Poll::Ready(Ok(()));
                 }

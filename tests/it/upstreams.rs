@@ -2,8 +2,10 @@
 
 mod balance;
 mod failing;
+mod health;
+mod reaching;
 
-use crate::support::Origin;
+use crate::support::{Gateway, Origin, wait::eventually_eq};
 
 /// An upstream `origin` with these servers, and more of its keys.
 fn upstream(origins: &[&Origin], keys: &str) -> String {
@@ -17,4 +19,9 @@ fn shares(origins: &[&Origin]) -> Vec<usize> {
         .iter()
         .map(|origin| origin.requests().len())
         .collect()
+}
+
+/// Waits until the log has said this so many times.
+fn logged(gateway: &Gateway, text: &str, times: usize) {
+    eventually_eq(text, times, || gateway.stderr().matches(text).count());
 }

@@ -48,7 +48,7 @@ pub(super) fn snapshot(
     let mut users = identity::compile(&file, base_dir);
     let listeners = listen::compile(&file, &users.settings.trusted_proxies);
     let admin = process::admin(&file, base_dir, &listeners);
-    let upstreams = upstream::compile(&file);
+    let upstreams = upstream::compile(&file, base_dir);
     let mut limits = limit::compile(&file, &users.settings);
     identity::read_claims(&mut users.settings, &limits);
     overrides::compile(&file, users.settings.prefixes(), &mut limits);

@@ -3,7 +3,13 @@
 use std::{
     net::Ipv6Addr,
     ops::{Range, RangeInclusive},
+    path::Path,
     time::Duration,
+};
+
+use rustls::{
+    RootCertStore,
+    pki_types::{CertificateDer, ServerName, pem::PemObject as _},
 };
 
 use super::{check_name, listen::unix_path, process::to_usize};
@@ -12,10 +18,10 @@ use crate::{
         code::Code,
         diagnostic::{Problem, quote},
         file::{Section, not_built},
-        keys,
+        keys, read,
         value::{Text, Value},
     },
-    upstream::{Balance, HostHeader, MAX_RETRIES, Rating, Server, Settings},
+    upstream::{Balance, Health, HostHeader, MAX_RETRIES, Rating, Scheme, Server, Settings, Tls},
 };
 
 const TIMEOUTS: RangeInclusive<Duration> =
@@ -35,7 +41,7 @@ pub(super) struct Upstream {
     pub(super) settings: Option<Settings>,
 }
 
-pub(super) fn compile(file: &Section<'_>) -> Vec<Upstream> {
+pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Vec<Upstream> {
     let tables = file.named("upstream", &keys::UPSTREAM);
     if tables.is_empty() && !file.is_in_doubt("upstream") {
         let message = "there is no upstream: requests have nowhere to go";
@@ -44,7 +50,7 @@ pub(super) fn compile(file: &Section<'_>) -> Vec<Upstream> {
     let upstream = |(name, table): (Text<'_>, Value<'_>)| {
         check_name(&name, "an upstream");
         let section = table.section(table.what.clone(), &keys::UPSTREAM);
-        let settings = section.and_then(|section| settings(section, &name.value));
+        let settings = section.and_then(|section| settings(section, &name.value, base_dir));
         Upstream {
             name: name.value,
             span: name.span,
@@ -54,8 +60,10 @@ pub(super) fn compile(file: &Section<'_>) -> Vec<Upstream> {
     tables.into_iter().map(upstream).collect()
 }
 
-fn settings(section: Section<'_>, name: &str) -> Option<Settings> {
+fn settings(section: Section<'_>, name: &str, base_dir: &Path) -> Option<Settings> {
     let servers = servers(&section);
+    let tls = tls(&section, servers.as_deref(), base_dir);
+    let health = section.get("health").map(|value| health(&value, name));
     let max_connections = section.integer("max_connections", 1024, 1..=1_000_000);
     let settings = Settings {
         name: name.to_owned(),
@@ -67,6 +75,8 @@ fn settings(section: Section<'_>, name: &str) -> Option<Settings> {
         balance: section.choice("balance", BALANCES).unwrap_or_default(),
         max_connections: to_usize(max_connections),
         retries: to_usize(section.integer("retries", 1, 0..=MAX_RETRIES as u64)),
+        tls: Tls::default(),
+        health: None,
         outlier: outlier(&section),
         breaker: breaker(&section),
         host: section
@@ -77,6 +87,8 @@ fn settings(section: Section<'_>, name: &str) -> Option<Settings> {
     section.finish();
     Some(Settings {
         servers: servers?,
+        tls: tls?,
+        health: health.map_or(Some(None), |health| health.map(Some))?,
         ..settings
     })
 }
@@ -87,6 +99,119 @@ const BALANCES: &[(&str, Balance)] = &[
     ("hash:ip", Balance::HashIp),
     ("hash:user", Balance::HashUser),
 ];
+
+/// `None` when something was reported.
+fn tls(section: &Section<'_>, servers: Option<&[Server]>, base_dir: &Path) -> Option<Tls> {
+    let is_secure = |server: &Server| {
+        matches!(
+            server,
+            Server::Http {
+                scheme: Scheme::Https,
+                ..
+            }
+        )
+    };
+    let is_meant = servers.is_none_or(|servers| servers.iter().any(is_secure));
+    let text = |key: &'static str| {
+        let value = section.get(key)?;
+        if !is_meant {
+            let message = format!("{} has no effect: no server of it speaks TLS", value.what);
+            let hint = "write https:// before the servers that do, or remove the key";
+            value.error(Problem::new(Code::Contradiction, message).hint(hint));
+        }
+        Some(value.text())
+    };
+    let ca = text("tls_ca").map(|path| path.and_then(|path| certificates(&path, base_dir)));
+    let server_name = text("tls_server_name").map(|name| server_name(&name?));
+    Some(Tls {
+        ca: ca.map_or(Some(None), |ca| ca.map(Some))?,
+        server_name: server_name.map_or(Some(None), |name| name.map(Some))?,
+    })
+}
+
+/// The certificates of a file, each fit to be the root of a chain.
+fn certificates(path: &Text<'_>, base_dir: &Path) -> Option<Vec<CertificateDer<'static>>> {
+    /// Room for every CA that browsers know, several times.
+    const MAX_BYTES: u64 = 4 << 20;
+    let unfit = |problem: String, hint: &str| {
+        let message = format!("{} {problem}", path.shown());
+        path.error(Problem::new(Code::BadFile, message).hint(hint));
+    };
+    let bytes = read::bytes(&base_dir.join(&path.value), MAX_BYTES)
+        .map_err(|error| unfit(format!("cannot be read: {error}"), read::HINT))
+        .ok()?;
+    const PEM: &str =
+        "name a file with certificates in PEM: lines from BEGIN CERTIFICATE to END CERTIFICATE";
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
+    let found = found
+        .map_err(|error| unfit(format!("is not PEM: {error}"), PEM))
+        .ok()?;
+    if found.is_empty() {
+        unfit("holds no certificate".to_owned(), PEM);
+        return None;
+    }
+    let mut roots = RootCertStore::empty();
+    for (at, certificate) in found.iter().enumerate() {
+        if let Err(error) = roots.add(certificate.clone()) {
+            let problem = format!(
+                "holds a certificate that cannot be used (number {}): {error}",
+                at + 1
+            );
+            unfit(
+                problem,
+                "name the certificate of the CA that signed the servers' certificates",
+            );
+            return None;
+        }
+    }
+    Some(found)
+}
+
+fn server_name(text: &Text<'_>) -> Option<ServerName<'static>> {
+    text.parse("a server name", |value| {
+        ServerName::try_from(value.to_owned()).map_err(|_| {
+            let message = format!("{} is not a name that a certificate can have", quote(value));
+            Problem::new(Code::BadAddress, message)
+                .hint("write a DNS name or an IP address, such as \"origin.internal\"")
+        })
+    })
+}
+
+/// `None` when something was reported.
+fn health(value: &Value<'_>, name: &str) -> Option<Health> {
+    let section = value.section(format!("[upstream.{name}.health]"), &keys::HEALTH)?;
+    let path = section.require(
+        "path",
+        "add path = \"/healthz\", or what the servers answer with 200 while they are well",
+    );
+    let path = path.and_then(|value| health_path(&value.text()?));
+    let times = |key, default| u32::try_from(section.integer(key, default, 1..=1_000)).unwrap_or(1);
+    let health = Health {
+        path: String::new(),
+        interval: section.duration("interval", Duration::from_secs(5), PAUSES),
+        timeout: section.duration("timeout", Duration::from_secs(1), TIMEOUTS),
+        unhealthy_after: times("unhealthy_after", 3),
+        healthy_after: times("healthy_after", 2),
+    };
+    section.finish();
+    Some(Health {
+        path: path?,
+        ..health
+    })
+}
+
+/// A path, perhaps with a query, as it is sent.
+fn health_path(text: &Text<'_>) -> Option<String> {
+    text.parse("a path", |value| {
+        let is_sendable = |byte: u8| byte.is_ascii_graphic() && byte != b'#';
+        if value.starts_with('/') && value.bytes().all(is_sendable) {
+            return Ok(value.to_owned());
+        }
+        let message = format!("{} is not a path that can be asked for", quote(value));
+        Err(Problem::new(Code::BadField, message)
+            .hint("begin it with a slash, and write what is not ASCII as percent-escapes"))
+    })
+}
 
 /// It is on unless it is told not to be.
 fn outlier(section: &Section<'_>) -> Rating {
@@ -140,7 +265,8 @@ fn server(text: &Text<'_>) -> Option<Server> {
 }
 
 pub(in crate::config) fn parse_server(text: &str) -> Result<Server, Problem> {
-    const HINT: &str = "write \"http://HOST:PORT\", \"unix:/path\" or \"builtin:echo\"";
+    const HINT: &str =
+        "write \"http://HOST:PORT\", \"https://HOST:PORT\", \"unix:/path\" or \"builtin:echo\"";
     let bad = |message: String| Problem::new(Code::BadAddress, message).hint(HINT);
     if text == "builtin:echo" {
         return Ok(Server::Echo);
@@ -148,15 +274,17 @@ pub(in crate::config) fn parse_server(text: &str) -> Result<Server, Problem> {
     if let Some(path) = text.strip_prefix("unix:") {
         return unix_path(path).map(Server::Unix);
     }
-    let unbuilt = [
-        ("https://", "TLS to upstreams"),
-        ("h2c://", "HTTP/2 to upstreams"),
-    ];
-    if let Some((_, feature)) = unbuilt.iter().find(|(scheme, _)| text.starts_with(scheme)) {
-        let hint = "write http://, where the server speaks it on a private network";
-        return Err(not_built(quote(text), feature).hint(hint));
+    if text.starts_with("h2c://") {
+        let hint = "write http://, where the server speaks HTTP/1.1 too";
+        return Err(not_built(quote(text), "HTTP/2 to upstreams").hint(hint));
     }
-    let Some(authority) = text.strip_prefix("http://") else {
+    let scheme = [Scheme::Http, Scheme::Https]
+        .into_iter()
+        .find_map(|scheme| {
+            let rest = text.strip_prefix(scheme.as_str())?;
+            Some((scheme, rest.strip_prefix("://")?))
+        });
+    let Some((scheme, authority)) = scheme else {
         let problem = bad(format!("{} is not a server", quote(text)));
         let meant = format!("http://{text}");
         return Err(match parse_server(&meant) {
@@ -177,8 +305,8 @@ pub(in crate::config) fn parse_server(text: &str) -> Result<Server, Problem> {
             "a server's address has no user name or password".to_owned()
         ));
     }
-    let (host, port) =
-        split_port(authority).ok_or_else(|| bad(format!("{} has no valid port", quote(text))))?;
+    let (host, port) = split_port(authority, scheme.default_port())
+        .ok_or_else(|| bad(format!("{} has no valid port", quote(text))))?;
     let literal = host
         .strip_prefix('[')
         .and_then(|host| host.strip_suffix(']'));
@@ -188,16 +316,17 @@ pub(in crate::config) fn parse_server(text: &str) -> Result<Server, Problem> {
         _ => return Err(bad(format!("{} has no valid host", quote(text)))),
     };
     Ok(Server::Http {
+        scheme,
         host: host.to_ascii_lowercase(),
         port,
     })
 }
 
-/// `host:port`, `host` (port 80), `[::1]:port` or `[::1]`.
-fn split_port(authority: &str) -> Option<(&str, u16)> {
+/// `host:port`, `host`, `[::1]:port` or `[::1]`.
+fn split_port(authority: &str, default: u16) -> Option<(&str, u16)> {
     let after_bracket = authority.rfind(']').map_or(0, |at| at + 1);
     let Some(colon) = authority[after_bracket..].find(':') else {
-        return Some((authority, 80));
+        return Some((authority, default));
     };
     let (host, port) = authority.split_at(after_bracket + colon);
     let digits = &port[1..];
@@ -245,10 +374,17 @@ mod tests {
     fn a_server_is_a_host_and_a_port_a_socket_or_the_echo() {
         let http = |host: &str, port| {
             Ok(Server::Http {
+                scheme: Scheme::Http,
                 host: host.to_owned(),
                 port,
             })
         };
+        let secure = Server::Http {
+            scheme: Scheme::Https,
+            host: "origin".to_owned(),
+            port: 443,
+        };
+        assert_eq!(parse_server("https://origin/"), Ok(secure));
         assert_eq!(parse_server("http://Origin:9000"), http("origin", 9000));
         assert_eq!(parse_server("http://10.0.0.1/"), http("10.0.0.1", 80));
         assert_eq!(parse_server("http://[::1]:81"), http("::1", 81));

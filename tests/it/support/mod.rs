@@ -12,6 +12,7 @@ pub mod http2;
 pub mod metrics;
 pub mod origin;
 pub mod raw;
+pub mod secured;
 pub mod tokens;
 pub mod wait;
 

@@ -1,6 +1,6 @@
 //! Servers that fail: retries on another, ejection, the circuit breaker.
 
-use super::{shares, upstream};
+use super::{logged, shares, upstream};
 use crate::support::{
     Gateway, Origin, Request,
     origin::nobody,
@@ -8,11 +8,6 @@ use crate::support::{
 };
 
 const HEALTHY: &str = r#"tidegate_upstream_healthy{upstream="origin"}"#;
-
-/// Waits until the log has said this so many times.
-fn logged(gateway: &Gateway, text: &str, times: usize) {
-    eventually_eq(text, times, || gateway.stderr().matches(text).count());
-}
 
 fn closing() -> Origin {
     Origin::new(|exchange| {

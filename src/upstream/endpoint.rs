@@ -1,0 +1,182 @@
+//! How one server is reached: a TCP connection to one of its addresses, TLS over it, or a Unix socket.
+//!
+//! A certificate is always verified: against the CA that the configuration names, and no other, or against those of the
+//! system. Sessions are resumed; all workers share what is needed for that.
+
+use std::{io, net::SocketAddr, path::PathBuf, sync::Arc};
+
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::{CryptoProvider, aws_lc_rs},
+    pki_types::{CertificateDer, ServerName},
+};
+use rustls_platform_verifier::BuilderVerifierExt as _;
+use tokio::{
+    net::{TcpStream, UnixStream},
+    time::Instant,
+};
+use tokio_rustls::TlsConnector;
+
+use super::{Scheme, Server, Settings, UpstreamError, resolve::Addresses, stream::Stream};
+
+/// How servers prove who they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tls {
+    /// Whom to believe; `None` is whom the system believes.
+    pub ca: Option<Vec<CertificateDer<'static>>>,
+    /// The name in the certificate; `None` is the server's own.
+    pub server_name: Option<ServerName<'static>>,
+}
+
+/// Why TLS to an upstream cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// Mostly: the system has no certificates.
+    #[error(
+        "the certificates that the system trusts cannot be used: {0}; install them, or name a tls_ca"
+    )]
+    System(rustls::Error),
+    /// A CA, or a name, that the compiler should have refused.
+    #[error("{0}")]
+    Unfit(String),
+}
+
+/// One server, as all workers and the checks of its health reach it.
+#[derive(Debug)]
+pub(super) enum Endpoint {
+    Tcp {
+        addresses: Addresses,
+        tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
+    },
+    Unix(PathBuf),
+    /// It is in this process.
+    Echo,
+}
+
+impl Endpoint {
+    pub(super) fn new(
+        server: &Server,
+        tls: Option<&Arc<ClientConfig>>,
+        settings: &Settings,
+    ) -> Result<Self, TlsError> {
+        Ok(match server {
+            Server::Http { scheme, host, port } => {
+                let name = || match &settings.tls.server_name {
+                    Some(name) => Ok(name.clone()),
+                    None => ServerName::try_from(host.clone())
+                        .map_err(|error| TlsError::Unfit(format!("{host}: {error}"))),
+                };
+                let tls = match scheme {
+                    Scheme::Http => None,
+                    Scheme::Https => tls.cloned().map(|tls| Ok((tls, name()?))).transpose()?,
+                };
+                Self::Tcp {
+                    addresses: Addresses::new(host, *port),
+                    tls,
+                }
+            }
+            Server::Unix(path) => Self::Unix(path.clone()),
+            Server::Echo => Self::Echo,
+        })
+    }
+
+    /// Changes when its addresses do.
+    pub(super) fn generation(&self) -> u64 {
+        match self {
+            Self::Tcp { addresses, .. } => addresses.generation(),
+            Self::Unix(_) | Self::Echo => 0,
+        }
+    }
+
+    /// Whether it is still at this address.
+    pub(super) fn has(&self, address: SocketAddr) -> bool {
+        match self {
+            Self::Tcp { addresses, .. } => addresses.has(address),
+            Self::Unix(_) | Self::Echo => true,
+        }
+    }
+
+    /// Opens a connection until `give_up`; with the address that it leads to.
+    pub(super) async fn connect(
+        &self,
+        give_up: Instant,
+    ) -> Result<(Stream, Option<SocketAddr>), UpstreamError> {
+        let begun = Instant::now();
+        let connected = tokio::time::timeout_at(give_up, self.open(give_up)).await;
+        connected.unwrap_or_else(|_| {
+            let within = give_up.saturating_duration_since(begun);
+            let message = format!("no connection within {within:?}");
+            Err(UpstreamError::Connect(io::Error::new(
+                io::ErrorKind::TimedOut,
+                message,
+            )))
+        })
+    }
+
+    async fn open(&self, give_up: Instant) -> Result<(Stream, Option<SocketAddr>), UpstreamError> {
+        let (addresses, tls) = match self {
+            Self::Tcp { addresses, tls } => (addresses, tls),
+            Self::Unix(path) => {
+                let stream = UnixStream::connect(path)
+                    .await
+                    .map_err(UpstreamError::Connect)?;
+                return Ok((Stream::Unix(stream), None));
+            }
+            Self::Echo => {
+                let error = io::Error::other("the built-in server has no connections");
+                return Err(UpstreamError::Connect(error));
+            }
+        };
+        let dial = async |address| {
+            let stream = TcpStream::connect(address).await?;
+            stream.set_nodelay(true)?;
+            Ok((stream, address))
+        };
+        let dialled = addresses.connect(give_up, dial).await;
+        let (stream, address) = dialled.map_err(UpstreamError::Connect)?;
+        let stream = match tls {
+            None => Stream::Tcp(stream),
+            Some((config, name)) => {
+                let secured = TlsConnector::from(Arc::clone(config))
+                    .connect(name.clone(), stream)
+                    .await;
+                Stream::Tls(Box::new(secured.map_err(UpstreamError::Tls)?))
+            }
+        };
+        Ok((stream, Some(address)))
+    }
+}
+
+/// What the connections of an upstream have in common; `None` where no server of it speaks TLS.
+pub(super) fn tls_config(settings: &Settings) -> Result<Option<Arc<ClientConfig>>, TlsError> {
+    let speaks_tls = |server: &Server| {
+        matches!(
+            server,
+            Server::Http {
+                scheme: Scheme::Https,
+                ..
+            }
+        )
+    };
+    if !settings.servers.iter().any(speaks_tls) {
+        return Ok(None);
+    }
+    let provider: Arc<CryptoProvider> = aws_lc_rs::default_provider().into();
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(TlsError::System)?;
+    let mut config = match &settings.tls.ca {
+        Some(ca) => {
+            let mut roots = RootCertStore::empty();
+            for certificate in ca {
+                let added = roots.add(certificate.clone());
+                added.map_err(|error| TlsError::Unfit(error.to_string()))?;
+            }
+            builder.with_root_certificates(roots)
+        }
+        None => builder.with_platform_verifier().map_err(TlsError::System)?,
+    }
+    .with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Some(Arc::new(config)))
+}

@@ -1,0 +1,153 @@
+//! Active checks: is a server well, before a request finds out?
+//!
+//! They run on the control thread, each on a connection of its own, so that a server that accepts nothing is found too.
+//! A check passes when the answer's status is 2xx or 3xx. A server counts as healthy until its checks say otherwise, so
+//! that a start does not wait for them.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::BytesMut;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    task::JoinSet,
+    time::Instant,
+};
+
+use super::{Fleet, HostHeader, UpstreamError, endpoint::Endpoint, framing, resolve::Addresses};
+
+/// `[upstream.NAME.health]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Health {
+    /// What is asked for, with `GET`.
+    pub path: String,
+    /// From the end of one check to the next.
+    pub interval: Duration,
+    /// For a whole check.
+    pub timeout: Duration,
+    /// Failed checks in a row that take a healthy server out of service.
+    pub unhealthy_after: u32,
+    /// Passed checks in a row that take it back.
+    pub healthy_after: u32,
+}
+
+impl Fleet {
+    /// Resolves the names of its servers and checks their health, for ever; ends when it is dropped. Without it, a server
+    /// with a name is never reached.
+    pub async fn keep_watch(self: Arc<Self>) {
+        let mut tasks = JoinSet::new();
+        for server in 0..self.settings().servers.len() {
+            let fleet = Arc::clone(&self);
+            tasks.spawn(async move { fleet.keep_resolving(server).await });
+            let fleet = Arc::clone(&self);
+            tasks.spawn(async move { fleet.keep_checking(server).await });
+        }
+        while tasks.join_next().await.is_some() {}
+    }
+
+    async fn keep_resolving(&self, server: usize) {
+        if let Endpoint::Tcp {
+            addresses: Addresses::Named(named),
+            ..
+        } = self.endpoint(server)
+        {
+            named.keep_resolving(&self.settings().name).await;
+        }
+    }
+
+    async fn keep_checking(&self, server: usize) {
+        let is_remote = !matches!(self.endpoint(server), Endpoint::Echo);
+        let Some(health) = self.settings().health.as_ref().filter(|_| is_remote) else {
+            return;
+        };
+        let request = request(self, server, health);
+        let mut is_healthy = true;
+        let mut streak = 0;
+        loop {
+            let problem = check(self.endpoint(server), &request, health.timeout)
+                .await
+                .err();
+            // the streak is of checks that speak against what is believed
+            streak = if problem.is_none() == is_healthy {
+                0
+            } else {
+                streak + 1
+            };
+            let needed = if is_healthy {
+                health.unhealthy_after
+            } else {
+                health.healthy_after
+            };
+            if streak >= needed {
+                is_healthy = !is_healthy;
+                streak = 0;
+                self.found(server, problem.as_deref());
+            }
+            tokio::time::sleep(health.interval).await;
+        }
+    }
+}
+
+fn request(fleet: &Fleet, server: usize, health: &Health) -> Vec<u8> {
+    let own = fleet.settings().servers[server].authority();
+    let host = match &fleet.settings().host {
+        HostHeader::Literal(host) => host.as_bytes(),
+        HostHeader::Preserve | HostHeader::Server => own.as_bytes(),
+    };
+    let lines: [&[u8]; 5] = [
+        b"GET ",
+        health.path.as_bytes(),
+        b" HTTP/1.1\r\nhost: ",
+        host,
+        concat!(
+            "\r\nuser-agent: tidegate/",
+            env!("CARGO_PKG_VERSION"),
+            "\r\naccept: */*\r\nconnection: close\r\n\r\n"
+        )
+        .as_bytes(),
+    ];
+    lines.concat()
+}
+
+/// One check; what is wrong where it fails.
+async fn check(endpoint: &Endpoint, request: &[u8], timeout: Duration) -> Result<(), String> {
+    let give_up = Instant::now() + timeout;
+    let status = tokio::time::timeout_at(give_up, ask(endpoint, request, give_up))
+        .await
+        .map_err(|_| format!("no answer within {timeout:?}"))?
+        .map_err(|error| error.to_string())?;
+    match status.is_success() || status.is_redirection() {
+        true => Ok(()),
+        false => Err(format!("it answers {}", status.as_u16())),
+    }
+}
+
+async fn ask(
+    endpoint: &Endpoint,
+    request: &[u8],
+    give_up: Instant,
+) -> Result<http::StatusCode, UpstreamError> {
+    let (mut stream, _) = endpoint.connect(give_up).await?;
+    let sent = async {
+        stream.write_all(request).await?;
+        stream.flush().await
+    };
+    sent.await.map_err(UpstreamError::Closed)?;
+    let mut inbox = BytesMut::with_capacity(1024);
+    loop {
+        // the head is bounded by `framing::MAX_HEAD_BYTES`, and all of it by the timeout
+        while let Some(head) = framing::take_head(&mut inbox, false)? {
+            if !head.status.is_informational() {
+                return Ok(head.status);
+            }
+        }
+        let read = stream
+            .read_buf(&mut inbox)
+            .await
+            .map_err(UpstreamError::Closed)?;
+        if read == 0 {
+            return Err(UpstreamError::Closed(
+                std::io::ErrorKind::UnexpectedEof.into(),
+            ));
+        }
+    }
+}
