@@ -17,6 +17,8 @@
 //! Arguments choose the cases whose name contains one of them: `cargo bench --bench decide -- token governor`.
 //! `TIDEGATE_BENCH_LARGE=1` adds ten million keys for every algorithm (several GB).
 
+mod counting;
+
 use std::{
     hash::{BuildHasherDefault, Hasher, RandomState},
     hint::black_box,
@@ -389,69 +391,5 @@ fn memory() {
         println!(
             "max_keys {max_keys}: made in {elapsed:?}, {per_key:.1} bytes per key; of as many debtors {held} have their own bucket, {shared} share one"
         );
-    }
-}
-
-/// Counts what is allocated, and by each thread how often.
-mod counting {
-    #![expect(
-        unsafe_code,
-        reason = "GlobalAlloc is an unsafe trait; every call goes to the system's allocator unchanged"
-    )]
-
-    use std::{
-        alloc::{GlobalAlloc, Layout, System},
-        cell::Cell,
-        sync::atomic::{AtomicUsize, Ordering::Relaxed},
-    };
-
-    #[global_allocator]
-    static ALLOCATOR: Counting = Counting;
-
-    static BYTES: AtomicUsize = AtomicUsize::new(0);
-
-    thread_local! {
-        static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-    }
-
-    /// Allocations of this thread so far.
-    pub(super) fn allocations() -> u64 {
-        ALLOCATIONS.with(Cell::get)
-    }
-
-    /// Bytes that all threads hold.
-    pub(super) fn held() -> usize {
-        BYTES.load(Relaxed)
-    }
-
-    struct Counting;
-
-    fn count(bytes: usize) {
-        BYTES.fetch_add(bytes, Relaxed);
-        ALLOCATIONS.with(|allocations| allocations.set(allocations.get() + 1));
-    }
-
-    // SAFETY: the contract of each call is the one of the call that it forwards
-    unsafe impl GlobalAlloc for Counting {
-        unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-            count(layout.size());
-            unsafe { System.alloc(layout) }
-        }
-
-        unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-            count(layout.size());
-            unsafe { System.alloc_zeroed(layout) }
-        }
-
-        unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-            count(size);
-            BYTES.fetch_sub(layout.size(), Relaxed);
-            unsafe { System.realloc(pointer, layout, size) }
-        }
-
-        unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-            BYTES.fetch_sub(layout.size(), Relaxed);
-            unsafe { System.dealloc(pointer, layout) }
-        }
     }
 }

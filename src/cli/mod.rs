@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand};
 
 pub mod check;
 pub mod explain;
+pub mod hash_key;
 pub mod healthcheck;
 pub mod init;
 pub mod run;
@@ -37,6 +38,8 @@ pub enum Command {
     Explain(explain::ExplainArgs),
     /// Write a commented configuration to start from.
     Init(init::InitArgs),
+    /// Print the entry of a keys file for an API key, which is read and neither shown nor kept.
+    HashKey(hash_key::HashKeyArgs),
     /// Exit 0 when a running gateway is ready (for containers that have no curl).
     Healthcheck(healthcheck::HealthcheckArgs),
 }
@@ -74,6 +77,7 @@ pub fn main() -> ExitCode {
         Command::Check(args) => check::check(&args),
         Command::Explain(args) => explain::explain(&args),
         Command::Init(args) => init::init(&args),
+        Command::HashKey(args) => hash_key::hash_key(&args),
         Command::Healthcheck(args) => healthcheck::healthcheck(&args),
     }
 }

@@ -1,6 +1,6 @@
 //! One GET for a key set: https with the system's roots, or http. No redirect is followed, no cookie or credential sent.
 
-use std::{io, pin::pin, sync::Arc, time::Duration};
+use std::{error::Error as _, io, pin::pin, sync::Arc, time::Duration};
 
 use bytes::{Buf, Bytes};
 use http::{
@@ -44,7 +44,7 @@ pub(super) enum FetchError {
         status: StatusCode,
     },
     /// It does not speak HTTP/1.1, or broke off.
-    #[error("the answer could not be read: {0}")]
+    #[error("the answer could not be read: {}", with_causes(.0))]
     Protocol(hyper::Error),
     /// It sends more than any key set has.
     #[error("the answer is larger than {BODY_MAX_BYTES} bytes")]
@@ -59,6 +59,11 @@ fn hint(status: StatusCode) -> &'static str {
         true => ": redirects are not followed, name the URL that it leads to",
         false => "",
     }
+}
+
+fn with_causes(error: &hyper::Error) -> String {
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 impl FetchError {
@@ -144,14 +149,13 @@ async fn exchange(
         let response = sender.send_request(request).await;
         read(response.map_err(FetchError::Protocol)?).await
     };
-    // the connection is driven until the answer is there, and dropped with it
-    let (mut answer, mut connection) = (pin!(answer), pin!(connection));
+    let (mut answer, connection) = (pin!(answer), pin!(connection));
     tokio::select! {
         biased;
-        answer = &mut answer => return answer,
-        ended = &mut connection => ended.map_err(FetchError::Protocol)?,
+        answer = &mut answer => answer,
+        // many servers close without a word after a whole answer: whether it was whole, the answer says
+        _ = connection => answer.await,
     }
-    answer.await
 }
 
 async fn read(response: Response<Incoming>) -> Result<Vec<u8>, FetchError> {

@@ -165,7 +165,7 @@ fn help_and_version_are_0_and_go_to_stdout() {
     let folder = folder();
     let help = tidegate(folder.path(), &["--help"]);
     assert_eq!(help.code, Some(0), "{help}");
-    for command in ["run", "check", "init", "healthcheck"] {
+    for command in ["run", "check", "init", "hash-key", "healthcheck"] {
         assert!(help.stdout.contains(command), "{help}");
     }
     let version = tidegate(folder.path(), &["--version"]);
@@ -371,4 +371,87 @@ fn healthcheck_is_0_when_ready_and_1_when_nobody_answers() {
     let unhealthy = tidegate(gateway.folder(), &["healthcheck", "--admin", &nobody]);
     assert_eq!(unhealthy.code, Some(1), "{unhealthy}");
     assert!(!unhealthy.stderr.is_empty(), "it says why");
+}
+
+#[test]
+fn hash_key_prints_the_entry_that_lets_the_key_in() {
+    let folder = folder();
+    let hash = |arguments: &[&str], key: &[u8]| {
+        finish(
+            tidegate_command(folder.path())
+                .arg("hash-key")
+                .args(arguments),
+            key,
+        )
+    };
+    let key = "4f1c2a7d-a-key-of-some-length";
+    let finished = hash(&["acme", "--tier", "pro"], format!("{key}\n").as_bytes());
+    assert_eq!(finished.code, Some(0), "{finished}");
+    assert_eq!(finished.stderr, "");
+    assert!(!finished.stdout.contains(key), "{finished}");
+    let user = "[[user]]\nfrom = \"api_key\"\nkeys_file = \"keys.toml\"\n";
+    let origin = Origin::ok();
+    let gateway = Gateway::with(user)
+        .file("keys.toml", &finished.stdout)
+        .upstream(&origin)
+        .start();
+    let send = |key: &str| {
+        gateway
+            .send(&Request::get("/").header("x-api-key", key))
+            .status
+    };
+    assert_eq!((send(key), send("another")), (200, 401));
+    let seen = origin.request();
+    assert_eq!(seen.header("x-user-id"), Some("acme"));
+    assert_eq!(seen.header("x-rate-limit-tier"), Some("pro"));
+
+    // a name that TOML would read as two
+    let quoted = hash(&["a.b", "--user", "say \"hi\""], key.as_bytes());
+    assert!(quoted.stdout.starts_with("[keys.\"a.b\"]\n"), "{quoted}");
+    assert!(quoted.stdout.contains(r#"user = "say \"hi\"""#), "{quoted}");
+}
+
+#[test]
+fn hash_key_refuses_what_no_request_can_carry() {
+    let folder = folder();
+    for key in ["", "\n", " key", "two\nlines", &"k".repeat(1025)] {
+        let finished = finish(
+            tidegate_command(folder.path()).arg("hash-key"),
+            key.as_bytes(),
+        );
+        assert_eq!(finished.code, Some(1), "{key:?}: {finished}");
+        assert!(
+            finished.stdout.is_empty() && finished.stderr.starts_with("error: "),
+            "{finished}"
+        );
+    }
+    let short = finish(tidegate_command(folder.path()).arg("hash-key"), b"hunter2");
+    assert_eq!(short.code, Some(0), "{short}");
+    assert!(
+        short.stderr.contains("warning") && !short.stderr.contains("hunter2"),
+        "{short}"
+    );
+}
+
+#[test]
+fn a_hundred_thousand_api_keys_load() {
+    let folder = folder();
+    let keys: String = (0..100_000)
+        .map(|number| format!("[keys.k{number}]\nsha256 = \"{number:064x}\"\n"))
+        .collect();
+    fs::write(folder.path().join("keys.toml"), keys).expect("a temporary folder is writable");
+    write(
+        folder.path(),
+        &format!("{SOUND}\n[[user]]\nfrom = \"api_key\"\nkeys_file = \"keys.toml\"\n"),
+    );
+    let started = std::time::Instant::now();
+    let loaded = tidegate::config::load(&folder.path().join("gateway.toml"));
+    let snapshot = loaded.expect("it is valid").snapshot;
+    let identifier = tidegate::identity::Identifier::new(&snapshot.identity);
+    println!("100,000 API keys load in {:?}", started.elapsed());
+    drop(identifier);
+    let tidegate::identity::UserSource::ApiKey { keys, .. } = &snapshot.identity.users[0] else {
+        panic!("API keys")
+    };
+    assert_eq!(keys.len(), 100_000);
 }

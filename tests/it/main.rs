@@ -7,6 +7,7 @@
 mod answers;
 mod cli;
 mod config;
+mod corpora;
 mod explain;
 mod harness;
 mod http1_vectors;
@@ -21,6 +22,7 @@ mod path_vectors;
 mod proxy;
 mod proxy_protocol;
 mod response_fields;
+mod secrets;
 mod support;
 mod tidy;
 mod tokens;

@@ -1,6 +1,11 @@
 //! Users from JSON Web Tokens: which are accepted, what they choose, and how published keys are kept.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    io::{Read, Write},
+    net::TcpListener,
+    sync::{Arc, Mutex},
+    thread,
+};
 
 use jsonwebtoken::Algorithm;
 use serde_json::json;
@@ -498,4 +503,66 @@ fn what_is_no_key_set_changes_nothing() {
         publisher.publish(&[&signer]);
         wait_until_accepted(&gateway, &signer.token(&claims("alice")));
     }
+}
+
+/// Publishes over TLS with a certificate that signs itself, on a thread of its own; its URL and the certificate.
+fn publish_over_tls(set: String) -> (String, String) {
+    let rcgen::CertifiedKey { cert, signing_key } =
+        rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let key = rustls::pki_types::PrivatePkcs8KeyDer::from(signing_key.serialize_der());
+    let settings = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions that the provider has")
+        .with_no_client_auth()
+        .with_single_cert(vec![cert.der().clone()], key.into())
+        .expect("a certificate and its key");
+    let settings = Arc::new(settings);
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port on loopback");
+    let port = listener.local_addr().expect("a bound listener").port();
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let connection = rustls::ServerConnection::new(Arc::clone(&settings));
+            let mut tls = rustls::StreamOwned::new(connection.expect("it is complete"), stream);
+            // a client that does not trust the certificate leaves here
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                match tls.read(&mut byte) {
+                    Ok(1) => head.push(byte[0]),
+                    _ => break,
+                }
+            }
+            let answer = format!(
+                "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{set}",
+                set.len()
+            );
+            let _ = tls.write_all(answer.as_bytes());
+        }
+    });
+    (format!("https://localhost:{port}/keys"), cert.pem())
+}
+
+#[test]
+fn published_keys_come_over_tls_from_whom_the_system_trusts_only() {
+    let signer = Signer::new(Algorithm::ES256, "e1");
+    let (url, certificate) = publish_over_tls(jwks(&[&signer]));
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let roots = folder.path().join("roots.pem");
+    std::fs::write(&roots, certificate).expect("a temporary folder is writable");
+    let start = |roots: &str| {
+        let keys = format!("jwks_url = \"{url}\"");
+        gateway(&keys, &[], ("unused", ""))
+            .env("SSL_CERT_FILE", roots)
+            .start()
+    };
+    let token = signer.token(&claims("alice"));
+    let trusting = start(&roots.to_string_lossy());
+    assert_eq!(statuses(&trusting, &token, 1), [200]);
+
+    let stranger = rcgen::generate_simple_self_signed(["localhost".to_owned()]);
+    std::fs::write(&roots, stranger.expect("a certificate").cert.pem()).expect("it is writable");
+    let distrusting = start(&roots.to_string_lossy());
+    assert_invalid_token(&distrusting.send(&bearer(&token)));
+    wait_until_said(&distrusting, "TLS failed");
 }

@@ -24,7 +24,7 @@ use crate::{
 /// Room for a few hundred thousand keys.
 const MAX_BYTES: u64 = 64 << 20;
 
-const HINT: &str = "a digest has 64 characters of 0-9 a-f: printf %s \"$KEY\" | sha256sum";
+const HINT: &str = "a digest has 64 characters of 0-9 a-f: `tidegate hash-key` prints it";
 
 /// The keys of the file at `path`; problems in it are reported at their place in it. Tiers not seen before go to `tiers`.
 pub(super) fn load(

@@ -59,6 +59,7 @@ pub struct Builder {
     toml: String,
     origin: Option<String>,
     files: Vec<(String, String)>,
+    environment: Vec<(String, String)>,
 }
 
 impl Gateway {
@@ -70,21 +71,27 @@ impl Gateway {
             toml: toml.to_owned(),
             origin: None,
             files: Vec::new(),
+            environment: Vec::new(),
         }
     }
 
     /// Starts `tidegate run` with these arguments and no configuration file of the test's.
     pub fn run(arguments: &[&str]) -> Gateway {
-        Gateway::start_in(new_folder(), arguments)
+        Gateway::start_in(new_folder(), arguments, &[])
             .unwrap_or_else(|finished| panic!("the gateway did not start: {finished}"))
     }
 
-    fn start_in(folder: TempDir, arguments: &[&str]) -> Result<Gateway, Finished> {
+    fn start_in(
+        folder: TempDir,
+        arguments: &[&str],
+        environment: &[(String, String)],
+    ) -> Result<Gateway, Finished> {
         let ready_file = folder.path().join("ready.json");
         let mut command = tidegate_command(folder.path());
         command
             .arg("run")
             .args(arguments)
+            .envs(environment.iter().cloned())
             .arg("--ready-file")
             .arg(&ready_file);
         let mut child = command
@@ -291,6 +298,12 @@ impl Builder {
         self
     }
 
+    /// A variable of its environment.
+    pub fn env(mut self, name: &str, value: &str) -> Builder {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
     /// Starts, and waits until it is ready. Fails the test with its stderr where it does not start.
     pub fn start(self) -> Gateway {
         self.try_start()
@@ -306,8 +319,10 @@ impl Builder {
     }
 
     fn try_start(self) -> Result<Gateway, Finished> {
+        let environment = self.environment.clone();
         let (folder, config) = self.write();
-        Gateway::start_in(folder, &["--config", &config.to_string_lossy()])
+        let arguments = ["--config", &*config.to_string_lossy()];
+        Gateway::start_in(folder, &arguments, &environment)
     }
 
     /// Writes the files of the configuration into a folder of their own.

@@ -1,0 +1,113 @@
+//! Bytes as a token, as its header, as its claims, and as a key set: whatever they are, nothing panics, nobody gets in whose token is
+//! not signed, and a token that is remembered says what it said the first time.
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use jsonwebtoken::{Algorithm, EncodingKey};
+use tidegate::identity::{
+    ClaimRules, HeldToken, Identifier, KeySet, KeySource, OnInvalid, Settings, TokenCache,
+    TokenSource, Tokens, UserSource,
+};
+
+const SECRET: [u8; 32] = [42; 32];
+const GOOD_HEADER: &[u8] = br#"{"alg":"HS256"}"#;
+const GOOD_CLAIMS: &[u8] = br#"{"sub":"alice","exp":2000000000}"#;
+static HEADER: HeaderName = HeaderName::from_static("x-token");
+
+/// The first byte says what the others are.
+pub fn check(data: &[u8]) {
+    let Some((what, bytes)) = data.split_first() else {
+        return;
+    };
+    match what % 4 {
+        0 => {
+            // a signature that is not ours: the corpus holds none
+            let user = user_of(bytes);
+            assert_eq!(user, None, "nobody signed this");
+        }
+        1 => {
+            if user_of(signed(bytes, GOOD_CLAIMS).as_bytes()).is_some() {
+                let header: serde_json::Value =
+                    serde_json::from_slice(bytes).expect("a header that is accepted is JSON");
+                assert_eq!(header["alg"], "HS256");
+                assert!(header.get("crit").is_none());
+            }
+        }
+        2 => {
+            if let Some(user) = user_of(signed(GOOD_HEADER, bytes).as_bytes()) {
+                assert!((1..=256).contains(&user.len()) && !user.contains(char::is_control));
+                let claims: serde_json::Value =
+                    serde_json::from_slice(bytes).expect("claims that are accepted are JSON");
+                assert!(claims["exp"].as_f64().is_some_and(|exp| exp > 1.0e9));
+            }
+        }
+        _ => {
+            let algorithms = [
+                Algorithm::HS256,
+                Algorithm::RS256,
+                Algorithm::ES256,
+                Algorithm::EdDSA,
+            ];
+            if let Ok((set, _)) = KeySet::from_jwks(bytes, &algorithms) {
+                assert!(!set.is_empty());
+            }
+            let text = String::from_utf8_lossy(bytes);
+            let _ = KeySet::from_pem(&text, &algorithms[1..]);
+        }
+    }
+}
+
+fn signed(header: &[u8], claims: &[u8]) -> String {
+    let encode = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
+    let text = format!("{}.{}", encode(header), encode(claims));
+    let key = EncodingKey::from_secret(&SECRET);
+    let signature = jsonwebtoken::crypto::sign(text.as_bytes(), &key, Algorithm::HS256);
+    format!("{text}.{}", signature.expect("a secret signs anything"))
+}
+
+/// The user of a token, the same at the second time.
+fn user_of(token: &[u8]) -> Option<String> {
+    let value = HeaderValue::from_bytes(token).ok()?;
+    let headers = HeaderMap::from_iter([(HEADER.clone(), value)]);
+    let identifier = identifier();
+    let cache = TokenCache::new([7; 16]);
+    let user = || {
+        let held = HeldToken::default();
+        let tokens = Tokens {
+            cache: &cache,
+            held: &held,
+            now: || SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000),
+        };
+        let client = identifier.identify(IpAddr::V4(Ipv4Addr::LOCALHOST), &headers, tokens);
+        client.ok()?.user.map(str::to_owned)
+    };
+    let first = user();
+    assert_eq!(user(), first, "remembered differently");
+    first
+}
+
+fn identifier() -> Identifier {
+    let keys = KeySet::from_secret(&SECRET, Algorithm::HS256).expect("it is long enough");
+    let source = TokenSource {
+        header: HEADER.clone(),
+        keys: KeySource::Fixed(Arc::new(keys)),
+        claims: ClaimRules {
+            user: "sub".to_owned(),
+            tier: Some("plan".to_owned()),
+            tenant: Some("org.id".to_owned()),
+            others: vec!["device".to_owned()],
+            ..ClaimRules::default()
+        },
+        invalid: OnInvalid::Reject,
+    };
+    Identifier::new(&Settings {
+        users: vec![UserSource::Jwt(source)],
+        ..Settings::default()
+    })
+}

@@ -1,0 +1,7 @@
+//! Tokens and key sets from random bytes.
+#![no_main]
+
+#[path = "../checks/token.rs"]
+mod token;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| token::check(data));

@@ -1,0 +1,28 @@
+//! What fuzzing has found, and what it starts from, goes through the same checks at each test run.
+
+use std::{fs, path::Path};
+
+#[path = "../../fuzz/checks/token.rs"]
+mod token;
+
+/// Gives every file of a corpus to its check.
+fn replay(corpus: &str, check: fn(&[u8])) {
+    let folder = Path::new("fuzz/corpus").join(corpus);
+    let files =
+        fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut seen = 0;
+    for file in files {
+        let path = file.expect("it can be listed").path();
+        let bytes = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        // the name of a file that fails is the last one shown
+        println!("{}", path.display());
+        check(&bytes);
+        seen += 1;
+    }
+    assert!(seen > 10, "only {seen} files in {}", folder.display());
+}
+
+#[test]
+fn the_corpus_of_tokens_breaks_nothing() {
+    replay("token", token::check);
+}
