@@ -131,9 +131,9 @@ impl Case {
             now: SystemTime::now,
         };
         let peer = IpAddr::from([203, 0, 113, 9]);
-        let client = self
-            .identifier
-            .identify(black_box(peer), black_box(&self.headers), tokens);
+        let client =
+            self.identifier
+                .identify(black_box(peer), None, black_box(&self.headers), tokens);
         black_box(client.expect("the credential is good").user);
     }
 }

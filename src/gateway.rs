@@ -83,8 +83,10 @@ impl Handler for Worker {
             &self.shared.plan.unrouted,
             self.request_ids.next(),
         );
-        let listener = &from.listener;
-        let mut body = InboundBody::new(body, listener.max_body_bytes, listener.body_timeout);
+        let mut body = InboundBody::new(body, &from);
+        if answer::is_grpc(&head.headers) {
+            body.may_trickle();
+        }
         let response = match self.decide(&mut exchange, &mut body).await {
             Ok(target) => self.forward(&mut exchange, &target, body).await,
             Err(stopped) => {
@@ -200,9 +202,11 @@ impl Worker {
         let host = host::normalise(addressed.host);
 
         let tokens = self.tokens(exchange.token);
+        let from = exchange.from;
+        let certificate = from.certificate.as_ref();
         let identified = plan
             .identifier
-            .identify(exchange.from.ip, &head.headers, tokens);
+            .identify(from.ip, certificate, &head.headers, tokens);
         let (client, rejected) = match identified {
             Ok(client) => (client, None),
             Err(rejected) => (rejected.client, Some(rejected)),
@@ -297,7 +301,7 @@ impl Worker {
             target: &target.path_and_query,
             headers: &head.headers,
             host: target.authority,
-            scheme: "http",
+            scheme: exchange.from.scheme(),
             via_version: if head.version == Version::HTTP_2 {
                 "2.0"
             } else {

@@ -10,6 +10,8 @@
 //! servers, upkeep of the metrics. A request never
 //! touches it.
 
+mod certificates;
+
 use std::{
     io,
     net::{IpAddr, SocketAddr},
@@ -32,8 +34,8 @@ use crate::{
     gateway::{OverflowSeen, Shared, Worker},
     issuer::Issuer,
     listener::{
-        self, Address, Bound, Drain, ListeningSocket, Observer, ProxyProtocol,
-        proxy_protocol::Fault,
+        self, Address, Bound, Cut, Drain, Handshakes, ListeningSocket, Observer, ProxyProtocol,
+        Tls, proxy_protocol::Fault,
     },
     telemetry::{
         self, Metrics,
@@ -41,6 +43,8 @@ use crate::{
         log::Throttle,
     },
 };
+
+use certificates::Certificates;
 
 /// Why the gateway did not start.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +57,9 @@ pub enum StartError {
         /// What the system said.
         error: io::Error,
     },
+    /// TLS cannot be set up.
+    #[error("cannot set up TLS: {0}")]
+    Tls(#[from] listener::tls::SetupError),
     /// The configuration cannot be put to work.
     #[error(transparent)]
     Gateway(#[from] crate::gateway::PlanError),
@@ -96,6 +103,7 @@ pub struct Running {
     stop: watch::Sender<Stop>,
     signals: Signals,
     drain_timeout: Duration,
+    certificates: Certificates,
 }
 
 /// What workers are told.
@@ -138,6 +146,7 @@ pub fn start(snapshot: Snapshot, metrics: Metrics) -> Result<Running, StartError
     let drain_timeout = snapshot.server.drain_timeout;
     let max_connections = snapshot.server.max_connections;
     let listeners = snapshot.listeners.clone();
+    let certificates = Certificates::take_up(&listeners, &metrics)?;
     metrics.config_loaded(&snapshot.hash, SystemTime::now());
     telemetry::log::install_panic_hook(metrics.panics());
     let shared = Arc::new(Shared::new(Arc::new(snapshot), metrics)?);
@@ -152,10 +161,15 @@ pub fn start(snapshot: Snapshot, metrics: Metrics) -> Result<Running, StartError
         let duty = Duty {
             listeners: listeners
                 .iter()
-                .cloned()
                 .zip(&addresses)
-                .map(|(settings, address)| (settings, address.to_string()))
+                .zip(certificates.listeners())
                 .zip(sockets)
+                .map(|(((settings, address), tls), socket)| Entrance {
+                    settings: settings.clone(),
+                    label: address.to_string(),
+                    tls,
+                    socket,
+                })
                 .collect(),
             shared: Arc::clone(&shared),
             connections: Arc::clone(&connections),
@@ -196,6 +210,7 @@ pub fn start(snapshot: Snapshot, metrics: Metrics) -> Result<Running, StartError
         stop,
         signals,
         drain_timeout,
+        certificates,
     })
 }
 
@@ -294,6 +309,7 @@ impl Running {
                 shared.warn_of_overflow(&mut overflow);
             }
         });
+        self.control.spawn(self.certificates.watch());
         let name = self.control.block_on(self.signals.next());
         tracing::info!(signal = name, drain_timeout = ?self.drain_timeout, "draining: accepting no more, finishing what is in flight");
         self.readiness.set(State::Draining);
@@ -317,9 +333,17 @@ impl Running {
     }
 }
 
+/// A listener, as one worker serves it.
+struct Entrance {
+    settings: listener::Settings,
+    label: String,
+    tls: Option<Arc<Tls>>,
+    socket: ListeningSocket,
+}
+
 /// What one worker thread does, and with what.
 struct Duty {
-    listeners: Vec<((listener::Settings, String), ListeningSocket)>,
+    listeners: Vec<Entrance>,
     shared: Arc<Shared>,
     connections: Arc<Semaphore>,
     stopping: watch::Receiver<Stop>,
@@ -343,9 +367,9 @@ impl Duty {
         let worker = Rc::new(Worker::new(Arc::clone(&self.shared)));
         let drain = Rc::new(Drain::default());
         let mut accepting = Vec::with_capacity(self.listeners.len());
-        for ((settings, label), socket) in self.listeners {
+        for entrance in self.listeners {
             let metrics = self.shared.metrics();
-            let announced = match settings.proxy_protocol {
+            let announced = match entrance.settings.proxy_protocol {
                 ProxyProtocol::Off => None,
                 ProxyProtocol::Required(_) => {
                     Some(metrics.identity("proxy_protocol", &Fault::LABELS))
@@ -354,18 +378,23 @@ impl Duty {
             let observer = Rc::new(ConnectionMetrics {
                 accepting: Throttle::default(),
                 announcing: Throttle::default(),
-                metrics: metrics.listener(&label),
+                cutting: Throttle::default(),
+                metrics: metrics.listener(&entrance.label, &Cut::LABELS),
                 announced,
-                label,
+                label: entrance.label,
             });
+            let handshakes = entrance
+                .tls
+                .map(|tls| Rc::new(Handshakes::new(tls, metrics.handshakes())));
             let (worker, connections, drain) = (
                 Rc::clone(&worker),
                 Arc::clone(&self.connections),
                 Rc::clone(&drain),
             );
             accepting.push(tokio::task::spawn_local(listener::accept(
-                socket,
-                Rc::new(settings),
+                entrance.socket,
+                Rc::new(entrance.settings),
+                handshakes,
                 worker,
                 observer,
                 connections,
@@ -400,6 +429,7 @@ impl Duty {
 struct ConnectionMetrics {
     accepting: Throttle,
     announcing: Throttle,
+    cutting: Throttle,
     metrics: ListenerMetrics,
     /// Where connections begin with a PROXY header.
     announced: Option<IdentityMetrics>,
@@ -418,6 +448,17 @@ impl Observer for ConnectionMetrics {
             tracing::warn!(listener = self.label, unsaid, %error, "cannot accept a connection; still accepting");
         }
         self.metrics.accept_failed(error);
+    }
+
+    fn cut(&self, why: Cut) {
+        if let Some(unsaid) = self.cutting.speak() {
+            tracing::warn!(
+                listener = self.label,
+                unsaid,
+                "cut a connection short: {why}"
+            );
+        }
+        self.metrics.cut(why.label());
     }
 
     fn not_believed(&self, peer: IpAddr, fault: Fault) {

@@ -84,7 +84,7 @@ fn user_of(token: &[u8]) -> Option<String> {
             held: &held,
             now: || SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000),
         };
-        let client = identifier.identify(IpAddr::V4(Ipv4Addr::LOCALHOST), &headers, tokens);
+        let client = identifier.identify(IpAddr::V4(Ipv4Addr::LOCALHOST), None, &headers, tokens);
         client.ok()?.user.map(str::to_owned)
     };
     let first = user();

@@ -116,7 +116,7 @@ impl Admin {
         readiness: Readiness,
         timeouts: Timeouts,
     ) -> Admin {
-        let listener = metrics.listener("admin");
+        let listener = metrics.listener("admin", &[]);
         Admin {
             inner: Arc::new(Inner {
                 snapshot,

@@ -115,11 +115,11 @@ fn banner(running: &Running, file: Option<&Path>) -> String {
         let _ = write!(text, "  {}", file.display());
     }
     text.push('\n');
-    for address in &running.listeners {
-        let scheme = if matches!(address, Address::Tcp(_)) {
-            "http://"
-        } else {
-            ""
+    for (address, settings) in running.listeners.iter().zip(&snapshot.listeners) {
+        let scheme = match (address, &settings.tls) {
+            (Address::Tcp(_), None) => "http://",
+            (Address::Tcp(_), Some(_)) => "https://",
+            (Address::Unix(_), _) => "",
         };
         let _ = writeln!(text, "  listening  {scheme}{address}");
     }

@@ -82,6 +82,8 @@ codes! {
     KeysInTheClear = "TG0310",
     /// A key of a file that verifies no token.
     UnusedKey = "TG0311",
+    /// A certificate that is not valid now, or not for long.
+    CertificateExpires = "TG0312",
 
     /// A limit that is named but not defined.
     UnknownLimit = "TG0401",

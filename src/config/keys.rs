@@ -90,14 +90,33 @@ pub(super) static LISTEN: Keys = Keys {
         ("proxy_protocol", Built),
         ("header_timeout", Built),
         ("body_timeout", Built),
+        ("min_body_rate", Built),
         ("idle_timeout", Built),
         ("max_header_size", Built),
         ("max_header_count", Built),
         ("max_uri_size", Built),
         ("max_body_size", Built),
         ("max_streams", Built),
-        ("tls", NotBuilt("TLS from clients")),
+        ("tls", Built),
     ],
+};
+
+/// `[listen.tls]`.
+pub(super) static LISTEN_TLS: Keys = Keys {
+    title: "[listen.tls]",
+    keys: &[
+        ("certificates", Built),
+        ("min_version", Built),
+        ("client_ca", Built),
+        ("client_auth", Built),
+        ("max_handshakes", Built),
+    ],
+};
+
+/// One of the `certificates` of `[listen.tls]`.
+pub(super) static CERTIFICATE: Keys = Keys {
+    title: "[[listen.tls.certificates]]",
+    keys: &[("cert", Built), ("key", Built)],
 };
 
 /// `[client_ip]`.
@@ -149,6 +168,12 @@ pub(super) static USER_JWT: Keys = Keys {
 pub(super) static USER_HEADER: Keys = Keys {
     title: "[[user]] from = \"header\"",
     keys: &[("from", Built), ("header", Built), ("tier_header", Built)],
+};
+
+/// `[[user]]` with `from = "client_cert"`.
+pub(super) static USER_CLIENT_CERT: Keys = Keys {
+    title: "[[user]] from = \"client_cert\"",
+    keys: &[("from", Built), ("field", Built)],
 };
 
 /// The keys file of `[[user]] from = "api_key"`.
@@ -330,10 +355,13 @@ mod tests {
     const TABLES: &[&Keys] = &[
         &SERVER,
         &LISTEN,
+        &LISTEN_TLS,
+        &CERTIFICATE,
         &CLIENT_IP,
         &USER_API_KEY,
         &USER_JWT,
         &USER_HEADER,
+        &USER_CLIENT_CERT,
         &API_KEY,
         &UPSTREAM,
         &HEALTH,

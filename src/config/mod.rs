@@ -32,6 +32,13 @@ use source::Source;
 
 use crate::{identity, listener, response, route, telemetry, upstream};
 
+/// Reads a file that the configuration names: a regular one, of a bounded size. The error is a phrase that continues
+/// "… cannot be read: ".
+pub fn read_file(path: &Path) -> Result<Vec<u8>, String> {
+    const MAX_BYTES: u64 = 4 << 20;
+    read::bytes(path, MAX_BYTES)
+}
+
 /// The largest configuration file.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 

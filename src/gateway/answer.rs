@@ -5,7 +5,7 @@ use std::{cell::Cell, time::SystemTime};
 use arrayvec::ArrayVec;
 use http::{
     HeaderMap, HeaderValue, Method, Response, StatusCode, Version,
-    header::{CONNECTION, UPGRADE, VIA},
+    header::{CONNECTION, CONTENT_TYPE, UPGRADE, VIA},
 };
 use http_body::Body as _;
 
@@ -263,6 +263,12 @@ fn asked<'a>(exchange: &'a Exchange<'_>) -> response::Asked<'a> {
     }
 }
 
+/// Whether a request is one of gRPC's, whose bodies are streams of messages.
+pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
+    let kind = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
+    kind.is_some_and(|kind| kind.starts_with(b"application/grpc"))
+}
+
 /// The answer to a request whose body nobody will read: on HTTP/1 it says that the connection closes.
 pub(super) fn leave_unread(
     body: &InboundBody,
@@ -328,7 +334,7 @@ pub(super) fn bad_path(error: PathError) -> Refusal {
 pub(super) fn bad_body(error: &InboundError) -> Refusal {
     match error {
         InboundError::TooLarge(_) => Refusal::BodyTooLarge,
-        InboundError::Silent(_) => Refusal::RequestTimeout,
+        InboundError::Silent(_) | InboundError::TooSlow(_) => Refusal::RequestTimeout,
         InboundError::Broken(_) => {
             Refusal::BadRequest("The request body is not framed as its head announces.")
         }

@@ -112,6 +112,8 @@ impl Worker {
         let held = HeldToken::default();
         let found = self.shared.plan.identifier.reason(
             described.peer,
+            // a request that is described comes without a handshake
+            None,
             &described.head.headers,
             self.tokens(&held),
             |thought| match thought {
@@ -395,6 +397,7 @@ fn source(source: &UserSource) -> String {
             ),
         },
         UserSource::Header { header, .. } => format!("header {header}"),
+        UserSource::ClientCert(_) => "client certificate".to_owned(),
     }
 }
 

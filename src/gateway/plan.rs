@@ -186,9 +186,14 @@ impl Plan {
                 .map(|settings| bind_upstream(settings, metrics).map(Arc::new))
                 .collect::<Result<_, _>>()?,
             response: snapshot.response.clone(),
-            credentials: [Credential::ApiKey, Credential::Token, Credential::Header]
-                .map(|kind| (kind.label(), metrics.identity(kind.label(), kind.faults())))
-                .into(),
+            credentials: [
+                Credential::ApiKey,
+                Credential::Token,
+                Credential::Header,
+                Credential::ClientCert,
+            ]
+            .map(|kind| (kind.label(), metrics.identity(kind.label(), kind.faults())))
+            .into(),
             addresses: metrics.identity("client_ip", &Doubt::LABELS),
         })
     }

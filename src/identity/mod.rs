@@ -29,7 +29,7 @@ pub use managed::ManagedFields;
 pub use trusted::TrustedProxies;
 
 use address::{Chain, Doubt, Step};
-use credential::{ApiKeys, Fault, Jwt, User, UserHeader};
+use credential::{ApiKeys, Fault, Jwt, User, UserHeader, client_cert};
 
 /// How the client's address and user are found.
 #[derive(Debug)]
@@ -120,6 +120,35 @@ pub enum UserSource {
         /// The header that names the tier.
         tier_header: Option<http::HeaderName>,
     },
+    /// A field of the certificate that the client has proved to hold.
+    ClientCert(CertificateField),
+}
+
+/// A field of a client certificate that can name its holder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CertificateField {
+    /// The subject's common name.
+    #[default]
+    CommonName,
+    /// The DNS name among the subject's alternative names.
+    SanDns,
+    /// The URI among the subject's alternative names, such as a SPIFFE ID.
+    SanUri,
+    /// The SHA-256 digest of the certificate, in hexadecimal.
+    Fingerprint,
+}
+
+/// What a verified client certificate says of its holder. Every value of a field, in the certificate's order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Certificate {
+    /// Common names of the subject; one that is not text is empty.
+    pub common_names: Vec<String>,
+    /// DNS names, in lower case.
+    pub dns_names: Vec<String>,
+    /// URIs.
+    pub uris: Vec<String>,
+    /// SHA-256 of the certificate, 64 hexadecimal digits in lower case.
+    pub fingerprint: String,
 }
 
 /// One entry of a keys file.
@@ -237,6 +266,7 @@ enum Source {
     ApiKey(ApiKeys),
     Jwt(Jwt),
     Header(UserHeader),
+    ClientCert(CertificateField),
 }
 
 /// Who asks. Addresses are canonical: an IPv4-mapped one is the IPv4 address that it maps.
@@ -325,12 +355,14 @@ pub struct Rejected {
 }
 
 impl Rejected {
-    /// What `WWW-Authenticate` says (RFC 9110 §11.6.1). `ApiKey` is no registered scheme, but the field may not be empty. Of a token
+    /// What `WWW-Authenticate` says (RFC 9110 §11.6.1). `ApiKey` and `ClientCertificate` are no registered schemes, but the
+    /// field may not be empty. Of a token
     /// it says what RFC 6750 §3.1 has a word for; that it has expired is no secret, since only a genuine one is known to have.
     pub fn challenge(&self) -> &'static str {
         match self.source {
             Credential::Bearer => "Bearer",
             Credential::ApiKey | Credential::Header => "ApiKey",
+            Credential::ClientCert => "ClientCertificate",
             Credential::Token if self.kind == Fault::Expired.label() => {
                 r#"Bearer error="invalid_token", error_description="The token has expired""#
             }
@@ -350,6 +382,8 @@ pub enum Credential {
     Token,
     /// A header of a trusted proxy.
     Header,
+    /// A certificate, in the handshake.
+    ClientCert,
 }
 
 impl Credential {
@@ -359,6 +393,7 @@ impl Credential {
             Credential::Bearer | Credential::ApiKey => "api_key",
             Credential::Token => "jwt",
             Credential::Header => "header",
+            Credential::ClientCert => "client_cert",
         }
     }
 
@@ -397,6 +432,7 @@ impl Identifier {
                 user: header.clone(),
                 tier: tier_header.clone(),
             }),
+            UserSource::ClientCert(field) => Source::ClientCert(*field),
         };
         Identifier {
             chain: Chain {
@@ -411,19 +447,23 @@ impl Identifier {
     /// Finds out who asks: the address always, the user where a credential says so. Allocates nothing unless a `Forwarded`
     /// value has backslashes, or for a token that is not remembered; costs a search in the trusted networks and, for an API
     /// key, one SHA-256 of it, for a token a keyed hash of it, or the first time a verification.
+    ///
+    /// `certificate` is what the peer has proved to hold; behind a proxy that is the proxy's.
     pub fn identify<'a>(
         &'a self,
         peer: IpAddr,
+        certificate: Option<&'a Certificate>,
         headers: &'a HeaderMap,
         tokens: Tokens<'a>,
     ) -> Result<Client<'a>, Rejected> {
-        self.reason(peer, headers, tokens, |_| ())
+        self.reason(peer, certificate, headers, tokens, |_| ())
     }
 
     /// The same, and shows each step of the reasoning to `visit`.
     pub fn reason<'a>(
         &'a self,
         peer: IpAddr,
+        certificate: Option<&'a Certificate>,
         headers: &'a HeaderMap,
         tokens: Tokens<'a>,
         mut visit: impl FnMut(Thought<'a>),
@@ -465,6 +505,15 @@ impl Identifier {
                     tried(Tried::Rejected(fault.label()));
                     rejected(Credential::Header, fault)
                 })?,
+                Source::ClientCert(field) => match certificate {
+                    Some(certificate) => {
+                        client_cert::user(*field, certificate).map_err(|fault| {
+                            tried(Tried::Rejected(fault.label()));
+                            rejected(Credential::ClientCert, fault)
+                        })?
+                    }
+                    None => None,
+                },
             };
             tried(found.map_or(Tried::Nothing, |_| Tried::Found));
             if let Some(User {
@@ -490,7 +539,7 @@ impl Identifier {
     pub fn published_keys(&self) -> impl Iterator<Item = (&KeysUrl, &Arc<KeyRing>)> {
         self.users.iter().filter_map(|source| match source {
             Source::Jwt(jwt) => Some((jwt.url.as_ref()?, &jwt.keys)),
-            Source::ApiKey(_) | Source::Header(_) => None,
+            Source::ApiKey(_) | Source::Header(_) | Source::ClientCert(_) => None,
         })
     }
 

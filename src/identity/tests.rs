@@ -75,6 +75,7 @@ fn user(
     Ok(identifier
         .identify(
             peer.parse().expect("an address"),
+            None,
             &headers,
             Memory::default().tokens(),
         )?
@@ -89,7 +90,7 @@ fn default_settings_trust_nobody_and_keep_addresses_apart() {
     let headers = headers(&[("x-forwarded-for", "198.51.100.7"), ("x-user-id", "alice")]);
     let peer: IpAddr = "127.0.0.1".parse().expect("an address");
     assert_eq!(
-        Identifier::new(&settings).identify(peer, &headers, Memory::default().tokens()),
+        Identifier::new(&settings).identify(peer, None, &headers, Memory::default().tokens()),
         Ok(Client::anonymous(peer))
     );
 }
@@ -107,6 +108,7 @@ fn api_key_brings_user_tier_and_tenant() {
     let client = identifier
         .identify(
             TRUSTED.parse().expect("an address"),
+            None,
             &headers,
             memory.tokens(),
         )
@@ -134,6 +136,7 @@ fn rejected_credential_still_says_whose_address_it_came_from() {
     let rejected = identifier
         .identify(
             TRUSTED.parse().expect("an address"),
+            None,
             &headers,
             Memory::default().tokens(),
         )

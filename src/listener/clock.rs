@@ -1,26 +1,15 @@
-//! How long a connection may take: for a request head, between requests, and for the client to read.
-//!
-//! One timer for the life of a connection, re-armed only when it fires: a request moves a deadline (a store to a cell)
-//! and touches no timer wheel.
+//! What a connection waits for, since when and for how long; [`TimedIo`](super::timed_io::TimedIo) acts on it.
 //!
 //! ```text
 //! accept ──head──▶ request ──(handler's business)──▶ response ends ──idle──▶ first byte ──head──▶ request …
 //!        header_timeout                                       idle_timeout           header_timeout
 //! ```
 
-use std::{
-    cell::Cell,
-    future::Future,
-    io,
-    pin::Pin,
-    rc::Rc,
-    task::{Context, Poll, ready},
-    time::Duration,
-};
+use std::{cell::Cell, rc::Rc, time::Duration};
 
-use bytes::{Buf, Bytes};
-use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
-use tokio::time::{Instant, Sleep};
+use tokio::time::Instant;
+
+use super::ledger::{Cut, Ledger};
 
 /// What a connection waits for, and since when.
 #[derive(Debug)]
@@ -32,9 +21,13 @@ pub(super) struct Clock {
     since: Cell<Option<Instant>>,
     in_flight: Cell<u32>,
     frames: Cell<bool>,
+    /// More bytes are needed for the request in hand: a connection that ends now ends within it.
+    needs_bytes: Cell<bool>,
     body_left_unread: Cell<bool>,
     /// What is written when a head does not arrive in time; HTTP/2 has no such answer.
     timeout_answer: Cell<&'static [u8]>,
+    ledger: Ledger,
+    cut: Cell<Option<Cut>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +38,12 @@ enum Phase {
     Head,
     /// A response ended and nothing has arrived since.
     Idle,
+    /// HTTP/2 was told to end (GOAWAY) and is about to.
+    Leaving,
 }
+
+/// How long an HTTP/2 client may take to acknowledge that its connection ends.
+const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Clock {
     pub(super) fn new(header_timeout: Duration, idle_timeout: Duration) -> Self {
@@ -56,8 +54,26 @@ impl Clock {
             since: Cell::new(None),
             in_flight: Cell::new(0),
             frames: Cell::new(false),
+            needs_bytes: Cell::new(false),
             body_left_unread: Cell::new(false),
             timeout_answer: Cell::new(b""),
+            ledger: Ledger::new(Instant::now()),
+            cut: Cell::new(None),
+        }
+    }
+
+    pub(super) fn header_timeout(&self) -> Duration {
+        self.header_timeout
+    }
+
+    pub(super) fn idle_timeout(&self) -> Duration {
+        self.idle_timeout
+    }
+
+    pub(super) fn timeout_answer(&self) -> &'static [u8] {
+        match self.phase.get() {
+            Phase::Head => self.timeout_answer.get(),
+            _ => b"",
         }
     }
 
@@ -68,7 +84,11 @@ impl Clock {
     /// A request is in the handler's hands until the guard is dropped; meanwhile nothing is awaited from the client.
     pub(super) fn request(self: &Rc<Self>) -> InFlight {
         self.in_flight.set(self.in_flight.get() + 1);
-        InFlight(Rc::clone(self))
+        self.ledger.request();
+        InFlight {
+            clock: Rc::clone(self),
+            finished: Cell::new(false),
+        }
     }
 
     /// Between HTTP/2 requests bytes may be anything, such as a PING: only a request ends the wait for one.
@@ -81,15 +101,66 @@ impl Clock {
         self.body_left_unread.set(true);
     }
 
-    fn bytes_arrived(&self) {
-        if self.phase.get() != Phase::Head && !self.frames.get() {
+    pub(super) fn body_is_left_unread(&self) -> bool {
+        self.body_left_unread.get()
+    }
+
+    /// Whether the request in hand needs more bytes than have arrived.
+    pub(super) fn needs_bytes(&self, needs: bool) {
+        self.needs_bytes.set(needs);
+    }
+
+    /// The client has sent all that it will (it may have closed its side, as `nc` does), and an answer is on its way.
+    pub(super) fn answers_a_whole_request(&self) -> bool {
+        self.in_flight.get() > 0 && !self.frames.get() && !self.needs_bytes.get()
+    }
+
+    /// Bytes of a body went by, in either direction.
+    pub(super) fn body_passed(&self, bytes: usize) {
+        self.ledger.useful(bytes as u64);
+    }
+
+    pub(super) fn bytes_arrived(&self, count: usize) {
+        if self.frames.get() {
+            let arrived = self.ledger.arrived(count, Instant::now);
+            self.settle(arrived);
+        } else if self.phase.get() != Phase::Head {
             self.phase.set(Phase::Head);
             self.since.set(None);
         }
     }
 
+    /// Ends the connection at the next chance.
+    pub(super) fn settle(&self, outcome: Result<(), Cut>) {
+        if let Err(cut) = outcome {
+            self.cut.set(Some(cut));
+        }
+    }
+
+    /// Why the connection is cut short, if it is.
+    pub(super) fn cut(&self) -> Option<Cut> {
+        self.cut.get()
+    }
+
+    /// An HTTP/2 connection with nothing under way is to be told to end, once; then its client has a moment to
+    /// acknowledge it.
+    pub(super) fn leave(&self) -> bool {
+        let may = self.frames.get() && self.in_flight.get() == 0;
+        if !may || self.phase.get() == Phase::Leaving {
+            return false;
+        }
+        self.phase.set(Phase::Leaving);
+        self.since.set(None);
+        true
+    }
+
+    /// Whether an HTTP/2 connection is to be told to end.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.phase.get() == Phase::Leaving
+    }
+
     /// Until when the wait that begins or goes on now may last; `None` while a request is in the handler's hands.
-    fn deadline(&self) -> Option<Instant> {
+    pub(super) fn deadline(&self) -> Option<Instant> {
         if self.in_flight.get() > 0 {
             return None;
         }
@@ -102,204 +173,42 @@ impl Clock {
         match self.phase.get() {
             Phase::Idle => self.idle_timeout,
             Phase::Fresh | Phase::Head => self.header_timeout,
+            Phase::Leaving => LEAVE_PATIENCE,
         }
     }
 }
 
 /// One request in the handler's hands, until its response body has ended.
 #[derive(Debug)]
-pub(super) struct InFlight(Rc<Clock>);
+pub(super) struct InFlight {
+    clock: Rc<Clock>,
+    finished: Cell<bool>,
+}
+
+impl InFlight {
+    pub(super) fn clock(&self) -> &Rc<Clock> {
+        &self.clock
+    }
+
+    /// It was answered: in full, or as far as we can.
+    pub(super) fn finished(&self) {
+        self.finished.set(true);
+    }
+}
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        let left = self.0.in_flight.get() - 1;
-        self.0.in_flight.set(left);
+        let clock = &self.clock;
+        let left = clock.in_flight.get() - 1;
+        clock.in_flight.set(left);
         if left == 0 {
-            self.0.phase.set(Phase::Idle);
-            self.0.since.set(Some(Instant::now()));
+            clock.needs_bytes.set(false);
+            clock.phase.set(Phase::Idle);
+            clock.since.set(Some(Instant::now()));
         }
-    }
-}
-
-/// A socket that ends by itself when the client lets it wait for too long.
-#[derive(Debug)]
-pub(super) struct TimedIo<S> {
-    io: S,
-    /// Bytes that were read before the protocol was known.
-    prefix: Bytes,
-    clock: Rc<Clock>,
-    timer: Option<Pin<Box<Sleep>>>,
-    /// Runs while the client takes nothing of what there is to write.
-    stalled: Option<Pin<Box<Sleep>>>,
-    /// Runs while the rest of a request that nobody reads is discarded, and how many bytes may still be.
-    lingering: Option<(Pin<Box<Sleep>>, usize)>,
-    is_shut: bool,
-}
-
-impl<S: Read + Write + Unpin> TimedIo<S> {
-    pub(super) fn new(io: S, clock: Rc<Clock>) -> Self {
-        Self {
-            io,
-            prefix: Bytes::new(),
-            clock,
-            timer: None,
-            stalled: None,
-            lingering: None,
-            is_shut: false,
+        match self.finished.get() {
+            true => clock.ledger.finished(),
+            false => clock.settle(clock.ledger.abandoned()),
         }
-    }
-
-    /// Gives bytes back, to be read again first.
-    pub(super) fn unread(&mut self, bytes: Bytes) {
-        self.prefix = bytes;
-    }
-
-    /// Ready when the client has let us wait for too long. While a request is in the handler's hands the timer only
-    /// stays armed: nothing else may run this task when the response has ended and the connection falls idle.
-    fn poll_overdue(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        loop {
-            let deadline = self.clock.deadline();
-            let timer = self.timer.get_or_insert_with(|| {
-                let until = deadline.unwrap_or_else(|| Instant::now() + self.clock.idle_timeout);
-                Box::pin(tokio::time::sleep_until(until))
-            });
-            // armed for a head, it may be later than an idle connection should last
-            let latest = match deadline {
-                None if self.clock.header_timeout > self.clock.idle_timeout => {
-                    Some(Instant::now() + self.clock.idle_timeout)
-                }
-                deadline => deadline,
-            };
-            if let Some(latest) = latest
-                && timer.deadline() > latest
-            {
-                timer.as_mut().reset(latest);
-            }
-            ready!(timer.as_mut().poll(cx));
-            match deadline {
-                Some(deadline) if timer.deadline() >= deadline => return Poll::Ready(()),
-                Some(deadline) => timer.as_mut().reset(deadline),
-                None => timer
-                    .as_mut()
-                    .reset(Instant::now() + self.clock.idle_timeout),
-            }
-        }
-    }
-
-    /// The client takes nothing: end the connection when that lasts.
-    fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
-        let timer = self
-            .stalled
-            .get_or_insert_with(|| Box::pin(tokio::time::sleep(self.clock.idle_timeout)));
-        timer
-            .as_mut()
-            .poll(cx)
-            .map(|()| io::ErrorKind::TimedOut.into())
-    }
-
-    /// A socket that is closed with bytes unread is reset, and the reset may overtake the answer (RFC 9112 §9.6): take
-    /// what still comes, for a moment and up to a bound.
-    fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        const PATIENCE: Duration = Duration::from_secs(1);
-        const MAX_BYTES: usize = 512 * 1024;
-        let (timer, left) = self
-            .lingering
-            .get_or_insert_with(|| (Box::pin(tokio::time::sleep(PATIENCE)), MAX_BYTES));
-        loop {
-            let mut discarded = [0; 4096];
-            let mut buf = ReadBuf::new(&mut discarded);
-            match Pin::new(&mut self.io).poll_read(cx, buf.unfilled()) {
-                Poll::Ready(Ok(())) if !buf.filled().is_empty() && *left > buf.filled().len() => {
-                    *left -= buf.filled().len();
-                }
-                Poll::Ready(_) => return Poll::Ready(()),
-                Poll::Pending => return timer.as_mut().poll(cx),
-            }
-        }
-    }
-
-    fn wrote(
-        &mut self,
-        outcome: Poll<io::Result<usize>>,
-        cx: &mut Context<'_>,
-    ) -> Poll<io::Result<usize>> {
-        match outcome {
-            Poll::Ready(outcome) => {
-                self.stalled = None;
-                Poll::Ready(outcome)
-            }
-            Poll::Pending => self.poll_stalled(cx).map(Err),
-        }
-    }
-}
-
-impl<S: Read + Write + Unpin> Read for TimedIo<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        mut buf: ReadBufCursor<'_>,
-    ) -> Poll<io::Result<()>> {
-        let this = &mut *self;
-        if !this.prefix.is_empty() {
-            let here = this.prefix.len().min(buf.remaining());
-            buf.put_slice(&this.prefix[..here]);
-            this.prefix.advance(here);
-            return Poll::Ready(Ok(()));
-        }
-        if let Poll::Ready(outcome) = Pin::new(&mut this.io).poll_read(cx, buf) {
-            this.clock.bytes_arrived();
-            return Poll::Ready(outcome);
-        }
-        ready!(this.poll_overdue(cx));
-        if this.clock.phase.get() == Phase::Head {
-            let answer = this.clock.timeout_answer.get();
-            // best effort: a few bytes to a client that may no longer be there
-            let _ = Pin::new(&mut this.io).poll_write(cx, answer);
-        }
-        // to the protocol above it is as if the client had closed
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl<S: Read + Write + Unpin> Write for TimedIo<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let outcome = Pin::new(&mut self.io).poll_write(cx, buf);
-        self.wrote(outcome, cx)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let outcome = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
-        self.wrote(outcome, cx)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = &mut *self;
-        if this.is_shut {
-            return Poll::Ready(Ok(()));
-        }
-        if this.lingering.is_none() {
-            ready!(Pin::new(&mut this.io).poll_shutdown(cx))?;
-        }
-        if this.clock.body_left_unread.get() {
-            ready!(this.poll_linger(cx));
-        }
-        this.is_shut = true;
-        Poll::Ready(Ok(()))
     }
 }

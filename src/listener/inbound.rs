@@ -1,9 +1,14 @@
-//! A request body as it arrives: bounded in size and in silence, never collected.
+//! A request body as it arrives: bounded in size, in silence and in slowness, never collected.
+//!
+//! A client that sends one byte whenever it is about to be too silent keeps a connection to the origin for as long as it
+//! likes. So the time for which a body was waited for, all silences together, is bounded by `body_timeout` and what its bytes
+//! would have taken at `min_body_rate`. Time in which the origin did not read is not waited for.
 
 use std::{
     collections::VecDeque,
     future::{Future, poll_fn},
     pin::Pin,
+    rc::Rc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -12,6 +17,8 @@ use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
+
+use super::Peer;
 
 /// Why a request body ended before its end.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +29,9 @@ pub enum InboundError {
     /// Nothing arrived for too long; 408.
     #[error("the request body paused for more than {0:?}")]
     Silent(Duration),
+    /// It arrives too slowly; 408.
+    #[error("the request body arrives at less than {0} bytes a second")]
+    TooSlow(u64),
     /// Its bytes are not framed as announced, or the client is gone; 400 if anybody still listens.
     #[error("the request body cannot be read: {0}")]
     Broken(hyper::Error),
@@ -33,26 +43,37 @@ pub struct InboundBody {
     body: Incoming,
     max_bytes: u64,
     seen_bytes: u64,
-    max_silence: Duration,
-    /// Since when nothing has arrived, and the timer for it; made only for a body that has to be waited for.
-    silence: Option<(Instant, Pin<Box<Sleep>>)>,
-    silent: bool,
+    from: Rc<Peer>,
+    min_rate: u64,
+    /// How long it was waited for, all silences together.
+    waited: Duration,
+    /// Since when nothing has arrived.
+    silent_since: Option<Instant>,
+    /// Made only for a body that has to be waited for.
+    timer: Option<Pin<Box<Sleep>>>,
     /// What was read before it was asked for, to be handed on first.
     ahead: VecDeque<Frame<Bytes>>,
 }
 
 impl InboundBody {
-    /// At most `max_bytes` long, and never silent for longer than `max_silence`.
-    pub fn new(body: Incoming, max_bytes: u64, max_silence: Duration) -> Self {
+    /// Held to the bounds of the listener that it came through.
+    pub fn new(body: Incoming, from: &Rc<Peer>) -> Self {
         Self {
             body,
-            max_bytes,
+            max_bytes: from.listener.max_body_bytes,
             seen_bytes: 0,
-            max_silence,
-            silence: None,
-            silent: false,
+            min_rate: from.listener.min_body_rate,
+            from: Rc::clone(from),
+            waited: Duration::ZERO,
+            silent_since: None,
+            timer: None,
             ahead: VecDeque::new(),
         }
+    }
+
+    /// It may be as slow as it likes, though not silent: a stream of messages whose pace is the client's business.
+    pub fn may_trickle(&mut self) {
+        self.min_rate = 0;
     }
 
     /// Another bound on its length.
@@ -91,21 +112,45 @@ impl InboundBody {
     }
 
     fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<InboundError> {
-        let now = Instant::now();
-        let (since, timer) = self
-            .silence
-            .get_or_insert_with(|| (now, Box::pin(tokio::time::sleep(self.max_silence))));
-        if !self.silent {
-            *since = now;
-            self.silent = true;
+        let since = *self.silent_since.get_or_insert_with(|| {
+            self.from.awaits_body(true);
+            Instant::now()
+        });
+        let max_silence = self.from.listener.body_timeout;
+        let allowance = self.allowance();
+        let deadline = since + max_silence.min(allowance);
+        let timer = self
+            .timer
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
+        if timer.deadline() > deadline {
+            timer.as_mut().reset(deadline);
         }
-        let deadline = *since + self.max_silence;
         loop {
             std::task::ready!(timer.as_mut().poll(cx));
             if timer.deadline() >= deadline {
-                return Poll::Ready(InboundError::Silent(self.max_silence));
+                return Poll::Ready(match allowance < max_silence {
+                    true => InboundError::TooSlow(self.min_rate),
+                    false => InboundError::Silent(max_silence),
+                });
             }
             timer.as_mut().reset(deadline);
+        }
+    }
+
+    /// How long may still be waited for it before it is too slow.
+    fn allowance(&self) -> Duration {
+        if self.min_rate == 0 {
+            return Duration::MAX;
+        }
+        let earned = Duration::from_secs(self.seen_bytes / self.min_rate);
+        let allowed = self.from.listener.body_timeout.saturating_add(earned);
+        allowed.saturating_sub(self.waited)
+    }
+
+    fn arrived(&mut self) {
+        if let Some(since) = self.silent_since.take() {
+            self.waited = self.waited.saturating_add(since.elapsed());
+            self.from.awaits_body(false);
         }
     }
 }
@@ -125,10 +170,11 @@ impl Body for InboundBody {
         let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) else {
             return this.poll_silence(cx).map(|error| Some(Err(error)));
         };
-        this.silent = false;
+        this.arrived();
         if let Some(Ok(frame)) = &frame
             && let Some(data) = frame.data_ref()
         {
+            this.from.body_arrived(data.len());
             this.seen_bytes = this.seen_bytes.saturating_add(data.len() as u64);
             if this.seen_bytes > this.max_bytes {
                 return Poll::Ready(Some(Err(InboundError::TooLarge(this.max_bytes))));

@@ -7,9 +7,14 @@ pub mod clock;
 pub mod drain;
 pub mod handover;
 pub mod inbound;
+mod ledger;
 pub mod proxy_protocol;
 pub mod request;
 pub mod serve;
+mod stream;
+mod streams;
+mod timed_io;
+pub mod tls;
 
 use std::{
     io,
@@ -26,15 +31,17 @@ use tokio::{net::TcpStream, sync::Semaphore};
 
 pub use drain::Drain;
 pub use handover::ClientEnd;
+pub use ledger::Cut;
 pub use proxy_protocol::ProxyProtocol;
 pub use serve::{Accepted, Handler, Peer};
+pub use tls::{Handshakes, Tls};
 
 /// One `[[listen]]` table.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// Where to listen.
     pub address: Address,
-    /// Whether cleartext HTTP/2 with prior knowledge is spoken beside HTTP/1.1.
+    /// Whether HTTP/2 is spoken beside HTTP/1.1: as agreed on in the TLS handshake, in cleartext with prior knowledge.
     pub http2: bool,
     /// Whether connections begin with a PROXY header.
     pub proxy_protocol: ProxyProtocol,
@@ -42,6 +49,8 @@ pub struct Settings {
     pub header_timeout: Duration,
     /// The longest silence while a request body is arriving.
     pub body_timeout: Duration,
+    /// Bytes a second that a request body has to arrive at, on average, once `body_timeout` has been waited for it.
+    pub min_body_rate: u64,
     /// How long a connection may be idle between requests.
     pub idle_timeout: Duration,
     /// Bytes of a request head.
@@ -54,6 +63,8 @@ pub struct Settings {
     pub max_body_bytes: u64,
     /// Concurrent HTTP/2 streams per connection.
     pub max_streams: u32,
+    /// TLS; without it, everything is cleartext.
+    pub tls: Option<tls::Settings>,
 }
 
 /// Where to listen.
@@ -164,14 +175,18 @@ pub trait Observer {
     fn opened(&self) -> Self::Open;
     /// Accepting failed; the loop goes on.
     fn accept_failed(&self, error: &io::Error);
+    /// A connection is cut short for what its client does.
+    fn cut(&self, why: Cut);
     /// A connection was closed, unserved, for what it began with.
     fn not_believed(&self, peer: IpAddr, fault: proxy_protocol::Fault);
 }
 
-/// Accepts on one socket until the task is dropped. Beyond the permits, accepting pauses.
+/// Accepts on one socket until the task is dropped, with TLS where there are `handshakes`. Beyond the permits, accepting
+/// pauses.
 pub async fn accept<H: Handler, O: Observer + 'static>(
     socket: ListeningSocket,
     settings: Rc<Settings>,
+    handshakes: Option<Rc<Handshakes>>,
     handler: Rc<H>,
     observer: Rc<O>,
     connections: Arc<Semaphore>,
@@ -195,6 +210,7 @@ pub async fn accept<H: Handler, O: Observer + 'static>(
         let serving = serve::connection(
             accepted,
             Rc::clone(&settings),
+            handshakes.clone(),
             Rc::clone(&handler),
             Rc::clone(&observer),
             Rc::clone(&drain),

@@ -8,28 +8,35 @@ use std::{
     net::IpAddr,
     pin::{Pin, pin},
     rc::Rc,
-    task::{Context, Poll},
+    task::Poll,
 };
 
 use bytes::{Bytes, BytesMut};
 use http::{Request, Response};
-use http_body::{Body, Frame, SizeHint};
+use http_body::Body;
 use hyper::{
     body::Incoming,
-    rt::{Read, ReadBuf, Write},
     server::conn::{http1, http2},
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use tokio::net::{TcpStream, UnixStream};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpStream, UnixStream},
+};
 
 use super::{
     Drain, Observer, Settings,
-    clock::{Clock, InFlight, TimedIo},
+    clock::Clock,
     drain::Ticket,
     handover::{ClientEnd, Takeover},
     proxy_protocol::{self, Received},
+    stream::Stream,
+    streams::{Current, Streams, Tracked},
+    timed_io::TimedIo,
+    tls::Handshakes,
 };
+use crate::identity::Certificate;
 
 /// Turns a request into a response; one for each worker.
 pub trait Handler: 'static {
@@ -47,12 +54,21 @@ pub trait Handler: 'static {
     fn head_timeout_answer(&self) -> &'static [u8];
 }
 
+/// Which HTTP a connection speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Protocol {
+    Http1,
+    Http2,
+}
+
 /// The other end of a connection, and the bounds that it is held to.
 pub struct Peer {
     /// The address of the other end: the socket's, or the one that a PROXY header names.
     pub ip: IpAddr,
     /// The listener's settings.
     pub listener: Rc<Settings>,
+    /// The certificate that the client has proved to hold.
+    pub certificate: Option<Certificate>,
     clock: Rc<Clock>,
     takeover: RefCell<Option<Takeover>>,
 }
@@ -66,20 +82,43 @@ impl fmt::Debug for Peer {
 }
 
 impl Peer {
-    /// One that nobody is connected to, for explaining what would become of its requests.
-    pub fn described(ip: IpAddr, listener: Rc<Settings>) -> Self {
-        let clock = Rc::new(Clock::new(listener.header_timeout, listener.idle_timeout));
+    fn new(ip: IpAddr, listener: Rc<Settings>, certificate: Option<Certificate>) -> Self {
+        let clock = Clock::new(listener.header_timeout, listener.idle_timeout);
         Self {
             ip,
             listener,
-            clock,
+            certificate,
+            clock: Rc::new(clock),
             takeover: RefCell::default(),
+        }
+    }
+
+    /// One that nobody is connected to, for explaining what would become of its requests.
+    pub fn described(ip: IpAddr, listener: Rc<Settings>) -> Self {
+        Self::new(ip, listener, None)
+    }
+
+    /// `http` or `https`: how the client reached us.
+    pub fn scheme(&self) -> &'static str {
+        match self.listener.tls {
+            Some(_) => "https",
+            None => "http",
         }
     }
 
     /// The answer is a 101: when it has left, the connection is no longer HTTP's. HTTP/1.1 only.
     pub fn hand_over(&self, to: Takeover) {
         self.takeover.replace(Some(to));
+    }
+
+    /// Whether more bytes of a request's body are awaited: a connection that ends meanwhile ends within the request.
+    pub(super) fn awaits_body(&self, awaits: bool) {
+        self.clock.needs_bytes(awaits);
+    }
+
+    /// Bytes of a request's body have arrived.
+    pub(super) fn body_arrived(&self, bytes: usize) {
+        self.clock.body_passed(bytes);
     }
 
     /// The request is answered before its body was read: the connection is closed so that the client can still read
@@ -94,12 +133,6 @@ impl Peer {
 pub struct Accepted {
     stream: Stream,
     peer: IpAddr,
-}
-
-#[derive(Debug)]
-enum Stream {
-    Tcp(TcpStream),
-    Unix(UnixStream),
 }
 
 impl Accepted {
@@ -125,14 +158,7 @@ impl Accepted {
     ) -> Result<Received, proxy_protocol::Fault> {
         let (required, patience) = (&settings.proxy_protocol, settings.header_timeout);
         let peer = self.peer;
-        match &mut self.stream {
-            Stream::Tcp(stream) => {
-                proxy_protocol::receive(required, peer, stream, patience, ticket).await
-            }
-            Stream::Unix(stream) => {
-                proxy_protocol::receive(required, peer, stream, patience, ticket).await
-            }
-        }
+        proxy_protocol::receive(required, peer, &mut self.stream, patience, ticket).await
     }
 }
 
@@ -140,6 +166,7 @@ impl Accepted {
 pub(super) async fn connection<H: Handler, O: Observer>(
     mut accepted: Accepted,
     settings: Rc<Settings>,
+    handshakes: Option<Rc<Handshakes>>,
     handler: Rc<H>,
     observer: Rc<O>,
     drain: Rc<Drain>,
@@ -150,17 +177,24 @@ pub(super) async fn connection<H: Handler, O: Observer>(
         Ok(Received::Nothing) => return,
         Err(fault) => return observer.not_believed(accepted.peer, fault),
     };
-    let clock = Clock::new(settings.header_timeout, settings.idle_timeout);
-    let peer = Rc::new(Peer {
-        ip,
-        listener: settings,
-        clock: Rc::new(clock),
-        takeover: RefCell::default(),
-    });
-    let ended = match accepted.stream {
-        Stream::Tcp(stream) => speak(TokioIo::new(stream), peer, handler, ticket).await,
-        Stream::Unix(stream) => speak(TokioIo::new(stream), peer, handler, ticket).await,
+    let stream = accepted.stream;
+    let clock;
+    let ended = if let Some(handshakes) = handshakes {
+        let Some((stream, secured)) = handshakes.accept(stream, settings.header_timeout).await
+        else {
+            return;
+        };
+        let peer = Rc::new(Peer::new(ip, settings, secured.certificate));
+        clock = Rc::clone(&peer.clock);
+        speak(stream, Some(secured.protocol), peer, handler, ticket).await
+    } else {
+        let peer = Rc::new(Peer::new(ip, settings, None));
+        clock = Rc::clone(&peer.clock);
+        speak(stream, None, peer, handler, ticket).await
     };
+    if let Some(cut) = clock.cut() {
+        observer.cut(cut);
+    }
     if let Err(error) = ended {
         // a client that leaves or talks nonsense is its own business
         tracing::debug!(%error, "connection ended early");
@@ -170,32 +204,45 @@ pub(super) async fn connection<H: Handler, O: Observer>(
 /// What an HTTP/2 client sends first (RFC 9113 §3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-async fn speak<S, H>(io: S, peer: Rc<Peer>, handler: Rc<H>, ticket: Ticket) -> hyper::Result<()>
+/// `agreed` is what the handshake settled; without one, the first bytes tell.
+async fn speak<S, H>(
+    io: S,
+    agreed: Option<Protocol>,
+    peer: Rc<Peer>,
+    handler: Rc<H>,
+    ticket: Ticket,
+) -> hyper::Result<()>
 where
-    S: Read + Write + Unpin + 'static,
+    S: AsyncRead + AsyncWrite + Unpin + 'static,
     H: Handler,
 {
     let settings = &peer.listener;
     let clock = Rc::clone(&peer.clock);
     let mut io = TimedIo::new(io, Rc::clone(&clock));
-    let http2 = settings.http2 && begins_with_preface(&mut io, &ticket).await;
+    let current = Rc::new(Current::default());
+    let http2 = match agreed {
+        Some(protocol) => protocol == Protocol::Http2,
+        None => settings.http2 && begins_with_preface(&mut io, &ticket).await,
+    };
     match http2 {
         true => clock.bytes_are_frames(),
         false => clock.answer_timeout_with(handler.head_timeout_answer()),
     }
+    let streams = Streams::new(Rc::clone(&clock), Rc::clone(&current));
     let (http1, http2) = (
         http1_builder(settings),
-        http2.then(|| http2_builder(settings)),
+        http2.then(|| http2_builder(settings, streams)),
     );
+    let io = TokioIo::new(io);
     let to = Rc::clone(&peer);
     let service = service_fn(move |request: Request<Incoming>| {
         let in_flight = to.clock.request();
         let response = Rc::clone(&handler).handle(request, Rc::clone(&to));
-        async {
-            Ok::<_, Infallible>(response.await.map(|body| Tracked {
-                body,
-                _in_flight: in_flight,
-            }))
+        let current = Rc::clone(&current);
+        async move {
+            let response = response.await;
+            let waiting = current.stream();
+            Ok::<_, Infallible>(response.map(|body| Tracked::new(body, in_flight, waiting)))
         }
     });
     if let Some(http2) = http2 {
@@ -203,6 +250,7 @@ where
         run(
             pin!(connection),
             &ticket,
+            &clock,
             http2::Connection::graceful_shutdown,
         )
         .await
@@ -211,11 +259,12 @@ where
         run(
             Pin::new(&mut connection),
             &ticket,
+            &clock,
             http1::Connection::graceful_shutdown,
         )
         .await?;
         let left = connection.into_parts();
-        after_http(left.io, left.read_buf, &peer).await;
+        after_http(left.io.into_inner(), left.read_buf, &peer).await;
         Ok(())
     }
 }
@@ -224,13 +273,14 @@ where
 /// closed here. During a drain it may go on until `drain_timeout`.
 async fn after_http<S>(mut io: TimedIo<S>, unread: Bytes, peer: &Peer)
 where
-    S: Read + Write + Unpin + 'static,
+    S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
     match peer.takeover.take() {
         Some(takeover) => {
             let _in_flight = peer.clock.request();
+            peer.clock.needs_bytes(true);
             io.unread(unread);
-            takeover(ClientEnd::new(TokioIo::new(io))).await;
+            takeover(ClientEnd::new(io)).await;
         }
         // what the client had to be told was written before
         None => drop(poll_fn(|cx| Pin::new(&mut io).poll_shutdown(cx)).await),
@@ -255,19 +305,23 @@ fn http1_builder(settings: &Settings) -> http1::Builder {
 /// What hyper parses without a heap allocation for each request. Fewer is our own check.
 const HYPER_MAX_HEADERS: usize = 100;
 
-fn http2_builder(settings: &Settings) -> http2::Builder<LocalExecutor> {
-    let mut builder = http2::Builder::new(LocalExecutor);
+fn http2_builder(settings: &Settings, streams: Streams) -> http2::Builder<Streams> {
+    /// Bytes of an answer that wait for a client's window, for each stream.
+    const MAX_WAITING_BYTES: usize = 64 * 1024;
+    let mut builder = http2::Builder::new(streams);
     builder
         .max_concurrent_streams(settings.max_streams)
         .max_header_list_size(u32::try_from(settings.max_header_bytes).unwrap_or(u32::MAX))
-        .max_send_buf_size(256 * 1024);
+        .max_send_buf_size(MAX_WAITING_BYTES);
     builder
 }
 
-/// Polls a connection to its end; asks it to end when the worker drains.
+/// Polls a connection to its end; asks it to end when the worker drains, and in HTTP/2 when it has been idle for too
+/// long (RFC 9113 §6.8).
 async fn run<C>(
     mut connection: Pin<&mut C>,
     ticket: &Ticket,
+    clock: &Clock,
     graceful_shutdown: impl Fn(Pin<&mut C>),
 ) -> C::Output
 where
@@ -282,15 +336,22 @@ where
         }
         if !asked && ticket.should_end() {
             asked = true;
+            clock.leave();
             graceful_shutdown(connection.as_mut());
         }
-        connection.as_mut().poll(cx)
+        let outcome = connection.as_mut().poll(cx);
+        if outcome.is_pending() && !asked && clock.is_leaving() {
+            asked = true;
+            graceful_shutdown(connection.as_mut());
+            return connection.as_mut().poll(cx);
+        }
+        outcome
     })
     .await
 }
 
 /// Reads just enough to tell HTTP/2 from HTTP/1, and gives it back. Bounded by the header timeout.
-async fn begins_with_preface<S: Read + Write + Unpin>(
+async fn begins_with_preface<S: AsyncRead + AsyncWrite + Unpin>(
     io: &mut TimedIo<S>,
     ticket: &Ticket,
 ) -> bool {
@@ -305,7 +366,7 @@ async fn begins_with_preface<S: Read + Write + Unpin>(
             }
             let mut buf = ReadBuf::new(&mut some[..wanted]);
             Pin::new(&mut *io)
-                .poll_read(cx, buf.unfilled())
+                .poll_read(cx, &mut buf)
                 .map_ok(|()| buf.filled().len())
         });
         match read.await {
@@ -316,43 +377,4 @@ async fn begins_with_preface<S: Read + Write + Unpin>(
     let http2 = seen == PREFACE;
     io.unread(seen.freeze());
     http2
-}
-
-/// HTTP/2 streams are tasks of the worker that accepted the connection.
-#[derive(Clone, Copy, Debug)]
-struct LocalExecutor;
-
-impl<F: Future<Output = ()> + 'static> hyper::rt::Executor<F> for LocalExecutor {
-    fn execute(&self, stream: F) {
-        tokio::task::spawn_local(stream);
-    }
-}
-
-pin_project_lite::pin_project! {
-    /// A response body that ends the request when it ends.
-    struct Tracked<B> {
-        #[pin]
-        body: B,
-        _in_flight: InFlight,
-    }
-}
-
-impl<B: Body> Body for Tracked<B> {
-    type Data = B::Data;
-    type Error = B::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        self.project().body.poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
 }

@@ -1,6 +1,10 @@
 //! The handles through which the gateway counts, resolved when a configuration is built.
 
-use std::{io, sync::OnceLock, time::SystemTime};
+use std::{
+    io,
+    sync::OnceLock,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use metrics::{Counter, Gauge, Histogram};
 
@@ -70,8 +74,14 @@ impl Metrics {
         }
     }
 
-    /// The listener's handles; `listener` is its address as configured.
-    pub fn listener(&self, listener: &str) -> ListenerMetrics {
+    /// The listener's handles; `listener` is its address as configured, `cuts` why connections may be cut short.
+    pub fn listener(&self, listener: &str, cuts: &[&'static str]) -> ListenerMetrics {
+        let cut = |&kind| {
+            (
+                kind,
+                self.counter(&table::CONNECTIONS_CUT, &[listener, kind]),
+            )
+        };
         let error = |kind| self.counter(&table::ACCEPT_ERRORS, &[listener, kind]);
         ListenerMetrics {
             connections: self.gauge(&table::CONNECTIONS, &[listener]),
@@ -79,7 +89,34 @@ impl Metrics {
             no_memory: error("no_memory"),
             aborted: error("aborted"),
             other: error("other"),
+            cut: cuts.iter().map(cut).collect(),
         }
+    }
+
+    /// The handles of TLS handshakes.
+    pub fn handshakes(&self) -> HandshakeMetrics {
+        let outcome = |outcome| {
+            let counter = self.counter(&table::TLS_HANDSHAKES, &[outcome]);
+            counter.increment(0);
+            counter
+        };
+        HandshakeMetrics {
+            full: outcome("full"),
+            resumed: outcome("resumed"),
+            certificate: outcome("certificate"),
+            refused: outcome("refused"),
+            failed: outcome("failed"),
+            closed: outcome("closed"),
+            timeout: outcome("timeout"),
+            shed: outcome("shed"),
+        }
+    }
+
+    /// Notes when the certificates of a file expire; `name` is the file's, as configured.
+    pub fn certificate_expires(&self, name: &str, at: SystemTime) {
+        let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.gauge(&table::CERTIFICATE_EXPIRY, &[name])
+            .set(since.as_secs_f64());
     }
 
     /// The handles of one kind of `[[user]]` source.
@@ -289,9 +326,17 @@ pub struct ListenerMetrics {
     no_memory: Counter,
     aborted: Counter,
     other: Counter,
+    cut: Vec<(&'static str, Counter)>,
 }
 
 impl ListenerMetrics {
+    /// Counts a connection that was cut short; a kind that was not asked for is not counted.
+    pub fn cut(&self, kind: &str) {
+        if let Some((_, counter)) = self.cut.iter().find(|(known, _)| *known == kind) {
+            counter.increment(1);
+        }
+    }
+
     /// Counts a connection as open until the guard is dropped.
     pub fn open(&self) -> Held {
         Held::new(&self.connections)
@@ -318,6 +363,27 @@ impl ListenerMetrics {
         };
         counter.increment(1);
     }
+}
+
+/// TLS handshakes with clients, by how they ended.
+#[derive(Clone, Debug)]
+pub struct HandshakeMetrics {
+    /// Complete, with certificates.
+    pub full: Counter,
+    /// Complete, by a ticket of an earlier session.
+    pub resumed: Counter,
+    /// The client has no certificate that is accepted.
+    pub certificate: Counter,
+    /// The client refused, such as for not trusting our certificate.
+    pub refused: Counter,
+    /// Nothing that both speak, or not TLS at all.
+    pub failed: Counter,
+    /// The client left.
+    pub closed: Counter,
+    /// The client took too long.
+    pub timeout: Counter,
+    /// Given up for a newer one, because too many were under way.
+    pub shed: Counter,
 }
 
 /// What a source of users counts.

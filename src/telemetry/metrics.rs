@@ -19,8 +19,8 @@ use metrics_exporter_prometheus::{
 };
 
 pub use super::handles::{
-    DecisionMetrics, Held, IdentityMetrics, IssuerMetrics, LimitMetrics, ListenerMetrics,
-    RouteMetrics, UpstreamMetrics,
+    DecisionMetrics, HandshakeMetrics, Held, IdentityMetrics, IssuerMetrics, LimitMetrics,
+    ListenerMetrics, RouteMetrics, UpstreamMetrics,
 };
 use super::process;
 
@@ -112,6 +112,12 @@ table! {
         "Client connections open.";
     ACCEPT_ERRORS = "tidegate_accept_errors_total", Kind::Counter, Count, ["listener", "kind"],
         "Connections that could not be accepted.";
+    CONNECTIONS_CUT = "tidegate_connections_cut_total", Kind::Counter, Count, ["listener", "kind"],
+        "Connections cut short for what their clients do.";
+    TLS_HANDSHAKES = "tidegate_tls_handshakes_total", Kind::Counter, Count, ["outcome"],
+        "TLS handshakes with clients, by how they ended.";
+    CERTIFICATE_EXPIRY = "tidegate_certificate_expiry_timestamp_seconds", Kind::Gauge, Seconds, ["name"],
+        "When the first of a file's certificates expires, in seconds since 1970.";
     IDENTITY_REJECTED = "tidegate_identity_rejected_total", Kind::Counter, Count, ["source", "kind"],
         "Identities that were not believed.";
     JWKS_FETCHES = "tidegate_jwks_fetches_total", Kind::Counter, Count, ["url", "outcome"],
@@ -185,6 +191,7 @@ impl Metrics {
         metrics.panics().increment(0);
         metrics.log_lines_dropped().increment(0);
         let _ = metrics.decision_seconds();
+        let _ = metrics.handshakes();
         metrics
     }
 

@@ -17,7 +17,8 @@ fn configured(metrics: &Metrics) -> RouteMetrics {
     let _ = metrics.decisions("search", "per_ip");
     let _ = metrics.limit("per_ip");
     let _ = metrics.upstream("api", &["http://a:80".to_owned()]);
-    let _ = metrics.listener("127.0.0.1:8080");
+    metrics.certificate_expires("api.pem", SystemTime::now());
+    let _ = metrics.listener("127.0.0.1:8080", &["resets"]);
     let _ = metrics.identity("api_key", &["unknown"]);
     let _ = metrics.issuer("https://issuer.example/keys");
     metrics.config_loaded("abc", UNIX_EPOCH + Duration::from_secs(7));
@@ -235,7 +236,7 @@ fn next_configuration_takes_the_place_of_the_last() {
 #[test]
 fn accept_errors_are_told_apart() {
     let metrics = Metrics::install();
-    let listener = metrics.listener("l");
+    let listener = metrics.listener("l", &[]);
     for code in [24, 23, 12, 105, 103, 1] {
         listener.accept_failed(&io::Error::from_raw_os_error(code));
     }

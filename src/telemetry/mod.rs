@@ -9,7 +9,7 @@ mod process;
 pub mod queue;
 mod time;
 
-pub use self::metrics::Metrics;
+pub use self::{metrics::Metrics, time::date};
 
 /// `[log]`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,6 +2,12 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// `2026-11-20`, in UTC.
+pub fn date(at: SystemTime) -> String {
+    let text = rfc3339_millis(at);
+    text[..10].iter().map(|&byte| char::from(byte)).collect()
+}
+
 /// `2026-11-20T08:15:30.123Z`; moments before 1970 are shown as 1970, after 9999 as the end of 9999.
 pub(super) fn rfc3339_millis(at: SystemTime) -> [u8; 24] {
     // 9999-12-31T23:59:59.999Z

@@ -327,6 +327,14 @@ fn the_example_configuration_passes_check() {
     assert_eq!(checked.code, Some(0), "{checked}");
 }
 
+/// The files that configurations in the documentation name.
+fn copy_files(from: &Path, to: &Path) {
+    for entry in fs::read_dir(from).expect("the folder is there") {
+        let entry = entry.expect("it can be listed");
+        fs::copy(entry.path(), to.join(entry.file_name())).expect("a writable folder");
+    }
+}
+
 #[test]
 fn every_configuration_in_the_documentation_passes_check() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -347,6 +355,7 @@ fn every_configuration_in_the_documentation_passes_check() {
             let toml = block.split("```").next().unwrap_or_default();
             let folder = folder();
             write(folder.path(), toml);
+            copy_files(&root.join("tests/config/valid/files"), folder.path());
             let finished = tidegate(folder.path(), &["check", "--config", "gateway.toml"]);
             assert_eq!(
                 finished.code,

@@ -12,6 +12,7 @@ use tidegate::{
     config::{self, Code, Effect, Limit, Loaded, Mode, Over, Report, Severity, Share, Whom},
     identity::{ClaimRules, KeySource, Missing, OnInvalid, UserSource},
     limit::Algorithm,
+    listener::tls::{MinVersion, certificate::ClientAuth},
 };
 
 /// The `.toml` files of a folder below tests/config.
@@ -259,7 +260,7 @@ fn what_was_written_is_what_is_configured() {
     assert_eq!(snapshot.server.max_keys, 4096);
     assert_eq!(snapshot.server.drain_timeout, Duration::from_secs(10));
     assert_eq!(snapshot.identity.trusted_proxies.len(), 3);
-    assert_eq!(snapshot.identity.users.len(), 6);
+    assert_eq!(snapshot.identity.users.len(), 7);
     let UserSource::Jwt(tokens) = &snapshot.identity.users[1] else {
         panic!("the second reads tokens")
     };
@@ -289,6 +290,13 @@ fn what_was_written_is_what_is_configured() {
         published.url,
         "https://issuer.example/.well-known/jwks.json"
     );
+    let tls = first.tls.as_ref().expect("it has certificates");
+    assert_eq!(
+        (tls.min_version, tls.max_handshakes),
+        (MinVersion::Tls13, 100)
+    );
+    let (_, auth) = tls.files.client_ca.as_ref().expect("there is one");
+    assert_eq!(*auth, ClientAuth::Required);
     let names: Vec<&str> = snapshot
         .limits
         .iter()

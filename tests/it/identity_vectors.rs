@@ -56,7 +56,7 @@ fn client(identifier: &Identifier, peer: &str, field: &'static str, lines: &[&st
         now: std::time::SystemTime::now,
     };
     identifier
-        .identify(address(peer), &headers, tokens)
+        .identify(address(peer), None, &headers, tokens)
         .expect("there are no credentials to reject")
         .address
 }

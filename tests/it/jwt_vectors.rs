@@ -87,7 +87,7 @@ fn user(
         now,
     };
     let peer = "203.0.113.9".parse().expect("an address");
-    let client = identifier.identify(peer, &headers, tokens)?;
+    let client = identifier.identify(peer, None, &headers, tokens)?;
     Ok(client.user.map(str::to_owned))
 }
 

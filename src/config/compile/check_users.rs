@@ -10,6 +10,7 @@ use crate::{
         file::Document,
     },
     identity::{KeyPart, Settings},
+    listener,
 };
 
 /// The users as they are configured, and what has to be compared with the limits.
@@ -17,6 +18,8 @@ pub(super) struct Users {
     pub(super) settings: Settings,
     /// `[[user]]` tables that answer 401 to a key that is not known.
     pub(super) guessable: Vec<Range<usize>>,
+    /// `[[user]]` tables that know users by their certificates.
+    pub(super) by_certificate: Vec<Range<usize>>,
     /// The tiers that keys files name, each where it stands first.
     pub(super) tiers: Vec<WrittenTier>,
 }
@@ -48,6 +51,30 @@ pub(super) fn check(document: Document<'_>, users: &Users, limits: &[&Limit]) {
     }
     if !counts_by(&[KeyPart::Tier]) {
         warn_of_tiers(document, &users.tiers, limits);
+    }
+}
+
+/// Warns of users who are known by certificates that nobody asks them for.
+pub(super) fn check_certificates(
+    document: Document<'_>,
+    users: &Users,
+    listeners: &[(listener::Settings, Range<usize>)],
+) {
+    let asks = |settings: &listener::Settings| {
+        let tls = settings.tls.as_ref();
+        tls.is_some_and(|tls| tls.files.client_ca.is_some())
+    };
+    if listeners.iter().any(|(settings, _)| asks(settings)) || document.problems.errors() > 0 {
+        return;
+    }
+    for span in &users.by_certificate {
+        let message =
+            "this table never finds a user: no listener asks its clients for a certificate";
+        let problem = Problem::new(Code::NeverIdentified, message);
+        document.warn(
+            span.clone(),
+            problem.hint("add client_ca = \"clients-ca.pem\" to [listen.tls]"),
+        );
     }
 }
 

@@ -14,7 +14,10 @@ use crate::{
         keys::{self, Keys},
         value::{Text, Value},
     },
-    identity::{AddressSource, KeyPart, OnInvalid, Settings, UserSource, address::ELEMENTS_MAX},
+    identity::{
+        AddressSource, CertificateField, KeyPart, OnInvalid, Settings, UserSource,
+        address::ELEMENTS_MAX,
+    },
 };
 
 pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Users {
@@ -50,6 +53,7 @@ pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Users {
     let mut users = Users {
         settings,
         guessable: Vec::new(),
+        by_certificate: Vec::new(),
         tiers: Vec::new(),
     };
     for table in file.repeated("user") {
@@ -140,7 +144,8 @@ fn address_source(text: &Text<'_>) -> Option<AddressSource> {
     }
 }
 
-const KINDS: &str = "add from = \"api_key\", from = \"jwt\" or from = \"header\"";
+const KINDS: &str =
+    "add from = \"api_key\", from = \"jwt\", from = \"header\" or from = \"client_cert\"";
 
 /// What a credential that does not verify means.
 pub(super) const INVALID: &[(&str, OnInvalid)] = &[
@@ -154,6 +159,7 @@ fn user(table: &Value<'_>, base_dir: &Path, users: &mut Users) -> Option<UserSou
         ("api_key", &keys::USER_API_KEY),
         ("jwt", &keys::USER_JWT),
         ("header", &keys::USER_HEADER),
+        ("client_cert", &keys::USER_CLIENT_CERT),
     ];
     let Some(from) = table.table()?.get("from") else {
         let problem = Problem::new(Code::MissingKey, "`from` is missing in [[user]]");
@@ -162,12 +168,13 @@ fn user(table: &Value<'_>, base_dir: &Path, users: &mut Users) -> Option<UserSou
     };
     let what = "`from` in [[user]]".to_owned();
     let kind = Value::new(table.document, what, from.span(), from).text()?;
-    let keys = kind.choice(kinds, &["client_cert"], "users from client certificates")?;
+    let keys = kind.choice(kinds, &[], "")?;
     let section = table.section(keys.title.to_owned(), keys)?;
     section.get("from");
     let source = match kind.value.as_str() {
         "api_key" => api_key(&section, base_dir, users),
         "jwt" => tokens::token_source(&section, base_dir).map(UserSource::Jwt),
+        "client_cert" => client_cert(&section, users),
         _ => header(&section, &users.settings),
     };
     section.finish();
@@ -190,6 +197,17 @@ fn api_key(section: &Section<'_>, base_dir: &Path, users: &mut Users) -> Option<
         keys: keys?,
         invalid: invalid?,
     })
+}
+
+fn client_cert(section: &Section<'_>, users: &mut Users) -> Option<UserSource> {
+    users.by_certificate.push(section.span.clone());
+    let fields = [
+        ("common_name", CertificateField::CommonName),
+        ("san_dns", CertificateField::SanDns),
+        ("san_uri", CertificateField::SanUri),
+        ("fingerprint", CertificateField::Fingerprint),
+    ];
+    section.choice("field", &fields).map(UserSource::ClientCert)
 }
 
 fn header(section: &Section<'_>, settings: &Settings) -> Option<UserSource> {

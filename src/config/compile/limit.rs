@@ -116,7 +116,7 @@ fn warn_of_unknown_tiers(
                 ..
             } => return,
             UserSource::Jwt(source) if source.claims.tier.is_some() => return,
-            UserSource::Header { .. } | UserSource::Jwt(_) => {}
+            UserSource::Header { .. } | UserSource::Jwt(_) | UserSource::ClientCert(_) => {}
             UserSource::ApiKey { keys, .. } => {
                 for tier in keys.iter().filter_map(|key| key.tier.as_deref()) {
                     if !known.contains(&tier) {

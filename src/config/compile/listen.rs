@@ -3,14 +3,14 @@
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     ops::{Range, RangeInclusive},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
 use ipnet::IpNet;
 
-use super::process::to_usize;
+use super::{process::to_usize, tls};
 use crate::{
     config::{
         code::Code,
@@ -31,6 +31,7 @@ const TIMEOUTS: RangeInclusive<Duration> =
 /// The listeners and where they stand; without a `[[listen]]` table, one on 127.0.0.1:8080.
 pub(super) fn compile(
     file: &Section<'_>,
+    base_dir: &Path,
     trusted_proxies: &[IpNet],
 ) -> Vec<(Settings, Range<usize>)> {
     let tables = file.repeated("listen");
@@ -43,10 +44,9 @@ pub(super) fn compile(
             None,
         );
         section.get("address");
-        return vec![(
-            settings(section, Address::Tcp(DEFAULT_ADDRESS), trusted_proxies),
-            0..0,
-        )];
+        let default = Address::Tcp(DEFAULT_ADDRESS);
+        let settings = settings(section, default, base_dir, trusted_proxies);
+        return vec![(settings, 0..0)];
     }
     let mut listeners: Vec<(Settings, Range<usize>)> = Vec::new();
     for table in tables {
@@ -70,20 +70,21 @@ pub(super) fn compile(
             }
         }
         let span = table.name_span();
-        listeners.push((
-            settings(
-                section,
-                address.unwrap_or(Address::Tcp(DEFAULT_ADDRESS)),
-                trusted_proxies,
-            ),
-            span,
-        ));
+        let address = address.unwrap_or(Address::Tcp(DEFAULT_ADDRESS));
+        let settings = settings(section, address, base_dir, trusted_proxies);
+        listeners.push((settings, span));
     }
     listeners
 }
 
-fn settings(section: Section<'_>, address: Address, trusted_proxies: &[IpNet]) -> Settings {
+fn settings(
+    section: Section<'_>,
+    address: Address,
+    base_dir: &Path,
+    trusted_proxies: &[IpNet],
+) -> Settings {
     let seconds = Duration::from_secs;
+    let tls = section.get("tls");
     let max_streams = section.integer("max_streams", 128, 1..=10_000);
     let settings = Settings {
         address,
@@ -91,12 +92,14 @@ fn settings(section: Section<'_>, address: Address, trusted_proxies: &[IpNet]) -
         proxy_protocol: proxy_protocol(&section, trusted_proxies),
         header_timeout: section.duration("header_timeout", seconds(10), TIMEOUTS),
         body_timeout: section.duration("body_timeout", seconds(30), TIMEOUTS),
+        min_body_rate: section.size("min_body_rate", 240, 0..=1 << 30),
         idle_timeout: section.duration("idle_timeout", seconds(75), TIMEOUTS),
         max_header_bytes: to_usize(section.size("max_header_size", 32 << 10, 256..=16 << 20)),
         max_header_count: to_usize(section.integer("max_header_count", 100, 1..=10_000)),
         max_uri_bytes: to_usize(section.size("max_uri_size", 8 << 10, 16..=64 << 10)),
         max_body_bytes: section.size("max_body_size", 10 << 20, 0..=u64::MAX),
         max_streams: u32::try_from(max_streams).unwrap_or(u32::MAX),
+        tls: tls.and_then(|tls| tls::compile(&tls, base_dir)),
     };
     section.finish();
     settings

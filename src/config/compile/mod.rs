@@ -13,6 +13,7 @@ mod overrides;
 mod process;
 mod response;
 mod route;
+mod tls;
 mod tokens;
 mod upstream;
 
@@ -46,7 +47,8 @@ pub(super) fn snapshot(
         Some(tables),
     );
     let mut users = identity::compile(&file, base_dir);
-    let listeners = listen::compile(&file, &users.settings.trusted_proxies);
+    let listeners = listen::compile(&file, base_dir, &users.settings.trusted_proxies);
+    check_users::check_certificates(document, &users, &listeners);
     let admin = process::admin(&file, base_dir, &listeners);
     let upstreams = upstream::compile(&file, base_dir);
     let mut limits = limit::compile(&file, &users.settings);

@@ -1,6 +1,7 @@
 //! Where users come from: one file for each kind of credential.
 
 mod api_key;
+pub(super) mod client_cert;
 mod header;
 pub mod jwt;
 
@@ -12,7 +13,7 @@ pub(super) use jwt::Jwt;
 
 use super::address::trim;
 
-/// The longest name of a user, tier or tenant that a header or a token may carry.
+/// The longest name of a user, tier or tenant that a header, a token or a certificate may carry.
 const NAME_MAX_BYTES: usize = 256;
 
 /// Whom a credential stands for.

@@ -275,3 +275,82 @@ fn max_streams_bounds_what_one_connection_may_ask_at_once() {
         );
     }
 }
+
+#[test]
+fn a_body_that_drips_is_cut_off_though_it_is_never_silent() {
+    let origin = Origin::echo();
+    let gateway = Gateway::with(&listener("body_timeout = \"500ms\""))
+        .upstream(&origin)
+        .start();
+    let mut client = gateway.connect();
+    client
+        .write(b"POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 100000\r\n\r\n")
+        .expect("it is sent");
+    let deadline = Instant::now() + SOON;
+    while Instant::now() < deadline && client.write(b"x").is_ok() {
+        if client.closes_within(Duration::from_millis(50)) {
+            break;
+        }
+    }
+    gateway.wait_for_metric("tidegate_requests_total{code=\"408\"}", 1.0);
+    assert_eq!(
+        origin
+            .requests()
+            .iter()
+            .filter(|seen| seen.complete)
+            .count(),
+        0
+    );
+}
+
+#[test]
+fn a_body_may_drip_where_it_is_allowed_to_and_in_grpc() {
+    for (lines, kind) in [
+        (
+            "body_timeout = \"500ms\"\nmin_body_rate = \"0B\"",
+            "text/plain",
+        ),
+        ("body_timeout = \"500ms\"", "application/grpc+proto"),
+    ] {
+        let gateway = Gateway::with(&listener(lines)).start();
+        let mut client = gateway.connect();
+        let head = format!(
+            "POST / HTTP/1.1\r\nHost: a.example\r\nContent-Type: {kind}\r\nContent-Length: 20\r\n\r\n"
+        );
+        client.write(head.as_bytes()).expect("it is sent");
+        for _ in 0..20 {
+            client.write(b"x").expect("it is open");
+            crate::support::wait::pause(Duration::from_millis(50));
+        }
+        let answer = client.read_response("POST");
+        assert_eq!(
+            answer.map(|answer| answer.status),
+            Ok(200),
+            "{lines} {kind}"
+        );
+    }
+}
+
+#[test]
+fn a_client_that_closes_its_side_after_its_request_is_answered() {
+    let origin = Origin::new(|exchange| {
+        crate::support::wait::pause(Duration::from_millis(300));
+        exchange.respond(200, &[], b"hello")
+    });
+    let gateway = Gateway::with("").upstream(&origin).start();
+    let request = b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n";
+    let reply = raw::send_and_finish(gateway.address(), request, SOON);
+    assert_eq!(reply.statuses(), ["200"]);
+    assert!(reply.closed && reply.text().ends_with("hello"));
+}
+
+#[test]
+fn a_client_that_closes_within_its_body_is_not_waited_for() {
+    let origin = Origin::echo();
+    let gateway = Gateway::with("").upstream(&origin).start();
+    let request = b"POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 10\r\n\r\nhalf";
+    let reply = raw::send_and_finish(gateway.address(), request, SOON);
+    assert!(reply.closed);
+    assert!(reply.statuses().iter().all(|status| status == "400"));
+    eventually_eq("the origin to be told", 1, || origin.aborted());
+}

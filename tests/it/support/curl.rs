@@ -2,10 +2,20 @@
 
 use std::process::Command;
 
-use super::{cli::finish, gateway::piped};
+use super::{
+    cli::{Finished, finish},
+    gateway::piped,
+};
 
 /// Runs `curl` with these arguments, quietly and with a bound on its time, and returns what it printed.
 pub fn curl(arguments: &[&str]) -> String {
+    let finished = try_curl(arguments);
+    assert_eq!(finished.code, Some(0), "curl {arguments:?}: {finished}");
+    finished.stdout
+}
+
+/// The same, however it ends.
+pub fn try_curl(arguments: &[&str]) -> Finished {
     let mut command = Command::new("curl");
     piped(&mut command)
         .args([
@@ -17,7 +27,5 @@ pub fn curl(arguments: &[&str]) -> String {
             "*",
         ])
         .args(arguments);
-    let finished = finish(&mut command, b"");
-    assert_eq!(finished.code, Some(0), "curl {arguments:?}: {finished}");
-    finished.stdout
+    finish(&mut command, b"")
 }

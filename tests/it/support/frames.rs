@@ -11,15 +11,17 @@ use std::{
 
 use super::raw;
 
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
-const RST_STREAM: u8 = 3;
-const SETTINGS: u8 = 4;
-const GOAWAY: u8 = 7;
-const CONTINUATION: u8 = 9;
+pub const DATA: u8 = 0;
+pub const HEADERS: u8 = 1;
+pub const RST_STREAM: u8 = 3;
+pub const SETTINGS: u8 = 4;
+pub const PING: u8 = 6;
+pub const GOAWAY: u8 = 7;
+pub const WINDOW_UPDATE: u8 = 8;
+pub const CONTINUATION: u8 = 9;
 
-const END_STREAM: u8 = 1;
-const ACK: u8 = 1;
+pub const END_STREAM: u8 = 1;
+pub const ACK: u8 = 1;
 const END_HEADERS: u8 = 4;
 
 /// The largest frame that a peer accepts before it says otherwise (RFC 9113 §4.2).
@@ -64,6 +66,98 @@ pub fn send(address: SocketAddr, request: &Block, patience: Duration) -> Outcome
     // the peer may end the connection before it has read everything
     let _ = stream.write_all(&bytes);
     read_outcome(&mut stream, patience)
+}
+
+/// A connection that stays, for what takes more than one request.
+pub struct Connection {
+    stream: TcpStream,
+}
+
+/// A frame from the peer.
+#[derive(Debug)]
+pub struct Frame {
+    pub kind: u8,
+    pub flags: u8,
+    pub stream: u32,
+    pub payload: Vec<u8>,
+}
+
+impl Connection {
+    /// Opens one, with these settings (RFC 9113 §6.5.2) in place of the defaults.
+    pub fn open(address: SocketAddr, settings: &[(u16, u32)]) -> Connection {
+        let mut stream = raw::open(address);
+        let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+        let mut payload = Vec::new();
+        for (setting, value) in settings {
+            payload.extend_from_slice(&setting.to_be_bytes());
+            payload.extend_from_slice(&value.to_be_bytes());
+        }
+        frame(&mut bytes, SETTINGS, 0, 0, &payload);
+        stream.write_all(&bytes).expect("the gateway accepts");
+        Connection { stream }
+    }
+
+    /// Sends a frame; false when the peer has ended the connection.
+    pub fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> bool {
+        let mut bytes = Vec::new();
+        frame(&mut bytes, kind, flags, stream, payload);
+        self.stream.write_all(&bytes).is_ok()
+    }
+
+    /// Sends the same frame so many times in one write.
+    pub fn send_many(&mut self, count: usize, kind: u8, flags: u8, payload: &[u8]) -> bool {
+        let mut bytes = Vec::new();
+        for _ in 0..count {
+            frame(&mut bytes, kind, flags, 0, payload);
+        }
+        self.stream.write_all(&bytes).is_ok()
+    }
+
+    /// Sends a GET of this path that ends its stream.
+    pub fn get(&mut self, stream: u32, path: &str) -> bool {
+        let fields = [
+            (":method", "GET"),
+            (":scheme", "http"),
+            (":authority", "a.example"),
+            (":path", path),
+        ];
+        let fields = fields.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        self.send(HEADERS, END_STREAM | END_HEADERS, stream, &encode(&fields))
+    }
+
+    /// The next frame, settings and the window of the connection aside; none when the peer has ended the connection.
+    pub fn next(&mut self) -> Option<Frame> {
+        loop {
+            let (kind, flags, stream, payload) = read_frame_of(&mut self.stream).ok()?;
+            match kind {
+                SETTINGS if flags & ACK == 0 => {
+                    self.send(SETTINGS, ACK, 0, &[]);
+                }
+                SETTINGS => {}
+                WINDOW_UPDATE if stream == 0 => {}
+                _ => {
+                    return Some(Frame {
+                        kind,
+                        flags,
+                        stream,
+                        payload,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Takes what comes, off this thread, so that a flood is not held up by its answers.
+    pub fn discard_answers(&self) {
+        let mut stream = self.stream.try_clone().expect("a socket can be cloned");
+        std::thread::spawn(move || std::io::copy(&mut stream, &mut std::io::sink()));
+    }
+
+    /// Bounds how long [`next`](Self::next) waits.
+    pub fn patience(&self, patience: Duration) {
+        let set = self.stream.set_read_timeout(Some(patience));
+        set.expect("a timeout above zero");
+    }
 }
 
 fn read_outcome(stream: &mut TcpStream, patience: Duration) -> Outcome {
@@ -111,6 +205,11 @@ fn read_outcome(stream: &mut TcpStream, patience: Duration) -> Outcome {
 
 /// The next frame; `Err(true)` when the connection ended, `Err(false)` when nothing came in time.
 fn read_frame(stream: &mut TcpStream) -> Result<(u8, u8, Vec<u8>), bool> {
+    read_frame_of(stream).map(|(kind, flags, _, payload)| (kind, flags, payload))
+}
+
+/// The same, with its stream.
+fn read_frame_of(stream: &mut TcpStream) -> Result<(u8, u8, u32, Vec<u8>), bool> {
     let mut head = [0; 9];
     let ended = |error: std::io::Error| {
         !matches!(
@@ -122,7 +221,8 @@ fn read_frame(stream: &mut TcpStream) -> Result<(u8, u8, Vec<u8>), bool> {
     let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
     let mut payload = vec![0; length];
     stream.read_exact(&mut payload).map_err(ended)?;
-    Ok((head[3], head[4], payload))
+    let id = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+    Ok((head[3], head[4], id, payload))
 }
 
 fn frame(bytes: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) {

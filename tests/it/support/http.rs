@@ -194,8 +194,8 @@ impl From<io::Error> for Broken {
 }
 
 /// One connection that is kept between requests.
-pub struct Client {
-    stream: BufReader<TcpStream>,
+pub struct Client<S = TcpStream> {
+    stream: BufReader<S>,
 }
 
 impl Client {
@@ -213,6 +213,30 @@ impl Client {
             .set_write_timeout(Some(PATIENCE))
             .expect("a timeout above zero");
         stream.set_nodelay(true).expect("a TCP stream");
+        Client::on(stream)
+    }
+
+    /// True when the peer has closed the connection, false when it stayed open and silent for `time`.
+    pub fn closes_within(&mut self, time: std::time::Duration) -> bool {
+        self.stream
+            .get_ref()
+            .set_read_timeout(Some(time))
+            .expect("a timeout above zero");
+        let closed = match self.stream.fill_buf() {
+            Ok(bytes) => bytes.is_empty(),
+            Err(error) => Broken::from(error) != Broken::Silent,
+        };
+        self.stream
+            .get_ref()
+            .set_read_timeout(Some(PATIENCE))
+            .expect("a timeout above zero");
+        closed
+    }
+}
+
+impl<S: Read + Write> Client<S> {
+    /// On a stream whose reads and writes do not wait for ever.
+    pub fn on(stream: S) -> Client<S> {
         Client {
             stream: BufReader::new(stream),
         }
@@ -234,30 +258,13 @@ impl Client {
     }
 
     /// The connection itself, for what a client should not do.
-    pub fn stream(&self) -> &TcpStream {
+    pub fn stream(&self) -> &S {
         self.stream.get_ref()
     }
 
     /// What comes next, past what was read already.
     pub fn stream_mut(&mut self) -> &mut impl Read {
         &mut self.stream
-    }
-
-    /// True when the peer has closed the connection, false when it stayed open and silent for `time`.
-    pub fn closes_within(&mut self, time: std::time::Duration) -> bool {
-        self.stream
-            .get_ref()
-            .set_read_timeout(Some(time))
-            .expect("a timeout above zero");
-        let closed = match self.stream.fill_buf() {
-            Ok(bytes) => bytes.is_empty(),
-            Err(error) => Broken::from(error) != Broken::Silent,
-        };
-        self.stream
-            .get_ref()
-            .set_read_timeout(Some(PATIENCE))
-            .expect("a timeout above zero");
-        closed
     }
 
     /// Reads the response to a request of this method.

@@ -13,6 +13,7 @@ pub mod metrics;
 pub mod origin;
 pub mod raw;
 pub mod secured;
+pub mod tls;
 pub mod tokens;
 pub mod wait;
 

@@ -1,0 +1,158 @@
+//! `[listen.tls]`: certificates, keys, and who must have one.
+
+use std::{path::Path, time::SystemTime};
+
+use super::process::to_usize;
+use crate::{
+    config::{
+        code::Code,
+        diagnostic::Problem,
+        file::Section,
+        keys, read, read_file,
+        value::{Text, Value},
+    },
+    listener::tls::{
+        MinVersion, Settings,
+        certificate::{ClientAuth, Fault, Files, Material, Named, Pair, Place, Validity},
+    },
+};
+
+const CERTIFICATES: &str =
+    "add certificates = [{ cert = \"certs/api.pem\", key = \"certs/api.key\" }]";
+
+pub(super) fn compile(table: &Value<'_>, base_dir: &Path) -> Option<Settings> {
+    let section = table.section(keys::LISTEN_TLS.title.to_owned(), &keys::LISTEN_TLS)?;
+    let min_version = section.choice(
+        "min_version",
+        &[("1.2", MinVersion::Tls12), ("1.3", MinVersion::Tls13)],
+    );
+    let max_handshakes = section.integer("max_handshakes", 1000, 1..=1_000_000);
+    let pairs = pairs(&section);
+    let client_ca = client_ca(&section);
+    section.finish();
+    let (pairs, client_ca) = (pairs?, client_ca?);
+    let named = |text: &Text<'_>| Named {
+        path: base_dir.join(&text.value),
+        name: text.raw().to_owned(),
+    };
+    let files = Files {
+        certificates: pairs
+            .iter()
+            .map(|(cert, key)| Pair {
+                cert: named(cert),
+                key: named(key),
+            })
+            .collect(),
+        client_ca: client_ca.as_ref().map(|(text, auth)| (named(text), *auth)),
+    };
+    let written = |place| match place {
+        Place::Cert(index) => pairs.get(index).map(|(cert, _)| cert),
+        Place::Key(index) => pairs.get(index).map(|(_, key)| key),
+        Place::ClientCa => client_ca.as_ref().map(|(text, _)| text),
+    };
+    let material = files.load(&read_file).map_err(|problems| {
+        for problem in problems {
+            if let Some(text) = written(problem.place) {
+                text.error(unusable(text, problem.place, &problem.fault));
+            }
+        }
+    });
+    let material = material.ok()?;
+    let certs = pairs.iter().map(|(cert, _)| cert);
+    let authorities = client_ca.iter().map(|(text, _)| text);
+    warn_of_expiry(certs.chain(authorities), &material);
+    Some(Settings {
+        files,
+        material,
+        min_version: min_version?,
+        max_handshakes: to_usize(max_handshakes),
+    })
+}
+
+/// The certificates and their keys; at least one.
+fn pairs<'a>(section: &Section<'a>) -> Option<Vec<(Text<'a>, Text<'a>)>> {
+    let list = section.require("certificates", CERTIFICATES)?;
+    let items = list.array()?;
+    if items.is_empty() {
+        let problem = Problem::new(Code::MissingKey, "`certificates` in [listen.tls] is empty");
+        list.error(problem.hint(CERTIFICATES));
+        return None;
+    }
+    let pairs: Vec<_> = items.iter().map(pair).collect();
+    pairs.into_iter().collect()
+}
+
+fn pair<'a>(table: &Value<'a>) -> Option<(Text<'a>, Text<'a>)> {
+    let section = table.section(
+        "an item of `certificates` in [listen.tls]".to_owned(),
+        &keys::CERTIFICATE,
+    )?;
+    let text = |key, hint| section.require(key, hint).and_then(|value| value.text());
+    let cert = text("cert", "add cert = \"certs/api.pem\"");
+    let key = text("key", "add key = \"certs/api.key\"");
+    section.finish();
+    Some((cert?, key?))
+}
+
+fn client_ca<'a>(section: &Section<'a>) -> Option<Option<(Text<'a>, ClientAuth)>> {
+    let written = section.get("client_auth");
+    let client_ca = section.get("client_ca");
+    let auth = match &written {
+        Some(value) => value.text()?.choice(
+            &[
+                ("optional", ClientAuth::Optional),
+                ("required", ClientAuth::Required),
+            ],
+            &[],
+            "",
+        )?,
+        None => ClientAuth::default(),
+    };
+    let Some(client_ca) = client_ca else {
+        if let Some(written) = written {
+            let message = "`client_auth` says nothing without `client_ca`";
+            let hint = "add client_ca = \"clients-ca.pem\": whose client certificates are accepted";
+            written.error(Problem::new(Code::Contradiction, message).hint(hint));
+            return None;
+        }
+        return Some(None);
+    };
+    Some(Some((client_ca.text()?, auth)))
+}
+
+fn unusable(text: &Text<'_>, place: Place, fault: &Fault) -> Problem {
+    const CERTIFICATE: &str = "a certificate file holds the server's certificate, then those that lead to its authority, each between BEGIN and END CERTIFICATE";
+    const CLIENT_CA: &str = "write the certificates of the authorities that sign those of clients, each between BEGIN and END CERTIFICATE";
+    const KEY: &str =
+        "a key file holds one RSA, ECDSA or Ed25519 key between BEGIN and END PRIVATE KEY";
+    let hint = match fault {
+        Fault::Unreadable(_) => read::HINT,
+        Fault::EncryptedKey => {
+            "nobody is there to type a passphrase: openssl pkey -in IN.key -out OUT.key, and let only the gateway read it"
+        }
+        Fault::Mismatch => {
+            "compare what openssl x509 -noout -pubkey -in CERT and openssl pkey -pubout -in KEY print"
+        }
+        _ => match place {
+            Place::Cert(_) => CERTIFICATE,
+            Place::Key(_) => KEY,
+            Place::ClientCa => CLIENT_CA,
+        },
+    };
+    Problem::new(Code::BadFile, format!("{} {fault}", text.shown())).hint(hint)
+}
+
+/// A warning only: a gateway with one certificate too old still serves the clients of all others.
+fn warn_of_expiry<'a, 't: 'a>(files: impl Iterator<Item = &'a Text<'t>>, material: &Material) {
+    let now = SystemTime::now();
+    for text in files {
+        let of_this = |validity: &&Validity| validity.name == text.raw();
+        let validity = material.validity.iter().find(of_this);
+        if let Some(doubt) = validity.and_then(|validity| validity.doubt(now)) {
+            let message = format!("{} {doubt}", text.shown());
+            let problem = Problem::new(Code::CertificateExpires, message);
+            let hint = "renew it; replaced files are taken up while the gateway runs";
+            text.document.warn(text.span.clone(), problem.hint(hint));
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! A user that a verified client certificate names.
+//!
+//! The listener has verified it in the handshake; here one of its fields becomes a name. A certificate that has the field
+//! more than once is a fault: whichever was taken, its holder might have had a say in their order, and so be counted as
+//! several users.
+
+use super::{Fault, NAME_MAX_BYTES, User};
+use crate::identity::{Certificate, CertificateField};
+
+/// The user that the certificate names; `None` when it has no such field.
+pub(in crate::identity) fn user(
+    field: CertificateField,
+    certificate: &Certificate,
+) -> Result<Option<User<'_>>, Fault> {
+    let values = match field {
+        CertificateField::CommonName => &certificate.common_names,
+        CertificateField::SanDns => &certificate.dns_names,
+        CertificateField::SanUri => &certificate.uris,
+        CertificateField::Fingerprint => std::slice::from_ref(&certificate.fingerprint),
+    };
+    let name = match values {
+        [] => return Ok(None),
+        [name] => name,
+        _ => return Err(Fault::Repeated),
+    };
+    if name.is_empty() || name.len() > NAME_MAX_BYTES || name.chars().any(char::is_control) {
+        return Err(Fault::Malformed);
+    }
+    Ok(Some(User {
+        name,
+        tier: None,
+        tenant: None,
+        claims: &[],
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    #[test]
+    fn each_field_names_a_user() {
+        let certificate = Certificate {
+            common_names: names(&["alice"]),
+            dns_names: names(&["alice.example"]),
+            uris: names(&["spiffe://example/alice"]),
+            fingerprint: "0af1".to_owned(),
+        };
+        let found = [
+            CertificateField::CommonName,
+            CertificateField::SanDns,
+            CertificateField::SanUri,
+            CertificateField::Fingerprint,
+        ]
+        .map(|field| user(field, &certificate).map(|user| user.map(|user| user.name)));
+        let expected = ["alice", "alice.example", "spiffe://example/alice", "0af1"];
+        assert_eq!(found, expected.map(|name| Ok(Some(name))));
+    }
+
+    #[test]
+    fn a_certificate_without_the_field_names_nobody() {
+        assert_eq!(
+            user(CertificateField::SanUri, &Certificate::default()),
+            Ok(None)
+        );
+    }
+
+    #[test]
+    fn ambiguous_or_unreadable_names_are_faults() {
+        let long = "a".repeat(NAME_MAX_BYTES + 1);
+        for (values, fault) in [
+            (names(&["a", "b"]), Fault::Repeated),
+            (names(&["a", "a"]), Fault::Repeated),
+            (names(&[""]), Fault::Malformed),
+            (names(&["a\nb"]), Fault::Malformed),
+            (names(&[&long]), Fault::Malformed),
+        ] {
+            let certificate = Certificate {
+                common_names: values,
+                ..Certificate::default()
+            };
+            assert_eq!(
+                user(CertificateField::CommonName, &certificate),
+                Err(fault),
+                "{certificate:?}"
+            );
+        }
+    }
+}

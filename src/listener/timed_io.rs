@@ -1,0 +1,249 @@
+//! A socket that ends by itself when the client lets it wait for too long: for a request head, between requests, or to
+//! read what there is to write.
+//!
+//! One timer for the life of a connection, re-armed only when it fires: a request moves a deadline (a store to a cell)
+//! and touches no timer wheel.
+//!
+//! A client that closes its side after its request (`nc`, `printf … | openssl s_client`) looks like one that has left. It
+//! gets its answer if that comes soon; waiting longer would keep what a client that has really left had taken: its slots,
+//! and a connection to the origin.
+
+use std::{
+    future::Future,
+    io,
+    pin::Pin,
+    rc::Rc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::{Buf, Bytes};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Instant, Sleep},
+};
+
+use super::{clock::Clock, ledger::Cut};
+
+/// How long an answer may take that goes to a client which has closed its side.
+const HALF_CLOSED_PATIENCE: Duration = Duration::from_secs(2);
+
+/// A socket and its clock.
+#[derive(Debug)]
+pub(super) struct TimedIo<S> {
+    io: S,
+    /// Bytes that were read before the protocol was known.
+    prefix: Bytes,
+    clock: Rc<Clock>,
+    timer: Option<Pin<Box<Sleep>>>,
+    /// Runs while the client takes nothing of what there is to write.
+    stalled: Option<Pin<Box<Sleep>>>,
+    /// Runs while the rest of a request that nobody reads is discarded, and how many bytes may still be.
+    lingering: Option<(Pin<Box<Sleep>>, usize)>,
+    is_shut: bool,
+    /// Runs while a client that has closed its side waits for its answer.
+    half_closed: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> TimedIo<S> {
+    pub(super) fn new(io: S, clock: Rc<Clock>) -> Self {
+        Self {
+            io,
+            prefix: Bytes::new(),
+            clock,
+            timer: None,
+            stalled: None,
+            lingering: None,
+            is_shut: false,
+            half_closed: None,
+        }
+    }
+
+    /// Gives bytes back, to be read again first.
+    pub(super) fn unread(&mut self, bytes: Bytes) {
+        self.prefix = bytes;
+    }
+
+    /// Ready when the client has let us wait for too long. While a request is in the handler's hands the timer only
+    /// stays armed: nothing else may run this task when the response has ended and the connection falls idle.
+    fn poll_overdue(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            let deadline = self.clock.deadline();
+            let timer = self.timer.get_or_insert_with(|| {
+                let until = deadline.unwrap_or_else(|| Instant::now() + self.clock.idle_timeout());
+                Box::pin(tokio::time::sleep_until(until))
+            });
+            // armed for a head, it may be later than an idle connection should last
+            let latest = match deadline {
+                None if self.clock.header_timeout() > self.clock.idle_timeout() => {
+                    Some(Instant::now() + self.clock.idle_timeout())
+                }
+                deadline => deadline,
+            };
+            if let Some(latest) = latest
+                && timer.deadline() > latest
+            {
+                timer.as_mut().reset(latest);
+            }
+            ready!(timer.as_mut().poll(cx));
+            match deadline {
+                Some(deadline) if timer.deadline() >= deadline => return Poll::Ready(()),
+                Some(deadline) => timer.as_mut().reset(deadline),
+                None => timer
+                    .as_mut()
+                    .reset(Instant::now() + self.clock.idle_timeout()),
+            }
+        }
+    }
+
+    /// The client takes nothing: end the connection when that lasts.
+    fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        let timer = self
+            .stalled
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(self.clock.idle_timeout())));
+        ready!(timer.as_mut().poll(cx));
+        self.clock.settle(Err(Cut::Stalled));
+        Poll::Ready(io::ErrorKind::TimedOut.into())
+    }
+
+    /// A socket that is closed with bytes unread is reset, and the reset may overtake the answer (RFC 9112 §9.6): take
+    /// what still comes, for a moment and up to a bound.
+    fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        const MAX_BYTES: usize = 512 * 1024;
+        let (timer, left) = self
+            .lingering
+            .get_or_insert_with(|| (Box::pin(tokio::time::sleep(PATIENCE)), MAX_BYTES));
+        loop {
+            let mut discarded = [0; 4096];
+            let mut buf = ReadBuf::new(&mut discarded);
+            match Pin::new(&mut self.io).poll_read(cx, &mut buf) {
+                Poll::Ready(Ok(())) if !buf.filled().is_empty() && *left > buf.filled().len() => {
+                    *left -= buf.filled().len();
+                }
+                Poll::Ready(_) => return Poll::Ready(()),
+                Poll::Pending => return timer.as_mut().poll(cx),
+            }
+        }
+    }
+
+    /// The client has closed its side: ready when nobody has an answer for it any more.
+    fn poll_half_closed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if !self.clock.answers_a_whole_request() {
+            return Poll::Ready(());
+        }
+        let timer = self
+            .half_closed
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(HALF_CLOSED_PATIENCE)));
+        timer.as_mut().poll(cx)
+    }
+
+    /// Whatever there is to write, the client has to take some of it now and then.
+    fn timed<T>(
+        &mut self,
+        outcome: Poll<io::Result<T>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<T>> {
+        match outcome {
+            Poll::Ready(outcome) => {
+                self.stalled = None;
+                Poll::Ready(outcome)
+            }
+            Poll::Pending => self.poll_stalled(cx).map(Err),
+        }
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for TimedIo<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        if !this.prefix.is_empty() {
+            let here = this.prefix.len().min(buf.remaining());
+            buf.put_slice(&this.prefix[..here]);
+            this.prefix.advance(here);
+            return Poll::Ready(Ok(()));
+        }
+        let before = buf.filled().len();
+        if this.half_closed.is_none()
+            && let Poll::Ready(outcome) = Pin::new(&mut this.io).poll_read(cx, buf)
+        {
+            let count = buf.filled().len() - before;
+            if count > 0 || outcome.is_err() {
+                this.clock.bytes_arrived(count);
+                let cut = this
+                    .clock
+                    .cut()
+                    .map_or(Ok(()), |cut| Err(io::Error::other(cut)));
+                return Poll::Ready(outcome.and(cut));
+            }
+            ready!(this.poll_half_closed(cx));
+            return Poll::Ready(Ok(()));
+        }
+        if this.half_closed.is_some() {
+            ready!(this.poll_half_closed(cx));
+            return Poll::Ready(Ok(()));
+        }
+        ready!(this.poll_overdue(cx));
+        if this.clock.leave() {
+            // whoever polls the connection tells the client; from now on the wait is another one
+            ready!(this.poll_overdue(cx));
+        }
+        let answer = this.clock.timeout_answer();
+        if !answer.is_empty() {
+            // best effort: a few bytes to a client that may no longer be there
+            let _ = Pin::new(&mut this.io).poll_write(cx, answer);
+        }
+        // to the protocol above it is as if the client had closed
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimedIo<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let outcome = Pin::new(&mut self.io).poll_write(cx, buf);
+        self.timed(outcome, cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let outcome = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
+        self.timed(outcome, cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    /// Over TLS, what was written may still be here.
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let outcome = Pin::new(&mut self.io).poll_flush(cx);
+        self.timed(outcome, cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        if this.is_shut {
+            return Poll::Ready(Ok(()));
+        }
+        if this.lingering.is_none() {
+            let outcome = Pin::new(&mut this.io).poll_shutdown(cx);
+            ready!(this.timed(outcome, cx))?;
+        }
+        if this.clock.body_is_left_unread() {
+            ready!(this.poll_linger(cx));
+        }
+        this.is_shut = true;
+        Poll::Ready(Ok(()))
+    }
+}

@@ -1,0 +1,405 @@
+//! Certificate and key files become what a handshake needs, or a list of everything that is wrong with them.
+//!
+//! Both the configuration's compiler and the reload of a running listener come this way, so what `check` accepts is what
+//! a listener takes up.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use rustls::{
+    RootCertStore,
+    crypto::{CryptoProvider, aws_lc_rs},
+    pki_types::{
+        CertificateDer, PrivateKeyDer,
+        pem::{self, PemObject as _},
+    },
+    server::{WebPkiClientVerifier, danger::ClientCertVerifier},
+    sign::CertifiedKey,
+};
+use sha2::{Digest as _, Sha256};
+use x509_parser::{
+    certificate::X509Certificate, extensions::GeneralName, prelude::FromDer as _, time::ASN1Time,
+};
+
+/// Where certificates and keys are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Files {
+    /// At least one; the first is for clients that name no server, or one that no certificate is for.
+    pub certificates: Vec<Pair>,
+    /// Authorities of client certificates, and whether a client must have one.
+    pub client_ca: Option<(Named, ClientAuth)>,
+}
+
+/// A certificate and its key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pair {
+    /// The certificate, then those that lead to its authority.
+    pub cert: Named,
+    /// Its private key.
+    pub key: Named,
+}
+
+/// A file, and what people call it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// Where it is.
+    pub path: PathBuf,
+    /// As it is written in the configuration; the label of its metric.
+    pub name: String,
+}
+
+/// Whether a client must have a certificate. One that it presents is verified either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ClientAuth {
+    /// A client without one is served as nobody in particular.
+    #[default]
+    Optional,
+    /// A client without one is refused in the handshake.
+    Required,
+}
+
+/// The content of [`Files`], checked.
+#[derive(Clone, Debug)]
+pub struct Material {
+    pub(super) certificates: Vec<Certificate>,
+    pub(super) client_verifier: Option<Arc<dyn ClientCertVerifier>>,
+    /// Until when each file may be relied on, by its name.
+    pub validity: Vec<Validity>,
+    pub(super) digests: Digests,
+}
+
+/// What was read, to notice that it has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Digests {
+    /// Of every file.
+    pub(super) all: [u8; 32],
+    /// Of the authorities of client certificates alone.
+    pub(super) client_ca: [u8; 32],
+}
+
+/// When a file's certificates are valid, all of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Validity {
+    /// The name of the file.
+    pub name: String,
+    /// From when on.
+    pub not_before: SystemTime,
+    /// Until when.
+    pub not_after: SystemTime,
+}
+
+impl Validity {
+    /// Why it cannot be relied on for long: a phrase that follows what it is. `None` where it can.
+    pub fn doubt(&self, now: SystemTime) -> Option<String> {
+        /// Long enough to find whoever can renew it; short of the 30 days at which renewal is usually due.
+        const SOON: Duration = Duration::from_secs(14 * 24 * 3600);
+        let date = |at| crate::telemetry::date(at);
+        if now >= self.not_after {
+            Some(format!("expired on {}", date(self.not_after)))
+        } else if now < self.not_before {
+            Some(format!("is not valid before {}", date(self.not_before)))
+        } else if now + SOON >= self.not_after {
+            Some(format!("expires on {}", date(self.not_after)))
+        } else {
+            None
+        }
+    }
+}
+
+/// A certificate that can be presented.
+#[derive(Clone, Debug)]
+pub(super) struct Certificate {
+    pub(super) key: Arc<CertifiedKey>,
+    /// The names that it is for, in lower case; `*.` stands for one label.
+    pub(super) names: Vec<String>,
+}
+
+/// One thing that is wrong with [`Files`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Which of the files.
+    pub place: Place,
+    /// What is wrong with it.
+    pub fault: Fault,
+}
+
+/// One of the files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The certificate of the pair with this index.
+    Cert(usize),
+    /// The key of the pair with this index.
+    Key(usize),
+    /// The authorities of client certificates.
+    ClientCa,
+}
+
+/// What is wrong with a file. The text is a phrase that follows the file's name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// It cannot be read at all.
+    #[error("cannot be read: {0}")]
+    Unreadable(String),
+    /// It is no PEM, or is damaged.
+    #[error("is not in PEM form, or damaged")]
+    NotPem,
+    /// There is no `BEGIN CERTIFICATE` in it.
+    #[error("holds no certificate")]
+    NoCertificate,
+    /// A certificate in it cannot be used.
+    #[error("holds a certificate that cannot be used: {0}")]
+    BadCertificate(String),
+    /// There is no `BEGIN PRIVATE KEY` in it.
+    #[error("holds no private key")]
+    NoKey,
+    /// The key can be used with a passphrase only.
+    #[error("holds a private key that is encrypted")]
+    EncryptedKey,
+    /// The key is of a kind that is not known here, or is damaged.
+    #[error("holds a private key that cannot be used: {0}")]
+    BadKey(String),
+    /// The key belongs to another certificate.
+    #[error("is not the key of the certificate")]
+    Mismatch,
+}
+
+/// Reads a file; the error is a phrase that continues "cannot be read: ".
+pub type Read<'a> = &'a dyn Fn(&Path) -> Result<Vec<u8>, String>;
+
+impl Files {
+    /// Reads and checks all of them. Blocks on the disk.
+    pub fn load(&self, read: Read<'_>) -> Result<Material, Vec<Problem>> {
+        let mut reading = Reading {
+            read,
+            all: Sha256::new(),
+            problems: Vec::new(),
+        };
+        let mut certificates = Vec::with_capacity(self.certificates.len());
+        let mut validity = Vec::new();
+        for (index, pair) in self.certificates.iter().enumerate() {
+            if let Some((certificate, valid)) = reading.certificate(index, pair) {
+                certificates.push(certificate);
+                validity.push(valid);
+            }
+        }
+        let mut client_verifier = None;
+        let mut client_ca = [0; 32];
+        if let Some((file, auth)) = &self.client_ca
+            && let Some((verifier, valid, digest)) = reading.client_ca(file, *auth)
+        {
+            client_verifier = Some(verifier);
+            validity.push(valid);
+            client_ca = digest;
+        }
+        if !reading.problems.is_empty() {
+            return Err(reading.problems);
+        }
+        Ok(Material {
+            certificates,
+            client_verifier,
+            validity,
+            digests: Digests {
+                all: reading.all.finalize().into(),
+                client_ca,
+            },
+        })
+    }
+
+    /// A digest of every file as it is now, those that cannot be read among them. Blocks on the disk.
+    pub(super) fn digest(&self, read: Read<'_>) -> [u8; 32] {
+        let mut all = Sha256::new();
+        for file in self.in_order() {
+            note(&mut all, &read(&file.path).unwrap_or_default());
+        }
+        all.finalize().into()
+    }
+
+    /// What people call a file.
+    pub fn name(&self, place: Place) -> &str {
+        let file = match place {
+            Place::Cert(index) => self.certificates.get(index).map(|pair| &pair.cert),
+            Place::Key(index) => self.certificates.get(index).map(|pair| &pair.key),
+            Place::ClientCa => self.client_ca.as_ref().map(|(file, _)| file),
+        };
+        file.map_or("", |file| &file.name)
+    }
+
+    fn in_order(&self) -> impl Iterator<Item = &Named> {
+        let pairs = self.certificates.iter();
+        let authorities = self.client_ca.iter().map(|(file, _)| file);
+        pairs
+            .flat_map(|pair| [&pair.cert, &pair.key])
+            .chain(authorities)
+    }
+}
+
+/// With its length, so that bytes which move from one file to the next do not go unnoticed.
+fn note(all: &mut Sha256, bytes: &[u8]) {
+    all.update((bytes.len() as u64).to_le_bytes());
+    all.update(bytes);
+}
+
+struct Reading<'a> {
+    read: Read<'a>,
+    all: Sha256,
+    problems: Vec<Problem>,
+}
+
+impl Reading<'_> {
+    fn bytes(&mut self, place: Place, file: &Named) -> Option<Vec<u8>> {
+        let bytes = (self.read)(&file.path).map_err(Fault::Unreadable);
+        let bytes = self.noting(place, bytes)?;
+        note(&mut self.all, &bytes);
+        Some(bytes)
+    }
+
+    fn noting<T>(&mut self, place: Place, outcome: Result<T, Fault>) -> Option<T> {
+        outcome
+            .map_err(|fault| self.problems.push(Problem { place, fault }))
+            .ok()
+    }
+
+    fn certificate(&mut self, index: usize, pair: &Pair) -> Option<(Certificate, Validity)> {
+        let place = Place::Cert(index);
+        let chain = self.bytes(place, &pair.cert);
+        let chain = chain.and_then(|bytes| self.noting(place, chain_of(&bytes)));
+        let read = chain.and_then(|chain| {
+            let read = described(&chain, &pair.cert.name).map(|read| (chain, read));
+            self.noting(place, read)
+        });
+        let place = Place::Key(index);
+        let key = self.bytes(place, &pair.key);
+        let key = key.and_then(|bytes| self.noting(place, key_of(&bytes)));
+        let ((chain, (names, validity)), key) = (read?, key?);
+        let key = self.noting(place, certified(chain, key))?;
+        Some((Certificate { key, names }, validity))
+    }
+
+    fn client_ca(
+        &mut self,
+        file: &Named,
+        auth: ClientAuth,
+    ) -> Option<(Arc<dyn ClientCertVerifier>, Validity, [u8; 32])> {
+        let place = Place::ClientCa;
+        let bytes = self.bytes(place, file)?;
+        let authorities = self.noting(place, chain_of(&bytes))?;
+        let valid = described(&authorities, &file.name);
+        let (_, valid) = self.noting(place, valid)?;
+        let verifier = self.noting(place, verifier(authorities, auth))?;
+        Some((verifier, valid, Sha256::digest(&bytes).into()))
+    }
+}
+
+/// What all of this project's TLS is made of, whatever else a process may have installed.
+pub(super) fn provider() -> Arc<CryptoProvider> {
+    Arc::new(aws_lc_rs::default_provider())
+}
+
+fn chain_of(bytes: &[u8]) -> Result<Vec<CertificateDer<'static>>, Fault> {
+    let chain: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(bytes).collect();
+    let chain = chain.map_err(|_| Fault::NotPem)?;
+    match chain.is_empty() {
+        true => Err(Fault::NoCertificate),
+        false => Ok(chain),
+    }
+}
+
+fn key_of(bytes: &[u8]) -> Result<PrivateKeyDer<'static>, Fault> {
+    let has = |label: &str| bytes.windows(label.len()).any(|w| w == label.as_bytes());
+    if has("BEGIN ENCRYPTED PRIVATE KEY") || has("Proc-Type: 4,ENCRYPTED") {
+        return Err(Fault::EncryptedKey);
+    }
+    PrivateKeyDer::from_pem_slice(bytes).map_err(|error| match error {
+        pem::Error::NoItemsFound => Fault::NoKey,
+        _ => Fault::NotPem,
+    })
+}
+
+fn certified(
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<Arc<CertifiedKey>, Fault> {
+    CertifiedKey::from_der(chain, key, &provider())
+        .map(Arc::new)
+        .map_err(|error| match error {
+            rustls::Error::InconsistentKeys(_) => Fault::Mismatch,
+            error => Fault::BadKey(error.to_string()),
+        })
+}
+
+fn verifier(
+    authorities: Vec<CertificateDer<'static>>,
+    auth: ClientAuth,
+) -> Result<Arc<dyn ClientCertVerifier>, Fault> {
+    let bad = |error: &dyn std::fmt::Display| Fault::BadCertificate(error.to_string());
+    let mut roots = RootCertStore::empty();
+    for authority in authorities {
+        roots.add(authority).map_err(|error| bad(&error))?;
+    }
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider());
+    let verifier = match auth {
+        ClientAuth::Optional => verifier.allow_unauthenticated(),
+        ClientAuth::Required => verifier,
+    };
+    verifier.build().map_err(|error| bad(&error))
+}
+
+/// The names that the first certificate is for, and when all of them are valid.
+fn described(
+    chain: &[CertificateDer<'static>],
+    name: &str,
+) -> Result<(Vec<String>, Validity), Fault> {
+    let mut names = Vec::new();
+    let mut validity = Validity {
+        name: name.to_owned(),
+        not_before: SystemTime::UNIX_EPOCH,
+        not_after: SystemTime::UNIX_EPOCH,
+    };
+    for (index, der) in chain.iter().enumerate() {
+        let (_, certificate) = X509Certificate::from_der(der)
+            .map_err(|_| Fault::BadCertificate("it is damaged".to_owned()))?;
+        let from = moment(certificate.validity().not_before);
+        let until = moment(certificate.validity().not_after);
+        validity.not_before = validity.not_before.max(from);
+        validity.not_after = if index == 0 {
+            until
+        } else {
+            validity.not_after.min(until)
+        };
+        if index == 0 {
+            names = names_of(&certificate);
+        }
+    }
+    Ok((names, validity))
+}
+
+/// Its DNS names; where it lists none, as some internal authorities still have it, its common name.
+fn names_of(certificate: &X509Certificate<'_>) -> Vec<String> {
+    let alternatives = certificate.subject_alternative_name().ok().flatten();
+    let alternatives = alternatives.map(|extension| &extension.value.general_names);
+    let dns: Vec<String> = alternatives
+        .into_iter()
+        .flatten()
+        .filter_map(|name| match name {
+            GeneralName::DNSName(name) => Some(name.to_ascii_lowercase()),
+            _ => None,
+        })
+        .collect();
+    if !dns.is_empty() {
+        return dns;
+    }
+    let common = certificate.subject().iter_common_name();
+    common
+        .filter_map(|name| name.as_str().ok())
+        .map(str::to_ascii_lowercase)
+        .collect()
+}
+
+/// Moments before 1970 become 1970.
+pub(super) fn moment(time: ASN1Time) -> SystemTime {
+    let seconds = u64::try_from(time.timestamp()).unwrap_or(0);
+    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+}

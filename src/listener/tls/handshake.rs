@@ -1,0 +1,156 @@
+//! Handshakes under way on one worker: bounded in time and in number.
+//!
+//! Who opens connections and never speaks costs memory until `header_timeout`. When too many handshakes are under way the
+//! oldest is given up, not the newest refused: an honest client is done within two round trips, so under a flood it
+//! still gets through, while the flood evicts itself.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    io,
+    rc::Rc,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use rustls::{Error, HandshakeKind};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::Notify,
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+
+use super::{Tls, client};
+use crate::{
+    identity::Certificate, listener::serve::Protocol, telemetry::handles::HandshakeMetrics,
+};
+
+/// The handshakes of one listener on one worker.
+#[derive(Debug)]
+pub struct Handshakes {
+    tls: Arc<Tls>,
+    metrics: HandshakeMetrics,
+    next: Cell<u64>,
+    /// In the order in which they began.
+    under_way: RefCell<BTreeMap<u64, Rc<Notify>>>,
+}
+
+/// What a handshake has settled.
+#[derive(Debug)]
+pub(in crate::listener) struct Secured {
+    /// What was agreed on; HTTP/1.1 where nothing was (RFC 9113 §3.2).
+    pub(in crate::listener) protocol: Protocol,
+    /// Who the client has proved to be.
+    pub(in crate::listener) certificate: Option<Certificate>,
+}
+
+impl Handshakes {
+    /// None is under way yet.
+    pub fn new(tls: Arc<Tls>, metrics: HandshakeMetrics) -> Self {
+        Self {
+            tls,
+            metrics,
+            next: Cell::new(0),
+            under_way: RefCell::default(),
+        }
+    }
+
+    /// The server's side of a handshake, counted by its outcome; `None` where it came to nothing within `patience`.
+    pub(in crate::listener) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+        self: &Rc<Self>,
+        stream: S,
+        patience: Duration,
+    ) -> Option<(TlsStream<S>, Secured)> {
+        let place = self.enter();
+        let acceptor = TlsAcceptor::from(self.tls.current.load_full());
+        let outcome = tokio::select! {
+            outcome = acceptor.accept(stream) => outcome,
+            () = tokio::time::sleep(patience) => {
+                self.metrics.timeout.increment(1);
+                return None;
+            }
+            () = place.given_up.notified() => {
+                self.metrics.shed.increment(1);
+                return None;
+            }
+        };
+        match outcome {
+            Ok(stream) => self.settle(stream),
+            Err(error) => {
+                self.failed(&error);
+                None
+            }
+        }
+    }
+
+    fn settle<S>(&self, stream: TlsStream<S>) -> Option<(TlsStream<S>, Secured)> {
+        let session = stream.get_ref().1;
+        let chain = session.peer_certificates();
+        let certificate = chain
+            .and_then(<[_]>::first)
+            .map(|der| client::holder(der, SystemTime::now()));
+        if let Some(None) = certificate {
+            self.metrics.certificate.increment(1);
+            tracing::debug!("the client's certificate has expired since its session began");
+            return None;
+        }
+        match session.handshake_kind() {
+            Some(HandshakeKind::Resumed) => self.metrics.resumed.increment(1),
+            _ => self.metrics.full.increment(1),
+        }
+        let secured = Secured {
+            protocol: match session.alpn_protocol() {
+                Some(b"h2") => Protocol::Http2,
+                _ => Protocol::Http1,
+            },
+            certificate: certificate.flatten(),
+        };
+        Some((stream, secured))
+    }
+
+    fn failed(&self, error: &io::Error) {
+        let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
+        let counter = match cause {
+            None => &self.metrics.closed,
+            Some(Error::NoCertificatesPresented | Error::InvalidCertificate(_)) => {
+                &self.metrics.certificate
+            }
+            Some(Error::AlertReceived(_)) => &self.metrics.refused,
+            Some(_) => &self.metrics.failed,
+        };
+        counter.increment(1);
+        tracing::debug!(%error, "handshake failed");
+    }
+
+    fn enter(self: &Rc<Self>) -> Place {
+        let id = self.next.get();
+        self.next.set(id + 1);
+        let mut under_way = self.under_way.borrow_mut();
+        if under_way.len() >= self.tls.settings.max_handshakes
+            && let Some((_, oldest)) = under_way.pop_first()
+        {
+            oldest.notify_one();
+        }
+        let given_up = Rc::new(Notify::new());
+        under_way.insert(id, Rc::clone(&given_up));
+        Place {
+            id,
+            given_up,
+            handshakes: Rc::clone(self),
+        }
+    }
+}
+
+/// One handshake among those under way.
+struct Place {
+    id: u64,
+    /// Notified when it has to make room.
+    given_up: Rc<Notify>,
+    handshakes: Rc<Handshakes>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.handshakes.under_way.borrow_mut().remove(&self.id);
+    }
+}

@@ -1,0 +1,127 @@
+//! Certificates while the gateway runs: replaced files are taken up, and one that expires soon is warned of.
+//!
+//! Files are compared by their content, every few seconds and off the workers: a notification would miss what mounted
+//! volumes do (a ConfigMap swaps a link two folders up, a bind-mounted file never fires).
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use tokio::time::{Instant, MissedTickBehavior};
+
+use crate::{
+    config,
+    listener::{
+        self, Tls,
+        tls::{SetupError, certificate::Validity},
+    },
+    telemetry::Metrics,
+};
+
+/// The certificates of every listener.
+#[derive(Debug)]
+pub(super) struct Certificates {
+    /// In the order of the configuration; a listener without TLS has none.
+    listeners: Vec<Option<Arc<Tls>>>,
+    /// By listener: until when the certificates in use may be relied on.
+    validity: Vec<Vec<Validity>>,
+    metrics: Metrics,
+}
+
+/// How often files are compared with what is in use.
+const POLL: Duration = Duration::from_secs(2);
+/// How often one that expires soon is warned of.
+const REMINDER: Duration = Duration::from_secs(24 * 3600);
+
+impl Certificates {
+    /// Takes up what the configuration was checked with.
+    pub(super) fn take_up(
+        listeners: &[listener::Settings],
+        metrics: &Metrics,
+    ) -> Result<Self, SetupError> {
+        let mut certificates = Self {
+            listeners: Vec::with_capacity(listeners.len()),
+            validity: Vec::with_capacity(listeners.len()),
+            metrics: metrics.clone(),
+        };
+        for listener in listeners {
+            let tls = listener.tls.clone();
+            let validity = tls.as_ref().map(|tls| tls.material.validity.clone());
+            certificates.validity.push(validity.unwrap_or_default());
+            let tls = tls.map(|tls| Tls::new(tls, listener.http2)).transpose()?;
+            certificates.listeners.push(tls.map(Arc::new));
+        }
+        certificates.show();
+        Ok(certificates)
+    }
+
+    /// In the order of the configuration.
+    pub(super) fn listeners(&self) -> impl Iterator<Item = Option<Arc<Tls>>> {
+        self.listeners.iter().cloned()
+    }
+
+    /// Takes up replaced files and warns of expiry, for as long as the process lives.
+    pub(super) async fn watch(mut self) {
+        if self.listeners.iter().all(Option::is_none) {
+            return;
+        }
+        let mut ticks = tokio::time::interval(POLL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // `check` and the start have just said it
+        let mut reminder = Instant::now() + REMINDER;
+        loop {
+            ticks.tick().await;
+            // the disk may be slow, and signals are waited for on this thread
+            let Ok(certificates) = tokio::task::spawn_blocking(move || self.reload()).await else {
+                tracing::error!("certificates are no longer watched: restart to take up new ones");
+                return;
+            };
+            self = certificates;
+            if Instant::now() >= reminder {
+                reminder = Instant::now() + REMINDER;
+                self.remind();
+            }
+        }
+    }
+
+    fn reload(mut self) -> Self {
+        let mut changed = false;
+        for (tls, validity) in self.listeners.iter().zip(&mut self.validity) {
+            let Some(tls) = tls else { continue };
+            match tls.reload(&config::read_file) {
+                Ok(None) => {}
+                Ok(Some(material)) => {
+                    *validity = material.validity;
+                    changed = true;
+                    let files: Vec<&str> = validity.iter().map(|file| &*file.name).collect();
+                    tracing::info!(files = files.join(", "), "certificates have been replaced");
+                }
+                Err(error) => tracing::error!(
+                    %error,
+                    "changed certificates cannot be used; the old ones stay"
+                ),
+            }
+        }
+        if changed {
+            self.show();
+            self.remind();
+        }
+        self
+    }
+
+    fn show(&self) {
+        for file in self.validity.iter().flatten() {
+            self.metrics.certificate_expires(&file.name, file.not_after);
+        }
+    }
+
+    fn remind(&self) {
+        let now = SystemTime::now();
+        for file in self.validity.iter().flatten() {
+            if let Some(doubt) = file.doubt(now) {
+                tracing::warn!(file = file.name, "a certificate {doubt}");
+            }
+        }
+    }
+}

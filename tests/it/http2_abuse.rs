@@ -1,0 +1,268 @@
+//! HTTP/2 clients that make work with few bytes, hold what they do not use, or will not let go.
+
+use std::time::{Duration, Instant};
+
+use crate::support::{
+    Gateway, Origin, Request,
+    frames::{
+        ACK, CONTINUATION, Connection, DATA, END_STREAM, GOAWAY, HEADERS, PING, RST_STREAM,
+        SETTINGS, WINDOW_UPDATE,
+    },
+    http2,
+    wait::{Gate, eventually_eq},
+};
+
+/// `SETTINGS_INITIAL_WINDOW_SIZE`.
+const INITIAL_WINDOW: u16 = 4;
+const CANCEL: [u8; 4] = [0, 0, 0, 8];
+
+/// Whether somebody else is served.
+fn is_well(gateway: &Gateway) -> bool {
+    http2::send(gateway.address(), &Request::get("/")).status == 200
+}
+
+fn cuts(gateway: &Gateway, kind: &str) -> f64 {
+    gateway.metric(&format!("tidegate_connections_cut_total{{kind={kind:?}}}"))
+}
+
+/// Streams of a client are odd.
+fn streams(count: u32) -> impl Iterator<Item = u32> {
+    (0..count).map(|index| 2 * index + 1)
+}
+
+#[test]
+fn a_rapid_reset_is_charged_and_ends_the_connection() {
+    let gate = Gate::default();
+    let shut = gate.clone();
+    let origin = Origin::new(move |exchange| {
+        exchange.read_body()?;
+        shut.wait();
+        exchange.respond(200, &[], b"late")
+    });
+    let gateway = Gateway::with(
+        r#"
+        [limit.all]
+        key = []
+        rate = "1000000/h"
+        burst = 1000000
+        [gateway]
+        limits = ["all"]
+        "#,
+    )
+    .upstream(&origin)
+    .start();
+    let mut attacker = Connection::open(gateway.address(), &[]);
+    attacker.discard_answers();
+    let mut sent = 0;
+    for stream in streams(100_000) {
+        // each is on its way before it is taken back, or the h2 crate would not even let us see it
+        if !attacker.get(stream, "/") || !attacker.send(RST_STREAM, 0, stream, &CANCEL) {
+            break;
+        }
+        sent = stream;
+        if stream % 16 == 1 {
+            std::thread::yield_now();
+        }
+    }
+    gate.open();
+    assert!(sent < 199_999, "the connection was ended");
+    let charged = gateway.metric("tidegate_decisions_total{limit=\"all\"}");
+    assert!(charged >= 1.0, "what arrives is counted when it arrives");
+    assert!(is_well(&gateway));
+}
+
+#[test]
+fn resets_that_the_gateway_is_provoked_to_end_the_connection() {
+    let gate = Gate::default();
+    let shut = gate.clone();
+    let origin = Origin::new(move |exchange| {
+        exchange.read_body()?;
+        shut.wait();
+        exchange.respond(200, &[], b"late")
+    });
+    let gateway = Gateway::with("").upstream(&origin).start();
+    let mut attacker = Connection::open(gateway.address(), &[]);
+    attacker.discard_answers();
+    let ended = streams(100_000).any(|stream| {
+        // MadeYouReset: an increment of zero is an error of the stream (RFC 9113 §6.9), so the gateway resets it
+        !attacker.get(stream, "/") || !attacker.send(WINDOW_UPDATE, 0, stream, &[0; 4])
+    });
+    gate.open();
+    assert!(ended);
+    assert!(is_well(&gateway));
+}
+
+#[test]
+fn abandoned_requests_end_the_connection_even_where_each_was_seen() {
+    let gate = Gate::default();
+    let shut = gate.clone();
+    let origin = Origin::new(move |exchange| {
+        exchange.read_body()?;
+        shut.wait();
+        exchange.respond(200, &[], b"late")
+    });
+    let gateway = Gateway::with("").upstream(&origin).start();
+    let mut attacker = Connection::open(gateway.address(), &[]);
+    attacker.discard_answers();
+    let mut seen = 0.0;
+    for stream in streams(100_000) {
+        if !attacker.get(stream, "/") {
+            break;
+        }
+        if seen < 210.0 {
+            let deadline = Instant::now() + Duration::from_secs(5);
+            while gateway.metric("tidegate_in_flight") < 1.0 && Instant::now() < deadline {
+                if cuts(&gateway, "resets") > 0.0 {
+                    break;
+                }
+            }
+        }
+        if !attacker.send(RST_STREAM, 0, stream, &CANCEL) {
+            break;
+        }
+        eventually_eq("the request to be let go", 0.0, || {
+            gateway.metric("tidegate_in_flight")
+        });
+        seen += 1.0;
+        if cuts(&gateway, "resets") > 0.0 {
+            break;
+        }
+    }
+    gate.open();
+    assert!(cuts(&gateway, "resets") >= 1.0, "after {seen} requests");
+    assert!(seen >= 200.0, "not before: a browser abandons some too");
+    assert!(is_well(&gateway));
+}
+
+#[test]
+fn floods_of_pings_and_settings_end_the_connection() {
+    let gateway = Gateway::with("").start();
+    for (index, (kind, payload)) in [(PING, &[7; 8][..]), (SETTINGS, &[])]
+        .into_iter()
+        .enumerate()
+    {
+        let mut attacker = Connection::open(gateway.address(), &[]);
+        attacker.discard_answers();
+        let ended = (0..1000).any(|_| !attacker.send_many(1000, kind, 0, payload));
+        assert!(ended, "a million frames of kind {kind}");
+        eventually_eq("the cut", (index + 1) as f64, || cuts(&gateway, "frames"));
+        assert!(is_well(&gateway));
+    }
+}
+
+#[test]
+fn a_large_upload_and_a_large_answer_are_no_flood() {
+    let gateway =
+        Gateway::with("[[listen]]\naddress = \"127.0.0.1:0\"\nmax_body_size = \"64MiB\"\n").start();
+    let body = vec![b'a'; 20 << 20];
+    let answer = http2::send(gateway.address(), &Request::post("/", body.clone()));
+    assert_eq!(answer.status, 200);
+    assert!(answer.body.ends_with(&body), "it is echoed");
+    assert!(cuts(&gateway, "frames") < 1.0);
+}
+
+#[test]
+fn continuation_without_end_ends_the_connection_within_bounds() {
+    let gateway = Gateway::with("").start();
+    assert!(is_well(&gateway));
+    let before = gateway.peak_memory_bytes();
+    let mut attacker = Connection::open(gateway.address(), &[]);
+    attacker.discard_answers();
+    attacker.send(HEADERS, END_STREAM, 1, &[0x82]);
+    // a literal field, again and again, that no END_HEADERS ends
+    let field = [&[0, 1, b'a', 127, 0x81, 0x7e][..], &[b'x'; 16_200]].concat();
+    let ended = (0..20_000).any(|_| !attacker.send(CONTINUATION, 0, 1, &field[..6 + 127]));
+    assert!(ended, "2.6 MB of field block");
+    assert!(is_well(&gateway));
+    let grown = gateway.peak_memory_bytes() - before;
+    assert!(grown < 16 << 20, "{grown} bytes");
+}
+
+#[test]
+fn a_client_without_a_window_does_not_keep_the_origin() {
+    let origin = Origin::new(|exchange| {
+        exchange.read_body()?;
+        exchange.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n")?;
+        let some = vec![b'a'; 64 * 1024];
+        loop {
+            exchange.write(&some)?;
+        }
+    });
+    let gateway = Gateway::with("[[listen]]\naddress = \"127.0.0.1:0\"\nidle_timeout = \"1s\"\n")
+        .upstream(&origin)
+        .start();
+    let mut client = Connection::open(gateway.address(), &[(INITIAL_WINDOW, 0)]);
+    client.patience(Duration::from_secs(10));
+    client.get(1, "/");
+    let head = client.next().expect("the head of the answer");
+    assert_eq!((head.kind, head.stream), (HEADERS, 1));
+    let reset = client.next().expect("the end of the stream");
+    assert_eq!((reset.kind, reset.stream), (RST_STREAM, 1), "{reset:?}");
+    eventually_eq("the origin's connection to be let go", 0.0, || {
+        gateway.metric("tidegate_in_flight")
+    });
+    // the connection itself was not idle, and goes on
+    assert!(client.get(3, "/"));
+}
+
+#[test]
+fn a_slow_but_steady_reader_is_served() {
+    let origin = Origin::new(|exchange| {
+        exchange.read_body()?;
+        exchange.respond(200, &[], &[b'a'; 200])
+    });
+    let gateway = Gateway::with("[[listen]]\naddress = \"127.0.0.1:0\"\nidle_timeout = \"2s\"\n")
+        .upstream(&origin)
+        .start();
+    let mut client = Connection::open(gateway.address(), &[(INITIAL_WINDOW, 0)]);
+    client.patience(Duration::from_secs(10));
+    client.get(1, "/");
+    assert_eq!(client.next().map(|frame| frame.kind), Some(HEADERS));
+    let mut received = 0;
+    for _ in 0..4 {
+        client.send(WINDOW_UPDATE, 0, 1, &50u32.to_be_bytes());
+        let data = client.next().expect("some of it");
+        assert_eq!(data.kind, DATA, "{data:?}");
+        received += data.payload.len();
+    }
+    assert_eq!(received, 200);
+}
+
+#[test]
+fn an_idle_connection_is_told_that_it_ends() {
+    let gateway =
+        Gateway::with("[[listen]]\naddress = \"127.0.0.1:0\"\nidle_timeout = \"300ms\"\n").start();
+    let mut client = Connection::open(gateway.address(), &[]);
+    client.patience(Duration::from_secs(10));
+    client.get(1, "/");
+    let mut goaways = 0;
+    while let Some(frame) = client.next() {
+        match frame.kind {
+            GOAWAY => {
+                assert_eq!(frame.payload.get(4..8), Some(&[0; 4][..]), "no error");
+                goaways += 1;
+            }
+            PING if frame.flags & ACK == 0 => {
+                client.send(PING, ACK, 0, &frame.payload);
+            }
+            _ => {}
+        }
+    }
+    assert!(goaways >= 1, "before the end");
+}
+
+#[test]
+fn a_drain_tells_connections_and_does_not_wait_for_those_that_do_not_answer() {
+    let mut gateway = Gateway::with("[server]\nworkers = 1\ndrain_timeout = \"1h\"\n").start();
+    let mut deaf = Connection::open(gateway.address(), &[]);
+    deaf.patience(Duration::from_secs(10));
+    deaf.get(1, "/");
+    assert_eq!(deaf.next().map(|frame| frame.kind), Some(HEADERS));
+    gateway.signal("TERM");
+    let mut told = false;
+    while let Some(frame) = deaf.next() {
+        told |= frame.kind == GOAWAY;
+    }
+    assert!(told);
+    assert!(gateway.wait().success());
+}
