@@ -16,10 +16,12 @@ mod body;
 mod exceptions;
 mod exchange;
 pub mod explain;
+mod majority;
 mod plan;
 mod record;
 mod shared;
 mod slots;
+mod suspicion;
 
 use std::{
     borrow::Cow,
@@ -49,6 +51,7 @@ use crate::{
 
 use answer::RequestIds;
 use exchange::{Asked, Exchange, Stopped, Target, Understood};
+use majority::Majority;
 use record::Record;
 
 pub use body::Body;
@@ -64,8 +67,10 @@ pub struct Worker {
     fields: RefCell<FieldWriter>,
     access: Option<AccessLog>,
     tokens: TokenCache,
-    /// Decisions so far, to sample their time.
+    /// Decisions so far, to sample their time and their keys.
     decisions: Cell<u32>,
+    /// By limit.
+    majorities: RefCell<Box<[Majority]>>,
     /// By upstream: what went wrong with it.
     warnings: Vec<Throttle>,
 }
@@ -127,6 +132,9 @@ impl Worker {
             access: shared.access_log(),
             tokens: TokenCache::new(shared.token_secret),
             decisions: Cell::new(0),
+            majorities: RefCell::new(
+                vec![Majority::default(); shared.snapshot().limits.len()].into(),
+            ),
             shared,
         }
     }
@@ -214,6 +222,7 @@ impl Worker {
         if let Some(doubt) = client.doubt {
             plan.addresses.rejected(doubt.label());
         }
+        self.suspect_peer(&client, &head.headers);
         if let Some(theirs) = answer::trusted_request_id(&client, &head.headers) {
             exchange.request_id = theirs;
         }

@@ -110,6 +110,7 @@ impl Worker {
             return Ok(());
         };
         let (hasher, prefixes) = (&self.shared.hasher, self.shared.plan.prefixes);
+        let samples_keys = self.samples_keys();
         exchange.with_subject(&self.shared.plan.table, asked, |subject| {
             for limit in &route.limits {
                 let rule = &*limit.rule;
@@ -157,6 +158,9 @@ impl Worker {
                         return Err(LACKS_KEY);
                     }
                 };
+                if let Some(key) = key.filter(|_| samples_keys) {
+                    self.suspect_key(rule, key, readable);
+                }
                 let acts = rule.acts_on(key);
                 note(limit, Noted::Met { tier, acts });
                 let met = Met {

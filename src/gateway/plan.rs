@@ -5,7 +5,10 @@
 
 use std::sync::Arc;
 
-use super::exceptions::Exceptions;
+use super::{
+    exceptions::Exceptions,
+    suspicion::{Once, UNNAMED_PROXY},
+};
 use crate::{
     config::{self, Mode, Over, Snapshot},
     identity::{
@@ -39,6 +42,8 @@ pub enum PlanError {
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) identifier: Identifier,
+    /// Some limit tells addresses apart.
+    pub(super) counts_addresses: bool,
     pub(super) managed: ManagedFields,
     pub(super) prefixes: Prefixes,
     pub(super) table: RouteTable,
@@ -81,6 +86,8 @@ pub(super) struct LimitPlan {
 #[derive(Debug)]
 pub(super) struct LimitRule {
     pub(super) name: String,
+    /// Among the limits of the configuration.
+    pub(super) place: usize,
     pub(super) key: KeyParts,
     pub(super) buckets: Arc<Attached>,
     /// One for each tier, as clients are told.
@@ -93,6 +100,8 @@ pub(super) struct LimitRule {
     pub(super) holds_slots: bool,
     pub(super) max_delay_ns: u64,
     pub(super) metrics: LimitMetrics,
+    /// That one key dominates it.
+    pub(super) dominant_key: Once,
 }
 
 impl LimitRule {
@@ -129,7 +138,8 @@ impl Plan {
         let rules = snapshot
             .limits
             .iter()
-            .map(|limit| bind_limit(limit, store, metrics).map(Arc::new))
+            .enumerate()
+            .map(|(place, limit)| bind_limit(place, limit, store, metrics).map(Arc::new))
             .collect::<Result<Vec<_>, _>>()?;
         let bind_route = |name: &str, limits: &[usize]| RoutePlan {
             index: None,
@@ -173,7 +183,9 @@ impl Plan {
                     .join("; "),
             )
         })?;
+        let address_faults = [&Doubt::LABELS[..], &[UNNAMED_PROXY]].concat();
         Ok(Self {
+            counts_addresses: rules.iter().any(|rule| rule.key.has_address()),
             identifier: Identifier::new(&snapshot.identity),
             managed: ManagedFields::new(&snapshot.identity),
             prefixes: snapshot.identity.prefixes(),
@@ -194,7 +206,7 @@ impl Plan {
             ]
             .map(|kind| (kind.label(), metrics.identity(kind.label(), kind.faults())))
             .into(),
-            addresses: metrics.identity("client_ip", &Doubt::LABELS),
+            addresses: metrics.identity("client_ip", &address_faults),
         })
     }
 
@@ -263,6 +275,7 @@ fn bind_upstream(settings: &upstream::Settings, metrics: &Metrics) -> Result<Fle
 }
 
 fn bind_limit(
+    place: usize,
     limit: &config::Limit,
     store: &Store,
     metrics: &Metrics,
@@ -283,6 +296,7 @@ fn bind_limit(
         .collect();
     Ok(LimitRule {
         name: limit.name.clone(),
+        place,
         key: KeyParts::new(&limit.name, limit.key.clone()),
         buckets,
         policies: policies
@@ -296,5 +310,6 @@ fn bind_limit(
         },
         settings: limit.clone(),
         metrics: metrics.limit(&limit.name),
+        dominant_key: Once::default(),
     })
 }

@@ -10,7 +10,10 @@ use std::{
 use metrics::Histogram;
 use tokio::{task::JoinSet, time::Instant};
 
-use super::plan::{Plan, PlanError};
+use super::{
+    plan::{Plan, PlanError},
+    suspicion::Once,
+};
 use crate::{
     config::Snapshot,
     identity::{KeyHasher, KeyRing, KeysUrl},
@@ -36,6 +39,8 @@ pub struct Shared {
     metrics: Metrics,
     /// Workers write through clones of their own.
     access: Option<Mutex<AccessLog>>,
+    /// That a proxy seems to be unnamed.
+    pub(super) unnamed_proxy: Once,
     /// The origin of the limiter's time.
     epoch: Instant,
 }
@@ -86,6 +91,7 @@ impl Shared {
             snapshot,
             metrics,
             access,
+            unnamed_proxy: Once::default(),
             epoch: Instant::now(),
         })
     }

@@ -364,6 +364,21 @@ pub(super) fn trim(mut text: &[u8]) -> &[u8] {
     text
 }
 
+/// Whether an address is of a kind that the internet does not route: a private network's, a carrier's, this machine's.
+pub fn is_private(address: IpAddr) -> bool {
+    match address.to_canonical() {
+        IpAddr::V4(address) => {
+            let [first, second, ..] = address.octets();
+            // RFC 6598: between a carrier and its customers
+            let is_shared = first == 100 && (64..128).contains(&second);
+            address.is_private() || address.is_loopback() || address.is_link_local() || is_shared
+        }
+        IpAddr::V6(address) => {
+            address.is_loopback() || address.is_unique_local() || address.is_unicast_link_local()
+        }
+    }
+}
+
 /// How addresses are aggregated when they key a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefixes {

@@ -26,6 +26,7 @@ pub struct ManagedFields {
     names: Vec<Box<str>>,
     /// Bit n: some name has n bytes. Nearly every foreign name is told apart by this alone.
     lengths: u64,
+    source: AddressSource,
 }
 
 impl ManagedFields {
@@ -50,7 +51,16 @@ impl ManagedFields {
         let lengths = names
             .iter()
             .fold(0, |lengths, name| lengths | length_bit(name));
-        ManagedFields { names, lengths }
+        ManagedFields {
+            names,
+            lengths,
+            source: settings.address_from.clone(),
+        }
+    }
+
+    /// Where trusted proxies write addresses: the one list of theirs that is worth handing on.
+    pub fn source(&self) -> &AddressSource {
+        &self.source
     }
 
     /// Whether a field's name, in any case, is a managed one or could be taken for one. Some nanoseconds for most other names.

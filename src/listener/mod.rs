@@ -103,6 +103,9 @@ pub enum ListeningSocket {
     Unix(StdUnixListener),
 }
 
+/// What a peer on a Unix socket counts as: it has no address, and whoever may open the socket is on this machine.
+pub const UNIX_PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
 /// Connections that wait to be accepted, per socket.
 const BACKLOG: i32 = 4096;
 
@@ -257,11 +260,7 @@ impl Acceptor {
                 no_delay(&stream);
                 Ok(Accepted::tcp(stream, peer.ip()))
             }
-            // a Unix socket has no address; whoever may open it is on this machine
-            Self::Unix(listener) => Ok(Accepted::unix(
-                listener.accept().await?.0,
-                IpAddr::V4(Ipv4Addr::LOCALHOST),
-            )),
+            Self::Unix(listener) => Ok(Accepted::unix(listener.accept().await?.0, UNIX_PEER)),
         }
     }
 }

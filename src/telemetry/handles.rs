@@ -48,6 +48,7 @@ impl Metrics {
             keys: self.gauge(&table::KEYS, &[limit]),
             key_evictions: self.counter(&table::KEY_EVICTIONS, &[limit]),
             key_overflows: self.counter(&table::KEY_OVERFLOWS, &[limit]),
+            dominant_keys: self.counter(&table::DOMINANT_KEYS, &[limit]),
         }
     }
 
@@ -287,6 +288,8 @@ pub struct LimitMetrics {
     pub key_evictions: Counter,
     /// Decisions made in a shared overflow bucket.
     pub key_overflows: Counter,
+    /// Counts in which one key was dominant.
+    pub dominant_keys: Counter,
 }
 
 /// What an upstream counts.

@@ -100,6 +100,8 @@ table! {
         "Buckets forgotten to make room for others.";
     KEY_OVERFLOWS = "tidegate_key_overflows_total", Kind::Counter, Count, ["limit"],
         "Decisions made in a shared overflow bucket, because a new key found no room.";
+    DOMINANT_KEYS = "tidegate_dominant_keys_total", Kind::Counter, Count, ["limit"],
+        "Times that one key was found with more than 80 % of the requests that the limit counts, sampled.";
     UPSTREAM_SECONDS = "tidegate_upstream_seconds", Kind::Histogram(EXCHANGE_SECONDS), Seconds, ["upstream"],
         "Time from sending a request to an upstream to the head of its response.";
     UPSTREAM_ERRORS = "tidegate_upstream_errors_total", Kind::Counter, Count, ["upstream", "kind"],

@@ -10,13 +10,14 @@ use bytes::{BufMut, BytesMut};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method,
     header::{
-        CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
-        VIA,
+        CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, TE, TRAILER,
+        TRANSFER_ENCODING, UPGRADE, VIA,
     },
 };
 
-use crate::identity::{Client, ManagedFields};
+use crate::identity::{AddressSource, Client, ManagedFields};
 
+static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 static KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 static PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 static PROXY_AUTHENTICATE: HeaderName = HeaderName::from_static("proxy-authenticate");
@@ -192,6 +193,7 @@ fn write_end_to_end(out: &mut BytesMut, request: &Outbound<'_>) {
             || *name == COOKIE
             || *name == VIA
             || is_rewritten(name)
+            || *name == FORWARDED
             || is_framing_alias(name)
             || (identified && is_identity(name))
             || if trusted {
@@ -248,15 +250,7 @@ fn write_ours(out: &mut BytesMut, request: &Outbound<'_>) {
             .then(|| request.headers.get(name))
             .flatten()
     };
-    out.put_slice(b"x-forwarded-for: ");
-    if client.peer_trusted {
-        for line in request.headers.get_all("x-forwarded-for") {
-            out.put_slice(line.as_bytes());
-            out.put_slice(b", ");
-        }
-    }
-    put_address(out, client.peer);
-    out.put_slice(b"\r\n");
+    put_addresses(out, request);
     put_field(
         out,
         "x-forwarded-proto",
@@ -288,6 +282,50 @@ fn write_ours(out: &mut BytesMut, request: &Outbound<'_>) {
     out.put_slice(request.via_version.as_bytes());
     out.put_u8(b' ');
     out.put_slice(request.pseudonym.as_bytes());
+    out.put_slice(b"\r\n");
+}
+
+/// The list that trusted proxies keep goes on, with the peer behind it. The other list is not theirs: a client may have written
+/// it and they have let it pass, so of that one nothing goes on, and the upstream could not be told two stories
+/// (RFC 7239 §7.4).
+fn put_addresses(out: &mut BytesMut, request: &Outbound<'_>) {
+    let (client, source) = (request.client, request.managed.source());
+    let kept = |name: &HeaderName, is_source: bool| {
+        let lines = request.headers.get_all(name).into_iter();
+        lines.take(if client.peer_trusted && is_source {
+            usize::MAX
+        } else {
+            0
+        })
+    };
+    let is_source = *source == AddressSource::XForwardedFor;
+    out.put_slice(b"x-forwarded-for: ");
+    for line in kept(&X_FORWARDED_FOR, is_source) {
+        out.put_slice(line.as_bytes());
+        out.put_slice(b", ");
+    }
+    if !is_source && client.address != client.peer {
+        put_address(out, client.address);
+        out.put_slice(b", ");
+    }
+    put_address(out, client.peer);
+    out.put_slice(b"\r\n");
+    if *source != AddressSource::Forwarded {
+        return;
+    }
+    out.put_slice(b"forwarded: ");
+    // a field that breaks its grammar would take ours with it
+    for line in kept(&FORWARDED, client.doubt.is_none()) {
+        out.put_slice(line.as_bytes());
+        out.put_slice(b", ");
+    }
+    match client.peer {
+        IpAddr::V4(peer) => write!(out, "for={peer}"),
+        IpAddr::V6(peer) => write!(out, "for=\"[{peer}]\""),
+    }
+    .expect("BytesMut grows as needed");
+    out.put_slice(b";proto=");
+    out.put_slice(request.scheme.as_bytes());
     out.put_slice(b"\r\n");
 }
 

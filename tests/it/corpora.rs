@@ -2,6 +2,8 @@
 
 use std::{fs, path::Path};
 
+#[path = "../../fuzz/checks/address.rs"]
+mod address;
 #[path = "../../fuzz/checks/token.rs"]
 mod token;
 
@@ -25,4 +27,12 @@ fn replay(corpus: &str, check: fn(&[u8])) {
 #[test]
 fn the_corpus_of_tokens_breaks_nothing() {
     replay("token", token::check);
+}
+
+#[test]
+fn the_corpora_of_addresses_and_proxy_headers_break_nothing() {
+    replay("x_forwarded_for", address::x_forwarded_for);
+    replay("forwarded", address::forwarded);
+    replay("proxy_v1", address::proxy_v1);
+    replay("proxy_v2", address::proxy_v2);
 }

@@ -100,7 +100,7 @@ fn prefix(section: &Section<'_>, key: &'static str, default: u8, longest: u8) ->
 fn networks(written: &[Text<'_>]) -> Vec<IpNet> {
     let network = |text: &Text<'_>| {
         let network = text.parse("a network", parse_network)?;
-        if network.prefix_len() == 0 {
+        if trusts_everybody(&network) {
             let message = format!("{} trusts everybody as a proxy", text.shown());
             let hint = "anyone can then choose the address that limits count by: name your proxies' networks";
             text.document.warn(
@@ -111,6 +111,11 @@ fn networks(written: &[Text<'_>]) -> Vec<IpNet> {
         Some(network)
     };
     written.iter().filter_map(network).collect()
+}
+
+/// Every address of a family; that of IPv4 has a second spelling (RFC 4291 §2.5.5.2).
+fn trusts_everybody(network: &IpNet) -> bool {
+    network.prefix_len() == 0 || network.to_string() == "::ffff:0.0.0.0/96"
 }
 
 /// A network, or one address as the network of itself.

@@ -20,7 +20,7 @@ use crate::{
         value::Text,
     },
     identity::TrustedProxies,
-    listener::{Address, ProxyProtocol, Settings},
+    listener::{Address, ProxyProtocol, Settings, UNIX_PEER},
 };
 
 const DEFAULT_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
@@ -86,10 +86,11 @@ fn settings(
     let seconds = Duration::from_secs;
     let tls = section.get("tls");
     let max_streams = section.integer("max_streams", 128, 1..=10_000);
+    let proxy_protocol = proxy_protocol(&section, &address, trusted_proxies);
     let settings = Settings {
         address,
+        proxy_protocol,
         http2: section.boolean("http2", true),
-        proxy_protocol: proxy_protocol(&section, trusted_proxies),
         header_timeout: section.duration("header_timeout", seconds(10), TIMEOUTS),
         body_timeout: section.duration("body_timeout", seconds(30), TIMEOUTS),
         min_body_rate: section.size("min_body_rate", 240, 0..=1 << 30),
@@ -105,19 +106,34 @@ fn settings(
     settings
 }
 
-fn proxy_protocol(section: &Section<'_>, trusted_proxies: &[IpNet]) -> ProxyProtocol {
+fn proxy_protocol(
+    section: &Section<'_>,
+    address: &Address,
+    trusted_proxies: &[IpNet],
+) -> ProxyProtocol {
     let required = section.choice("proxy_protocol", &[("off", false), ("required", true)]);
     if required != Some(true) {
         return ProxyProtocol::Off;
     }
-    if trusted_proxies.is_empty()
-        && let Some(written) = section.get("proxy_protocol")
-    {
-        let message = "`proxy_protocol` in [[listen]] is \"required\", and nobody is trusted to send it: every connection would be closed";
-        let hint = "name your load balancers: [client_ip] trusted_proxies = [\"10.0.0.0/8\"]";
+    let trusted = TrustedProxies::new(trusted_proxies);
+    let problem = match address {
+        _ if trusted.is_empty() => Some((
+            "nobody is trusted to send it",
+            "name your load balancers: [client_ip] trusted_proxies = [\"10.0.0.0/8\"]",
+        )),
+        Address::Unix(_) if !trusted.contains(UNIX_PEER) => Some((
+            "a peer on a Unix socket counts as 127.0.0.1, which is not trusted",
+            "add it: [client_ip] trusted_proxies = [\"127.0.0.1\"]",
+        )),
+        _ => None,
+    };
+    if let Some(((why, hint), written)) = problem.zip(section.get("proxy_protocol")) {
+        let message = format!(
+            "`proxy_protocol` in [[listen]] is \"required\", and {why}: every connection would be closed"
+        );
         written.error(Problem::new(Code::Contradiction, message).hint(hint));
     }
-    ProxyProtocol::Required(Arc::new(TrustedProxies::new(trusted_proxies)))
+    ProxyProtocol::Required(Arc::new(trusted))
 }
 
 fn any_port(address: &Address) -> bool {

@@ -401,3 +401,56 @@ fn obs_text_passes_unchanged() {
     assert_eq!(reply.statuses(), ["200"]);
     assert_eq!(origin.request().header("x-name"), Some("caf\u{e9}"));
 }
+
+/// `X-Forwarded-For` and `Forwarded` as the origin sees them, where addresses are read from this header.
+fn addresses_told(header: &str, fields: &[(&str, &str)]) -> (Option<String>, Option<String>) {
+    let origin = Origin::ok();
+    let toml = format!("{TRUSTING}header = \"{header}\"\n");
+    let gateway = Gateway::with(&toml).upstream(&origin).start();
+    let request = fields
+        .iter()
+        .fold(Request::get("/"), |request, (name, value)| {
+            request.header(name, value)
+        });
+    assert_eq!(gateway.send(&request).status, 200);
+    let seen = origin.request();
+    let owned = |name: &str| seen.header(name).map(str::to_owned);
+    (owned("x-forwarded-for"), owned("forwarded"))
+}
+
+#[test]
+fn of_two_lists_only_the_one_that_trusted_proxies_keep_is_handed_on() {
+    let both = [
+        ("x-forwarded-for", "198.51.100.7"),
+        ("forwarded", "for=198.51.100.8;host=\"a,b\""),
+    ];
+    let some = |text: &str| Some(text.to_owned());
+    assert_eq!(
+        addresses_told("x-forwarded-for", &both),
+        (some("198.51.100.7, 127.0.0.1"), None)
+    );
+    assert_eq!(
+        addresses_told("forwarded", &both),
+        (
+            some("198.51.100.8, 127.0.0.1"),
+            some("for=198.51.100.8;host=\"a,b\", for=127.0.0.1;proto=http")
+        )
+    );
+    let one = [both[0], both[1], ("cf-connecting-ip", "198.51.100.9")];
+    assert_eq!(
+        addresses_told("cf-connecting-ip", &one),
+        (some("198.51.100.9, 127.0.0.1"), None)
+    );
+    assert_eq!(addresses_told("none", &both), (some("127.0.0.1"), None));
+}
+
+#[test]
+fn a_forwarded_field_that_cannot_be_read_does_not_spoil_ours() {
+    let broken = [("forwarded", "for=\"198.51.100.8")];
+    let ours = (
+        Some("127.0.0.1".to_owned()),
+        Some("for=127.0.0.1;proto=http".to_owned()),
+    );
+    assert_eq!(addresses_told("forwarded", &broken), ours);
+    assert_eq!(addresses_told("forwarded", &[]), ours);
+}
