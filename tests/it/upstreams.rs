@@ -1,6 +1,7 @@
 //! Several servers behind one name: who gets a request, and what becomes of it when a server fails.
 
 mod balance;
+mod chaos;
 mod failing;
 mod health;
 mod reaching;
