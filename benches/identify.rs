@@ -199,7 +199,7 @@ fn cases() -> Vec<Case> {
             cases.push(Case::new(
                 &format!("token {algorithm:?}, {times}"),
                 Some(token.clone()),
-                vec![UserSource::Jwt(source)],
+                vec![UserSource::Jwt(Box::new(source))],
                 forgets,
             ));
         }

@@ -107,7 +107,7 @@ fn identifier() -> Identifier {
         invalid: OnInvalid::Reject,
     };
     Identifier::new(&Settings {
-        users: vec![UserSource::Jwt(source)],
+        users: vec![UserSource::Jwt(Box::new(source))],
         ..Settings::default()
     })
 }

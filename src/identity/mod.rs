@@ -112,7 +112,7 @@ pub enum UserSource {
         invalid: OnInvalid,
     },
     /// A JSON Web Token in a header.
-    Jwt(TokenSource),
+    Jwt(Box<TokenSource>),
     /// Written by an authenticating proxy in front; believed only from trusted proxies.
     Header {
         /// The header that names the user.
@@ -264,7 +264,7 @@ pub struct Identifier {
 #[derive(Debug)]
 enum Source {
     ApiKey(ApiKeys),
-    Jwt(Jwt),
+    Jwt(Box<Jwt>),
     Header(UserHeader),
     ClientCert(CertificateField),
 }
@@ -286,8 +286,8 @@ pub struct Client<'a> {
     pub tier: Option<&'a str>,
     /// The user's tenant.
     pub tenant: Option<&'a str>,
-    /// What else the user's token says, as far as limits are keyed by it.
-    pub claims: &'a [jwt::Claim],
+    /// The token that says so.
+    pub token: Option<&'a jwt::Verified>,
 }
 
 impl<'a> Client<'a> {
@@ -302,14 +302,13 @@ impl<'a> Client<'a> {
             user: None,
             tier: None,
             tenant: None,
-            claims: &[],
+            token: None,
         }
     }
 
-    /// What the user's token says, as text.
+    /// What the user's token says, as text, if limits are keyed by it.
     pub fn claim(&self, name: &str) -> Option<&'a str> {
-        let mut claims = self.claims.iter();
-        claims.find_map(|(known, value)| (**known == *name).then_some(&**value))
+        self.token?.claim(name)
     }
 }
 
@@ -419,7 +418,7 @@ impl Identifier {
     /// Indexes networks and keys.
     pub fn new(settings: &Settings) -> Identifier {
         let source = |(place, source): (usize, &UserSource)| match source {
-            UserSource::Jwt(source) => Source::Jwt(Jwt::new(source, place)),
+            UserSource::Jwt(source) => Source::Jwt(Box::new(Jwt::new(source, place))),
             UserSource::ApiKey {
                 header,
                 keys,
@@ -520,14 +519,14 @@ impl Identifier {
                 name,
                 tier,
                 tenant,
-                claims,
+                token,
             }) = found
             {
                 return Ok(Client {
                     user: Some(name),
                     tier,
                     tenant,
-                    claims,
+                    token,
                     ..client
                 });
             }

@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
-    identity::{KeyRing, KeySet, KeysUrl},
+    identity::{KeyRing, KeySet, KeysUrl, jwt::in_short},
     telemetry::{handles::IssuerMetrics, metrics::Metrics},
 };
 
@@ -117,7 +117,7 @@ impl Issuer {
         tracing::info!(
             url = self.label,
             keys = set.len(),
-            unused = unused.join("; "),
+            unused = in_short(&unused),
             "a key set is in use"
         );
         self.keys.replace(set);

@@ -66,7 +66,7 @@ fn identifier(header: HeaderName, vectors: &Value) -> Identifier {
         invalid: OnInvalid::Reject,
     };
     Identifier::new(&Settings {
-        users: vec![UserSource::Jwt(source)],
+        users: vec![UserSource::Jwt(Box::new(source))],
         ..Settings::default()
     })
 }

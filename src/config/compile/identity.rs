@@ -178,7 +178,9 @@ fn user(table: &Value<'_>, base_dir: &Path, users: &mut Users) -> Option<UserSou
     section.get("from");
     let source = match kind.value.as_str() {
         "api_key" => api_key(&section, base_dir, users),
-        "jwt" => tokens::token_source(&section, base_dir).map(UserSource::Jwt),
+        "jwt" => {
+            tokens::token_source(&section, base_dir).map(|source| UserSource::Jwt(Box::new(source)))
+        }
         "client_cert" => client_cert(&section, users),
         _ => header(&section, &users.settings),
     };

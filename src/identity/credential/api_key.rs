@@ -64,7 +64,7 @@ impl ApiKeys {
             name: &key.user,
             tier: key.tier.as_deref(),
             tenant: key.tenant.as_deref(),
-            claims: &[],
+            token: None,
         }))
     }
 

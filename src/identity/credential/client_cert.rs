@@ -30,7 +30,7 @@ pub(in crate::identity) fn user(
         name,
         tier: None,
         tenant: None,
-        claims: &[],
+        token: None,
     }))
 }
 

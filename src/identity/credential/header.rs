@@ -33,7 +33,7 @@ impl UserHeader {
             name,
             tier,
             tenant: None,
-            claims: &[],
+            token: None,
         }))
     }
 }

@@ -24,9 +24,9 @@ use std::{
 use http::{HeaderMap, HeaderName};
 
 pub use cache::TokenCache;
-pub use claims::{Claim, ClaimRules, Verified};
+pub use claims::{ClaimRules, Verified};
 pub use jsonwebtoken::Algorithm;
-pub use keys::{ALGORITHMS, KeyError, KeyRing, KeySet, KeySource, KeysUrl};
+pub use keys::{ALGORITHMS, KeyError, KeyRing, KeySet, KeySource, KeysUrl, in_short};
 
 use super::super::OnInvalid;
 use super::{Fault, User, secret_in};
@@ -111,7 +111,7 @@ impl Jwt {
             name: &verified.user,
             tier: verified.tier.as_deref(),
             tenant: verified.tenant.as_deref(),
-            claims: &verified.claims,
+            token: Some(verified),
         }))
     }
 

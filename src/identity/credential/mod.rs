@@ -22,7 +22,7 @@ pub(super) struct User<'a> {
     pub(super) name: &'a str,
     pub(super) tier: Option<&'a str>,
     pub(super) tenant: Option<&'a str>,
-    pub(super) claims: &'a [jwt::Claim],
+    pub(super) token: Option<&'a jwt::Verified>,
 }
 
 /// Why a credential that is there does not count.

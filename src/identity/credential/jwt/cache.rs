@@ -102,15 +102,16 @@ fn ways(key: u128) -> std::ops::Range<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::ClaimRules, *};
 
     fn token(user: &str) -> Rc<Verified> {
-        Rc::new(Verified {
-            user: user.into(),
-            tier: None,
-            tenant: None,
-            claims: Box::default(),
-        })
+        let rules = ClaimRules {
+            user: "sub".to_owned(),
+            ..ClaimRules::default()
+        };
+        let payload = format!(r#"{{"sub":"{user}","exp":1}}"#);
+        let (token, _) = rules.read(payload.as_bytes(), 0.0).expect("it is in order");
+        Rc::new(token)
     }
 
     #[test]

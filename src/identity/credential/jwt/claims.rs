@@ -37,7 +37,7 @@ pub struct ClaimRules {
 }
 
 /// A claim that a limit is keyed by: its name and its value as text.
-pub type Claim = (Box<str>, Box<str>);
+type Claim = (Box<str>, Box<str>);
 
 /// What is known of a token that was verified. Nothing of its text.
 #[derive(Debug, PartialEq, Eq)]
@@ -45,7 +45,15 @@ pub struct Verified {
     pub(super) user: Box<str>,
     pub(super) tier: Option<Box<str>>,
     pub(super) tenant: Option<Box<str>>,
-    pub(super) claims: Box<[Claim]>,
+    claims: Box<[Claim]>,
+}
+
+impl Verified {
+    /// What the token says, as text, if limits are keyed by it.
+    pub fn claim(&self, name: &str) -> Option<&str> {
+        let mut claims = self.claims.iter();
+        claims.find_map(|(known, value)| (**known == *name).then_some(&**value))
+    }
 }
 
 /// The greatest number below which a double counts every second.
@@ -173,8 +181,8 @@ mod tests {
             (verified.tier.as_deref(), verified.tenant.as_deref()),
             (Some("pro"), Some("acme"))
         );
-        let claims: Vec<_> = verified.claims.iter().map(|(n, v)| (&**n, &**v)).collect();
-        assert_eq!(claims, [("device", "true"), ("https://a.example/x", "y")]);
+        let claims = ["device", "https://a.example/x", "other"].map(|name| verified.claim(name));
+        assert_eq!(claims, [Some("true"), Some("y"), None]);
     }
 
     #[test]
@@ -209,7 +217,7 @@ mod tests {
             assert_eq!(read(payload).err(), Some(fault), "{payload}");
         }
         let plain = read(r#"{"exp":2000,"sub":"a","plan":null,"device":[1]}"#).expect("in order");
-        assert_eq!((plain.tier, plain.claims.len()), (None, 0));
+        assert_eq!((plain.tier.as_deref(), plain.claim("device")), (None, None));
     }
 
     #[test]

@@ -79,7 +79,17 @@ pub enum KeyError {
 fn because(reasons: &[String]) -> String {
     match reasons {
         [] => String::new(),
-        reasons => format!(": {}", reasons.join("; ")),
+        reasons => format!(": {}", in_short(reasons)),
+    }
+}
+
+/// Why keys are not used, in one line: the first few reasons, since a set may have hundreds of such keys.
+pub fn in_short(reasons: &[String]) -> String {
+    const SHOWN: usize = 5;
+    let shown = &reasons[..reasons.len().min(SHOWN)];
+    match reasons.len() - shown.len() {
+        0 => shown.join("; "),
+        more => format!("{}; and {more} more", shown.join("; ")),
     }
 }
 
@@ -392,5 +402,138 @@ impl KeyRing {
             self.missed.store(true, Ordering::Relaxed);
         }
         verified.map(|()| set.generation())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+    use jsonwebtoken::EncodingKey;
+
+    use super::*;
+
+    const SECRETS: [&[u8]; 2] = [&[1; 32], &[2; 32]];
+
+    /// A set of the secrets under these names.
+    fn set(kids: &[Option<&str>]) -> KeySet {
+        let jwk = |(kid, secret): (&Option<&str>, &[u8])| {
+            let kid = kid.map_or(String::new(), |kid| format!(r#","kid":"{kid}""#));
+            let secret = URL_SAFE_NO_PAD.encode(secret);
+            format!(r#"{{"kty":"oct","alg":"HS256","k":"{secret}"{kid}}}"#)
+        };
+        let keys: Vec<_> = kids.iter().zip(SECRETS).map(jwk).collect();
+        let text = format!(r#"{{"keys":[{}]}}"#, keys.join(","));
+        let (set, unused) = KeySet::from_jwks(text.as_bytes(), &[Algorithm::HS256]).expect("keys");
+        assert!(unused.is_empty(), "{unused:?}");
+        set
+    }
+
+    /// A token that the first secret has signed and that names this key.
+    fn token(kid: Option<&str>) -> String {
+        let kid = kid.map_or(String::new(), |kid| format!(r#","kid":"{kid}""#));
+        let header = URL_SAFE_NO_PAD.encode(format!(r#"{{"alg":"HS256"{kid}}}"#));
+        let signed = format!("{header}.e30");
+        let key = EncodingKey::from_secret(SECRETS[0]);
+        let signature = jsonwebtoken::crypto::sign(signed.as_bytes(), &key, Algorithm::HS256);
+        format!("{signed}.{}", signature.expect("a secret signs anything"))
+    }
+
+    fn verify(set: &KeySet, kid: Option<&str>) -> Result<(), Fault> {
+        set.verify(&Token::parse(token(kid).as_bytes()).expect("it is well-formed"))
+    }
+
+    #[test]
+    fn a_token_is_verified_with_the_key_that_it_names() {
+        let both = set(&[Some("a"), Some("b")]);
+        assert_eq!(verify(&both, Some("a")), Ok(()));
+        assert_eq!(verify(&both, Some("b")), Err(Fault::Signature));
+        assert_eq!(verify(&both, Some("c")), Err(Fault::UnknownKey));
+        assert_eq!(
+            verify(&both, None),
+            Err(Fault::UnknownKey),
+            "it could be either"
+        );
+    }
+
+    #[test]
+    fn where_there_is_one_key_it_need_not_be_named() {
+        assert_eq!(verify(&set(&[Some("a")]), None), Ok(()));
+        assert_eq!(
+            verify(&set(&[Some("a")]), Some("b")),
+            Err(Fault::UnknownKey)
+        );
+        assert_eq!(verify(&set(&[None]), Some("b")), Ok(()));
+        assert_eq!(
+            verify(&set(&[None, Some("b")]), Some("a")),
+            Err(Fault::UnknownKey)
+        );
+        assert_eq!(verify(&KeySet::default(), None), Err(Fault::NoKeys));
+    }
+
+    #[test]
+    fn keys_of_one_name_are_each_tried() {
+        assert_eq!(verify(&set(&[Some("a"), Some("a")]), Some("a")), Ok(()));
+    }
+
+    #[test]
+    fn a_token_with_an_unknown_key_asks_for_the_set_once() {
+        let ring = KeyRing::new(Arc::new(set(&[Some("a")])));
+        let verify = |kid| {
+            let text = token(kid);
+            ring.verify(&Token::parse(text.as_bytes()).expect("it is well-formed"))
+        };
+        assert_eq!(verify(None), Ok(ring.generation()));
+        assert_eq!(verify(Some("b")), Err(Fault::UnknownKey));
+        assert!(ring.take_missed());
+        assert!(!ring.take_missed());
+        ring.replace(set(&[Some("a"), Some("b")]));
+        assert_eq!(verify(None), Err(Fault::UnknownKey));
+        assert!(!ring.take_missed(), "no fetch would help");
+        let before = ring.generation();
+        ring.replace(set(&[Some("b")]));
+        assert_ne!(ring.generation(), before);
+    }
+
+    #[test]
+    fn a_key_that_cannot_be_used_says_why() {
+        let algorithms = [Algorithm::RS256, Algorithm::PS256, Algorithm::ES256];
+        for (jwk, reason) in [
+            (r#"{"kty":"oct","k":"AQEB"}"#, "shorter than 32 bytes"),
+            (
+                r#"{"kty":"RSA","n":"AQEB","e":"AQAB"}"#,
+                "shorter than 2048 bits",
+            ),
+            (r#"{"kty":"RSA","e":"AQAB"}"#, "has no `n`"),
+            (
+                r#"{"kty":"EC","crv":"P-256","x":"AQ","y":"AQ"}"#,
+                "do not fit its curve",
+            ),
+            (
+                r#"{"kty":"EC","crv":"P-521","x":"AQ","y":"AQ"}"#,
+                "curve is not known",
+            ),
+            (
+                r#"{"kty":"OKP","crv":"Ed448","x":"AQ"}"#,
+                "curve is not known",
+            ),
+            (r#"{"kty":"what"}"#, "type is not known"),
+            (r#"{"kty":"RSA","use":"enc"}"#, "not for signatures"),
+            (
+                r#"{"kty":"RSA","key_ops":["wrapKey"]}"#,
+                "not for verifying",
+            ),
+            (r#"{"kty":"RSA","use":1}"#, "`use` is not text"),
+            ("7", "not an object"),
+        ] {
+            let text = format!(r#"{{"keys":[{jwk}]}}"#);
+            let error = KeySet::from_jwks(text.as_bytes(), &algorithms).expect_err("it is unfit");
+            assert!(error.to_string().contains(reason), "{jwk}: {error}");
+        }
+        let many = format!(r#"{{"keys":[{}]}}"#, vec!["7"; KEYS_MAX].join(","));
+        let error = KeySet::from_jwks(many.as_bytes(), &algorithms).expect_err("all are unfit");
+        assert!(error.to_string().ends_with("; and 251 more"), "{error}");
+        let more = format!(r#"{{"keys":[{}]}}"#, vec!["7"; KEYS_MAX + 1].join(","));
+        let refused = KeySet::from_jwks(more.as_bytes(), &algorithms).err();
+        assert_eq!(refused, Some(KeyError::TooMany));
     }
 }
