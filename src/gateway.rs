@@ -22,6 +22,7 @@ mod record;
 mod shared;
 mod slots;
 mod suspicion;
+mod together;
 
 use std::{
     borrow::Cow,
@@ -155,7 +156,8 @@ impl Worker {
             .for_each(|upstream| upstream.sweep(now));
     }
 
-    /// Who asks for what, and may they? Waits only for a body that keys a limit, and for the request's turn.
+    /// Who asks for what, and may they? Waits only for a body that keys a limit, for tokens of a limit that gateways share, and
+    /// for the request's turn.
     async fn decide<'a>(
         &'a self,
         exchange: &mut Exchange<'a>,
@@ -172,7 +174,8 @@ impl Worker {
             exchange.body = read.map(|bytes| exchange.fields_of(&bytes));
             exchange.decided_at = Instant::now();
         }
-        self.admit(exchange, understood.rejected.is_some(), |_, _| ())?;
+        self.admit(exchange, understood.rejected.is_some(), |_, _| ())
+            .await?;
         self.note_decision(exchange);
         if !exchange.verdict.admitted() {
             return Err(Stopped::Denied);

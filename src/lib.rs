@@ -4,12 +4,13 @@
 //! [`gateway`] is the path itself, top to bottom: identify the client, find the route, admit or deny,
 //! forward or answer. What it decides with is the pure core: [`identity`] (whom we count), [`route`] (which
 //! policy applies) and [`limit`] (may it pass, and if not, when). What it acts through are the edges:
-//! [`listener`] (bytes become requests), [`upstream`] (the request leaves), [`issuer`] (keys of tokens are fetched), [`response`] (every answer that we
+//! [`listener`] (bytes become requests), [`budget`] (one allowance for several gateways),
+//! [`upstream`] (the request leaves), [`issuer`] (keys of tokens are fetched), [`response`] (every answer that we
 //! author). [`config`] turns text into one immutable value, [`server`] wires everything and owns start and
 //! drain, [`admin`] and [`telemetry`] let an operator see, [`cli`] is what a person types.
 //!
 //! Imports point down this list only (`tests/it/tidy.rs` enforces it):
-//! cli → server → admin → gateway → config → response → (listener | upstream | issuer) → telemetry → route → identity → limit.
+//! cli → server → admin → gateway → config → response → (listener | budget | upstream | issuer) → telemetry → route → identity → limit.
 
 pub mod cli;
 pub mod server;
@@ -18,6 +19,7 @@ pub mod gateway;
 pub mod config;
 pub mod response;
 pub mod listener;
+pub mod budget;
 pub mod upstream;
 pub mod issuer;
 pub mod telemetry;

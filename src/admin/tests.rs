@@ -62,6 +62,7 @@ fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
                 [100, 600].map(per_minute).to_vec(),
             )
         }],
+        redis: None,
         gateway_limits: Vec::new(),
         routes: vec![config::Route {
             name: "search".to_owned(),

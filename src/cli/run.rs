@@ -167,9 +167,13 @@ fn banner(running: &Running, file: Option<&Path>) -> String {
         }
         let _ = writeln!(
             text,
-            "  limit      {:<16} {}, local counters",
+            "  limit      {:<16} {}, {}",
             limit.name,
-            allowance(limit)
+            allowance(limit),
+            match limit.shared {
+                Some(_) => "kept in Redis with other gateways",
+                None => "local counters",
+            }
         );
     }
     let workers = if running.workers == 1 {

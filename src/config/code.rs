@@ -112,4 +112,6 @@ codes! {
     UnknownTier = "TG0505",
     /// An exception whose time is over.
     Expired = "TG0506",
+    /// A limit that gateways should share, and nothing that they share it through.
+    NothingShared = "TG0507",
 }

@@ -59,7 +59,7 @@ pub(super) static FILE: Keys = Keys {
         ("override", Built),
         ("response", Built),
         ("overload", NotBuilt("shedding load by priority")),
-        ("redis", NotBuilt("one budget shared by several gateways")),
+        ("redis", Built),
         ("admin", Built),
         ("log", Built),
         ("trace", NotBuilt("OpenTelemetry traces")),
@@ -238,9 +238,6 @@ pub(super) static BREAKER: Keys = Keys {
     keys: &[("failures", Built), ("open_for", Built)],
 };
 
-/// What is missing of limits that several gateways keep together.
-const SHARED: &str = "one budget shared by several gateways";
-
 /// `[limit.NAME]`.
 pub(super) static LIMIT: Keys = Keys {
     title: "[limit.NAME]",
@@ -250,11 +247,14 @@ pub(super) static LIMIT: Keys = Keys {
         ("rate", Built),
         ("burst", Built),
         ("limit", Built),
-        ("scope", Only("\"local\"", SHARED)),
-        ("sync", NotBuilt(SHARED)),
-        ("slack", Only("0.0", SHARED)),
-        ("on_redis_down", NotBuilt(SHARED)),
-        ("local_fraction", NotBuilt(SHARED)),
+        ("scope", Built),
+        ("sync", Built),
+        (
+            "slack",
+            Only("0.0", "requests that pass before the first call to Redis"),
+        ),
+        ("on_redis_down", Built),
+        ("local_fraction", Built),
         ("exempt", Built),
         ("warn_at", Built),
         ("slow_at", Built),
@@ -333,6 +333,20 @@ pub(super) static RESPONSE: Keys = Keys {
     ],
 };
 
+/// `[redis]`.
+pub(super) static REDIS: Keys = Keys {
+    title: "[redis]",
+    keys: &[
+        ("url", Built),
+        ("cluster", Only("[]", "a Redis Cluster")),
+        ("sentinel", NotBuilt("Redis Sentinel")),
+        ("key_prefix", Built),
+        ("budget", Built),
+        ("connect_timeout", Built),
+        ("region_share", Built),
+    ],
+};
+
 /// `[admin]`.
 pub(super) static ADMIN: Keys = Keys {
     title: "[admin]",
@@ -373,6 +387,7 @@ mod tests {
         &ROUTE,
         &OVERRIDE,
         &RESPONSE,
+        &REDIS,
         &ADMIN,
         &LOG,
     ];

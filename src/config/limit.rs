@@ -9,6 +9,7 @@ use http::StatusCode;
 use ipnet::IpNet;
 
 use crate::{
+    budget,
     identity::{KeyPart, Missing},
     limit::{Algorithm, Quota},
 };
@@ -47,8 +48,19 @@ pub struct Limit {
     pub slow: Option<Slow>,
     /// Clients are told about it.
     pub disclose: bool,
+    /// Kept together with other gateways; `None` where this process keeps it by itself.
+    pub shared: Option<Shared>,
     /// In the order of the file; the first that fits a request decides.
     pub overrides: Vec<Override>,
+}
+
+/// How a limit is kept together with other gateways.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shared {
+    /// How closely.
+    pub sync: budget::Sync,
+    /// What it does while Redis does not answer.
+    pub when_down: budget::WhenDown,
 }
 
 impl Limit {
@@ -70,6 +82,7 @@ impl Limit {
             warn_at: None,
             slow: None,
             disclose: true,
+            shared: None,
             overrides: Vec::new(),
         }
     }

@@ -21,7 +21,7 @@ mod value;
 pub use code::Code;
 pub(crate) use diagnostic::count;
 pub use diagnostic::{Diagnostic, MAX_LINE_BYTES, MAX_SHOWN, Place, Report, Severity};
-pub use limit::{Effect, Exempt, Limit, Mode, Over, Override, Share, Slow, Whom};
+pub use limit::{Effect, Exempt, Limit, Mode, Over, Override, Share, Shared, Slow, Whom};
 pub use quick::{parse_limit, parse_to, quick};
 
 use std::{fmt, net::SocketAddr, num::NonZeroUsize, path::Path, time::Duration};
@@ -30,7 +30,7 @@ use diagnostic::Problems;
 use file::Document;
 use source::Source;
 
-use crate::{identity, listener, response, route, telemetry, upstream};
+use crate::{budget, identity, listener, response, route, telemetry, upstream};
 
 /// Reads a file that the configuration names: a regular one, of a bounded size. The error is a phrase that continues
 /// "… cannot be read: ".
@@ -132,6 +132,8 @@ pub struct Snapshot {
     pub routes: Vec<Route>,
     /// `[response]`.
     pub response: response::Settings,
+    /// `[redis]`; `None` where no limit is shared.
+    pub redis: Option<budget::Settings>,
     /// `[admin]`.
     pub admin: Admin,
     /// `[log]`.

@@ -70,7 +70,8 @@ struct Meeting<'a> {
 impl Worker {
     /// Decides. Whoever guesses credentials meets only the limits that everybody meets and those that count addresses:
     /// guessing is limited, and cannot spend what the route's users share. What each limit has to do with it goes to `note`.
-    pub(super) fn admit<'a>(
+    /// Waits only for limits that gateways share.
+    pub(super) async fn admit<'a>(
         &self,
         exchange: &mut Exchange<'a>,
         guesses: bool,
@@ -80,10 +81,18 @@ impl Worker {
         let mut meeting = Meeting::default();
         self.meet(exchange, route, guesses, &mut meeting, &mut note)?;
         let now_ns = self.shared.nanoseconds(exchange.decided_at);
-        self.ask(now_ns, route, &meeting.acting, &mut exchange.verdict);
+        match &self.shared.budget {
+            Some(budget) if meeting.acting.iter().any(Met::is_shared) => {
+                exchange.verdict = self
+                    .ask_together(budget, exchange, now_ns, &meeting.acting)
+                    .await?;
+            }
+            _ => self.ask(now_ns, route, &meeting.acting, &mut exchange.verdict),
+        }
         if exchange.verdict.admitted() {
             self.hold(exchange, now_ns, route, &meeting.acting);
-            self.look_on(exchange, now_ns, route, &meeting.looking_on, &mut note);
+            self.look_on(exchange, now_ns, route, &meeting.looking_on, &mut note)
+                .await?;
         } else {
             for met in meeting
                 .acting
@@ -261,20 +270,24 @@ impl Worker {
     }
 
     /// Limits in shadow count what they would have done; tags are for the upstream to read.
-    fn look_on<'a>(
+    async fn look_on<'a>(
         &self,
         exchange: &mut Exchange<'a>,
         now_ns: u64,
         route: &RoutePlan,
         looking_on: &[Met<'a>],
         note: &mut impl FnMut(&'a LimitPlan, Noted<'a>),
-    ) {
+    ) -> Result<(), Refusal> {
         for met in looking_on {
             let rule = &met.limit.rule;
             let charge = met.charge(route);
-            let verdict = match met.counts_later() {
-                true => self.shared.store.peek(now_ns, &[charge]),
-                false => self.shared.store.admit(now_ns, &[charge]),
+            let verdict = match (&self.shared.budget, met.counts_later()) {
+                (Some(budget), _) if met.is_shared() => {
+                    self.ask_together(budget, exchange, now_ns, std::slice::from_ref(met))
+                        .await?
+                }
+                (_, true) => self.shared.store.peek(now_ns, &[charge]),
+                (_, false) => self.shared.store.admit(now_ns, &[charge]),
             };
             let Some(finding) = verdict.findings.first() else {
                 continue;
@@ -301,6 +314,7 @@ impl Worker {
                 exchange.counting.push(*met);
             }
         }
+        Ok(())
     }
 
     /// Charges the limits that count answers by their status.
@@ -326,7 +340,7 @@ const LACKS_KEY: Refusal =
     Refusal::BadRequest("The request lacks something that a limit counts by.");
 
 impl<'a> Met<'a> {
-    fn charge(&self, route: &RoutePlan) -> Charge<'a> {
+    pub(super) fn charge(&self, route: &RoutePlan) -> Charge<'a> {
         let limit: &'a LimitPlan = self.limit;
         Charge {
             limit: &limit.rule.buckets,
@@ -338,8 +352,13 @@ impl<'a> Met<'a> {
     }
 
     /// Whether only the answer tells if it is charged.
-    fn counts_later(&self) -> bool {
+    pub(super) fn counts_later(&self) -> bool {
         !self.limit.rule.settings.count_status.is_empty()
+    }
+
+    /// Whether other gateways keep it, too.
+    pub(super) fn is_shared(&self) -> bool {
+        self.limit.rule.shared.is_some()
     }
 
     pub(super) fn key(&self) -> Option<Key> {
@@ -349,7 +368,7 @@ impl<'a> Met<'a> {
 
 impl Blocked {
     /// What a closed limit says.
-    fn finding<'a>(self, open: &Finding<'a>) -> Finding<'a> {
+    pub(super) fn finding<'a>(self, open: &Finding<'a>) -> Finding<'a> {
         let left = self
             .until
             .map(|until| until.duration_since(SystemTime::now()).unwrap_or_default());

@@ -6,7 +6,14 @@
 
 mod report;
 
-use std::{net::IpAddr, rc::Rc, sync::Arc, time::Duration};
+use std::{
+    net::IpAddr,
+    pin::pin,
+    rc::Rc,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
 
 use bytes::BytesMut;
 use http::{HeaderMap, request::Parts};
@@ -48,8 +55,19 @@ pub struct Described {
 /// connection and writes no line.
 pub fn explain(mut snapshot: Snapshot, described: &Described) -> Result<Explanation, PlanError> {
     snapshot.log.access = AccessLines::Off;
+    // a limit that gateways share is explained as if this one had it to itself
+    snapshot.redis = None;
     let shared = Shared::new(Arc::new(snapshot), Metrics::install())?;
     Ok(Worker::new(Arc::new(shared)).explain(described))
+}
+
+/// What a decision says that has nothing to wait for.
+fn at_once(decision: impl Future<Output = Result<(), Refusal>>) -> Result<(), Refusal> {
+    let mut context = Context::from_waker(Waker::noop());
+    match pin!(decision).poll(&mut context) {
+        Poll::Ready(said) => said,
+        Poll::Pending => Err(Refusal::Internal),
+    }
 }
 
 impl Worker {
@@ -73,13 +91,13 @@ impl Worker {
         let too_large = self.read_body(&mut exchange, described);
 
         let mut noted = Vec::new();
-        let admitted = self.admit(
+        let admitted = at_once(self.admit(
             &mut exchange,
             understood.rejected.is_some(),
             |limit, what| {
                 noted.push((limit, what));
             },
-        );
+        ));
         explained.limits = self.limits(&exchange, &noted);
         let stopped = match admitted {
             Err(refusal) => Err(Stopped::Refused(refusal)),

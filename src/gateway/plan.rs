@@ -10,6 +10,10 @@ use super::{
     suspicion::{Once, UNNAMED_PROXY},
 };
 use crate::{
+    budget::{
+        SharedLimit, Sync,
+        lease::{self, Terms},
+    },
     config::{self, Mode, Over, Snapshot},
     identity::{
         Client, Credential, Identifier, KeyParts, ManagedFields, Prefixes, Rejected, address::Doubt,
@@ -52,6 +56,8 @@ pub(super) struct Plan {
     pub(super) unrouted: RoutePlan,
     pub(super) upstreams: Vec<Arc<Fleet>>,
     pub(super) response: response::Settings,
+    /// Limits that are kept together with other gateways, whether a route meets them or not.
+    pub(super) shared: Vec<Arc<SharedLimit>>,
     /// By source.
     credentials: Vec<(&'static str, IdentityMetrics)>,
     /// Addresses from trusted proxies that could not be read.
@@ -99,6 +105,8 @@ pub(super) struct LimitRule {
     /// Whether what it charges is given back when the request has ended.
     pub(super) holds_slots: bool,
     pub(super) max_delay_ns: u64,
+    /// Where other gateways keep it, too.
+    pub(super) shared: Option<Arc<SharedLimit>>,
     pub(super) metrics: LimitMetrics,
     /// That one key dominates it.
     pub(super) dominant_key: Once,
@@ -135,12 +143,18 @@ impl Plan {
         store: &Store,
         metrics: &Metrics,
     ) -> Result<Self, PlanError> {
-        let rules = snapshot
-            .limits
-            .iter()
-            .enumerate()
-            .map(|(place, limit)| bind_limit(place, limit, store, metrics).map(Arc::new))
-            .collect::<Result<Vec<_>, _>>()?;
+        let region_share = snapshot
+            .redis
+            .as_ref()
+            .map_or(1.0, |redis| redis.region_share);
+        let mut quotas = 0;
+        let mut rules = Vec::with_capacity(snapshot.limits.len());
+        for (place, limit) in snapshot.limits.iter().enumerate() {
+            let mut rule = bind_limit(place, limit, store, metrics)?;
+            rule.shared = bind_shared(limit, region_share, quotas, metrics);
+            quotas += rule.shared.as_ref().map_or(0, |shared| shared.quotas());
+            rules.push(Arc::new(rule));
+        }
         let bind_route = |name: &str, limits: &[usize]| RoutePlan {
             index: None,
             name: name.to_owned(),
@@ -198,6 +212,10 @@ impl Plan {
                 .map(|settings| bind_upstream(settings, metrics).map(Arc::new))
                 .collect::<Result<_, _>>()?,
             response: snapshot.response.clone(),
+            shared: rules
+                .iter()
+                .filter_map(|rule| rule.shared.clone())
+                .collect(),
             credentials: [
                 Credential::ApiKey,
                 Credential::Token,
@@ -295,6 +313,7 @@ fn bind_limit(
         })
         .collect();
     Ok(LimitRule {
+        shared: None,
         name: limit.name.clone(),
         place,
         key: KeyParts::new(&limit.name, limit.key.clone()),
@@ -312,4 +331,37 @@ fn bind_limit(
         metrics: metrics.limit(&limit.name),
         dominant_key: Once::default(),
     })
+}
+
+/// The limit as other gateways know it; `before` counts the quotas of those that were bound before.
+fn bind_shared(
+    limit: &config::Limit,
+    region_share: f64,
+    before: usize,
+    metrics: &Metrics,
+) -> Option<Arc<SharedLimit>> {
+    let shared = limit.shared?;
+    let algorithm = match limit.algorithm {
+        Algorithm::TokenBucket | Algorithm::Gcra | Algorithm::LeakyBucket => {
+            lease::Algorithm::Bucket
+        }
+        Algorithm::FixedWindow => lease::Algorithm::Fixed,
+        Algorithm::SlidingWindow => lease::Algorithm::Sliding,
+        Algorithm::SlidingLog => lease::Algorithm::Log,
+        Algorithm::Concurrency => return None,
+    };
+    let ahead = shared.sync == Sync::Lease;
+    let terms = limit.quotas.iter().map(|quota| {
+        let (amount, burst) = (quota.amount.get(), quota.burst.get());
+        Terms::new(algorithm, amount, quota.period, burst, ahead).part(region_share)
+    });
+    let metrics = metrics.lease(&limit.name, shared.when_down.as_str());
+    let shared = SharedLimit::new(
+        &limit.name,
+        terms.collect(),
+        shared.when_down,
+        before,
+        metrics,
+    );
+    Some(Arc::new(shared))
 }

@@ -15,6 +15,7 @@ use super::{
     suspicion::Once,
 };
 use crate::{
+    budget::{self, Budget, KeeperThread},
     config::Snapshot,
     identity::{KeyHasher, KeyRing, KeysUrl},
     limit::Store,
@@ -32,6 +33,9 @@ pub struct Shared {
     pub(super) hasher: KeyHasher,
     /// Under which workers remember tokens.
     pub(super) token_secret: [u8; 16],
+    /// Where limits are kept together with other gateways.
+    pub(super) budget: Option<Budget>,
+    keeper: Mutex<Option<KeeperThread>>,
     pub(super) decision_seconds: Histogram,
     /// Our name in `Via`: one of its own for each process, so that a loop is told from two gateways in a row.
     pub(super) pseudonym: String,
@@ -75,6 +79,16 @@ impl Shared {
             }
         };
         let (key_secret, token_secret) = (secret()?, secret()?);
+        let epoch = Instant::now();
+        let (budget, keeper) = match &snapshot.redis {
+            Some(redis) if !plan.shared.is_empty() => {
+                let metrics = metrics.budget(&budget::FAILURES);
+                let max_keys = snapshot.server.max_keys;
+                let started = budget::start(redis, max_keys, &plan.shared, epoch, metrics)?;
+                (Some(started.0), Some(started.1))
+            }
+            _ => (None, None),
+        };
         let rules: Vec<_> = plan.rules().cloned().collect();
         metrics.on_render(move || {
             for rule in &rules {
@@ -86,13 +100,15 @@ impl Shared {
             store,
             hasher: KeyHasher::new(key_secret),
             token_secret,
+            budget,
+            keeper: Mutex::new(keeper),
             decision_seconds: metrics.decision_seconds(),
             pseudonym: pseudonym(),
             snapshot,
             metrics,
             access,
             unnamed_proxy: Once::default(),
-            epoch: Instant::now(),
+            epoch,
         })
     }
 
@@ -111,9 +127,18 @@ impl Shared {
         &self.metrics
     }
 
-    /// Hands what waits in the access log to standard output, and waits for that, but not for ever.
+    /// Hands back what was borrowed from other gateways, and what waits in the access log to standard output; waits for
+    /// both, but not for ever. To be called when no worker serves any more, and on no runtime.
     pub fn close(&self) {
         const PATIENCE: Duration = Duration::from_secs(1);
+        let keeper = self
+            .keeper
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(keeper) = keeper {
+            keeper.close(PATIENCE);
+        }
         if let Some(access) = &self.access {
             access
                 .lock()

@@ -192,6 +192,23 @@ impl KeyParts {
         Keyed::Bucket(Key(hash.finish128().into()))
     }
 
+    /// The bucket of a request in words that all gateways share: SHA-256 under no secret, cut to 128 bits, for they have none in
+    /// common. Nobody can aim two clients at one bucket; whoever reads it can test a guess of what was hashed. For a request
+    /// of which [`KeyParts::key`] made a bucket. Costs some hundreds of nanoseconds.
+    pub fn shared(&self, prefixes: Prefixes, subject: &Subject<'_>) -> [u8; 16] {
+        let mut hash = Portable(Sha256::new());
+        hash.write_u64(self.limit);
+        for (place, part) in self.parts.iter().enumerate() {
+            let value = value(part, prefixes, subject).unwrap_or(Value::Absent);
+            value.absorb(place, &mut hash);
+        }
+        let digest: [u8; 32] = hash.0.finalize().into();
+        let [half, _] = *digest.as_chunks().0 else {
+            return [0; 16];
+        };
+        half
+    }
+
     /// The key for people: `ip=203.0.113.9/32, user=alice`. Values of fields, queries, cookies and bodies are shown as a short
     /// hash under the secret, since they may be secrets themselves; a part without a value is `-`, one whose value is unclear
     /// `?`; no parts is `all`.
@@ -227,6 +244,27 @@ impl KeyParts {
             written.expect("a String takes any text");
         }
         out
+    }
+}
+
+/// A hash that is the same on every machine.
+struct Portable(Sha256);
+
+impl Hasher for Portable {
+    fn write(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0.update(number.to_le_bytes());
+    }
+
+    fn finish(&self) -> u64 {
+        let digest: [u8; 32] = self.0.clone().finalize().into();
+        digest
+            .iter()
+            .take(8)
+            .fold(0, |hash, &byte| hash << 8 | u64::from(byte))
     }
 }
 
@@ -277,7 +315,7 @@ fn field(lines: http::header::GetAll<'_, HeaderValue>) -> Option<Value<'_>> {
 
 impl Value<'_> {
     /// Writes the value so that no other sequence of values is written alike.
-    fn absorb(&self, place: usize, hash: &mut SipHasher24) {
+    fn absorb(&self, place: usize, hash: &mut impl Hasher) {
         let mut write = |kind: u64, bytes: &[u8]| {
             hash.write_u64((place as u64) << 48 | kind << 40 | bytes.len() as u64);
             hash.write(bytes);

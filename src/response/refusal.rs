@@ -35,6 +35,8 @@ pub enum Refusal {
     UpstreamUnreachable,
     /// The upstream's answer was not valid HTTP, or broke off before its head was complete.
     UpstreamProtocol,
+    /// Redis does not answer, and a limit admits nothing without it.
+    LimitUnavailable,
     /// Every connection to the upstream is in use, and none came free in time.
     UpstreamBusy,
     /// The upstream keeps failing, and is left alone for so many seconds.
@@ -65,7 +67,7 @@ impl Refusal {
             Refusal::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Refusal::NotImplemented(_) => StatusCode::NOT_IMPLEMENTED,
             Refusal::UpstreamUnreachable | Refusal::UpstreamProtocol => StatusCode::BAD_GATEWAY,
-            Refusal::UpstreamBusy | Refusal::UpstreamBroken { .. } => {
+            Refusal::LimitUnavailable | Refusal::UpstreamBusy | Refusal::UpstreamBroken { .. } => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
             Refusal::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
@@ -89,6 +91,7 @@ impl Refusal {
             Refusal::NotImplemented(_) => "not_implemented",
             Refusal::UpstreamUnreachable => "upstream_unreachable",
             Refusal::UpstreamProtocol => "upstream_protocol",
+            Refusal::LimitUnavailable => "limit_unavailable",
             Refusal::UpstreamBusy => "upstream_busy",
             Refusal::UpstreamBroken { .. } => "upstream_broken",
             Refusal::UpstreamTimeout => "upstream_timeout",
@@ -113,6 +116,9 @@ impl Refusal {
             Refusal::HeadersTooLarge => "The request head is too large.",
             Refusal::UpstreamUnreachable => "The upstream could not be reached.",
             Refusal::UpstreamProtocol => "The upstream did not give a valid answer.",
+            Refusal::LimitUnavailable => {
+                "A limit on these requests cannot be checked at the moment."
+            }
             Refusal::UpstreamBusy => "The upstream has no connection to spare.",
             Refusal::UpstreamBroken { .. } => {
                 "The upstream keeps failing and is left alone for now."
@@ -139,6 +145,7 @@ impl Refusal {
             | Refusal::Misdirected
             | Refusal::UpstreamUnreachable
             | Refusal::UpstreamProtocol
+            | Refusal::LimitUnavailable
             | Refusal::UpstreamBusy
             | Refusal::UpstreamBroken { .. }
             | Refusal::UpstreamTimeout

@@ -52,6 +52,35 @@ impl Metrics {
         }
     }
 
+    /// The handles of what is shared with other gateways; errors are counted under one of `kinds`.
+    pub fn budget(&self, kinds: &[&'static str]) -> BudgetMetrics {
+        let calls = |outcome| self.counter(&table::BUDGET_CALLS, &[outcome]);
+        let kind = |&kind| (kind, self.counter(&table::BUDGET_ERRORS, &[kind]));
+        BudgetMetrics {
+            ok: calls("ok"),
+            late: calls("late"),
+            errors: calls("error"),
+            seconds: self.histogram(&table::BUDGET_CALL_SECONDS, &[]),
+            by_kind: kinds.iter().map(kind).collect(),
+            breaker_open: self.gauge(&table::BUDGET_BREAKER_OPEN, &[]),
+            degraded: self.gauge(&table::DEGRADED, &[]),
+        }
+    }
+
+    /// The handles of one limit that is shared; `behaviour` is what it does without the others.
+    pub fn lease(&self, limit: &str, behaviour: &str) -> LeaseMetrics {
+        LeaseMetrics {
+            keys: self.gauge(&table::LEASE_KEYS, &[limit]),
+            in_hand: self.gauge(&table::LEASE_TOKENS, &[limit, "in_hand"]),
+            granted: self.counter(&table::LEASE_MOVED, &[limit, "granted"]),
+            granted_ahead: self.counter(&table::LEASE_MOVED, &[limit, "granted_ahead"]),
+            returned: self.counter(&table::LEASE_MOVED, &[limit, "returned"]),
+            lapsed: self.counter(&table::LEASE_MOVED, &[limit, "lapsed"]),
+            debt: self.counter(&table::LEASE_MOVED, &[limit, "debt"]),
+            degraded: self.counter(&table::DEGRADED_DECISIONS, &[limit, behaviour]),
+        }
+    }
+
     /// The handles of an upstream and its servers.
     pub fn upstream(&self, upstream: &str, servers: &[String]) -> UpstreamMetrics {
         let error = |kind| self.counter(&table::UPSTREAM_ERRORS, &[upstream, kind]);
@@ -290,6 +319,54 @@ pub struct LimitMetrics {
     pub key_overflows: Counter,
     /// Counts in which one key was dominant.
     pub dominant_keys: Counter,
+}
+
+/// What is counted of the budget that gateways share.
+#[derive(Clone, Debug)]
+pub struct BudgetMetrics {
+    /// Calls that were answered in time.
+    pub ok: Counter,
+    /// Calls that took longer than a request waits.
+    pub late: Counter,
+    /// Calls that failed.
+    pub errors: Counter,
+    /// How long calls took that were answered.
+    pub seconds: Histogram,
+    by_kind: Vec<(&'static str, Counter)>,
+    /// Servers that are not asked at the moment.
+    pub breaker_open: Gauge,
+    /// 1 while some shared limit goes on alone.
+    pub degraded: Gauge,
+}
+
+impl BudgetMetrics {
+    /// Counts a failure under its kind.
+    pub fn failed(&self, kind: &str) {
+        if let Some((_, counter)) = self.by_kind.iter().find(|(known, _)| *known == kind) {
+            counter.increment(1);
+        }
+    }
+}
+
+/// What a shared limit counts of its tokens.
+#[derive(Clone, Debug)]
+pub struct LeaseMetrics {
+    /// Keys that this gateway keeps a lease for.
+    pub keys: Gauge,
+    /// Tokens borrowed ahead and not spent.
+    pub in_hand: Gauge,
+    /// Tokens granted to requests that waited.
+    pub granted: Counter,
+    /// Tokens granted ahead.
+    pub granted_ahead: Counter,
+    /// Tokens given back.
+    pub returned: Counter,
+    /// Tokens whose time was over before somebody needed them.
+    pub lapsed: Counter,
+    /// Tokens charged afterwards.
+    pub debt: Counter,
+    /// Decisions made alone.
+    pub degraded: Counter,
 }
 
 /// What an upstream counts.

@@ -19,8 +19,8 @@ use metrics_exporter_prometheus::{
 };
 
 pub use super::handles::{
-    DecisionMetrics, HandshakeMetrics, Held, IdentityMetrics, IssuerMetrics, LimitMetrics,
-    ListenerMetrics, RouteMetrics, UpstreamMetrics,
+    BudgetMetrics, DecisionMetrics, HandshakeMetrics, Held, IdentityMetrics, IssuerMetrics,
+    LeaseMetrics, LimitMetrics, ListenerMetrics, RouteMetrics, UpstreamMetrics,
 };
 use super::process;
 
@@ -57,6 +57,10 @@ const EXCHANGE_SECONDS: &[f64] = &[
 /// From a decision on a hot key to a worker that was off the processor.
 const DECISION_SECONDS: &[f64] = &[
     2.5e-7, 5e-7, 1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 1e-4, 1e-3, 1e-2,
+];
+/// From a Redis on the same host to one that is given up.
+const CALL_SECONDS: &[f64] = &[
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
 ];
 /// From "in a moment" to "tomorrow".
 const WAIT_SECONDS: &[f64] = &[
@@ -102,6 +106,24 @@ table! {
         "Decisions made in a shared overflow bucket, because a new key found no room.";
     DOMINANT_KEYS = "tidegate_dominant_keys_total", Kind::Counter, Count, ["limit"],
         "Times that one key was found with more than 80 % of the requests that the limit counts, sampled.";
+    BUDGET_CALLS = "tidegate_budget_calls_total", Kind::Counter, Count, ["outcome"],
+        "Calls to Redis for limits that gateways share.";
+    BUDGET_CALL_SECONDS = "tidegate_budget_call_seconds", Kind::Histogram(CALL_SECONDS), Seconds, [],
+        "How long Redis took to answer such a call.";
+    BUDGET_ERRORS = "tidegate_budget_errors_total", Kind::Counter, Count, ["kind"],
+        "Calls and probes that failed.";
+    BUDGET_BREAKER_OPEN = "tidegate_budget_breaker_open", Kind::Gauge, Count, [],
+        "Redis servers that are not asked at the moment, because they do not answer.";
+    DEGRADED = "tidegate_degraded", Kind::Gauge, Count, [],
+        "1 while some shared limit goes on without the other gateways.";
+    DEGRADED_DECISIONS = "tidegate_degraded_decisions_total", Kind::Counter, Count, ["limit", "behaviour"],
+        "Decisions of shared limits that were made without Redis.";
+    LEASE_KEYS = "tidegate_lease_keys", Kind::Gauge, Count, ["limit"],
+        "Keys of a shared limit that this gateway keeps tokens or refusals of.";
+    LEASE_TOKENS = "tidegate_lease_tokens", Kind::Gauge, Count, ["limit", "state"],
+        "Tokens of a shared limit that this gateway has borrowed ahead.";
+    LEASE_MOVED = "tidegate_lease_moved_total", Kind::Counter, Count, ["limit", "how"],
+        "Tokens of a shared limit that moved between this gateway and Redis.";
     UPSTREAM_SECONDS = "tidegate_upstream_seconds", Kind::Histogram(EXCHANGE_SECONDS), Seconds, ["upstream"],
         "Time from sending a request to an upstream to the head of its response.";
     UPSTREAM_ERRORS = "tidegate_upstream_errors_total", Kind::Counter, Count, ["upstream", "kind"],
@@ -194,6 +216,7 @@ impl Metrics {
         metrics.log_lines_dropped().increment(0);
         let _ = metrics.decision_seconds();
         let _ = metrics.handshakes();
+        let _ = metrics.budget(&[]);
         metrics
     }
 

@@ -5,6 +5,7 @@
 )]
 
 mod answers;
+mod budget;
 mod cli;
 mod config;
 mod corpora;

@@ -3,6 +3,7 @@
 mod behaviour;
 mod key;
 pub(super) mod quotas;
+mod shared;
 
 use std::ops::Range;
 
@@ -37,12 +38,17 @@ struct ExemptTier {
     span: Range<usize>,
 }
 
-pub(super) fn compile(file: &Section<'_>, users: &identity::Settings) -> Vec<NamedLimit> {
+/// `has_redis`: whether limits can be shared at all.
+pub(super) fn compile(
+    file: &Section<'_>,
+    users: &identity::Settings,
+    has_redis: bool,
+) -> Vec<NamedLimit> {
     let limit = |(name, table): (Text<'_>, Value<'_>)| {
         check_name(&name, "a limit");
         let section = table.section(table.what.clone(), &keys::LIMIT);
         let (compiled, exempt_tiers) = section
-            .map(|section| limit(section, &name, users))
+            .map(|section| limit(section, &name, users, has_redis))
             .unwrap_or_default();
         NamedLimit {
             name: name.value,
@@ -64,6 +70,7 @@ fn limit(
     section: Section<'_>,
     name: &Text<'_>,
     users: &identity::Settings,
+    has_redis: bool,
 ) -> (Option<Limit>, Vec<ExemptTier>) {
     let hint = "add key = [\"ip\"] for a bucket per client, or key = [] for one bucket for all";
     let key = section
@@ -83,6 +90,7 @@ fn limit(
         )
     };
     let exempt_tiers = behaviour::read(&section, algorithm.map(Shape::of), &mut limit);
+    shared::read(&section, has_redis, &mut limit);
     section.finish();
     (is_complete.then_some(limit), exempt_tiers)
 }

@@ -11,6 +11,7 @@ mod limit;
 mod listen;
 mod overrides;
 mod process;
+mod redis;
 mod response;
 mod route;
 mod tls;
@@ -51,7 +52,8 @@ pub(super) fn snapshot(
     check_users::check_certificates(document, &users, &listeners);
     let admin = process::admin(&file, base_dir, &listeners);
     let upstreams = upstream::compile(&file, base_dir);
-    let mut limits = limit::compile(&file, &users.settings);
+    let redis = redis::compile(&file);
+    let mut limits = limit::compile(&file, &users.settings, redis.is_some());
     identity::read_claims(&mut users.settings, &limits);
     overrides::compile(&file, users.settings.prefixes(), &mut limits);
     let routes = route::compile(&file, &upstreams, &limits);
@@ -79,6 +81,7 @@ pub(super) fn snapshot(
         gateway_limits,
         routes,
         response,
+        redis: redis.flatten(),
         admin: admin?,
         log: log?,
         hash: short_hash(document.source.text()),

@@ -12,11 +12,13 @@ pub mod http2;
 pub mod metrics;
 pub mod origin;
 pub mod raw;
+pub mod redis;
 pub mod secured;
 pub mod tls;
 pub mod tokens;
 pub mod wait;
 
+pub use self::redis::Redis;
 pub use cli::tidegate;
 pub use gateway::Gateway;
 pub use http::{Broken, Client, Request, Response};

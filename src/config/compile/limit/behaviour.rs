@@ -80,7 +80,7 @@ pub(super) fn read(
 }
 
 /// Reports at a key that is written.
-fn contradiction(section: &Section<'_>, key: &'static str, message: &str, hint: &str) {
+pub(super) fn contradiction(section: &Section<'_>, key: &'static str, message: &str, hint: &str) {
     if let Some(value) = section.get(key) {
         let problem = Problem::new(Code::Contradiction, message).hint(hint);
         section.document.error(value.name_span(), problem);

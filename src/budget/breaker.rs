@@ -1,0 +1,225 @@
+//! When to stop asking one Redis, and how many calls it may have in flight. Pure; handed the time.
+//!
+//! ```text
+//!     5 failures in a row, or silence                a probe is due
+//!   closed ──────────────────────▶ open, 250 ms ±25 % ────────────▶ probing ─── reply ──▶ closed, 2 in flight
+//!                                       ▲                              └ none ─┐
+//!                                       └─────────────────────────────────────┘
+//! ```
+//!
+//! The probe is never a user's request. The bound on calls in flight is what keeps a store near its end from collapsing:
+//! without one, every call waits longer than its request does, and every reply is work for nothing.
+
+/// Failures in a row that open it; also for how many budgets one may last before it does, where the bound leaves no room for
+/// more of them.
+const FAILURES: u32 = 5;
+/// How long it stays open before the next probe.
+const OPEN_NS: u64 = 250_000_000;
+/// Calls in flight from which on there is no bound.
+const LIFTED: f64 = 256.0;
+/// The bound after a probe was answered.
+const AFTER_PROBE: f64 = 2.0;
+/// Below this bound each reply raises it by a half.
+const EAGER: f64 = 4.0;
+
+/// Whether a call may be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Allowed {
+    Yes,
+    /// As many are in flight as may be.
+    Bounded,
+    /// Nothing is asked.
+    Open,
+}
+
+#[derive(Debug)]
+pub(super) struct Breaker {
+    state: State,
+    failures: u32,
+    /// Since when there were only failures.
+    failing_ns: u64,
+    in_flight: u32,
+    /// `None` until the first timeout.
+    bound: Option<f64>,
+    halved_ns: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Closed,
+    Open { until_ns: u64 },
+    Probing,
+}
+
+impl Breaker {
+    pub(super) fn new() -> Breaker {
+        Breaker {
+            state: State::Closed,
+            failures: 0,
+            failing_ns: 0,
+            in_flight: 0,
+            bound: None,
+            halved_ns: 0,
+        }
+    }
+
+    /// Asks for a place; whoever gets one tells [`Breaker::ended`] when the call has ended or is given up.
+    pub(super) fn enter(&mut self, now_ns: u64, budget_ns: u64, jitter: f64) -> Allowed {
+        if self.state != State::Closed {
+            return Allowed::Open;
+        }
+        let is_full = |bound: f64| f64::from(self.in_flight) >= bound.max(1.0).floor();
+        if self.bound.is_some_and(is_full) {
+            let silent_ns = now_ns.saturating_sub(self.failing_ns);
+            if self.failures == 0 || silent_ns < budget_ns.saturating_mul(FAILURES.into()) {
+                return Allowed::Bounded;
+            }
+            self.open(now_ns, jitter);
+            return Allowed::Open;
+        }
+        self.in_flight = self.in_flight.saturating_add(1);
+        Allowed::Yes
+    }
+
+    pub(super) fn ended(&mut self) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+    }
+
+    /// A reply within the budget.
+    pub(super) fn replied(&mut self) {
+        self.failures = 0;
+        if let Some(bound) = self.bound {
+            let step = if bound < EAGER { 0.5 } else { 2.0 / bound };
+            self.bound = Some(bound + step).filter(|&bound| bound < LIFTED);
+        }
+    }
+
+    /// No reply within the budget. `jitter` is random, 0 to 1.
+    pub(super) fn timed_out(&mut self, now_ns: u64, budget_ns: u64, jitter: f64) {
+        if now_ns.saturating_sub(self.halved_ns) >= budget_ns || self.bound.is_none() {
+            self.halved_ns = now_ns;
+            let bound = self.bound.unwrap_or_else(|| f64::from(self.in_flight));
+            self.bound = Some((bound / 2.0).max(1.0));
+        }
+        self.failed(now_ns, jitter);
+    }
+
+    /// The call could not be made, or was refused in a way that the next will be, too.
+    pub(super) fn failed(&mut self, now_ns: u64, jitter: f64) {
+        if self.failures == 0 {
+            self.failing_ns = now_ns;
+        }
+        self.failures = self.failures.saturating_add(1);
+        if self.failures >= FAILURES && self.state == State::Closed {
+            self.open(now_ns, jitter);
+        }
+    }
+
+    /// When the next probe is due.
+    pub(super) fn probe_due_ns(&self) -> Option<u64> {
+        match self.state {
+            State::Open { until_ns } => Some(until_ns),
+            State::Closed | State::Probing => None,
+        }
+    }
+
+    pub(super) fn probing(&mut self) {
+        self.state = State::Probing;
+    }
+
+    /// The probe was answered, or was not.
+    pub(super) fn probed(&mut self, now_ns: u64, answered: bool, jitter: f64) {
+        if answered {
+            self.state = State::Closed;
+            self.failures = 0;
+            self.bound = Some(AFTER_PROBE + f64::from(self.in_flight));
+        } else {
+            self.open(now_ns, jitter);
+        }
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.state != State::Closed
+    }
+
+    fn open(&mut self, now_ns: u64, jitter: f64) {
+        let pause = OPEN_NS as f64 * (0.75 + 0.5 * jitter);
+        self.state = State::Open {
+            until_ns: now_ns.saturating_add(pause as u64),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUDGET: u64 = 5_000_000;
+
+    fn enter(breaker: &mut Breaker) -> Allowed {
+        breaker.enter(0, BUDGET, 0.5)
+    }
+
+    #[test]
+    fn five_failures_in_a_row_open_it_and_a_reply_between_them_does_not() {
+        let mut breaker = Breaker::new();
+        for _ in 0..4 {
+            breaker.failed(0, 0.5);
+        }
+        breaker.replied();
+        for _ in 0..4 {
+            breaker.failed(0, 0.5);
+        }
+        assert_eq!(enter(&mut breaker), Allowed::Yes);
+        breaker.failed(0, 0.5);
+        assert_eq!(enter(&mut breaker), Allowed::Open);
+        assert_eq!(breaker.probe_due_ns(), Some(250_000_000));
+    }
+
+    #[test]
+    fn only_an_answered_probe_closes_it_and_then_two_may_be_in_flight() {
+        let mut breaker = Breaker::new();
+        (0..5).for_each(|_| breaker.failed(0, 0.5));
+        breaker.probing();
+        assert_eq!(enter(&mut breaker), Allowed::Open);
+        breaker.probed(1, false, 0.5);
+        assert!(breaker.is_open());
+        breaker.probing();
+        breaker.probed(2, true, 0.5);
+        let allowed: Vec<Allowed> = (0..3).map(|_| enter(&mut breaker)).collect();
+        assert_eq!(allowed, [Allowed::Yes, Allowed::Yes, Allowed::Bounded]);
+    }
+
+    #[test]
+    fn timeouts_halve_the_bound_once_a_budget_and_replies_lift_it() {
+        let mut breaker = Breaker::new();
+        (0..64).for_each(|_| assert_eq!(enter(&mut breaker), Allowed::Yes));
+        breaker.timed_out(BUDGET, BUDGET, 0.5);
+        breaker.timed_out(BUDGET + 1, BUDGET, 0.5);
+        (0..33).for_each(|_| breaker.ended());
+        assert_eq!(enter(&mut breaker), Allowed::Yes, "31 of 32");
+        assert_eq!(enter(&mut breaker), Allowed::Bounded);
+        (0..20_000).for_each(|_| breaker.replied());
+        (0..1_000).for_each(|_| assert_eq!(enter(&mut breaker), Allowed::Yes));
+    }
+
+    #[test]
+    fn there_is_always_room_for_one() {
+        let mut breaker = Breaker::new();
+        for turn in 1..5 {
+            breaker.timed_out(turn * BUDGET, BUDGET, 0.5);
+            breaker.replied();
+        }
+        assert_eq!(enter(&mut breaker), Allowed::Yes);
+    }
+
+    #[test]
+    fn silence_opens_it_where_the_bound_leaves_no_room_for_five_failures() {
+        let mut breaker = Breaker::new();
+        assert_eq!(breaker.enter(0, BUDGET, 0.5), Allowed::Yes);
+        breaker.timed_out(BUDGET, BUDGET, 0.5);
+        assert_eq!(breaker.enter(2 * BUDGET, BUDGET, 0.5), Allowed::Bounded);
+        assert_eq!(breaker.enter(6 * BUDGET, BUDGET, 0.5), Allowed::Open);
+        assert!(breaker.is_open());
+    }
+}

@@ -1,0 +1,577 @@
+//! What this gateway holds of each key: tokens in hand, a remembered refusal, and what it may do alone. Read by every worker
+//! without a lock; set up and taken down by the keeper alone.
+//!
+//! A hand is two cache lines of words. The first decides a request while all is well: tokens of two generations, each packed
+//! with its deadline into one word, so that they are spent by compare-and-swap and a deadline never belongs to other tokens.
+//! The second decides while Redis does not answer: a bucket of this gateway's share, as one timestamp.
+//!
+//! **Finding.** Keys are keyed hashes. A key may live in two groups of eight; their tags lie in one cache line each. The
+//! keeper is the only one to write a tag. A worker that spent from a hand looks at its tag again: where it has changed, the
+//! hand was given to another key meanwhile, and the tokens go back. Where both groups are full, keys of one limit share its
+//! overflow hand: strict, since together they get what one key would.
+
+use std::{
+    alloc::{Layout, handle_alloc_error},
+    sync::atomic::{
+        AtomicU64,
+        Ordering::{AcqRel, Acquire, Relaxed, Release},
+    },
+};
+
+use zerocopy::FromZeros;
+
+use super::lease::{self, MAX_TOKENS};
+use crate::limit::Key;
+
+/// Tags in a group: a cache line.
+const WAYS: usize = 8;
+/// Bits of a packed word that hold tokens; the rest is the deadline in ms.
+const TOKEN_BITS: u32 = 26;
+const NS_PER_MS: u64 = 1_000_000;
+
+/// Which key a hand belongs to, and where it may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Tag {
+    /// Never 0.
+    pub(super) tag: u64,
+    place: u64,
+}
+
+impl Tag {
+    /// No key's.
+    pub(super) const NONE: Tag = Tag { tag: 0, place: 0 };
+
+    /// The hand of a key under one of its limit's quotas: tiers borrow apart, as the store judges each by its own terms.
+    pub(super) fn new(key: Key, tier: usize) -> Tag {
+        let low = key.0 as u64;
+        let tier = (tier as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        Tag {
+            tag: (low ^ tier).max(1),
+            place: (key.0 >> 64) as u64 ^ tier,
+        }
+    }
+}
+
+/// The words of one hand; two cache lines. All zero is a hand that holds nothing and knows nothing.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Hand<'a>(&'a [AtomicU64; WORDS]);
+
+const WORDS: usize = 16;
+
+// 0 and 1: tokens and their deadline, by generation modulo 2
+const REFUSE_UNTIL_NS: usize = 2;
+/// Requests refused by memory since the keeper last looked.
+const REFUSED: usize = 3;
+/// Asks to be filled up when so many tokens less one are left; 0 does not.
+const LOW: usize = 4;
+/// This gateway's part of the pool, when it was last told.
+const POOL: usize = 5;
+const POOL_AT_NS: usize = 6;
+/// For windows, when it ends.
+const WINDOW_END_NS: usize = 7;
+/// Alone: ns per token, how far ahead of time the timestamp may be, and the timestamp.
+const ALONE_INTERVAL_NS: usize = 8;
+const ALONE_REACH_NS: usize = 9;
+const ALONE_UNTIL_NS: usize = 10;
+/// The same for what the store would have granted to this gateway: what it admitted alone beyond that is a debt.
+const SHADOW_INTERVAL_NS: usize = 11;
+const SHADOW_UNTIL_NS: usize = 12;
+/// Admitted alone since the last reply.
+const ALONE_ADMITTED: usize = 13;
+/// Which Redis keeps it.
+const SHARD: usize = 14;
+
+/// What a hand says to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spent {
+    /// Tokens taken from each generation; whether the hand should be filled up now.
+    Taken { tokens: lease::Hand, is_low: bool },
+    /// Remembered: nothing before then.
+    Refused { until_ns: u64 },
+    /// The store has to be asked.
+    Nothing,
+}
+
+/// What a bucket that is kept alone may do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Alone {
+    /// Tokens per ns here.
+    pub(super) rate: f64,
+    /// The most at once, at least 1.
+    pub(super) capacity: f64,
+    /// Tokens there are now.
+    pub(super) level: f64,
+    /// This gateway's part of what the store would grant, per ns, and of what it lacks.
+    pub(super) shadow_rate: f64,
+    pub(super) shadow_missing: f64,
+}
+
+impl Hand<'_> {
+    /// Takes tokens, or says why not.
+    pub(super) fn spend(&self, now_ns: u64, cost: u64) -> Spent {
+        let now_ms = now_ns / NS_PER_MS;
+        loop {
+            let words = [self.0[0].load(Acquire), self.0[1].load(Acquire)];
+            let [even, odd] = words.map(|word| good(word, now_ms));
+            let held = even + odd;
+            if held < cost {
+                break;
+            }
+            // older first: it lapses first
+            let first = usize::from(deadline_ms(words[1]) < deadline_ms(words[0]));
+            let order = if even == 0 || odd == 0 {
+                usize::from(even == 0)
+            } else {
+                first
+            };
+            let from_first = cost.min(if order == 0 { even } else { odd });
+            if !self.take(order, words[order], from_first) {
+                continue;
+            }
+            let from_second = cost - from_first;
+            if from_second > 0 && !self.take(1 - order, words[1 - order], from_second) {
+                self.put_back_slot(order, deadline_ms(words[order]), from_first);
+                continue;
+            }
+            let mut tokens = [0, 0];
+            tokens[order] = from_first;
+            tokens[1 - order] = from_second;
+            let is_low = self.is_low(held - cost);
+            return Spent::Taken { tokens, is_low };
+        }
+        let until_ns = self.0[REFUSE_UNTIL_NS].load(Acquire);
+        if now_ns < until_ns {
+            Spent::Refused { until_ns }
+        } else {
+            Spent::Nothing
+        }
+    }
+
+    /// Counts a request that was refused by memory: it is demand all the same.
+    pub(super) fn count_refused(&self, cost: u64) {
+        self.0[REFUSED].fetch_add(cost, Relaxed);
+    }
+
+    /// Gives tokens back that [`Hand::spend`] took at `now_ns`; those whose deadline has passed are lost.
+    pub(super) fn put_back(&self, tokens: lease::Hand) {
+        for (slot, tokens) in tokens.into_iter().enumerate() {
+            if tokens > 0 {
+                let deadline = deadline_ms(self.0[slot].load(Acquire));
+                self.put_back_slot(slot, deadline, tokens);
+            }
+        }
+    }
+
+    /// Puts tokens into the hand that are good until `deadline_ns`, in place of older ones of the slot.
+    pub(super) fn bank(&self, slot: usize, deadline_ns: u64, tokens: u64) {
+        let deadline = deadline_ns / NS_PER_MS;
+        let mut word = self.0[slot].load(Acquire);
+        loop {
+            // of one generation, the deadlines of several calls differ by their travelling times: the earliest holds for all
+            let (held, until) = match deadline_ms(word) {
+                0 => (0, deadline),
+                known => (word & MAX_TOKENS, known.min(deadline)),
+            };
+            let next = pack((held + tokens).min(MAX_TOKENS), until);
+            match self.0[slot].compare_exchange_weak(word, next, AcqRel, Acquire) {
+                Ok(_) => return,
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// Empties a slot: its tokens have lapsed, or go back.
+    pub(super) fn empty(&self, slot: usize) -> u64 {
+        self.0[slot].swap(0, AcqRel) & MAX_TOKENS
+    }
+
+    /// Takes up to so many tokens of each slot, to give them back to the store.
+    pub(super) fn withdraw(&self, most: lease::Hand) -> lease::Hand {
+        let mut taken = [0, 0];
+        for (slot, most) in most.into_iter().enumerate() {
+            let mut word = self.0[slot].load(Acquire);
+            loop {
+                let tokens = (word & MAX_TOKENS).min(most);
+                match self.0[slot].compare_exchange_weak(word, word - tokens, AcqRel, Acquire) {
+                    Ok(_) => {
+                        taken[slot] = tokens;
+                        break;
+                    }
+                    Err(now) => word = now,
+                }
+            }
+        }
+        taken
+    }
+
+    /// Tokens by slot, and which slots hold some whose deadline has passed.
+    pub(super) fn held(&self, now_ns: u64) -> (lease::Hand, [bool; 2]) {
+        let now_ms = now_ns / NS_PER_MS;
+        let words = [self.0[0].load(Acquire), self.0[1].load(Acquire)];
+        let lapsed = words.map(|word| word != 0 && deadline_ms(word) <= now_ms);
+        (words.map(|word| good(word, now_ms)), lapsed)
+    }
+
+    /// Requests refused by memory since the last time.
+    pub(super) fn take_refused(&self) -> u64 {
+        self.0[REFUSED].swap(0, Relaxed)
+    }
+
+    pub(super) fn refuse_until(&self, until_ns: u64) {
+        self.0[REFUSE_UNTIL_NS].store(until_ns, Release);
+    }
+
+    pub(super) fn refuse_until_ns(&self) -> u64 {
+        self.0[REFUSE_UNTIL_NS].load(Acquire)
+    }
+
+    /// From so many tokens down, the next request that spends asks for more, once.
+    pub(super) fn set_low(&self, mark: Option<u64>) {
+        self.0[LOW].store(mark.map_or(0, |mark| mark + 1), Relaxed);
+    }
+
+    /// What clients are told: this gateway's part of the pool.
+    pub(super) fn set_pool(&self, tokens: u64, at_ns: u64, window_end_ns: u64) {
+        self.0[POOL].store(tokens, Relaxed);
+        self.0[POOL_AT_NS].store(at_ns, Relaxed);
+        self.0[WINDOW_END_NS].store(window_end_ns, Relaxed);
+    }
+
+    /// This gateway's part of the pool, when it was told, and when the window ends.
+    pub(super) fn pool(&self) -> (u64, u64, u64) {
+        let [tokens, at_ns, end_ns] = [&self.0[POOL], &self.0[POOL_AT_NS], &self.0[WINDOW_END_NS]]
+            .map(|word| word.load(Relaxed));
+        (tokens, at_ns, end_ns)
+    }
+
+    pub(super) fn shard(&self) -> usize {
+        self.0[SHARD].load(Relaxed) as usize
+    }
+
+    pub(super) fn set_shard(&self, shard: usize) {
+        self.0[SHARD].store(shard as u64, Relaxed);
+    }
+
+    /// Prepares for a time without the store: what may be spent then.
+    pub(super) fn prepare_alone(&self, now_ns: u64, alone: &Alone) {
+        // rounded up: never more than the share
+        let interval = (1.0 / alone.rate).ceil().clamp(1.0, 1e18);
+        let missing = (alone.capacity - alone.level).max(0.0);
+        self.0[ALONE_INTERVAL_NS].store(interval as u64, Relaxed);
+        self.0[ALONE_REACH_NS].store((alone.capacity * interval).min(1e18) as u64, Relaxed);
+        self.0[ALONE_UNTIL_NS].store(now_ns.saturating_add((missing * interval) as u64), Relaxed);
+        let interval = (1.0 / alone.shadow_rate).clamp(1.0, 1e18);
+        self.0[SHADOW_INTERVAL_NS].store(interval as u64, Relaxed);
+        let missing = (alone.shadow_missing.max(0.0) * interval) as u64;
+        self.0[SHADOW_UNTIL_NS].store(now_ns.saturating_add(missing), Relaxed);
+        self.0[ALONE_ADMITTED].store(0, Release);
+    }
+
+    /// Decides without the store: admitted, or the wait until it would be.
+    pub(super) fn spend_alone(&self, now_ns: u64, cost: u64) -> Result<(), u64> {
+        let interval = self.0[ALONE_INTERVAL_NS].load(Relaxed);
+        let reach = self.0[ALONE_REACH_NS].load(Relaxed);
+        if interval == 0 {
+            // nobody has prepared it: it was another key's a moment ago
+            return Err(1);
+        }
+        let price = interval.saturating_mul(cost);
+        let mut until = self.0[ALONE_UNTIL_NS].load(Acquire);
+        loop {
+            let next = until.max(now_ns).saturating_add(price);
+            let ahead = next - now_ns;
+            if ahead > reach {
+                return Err(ahead - reach);
+            }
+            match self.0[ALONE_UNTIL_NS].compare_exchange_weak(until, next, AcqRel, Acquire) {
+                Ok(_) => break,
+                Err(now) => until = now,
+            }
+        }
+        self.0[ALONE_ADMITTED].fetch_add(cost, Relaxed);
+        let price = self.0[SHADOW_INTERVAL_NS]
+            .load(Relaxed)
+            .saturating_mul(cost);
+        let charge = |until: u64| Some(until.max(now_ns).saturating_add(price));
+        // the update always has a value
+        let _ = self.0[SHADOW_UNTIL_NS].fetch_update(AcqRel, Acquire, charge);
+        Ok(())
+    }
+
+    /// Gives back what was spent alone: another limit refuses the request.
+    pub(super) fn refund_alone(&self, cost: u64) {
+        let pairs = [
+            (&self.0[ALONE_UNTIL_NS], &self.0[ALONE_INTERVAL_NS]),
+            (&self.0[SHADOW_UNTIL_NS], &self.0[SHADOW_INTERVAL_NS]),
+        ];
+        for (until, interval) in pairs {
+            let price = interval.load(Relaxed).saturating_mul(cost);
+            let refund = |until: u64| Some(until.saturating_sub(price));
+            let _ = until.fetch_update(AcqRel, Acquire, refund);
+        }
+        let _ = self.0[ALONE_ADMITTED]
+            .fetch_update(AcqRel, Acquire, |count| Some(count.saturating_sub(cost)));
+    }
+
+    /// Whole tokens that could be spent alone now.
+    pub(super) fn left_alone(&self, now_ns: u64) -> u64 {
+        let ahead = self.0[ALONE_UNTIL_NS].load(Relaxed).saturating_sub(now_ns);
+        let room = self.0[ALONE_REACH_NS].load(Relaxed).saturating_sub(ahead);
+        room.checked_div(self.0[ALONE_INTERVAL_NS].load(Relaxed))
+            .unwrap_or(0)
+    }
+
+    /// How many tokens were admitted alone, and how many the shadow lacks now.
+    pub(super) fn alone(&self, now_ns: u64) -> (u64, f64) {
+        let ahead = self.0[SHADOW_UNTIL_NS].load(Acquire).saturating_sub(now_ns);
+        let interval = self.0[SHADOW_INTERVAL_NS].load(Relaxed).max(1);
+        let admitted = self.0[ALONE_ADMITTED].load(Acquire);
+        (admitted, ahead as f64 / interval as f64)
+    }
+
+    /// What was admitted alone is known to be owed: the shadow now lacks only what the store would have, too.
+    pub(super) fn settled_alone(&self, now_ns: u64, missing: f64) {
+        let interval = self.0[SHADOW_INTERVAL_NS].load(Relaxed) as f64;
+        let until = now_ns.saturating_add((missing.max(0.0) * interval) as u64);
+        self.0[SHADOW_UNTIL_NS].store(until, Relaxed);
+        self.0[ALONE_ADMITTED].store(0, Release);
+    }
+
+    /// Forgets everything.
+    fn clear(&self) {
+        self.0.iter().for_each(|word| word.store(0, Release));
+    }
+
+    fn take(&self, slot: usize, word: u64, tokens: u64) -> bool {
+        self.0[slot]
+            .compare_exchange(word, word - tokens, AcqRel, Acquire)
+            .is_ok()
+    }
+
+    fn put_back_slot(&self, slot: usize, deadline: u64, tokens: u64) {
+        let mut word = self.0[slot].load(Acquire);
+        while deadline != 0 && deadline_ms(word) == deadline {
+            let next = pack(((word & MAX_TOKENS) + tokens).min(MAX_TOKENS), deadline);
+            match self.0[slot].compare_exchange_weak(word, next, AcqRel, Acquire) {
+                Ok(_) => return,
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// Whether this request is the one that asks for more.
+    fn is_low(&self, left: u64) -> bool {
+        let mark = self.0[LOW].load(Relaxed);
+        left < mark && self.0[LOW].swap(0, AcqRel) != 0
+    }
+}
+
+fn pack(tokens: u64, deadline_ms: u64) -> u64 {
+    deadline_ms << TOKEN_BITS | tokens
+}
+
+fn deadline_ms(word: u64) -> u64 {
+    word >> TOKEN_BITS
+}
+
+/// Tokens of a word that are still good.
+fn good(word: u64, now_ms: u64) -> u64 {
+    if deadline_ms(word) > now_ms {
+        word & MAX_TOKENS
+    } else {
+        0
+    }
+}
+
+/// All hands of a process.
+#[derive(Debug)]
+pub(super) struct Hands {
+    tags: Box<[AtomicU64]>,
+    words: Box<[AtomicU64]>,
+    /// Words before the first hand, so that hands begin with a cache line.
+    skip: usize,
+    groups: u64,
+    /// Where the overflow hands begin, one for each quota of each limit.
+    overflow: usize,
+}
+
+impl Hands {
+    /// Room for about `max_keys` keys, and `overflow` hands that are always there. Address space only, until it is touched.
+    pub(super) fn new(max_keys: usize, overflow: usize) -> Hands {
+        let slots = max_keys.saturating_add(max_keys / 3);
+        let groups = slots.div_ceil(WAYS).max(1);
+        let words = zeroed((groups * WAYS + overflow + 1) * WORDS);
+        Hands {
+            tags: zeroed(groups * WAYS),
+            skip: words.as_ptr().align_offset(64).min(WORDS),
+            words,
+            groups: groups as u64,
+            overflow: groups * WAYS,
+        }
+    }
+
+    /// The place of a key's hand; `None` where it has none.
+    pub(super) fn find(&self, tag: Tag) -> Option<usize> {
+        self.choices(tag)
+            .into_iter()
+            .flatten()
+            .find(|&place| self.tags[place].load(Acquire) == tag.tag)
+    }
+
+    /// The hand at a place that this table gave out.
+    pub(super) fn hand(&self, place: usize) -> Hand<'_> {
+        let (hands, _) = self.words[self.skip..].as_chunks();
+        Hand(&hands[place])
+    }
+
+    /// Whether a place is (still) this key's. Overflow hands are everybody's.
+    pub(super) fn is(&self, place: usize, tag: Tag) -> bool {
+        self.tags
+            .get(place)
+            .is_none_or(|word| word.load(Acquire) == tag.tag)
+    }
+
+    /// Whether the hand at a place is one key's, and not an overflow hand.
+    pub(super) fn has_key(&self, place: usize) -> bool {
+        place < self.overflow
+    }
+
+    /// The place of an overflow hand.
+    pub(super) fn overflow(&self, index: usize) -> usize {
+        self.overflow + index
+    }
+
+    /// The keeper's: gives a key a hand, its own or a free one; `None` when there is no room.
+    pub(super) fn claim(&self, tag: Tag) -> Option<usize> {
+        self.find(tag).or_else(|| {
+            let mut places = self.choices(tag).into_iter().flatten();
+            let free = places.find(|&place| self.tags[place].load(Acquire) == 0)?;
+            self.hand(free).clear();
+            self.tags[free].store(tag.tag, Release);
+            Some(free)
+        })
+    }
+
+    /// The keeper's: takes a hand away from its key.
+    pub(super) fn release(&self, place: usize) {
+        if let Some(tag) = self.tags.get(place) {
+            tag.store(0, Release);
+            self.hand(place).clear();
+        }
+    }
+
+    fn choices(&self, tag: Tag) -> [std::ops::Range<usize>; 2] {
+        let spread = tag.place.wrapping_mul(0xD6E8_FEB8_6659_FD93);
+        let group = |hash: u64| {
+            let start = ((u128::from(hash) * u128::from(self.groups)) >> 64) as usize * WAYS;
+            start..start + WAYS
+        };
+        [group(tag.place), group(spread)]
+    }
+}
+
+fn zeroed(length: usize) -> Box<[AtomicU64]> {
+    FromZeros::new_box_zeroed_with_elems(length).unwrap_or_else(|_| {
+        handle_alloc_error(Layout::array::<AtomicU64>(length).unwrap_or(Layout::new::<u64>()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn hands() -> Hands {
+        Hands::new(64, 1)
+    }
+
+    fn tag(key: u128) -> Tag {
+        Tag::new(Key(key << 64 | key), 0)
+    }
+
+    #[test]
+    fn older_tokens_are_spent_first_and_none_after_its_deadline() {
+        let hands = hands();
+        let hand = hands.hand(hands.claim(tag(7)).unwrap());
+        hand.bank(0, 20 * SECOND, 2);
+        hand.bank(1, 10 * SECOND, 2);
+        let taken = |spent| match spent {
+            Spent::Taken { tokens, .. } => tokens,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(taken(hand.spend(SECOND, 1)), [0, 1]);
+        assert_eq!(taken(hand.spend(SECOND, 2)), [1, 1], "from both");
+        assert_eq!(hand.spend(20 * SECOND, 1), Spent::Nothing, "lapsed");
+        assert_eq!(hand.held(20 * SECOND), ([0, 0], [true, true]));
+    }
+
+    #[test]
+    fn tokens_of_a_refused_request_serve_the_next_one() {
+        let hands = hands();
+        let hand = hands.hand(hands.claim(tag(7)).unwrap());
+        hand.bank(0, 20 * SECOND, 1);
+        let Spent::Taken { tokens, .. } = hand.spend(SECOND, 1) else {
+            panic!("there was a token")
+        };
+        assert_eq!(hand.spend(SECOND, 1), Spent::Nothing);
+        hand.put_back(tokens);
+        assert!(matches!(hand.spend(SECOND, 1), Spent::Taken { .. }));
+    }
+
+    #[test]
+    fn one_request_only_says_that_the_hand_is_low() {
+        let hands = hands();
+        let hand = hands.hand(hands.claim(tag(7)).unwrap());
+        hand.bank(0, 20 * SECOND, 4);
+        hand.set_low(Some(2));
+        let says: Vec<bool> = (0..4)
+            .map(|_| matches!(hand.spend(SECOND, 1), Spent::Taken { is_low: true, .. }))
+            .collect();
+        assert_eq!(says, [false, true, false, false]);
+    }
+
+    #[test]
+    fn a_refusal_is_remembered_to_its_end() {
+        let hands = hands();
+        let hand = hands.hand(hands.claim(tag(7)).unwrap());
+        hand.refuse_until(5);
+        assert_eq!(hand.spend(4, 1), Spent::Refused { until_ns: 5 });
+        assert_eq!(hand.spend(5, 1), Spent::Nothing);
+    }
+
+    #[test]
+    fn alone_it_spends_its_level_then_its_rate_and_owes_what_the_store_would_not_have_granted() {
+        let hands = hands();
+        let hand = hands.hand(hands.claim(tag(7)).unwrap());
+        let alone = Alone {
+            rate: 1e-9,
+            capacity: 5.0,
+            level: 3.0,
+            shadow_rate: 2e-9,
+            shadow_missing: 0.0,
+        };
+        hand.prepare_alone(SECOND, &alone);
+        let admitted = (0..10).filter(|_| hand.spend_alone(SECOND, 1).is_ok());
+        assert_eq!(admitted.count(), 3);
+        assert_eq!(hand.spend_alone(SECOND, 1), Err(SECOND), "one a second");
+        assert_eq!(hand.spend_alone(2 * SECOND, 1), Ok(()));
+        let (admitted, missing) = hand.alone(2 * SECOND);
+        assert_eq!(admitted, 4);
+        // 3 at the first second, of which 2 have come back, and 1 at the second
+        assert!((missing - 2.0).abs() < 0.01, "{missing}");
+    }
+
+    #[test]
+    fn a_full_table_gives_no_more_hands_and_a_released_one_is_empty() {
+        let hands = Hands::new(6, 1);
+        let places: Vec<usize> = (1..=8).filter_map(|key| hands.claim(tag(key))).collect();
+        assert_eq!(places.len(), 8);
+        assert_eq!(hands.claim(tag(9)), None);
+        hands.hand(places[0]).bank(0, SECOND, 1);
+        hands.release(places[0]);
+        assert_eq!(hands.find(tag(1)), None);
+        let place = hands.claim(tag(9)).expect("room again");
+        assert_eq!(hands.hand(place).spend(1, 1), Spent::Nothing);
+    }
+}

@@ -1,0 +1,701 @@
+//! Pure arithmetic of tokens borrowed ahead: what a gateway asks for, banks, reports and gives back, for one key.
+//!
+//! ```text
+//!            tokens in hand            asks                        reply
+//!   requests ─── spend ──▶ low? ──▶ need + want ──▶ the store ──▶ bank until the deadline ──▶ … ──▶ surplus goes back
+//!                 └ none: wait for the reply                      └ pool short: remember the refusal, ask again later
+//! ```
+//!
+//! The store debits what it grants at once, so gateways together never spend more than the limit. A token belongs to a
+//! *generation*, a slice of the store's time, and dies with it: what a crashed gateway held comes back by itself, and
+//! nothing that this gateway holds outlives its debit. Each deadline is counted from the moment the call was *sent*, so it is
+//! early, never late. The store's clock never leaves the store: replies carry durations.
+//!
+//! Nothing here reads a clock, holds a lock or knows Redis. Rates are estimates and therefore floats; tokens are whole.
+
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
+use std::time::Duration;
+
+/// How the store counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Algorithm {
+    /// Token bucket: refills all the time.
+    Bucket,
+    /// Fixed window.
+    Fixed,
+    /// Sliding window from two counters.
+    Sliding,
+    /// Sliding log: exact, never ahead.
+    Log,
+}
+
+/// One quota of a shared limit, as lease and store want it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Terms {
+    /// How the store counts.
+    pub algorithm: Algorithm,
+    /// The most that can be had at once (B).
+    pub capacity: u64,
+    /// A bucket's time to fill, else the window (W), in µs.
+    pub span_us: u64,
+    /// Tokens per µs.
+    pub rate: f64,
+    /// Whether tokens may be borrowed ahead; otherwise every request is asked for.
+    pub ahead: bool,
+}
+
+/// Pool below this share of the capacity is short: asked in turns, not by every request.
+const SHORT_BUCKET: f64 = 0.05;
+const SHORT_WINDOW: f64 = 0.01;
+/// The horizon is this share of the span, within its bounds.
+const HORIZON: f64 = 0.5;
+const HORIZON_MIN_NS: u64 = 20_000_000;
+const HORIZON_MAX_NS: u64 = 20_000_000_000;
+/// The least batch, from this many expected arrivals within the horizon on.
+const LEAST_BATCH: u64 = 4;
+const WARM: f64 = 2.0;
+/// What of the rest of the pool may be taken ahead: half, or all while it is short.
+const PART: f64 = 0.5;
+const PART_SHORT: f64 = 1.0;
+/// A poll of a short pool should bring so many tokens; with twice that, the next comes sooner.
+const GOOD_POLL: u64 = 8;
+/// The shortest and longest pause between polls of a short pool.
+const PAUSE_MIN_NS: u64 = 1_000_000;
+const PAUSE_MAX_NS: u64 = 1_000_000_000;
+/// The shortest generation.
+const GENERATION_MIN_NS: u64 = 250_000_000;
+/// While the pool is short, tokens that nobody has asked for this long go back.
+const IDLE_NS: u64 = 500_000_000;
+/// The most tokens in one hand of one generation: what a packed word holds.
+pub const MAX_TOKENS: u64 = (1 << 26) - 1;
+/// Clocks of gateway and store may drift apart by a thousandth.
+const VALIDITY: f64 = 0.999;
+
+const NS_PER_S: f64 = 1e9;
+
+impl Terms {
+    /// `amount` per `period`, at most `burst` at once (which windows do not have).
+    pub fn new(
+        algorithm: Algorithm,
+        amount: u64,
+        period: Duration,
+        burst: u64,
+        ahead: bool,
+    ) -> Terms {
+        let period_us = period.as_micros() as f64;
+        let rate = amount as f64 / period_us.max(1.0);
+        let (capacity, span) = match algorithm {
+            Algorithm::Bucket => (burst, burst as f64 / rate),
+            Algorithm::Fixed | Algorithm::Sliding | Algorithm::Log => (amount, period_us),
+        };
+        Terms {
+            algorithm,
+            capacity: capacity.max(1),
+            // a float that is cast is brought within bounds
+            span_us: (span.ceil() as u64).max(1),
+            rate,
+            ahead: ahead && algorithm != Algorithm::Log,
+        }
+    }
+
+    /// A part of these: at least one token.
+    pub fn part(self, share: f64) -> Terms {
+        let capacity = (self.capacity as f64 * share) as u64;
+        Terms {
+            capacity: capacity.max(1),
+            rate: self.rate * share,
+            ..self
+        }
+    }
+
+    fn span_ns(&self) -> f64 {
+        self.span_us as f64 * 1e3
+    }
+
+    /// H: how far ahead tokens are borrowed, and the memory of the rate of arrivals.
+    pub fn horizon_ns(&self, rtt_ns: u64) -> u64 {
+        let least = HORIZON_MIN_NS
+            .max(rtt_ns.saturating_mul(4))
+            .min(HORIZON_MAX_NS);
+        ((HORIZON * self.span_ns()) as u64).clamp(least, HORIZON_MAX_NS)
+    }
+
+    /// τ: the length of a generation in the store's time, for buckets. It depends on the limit alone, so that all gateways
+    /// agree on it whatever their distance to the store.
+    pub fn generation_us(&self) -> u64 {
+        self.horizon_ns(0)
+            .saturating_mul(2)
+            .max(GENERATION_MIN_NS)
+            .checked_div(1000)
+            .unwrap_or(1)
+    }
+
+    /// Tokens that fill within this time.
+    pub fn refill(&self, ns: u64) -> f64 {
+        self.rate * ns as f64 / 1e3
+    }
+
+    /// A pool with fewer tokens is short. Where every request is asked for, only an empty one is: nothing is withheld.
+    fn short_below(&self) -> f64 {
+        let share = match self.algorithm {
+            _ if !self.ahead => return 1.0,
+            Algorithm::Bucket => SHORT_BUCKET,
+            Algorithm::Fixed | Algorithm::Sliding | Algorithm::Log => SHORT_WINDOW,
+        };
+        (share * self.capacity as f64).max(1.0)
+    }
+
+    fn longest_pause_ns(&self) -> u64 {
+        let share = match self.algorithm {
+            Algorithm::Bucket => 0.05,
+            Algorithm::Fixed => 0.1,
+            Algorithm::Sliding | Algorithm::Log => 0.02,
+        };
+        ((share * self.span_ns()) as u64).clamp(PAUSE_MIN_NS, PAUSE_MAX_NS)
+    }
+}
+
+/// Tokens in hand, by generation modulo 2.
+pub type Hand = [u64; 2];
+
+/// What the store has on its books against this gateway for one generation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Book {
+    generation: u32,
+    /// Tokens that it believes to be out: granted ahead, not yet reported spent or given back. Below 0 never for long: what
+    /// was granted to a request and went back into the hand is not on the books until it is reported.
+    out: i64,
+    /// In hand when last looked at.
+    seen: u64,
+}
+
+/// One entry of a report: what became of tokens of one generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Report {
+    /// Spent; below 0, tokens that were granted to a request and went back into the hand.
+    Spent {
+        /// Of which generation.
+        generation: u32,
+        /// How many.
+        tokens: i64,
+    },
+    /// Handed back.
+    Returned {
+        /// Of which generation.
+        generation: u32,
+        /// How many.
+        tokens: u64,
+    },
+    /// Admitted without the store, which has to be told.
+    Debt {
+        /// How many.
+        tokens: u64,
+    },
+}
+
+/// Why a call is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ask {
+    /// Tokens that requests wait for.
+    pub need: u64,
+    /// What was just taken out of the hand to be given back.
+    pub back: Hand,
+    /// Whether to ask for tokens ahead, too.
+    pub fill: bool,
+}
+
+/// What one call asks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Call {
+    /// For requests that wait.
+    pub need: u64,
+    /// Ahead, at most.
+    pub want: u64,
+    /// The part of the pool's rest that may be taken ahead.
+    pub part: f64,
+    /// Requests since the last call.
+    pub arrivals: u64,
+    /// Requests per second here.
+    pub rate: f64,
+    /// Since the last call; 0 for the first.
+    pub since_us: u64,
+    /// The memory of the store's estimate of demand.
+    pub memory_us: u64,
+    /// What a key that the store does not know has: the level of a bucket, the count of a window.
+    pub unknown: u64,
+    /// What became of tokens since the last call.
+    pub reports: Vec<Report>,
+}
+
+/// What the store answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Reply {
+    /// Granted to those who wait.
+    pub need: u64,
+    /// Granted ahead.
+    pub want: u64,
+    /// Of this generation.
+    pub generation: u32,
+    /// How long what was granted ahead stays good.
+    pub valid_us: u64,
+    /// Whole tokens left.
+    pub pool: u64,
+    /// Until there is one; 0 if there is.
+    pub wait_us: u64,
+    /// The store did not know the key.
+    pub new: bool,
+    /// All gateways' requests per 1000 s.
+    pub demand: u64,
+}
+
+/// What a reply means for the hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Granted {
+    /// Generation modulo 2.
+    pub slot: usize,
+    /// Until when tokens of it are good, in this gateway's nanoseconds.
+    pub deadline_ns: u64,
+    /// Tokens to put into the hand.
+    pub bank: u64,
+    /// The hand may hold tokens of an older generation in this slot: they have lapsed.
+    pub replaces: bool,
+    /// Until when requests are refused without a call.
+    pub refuse_until_ns: Option<u64>,
+}
+
+/// The pool as the store last told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pool {
+    tokens: u64,
+    at_ns: u64,
+    /// When the window ends, for windows.
+    until_ns: u64,
+}
+
+/// The lease of one key.
+#[derive(Clone, Debug, Default)]
+pub struct Lease {
+    /// x: requests per second, with a memory of one horizon.
+    rate: f64,
+    rate_at_ns: u64,
+    /// When a request last came.
+    arrived_ns: u64,
+    /// Since the last call.
+    arrivals: u64,
+    books: [Book; 2],
+    /// By call: what is to go back.
+    unused: Vec<(u32, u64)>,
+    /// Admitted without the store, not yet charged; and how much of it the call in flight charges.
+    debt: u64,
+    debt_sent: u64,
+    short: bool,
+    pause_ns: u64,
+    last_got: u64,
+    called_ns: Option<u64>,
+    pool: Option<Pool>,
+    share: Option<f64>,
+}
+
+impl Lease {
+    /// Requests have come: `spread` of them some time since the last look, `at_once` just now.
+    pub fn arrived(&mut self, now_ns: u64, horizon_ns: u64, spread: u64, at_once: u64) {
+        let horizon = horizon_ns as f64 / NS_PER_S;
+        let passed = now_ns.saturating_sub(self.rate_at_ns) as f64 / NS_PER_S;
+        let kept = (-passed / horizon).exp();
+        // n arrivals spread evenly over the time that has passed; in the limit of no time, n / H
+        let weight = if passed > 0.0 {
+            (1.0 - kept) / passed
+        } else {
+            1.0 / horizon
+        };
+        self.rate = self.rate * kept + spread as f64 * weight + at_once as f64 / horizon;
+        self.rate_at_ns = now_ns;
+        let count = spread.saturating_add(at_once);
+        if count > 0 {
+            self.arrived_ns = now_ns;
+            self.arrivals = self.arrivals.saturating_add(count);
+        }
+    }
+
+    /// Looks at what is left in the hand, and learns from it what was spent.
+    pub fn look(&mut self, now_ns: u64, horizon_ns: u64, hand: Hand, refused: u64) {
+        let mut spent: u64 = 0;
+        for (book, left) in self.books.iter_mut().zip(hand) {
+            spent = spent.saturating_add(book.seen.saturating_sub(left));
+            book.seen = left;
+        }
+        self.arrived(now_ns, horizon_ns, spent.saturating_add(refused), 0);
+    }
+
+    /// Tokens of a generation have passed their deadline in the hand.
+    pub fn lapsed(&mut self, slot: usize) {
+        if let Some(book) = self.books.get_mut(slot) {
+            book.seen = 0;
+            book.out = 0;
+        }
+    }
+
+    /// Admitted without the store: charged with the next call.
+    pub fn owe(&mut self, tokens: u64) {
+        self.debt = self.debt.saturating_add(tokens);
+    }
+
+    /// What is owed to the store.
+    pub fn debt(&self) -> u64 {
+        self.debt
+    }
+
+    /// How many tokens this gateway would like to hold.
+    pub fn target(&self, now_ns: u64, terms: &Terms, horizon_ns: u64) -> u64 {
+        if !terms.ahead {
+            return 0;
+        }
+        let horizon = horizon_ns as f64 / NS_PER_S;
+        let age = now_ns.saturating_sub(self.rate_at_ns) as f64 / NS_PER_S;
+        let expected = self.rate * (-age / horizon).exp() * horizon;
+        let target = (expected - 0.5).max(0.0) as u64;
+        let least = if expected >= WARM && !self.short {
+            LEAST_BATCH
+        } else {
+            0
+        };
+        target.max(least).min(MAX_TOKENS).min(terms.capacity)
+    }
+
+    /// At so many tokens in hand or fewer, more should be asked for before they run out; `None` when nothing is worth
+    /// asking for.
+    pub fn low_mark(
+        &self,
+        now_ns: u64,
+        terms: &Terms,
+        horizon_ns: u64,
+        rtt_ns: u64,
+    ) -> Option<u64> {
+        let target = self.target(now_ns, terms, horizon_ns);
+        if target == 0 {
+            return None;
+        }
+        let expected = self.rate * horizon_ns as f64 / NS_PER_S;
+        let used_meanwhile = (1.5 * rtt_ns as f64 / NS_PER_S * self.rate).ceil() as u64;
+        let low = if expected < WARM { 0 } else { used_meanwhile };
+        // a call is worth at least half of the target
+        let half = target.div_euclid(2).max(1);
+        Some(low.min(target.saturating_sub(half)))
+    }
+
+    /// Whether a hand this low should be filled up now.
+    pub fn is_low(
+        &self,
+        now_ns: u64,
+        terms: &Terms,
+        horizon_ns: u64,
+        rtt_ns: u64,
+        hand: Hand,
+    ) -> bool {
+        self.low_mark(now_ns, terms, horizon_ns, rtt_ns)
+            .is_some_and(|low| total(hand) <= low)
+    }
+
+    /// Tokens were taken out of the hand for a request that had been counted before.
+    pub fn took(&mut self, tokens: Hand) {
+        for (book, tokens) in self.books.iter_mut().zip(tokens) {
+            book.seen = book.seen.saturating_sub(tokens);
+        }
+    }
+
+    /// Units were granted to a request that did not use them, and nobody else may: they go back with the next call.
+    pub fn unused(&mut self, generation: u32, tokens: u64) {
+        self.unused.push((generation, tokens));
+    }
+
+    /// Whether units wait to go back.
+    pub fn has_unused(&self) -> bool {
+        !self.unused.is_empty()
+    }
+
+    /// Begins a call. `hand` is what is in hand now.
+    pub fn call(
+        &mut self,
+        now_ns: u64,
+        terms: &Terms,
+        horizon_ns: u64,
+        hand: Hand,
+        ask: Ask,
+    ) -> Call {
+        let target = self.target(now_ns, terms, horizon_ns);
+        let missing = target.saturating_sub(total(hand));
+        let since_ns = self.called_ns.map(|called| now_ns.saturating_sub(called));
+        let reports = self.reports(terms, hand, ask.back);
+        self.called_ns = Some(now_ns);
+        Call {
+            need: ask.need,
+            want: if ask.fill { missing } else { 0 },
+            part: if self.short { PART_SHORT } else { PART },
+            arrivals: std::mem::take(&mut self.arrivals),
+            rate: self.rate,
+            since_us: since_ns.map_or(0, |ns| ns.div_euclid(1000).max(1)),
+            memory_us: horizon_ns.max(1_000_000_000).div_euclid(1000),
+            unknown: self.unknown(now_ns, terms),
+            reports,
+        }
+    }
+
+    /// What became of tokens since the last call. Said once: a call that is lost is never repeated, and what it would have
+    /// said lapses.
+    fn reports(&mut self, terms: &Terms, hand: Hand, back: Hand) -> Vec<Report> {
+        let mut reports = Vec::new();
+        let is_bucket = terms.algorithm == Algorithm::Bucket;
+        for ((book, left), tokens) in self.books.iter_mut().zip(hand).zip(back) {
+            let generation = book.generation;
+            let kept = i64::try_from(left).unwrap_or(i64::MAX);
+            let given = i64::try_from(tokens).unwrap_or(i64::MAX);
+            let spent = book.out.saturating_sub(kept).saturating_sub(given);
+            // windows refill behind nothing: they need not know what is spent
+            if spent != 0 && is_bucket {
+                let tokens = spent;
+                reports.push(Report::Spent { generation, tokens });
+            }
+            if tokens > 0 {
+                reports.push(Report::Returned { generation, tokens });
+            }
+            book.out = kept;
+            book.seen = left;
+        }
+        for (generation, tokens) in self.unused.drain(..) {
+            // on the books first: only what is out can be handed back
+            if is_bucket {
+                let tokens = i64::try_from(tokens).unwrap_or(i64::MAX).saturating_neg();
+                reports.push(Report::Spent { generation, tokens });
+            }
+            reports.push(Report::Returned { generation, tokens });
+        }
+        self.debt_sent = self.debt;
+        if self.debt > 0 {
+            let tokens = self.debt;
+            reports.push(Report::Debt { tokens });
+        }
+        reports
+    }
+
+    /// A reply to a call that was sent at `sent_ns`. `jitter` is random, 0 to 1.
+    pub fn replied(
+        &mut self,
+        now_ns: u64,
+        sent_ns: u64,
+        terms: &Terms,
+        rtt_ns: u64,
+        reply: &Reply,
+        jitter: f64,
+    ) -> Granted {
+        self.debt = self
+            .debt
+            .saturating_sub(std::mem::take(&mut self.debt_sent));
+        let valid_ns = (reply.valid_us as f64 * 1e3 * VALIDITY) as u64;
+        let deadline_ns = sent_ns.saturating_add(valid_ns);
+        self.pool = Some(Pool {
+            tokens: reply.pool,
+            at_ns: now_ns,
+            until_ns: deadline_ns,
+        });
+        let demand = reply.demand as f64 / 1e3;
+        let share = if demand > self.rate {
+            self.rate / demand
+        } else {
+            1.0
+        };
+        self.share = Some(self.share.map_or(share, |known| 0.7 * known + 0.3 * share));
+
+        let slot = slot_of(reply.generation);
+        let bank = reply.want.min(MAX_TOKENS);
+        let mut replaces = false;
+        if let Some(book) = self.books.get_mut(slot) {
+            if book.generation != reply.generation {
+                replaces = true;
+                *book = Book {
+                    generation: reply.generation,
+                    ..Book::default()
+                };
+            }
+            book.out = book
+                .out
+                .saturating_add(i64::try_from(reply.want).unwrap_or(i64::MAX));
+            book.seen = book.seen.saturating_add(bank);
+        }
+        self.last_got = reply.need.saturating_add(reply.want);
+        let refuse_until_ns = self.pace(now_ns, deadline_ns, terms, rtt_ns, reply, jitter);
+        Granted {
+            slot,
+            deadline_ns,
+            bank,
+            replaces,
+            refuse_until_ns,
+        }
+    }
+
+    /// Until when a short pool is left alone.
+    fn pace(
+        &mut self,
+        now_ns: u64,
+        window_end_ns: u64,
+        terms: &Terms,
+        rtt_ns: u64,
+        reply: &Reply,
+        jitter: f64,
+    ) -> Option<u64> {
+        self.short = (reply.pool as f64) < terms.short_below();
+        if !self.short {
+            self.pause_ns = 0;
+            return None;
+        }
+        let wait_ns = reply
+            .wait_us
+            .saturating_mul(1000)
+            .saturating_sub(rtt_ns.div_euclid(2));
+        if !terms.ahead {
+            return Some(now_ns.saturating_add(wait_ns));
+        }
+        self.pause_ns = match (self.pause_ns, self.last_got) {
+            (0, _) => rtt_ns.max(PAUSE_MIN_NS),
+            (pause, got) if got < GOOD_POLL => pause.saturating_mul(2),
+            (pause, got) if got >= GOOD_POLL.saturating_mul(2) => pause.div_euclid(2),
+            (pause, _) => pause,
+        }
+        .clamp(PAUSE_MIN_NS, terms.longest_pause_ns());
+        let pause_ns = (self.pause_ns as f64 * (0.75 + 0.5 * jitter)) as u64;
+        let until_ns = now_ns.saturating_add(wait_ns.max(pause_ns));
+        Some(match terms.algorithm {
+            // a new window is open for everybody
+            Algorithm::Fixed => until_ns.min(window_end_ns.max(now_ns)),
+            Algorithm::Bucket | Algorithm::Sliding | Algorithm::Log => until_ns,
+        })
+    }
+
+    /// Whether to ask again by itself when a refusal ends: somebody keeps coming.
+    pub fn polls(&self, terms: &Terms, pause_ns: u64) -> bool {
+        terms.ahead && self.rate * pause_ns as f64 / NS_PER_S >= 2.0
+    }
+
+    /// Whether somebody came since the last call.
+    pub fn is_wanted(&self) -> bool {
+        self.arrivals > 0
+    }
+
+    /// Whether one more may wait for a call in flight: while the pool is short, no more than the last one brought.
+    pub fn may_queue(&self, waiting: u64) -> bool {
+        !self.short || waiting < self.last_got.max(1)
+    }
+
+    /// What should go back of this hand, oldest generation first.
+    pub fn surplus(&self, now_ns: u64, terms: &Terms, horizon_ns: u64, hand: Hand) -> Hand {
+        let held = total(hand);
+        let target = self.target(now_ns, terms, horizon_ns);
+        let idle_ns = now_ns.saturating_sub(self.arrived_ns);
+        let scarce = self.short
+            || self
+                .pool
+                .is_none_or(|pool| pool.tokens < terms.capacity.div_euclid(2));
+        let least = if scarce {
+            1
+        } else {
+            2.max(terms.capacity.div_euclid(100))
+        };
+        // others are being refused for what nobody here wants
+        let hoarded = self.short && idle_ns >= IDLE_NS.min(horizon_ns);
+        let surplus = if hoarded || !terms.ahead {
+            held
+        } else {
+            held.saturating_sub(target)
+        };
+        let is_much = held > target.saturating_mul(2).saturating_add(1);
+        let is_idle = target < 1 && idle_ns >= horizon_ns;
+        if surplus < least || !(hoarded || !terms.ahead || is_much || is_idle) {
+            return [0, 0];
+        }
+        let mut back = [0, 0];
+        let mut rest = surplus;
+        for slot in self.oldest_first() {
+            if let (Some(back), Some(left)) = (back.get_mut(slot), hand.get(slot)) {
+                *back = rest.min(*left);
+                rest = rest.saturating_sub(*back);
+            }
+        }
+        back
+    }
+
+    /// When to look again at a hand that holds tokens.
+    pub fn look_again_ns(&self, now_ns: u64, horizon_ns: u64) -> u64 {
+        now_ns.saturating_add(if self.short {
+            IDLE_NS.min(horizon_ns)
+        } else {
+            horizon_ns
+        })
+    }
+
+    /// Whether nothing would be lost by forgetting this key: nobody has come for two horizons, and nothing is owed.
+    pub fn is_idle(&self, now_ns: u64, horizon_ns: u64) -> bool {
+        let quiet_ns = now_ns.saturating_sub(self.arrived_ns);
+        self.debt == 0 && quiet_ns >= horizon_ns.saturating_mul(2)
+    }
+
+    /// This gateway's part of all demand, 0 to 1; `None` before the first reply.
+    pub fn share(&self) -> Option<f64> {
+        self.share
+    }
+
+    /// The pool as it was last told, aged by what refills; `None` before the first reply.
+    pub fn pool(&self, now_ns: u64, terms: &Terms) -> Option<f64> {
+        let pool = self.pool?;
+        let capacity = terms.capacity as f64;
+        let age_ns = now_ns.saturating_sub(pool.at_ns);
+        Some(match terms.algorithm {
+            Algorithm::Bucket | Algorithm::Sliding | Algorithm::Log => {
+                (pool.tokens as f64 + terms.refill(age_ns)).min(capacity)
+            }
+            Algorithm::Fixed if now_ns < pool.until_ns => pool.tokens as f64,
+            Algorithm::Fixed => capacity,
+        })
+    }
+
+    /// What this gateway knows of a key that the store has forgotten: it is what makes a store that restarts empty harmless.
+    fn unknown(&self, now_ns: u64, terms: &Terms) -> u64 {
+        let known = self.pool.map(|pool| match terms.algorithm {
+            Algorithm::Bucket => self
+                .pool(now_ns, terms)
+                .map_or(terms.capacity, |level| level as u64),
+            Algorithm::Fixed | Algorithm::Sliding | Algorithm::Log if now_ns < pool.until_ns => {
+                terms.capacity.saturating_sub(pool.tokens)
+            }
+            Algorithm::Fixed | Algorithm::Sliding | Algorithm::Log => 0,
+        });
+        known.unwrap_or(match terms.algorithm {
+            Algorithm::Bucket => terms.capacity,
+            Algorithm::Fixed | Algorithm::Sliding | Algorithm::Log => 0,
+        })
+    }
+
+    /// The slots of a hand, the older generation first.
+    fn oldest_first(&self) -> [usize; 2] {
+        let [even, odd] = self.books.map(|book| book.generation);
+        // modulo 2³²: the one that is less than half a circle behind is older
+        match odd.wrapping_sub(even) < u32::MAX.div_euclid(2) {
+            true => [0, 1],
+            false => [1, 0],
+        }
+    }
+}
+
+/// Where tokens of a generation are in a hand: two live at a time, one after the other.
+pub fn slot_of(generation: u32) -> usize {
+    usize::from(generation & 1 == 1)
+}
+
+fn total(hand: Hand) -> u64 {
+    let [even, odd] = hand;
+    even.saturating_add(odd)
+}
+
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;

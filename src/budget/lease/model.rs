@@ -1,0 +1,360 @@
+//! Several gateways and a store in virtual time, under every order of arrivals, delays and losses that proptest finds: together
+//! they never admit more than the limit.
+//!
+//! The store is `bucket.lua` in Rust (the scripts themselves are tried against a Redis in `tests/it`). Gateways follow the
+//! keeper: one call at a time for the key, whoever arrives meanwhile waits for it, tokens in hand are spent first. A judge
+//! fills an exact bucket beside them; what it lacks at the moment of an admission was admitted too early.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::{Algorithm, Ask, Call, Granted, Hand, Lease, Reply, Report, Terms};
+
+const MS: u64 = 1_000_000;
+
+/// `bucket.lua`.
+struct Store {
+    level: f64,
+    at_ns: u64,
+    generation: u32,
+    out: [f64; 2],
+}
+
+impl Store {
+    fn new(terms: &Terms) -> Store {
+        Store {
+            level: terms.capacity as f64,
+            at_ns: 0,
+            generation: 0,
+            out: [0.0; 2],
+        }
+    }
+
+    fn call(&mut self, now_ns: u64, terms: &Terms, call: &Call) -> Reply {
+        let (capacity, tau_us) = (terms.capacity as f64, terms.generation_us());
+        let generation = (now_ns / 1000 / tau_us) as u32;
+        match generation - self.generation {
+            0 => {}
+            1 => self.out = [0.0, self.out[0]],
+            _ => self.out = [0.0; 2],
+        }
+        self.generation = generation;
+        let mut back = 0.0;
+        for report in &call.reports {
+            let (of, tokens, returned) = match *report {
+                Report::Spent { generation, tokens } => (generation, tokens as f64, false),
+                Report::Returned { generation, tokens } => (generation, tokens as f64, true),
+                Report::Debt { tokens } => {
+                    self.level = (self.level - tokens as f64).max(-capacity);
+                    continue;
+                }
+            };
+            let age = generation.wrapping_sub(of) as usize;
+            if let Some(out) = self.out.get_mut(age) {
+                let known = tokens.min(*out);
+                *out -= known;
+                back += if returned { known } else { 0.0 };
+            }
+        }
+        let top = capacity - self.out[0] - self.out[1];
+        if self.level < top {
+            self.level = (self.level + terms.refill(now_ns - self.at_ns)).min(top);
+        }
+        self.at_ns = now_ns;
+        self.level = (self.level + back).min(capacity);
+        let whole = self.level.floor().max(0.0);
+        let need = (call.need as f64).min(whole);
+        let rest = whole - need;
+        let since = (call.since_us as f64 * terms.rate).min(capacity);
+        let want = (call.part * rest)
+            .max(since)
+            .min(call.want as f64)
+            .min(rest);
+        let want = want.floor();
+        self.level -= need + want;
+        self.out[0] += want;
+        let wait_us = if self.level < 1.0 {
+            (1.0 - self.level) / terms.rate + 1.0
+        } else {
+            0.0
+        };
+        Reply {
+            need: need as u64,
+            want: want as u64,
+            generation,
+            valid_us: u64::from(generation + 2) * tau_us - now_ns / 1000,
+            pool: (whole - need - want) as u64,
+            wait_us: wait_us as u64,
+            new: false,
+            demand: 0,
+        }
+    }
+}
+
+/// An exact bucket beside the others.
+struct Judge {
+    level: f64,
+    at_ns: u64,
+    worst: f64,
+    admitted: u64,
+}
+
+impl Judge {
+    fn admit(&mut self, now_ns: u64, terms: &Terms) {
+        let refilled = self.level + terms.refill(now_ns - self.at_ns);
+        self.level = refilled.min(terms.capacity as f64) - 1.0;
+        self.at_ns = now_ns;
+        self.worst = self.worst.min(self.level);
+        self.admitted += 1;
+    }
+}
+
+/// A call on its way: what happens to it, and when.
+struct Flight {
+    sent_ns: u64,
+    /// When it reaches the store; `None` when it is lost before.
+    there_ns: Option<u64>,
+    back_ns: u64,
+    /// The reply is lost.
+    is_lost: bool,
+    call: Call,
+    waiting: u64,
+    reply: Option<Reply>,
+}
+
+#[derive(Default)]
+struct Gateway {
+    lease: Lease,
+    /// Tokens and deadline by slot.
+    hand: [(u64, u64); 2],
+    waiting: u64,
+    flight: Option<Flight>,
+    refuse_until_ns: u64,
+}
+
+impl Gateway {
+    fn held(&self, now_ns: u64) -> Hand {
+        self.hand
+            .map(|(tokens, deadline)| if now_ns < deadline { tokens } else { 0 })
+    }
+
+    /// As the keeper looks at a hand: what has lapsed is gone.
+    fn look(&mut self, now_ns: u64, horizon_ns: u64) {
+        for slot in 0..2 {
+            if self.hand[slot].1 != 0 && self.hand[slot].1 <= now_ns {
+                self.hand[slot] = (0, 0);
+                self.lease.lapsed(slot);
+            }
+        }
+        self.lease.look(now_ns, horizon_ns, self.held(now_ns), 0);
+    }
+
+    fn arrives(&mut self, now_ns: u64, terms: &Terms, judge: &mut Judge) {
+        let held = self.held(now_ns);
+        let oldest = match (held[0] > 0, held[1] > 0) {
+            (true, true) => usize::from(self.hand[1].1 < self.hand[0].1),
+            (true, false) => 0,
+            (false, true) => 1,
+            (false, false) => {
+                if now_ns >= self.refuse_until_ns {
+                    let horizon_ns = terms.horizon_ns(MS);
+                    self.look(now_ns, horizon_ns);
+                    self.lease.arrived(now_ns, horizon_ns, 0, 1);
+                    self.waiting += 1;
+                }
+                return;
+            }
+        };
+        self.hand[oldest].0 -= 1;
+        judge.admit(now_ns, terms);
+    }
+
+    fn takes(&mut self, now_ns: u64, flight: &Flight, terms: &Terms, judge: &mut Judge) {
+        let Some(reply) = flight.reply.filter(|_| !flight.is_lost) else {
+            return;
+        };
+        self.look(now_ns, terms.horizon_ns(MS));
+        let granted: Granted = self
+            .lease
+            .replied(now_ns, flight.sent_ns, terms, MS, &reply, 0.5);
+        if granted.replaces {
+            self.hand[granted.slot] = (0, 0);
+        }
+        let (tokens, until) = &mut self.hand[granted.slot];
+        *until = if *until == 0 {
+            granted.deadline_ns
+        } else {
+            (*until).min(granted.deadline_ns)
+        };
+        *tokens += granted.bank;
+        for _ in 0..reply.need.min(flight.waiting) {
+            judge.admit(now_ns, terms);
+        }
+        self.refuse_until_ns = granted.refuse_until_ns.unwrap_or(0);
+        if granted.refuse_until_ns.is_some() {
+            self.waiting = 0;
+        }
+    }
+}
+
+/// One thing that happens, `after_ms` after the one before.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    after_ms: u64,
+    gateway: usize,
+    arrivals: u64,
+    delay_ms: u64,
+    /// 0 to 99: below 4 the call is lost, below 8 the reply.
+    fate: u8,
+    /// Below 3, the gateway crashes and starts again.
+    crash: u8,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    (
+        0..40_u64,
+        0..4_usize,
+        0..40_u64,
+        0..6_u64,
+        0..100_u8,
+        0..200_u8,
+    )
+        .prop_map(
+            |(after_ms, gateway, arrivals, delay_ms, fate, crash)| Step {
+                after_ms,
+                gateway,
+                arrivals,
+                delay_ms,
+                fate,
+                crash,
+            },
+        )
+}
+
+/// Runs the steps and returns the judge.
+fn run(terms: &Terms, steps: &[Step]) -> Judge {
+    let mut store = Store::new(terms);
+    let mut judge = Judge {
+        level: terms.capacity as f64,
+        at_ns: 0,
+        worst: 0.0,
+        admitted: 0,
+    };
+    let mut gateways: [Gateway; 4] = Default::default();
+    let mut now_ns = 0;
+    for step in steps {
+        let until_ns = now_ns + step.after_ms * MS;
+        while now_ns < until_ns {
+            now_ns += MS;
+            for gateway in &mut gateways {
+                if let Some(flight) = &mut gateway.flight
+                    && flight.there_ns.is_some_and(|there| there <= now_ns)
+                {
+                    flight.there_ns = None;
+                    flight.reply = Some(store.call(now_ns, terms, &flight.call));
+                }
+                if let Some(flight) = gateway.flight.take_if(|flight| flight.back_ns <= now_ns) {
+                    gateway.takes(now_ns, &flight, terms, &mut judge);
+                }
+            }
+        }
+        let gateway = &mut gateways[step.gateway];
+        if step.crash < 3 {
+            *gateway = Gateway::default();
+        }
+        for _ in 0..step.arrivals {
+            gateway.arrives(now_ns, terms, &mut judge);
+        }
+        if gateway.flight.is_none() {
+            let horizon_ns = terms.horizon_ns(MS);
+            gateway.look(now_ns, horizon_ns);
+            let held = gateway.held(now_ns);
+            let surplus = gateway.lease.surplus(now_ns, terms, horizon_ns, held);
+            for ((tokens, _), back) in gateway.hand.iter_mut().zip(surplus) {
+                *tokens = tokens.saturating_sub(back);
+            }
+            let need = std::mem::take(&mut gateway.waiting);
+            let held = gateway.held(now_ns);
+            let is_low = gateway.lease.is_low(now_ns, terms, horizon_ns, MS, held);
+            if need > 0 || surplus != [0, 0] || is_low && now_ns >= gateway.refuse_until_ns {
+                let ask = Ask {
+                    need,
+                    back: surplus,
+                    fill: true,
+                };
+                let call = gateway.lease.call(now_ns, terms, horizon_ns, held, ask);
+                let there_ns = now_ns + step.delay_ms * MS;
+                gateway.flight = Some(Flight {
+                    sent_ns: now_ns,
+                    there_ns: (step.fate >= 4).then_some(there_ns),
+                    back_ns: there_ns + step.delay_ms * MS + MS,
+                    is_lost: step.fate < 8,
+                    call,
+                    waiting: need,
+                    reply: None,
+                });
+            }
+        }
+    }
+    judge
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn gateways_together_never_admit_more_than_the_limit(
+        rate in 1_u64..2_000,
+        burst in 1_u64..2_000,
+        steps in prop::collection::vec(step(), 50..400),
+    ) {
+        let terms = Terms::new(Algorithm::Bucket, rate, Duration::from_secs(1), burst, true);
+        let judge = run(&terms, &steps);
+        // what is granted at one moment is released at most 13 ms later, and the store's own steps are whole
+        let tolerance = terms.refill(13 * MS) + 1.0;
+        prop_assert!(judge.worst >= -tolerance, "{} tokens too many of {}", -judge.worst, judge.admitted);
+    }
+
+    #[test]
+    fn asking_for_every_request_never_admits_more_either(
+        rate in 1_u64..2_000,
+        burst in 1_u64..2_000,
+        steps in prop::collection::vec(step(), 50..400),
+    ) {
+        let terms = Terms::new(Algorithm::Bucket, rate, Duration::from_secs(1), burst, false);
+        let judge = run(&terms, &steps);
+        let tolerance = terms.refill(13 * MS) + 1.0;
+        prop_assert!(judge.worst >= -tolerance, "{} tokens too many of {}", -judge.worst, judge.admitted);
+    }
+}
+
+#[test]
+fn under_overload_without_losses_nearly_all_of_the_limit_is_admitted() {
+    let terms = Terms::new(
+        Algorithm::Bucket,
+        1_000,
+        Duration::from_secs(1),
+        1_000,
+        true,
+    );
+    // 4 gateways, 12 requests each every 4 ms: three times the limit, for ten seconds
+    let steps: Vec<Step> = (0..10_000)
+        .map(|turn| Step {
+            after_ms: 1,
+            gateway: turn % 4,
+            arrivals: 12,
+            delay_ms: 1,
+            fate: 99,
+            crash: 199,
+        })
+        .collect();
+    let judge = run(&terms, &steps);
+    let exact = 1_000 + 10 * 1_000;
+    assert!(
+        judge.admitted as f64 >= 0.96 * f64::from(exact),
+        "{} of {exact}",
+        judge.admitted
+    );
+    assert!(judge.worst >= -5.0, "{} too many", -judge.worst);
+}

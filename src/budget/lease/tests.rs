@@ -1,0 +1,207 @@
+//! The lease, step by step.
+
+use std::time::Duration;
+
+use super::*;
+
+const SECOND: u64 = 1_000_000_000;
+const MS: u64 = 1_000_000;
+
+fn terms(ahead: bool) -> Terms {
+    Terms::new(Algorithm::Bucket, 100, Duration::from_secs(1), 100, ahead)
+}
+
+fn reply(need: u64, want: u64, pool: u64) -> Reply {
+    Reply {
+        need,
+        want,
+        generation: 6,
+        valid_us: 1_000_000,
+        pool,
+        wait_us: if pool == 0 { 10_000 } else { 0 },
+        new: false,
+        demand: 0,
+    }
+}
+
+#[test]
+fn the_first_request_asks_for_itself_only_and_the_next_ones_for_more_and_more() {
+    let (terms, mut lease) = (terms(true), Lease::default());
+    let horizon = terms.horizon_ns(MS);
+    assert_eq!(horizon, SECOND / 2);
+    let mut wants = Vec::new();
+    for turn in 0..5 {
+        lease.arrived(turn, horizon, 0, 1);
+        let ask = Ask {
+            need: 1,
+            fill: true,
+            ..Ask::default()
+        };
+        wants.push(lease.call(turn, &terms, horizon, [0, 0], ask).want);
+    }
+    assert_eq!(wants, [0, 1, 4, 4, 4], "warm: at least a batch");
+}
+
+#[test]
+fn a_strict_limit_asks_for_nothing_ahead_and_is_short_only_when_it_is_empty() {
+    let (terms, mut lease) = (terms(false), Lease::default());
+    let horizon = terms.horizon_ns(MS);
+    lease.arrived(0, horizon, 0, 500);
+    let ask = Ask {
+        need: 3,
+        fill: true,
+        ..Ask::default()
+    };
+    assert_eq!(lease.call(0, &terms, horizon, [0, 0], ask).want, 0);
+    let granted = lease.replied(MS, 0, &terms, MS, &reply(3, 0, 1), 0.5);
+    assert_eq!(granted.refuse_until_ns, None);
+    let granted = lease.replied(MS, 0, &terms, MS, &reply(3, 0, 0), 0.5);
+    // ten milliseconds less half a round trip: a request then arrives when there is one
+    assert_eq!(granted.refuse_until_ns, Some(MS + 10 * MS - MS / 2));
+}
+
+#[test]
+fn a_deadline_counts_from_the_moment_the_call_was_sent_and_is_early() {
+    let (terms, mut lease) = (terms(true), Lease::default());
+    let granted = lease.replied(700 * MS, 200 * MS, &terms, MS, &reply(0, 8, 50), 0.5);
+    assert_eq!(granted.deadline_ns, 200 * MS + 999 * MS);
+    assert_eq!((granted.slot, granted.bank), (0, 8));
+}
+
+#[test]
+fn what_is_spent_is_reported_once_and_what_goes_back_is_not_reported_as_spent() {
+    let (terms, mut lease) = (terms(true), Lease::default());
+    let horizon = terms.horizon_ns(MS);
+    lease.replied(MS, 0, &terms, MS, &reply(0, 10, 50), 0.5);
+    let ask = Ask {
+        back: [2, 0],
+        ..Ask::default()
+    };
+    let call = lease.call(2 * MS, &terms, horizon, [5, 0], ask);
+    let generation = 6;
+    assert_eq!(
+        call.reports,
+        [
+            Report::Spent {
+                generation,
+                tokens: 3
+            },
+            Report::Returned {
+                generation,
+                tokens: 2
+            },
+        ]
+    );
+    let again = lease.call(3 * MS, &terms, horizon, [5, 0], Ask::default());
+    assert_eq!(again.reports, []);
+}
+
+#[test]
+fn a_token_that_a_request_did_not_use_goes_on_the_books_before_it_goes_back() {
+    let (terms, mut lease) = (terms(true), Lease::default());
+    let horizon = terms.horizon_ns(MS);
+    lease.replied(MS, 0, &terms, MS, &reply(1, 0, 50), 0.5);
+    // it was put into the hand
+    let call = lease.call(2 * MS, &terms, horizon, [1, 0], Ask::default());
+    let generation = 6;
+    assert_eq!(
+        call.reports,
+        [Report::Spent {
+            generation,
+            tokens: -1
+        }]
+    );
+    let ask = Ask {
+        back: [1, 0],
+        ..Ask::default()
+    };
+    let call = lease.call(3 * MS, &terms, horizon, [0, 0], ask);
+    assert_eq!(
+        call.reports,
+        [Report::Returned {
+            generation,
+            tokens: 1
+        }]
+    );
+}
+
+#[test]
+fn a_debt_is_charged_until_a_reply_confirms_it() {
+    let (terms, mut lease) = (terms(true), Lease::default());
+    let horizon = terms.horizon_ns(MS);
+    lease.owe(4);
+    for _ in 0..2 {
+        let call = lease.call(MS, &terms, horizon, [0, 0], Ask::default());
+        assert_eq!(call.reports, [Report::Debt { tokens: 4 }]);
+    }
+    lease.owe(1);
+    lease.replied(MS, 0, &terms, MS, &reply(0, 0, 50), 0.5);
+    assert_eq!(lease.debt(), 1);
+}
+
+#[test]
+fn a_short_pool_is_asked_in_pauses_that_grow_while_they_bring_little() {
+    let (terms, mut lease) = (terms(true), Lease::default());
+    let mut pauses = Vec::new();
+    for turn in 0..4 {
+        let granted = lease.replied(turn, turn, &terms, MS, &reply(1, 0, 1), 0.5);
+        pauses.push(granted.refuse_until_ns.expect("short") - turn);
+    }
+    assert_eq!(pauses, [MS, 2 * MS, 4 * MS, 8 * MS]);
+    let granted = lease.replied(9, 9, &terms, MS, &reply(0, 20, 1), 0.5);
+    assert_eq!(granted.refuse_until_ns, Some(9 + 4 * MS));
+}
+
+#[test]
+fn a_store_that_has_forgotten_is_told_what_is_remembered() {
+    let (terms, mut lease) = (terms(true), Lease::default());
+    let horizon = terms.horizon_ns(MS);
+    let call = lease.call(0, &terms, horizon, [0, 0], Ask::default());
+    assert_eq!(call.unknown, 100, "nothing is known: full");
+    lease.replied(0, 0, &terms, MS, &reply(0, 0, 20), 0.5);
+    let call = lease.call(SECOND / 2, &terms, horizon, [0, 0], Ask::default());
+    assert_eq!(call.unknown, 70, "twenty, and half a second's refill");
+}
+
+#[test]
+fn a_window_tells_its_count_while_it_is_open() {
+    let terms = Terms::new(Algorithm::Fixed, 100, Duration::from_secs(1), 100, true);
+    let mut lease = Lease::default();
+    let horizon = terms.horizon_ns(MS);
+    lease.replied(0, 0, &terms, MS, &reply(0, 0, 20), 0.5);
+    let call = lease.call(SECOND / 2, &terms, horizon, [0, 0], Ask::default());
+    assert_eq!(call.unknown, 80);
+    let call = lease.call(SECOND, &terms, horizon, [0, 0], Ask::default());
+    assert_eq!(call.unknown, 0, "the window is over");
+}
+
+#[test]
+fn what_nobody_wants_goes_back_and_at_once_while_others_are_refused() {
+    let (terms, mut lease) = (terms(true), Lease::default());
+    let horizon = terms.horizon_ns(MS);
+    lease.arrived(0, horizon, 0, 20);
+    lease.replied(0, 0, &terms, MS, &reply(0, 20, 90), 0.5);
+    assert_eq!(lease.surplus(1, &terms, horizon, [20, 0]), [0, 0], "wanted");
+    let later = 3 * horizon;
+    assert_eq!(lease.surplus(later, &terms, horizon, [20, 0]), [20, 0]);
+
+    let mut short = Lease::default();
+    short.arrived(0, horizon, 0, 200);
+    short.replied(0, 0, &terms, MS, &reply(0, 20, 1), 0.5);
+    assert_eq!(short.surplus(1, &terms, horizon, [20, 0]), [0, 0]);
+    assert_eq!(short.surplus(horizon, &terms, horizon, [20, 0]), [20, 0]);
+}
+
+#[test]
+fn the_share_follows_the_demand_of_all() {
+    let (terms, mut lease) = (terms(true), Lease::default());
+    let horizon = terms.horizon_ns(MS);
+    lease.arrived(0, horizon, 0, 10);
+    let all = Reply {
+        demand: 80_000,
+        ..reply(0, 0, 50)
+    };
+    lease.replied(0, 0, &terms, MS, &all, 0.5);
+    // 10 in half a second, of 80 a second
+    assert_eq!(lease.share(), Some(0.25));
+}

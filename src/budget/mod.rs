@@ -1,0 +1,147 @@
+//! One allowance shared by all gateways, kept in Redis: with next to no Redis on the path of a request.
+//!
+//! Read in this order: [`lease`] (the arithmetic of tokens borrowed ahead), `hand` (what workers decide with), `keeper` (the
+//! task that asks Redis), `breaker` (when to stop asking), `redis` (one connection), and the scripts beside them.
+//!
+//! **All or none.** A request meets local and shared limits. Refusals that are remembered come first, then tokens in hand are
+//! taken, then Redis is asked for what is missing, in parallel and for every limit by itself, so that the limits of one request
+//! may be anywhere in a cluster. Whatever refuses, the tokens taken go back into the hand, where they serve the next request:
+//! what would be a transaction over several servers is two additions in memory. Limits that are asked for every request come
+//! last, since what they grant has to travel back.
+//!
+//! **Without Redis** a request waits for the budget at most, and for nothing once the breaker is open: the limit's
+//! `on_redis_down` decides.
+
+pub mod lease;
+
+mod breaker;
+mod hand;
+mod keeper;
+mod redis;
+mod settings;
+mod spend;
+
+use std::{
+    io,
+    sync::{Arc, atomic::AtomicBool, mpsc::sync_channel},
+    thread,
+    time::Duration,
+};
+
+use tokio::{runtime::LocalOptions, sync::mpsc, time::Instant};
+
+pub use redis::Server;
+pub use settings::{FAILURES, Name, Settings, SharedLimit, Sync, WhenDown};
+pub use spend::{Claim, Decided, Unavailable};
+
+use hand::Hands;
+use keeper::{Duty, Keeper, Message, PATIENCE, QUEUE};
+use redis::{Link, Patience};
+
+use crate::telemetry::handles::BudgetMetrics;
+
+/// What every worker spends from.
+#[derive(Debug)]
+pub struct Budget {
+    hands: Arc<Hands>,
+    keeper: mpsc::Sender<Message>,
+    degraded: Arc<[AtomicBool]>,
+    wait: Duration,
+}
+
+/// The thread that talks to Redis.
+#[derive(Debug)]
+pub struct KeeperThread {
+    keeper: mpsc::Sender<Message>,
+    thread: thread::JoinHandle<()>,
+}
+
+/// Starts the thread that talks to Redis, and waits until Redis has answered or not: a gateway starts without, too. `epoch` is
+/// the origin of the time that requests are decided with.
+pub fn start(
+    settings: &Settings,
+    max_keys: usize,
+    limits: &[Arc<SharedLimit>],
+    epoch: Instant,
+    metrics: BudgetMetrics,
+) -> io::Result<(Budget, KeeperThread)> {
+    let mut random = [0; 16];
+    getrandom::fill(&mut random).map_err(|error| io::Error::other(error.to_string()))?;
+    let id = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    let seed = random
+        .iter()
+        .take(8)
+        .fold(0, |seed, &byte| seed << 8 | u64::from(byte));
+    let hands = Arc::new(hands(max_keys, limits));
+    let degraded: Arc<[AtomicBool]> = Arc::new([AtomicBool::new(false)]);
+    let patience = Patience {
+        connect: settings.connect_timeout,
+        response: settings.budget * PATIENCE,
+    };
+    let (keeper, messages) = mpsc::channel(QUEUE);
+    let server = settings.server.clone();
+    let (hands_of, degraded_of) = (Arc::clone(&hands), Arc::clone(&degraded));
+    let (prefix, budget) = (settings.key_prefix.clone(), settings.budget);
+    let (started, has_started) = sync_channel(1);
+    let work = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build_local(LocalOptions::default());
+        let Ok(runtime) = runtime else { return };
+        let duty = Duty {
+            hands: hands_of,
+            degraded: degraded_of,
+            links: vec![Link::new(server, patience)],
+            prefix,
+            budget,
+            epoch,
+            metrics,
+            id,
+            seed,
+        };
+        runtime.block_on(Keeper::run(duty, messages, started));
+    };
+    let thread = thread::Builder::new().name("budget".into()).spawn(work)?;
+    let first = has_started
+        .recv()
+        .map_err(|_| io::Error::other("the thread that talks to Redis has no runtime"))?;
+    if first.is_ok() {
+        tracing::info!(
+            redis = settings.server.address(),
+            "shared limits are kept in Redis"
+        );
+    }
+    let budget = Budget {
+        hands,
+        keeper: keeper.clone(),
+        degraded,
+        wait: settings.budget,
+    };
+    Ok((budget, KeeperThread { keeper, thread }))
+}
+
+/// Room for every key, and for each quota a hand of those that find none.
+fn hands(max_keys: usize, limits: &[Arc<SharedLimit>]) -> Hands {
+    let quotas = limits.iter().map(|limit| limit.quotas()).sum();
+    let hands = Hands::new(max_keys, quotas);
+    for limit in limits {
+        for tier in &limit.tiers {
+            if let Some(alone) = keeper::alone(&tier.terms, limit.when_down, 1.0, None) {
+                hands
+                    .hand(hands.overflow(tier.overflow))
+                    .prepare_alone(0, &alone);
+            }
+        }
+    }
+    hands
+}
+
+impl KeeperThread {
+    /// Hands back every token that was borrowed ahead, and ends. Takes no longer than `patience`, or a little.
+    pub fn close(self, patience: Duration) {
+        // a keeper that has ended has nothing to hand back
+        if self.keeper.blocking_send(Message::Close(patience)).is_ok() {
+            let _ = self.thread.join();
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! One Redis server: the connection to it, and script calls over it.
+//!
+//! A call is never repeated once it may have been executed, since it may hand tokens back: the client's own retries and
+//! reconnects are off. `NOSCRIPT` says that it was not, so the same call goes out once more with its source; after a restart
+//! or a failover that is normal. The connection is opened in the background and shared by every call; calls that find none
+//! wait for the one attempt under way. A probe always opens a new connection: a half-open one may look alive for minutes.
+
+use std::{
+    cell::{Cell, RefCell},
+    time::Duration,
+};
+
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError,
+    ServerErrorKind, Value, aio::MultiplexedConnection, io::tcp::TcpSettings,
+};
+use tokio::sync::Notify;
+
+use super::lease::Reply;
+
+/// A script, and the digest under which a server that has seen it knows it.
+#[derive(Debug)]
+pub(super) struct Script {
+    source: &'static str,
+    sha: String,
+}
+
+impl Script {
+    pub(super) fn new(source: &'static str) -> Script {
+        Script {
+            source,
+            sha: redis::Script::new(source).get_hash().to_owned(),
+        }
+    }
+}
+
+/// Why a call brought nothing. The name is the metric's label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Failure {
+    /// No connection, or it broke: the call may have been executed.
+    Connection,
+    /// No reply in twenty budgets: the same.
+    Timeout,
+    /// User, password or rights are not accepted.
+    Auth,
+    /// The server is a replica.
+    ReadOnly,
+    /// The server is reading its data.
+    Loading,
+    /// The server's memory is full.
+    OutOfMemory,
+    /// The cluster does not serve this key at the moment.
+    Cluster,
+    /// The script failed: a bug, or a server that is not a Redis.
+    Script,
+    /// The reply is not what the script answers.
+    Malformed,
+}
+
+impl Failure {
+    pub(super) const ALL: [Failure; 9] = [
+        Failure::Connection,
+        Failure::Timeout,
+        Failure::Auth,
+        Failure::ReadOnly,
+        Failure::Loading,
+        Failure::OutOfMemory,
+        Failure::Cluster,
+        Failure::Script,
+        Failure::Malformed,
+    ];
+
+    pub(super) const fn label(self) -> &'static str {
+        match self {
+            Failure::Connection => "connection",
+            Failure::Timeout => "timeout",
+            Failure::Auth => "auth",
+            Failure::ReadOnly => "readonly",
+            Failure::Loading => "loading",
+            Failure::OutOfMemory => "oom",
+            Failure::Cluster => "cluster",
+            Failure::Script => "script",
+            Failure::Malformed => "malformed",
+        }
+    }
+
+    fn of(error: &RedisError) -> Failure {
+        match error.kind() {
+            _ if error.is_timeout() => Failure::Timeout,
+            ErrorKind::Server(ServerErrorKind::ReadOnly) => Failure::ReadOnly,
+            ErrorKind::Server(ServerErrorKind::BusyLoading) => Failure::Loading,
+            ErrorKind::Server(
+                ServerErrorKind::Moved
+                | ServerErrorKind::Ask
+                | ServerErrorKind::TryAgain
+                | ServerErrorKind::ClusterDown
+                | ServerErrorKind::MasterDown,
+            ) => Failure::Cluster,
+            ErrorKind::Server(ServerErrorKind::NoPerm) | ErrorKind::AuthenticationFailed => {
+                Failure::Auth
+            }
+            ErrorKind::Parse | ErrorKind::UnexpectedReturnType => Failure::Malformed,
+            ErrorKind::Io => Failure::Connection,
+            _ => match error.code() {
+                Some("OOM") => Failure::OutOfMemory,
+                Some("NOAUTH" | "WRONGPASS") => Failure::Auth,
+                Some("MISCONF") => Failure::ReadOnly,
+                _ => Failure::Script,
+            },
+        }
+    }
+
+    /// Whether the next call should go over a new connection, and where the server is looked up, to another server.
+    fn ends_connection(self) -> bool {
+        matches!(
+            self,
+            Failure::Connection | Failure::Malformed | Failure::ReadOnly
+        )
+    }
+}
+
+/// Where a server is, and who we are to it.
+#[derive(Clone, Debug)]
+pub struct Server(ConnectionInfo);
+
+impl Server {
+    /// `redis://`, `rediss://` (TLS) or `unix://`, with user, password and database; what is wrong with it otherwise.
+    pub fn parse(url: &str) -> Result<Server, String> {
+        let info = url.into_connection_info();
+        let info = info.map_err(|error| error.detail().unwrap_or("not a Redis URL").to_owned())?;
+        // small writes that others wait for
+        let tcp = TcpSettings::default().set_nodelay(true);
+        Ok(Server(info.set_tcp_settings(tcp)))
+    }
+
+    /// Without user and password.
+    pub fn address(&self) -> String {
+        self.0.addr().to_string()
+    }
+}
+
+/// What a connection is opened with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    pub(super) connect: Duration,
+    pub(super) response: Duration,
+}
+
+/// The connection to one server.
+#[derive(Debug)]
+pub(super) struct Link {
+    server: Server,
+    patience: Patience,
+    state: RefCell<State>,
+    changed: Notify,
+    number: Cell<u64>,
+}
+
+enum State {
+    Down,
+    Connecting,
+    Up(MultiplexedConnection, u64),
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            State::Down => "Down",
+            State::Connecting => "Connecting",
+            State::Up(..) => "Up",
+        })
+    }
+}
+
+/// Calls that may wait for their turn to be written.
+const PIPELINE: usize = 4096;
+
+impl Link {
+    pub(super) fn new(server: Server, patience: Patience) -> Link {
+        Link {
+            server,
+            patience,
+            state: RefCell::new(State::Down),
+            changed: Notify::new(),
+            number: Cell::new(0),
+        }
+    }
+
+    /// For people.
+    pub(super) fn address(&self) -> String {
+        self.server.address()
+    }
+
+    /// Runs a script on one key.
+    pub(super) async fn call(
+        &self,
+        script: &Script,
+        key: &str,
+        arguments: &[String],
+    ) -> Result<Value, Failure> {
+        let (mut connection, number) = self.connection().await?;
+        let mut command = script_call("EVALSHA", &script.sha, key, arguments);
+        let mut result = connection.send_packed_command(&command).await;
+        if let Ok(Value::ServerError(error)) = &result
+            && error.kind() == Some(ServerErrorKind::NoScript)
+        {
+            command = script_call("EVAL", script.source, key, arguments);
+            result = connection.send_packed_command(&command).await;
+        }
+        let result = result.and_then(Value::extract_error);
+        result.map_err(|error| {
+            let failure = Failure::of(&error);
+            tracing::debug!(%error, kind = failure.label(), "a call to Redis failed");
+            if failure.ends_connection() {
+                self.drop_connection(number);
+            }
+            failure
+        })
+    }
+
+    /// Whether the server takes a write over a new connection, which is then the one that is used. One that answers and
+    /// takes none (it is full, or a replica) is of no use.
+    pub(super) async fn probe(&self, key: &str) -> Result<(), Failure> {
+        let mut connection = self.open().await?;
+        let mut write = redis::cmd("SET");
+        write.arg(key).arg(1).arg("PX").arg(1000);
+        let written = connection.send_packed_command(&write).await;
+        match written.and_then(Value::extract_error) {
+            Ok(Value::Okay) => {}
+            Ok(_) => return Err(Failure::Malformed),
+            Err(error) => return Err(Failure::of(&error)),
+        }
+        self.up(connection);
+        Ok(())
+    }
+
+    async fn connection(&self) -> Result<(MultiplexedConnection, u64), Failure> {
+        let waits = match &*self.state.borrow() {
+            State::Up(connection, number) => return Ok((connection.clone(), *number)),
+            State::Connecting => true,
+            State::Down => false,
+        };
+        if waits {
+            self.changed.notified().await;
+            return match &*self.state.borrow() {
+                State::Up(connection, number) => Ok((connection.clone(), *number)),
+                State::Connecting | State::Down => Err(Failure::Connection),
+            };
+        }
+        self.state.replace(State::Connecting);
+        match self.open().await {
+            Ok(connection) => Ok((connection.clone(), self.up(connection))),
+            Err(failure) => {
+                self.state.replace(State::Down);
+                self.changed.notify_waiters();
+                Err(failure)
+            }
+        }
+    }
+
+    fn up(&self, connection: MultiplexedConnection) -> u64 {
+        let number = self.number.get() + 1;
+        self.number.set(number);
+        self.state.replace(State::Up(connection, number));
+        self.changed.notify_waiters();
+        number
+    }
+
+    fn drop_connection(&self, number: u64) {
+        let mut state = self.state.borrow_mut();
+        if matches!(&*state, State::Up(_, current) if *current == number) {
+            *state = State::Down;
+        }
+    }
+
+    async fn open(&self) -> Result<MultiplexedConnection, Failure> {
+        let failed = |error: RedisError| {
+            tracing::debug!(%error, "cannot connect to Redis");
+            match Failure::of(&error) {
+                failure @ (Failure::Auth | Failure::Loading) => failure,
+                _ => Failure::Connection,
+            }
+        };
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(self.patience.connect))
+            .set_response_timeout(Some(self.patience.response))
+            .set_pipeline_buffer_size(PIPELINE);
+        let client = Client::open(self.server.0.clone()).map_err(failed)?;
+        client
+            .get_multiplexed_async_connection_with_config(&config)
+            .await
+            .map_err(failed)
+    }
+}
+
+fn script_call(command: &str, script: &str, key: &str, arguments: &[String]) -> Cmd {
+    let mut call = redis::cmd(command);
+    call.arg(script).arg(1).arg(key).arg(arguments);
+    call
+}
+
+/// What the scripts answer, or that it is something else.
+pub(super) fn reply(value: &Value) -> Result<Reply, Failure> {
+    let Value::Array(items) = value else {
+        return Err(Failure::Malformed);
+    };
+    let mut numbers = [0_u64; 8];
+    if items.len() != numbers.len() {
+        return Err(Failure::Malformed);
+    }
+    for (number, item) in numbers.iter_mut().zip(items) {
+        let Value::Int(value) = item else {
+            return Err(Failure::Malformed);
+        };
+        *number = u64::try_from(*value).map_err(|_| Failure::Malformed)?;
+    }
+    let [need, want, generation, valid_us, pool, wait_us, new, demand] = numbers;
+    Ok(Reply {
+        need,
+        want,
+        generation: u32::try_from(generation).map_err(|_| Failure::Malformed)?,
+        valid_us,
+        pool,
+        wait_us,
+        new: new == 1,
+        demand,
+    })
+}

@@ -1,0 +1,187 @@
+//! What the edge is told: where Redis is, and what a limit that gateways share is like. Valid when it gets here.
+
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+
+use super::{
+    lease::{Algorithm, Terms},
+    redis::{Failure, Server},
+};
+use crate::{limit::Key, telemetry::handles::LeaseMetrics};
+
+/// `[redis]`.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where it is.
+    pub server: Server,
+    /// What every key in Redis begins with.
+    pub key_prefix: String,
+    /// The longest that a request waits.
+    pub budget: Duration,
+    /// How long opening a connection may take.
+    pub connect_timeout: Duration,
+    /// This region's part of every shared limit, where regions have a Redis each; more than 0, at most 1.
+    pub region_share: f64,
+}
+
+/// How closely gateways keep a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sync {
+    /// Tokens are borrowed ahead.
+    Lease,
+    /// Every request is asked for.
+    Strict,
+}
+
+/// What a limit does while Redis does not answer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum WhenDown {
+    /// It goes on alone, with this part of the limit.
+    Local {
+        /// More than 0, at most 1.
+        fraction: f64,
+    },
+    /// It admits everything.
+    Open,
+    /// It admits nothing: 503.
+    Closed,
+}
+
+impl WhenDown {
+    /// The word for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            WhenDown::Local { .. } => "local",
+            WhenDown::Open => "open",
+            WhenDown::Closed => "closed",
+        }
+    }
+}
+
+/// What can go wrong with a call, as a metric's label.
+pub const FAILURES: [&str; Failure::ALL.len()] = {
+    let mut labels = [""; Failure::ALL.len()];
+    let mut index = 0;
+    while index < labels.len() {
+        labels[index] = Failure::ALL[index].label();
+        index += 1;
+    }
+    labels
+};
+
+/// A limit that gateways share.
+#[derive(Debug)]
+pub struct SharedLimit {
+    pub(super) name: String,
+    /// One for each quota.
+    pub(super) tiers: Vec<Tier>,
+    pub(super) when_down: WhenDown,
+    /// The key of requests that all share one bucket.
+    pub(super) unkeyed: Key,
+    pub(super) metrics: LeaseMetrics,
+}
+
+/// One quota of a shared limit.
+#[derive(Debug)]
+pub(super) struct Tier {
+    pub(super) terms: Terms,
+    /// Counts on tiers before this one, over all limits.
+    pub(super) overflow: usize,
+}
+
+/// The identity of one bucket for all gateways.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Name(pub [u8; 16]);
+
+impl SharedLimit {
+    /// A limit with these terms, at least one, one for each quota. `before` counts the quotas of the limits before it: each has a
+    /// place of its own for keys that find no room.
+    pub fn new(
+        name: &str,
+        terms: Vec<Terms>,
+        when_down: WhenDown,
+        before: usize,
+        metrics: LeaseMetrics,
+    ) -> SharedLimit {
+        let digest: [u8; 32] = Sha256::digest(name).into();
+        let unkeyed = digest
+            .iter()
+            .take(16)
+            .fold(0, |key, &byte| key << 8 | u128::from(byte));
+        let tier = |(index, terms)| Tier {
+            terms,
+            overflow: before + index,
+        };
+        SharedLimit {
+            name: name.to_owned(),
+            tiers: terms.into_iter().enumerate().map(tier).collect(),
+            when_down,
+            unkeyed: Key(unkeyed),
+            metrics,
+        }
+    }
+
+    /// The terms of a tier; of the default one where there is none.
+    pub(super) fn tier(&self, tier: usize) -> &Tier {
+        self.tiers.get(tier).unwrap_or(&self.tiers[0])
+    }
+
+    /// How many quotas it has.
+    pub fn quotas(&self) -> usize {
+        self.tiers.len()
+    }
+
+    /// The key in Redis of one bucket. What is in braces decides on the slot of a cluster. The form of its state is part of the
+    /// hash, so that a limit that counts differently now does not read what it cannot; its amounts are not, so that a changed
+    /// rate keeps what was spent.
+    pub(super) fn redis_key(&self, prefix: &str, terms: &Terms, name: Name) -> String {
+        let form: (u8, u64) = match terms.algorithm {
+            Algorithm::Bucket => (1, 0),
+            Algorithm::Fixed | Algorithm::Sliding => (2, terms.span_us),
+            Algorithm::Log => (3, terms.span_us),
+        };
+        let digest = Sha256::new()
+            .chain_update([form.0])
+            .chain_update(form.1.to_le_bytes())
+            .chain_update(name.0)
+            .finalize();
+        let hash = base64url(digest.iter().copied().take(16));
+        format!("{prefix}:{{{}:{hash}}}", self.name)
+    }
+}
+
+/// RFC 4648 §5, without padding.
+fn base64url(bytes: impl Iterator<Item = u8>) -> String {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let mut text = String::new();
+    let (mut held, mut bits) = (0_u32, 0);
+    let mut push = |index: u32| text.push(char::from(ALPHABET[index as usize & 63]));
+    for byte in bytes {
+        held = held << 8 | u32::from(byte);
+        bits += 8;
+        while bits >= 6 {
+            bits -= 6;
+            push(held >> bits);
+        }
+    }
+    if bits > 0 {
+        push(held << (6 - bits));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64url_is_that_of_the_rfc() {
+        let of = |text: &str| base64url(text.bytes());
+        assert_eq!(
+            [of("f"), of("fo"), of("foo"), of("foobar")],
+            ["Zg", "Zm8", "Zm9v", "Zm9vYmFy"]
+        );
+        assert_eq!(base64url([0xfb, 0xff].into_iter()), "-_8");
+    }
+}

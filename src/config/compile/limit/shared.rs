@@ -1,0 +1,118 @@
+//! Whether a limit is kept together with other gateways, how closely, and what it does without them.
+
+use super::behaviour::contradiction;
+use crate::{
+    budget::{Sync, WhenDown},
+    config::{
+        Limit, Over, Shared,
+        code::Code,
+        compile::redis,
+        diagnostic::Problem,
+        file::{Section, not_built},
+    },
+    limit::Algorithm,
+};
+
+/// The part of a limit that goes on while Redis does not answer.
+const LOCAL_FRACTION: f64 = 0.5;
+
+/// Keys that mean nothing to a limit that is not shared.
+const FOREIGN: [&str; 3] = ["sync", "on_redis_down", "local_fraction"];
+
+pub(super) fn read(section: &Section<'_>, has_redis: bool, limit: &mut Limit) {
+    let scope = section.choice("scope", &[("local", false), ("global", true)]);
+    let strict = section.choice("sync", &[("lease", Sync::Lease), ("strict", Sync::Strict)]);
+    let behaviour = section.choice(
+        "on_redis_down",
+        &["local", "open", "closed"].map(|word| (word, word)),
+    );
+    let fraction = section
+        .get("local_fraction")
+        .map(|value| redis::part(&value));
+    match scope {
+        None => return,
+        Some(false) => {
+            for key in FOREIGN {
+                let message =
+                    format!("`{key}` is about limits that gateways share, and this one is local");
+                contradiction(
+                    section,
+                    key,
+                    &message,
+                    "write scope = \"global\", or remove the key",
+                );
+            }
+            return;
+        }
+        Some(true) => {}
+    }
+    if behaviour.is_some_and(|behaviour| behaviour != "local") {
+        let message = "`local_fraction` is about a limit that goes on alone, and this one does not";
+        let hint = "write on_redis_down = \"local\", or remove the key";
+        contradiction(section, "local_fraction", message, hint);
+    }
+    let is_log = limit.algorithm == Algorithm::SlidingLog;
+    if is_log && strict == Some(Sync::Lease) {
+        let message =
+            "of a sliding log nothing can be borrowed ahead: Redis is asked for every request";
+        contradiction(
+            section,
+            "sync",
+            message,
+            "write sync = \"strict\", or another algorithm",
+        );
+    }
+    if !has_redis {
+        if let Some(scope) = section.get("scope") {
+            let message = "there is no [redis]: this limit is kept by each gateway by itself";
+            let problem = Problem::new(Code::NothingShared, message)
+                .hint("add [redis], or write scope = \"local\"");
+            section.document.warn(scope.name_span(), problem);
+        }
+        return;
+    }
+    refuse_unbuilt(section, limit);
+    let when_down = match behaviour {
+        Some("open") => WhenDown::Open,
+        Some("closed") => WhenDown::Closed,
+        _ => WhenDown::Local {
+            fraction: fraction.flatten().unwrap_or(LOCAL_FRACTION),
+        },
+    };
+    limit.shared = Some(Shared {
+        sync: if is_log {
+            Sync::Strict
+        } else {
+            strict.unwrap_or(Sync::Lease)
+        },
+        when_down,
+    });
+}
+
+/// What a limit can do alone, and not together with others yet.
+fn refuse_unbuilt(section: &Section<'_>, limit: &Limit) {
+    let refuse = |key: &'static str, feature: &str| {
+        if let Some(value) = section.get(key) {
+            let problem = not_built(format!("{} with scope = \"global\"", value.what), feature);
+            let hint = "write scope = \"local\", or remove the key";
+            section
+                .document
+                .error(value.name_span(), problem.hint(hint));
+        }
+    };
+    if limit.algorithm == Algorithm::Concurrency {
+        refuse("algorithm", "requests in flight over several gateways");
+    }
+    if limit.over != Over::Reject {
+        refuse("over", "holding requests of a limit that gateways share");
+    }
+    if limit.charge_rejected {
+        refuse(
+            "charge_rejected",
+            "charging rejections to a limit that gateways share",
+        );
+    }
+    if !limit.count_status.is_empty() {
+        refuse("count_status", "counting answers over several gateways");
+    }
+}

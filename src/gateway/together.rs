@@ -1,0 +1,95 @@
+//! Limits that gateways share, decided together with those of this process: all are charged, or none.
+
+use arrayvec::ArrayVec;
+
+use super::{Exchange, Worker, admit::Met};
+use crate::{
+    budget::{Budget, Claim, Decided, Name, Unavailable},
+    config::Mode,
+    limit::{Charge, MAX_LIMITS, Verdict},
+    response::Refusal,
+};
+
+impl Worker {
+    /// The verdict of limits of which some are shared, in their order. Waits only where Redis has to be asked. 503 where Redis
+    /// does not answer and a limit admits nothing without it.
+    pub(super) async fn ask_together<'a>(
+        &self,
+        budget: &Budget,
+        exchange: &Exchange<'_>,
+        now_ns: u64,
+        met: &[Met<'a>],
+    ) -> Result<Verdict<'a>, Refusal> {
+        let (route, store) = (exchange.route, &self.shared.store);
+        let local = |later: bool| -> ArrayVec<Charge<'a>, MAX_LIMITS> {
+            let chosen = met
+                .iter()
+                .filter(move |met| !met.is_shared() && met.counts_later() == later);
+            chosen.map(|met| met.charge(route)).collect()
+        };
+        let shared: ArrayVec<(&Met<'_>, Claim<'_>), MAX_LIMITS> = met
+            .iter()
+            .filter_map(|met| Some((met, met.claim(route.cost)?)))
+            .collect();
+        let claims: ArrayVec<Claim<'_>, MAX_LIMITS> =
+            shared.iter().map(|(_, claim)| *claim).collect();
+        let later = store.peek(now_ns, &local(true));
+        let blocked = met.iter().any(|met| met.blocked.is_some());
+        let decided = if later.admitted() && !blocked {
+            let name = |index: usize| self.name(exchange, shared.get(index).map(|(met, _)| *met));
+            let charges = local(false);
+            let decided = budget.admit(now_ns, store, &charges, &claims, name);
+            match decided.await {
+                Ok(decided) => decided,
+                Err(Unavailable { claim }) => match shared.get(claim) {
+                    // one that only looks on says nothing then
+                    Some((met, _)) if met.limit.rule.settings.mode != Mode::Enforce => {
+                        return Ok(Verdict::default());
+                    }
+                    _ => return Err(Refusal::LimitUnavailable),
+                },
+            }
+        } else {
+            Decided {
+                local: store.peek(now_ns, &local(false)),
+                shared: budget.peek(now_ns, &claims),
+            }
+        };
+        let [mut now, mut later, mut together] =
+            [decided.local, later, decided.shared].map(|verdict| verdict.findings.into_iter());
+        let in_order = met.iter().filter_map(|met| {
+            let finding = match (met.is_shared(), met.counts_later()) {
+                (true, _) => together.next(),
+                (false, true) => later.next(),
+                (false, false) => now.next(),
+            }?;
+            let closed = met.blocked.map(|blocked| blocked.finding(&finding));
+            Some(closed.unwrap_or(finding))
+        });
+        Ok(Verdict {
+            findings: in_order.collect(),
+        })
+    }
+
+    /// What all gateways call the bucket of a request.
+    fn name(&self, exchange: &Exchange<'_>, met: Option<&Met<'_>>) -> Name {
+        let (Some(met), Some(asked)) = (met, &exchange.asked) else {
+            return Name::default();
+        };
+        let plan = &self.shared.plan;
+        exchange.with_subject(&plan.table, asked, |subject| {
+            Name(met.limit.rule.key.shared(plan.prefixes, subject))
+        })
+    }
+}
+
+impl<'a> Met<'a> {
+    fn claim(&self, cost: u64) -> Option<Claim<'a>> {
+        Some(Claim {
+            limit: self.limit.rule.shared.as_ref()?,
+            tier: self.tier,
+            key: self.key(),
+            cost,
+        })
+    }
+}

@@ -1,0 +1,231 @@
+//! What happens when Redis is slow, gone, full, read-only, forgetful or something else altogether.
+
+use std::{
+    io::{Read, Write},
+    net::TcpListener,
+    thread,
+};
+
+use redis::Value;
+
+use super::{HOURLY, burst, shared, shared_at};
+use crate::support::{Gateway, Redis, Request, eventually, redis::free_address};
+
+/// So many a second that a test never spends them.
+const PLENTY: &str = "rate = \"1000000/s\"";
+
+fn passed(gateway: &Gateway, requests: usize) -> usize {
+    let statuses = gateway.statuses(&Request::get("/"), requests);
+    let other = statuses
+        .iter()
+        .find(|&&status| ![200, 429].contains(&status));
+    assert_eq!(other, None, "{statuses:?}");
+    statuses.iter().filter(|&&status| status == 200).count()
+}
+
+/// Sends requests until Redis is given up.
+fn until_given_up(gateway: &Gateway) {
+    eventually("Redis to be given up", || {
+        let status = gateway.get("/").status;
+        assert!([200, 429, 503].contains(&status), "{status}");
+        match gateway.metric("tidegate_degraded") {
+            1.0 => Ok(()),
+            other => Err(format!("degraded is {other}")),
+        }
+    });
+}
+
+#[test]
+fn without_redis_a_limit_goes_on_with_its_part_or_opens_or_closes() {
+    let url = format!("redis://{}", free_address());
+    for (behaviour, expected) in [
+        ("on_redis_down = \"local\"", 200..=300),
+        (
+            "on_redis_down = \"local\"\nlocal_fraction = 0.25",
+            100..=150,
+        ),
+        ("on_redis_down = \"open\"", 1_000..=1_000),
+    ] {
+        let gateway = shared_at(&url, &format!("{HOURLY}\n{behaviour}"));
+        let passed = passed(&gateway, 1_000);
+        assert!(
+            expected.contains(&passed),
+            "{behaviour}: {passed} of 1000 with a limit of 600"
+        );
+        assert_eq!(gateway.metric("tidegate_degraded"), 1.0);
+        assert!(gateway.metric("tidegate_degraded_decisions_total") >= 1.0);
+    }
+    let gateway = shared_at(&url, &format!("{HOURLY}\non_redis_down = \"closed\""));
+    assert_eq!(gateway.statuses(&Request::get("/"), 3), [503, 503, 503]);
+}
+
+#[test]
+fn a_redis_that_is_killed_and_comes_back_is_used_again_and_told_what_it_missed() {
+    let mut redis = Redis::start();
+    let gateway = shared(&redis, "rate = \"100/h\"\nburst = 100\nsync = \"strict\"");
+    assert_eq!(passed(&gateway, 40), 40);
+    redis.kill();
+    until_given_up(&gateway);
+    let alone = passed(&gateway, 100);
+    // 60 were left, of which half may be spent alone
+    assert!((20..=31).contains(&alone), "{alone} passed without Redis");
+    redis.restart();
+    gateway.wait_for_metric("tidegate_degraded", 0.0);
+    let after = passed(&gateway, 100);
+    assert!(
+        after <= 60 - alone,
+        "{after} passed after {alone} without Redis"
+    );
+    assert!(
+        after >= 25 - (alone - 20),
+        "{after} passed after {alone} without Redis"
+    );
+}
+
+#[test]
+fn a_redis_that_hangs_is_given_up_and_used_again_when_it_answers() {
+    let redis = Redis::start();
+    let gateway = shared(
+        &redis,
+        &format!("{PLENTY}\nsync = \"strict\"\non_redis_down = \"open\""),
+    );
+    assert_eq!(passed(&gateway, 10), 10);
+    redis.pause();
+    until_given_up(&gateway);
+    let late = gateway.metric("tidegate_budget_calls_total{outcome=\"late\"}");
+    assert_eq!(passed(&gateway, 200), 200);
+    assert_eq!(
+        gateway.metric("tidegate_budget_calls_total{outcome=\"late\"}"),
+        late,
+        "nobody waits for a Redis that was given up"
+    );
+    redis.resume();
+    gateway.wait_for_metric("tidegate_degraded", 0.0);
+    let before = gateway.metric("tidegate_budget_calls_total{outcome=\"ok\"}");
+    assert_eq!(passed(&gateway, 10), 10);
+    assert!(gateway.metric("tidegate_budget_calls_total{outcome=\"ok\"}") > before);
+    let log = gateway.stderr();
+    assert_eq!(log.matches("Redis does not answer").count(), 1, "{log}");
+    assert_eq!(log.matches("Redis answers again").count(), 1, "{log}");
+}
+
+#[test]
+fn a_redis_that_has_forgotten_everything_gives_no_second_burst() {
+    let redis = Redis::start();
+    let gateway = shared(&redis, HOURLY);
+    let before = passed(&gateway, 560);
+    assert_eq!(before, 560);
+    redis.run::<Value>(&["FLUSHALL"]);
+    let after = passed(&gateway, 600);
+    // forty were left, and a unit refills every six seconds
+    assert!(after <= 44, "{after} passed after the flush");
+}
+
+#[test]
+fn forgotten_scripts_are_sent_again_and_no_request_notices() {
+    let redis = Redis::start();
+    let gateway = shared(
+        &redis,
+        &format!("{PLENTY}\nsync = \"strict\"\non_redis_down = \"closed\""),
+    );
+    for _ in 0..5 {
+        assert_eq!(passed(&gateway, 20), 20);
+        redis.run::<Value>(&["SCRIPT", "FLUSH"]);
+    }
+    assert_eq!(
+        gateway.metric("tidegate_budget_calls_total{outcome=\"error\"}"),
+        0.0
+    );
+}
+
+#[test]
+fn a_full_a_read_only_and_a_loading_redis_count_under_their_names_and_recover() {
+    let redis = Redis::start();
+    let gateway = shared(
+        &redis,
+        &format!("{PLENTY}\nsync = \"strict\"\non_redis_down = \"open\""),
+    );
+    let fill: &[&str] = &["CONFIG", "SET", "maxmemory", "1"];
+    let free: &[&str] = &["CONFIG", "SET", "maxmemory", "0"];
+    let follow: &[&str] = &["REPLICAOF", "127.0.0.1", "1"];
+    let lead: &[&str] = &["REPLICAOF", "NO", "ONE"];
+    for (kind, spoil, mend) in [("oom", fill, free), ("readonly", follow, lead)] {
+        assert_eq!(passed(&gateway, 5), 5);
+        redis.run::<Value>(spoil);
+        until_given_up(&gateway);
+        assert!(
+            gateway.metric(&format!("tidegate_budget_errors_total{{kind=\"{kind}\"}}")) >= 5.0,
+            "{kind}"
+        );
+        assert_eq!(passed(&gateway, 20), 20, "{kind}");
+        redis.run::<Value>(mend);
+        let before = gateway.metric("tidegate_budget_calls_total{outcome=\"ok\"}");
+        eventually("calls to be answered again", || {
+            assert_eq!(passed(&gateway, 1), 1);
+            let now = gateway.metric("tidegate_budget_calls_total{outcome=\"ok\"}");
+            if now > before {
+                Ok(())
+            } else {
+                Err(kind.to_owned())
+            }
+        });
+        gateway.wait_for_metric("tidegate_degraded", 0.0);
+    }
+}
+
+#[test]
+fn what_is_no_redis_is_given_up() {
+    for nonsense in [
+        "HTTP/1.1 400 Bad Request\r\n\r\n",
+        "*1\r\n*1\r\n*1\r\n$-1\r\n",
+        "\0\0\0\0\0\0\0\0",
+        "+OK\r\n",
+        ":1\r\n",
+        "*2\r\n:1\r\n$3\r\nabc\r\n",
+    ] {
+        let socket = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
+        let url = format!("redis://{}", socket.local_addr().expect("it is bound"));
+        thread::spawn(move || {
+            for stream in socket.incoming().flatten() {
+                thread::spawn(move || {
+                    let mut stream = stream;
+                    let mut buffer = [0; 4096];
+                    // one answer for each command that begins, so that nothing of it looks like silence
+                    while let Ok(read @ 1..) = stream.read(&mut buffer) {
+                        let commands = buffer[..read].iter().filter(|&&byte| byte == b'*').count();
+                        for _ in 0..commands.max(1) {
+                            if stream.write_all(nonsense.as_bytes()).is_err() {
+                                return;
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        let gateway = shared_at(
+            &url,
+            &format!("{PLENTY}\nsync = \"strict\"\non_redis_down = \"closed\""),
+        );
+        for _ in 0..20 {
+            assert_eq!(gateway.get("/").status, 503, "{nonsense:?}");
+        }
+        assert!(gateway.metric("tidegate_budget_errors_total") >= 1.0);
+    }
+}
+
+#[test]
+fn two_gateways_share_what_goes_on_alone() {
+    let mut redis = Redis::start();
+    let limit = "rate = \"400/h\"\nburst = 400";
+    let gateways: Vec<Gateway> = (0..2).map(|_| shared(&redis, limit)).collect();
+    let before = burst(&gateways, 50, 5);
+    assert_eq!(before.get(&200), Some(&100));
+    redis.kill();
+    gateways.iter().for_each(until_given_up);
+    let alone: usize = gateways.iter().map(|gateway| passed(gateway, 400)).sum();
+    // what they hold, and half of what is left
+    assert!(
+        alone <= 300,
+        "{alone} passed without Redis, after 100 of 400"
+    );
+}

@@ -1,0 +1,393 @@
+//! The scripts themselves, on a Redis: what they grant, take back, remember and forget.
+
+use std::time::Duration;
+
+use redis::Value;
+
+use crate::support::{Redis, wait::pause};
+
+const BUCKET: &str = include_str!("../../../src/budget/bucket.lua");
+const WINDOW: &str = include_str!("../../../src/budget/window.lua");
+const LOG: &str = include_str!("../../../src/budget/log.lua");
+
+const KEY: &str = "tidegate:{test:key}";
+const HOUR_US: f64 = 3_600e6;
+
+/// The eight numbers that a script answers.
+#[derive(Debug, PartialEq)]
+struct Answer {
+    need: i64,
+    want: i64,
+    generation: i64,
+    valid_us: i64,
+    pool: i64,
+    wait_us: i64,
+    new: i64,
+    demand: i64,
+}
+
+fn run(redis: &Redis, script: &str, arguments: &[String]) -> Answer {
+    let mut command = vec!["EVAL", script, "1", KEY];
+    command.extend(arguments.iter().map(String::as_str));
+    let numbers: Vec<i64> = redis.run(&command);
+    let [need, want, generation, valid_us, pool, wait_us, new, demand] = numbers[..] else {
+        panic!("{numbers:?}")
+    };
+    Answer {
+        need,
+        want,
+        generation,
+        valid_us,
+        pool,
+        wait_us,
+        new,
+        demand,
+    }
+}
+
+/// A bucket of this capacity and rate per second, with generations of `tau_us`.
+struct Bucket {
+    capacity: f64,
+    rate: f64,
+    tau_us: u64,
+}
+
+/// A bucket that hardly refills.
+const SLOW: Bucket = Bucket {
+    capacity: 100.0,
+    rate: 1e-3,
+    tau_us: 3_600_000_000,
+};
+
+impl Bucket {
+    fn call(&self, redis: &Redis, need: u64, want: u64, reports: &[(u8, i64, i64)]) -> Answer {
+        self.remembered(redis, self.capacity, need, want, reports)
+    }
+
+    fn remembered(
+        &self,
+        redis: &Redis,
+        level: f64,
+        need: u64,
+        want: u64,
+        reports: &[(u8, i64, i64)],
+    ) -> Answer {
+        let mut arguments: Vec<String> = vec![
+            self.capacity.to_string(),
+            (self.rate / 1e6).to_string(),
+            self.tau_us.to_string(),
+            need.to_string(),
+            want.to_string(),
+            "1".into(),
+            "0".into(),
+            "1".into(),
+            "0".into(),
+            "1000000".into(),
+            level.to_string(),
+        ];
+        for (kind, generation, tokens) in reports {
+            arguments.extend([kind.to_string(), generation.to_string(), tokens.to_string()]);
+        }
+        run(redis, BUCKET, &arguments)
+    }
+}
+
+/// Moves the moment of the last call, as a step of the clock would.
+fn step_clock(redis: &Redis, by_us: f64) {
+    let script = "local level, ts, gen, o0, o1, dem = struct.unpack('<ddI4I4I4f', redis.call('GET', KEYS[1]))
+        redis.call('SET', KEYS[1], struct.pack('<ddI4I4I4f', level, ts - ARGV[1], gen, o0, o1, dem), 'KEEPTTL')
+        return redis.status_reply('OK')";
+    redis.run::<Value>(&["EVAL", script, "1", KEY, &by_us.to_string()]);
+}
+
+#[test]
+fn those_who_wait_come_before_what_is_taken_ahead() {
+    let redis = Redis::start();
+    let answer = SLOW.call(&redis, 98, 50, &[]);
+    assert_eq!(
+        (answer.need, answer.want, answer.pool, answer.new),
+        (98, 2, 0, 1)
+    );
+    let answer = SLOW.call(&redis, 5, 5, &[]);
+    assert_eq!(
+        (answer.need, answer.want, answer.pool, answer.new),
+        (0, 0, 0, 0)
+    );
+    // a thousand seconds for one token
+    assert!(
+        (990_000_000..=1_000_000_001).contains(&answer.wait_us),
+        "{answer:?}"
+    );
+}
+
+#[test]
+fn what_goes_back_is_there_again_but_never_more_than_was_out() {
+    let redis = Redis::start();
+    let lent = SLOW.call(&redis, 0, 60, &[]);
+    assert_eq!(lent.want, 60);
+    let answer = SLOW.call(
+        &redis,
+        0,
+        0,
+        &[(0, lent.generation, 20), (1, lent.generation, 10)],
+    );
+    assert_eq!(answer.pool, 50);
+    let answer = SLOW.call(&redis, 0, 0, &[(1, lent.generation, 1_000)]);
+    assert_eq!(answer.pool, 80, "thirty were still out");
+    let answer = SLOW.call(
+        &redis,
+        0,
+        0,
+        &[(1, lent.generation, 1_000), (1, lent.generation - 5, 1_000)],
+    );
+    assert_eq!(answer.pool, 80, "nothing was");
+}
+
+#[test]
+fn a_token_that_was_granted_by_name_goes_on_the_books_and_back() {
+    let redis = Redis::start();
+    let granted = SLOW.call(&redis, 3, 0, &[]);
+    let generation = granted.generation;
+    let answer = SLOW.call(&redis, 0, 0, &[(0, generation, -3), (1, generation, 3)]);
+    assert_eq!(answer.pool, 100);
+}
+
+#[test]
+fn what_is_out_on_lease_counts_as_content_for_two_generations() {
+    let redis = Redis::start();
+    // fills in a hundredth of a second
+    let fast = Bucket {
+        capacity: 100.0,
+        rate: 10_000.0,
+        tau_us: 300_000,
+    };
+    let lent = fast.call(&redis, 0, 60, &[]);
+    assert_eq!(lent.want, 60);
+    pause(Duration::from_millis(30));
+    assert_eq!(
+        fast.call(&redis, 0, 0, &[]).pool,
+        40,
+        "leased tokens are no second burst"
+    );
+    assert!((300_000..=600_000).contains(&lent.valid_us), "{lent:?}");
+    pause(
+        Duration::from_micros(u64::try_from(lent.valid_us).expect("a duration"))
+            + Duration::from_millis(30),
+    );
+    let answer = fast.call(&redis, 0, 0, &[(1, lent.generation, 60)]);
+    assert_eq!(answer.pool, 100, "they have lapsed");
+}
+
+#[test]
+fn a_debt_is_bounded_by_the_capacity() {
+    let redis = Redis::start();
+    let answer = SLOW.call(&redis, 1, 0, &[(2, 0, 1_000_000)]);
+    assert_eq!((answer.need, answer.pool), (0, 0));
+    // a hundred below zero, and one more
+    assert!(
+        (100_900_000_000..=101_000_000_001).contains(&answer.wait_us),
+        "{answer:?}"
+    );
+}
+
+#[test]
+fn after_the_wait_exactly_one_fits() {
+    let redis = Redis::start();
+    let bucket = Bucket {
+        capacity: 2.0,
+        rate: 4.0,
+        tau_us: 500_000,
+    };
+    bucket.call(&redis, 2, 0, &[]);
+    let refused = bucket.call(&redis, 2, 0, &[]);
+    assert_eq!(refused.need, 0);
+    pause(Duration::from_micros(
+        u64::try_from(refused.wait_us).expect("a wait"),
+    ));
+    assert_eq!(bucket.call(&redis, 2, 0, &[]).need, 1);
+}
+
+#[test]
+fn a_step_of_the_clock_gives_at_most_one_capacity_and_takes_nothing() {
+    let redis = Redis::start();
+    SLOW.call(&redis, 100, 0, &[]);
+    // the last call seems to lie in the future: the clock went back
+    step_clock(&redis, -HOUR_US);
+    assert_eq!(SLOW.call(&redis, 0, 0, &[]).pool, 0);
+    step_clock(&redis, HOUR_US * 1_000.0);
+    assert_eq!(SLOW.call(&redis, 0, 0, &[]).pool, 100);
+}
+
+#[test]
+fn a_bucket_lives_until_it_is_full_and_its_leases_are_dead() {
+    let redis = Redis::start();
+    let bucket = Bucket {
+        capacity: 100.0,
+        rate: 10.0,
+        tau_us: 1_000_000,
+    };
+    bucket.call(&redis, 50, 0, &[]);
+    let left: i64 = redis.run(&["PTTL", KEY]);
+    assert!(
+        (6_500..=7_001).contains(&left),
+        "5 s to fill and two generations of 1 s: {left}"
+    );
+    let bytes: i64 = redis.run(&["MEMORY", "USAGE", KEY]);
+    assert!(bytes <= 200, "{bytes} bytes");
+}
+
+#[test]
+fn a_bucket_that_is_not_there_has_what_the_gateway_remembers() {
+    let redis = Redis::start();
+    assert_eq!(SLOW.remembered(&redis, 7.0, 10, 0, &[]).need, 7);
+}
+
+#[test]
+fn a_changed_capacity_keeps_what_was_spent() {
+    let redis = Redis::start();
+    SLOW.call(&redis, 30, 0, &[]);
+    let larger = Bucket {
+        capacity: 200.0,
+        ..SLOW
+    };
+    assert_eq!(larger.call(&redis, 0, 0, &[]).pool, 170);
+    let smaller = Bucket {
+        capacity: 20.0,
+        ..SLOW
+    };
+    assert_eq!(smaller.call(&redis, 0, 0, &[]).pool, 0);
+}
+
+fn window(
+    redis: &Redis,
+    slides: bool,
+    limit: u64,
+    window_us: u64,
+    need: u64,
+    want: u64,
+    reports: &[(u8, i64, i64)],
+) -> Answer {
+    let mut arguments: Vec<String> = vec![
+        limit.to_string(),
+        window_us.to_string(),
+        u8::from(slides).to_string(),
+        need.to_string(),
+        want.to_string(),
+        "1".into(),
+        "0".into(),
+        "1".into(),
+        "0".into(),
+        "1000000".into(),
+        "0".into(),
+    ];
+    for (kind, generation, tokens) in reports {
+        arguments.extend([kind.to_string(), generation.to_string(), tokens.to_string()]);
+    }
+    run(redis, WINDOW, &arguments)
+}
+
+const DAY_US: u64 = 86_400_000_000;
+
+#[test]
+fn a_window_grants_its_limit_and_takes_back_what_was_not_used() {
+    for slides in [false, true] {
+        let redis = Redis::start();
+        let answer = window(&redis, slides, 10, DAY_US, 6, 3, &[]);
+        assert_eq!((answer.need, answer.want, answer.pool), (6, 3, 1));
+        let answer = window(
+            &redis,
+            slides,
+            10,
+            DAY_US,
+            5,
+            0,
+            &[(1, answer.generation, 2)],
+        );
+        assert_eq!((answer.need, answer.pool), (3, 0));
+        assert!(answer.wait_us > 0);
+        let left: i64 = redis.run(&["PTTL", KEY]);
+        assert!((1..=2 * 86_400_001).contains(&left), "{left}");
+    }
+}
+
+#[test]
+fn a_new_window_is_open_and_a_sliding_one_looks_back() {
+    let redis = Redis::start();
+    let second = 1_000_000;
+    let full = |slides| {
+        // at the beginning of a window, so that the calls below are in the next one
+        loop {
+            let answer = window(&redis, slides, 10, second, 10, 0, &[]);
+            if answer.valid_us > 800_000 && answer.need == 10 {
+                return answer;
+            }
+            pause(
+                Duration::from_micros(u64::try_from(answer.valid_us).expect("a duration"))
+                    + Duration::from_millis(1),
+            );
+        }
+    };
+    let answer = full(false);
+    pause(Duration::from_micros(
+        u64::try_from(answer.wait_us).expect("a wait"),
+    ));
+    assert_eq!(window(&redis, false, 10, second, 3, 0, &[]).need, 3);
+
+    redis.run::<Value>(&["DEL", KEY]);
+    let answer = full(true);
+    pause(
+        Duration::from_micros(u64::try_from(answer.valid_us).expect("a duration"))
+            + Duration::from_millis(300),
+    );
+    let answer = window(&redis, true, 10, second, 10, 0, &[]);
+    assert!(
+        (1..=9).contains(&answer.need),
+        "a part of the last window still counts: {answer:?}"
+    );
+}
+
+fn log(
+    redis: &Redis,
+    limit: u64,
+    window_us: u64,
+    need: u64,
+    gateway: &str,
+    number: u64,
+    reports: &[(u8, i64, i64)],
+) -> Answer {
+    let mut arguments: Vec<String> = vec![
+        limit.to_string(),
+        window_us.to_string(),
+        need.to_string(),
+        gateway.into(),
+        number.to_string(),
+    ];
+    for (kind, generation, tokens) in reports {
+        arguments.extend([kind.to_string(), generation.to_string(), tokens.to_string()]);
+    }
+    run(redis, LOG, &arguments)
+}
+
+#[test]
+fn a_log_is_exact_and_gives_back_by_the_number_of_the_call() {
+    let redis = Redis::start();
+    assert_eq!(log(&redis, 5, DAY_US, 3, "a", 1, &[]).need, 3);
+    let answer = log(&redis, 5, DAY_US, 3, "b", 1, &[]);
+    assert_eq!((answer.need, answer.pool), (2, 0));
+    assert!(answer.wait_us > 86_000_000_000, "{answer:?}");
+    let answer = log(&redis, 5, DAY_US, 0, "a", 2, &[(1, 1, 2)]);
+    assert_eq!(answer.pool, 2, "two of the three of the first call");
+    let answer = log(&redis, 5, DAY_US, 0, "a", 3, &[(1, 1, 5)]);
+    assert_eq!(
+        answer.pool, 3,
+        "and the third, but nothing of another gateway"
+    );
+    pause(Duration::from_millis(5));
+    assert_eq!(
+        log(&redis, 5, 1_000, 5, "a", 4, &[]).need,
+        5,
+        "all have left the window"
+    );
+    let left: i64 = redis.run(&["PTTL", KEY]);
+    assert!((0..=2).contains(&left) || left == -2, "{left}");
+}
