@@ -182,7 +182,9 @@ impl Worker {
         }
         if !exchange.delay.is_zero() {
             // a client that leaves meanwhile takes its place in the queue with it
+            exchange.from.needs_client(true);
             tokio::time::sleep(exchange.delay).await;
+            exchange.from.needs_client(false);
         }
         exchange.slots.turn_has_come();
         // only now: whoever is refused has waited for its turn too, or refusals would be free

@@ -21,8 +21,9 @@ pub(super) struct Clock {
     since: Cell<Option<Instant>>,
     in_flight: Cell<u32>,
     frames: Cell<bool>,
-    /// More bytes are needed for the request in hand: a connection that ends now ends within it.
-    needs_bytes: Cell<bool>,
+    /// Nothing goes on without the client: more of its request is awaited, or it awaits its turn. One that closes its side
+    /// then has left.
+    needs_client: Cell<bool>,
     body_left_unread: Cell<bool>,
     /// What is written when a head does not arrive in time; HTTP/2 has no such answer.
     timeout_answer: Cell<&'static [u8]>,
@@ -54,7 +55,7 @@ impl Clock {
             since: Cell::new(None),
             in_flight: Cell::new(0),
             frames: Cell::new(false),
-            needs_bytes: Cell::new(false),
+            needs_client: Cell::new(false),
             body_left_unread: Cell::new(false),
             timeout_answer: Cell::new(b""),
             ledger: Ledger::new(Instant::now()),
@@ -105,14 +106,14 @@ impl Clock {
         self.body_left_unread.get()
     }
 
-    /// Whether the request in hand needs more bytes than have arrived.
-    pub(super) fn needs_bytes(&self, needs: bool) {
-        self.needs_bytes.set(needs);
+    /// Whether a client that closes its side now has left.
+    pub(super) fn needs_client(&self, needs: bool) {
+        self.needs_client.set(needs);
     }
 
     /// The client has sent all that it will (it may have closed its side, as `nc` does), and an answer is on its way.
     pub(super) fn answers_a_whole_request(&self) -> bool {
-        self.in_flight.get() > 0 && !self.frames.get() && !self.needs_bytes.get()
+        self.in_flight.get() > 0 && !self.frames.get() && !self.needs_client.get()
     }
 
     /// Bytes of a body went by, in either direction.
@@ -202,7 +203,7 @@ impl Drop for InFlight {
         let left = clock.in_flight.get() - 1;
         clock.in_flight.set(left);
         if left == 0 {
-            clock.needs_bytes.set(false);
+            clock.needs_client.set(false);
             clock.phase.set(Phase::Idle);
             clock.since.set(Some(Instant::now()));
         }

@@ -113,7 +113,7 @@ impl InboundBody {
 
     fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<InboundError> {
         let since = *self.silent_since.get_or_insert_with(|| {
-            self.from.awaits_body(true);
+            self.from.needs_client(true);
             Instant::now()
         });
         let max_silence = self.from.listener.body_timeout;
@@ -150,7 +150,7 @@ impl InboundBody {
     fn arrived(&mut self) {
         if let Some(since) = self.silent_since.take() {
             self.waited = self.waited.saturating_add(since.elapsed());
-            self.from.awaits_body(false);
+            self.from.needs_client(false);
         }
     }
 }

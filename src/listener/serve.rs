@@ -111,9 +111,10 @@ impl Peer {
         self.takeover.replace(Some(to));
     }
 
-    /// Whether more bytes of a request's body are awaited: a connection that ends meanwhile ends within the request.
-    pub(super) fn awaits_body(&self, awaits: bool) {
-        self.clock.needs_bytes(awaits);
+    /// Whether a client that closes its side of the connection now has left: more of its request is awaited, or it awaits
+    /// its turn. Otherwise it may only have nothing more to say, and its answer is waited for, if not for long. HTTP/1 only.
+    pub fn needs_client(&self, needs: bool) {
+        self.clock.needs_client(needs);
     }
 
     /// Bytes of a request's body have arrived.
@@ -278,7 +279,7 @@ where
     match peer.takeover.take() {
         Some(takeover) => {
             let _in_flight = peer.clock.request();
-            peer.clock.needs_bytes(true);
+            peer.clock.needs_client(true);
             io.unread(unread);
             takeover(ClientEnd::new(io)).await;
         }
