@@ -14,7 +14,7 @@
 //!   "told" adds what a client is told: capacity, remaining, next unit, reset, wait, and which limit binds.
 //!
 //! An allocation on a measured path ends the run with an error, except for sliding logs, whose rings grow.
-//! Arguments choose the cases whose name contains one of them: `cargo bench --bench decide -- token governor`.
+//! Arguments choose the cases whose name contains one of them: `cargo bench --bench decide -- token governor memory`.
 //! `TIDEGATE_BENCH_LARGE=1` adds ten million keys for every algorithm (several GB).
 
 mod counting;
@@ -108,7 +108,7 @@ fn main() {
         "allocations per decision: 0, sliding logs and governor apart (counted, {} decisions)",
         cases.len() * ROUNDS * DECISIONS as usize
     );
-    if wanted.is_empty() {
+    if wanted.is_empty() || wanted.iter().any(|part| part == "memory") {
         memory();
     }
 }

@@ -2,8 +2,7 @@
 //!
 //! **Layout.** A group is one cache line: four tags, then four words. A tag is 48 bits of the key's hash and the 16-bit
 //! id of its limit (never 0, so the tag 0 is a slot that was never used). A key may live in any of the [`CHOICES`]
-//! groups that its hash names: two pairs of neighbours, so that the second group to be looked at is in the same page as the
-//! first. It goes into the first one until only one slot is left there, then into the emptiest.
+//! groups that its hash names; it goes into the first one until only one slot is left there, then into the emptiest.
 //! Slots that were never used are taken before idle ones, so that a key which comes back still finds its own.
 //! With a third more slots than `max_keys` and that many debtors in the table, about one fresh key in 20,000 finds
 //! all its slots held, and a look-up reads 1.4 lines (simulated with 4 million keys; with two choices it would be one
@@ -190,9 +189,8 @@ pub(super) enum Insertion<'a> {
 #[derive(Debug)]
 pub(super) struct Table {
     words: Box<[AtomicU64]>,
-    /// Index of the first word that begins two cache lines.
+    /// Index of the first word that begins a cache line.
     first: usize,
-    end: usize,
     groups: u32,
     locks: Box<[Mutex<()>]>,
 }
@@ -205,17 +203,15 @@ impl Table {
     pub(super) fn new(max_keys: usize) -> Table {
         let keys = max_keys.clamp(1, MAX_KEYS);
         let groups = keys.saturating_add(keys / 3).div_ceil(WAYS);
-        let length = groups.saturating_add(2).saturating_mul(LINE);
+        let length = groups.saturating_add(1).saturating_mul(LINE);
         let words = zeroed(length);
-        let first = words.as_ptr().align_offset(128).min(2 * LINE);
-        let end = first.saturating_add(groups.saturating_mul(LINE));
+        let first = words.as_ptr().align_offset(64).min(LINE);
         let locks = std::iter::repeat_with(Mutex::default)
             .take(groups.min(LOCKS))
             .collect();
         Table {
             words,
             first,
-            end,
             groups: u32::try_from(groups).unwrap_or(u32::MAX),
             locks,
         }
@@ -302,19 +298,18 @@ impl Table {
         best.map(|(_, group)| group)
     }
 
-    /// The groups of a key, the preferred one first: two neighbours (the last of an odd number has none), and two others.
+    /// The groups of a key, the preferred one first.
     #[inline]
     fn choices(&self, address: &Address) -> impl Iterator<Item = &Group> {
         let (groups, _) = self
             .words
-            .get(self.first..self.end)
+            .get(self.first..)
             .unwrap_or_default()
             .as_chunks::<LINE>();
         let (start, stride, count) = (address.start, address.stride, u64::from(self.groups));
         (0..CHOICES).filter_map(move |choice| {
-            let hash = start.wrapping_add(stride.wrapping_mul(choice / 2));
-            let index = u64::from(hash).wrapping_mul(count) >> 32;
-            groups.get((index ^ u64::from(choice % 2)) as usize)
+            let hash = start.wrapping_add(stride.wrapping_mul(choice));
+            groups.get((u64::from(hash).wrapping_mul(count) >> 32) as usize)
         })
     }
 }
