@@ -1,0 +1,24 @@
+# syntax=docker/dockerfile:1
+# A static binary on an empty image. Build: docker build -t tidegate .
+
+FROM rust:1.95-alpine AS build
+# the TLS library is compiled from C and assembly
+RUN apk add --no-cache build-base cmake perl linux-headers
+WORKDIR /src
+COPY Cargo.toml Cargo.lock ./
+COPY src ./src
+COPY benches ./benches
+ARG TARGET=x86_64-unknown-linux-musl
+RUN --mount=type=cache,target=/usr/local/cargo/registry \
+    --mount=type=cache,target=/src/target \
+    cargo build --release --locked && cp target/release/tidegate /tidegate
+
+FROM scratch AS runtime
+COPY --from=build /tidegate /tidegate
+# nobody; listen above 1024
+USER 65534:65534
+EXPOSE 8080
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=5s --timeout=2s --start-period=5s CMD ["/tidegate", "healthcheck"]
+ENTRYPOINT ["/tidegate"]
+CMD ["run", "--config", "/etc/tidegate/gateway.toml"]

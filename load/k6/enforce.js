@@ -1,0 +1,25 @@
+// Three times the limit over all gateways together: exactly the limit passes, and a quiet client notices nothing.
+// The limit is `per_user` of gateway.toml: 100/s, burst 50.
+import { ALWAYS, DURATION, arrivals, ask, exactly } from './lib/gateway.js';
+
+const LIMIT = 100;
+const BURST = 50;
+
+export const options = {
+  discardResponseBodies: true,
+  scenarios: {
+    noisy: arrivals(LIMIT * 3, 'noisy', { key: 'noisy' }),
+    quiet: arrivals(LIMIT / 4, 'quiet', { key: 'quiet' }),
+  },
+  thresholds: {
+    ...ALWAYS,
+    'gw_admitted{key:noisy}': exactly(LIMIT, BURST),
+    'gw_limited{key:noisy}': ['rate>0.55', 'rate<0.70'],
+    'gw_admitted{key:quiet}': [`count>=${Math.floor((LIMIT / 4) * DURATION)}`],
+    'gw_limited{key:quiet}': ['rate==0'],
+    'http_req_duration{expected_response:true}': ['p(99)<100'],
+  },
+};
+
+export const noisy = () => ask('/v1/items', 'noisy-key');
+export const quiet = () => ask('/v1/items', 'quiet-key');

@@ -1,0 +1,68 @@
+// What the scripts share: whom they ask, with which key, and what they count.
+import http from 'k6/http';
+import exec from 'k6/execution';
+import { Counter, Rate, Trend } from 'k6/metrics';
+
+/** The gateways that share one budget. */
+export const TARGETS = (__ENV.TARGETS || 'http://127.0.0.1:8080,http://127.0.0.1:8081').split(',');
+/** Seconds of load; the bounds follow from it. */
+export const DURATION = Number(__ENV.DURATION || 10);
+
+// a 429 is an answer, not a failure
+http.setResponseCallback(http.expectedStatuses(200, 429));
+
+export const admitted = new Counter('gw_admitted');
+export const limited = new Rate('gw_limited');
+export const badFields = new Rate('gw_bad_fields');
+export const rejectedTime = new Trend('gw_rejected_duration', true);
+
+/** Spread over the gateways, one after the other. */
+export const nextTarget = () => TARGETS[exec.scenario.iterationInTest % TARGETS.length];
+
+/** A whole number of seconds, at least one. */
+export const retryAfter = (response) => Number(response.headers['Retry-After']);
+const isWait = (seconds) => Number.isInteger(seconds) && seconds >= 1;
+
+/** Counts one answer under `tags`. */
+export function count(response, tags = {}) {
+  const refused = response.status === 429;
+  limited.add(refused, tags);
+  if (response.status === 200) admitted.add(1, tags);
+  if (refused) {
+    rejectedTime.add(response.timings.duration, tags);
+    badFields.add(!isWait(retryAfter(response)) || !response.headers['X-Request-Id'], tags);
+  }
+  return response;
+}
+
+/** Asks `path` with an API key of keys.toml (none: anonymous), and counts the answer under the scenario's tags. */
+export function ask(path, key, target = nextTarget(), tags = {}) {
+  const headers = key ? { 'x-api-key': key } : {};
+  return count(http.get(`${target}${path}`, { headers, tags: { name: path, ...tags } }), tags);
+}
+
+/** An open model: requests start on time whether or not answers have come. */
+export const arrivals = (rate, exec, tags, more = {}) => ({
+  executor: 'constant-arrival-rate',
+  rate,
+  timeUnit: '1s',
+  duration: `${DURATION}s`,
+  preAllocatedVUs: Math.max(10, Math.ceil(rate / 4)),
+  maxVUs: Math.max(40, rate),
+  exec,
+  tags,
+  ...more,
+});
+
+/** Of a client far over `rate` (per second) with this burst: never more than its limit, and all of it. */
+export const exactly = (rate, burst, seconds = DURATION) => [
+  `count<=${Math.floor((rate * seconds + burst) * 1.01)}`,
+  `count>=${Math.floor(rate * seconds * 0.97)}`,
+];
+
+/** What holds for every script: nothing fails, nothing is left unsent, every refusal says when to come back. */
+export const ALWAYS = {
+  http_req_failed: ['rate==0'],
+  dropped_iterations: ['count==0'],
+  gw_bad_fields: ['rate==0'],
+};

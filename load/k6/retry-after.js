@@ -1,0 +1,27 @@
+// Who waits for as long as Retry-After says is admitted at the first try.
+// The limit is `patient` of gateway.toml: 30/min, burst 3.
+import { check, sleep } from 'k6';
+import { Rate } from 'k6/metrics';
+import { ALWAYS, ask, retryAfter } from './lib/gateway.js';
+
+const honoured = new Rate('gw_wait_honoured');
+
+export const options = {
+  scenarios: { patient: { executor: 'per-vu-iterations', vus: 5, iterations: 4, maxDuration: '90s' } },
+  thresholds: { ...ALWAYS, gw_wait_honoured: ['rate==1'], checks: ['rate==1'] },
+};
+
+export default function () {
+  const key = `light-key-${__VU}`;
+  let response;
+  for (let i = 0; i < 20; i++) {
+    response = ask('/v1/patient', key);
+    if (response.status === 429) break;
+  }
+  check(response, {
+    'the bucket runs dry': (r) => r.status === 429,
+    'the wait is possible': (r) => retryAfter(r) >= 1 && retryAfter(r) <= 6,
+  });
+  sleep(retryAfter(response));
+  honoured.add(ask('/v1/patient', key).status === 200);
+}

@@ -1,0 +1,39 @@
+// A gateway joins after a third of the time and leaves after two: the limit of all of them together stays what it is.
+// JOINING is the address of the gateway that comes and goes (whoever runs this starts and stops it: scripts/load scale does).
+// The limit is `per_user` of gateway.toml: 100/s, burst 50.
+import exec from 'k6/execution';
+import { ALWAYS, DURATION, TARGETS, arrivals, ask, exactly, nextTarget } from './lib/gateway.js';
+
+const LIMIT = 100;
+const BURST = 50;
+const JOINING = __ENV.JOINING;
+// it is asked a moment after it has come, and no more a moment before it goes
+const MARGIN = 0.05;
+
+export const options = {
+  discardResponseBodies: true,
+  scenarios: {
+    noisy: arrivals(LIMIT * 3, 'noisy', { key: 'noisy' }),
+    quiet: arrivals(LIMIT / 4, 'quiet', { key: 'quiet' }),
+  },
+  thresholds: {
+    ...ALWAYS,
+    'gw_admitted{key:noisy}': exactly(LIMIT, BURST),
+    'gw_limited{key:quiet}': ['rate==0'],
+    ...(JOINING ? { 'gw_admitted{node:joining}': ['count>0'] } : {}),
+  },
+};
+
+function target() {
+  const { iterationInTest: n, progress } = exec.scenario;
+  const present = JOINING && progress > 1 / 3 + MARGIN && progress < 2 / 3 - MARGIN;
+  return present && n % (TARGETS.length + 1) === TARGETS.length ? JOINING : nextTarget();
+}
+
+function through(key) {
+  const chosen = target();
+  ask('/v1/items', key, chosen, { node: chosen === JOINING ? 'joining' : 'staying' });
+}
+
+export const noisy = () => through('noisy-key');
+export const quiet = () => through('quiet-key');

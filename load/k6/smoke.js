@@ -1,0 +1,26 @@
+// Every gateway answers, says what it allows, and is ready.
+import http from 'k6/http';
+import { check } from 'k6';
+import { ALWAYS, TARGETS, ask } from './lib/gateway.js';
+
+const ADMIN = __ENV.ADMIN;
+
+export const options = {
+  scenarios: { smoke: { executor: 'per-vu-iterations', vus: 1, iterations: 5 } },
+  thresholds: { ...ALWAYS, checks: ['rate==1'] },
+};
+
+export default function () {
+  for (const target of TARGETS) {
+    const response = ask('/v1/items', 'quiet-key', target);
+    check(response, {
+      'admitted': (r) => r.status === 200,
+      // k6 writes header names in its own way
+      'RateLimit says what is left': (r) => /^"[^"]+";r=\d+(;t=\d+)?/.test(r.headers['Ratelimit'] || ''),
+      'RateLimit-Policy says what is allowed': (r) => /^"[^"]+";q=\d+;w=\d+/.test(r.headers['Ratelimit-Policy'] || ''),
+    });
+  }
+  if (ADMIN) {
+    check(http.get(`${ADMIN}/readyz`), { 'ready': (r) => r.status === 200 });
+  }
+}
