@@ -114,11 +114,15 @@ impl Gateway {
                     stderr,
                 })
             }
-            Err(status) => Err(Finished::new(
-                status,
-                lock(&stdout).clone(),
-                lock(&stderr).clone(),
-            )),
+            Err(status) => {
+                wait_until_read(&stdout);
+                wait_until_read(&stderr);
+                Err(Finished::new(
+                    status,
+                    lock(&stdout).clone(),
+                    lock(&stderr).clone(),
+                ))
+            }
         }
     }
 
@@ -262,11 +266,14 @@ impl Gateway {
 
     /// Waits until the process ends by itself.
     pub fn wait(&mut self) -> ExitStatus {
-        eventually("the gateway to end", || match self.child.try_wait() {
+        let status = eventually("the gateway to end", || match self.child.try_wait() {
             Ok(Some(status)) => Ok(status),
             Ok(None) => Err("still running".into()),
             Err(error) => Err(error.to_string()),
-        })
+        });
+        wait_until_read(&self.stdout);
+        wait_until_read(&self.stderr);
+        status
     }
 }
 
@@ -384,8 +391,6 @@ fn wait_until_ready(child: &mut Child, file: &Path) -> Result<Ready, ExitStatus>
             );
         }
         if let Some(status) = child.try_wait().expect("a child can be asked") {
-            // what it wrote last may still be on its way through the pipes
-            pause(Duration::from_millis(50));
             return Err(status);
         }
         if Instant::now() > deadline {
@@ -412,6 +417,16 @@ fn collect(pipe: impl Read + Send + 'static) -> Output {
         }
     });
     output
+}
+
+/// Waits until what a child that has ended wrote last has come through its pipe: its reader then lets go of the text.
+fn wait_until_read(output: &Output) {
+    eventually("the end of its output", || {
+        match Arc::strong_count(output) {
+            1 => Ok(()),
+            _ => Err("its pipe is open".to_owned()),
+        }
+    });
 }
 
 /// The pipes of a child that the test reads.
