@@ -75,7 +75,8 @@ mod tests {
     fn a_key_of_nearly_all_is_found_in_every_round() {
         assert_eq!(found(std::iter::repeat_n(7, ROUND)), 1);
         assert_eq!(found(std::iter::repeat_n(7, ROUND - 1)), 0);
-        let nine_of_ten = (0..3 * ROUND as u128).map(|n| if n % 10 == 0 { n } else { 0 });
+        // a round ends with the next sample of the key: after one more than a round's, where another comes between
+        let nine_of_ten = (0..3 * (ROUND as u128 + 1)).map(|n| if n % 10 == 0 { n } else { 0 });
         assert_eq!(found(nine_of_ten), 3);
     }
 

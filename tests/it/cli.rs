@@ -119,9 +119,8 @@ fn check_speaks_json_where_a_program_reads() {
 fn keys_of_features_that_are_not_built_are_refused_not_ignored() {
     let folder = folder();
     for (key, line) in [
-        ("sync", "sync = \"lease\""),
-        ("scope", "scope = \"global\""),
         ("retry_jitter", "retry_jitter = 0.5"),
+        ("cost", "cost = { from = \"response_json\" }"),
     ] {
         write(
             folder.path(),
