@@ -324,6 +324,19 @@ fn threads_that_take_idle_slots_from_each_other_lose_no_debt() {
 }
 
 #[test]
+fn table_with_as_many_debtors_as_it_is_made_for_has_room_for_nearly_all() {
+    const MAX_KEYS: u64 = 200_000;
+    let store = Store::new(MAX_KEYS as usize);
+    let limit = store.attach(&limit("per_ip", 1, HOUR, 1)).unwrap();
+    for n in 0..MAX_KEYS {
+        store.admit(0, &[charge(&limit, key(n), 1)]);
+    }
+    // one in 20,000 by the theory of it
+    assert!(limit.overflowed() <= MAX_KEYS / 10_000);
+    assert!(limit.keys() >= MAX_KEYS - MAX_KEYS / 10_000);
+}
+
+#[test]
 fn flood_of_fresh_keys_washes_no_debt_off() {
     const MAX_KEYS: u64 = 1_000;
     let store = Store::new(MAX_KEYS as usize);
