@@ -44,7 +44,7 @@ use crate::{
         inbound::InboundBody,
         request::{self, Addressed},
     },
-    response::{FieldWriter, Refusal},
+    response::{FieldWriter, Grpc, Refusal},
     route::{Found, host, path},
     telemetry::{access::AccessLog, log::Throttle},
     upstream::{self, Upstream, forward::Failed, headers::Outbound},
@@ -90,7 +90,7 @@ impl Handler for Worker {
             self.request_ids.next(),
         );
         let mut body = InboundBody::new(body, &from);
-        if answer::is_grpc(&head.headers) {
+        if Grpc::of(&head.headers).is_some() {
             body.may_trickle();
         }
         let response = match self.decide(&mut exchange, &mut body).await {
@@ -169,7 +169,8 @@ impl Worker {
             body.set_max_bytes(max_bytes);
         }
         if !route.wanted_fields.is_empty() && !body.is_end_stream() {
-            let read = body.read_ahead(MAX_READ_AHEAD_BYTES).await;
+            let read = body.read_ahead(MAX_READ_AHEAD_BYTES);
+            let read = self.while_client_stays(exchange, read).await;
             let read = read.map_err(|error| answer::bad_body(&error))?;
             exchange.body = read.map(|bytes| exchange.fields_of(&bytes));
             exchange.decided_at = Instant::now();
@@ -183,7 +184,8 @@ impl Worker {
         if !exchange.delay.is_zero() {
             // a client that leaves meanwhile takes its place in the queue with it
             exchange.from.needs_client(true);
-            tokio::time::sleep(exchange.delay).await;
+            let turn = tokio::time::sleep(exchange.delay);
+            self.while_client_stays(exchange, turn).await;
             exchange.from.needs_client(false);
         }
         exchange.slots.turn_has_come();

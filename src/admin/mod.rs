@@ -197,6 +197,7 @@ impl Admin {
                     is_head: false,
                     version: request.version(),
                     request_id: None,
+                    grpc: None,
                 };
                 // every body of ours is UTF-8
                 refuse(&refusal, &asked, BodyStyle::ProblemJson)

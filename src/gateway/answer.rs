@@ -5,7 +5,7 @@ use std::{cell::Cell, time::SystemTime};
 use arrayvec::ArrayVec;
 use http::{
     HeaderMap, HeaderValue, Method, Response, StatusCode, Version,
-    header::{CONNECTION, CONTENT_TYPE, UPGRADE, VIA},
+    header::{CONNECTION, UPGRADE, VIA},
 };
 use http_body::Body as _;
 
@@ -20,7 +20,7 @@ use crate::{
         inbound::{InboundBody, InboundError},
         request::{self, Malformed},
     },
-    response::{self, Denial, Met, Refusal, X_RATELIMIT_WARNING, X_REQUEST_ID},
+    response::{self, Denial, Grpc, Met, Refusal, X_RATELIMIT_WARNING, X_REQUEST_ID},
     route::path::PathError,
     upstream::{Tunnel, UpstreamError},
 };
@@ -41,6 +41,13 @@ impl Worker {
                 Some(tunnel) => self.switch(exchange, response, tunnel, record),
                 None => self.refuse(exchange, &Refusal::UpstreamProtocol, Some(record)),
             };
+        }
+        if !response.body().request_was_sent() {
+            exchange.from.leave_body_unread();
+        }
+        if let Some(unsent) = response.body_mut().unsent_mut() {
+            // both sides talk: only when neither does, it ends, after the upstream's `body_timeout`
+            unsent.may_pause();
         }
         self.describe(exchange, &mut response, &mut record);
         response.map(|body| body.record(record))
@@ -131,7 +138,8 @@ impl Worker {
         record::note(
             self,
             exchange,
-            response.status(),
+            // what it means: a gRPC call is told in a 200
+            StatusCode::TOO_MANY_REQUESTS,
             response.body().len() as u64,
             retry_after,
         );
@@ -146,15 +154,18 @@ impl Worker {
         record: Option<Record>,
     ) -> Response<Body> {
         let settings = &self.shared.plan.response;
-        let mut response = response::refuse(refusal, &asked(exchange), settings.body);
-        let status = response.status();
-        self.fields.borrow_mut().write(
-            response.headers_mut(),
-            status,
-            &met(exchange, &exchange.verdict.standings()),
-            settings,
-            SystemTime::now(),
-        );
+        let asked = asked(exchange);
+        let mut response = response::refuse(refusal, &asked, settings.body);
+        let status = refusal.status();
+        if asked.grpc.is_none() {
+            self.fields.borrow_mut().write(
+                response.headers_mut(),
+                status,
+                &met(exchange, &exchange.verdict.standings()),
+                settings,
+                SystemTime::now(),
+            );
+        }
         self.count_answer(exchange, status);
         match record {
             Some(mut record) => {
@@ -217,7 +228,7 @@ impl Worker {
             UpstreamError::Connect(_) | UpstreamError::Tls(_) | UpstreamError::Closed(_) => {
                 Refusal::UpstreamUnreachable
             }
-            UpstreamError::Busy(_) => Refusal::UpstreamBusy,
+            UpstreamError::Busy(_) | UpstreamError::Refused(_) => Refusal::UpstreamBusy,
             UpstreamError::Timeout(_) => Refusal::UpstreamTimeout,
             UpstreamError::Protocol(_) => Refusal::UpstreamProtocol,
             UpstreamError::Broken(wait) => Refusal::UpstreamBroken {
@@ -260,13 +271,8 @@ fn asked<'a>(exchange: &'a Exchange<'_>) -> response::Asked<'a> {
         is_head: head.method == Method::HEAD,
         version: head.version,
         request_id: Some(&exchange.request_id),
+        grpc: Grpc::of(&head.headers),
     }
-}
-
-/// Whether a request is one of gRPC's, whose bodies are streams of messages.
-pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
-    let kind = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
-    kind.is_some_and(|kind| kind.starts_with(b"application/grpc"))
 }
 
 /// The answer to a request whose body nobody will read: on HTTP/1 it says that the connection closes.

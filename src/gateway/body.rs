@@ -11,7 +11,9 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use super::record::Record;
 use crate::{
     listener::inbound::{InboundBody, InboundError},
-    upstream::{ResponseBody, Tunnel, body::Interrupted, echo::EchoBody, forward::Answer},
+    upstream::{
+        ResponseBody, Tunnel, body::Interrupted, echo::EchoBody, forward::Answer, http2::StreamBody,
+    },
 };
 
 /// The body of a response.
@@ -22,16 +24,14 @@ pub struct Body {
     record: Option<Record>,
 }
 
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly every body is a server's, and a box would be an allocation for each"
-)]
 #[derive(Debug)]
 enum Source {
     /// Ours.
     Authored(Bytes),
     /// A server's.
     Remote(ResponseBody<InboundBody>),
+    /// A server's that speaks HTTP/2.
+    Stream(StreamBody<InboundBody>),
     /// The built-in server's.
     Echo(EchoBody<InboundBody>),
 }
@@ -59,6 +59,24 @@ impl Body {
     pub(super) fn take_tunnel(&mut self) -> Option<Tunnel> {
         match std::mem::replace(&mut self.source, Source::Authored(Bytes::new())) {
             Source::Remote(body) => body.into_tunnel(),
+            Source::Authored(_) | Source::Stream(_) | Source::Echo(_) => None,
+        }
+    }
+
+    /// Whether the request was sent on to its end.
+    pub(super) fn request_was_sent(&self) -> bool {
+        match &self.source {
+            Source::Remote(body) => body.request_was_sent(),
+            Source::Stream(body) => body.request_was_sent(),
+            Source::Authored(_) | Source::Echo(_) => true,
+        }
+    }
+
+    /// The request's body, while it is still being sent.
+    pub(super) fn unsent_mut(&mut self) -> Option<&mut InboundBody> {
+        match &mut self.source {
+            Source::Remote(body) => body.unsent_mut(),
+            Source::Stream(body) => body.unsent_mut(),
             Source::Authored(_) | Source::Echo(_) => None,
         }
     }
@@ -74,6 +92,7 @@ impl From<Answer<InboundBody>> for Body {
         Self {
             source: match answer {
                 Answer::Remote(body) => Source::Remote(body),
+                Answer::Stream(body) => Source::Stream(body),
                 Answer::Echo(body) => Source::Echo(body),
             },
             record: None,
@@ -94,6 +113,7 @@ impl HttpBody for Body {
             Source::Authored(bytes) if bytes.is_empty() => Poll::Ready(None),
             Source::Authored(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
             Source::Remote(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
+            Source::Stream(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
             Source::Echo(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
         };
         if let (Poll::Ready(Some(frame)), Some(record)) = (&frame, &mut this.record) {
@@ -109,6 +129,7 @@ impl HttpBody for Body {
         match &self.source {
             Source::Authored(bytes) => bytes.is_empty(),
             Source::Remote(body) => body.is_end_stream(),
+            Source::Stream(body) => body.is_end_stream(),
             Source::Echo(body) => body.is_end_stream(),
         }
     }
@@ -117,6 +138,7 @@ impl HttpBody for Body {
         match &self.source {
             Source::Authored(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Source::Remote(body) => body.size_hint(),
+            Source::Stream(body) => body.size_hint(),
             Source::Echo(body) => body.size_hint(),
         }
     }

@@ -126,6 +126,39 @@ pub(super) fn note(
     }
 }
 
+impl Worker {
+    /// Waits, and notes a client that leaves meanwhile.
+    pub(super) async fn while_client_stays<T>(
+        &self,
+        exchange: &Exchange<'_>,
+        wait: impl Future<Output = T>,
+    ) -> T {
+        let mut waiting = Waiting {
+            worker: self,
+            exchange,
+            stayed: false,
+        };
+        let awaited = wait.await;
+        waiting.stayed = true;
+        awaited
+    }
+}
+
+/// A request that waits in the gateway. Dropped before that is over, its client has left.
+struct Waiting<'a> {
+    worker: &'a Worker,
+    exchange: &'a Exchange<'a>,
+    stayed: bool,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if !self.stayed {
+            note(self.worker, self.exchange, response::client_gone(), 0, None);
+        }
+    }
+}
+
 /// What an access line says, kept until it can be written.
 #[derive(Debug)]
 struct Kept {

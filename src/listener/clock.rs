@@ -85,6 +85,7 @@ impl Clock {
     /// A request is in the handler's hands until the guard is dropped; meanwhile nothing is awaited from the client.
     pub(super) fn request(self: &Rc<Self>) -> InFlight {
         self.in_flight.set(self.in_flight.get() + 1);
+        self.body_left_unread.set(false);
         self.ledger.request();
         InFlight {
             clock: Rc::clone(self),

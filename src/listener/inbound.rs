@@ -51,6 +51,8 @@ pub struct InboundBody {
     silent_since: Option<Instant>,
     /// Made only for a body that has to be waited for.
     timer: Option<Pin<Box<Sleep>>>,
+    /// Somebody else ends it when it is silent.
+    may_pause: bool,
     /// What was read before it was asked for, to be handed on first.
     ahead: VecDeque<Frame<Bytes>>,
 }
@@ -67,6 +69,7 @@ impl InboundBody {
             waited: Duration::ZERO,
             silent_since: None,
             timer: None,
+            may_pause: false,
             ahead: VecDeque::new(),
         }
     }
@@ -79,6 +82,12 @@ impl InboundBody {
     /// Another bound on its length.
     pub fn set_max_bytes(&mut self, max_bytes: u64) {
         self.max_bytes = max_bytes;
+    }
+
+    /// It may be silent for as long as it likes from here on: the response has begun, and whoever passes that on ends both
+    /// when neither side sends anything.
+    pub fn may_pause(&mut self) {
+        self.may_pause = true;
     }
 
     /// Whether its announced length is above the bound.
@@ -116,6 +125,9 @@ impl InboundBody {
             self.from.needs_client(true);
             Instant::now()
         });
+        if self.may_pause {
+            return Poll::Pending;
+        }
         let max_silence = self.from.listener.body_timeout;
         let allowance = self.allowance();
         let deadline = since + max_silence.min(allowance);

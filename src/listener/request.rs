@@ -56,6 +56,10 @@ pub fn check<'a>(parts: &'a Parts, settings: &Settings) -> Result<Addressed<'a>,
     match parts.method {
         Method::CONNECT => return Err(Malformed::Tunnel),
         Method::TRACE => return Err(Malformed::Trace),
+        // a server that knows HTTP/2 could take it for the preface (RFC 9113 §11.6)
+        ref method if method.as_str() == "PRI" => {
+            return Err(Malformed::Invalid("PRI is not a method."));
+        }
         _ => {}
     }
     check_framing(&parts.headers)?;

@@ -122,8 +122,8 @@ impl Peer {
         self.clock.body_passed(bytes);
     }
 
-    /// The request is answered before its body was read: the connection is closed so that the client can still read
-    /// the answer. HTTP/1 only; HTTP/2 ends the stream.
+    /// The request is answered before its body was read: where the connection closes behind the answer, it does so that
+    /// the client can still read it. HTTP/1 only; HTTP/2 ends the stream.
     pub fn leave_body_unread(&self) {
         self.clock.leave_body_unread();
     }

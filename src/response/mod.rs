@@ -5,6 +5,7 @@
 
 mod body;
 mod fields;
+mod grpc;
 mod refusal;
 
 use std::time::SystemTime;
@@ -16,6 +17,7 @@ use http::{
 };
 
 pub use fields::{BadPolicyName, Denial, FieldWriter, Met, Policy};
+pub use grpc::Grpc;
 pub use refusal::Refusal;
 
 /// `X-Request-Id`.
@@ -33,12 +35,17 @@ pub struct Asked<'a> {
     pub version: Version,
     /// Returned as `X-Request-Id`, and in the body.
     pub request_id: Option<&'a HeaderValue>,
+    /// A gRPC call is told in its own way.
+    pub grpc: Option<Grpc>,
 }
 
 /// The answer to a request that is not served.
 ///
 /// Where the connection cannot be trusted to be in step any more, an HTTP/1 answer carries `Connection: close`.
 pub fn refuse(refusal: &Refusal, asked: &Asked<'_>, style: BodyStyle) -> Response<Bytes> {
+    if let Some(grpc) = asked.grpc {
+        return grpc.refuse(refusal, asked);
+    }
     let body = if asked.is_head {
         Bytes::new()
     } else {
@@ -78,6 +85,9 @@ pub fn too_many_requests(
     fields: &mut FieldWriter,
     now: SystemTime,
 ) -> Response<Bytes> {
+    if let Some(grpc) = asked.grpc {
+        return grpc.too_many_requests(denial, asked);
+    }
     let body = if asked.is_head {
         Bytes::new()
     } else {

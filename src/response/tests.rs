@@ -35,6 +35,7 @@ fn asked(version: Version, id: &HeaderValue) -> Asked<'_> {
         is_head: false,
         version,
         request_id: Some(id),
+        grpc: None,
     }
 }
 

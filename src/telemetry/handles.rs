@@ -92,6 +92,7 @@ impl Metrics {
             busy_errors: error("busy"),
             closed_errors: error("closed"),
             timeout_errors: error("timeout"),
+            refused_errors: error("refused"),
             protocol_errors: error("protocol"),
             body_errors: error("body"),
             breaker_errors: error("breaker"),
@@ -386,6 +387,8 @@ pub struct UpstreamMetrics {
     pub timeout_errors: Counter,
     /// What came back was not HTTP.
     pub protocol_errors: Counter,
+    /// The server would not look at the request.
+    pub refused_errors: Counter,
     /// A body broke off, in either direction.
     pub body_errors: Counter,
     /// The upstream was not asked, since it keeps failing.

@@ -40,6 +40,8 @@ pub struct ResponseBody<B> {
     connection: Option<Connection>,
     /// What of the request is not sent yet.
     sending: Option<Sending<B>>,
+    /// Whether the server stopped reading before the request's end.
+    refused_body: bool,
     /// Whether the connection may carry another exchange.
     reusable: bool,
     max_silence: Duration,
@@ -52,14 +54,18 @@ impl<B> ResponseBody<B> {
         framing: Framing,
         connection: Connection,
         sending: Option<Sending<B>>,
+        refused_body: bool,
         keep_alive: bool,
         max_silence: Duration,
     ) -> Self {
-        let reusable = keep_alive && !matches!(framing, Framing::UntilClose | Framing::Switched);
+        let reusable = keep_alive
+            && !refused_body
+            && !matches!(framing, Framing::UntilClose | Framing::Switched);
         let mut body = Self {
             framing,
             connection: Some(connection),
             sending,
+            refused_body,
             reusable,
             max_silence,
             silent_since: None,
@@ -78,6 +84,16 @@ impl<B> ResponseBody<B> {
             }
             _ => None,
         }
+    }
+
+    /// Whether the request was sent to its end.
+    pub fn request_was_sent(&self) -> bool {
+        self.sending.is_none() && !self.refused_body
+    }
+
+    /// The request's body, while it is still being sent.
+    pub fn unsent_mut(&mut self) -> Option<&mut B> {
+        self.sending.as_mut()?.body_mut()
     }
 
     /// The exchange is over: keep the connection if nothing about it is in doubt.
@@ -107,7 +123,12 @@ impl<B: Body<Data = Bytes> + Unpin> ResponseBody<B> {
         let (Some(connection), Some(sending)) = (&mut self.connection, &mut self.sending) else {
             return Ok(());
         };
-        match sending.poll(connection, cx) {
+        let before = sending.progress;
+        let polled = sending.poll(connection, cx);
+        if sending.progress != before {
+            self.silent_since = None;
+        }
+        match polled {
             Poll::Pending => Ok(()),
             Poll::Ready(Ok(())) => {
                 self.sending = None;

@@ -67,7 +67,7 @@ impl Endpoint {
                         .map_err(|error| TlsError::Unfit(format!("{host}: {error}"))),
                 };
                 let tls = match scheme {
-                    Scheme::Http => None,
+                    Scheme::Http | Scheme::H2c => None,
                     Scheme::Https => tls.cloned().map(|tls| Ok((tls, name()?))).transpose()?,
                 };
                 Self::Tcp {

@@ -79,12 +79,12 @@ where
     })
     .await?;
     connection.reused = true;
-    let keep_alive = head.keep_alive && !refused_body;
     let mut response = Response::new(ResponseBody::new(
         head.framing,
         connection,
         sending,
-        keep_alive,
+        refused_body,
+        head.keep_alive,
         settings.body_timeout,
     ));
     *response.status_mut() = head.status;
@@ -93,7 +93,7 @@ where
 }
 
 /// Interim responses (100, 103, …) that may precede the final one; they end here.
-const MAX_INTERIM: u8 = 32;
+pub(super) const MAX_INTERIM: u8 = 32;
 
 fn poll_head(
     connection: &mut Connection,

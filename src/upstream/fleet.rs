@@ -227,6 +227,7 @@ impl Fleet {
             UpstreamError::Busy(_) => &metrics.busy_errors,
             UpstreamError::Timeout(_) => &metrics.timeout_errors,
             UpstreamError::Closed(_) => &metrics.closed_errors,
+            UpstreamError::Refused(_) => &metrics.refused_errors,
             UpstreamError::Protocol(_) => &metrics.protocol_errors,
             UpstreamError::Broken(_) => &metrics.breaker_errors,
         };

@@ -14,6 +14,8 @@
 //! A request that was sent and not answered in time is not sent again: whoever waits has waited long enough, and what is
 //! slow once is slow twice. Retries come out of a [budget](super::retry).
 
+use std::rc::Rc;
+
 use arrayvec::ArrayVec;
 use bytes::Bytes;
 use http::{Method, Response};
@@ -26,6 +28,7 @@ use super::{
     exchange::exchange,
     fleet::Open,
     headers::{self, BodyFraming, Outbound},
+    http2::{self, Lines, StreamBody},
     pool::ServerPool,
     sending::Sending,
 };
@@ -40,14 +43,12 @@ pub struct Answered<B> {
 }
 
 /// The body of a response.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly every body comes over a connection, and a box would be an allocation for each"
-)]
 #[derive(Debug)]
 pub enum Answer<B> {
-    /// Over a connection.
+    /// Over a connection of its own.
     Remote(ResponseBody<B>),
+    /// Over a stream of a connection.
+    Stream(StreamBody<B>),
     /// The built-in server's.
     Echo(EchoBody<B>),
 }
@@ -214,6 +215,10 @@ impl Upstream {
             let response = echo::respond(request, framing, unsent.take());
             return Ok(response.map(Answer::Echo));
         }
+        if pool.server().speaks_http2() {
+            let response = self.attempt_http2(pool, request, framing, unsent, is_repeatable);
+            return Ok(response.await?.map(Answer::Stream));
+        }
         let mut connection = pool.take().await?;
         loop {
             connection.outbox.clear();
@@ -239,6 +244,38 @@ impl Upstream {
         match &*self.pools[0] {
             pool if matches!(pool.server(), Server::Echo) => asked.as_bytes(),
             pool => self.host_for(pool, asked),
+        }
+    }
+
+    /// The same over HTTP/2: a second one where the line turned out to be dead, or the server would not look at the first.
+    async fn attempt_http2<B>(
+        &self,
+        pool: &Rc<ServerPool>,
+        request: &Outbound<'_>,
+        framing: BodyFraming,
+        unsent: &mut Option<B>,
+        is_repeatable: bool,
+    ) -> Result<Response<StreamBody<B>>, Failed<B::Error>>
+    where
+        B: Body<Data = Bytes> + Unpin,
+    {
+        let mut is_first = true;
+        loop {
+            let head = http2::head(request, self.host_for(pool, request.host), framing)?;
+            let place = Lines::take(pool).await?;
+            let reused = place.reused;
+            let outcome = http2::exchange(place, head, unsent, self.fleet.settings()).await;
+            let may_repeat = match &outcome {
+                Err(Failed::Upstream(UpstreamError::Refused(_))) => is_first,
+                Err(Failed::Upstream(UpstreamError::Closed(_))) => {
+                    is_first && reused && is_repeatable
+                }
+                _ => false,
+            };
+            if !may_repeat {
+                return outcome;
+            }
+            is_first = false;
         }
     }
 

@@ -15,7 +15,7 @@ use super::{UpstreamError, headers, websocket};
 /// Bytes of a response head.
 pub const MAX_HEAD_BYTES: usize = 64 * 1024;
 /// Fields of a response head or of trailers.
-const MAX_FIELDS: usize = 128;
+pub(super) const MAX_FIELDS: usize = 128;
 /// Bytes of one chunk-size line with its extensions.
 const MAX_CHUNK_LINE_BYTES: usize = 4 * 1024;
 /// Bytes of the trailer section.
@@ -154,7 +154,7 @@ fn framing(
 }
 
 /// The one length that every `Content-Length` line states; several equal lines become one.
-fn content_length(headers: &mut HeaderMap) -> Result<Option<u64>, UpstreamError> {
+pub(super) fn content_length(headers: &mut HeaderMap) -> Result<Option<u64>, UpstreamError> {
     let mut lines = headers.get_all(CONTENT_LENGTH).iter();
     let Some(first) = lines.next() else {
         return Ok(None);

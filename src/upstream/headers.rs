@@ -108,6 +108,18 @@ pub fn may_be_trailer(name: &HeaderName) -> bool {
     !forbidden
 }
 
+/// Leaves what may stand in trailers.
+pub(super) fn retain_trailers(trailers: &mut HeaderMap) {
+    let forbidden: Vec<HeaderName> = trailers
+        .keys()
+        .filter(|name| !may_be_trailer(name))
+        .cloned()
+        .collect();
+    for name in forbidden {
+        trailers.remove(name);
+    }
+}
+
 /// Whether a list-valued field has this token, in any case.
 pub fn lists_token(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
     tokens(headers, name).any(|listed| listed.eq_ignore_ascii_case(token.as_bytes()))

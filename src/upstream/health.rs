@@ -7,13 +7,16 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::BytesMut;
+use http::{HeaderValue, header::USER_AGENT};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     task::JoinSet,
     time::Instant,
 };
 
-use super::{Fleet, HostHeader, UpstreamError, endpoint::Endpoint, framing, resolve::Addresses};
+use super::{
+    Fleet, HostHeader, UpstreamError, endpoint::Endpoint, framing, http2, resolve::Addresses,
+};
 
 /// `[upstream.NAME.health]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,11 +62,11 @@ impl Fleet {
         let Some(health) = self.settings().health.as_ref().filter(|_| is_remote) else {
             return;
         };
-        let request = request(self, server, health);
+        let question = Question::new(self, server, health);
         let mut is_healthy = true;
         let mut streak = 0;
         loop {
-            let problem = check(self.endpoint(server), &request, health.timeout)
+            let problem = check(self.endpoint(server), &question, health.timeout)
                 .await
                 .err();
             // the streak is of checks that speak against what is believed
@@ -84,6 +87,35 @@ impl Fleet {
             }
             tokio::time::sleep(health.interval).await;
         }
+    }
+}
+
+/// What a check sends.
+enum Question {
+    Http1(Vec<u8>),
+    Http2(http::Request<()>),
+}
+
+impl Question {
+    fn new(fleet: &Fleet, server: usize, health: &Health) -> Self {
+        if !fleet.settings().servers[server].speaks_http2() {
+            return Self::Http1(request(fleet, server, health));
+        }
+        let own = fleet.settings().servers[server].authority();
+        let host = match &fleet.settings().host {
+            HostHeader::Literal(host) => host.to_str().unwrap_or(&own),
+            HostHeader::Preserve | HostHeader::Server => &own,
+        };
+        let mut request = http::Request::new(());
+        // a path and a host that the compiler has accepted
+        if let Ok(uri) = format!("http://{host}{}", health.path).parse() {
+            *request.uri_mut() = uri;
+        }
+        *request.version_mut() = http::Version::HTTP_2;
+        let agent = concat!("tidegate/", env!("CARGO_PKG_VERSION"));
+        let headers = request.headers_mut();
+        headers.insert(USER_AGENT, HeaderValue::from_static(agent));
+        Self::Http2(request)
     }
 }
 
@@ -109,9 +141,9 @@ fn request(fleet: &Fleet, server: usize, health: &Health) -> Vec<u8> {
 }
 
 /// One check; what is wrong where it fails.
-async fn check(endpoint: &Endpoint, request: &[u8], timeout: Duration) -> Result<(), String> {
+async fn check(endpoint: &Endpoint, question: &Question, timeout: Duration) -> Result<(), String> {
     let give_up = Instant::now() + timeout;
-    let status = tokio::time::timeout_at(give_up, ask(endpoint, request, give_up))
+    let status = tokio::time::timeout_at(give_up, ask(endpoint, question, give_up))
         .await
         .map_err(|_| format!("no answer within {timeout:?}"))?
         .map_err(|error| error.to_string())?;
@@ -123,10 +155,14 @@ async fn check(endpoint: &Endpoint, request: &[u8], timeout: Duration) -> Result
 
 async fn ask(
     endpoint: &Endpoint,
-    request: &[u8],
+    question: &Question,
     give_up: Instant,
 ) -> Result<http::StatusCode, UpstreamError> {
     let (mut stream, _) = endpoint.connect(give_up).await?;
+    let request = match question {
+        Question::Http1(request) => request,
+        Question::Http2(request) => return http2::ask(stream, request.clone()).await,
+    };
     let sent = async {
         stream.write_all(request).await?;
         stream.flush().await

@@ -4,6 +4,9 @@
 //! workers know of the servers), [`exchange`] (one exchange over one connection), [`headers`] (what the server is told),
 //! [`pool`] (connections), [`framing`] (where a response ends), [`body`] (the response on its way back).
 //!
+//! Servers that speak HTTP/2 have [`http2`] in place of [`exchange`], [`framing`] and [`body`]; [`tunnel`] is what becomes of a
+//! connection that leaves HTTP, and [`websocket`] says when one may.
+//!
 //! The exchange is our own HTTP/1.1 client over a socket, not hyper's: it runs inline in the request's task, with
 //! neither a task per connection nor a channel; it writes the inbound head straight into the outbound bytes; and it
 //! refuses every response whose end could be read in two ways (RFC 9112 §6.3), where hyper picks one.
@@ -19,6 +22,7 @@ pub mod framing;
 mod fuse;
 pub mod headers;
 mod health;
+pub mod http2;
 pub mod pool;
 mod resolve;
 pub mod retry;
@@ -79,7 +83,7 @@ pub const MAX_RETRIES: usize = 5;
 /// One server of an upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Server {
-    /// `http://host:port`, `https://host:port`.
+    /// `http://host:port`, `https://host:port`, `h2c://host:port`.
     Http {
         /// What is spoken.
         scheme: Scheme,
@@ -101,6 +105,8 @@ pub enum Scheme {
     Http,
     /// HTTP/1.1 over TLS.
     Https,
+    /// HTTP/2 without TLS and without asking first (RFC 9113 §3.3).
+    H2c,
 }
 
 impl Scheme {
@@ -109,19 +115,31 @@ impl Scheme {
         match self {
             Self::Http => "http",
             Self::Https => "https",
+            Self::H2c => "h2c",
         }
     }
 
     /// The port where none is written.
     pub fn default_port(self) -> u16 {
         match self {
-            Self::Http => 80,
+            Self::Http | Self::H2c => 80,
             Self::Https => 443,
         }
     }
 }
 
 impl Server {
+    /// Whether its connections carry many exchanges at once.
+    fn speaks_http2(&self) -> bool {
+        matches!(
+            self,
+            Self::Http {
+                scheme: Scheme::H2c,
+                ..
+            }
+        )
+    }
+
     /// Its own name as it stands in `Host`.
     fn authority(&self) -> String {
         let (scheme, host, port) = match self {
@@ -182,6 +200,9 @@ pub enum UpstreamError {
     /// The connection ended before the response head was complete.
     #[error("connection lost before the response: {0}")]
     Closed(io::Error),
+    /// The server says that it has not looked at the request, and nothing of its body was taken.
+    #[error("the request was refused unseen: {0}")]
+    Refused(String),
     /// The response cannot be passed on: its bytes or its framing are not HTTP.
     #[error("invalid response: {0}")]
     Protocol(&'static str),
@@ -199,6 +220,7 @@ impl UpstreamError {
             Self::Busy(_) => "busy",
             Self::Timeout(_) => "timeout",
             Self::Closed(_) => "closed",
+            Self::Refused(_) => "refused",
             Self::Protocol(_) => "protocol",
             Self::Broken(_) => "breaker",
         }
@@ -209,11 +231,11 @@ impl UpstreamError {
         !matches!(self, Self::Busy(_) | Self::Broken(_))
     }
 
-    /// Whether nothing of the request has left.
+    /// Whether no server has looked at the request.
     fn nothing_was_sent(&self) -> bool {
         matches!(
             self,
-            Self::Connect(_) | Self::Tls(_) | Self::Busy(_) | Self::Broken(_)
+            Self::Connect(_) | Self::Tls(_) | Self::Busy(_) | Self::Broken(_) | Self::Refused(_)
         )
     }
 }

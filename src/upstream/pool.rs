@@ -22,7 +22,9 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
-use super::{Fleet, Server, Settings, UpstreamError, endpoint::Endpoint, stream::Stream};
+use super::{
+    Fleet, Server, Settings, UpstreamError, endpoint::Endpoint, http2::Lines, stream::Stream,
+};
 
 /// The connections of one worker to one server.
 #[derive(Debug)]
@@ -34,6 +36,8 @@ pub struct ServerPool {
     authority: String,
     open: Cell<usize>,
     idle: RefCell<Vec<(Connection, Instant)>>,
+    /// Where the server speaks HTTP/2.
+    lines: Lines,
     /// Set when the upstream is gone: connections that come back are closed.
     retired: Cell<bool>,
     freed: Notify,
@@ -47,6 +51,7 @@ impl ServerPool {
             server,
             open: Cell::new(0),
             idle: RefCell::default(),
+            lines: Lines::default(),
             retired: Cell::new(false),
             freed: Notify::new(),
         }
@@ -62,28 +67,38 @@ impl ServerPool {
         &self.authority
     }
 
-    fn settings(&self) -> &Settings {
+    pub(super) fn settings(&self) -> &Settings {
         self.fleet.settings()
+    }
+
+    pub(super) fn lines(&self) -> &Lines {
+        &self.lines
+    }
+
+    /// Whether another connection may be opened.
+    pub(super) fn has_room(&self) -> bool {
+        self.open.get() < self.settings().max_connections
     }
 
     /// An idle connection that is still usable, or a new one.
     pub(super) async fn take(self: &Rc<Self>) -> Result<Connection, UpstreamError> {
         let give_up = Instant::now() + self.settings().connect_timeout;
-        let max_connections = self.settings().max_connections;
         let outstanding = Outstanding::at(self);
         loop {
             if let Some(mut connection) = self.take_idle().await {
                 connection.outstanding = Some(outstanding);
                 return Ok(connection);
             }
-            if self.open.get() < max_connections {
-                return self.connect(give_up, outstanding).await;
+            if self.has_room() {
+                let mut connection = self.connect(give_up).await?;
+                connection.outstanding = Some(outstanding);
+                return Ok(connection);
             }
             if tokio::time::timeout_at(give_up, self.freed.notified())
                 .await
                 .is_err()
             {
-                return Err(UpstreamError::Busy(max_connections));
+                return Err(UpstreamError::Busy(self.settings().max_connections));
             }
         }
     }
@@ -93,7 +108,10 @@ impl ServerPool {
         // whatever else is idle is as old as the one that just failed
         self.idle.borrow_mut().clear();
         let give_up = Instant::now() + self.settings().connect_timeout;
-        self.connect(give_up, Outstanding::at(self)).await
+        let outstanding = Outstanding::at(self);
+        let mut connection = self.connect(give_up).await?;
+        connection.outstanding = Some(outstanding);
+        Ok(connection)
     }
 
     async fn take_idle(&self) -> Option<Connection> {
@@ -106,10 +124,10 @@ impl ServerPool {
         }
     }
 
-    async fn connect(
+    /// A new connection, whatever is idle.
+    pub(super) async fn connect(
         self: &Rc<Self>,
         give_up: Instant,
-        outstanding: Outstanding,
     ) -> Result<Connection, UpstreamError> {
         let slot = Slot::open(self);
         let endpoint = self.endpoint();
@@ -124,7 +142,7 @@ impl ServerPool {
             outbox: BytesMut::new(),
             timer: Box::pin(tokio::time::sleep_until(give_up)),
             reused: false,
-            outstanding: Some(outstanding),
+            outstanding: None,
             slot,
         })
     }
@@ -147,9 +165,12 @@ impl ServerPool {
             return true;
         }
         connection.generation = generation;
-        connection
-            .address
-            .is_none_or(|address| endpoint.has(address))
+        self.is_at(connection.address)
+    }
+
+    /// Whether the server still has this address.
+    pub(super) fn is_at(&self, address: Option<SocketAddr>) -> bool {
+        address.is_none_or(|address| self.endpoint().has(address))
     }
 
     fn endpoint(&self) -> &Endpoint {
@@ -160,10 +181,12 @@ impl ServerPool {
     pub(super) fn retire(&self) {
         self.retired.set(true);
         self.idle.borrow_mut().clear();
+        self.lines.retire();
     }
 
     pub(super) fn sweep(&self, now: Instant) {
         let idle_timeout = self.settings().idle_timeout;
+        self.lines.sweep(self, now);
         let keep = |since: &Instant| now.saturating_duration_since(*since) < idle_timeout;
         self.idle
             .borrow_mut()
@@ -195,12 +218,12 @@ impl Drop for Slot {
 
 /// A request that is in flight at a server, from the choice of the server to the end of its response.
 #[derive(Debug)]
-struct Outstanding {
+pub(super) struct Outstanding {
     pool: Rc<ServerPool>,
 }
 
 impl Outstanding {
-    fn at(pool: &Rc<ServerPool>) -> Self {
+    pub(super) fn at(pool: &Rc<ServerPool>) -> Self {
         pool.fleet.begin(pool.server);
         Self {
             pool: Rc::clone(pool),
@@ -219,7 +242,7 @@ impl Drop for Outstanding {
 pub(super) struct Connection {
     pub(super) stream: Stream,
     /// Where it leads, over TCP.
-    address: Option<SocketAddr>,
+    pub(super) address: Option<SocketAddr>,
     /// Of the server's addresses, when this one was last known to be among them.
     generation: u64,
     /// Bytes received and not yet consumed.

@@ -58,6 +58,12 @@ impl<B> Sending<B> {
     }
 }
 
+impl<B> Sending<B> {
+    pub(super) fn body_mut(&mut self) -> Option<&mut B> {
+        self.body.as_mut()
+    }
+}
+
 impl<B: Body<Data = Bytes> + Unpin> Sending<B> {
     /// Ready when everything is sent.
     pub(super) fn poll(

@@ -51,7 +51,7 @@ pub fn expected(vector: &Value) -> Vec<&str> {
 }
 
 /// The characters of a vector are bytes.
-fn latin1(text: &str) -> Vec<u8> {
+pub fn latin1(text: &str) -> Vec<u8> {
     text.chars()
         .map(|c| u8::try_from(c).expect("vectors are Latin-1"))
         .collect()
@@ -88,7 +88,7 @@ fn bytes(vector: &Value) -> Vec<u8> {
 }
 
 /// `200`, `100,200`, `400 close`, `h2`, or `timeout`.
-fn outcome(reply: &Reply) -> String {
+pub fn outcome(reply: &Reply) -> String {
     let is_http2 = reply.bytes.get(3..5) == Some(&[4, 0]);
     let statuses = if is_http2 {
         "h2".to_owned()
@@ -108,14 +108,14 @@ fn outcome(reply: &Reply) -> String {
 }
 
 /// Whether an outcome is among the expected ones. A close that is not asked for is allowed.
-fn accepted(outcome: &str, expected: &[&str]) -> bool {
+pub fn accepted(outcome: &str, expected: &[&str]) -> bool {
     expected
         .iter()
         .any(|expected| outcome == *expected || outcome.strip_suffix(" close") == Some(expected))
 }
 
 /// Runs `vector` for every element at once, a thread each; the answers in order.
-fn all_at_once<T: Send>(vectors: &[Value], run: impl Fn(usize, &Value) -> T + Sync) -> Vec<T> {
+pub fn all_at_once<T: Send>(vectors: &[Value], run: impl Fn(usize, &Value) -> T + Sync) -> Vec<T> {
     let run = &run;
     thread::scope(|scope| {
         let threads: Vec<_> = vectors

@@ -53,8 +53,11 @@ fn a_rapid_reset_is_charged_and_ends_the_connection() {
     .start();
     let mut attacker = Connection::open(gateway.address(), &[]);
     attacker.discard_answers();
+    // the h2 crate shows nobody a request that was taken back before it was read: one stays
+    assert!(attacker.get(1, "/"));
+    origin.wait_for_requests(1);
     let mut sent = 0;
-    for stream in streams(100_000) {
+    for stream in streams(100_000).skip(1) {
         // each is on its way before it is taken back, or the h2 crate would not even let us see it
         if !attacker.get(stream, "/") || !attacker.send(RST_STREAM, 0, stream, &CANCEL) {
             break;

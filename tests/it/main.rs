@@ -10,6 +10,7 @@ mod cli;
 mod config;
 mod corpora;
 mod explain;
+mod grpc;
 mod harness;
 mod http1_vectors;
 mod http2_abuse;

@@ -5,5 +5,7 @@ mod bounds;
 mod connections;
 mod failures;
 mod headers;
+mod http2_servers;
 mod responses;
+mod streaming;
 mod websockets;

@@ -94,6 +94,7 @@ fn answer(
         is_head,
         version: Version::HTTP_11,
         request_id: Some(&id),
+        grpc: None,
     };
     too_many_requests(
         &Denial {

@@ -17,7 +17,7 @@ use crate::{
     config::{
         code::Code,
         diagnostic::{Problem, quote},
-        file::{Section, not_built},
+        file::Section,
         keys, read,
         value::{Text, Value},
     },
@@ -265,8 +265,7 @@ fn server(text: &Text<'_>) -> Option<Server> {
 }
 
 pub(in crate::config) fn parse_server(text: &str) -> Result<Server, Problem> {
-    const HINT: &str =
-        "write \"http://HOST:PORT\", \"https://HOST:PORT\", \"unix:/path\" or \"builtin:echo\"";
+    const HINT: &str = "write \"http://HOST:PORT\", \"https://HOST:PORT\", \"h2c://HOST:PORT\", \"unix:/path\" or \"builtin:echo\"";
     let bad = |message: String| Problem::new(Code::BadAddress, message).hint(HINT);
     if text == "builtin:echo" {
         return Ok(Server::Echo);
@@ -274,11 +273,7 @@ pub(in crate::config) fn parse_server(text: &str) -> Result<Server, Problem> {
     if let Some(path) = text.strip_prefix("unix:") {
         return unix_path(path).map(Server::Unix);
     }
-    if text.starts_with("h2c://") {
-        let hint = "write http://, where the server speaks HTTP/1.1 too";
-        return Err(not_built(quote(text), "HTTP/2 to upstreams").hint(hint));
-    }
-    let scheme = [Scheme::Http, Scheme::Https]
+    let scheme = [Scheme::Http, Scheme::Https, Scheme::H2c]
         .into_iter()
         .find_map(|scheme| {
             let rest = text.strip_prefix(scheme.as_str())?;

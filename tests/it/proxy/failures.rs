@@ -301,3 +301,90 @@ fn a_dead_origin_is_logged_once_a_second_and_counted_each_time() {
         .count();
     assert!((1..=20).contains(&lines), "{lines} lines for 200 failures");
 }
+
+#[test]
+fn an_early_answer_reaches_a_client_that_is_still_sending() {
+    // by target: over a connection that goes on, or one that is closed at once
+    let origin = Origin::new(|exchange| {
+        exchange.write(
+            b"HTTP/1.1 413 Too Large\r\nContent-Length: 9\r\nX-Why: origin\r\n\r\ntoo large",
+        )?;
+        match exchange.request.target.as_str() {
+            "/closes" => exchange.close(),
+            "/resets" => exchange.reset(),
+            _ => exchange.wait_for_abort(),
+        }
+    });
+    let gateway =
+        Gateway::with("[[listen]]\naddress = \"127.0.0.1:0\"\nmax_body_size = \"64MiB\"\n")
+            .upstream(&origin)
+            .start();
+    for target in ["/waits", "/closes"] {
+        for round in 0..5 {
+            let mut client = gateway.connect();
+            let mut writer = client.stream().try_clone().expect("a second handle");
+            let head = format!(
+                "POST {target} HTTP/1.1\r\nHost: a.example\r\nContent-Length: 16777216\r\n\r\n"
+            );
+            client.write(head.as_bytes()).expect("the head leaves");
+            let uploading = thread::spawn(move || {
+                // it sends first and reads later, as far as it gets
+                let _ = std::io::Write::write_all(&mut writer, &vec![7; 16 << 20]);
+            });
+            let answer = client.read_response("POST");
+            let answer = answer.unwrap_or_else(|broken| panic!("{target}, {round}: {broken:?}"));
+            assert_eq!(
+                (
+                    answer.status,
+                    answer.header("x-why"),
+                    answer.text().as_str()
+                ),
+                (413, Some("origin"), "too large")
+            );
+            // it may be closed already
+            let _ = client.stream().shutdown(Shutdown::Both);
+            uploading.join().expect("the uploading thread");
+            assert_eq!(
+                http2::send(gateway.address(), &Request::post(target, vec![7; 1 << 20])).status,
+                413
+            );
+        }
+    }
+    gateway.wait_for_metric(r#"tidegate_in_flight{route="all"}"#, 0.0);
+}
+
+#[test]
+fn a_client_that_leaves_while_a_limit_delays_it_is_counted_and_logged() {
+    let origin = Origin::ok();
+    let gateway = Gateway::with(
+        r#"
+        [log]
+        access = "all"
+        format = "json"
+        [limit.turns]
+        key = []
+        rate = "2/h"
+        burst = 1
+        over = "delay"
+        max_delay = "1h"
+        [gateway]
+        limits = ["turns"]
+        "#,
+    )
+    .upstream(&origin)
+    .start();
+    assert_eq!(gateway.get("/first").status, 200);
+    let mut client = gateway.connect();
+    client
+        .write(&Request::get("/waiting").to_bytes())
+        .expect("the request leaves");
+    gateway.wait_for_metric(r#"tidegate_decisions_total{outcome="delayed"}"#, 1.0);
+    drop(client);
+    gateway.wait_for_metric(r#"tidegate_requests_total{route="all",code="499"}"#, 1.0);
+    eventually_eq("the access line says so", true, || {
+        let output = gateway.output();
+        let mut lines = output.lines();
+        lines.any(|line| line.contains(r#""path":"/waiting""#) && line.contains(r#""status":499"#))
+    });
+    assert_eq!(origin.requests().len(), 1);
+}

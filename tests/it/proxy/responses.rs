@@ -88,6 +88,11 @@ fn head_204_and_304_have_no_body_whatever_their_length_says() {
         ),
         (200, Some("200"), "hi")
     );
+    assert_eq!(
+        origin.connections(),
+        4,
+        "none that had sent too much was used again"
+    );
 }
 
 #[test]
@@ -117,6 +122,10 @@ fn an_answer_that_is_framed_in_doubt_is_502() {
         "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n",
         "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nab",
         "HTTP/1.1 200 OK\r\nX : y\r\nContent-Length: 0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nX: a\r\n b\r\nContent-Length: 0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nX: a\0b\r\nContent-Length: 0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nX: a\rb\r\nContent-Length: 0\r\n\r\n",
+        "HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n",
     ];
     for bytes in doubtful {
         assert_eq!(status_of(bytes), 502, "{bytes:?}");

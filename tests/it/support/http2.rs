@@ -37,6 +37,40 @@ pub fn send(address: SocketAddr, request: &Request) -> Response {
         })
 }
 
+/// Sends one request with trailers on a connection of its own; its response, and that one's trailers.
+pub fn exchange_with_trailers(
+    address: SocketAddr,
+    request: &Request,
+    trailers: &[(&'static str, &'static str)],
+) -> Result<(Response, http::HeaderMap), String> {
+    block_on(async {
+        let fields = trailers.iter().map(|&(name, value)| {
+            (
+                http::HeaderName::from_static(name),
+                http::HeaderValue::from_static(value),
+            )
+        });
+        let trailers: http::HeaderMap = fields.collect();
+        let body = Full::new(Bytes::from(request.body.clone()))
+            .with_trailers(std::future::ready(Some(Ok(trailers))));
+        let mut sender = connect(address).await;
+        let request = to_hyper(address, request).map(|_| body);
+        let response = within(async {
+            sender
+                .send_request(request)
+                .await
+                .map_err(|error| format!("{error:?}"))
+        })
+        .await?;
+        let (head, body) = response.into_parts();
+        let collected =
+            within(async { body.collect().await.map_err(|e| format!("{e:?}")) }).await?;
+        let trailers = collected.trailers().cloned().unwrap_or_default();
+        let response = hyper::Response::from_parts(head, Full::new(collected.to_bytes()));
+        Ok((complete(async { Ok(response) }).await?, trailers))
+    })
+}
+
 /// Sends a request, calls `sent` (which waits until it has arrived), and resets its stream. The connection lives on
 /// until `after` has returned.
 pub fn send_and_reset(
@@ -60,7 +94,10 @@ pub fn send_and_reset(
     });
 }
 
-async fn connect(address: SocketAddr) -> http2::SendRequest<Full<Bytes>> {
+async fn connect<B>(address: SocketAddr) -> http2::SendRequest<B>
+where
+    B: hyper::body::Body<Data = Bytes, Error = std::convert::Infallible> + Send + Unpin + 'static,
+{
     let stream = within(async {
         TcpStream::connect(address)
             .await
@@ -97,9 +134,12 @@ fn to_hyper(address: SocketAddr, request: &Request) -> hyper::Request<Full<Bytes
         .unwrap_or_else(|error| panic!("a request to {address}: {error}"))
 }
 
-async fn complete(
-    response: impl Future<Output = hyper::Result<hyper::Response<hyper::body::Incoming>>>,
-) -> Result<Response, String> {
+async fn complete<B>(
+    response: impl Future<Output = hyper::Result<hyper::Response<B>>>,
+) -> Result<Response, String>
+where
+    B: hyper::body::Body<Data = Bytes, Error: std::fmt::Debug>,
+{
     let response = response.await.map_err(|error| format!("{error:?}"))?;
     let headers = response
         .headers()
@@ -131,7 +171,7 @@ async fn within<T>(future: impl Future<Output = Result<T, String>>) -> Result<T,
         .unwrap_or_else(|_| Err("nothing came".into()))
 }
 
-fn block_on<T>(future: impl Future<Output = T>) -> T {
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -7,6 +7,8 @@ pub mod cli;
 pub mod curl;
 pub mod frames;
 pub mod gateway;
+pub mod grpc;
+pub mod h2c;
 pub mod http;
 pub mod http2;
 pub mod metrics;

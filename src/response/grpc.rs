@@ -1,0 +1,230 @@
+//! What a gRPC client is told when it is refused: a Trailers-Only response (gRPC over HTTP/2, "Responses"), a head with
+//! `:status` 200 that carries the status of the call and ends the stream.
+//!
+//! A plain 429 would reach the application as UNAVAILABLE without a word. Here it is RESOURCE_EXHAUSTED, and says when to
+//! come back in both ways that clients know: `grpc-retry-pushback-ms` (proposal A6) for retry policies, and
+//! `google.rpc.RetryInfo` in `grpc-status-details-bin` for applications. RateLimit fields are left out: this head is read as
+//! trailers, in which they may not stand.
+
+use base64::{Engine as _, prelude::BASE64_STANDARD_NO_PAD};
+use bytes::{BufMut, Bytes, BytesMut};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Response,
+    header::{CACHE_CONTROL, CONTENT_TYPE},
+};
+
+use super::{Asked, Denial, Refusal, X_REQUEST_ID};
+
+static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+static GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+static PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
+static DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
+
+const RESOURCE_EXHAUSTED: u8 = 8;
+const EXHAUSTED: &str = "rate limit exceeded";
+
+/// Which kind of gRPC a request speaks, if any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grpc {
+    /// `application/grpc`, with any message format.
+    Native,
+    /// `application/grpc-web`: what browsers speak.
+    Web,
+}
+
+impl Grpc {
+    /// By the type of the request's content. One look into the table of fields.
+    pub fn of(headers: &HeaderMap) -> Option<Grpc> {
+        let kind = headers.get(CONTENT_TYPE)?.as_bytes();
+        let rest = kind
+            .get(..16)
+            .filter(|start| start.eq_ignore_ascii_case(b"application/grpc"))
+            .map(|_| &kind[16..])?;
+        let ends = |rest: &[u8]| rest.first().is_none_or(|byte| b"+; \t".contains(byte));
+        match rest.get(..4) {
+            _ if ends(rest) => Some(Grpc::Native),
+            Some(web) if web.eq_ignore_ascii_case(b"-web") && ends(&rest[4..]) => Some(Grpc::Web),
+            _ => None,
+        }
+    }
+
+    fn content_type(self) -> HeaderValue {
+        HeaderValue::from_static(match self {
+            Grpc::Native => "application/grpc",
+            Grpc::Web => "application/grpc-web",
+        })
+    }
+
+    /// RESOURCE_EXHAUSTED, with the exact wait; without one where no wait helps.
+    pub(super) fn too_many_requests(
+        self,
+        denial: &Denial<'_>,
+        asked: &Asked<'_>,
+    ) -> Response<Bytes> {
+        let mut response = self.refused(RESOURCE_EXHAUSTED, EXHAUSTED, asked);
+        let headers = response.headers_mut();
+        let wait_ms = denial.retry_after_ns.map(|ns| ns.div_ceil(1_000_000));
+        // a negative pushback is an order not to try again
+        let pushback = wait_ms.map_or(-1, |ms| i32::try_from(ms).unwrap_or(i32::MAX));
+        headers.insert(&PUSHBACK, HeaderValue::from(pushback));
+        if let Some(wait_ms) = wait_ms
+            && let Ok(details) = HeaderValue::try_from(details(wait_ms))
+        {
+            headers.insert(&DETAILS, details);
+        }
+        response
+    }
+
+    pub(super) fn refuse(self, refusal: &Refusal, asked: &Asked<'_>) -> Response<Bytes> {
+        self.refused(status_of(refusal), refusal.sentence(), asked)
+    }
+
+    fn refused(self, status: u8, message: &str, asked: &Asked<'_>) -> Response<Bytes> {
+        let mut headers = HeaderMap::with_capacity(8);
+        headers.insert(CONTENT_TYPE, self.content_type());
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        headers.insert(&GRPC_STATUS, HeaderValue::from(u16::from(status)));
+        if let Ok(message) = HeaderValue::from_maybe_shared(percent_encoded(message)) {
+            headers.insert(&GRPC_MESSAGE, message);
+        }
+        if let Some(id) = asked.request_id {
+            headers.insert(&X_REQUEST_ID, id.clone());
+        }
+        let mut response = Response::new(Bytes::new());
+        *response.headers_mut() = headers;
+        response
+    }
+}
+
+/// The code of the call's status. What a client may try again unchanged is UNAVAILABLE (14), and nothing else is.
+fn status_of(refusal: &Refusal) -> u8 {
+    match refusal {
+        Refusal::BadRequest(_) => 3,
+        Refusal::RequestTimeout => 4,
+        Refusal::BodyTooLarge | Refusal::UriTooLong | Refusal::HeadersTooLarge => {
+            RESOURCE_EXHAUSTED
+        }
+        Refusal::NotFound
+        | Refusal::MethodNotAllowed { .. }
+        | Refusal::NotImplemented(_)
+        | Refusal::Misdirected => 12,
+        Refusal::LoopDetected | Refusal::Internal => 13,
+        Refusal::UpstreamUnreachable
+        | Refusal::UpstreamProtocol
+        | Refusal::UpstreamBusy
+        | Refusal::LimitUnavailable
+        | Refusal::UpstreamBroken { .. }
+        | Refusal::UpstreamTimeout => 14,
+        Refusal::Unauthorized { .. } => 16,
+    }
+}
+
+/// `grpc-message`: everything but printable ASCII, and `%` itself, as `%XX`.
+fn percent_encoded(text: &str) -> Bytes {
+    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+    let mut out = BytesMut::with_capacity(text.len());
+    for byte in text.bytes() {
+        if (0x20..=0x7e).contains(&byte) && byte != b'%' {
+            out.put_u8(byte);
+        } else {
+            let (high, low) = (usize::from(byte >> 4), usize::from(byte & 15));
+            out.put_slice(&[b'%', DIGITS[high], DIGITS[low]]);
+        }
+    }
+    out.freeze()
+}
+
+/// `google.rpc.Status { code, message, details: [RetryInfo { retry_delay }] }` in Protocol Buffers and Base64.
+fn details(wait_ms: u64) -> String {
+    let mut delay = Vec::new();
+    put_number(&mut delay, 1, wait_ms / 1000);
+    put_number(&mut delay, 2, wait_ms % 1000 * 1_000_000);
+    let mut retry_info = Vec::new();
+    put_bytes(&mut retry_info, 1, &delay);
+    let mut any = Vec::new();
+    put_bytes(&mut any, 1, b"type.googleapis.com/google.rpc.RetryInfo");
+    put_bytes(&mut any, 2, &retry_info);
+    let mut status = Vec::new();
+    put_number(&mut status, 1, u64::from(RESOURCE_EXHAUSTED));
+    put_bytes(&mut status, 2, EXHAUSTED.as_bytes());
+    put_bytes(&mut status, 3, &any);
+    BASE64_STANDARD_NO_PAD.encode(status)
+}
+
+/// A field of wire type 0; zero is not written.
+fn put_number(out: &mut Vec<u8>, field: u8, number: u64) {
+    if number > 0 {
+        out.push(field << 3);
+        put_varint(out, number);
+    }
+}
+
+/// A field of wire type 2.
+fn put_bytes(out: &mut Vec<u8>, field: u8, bytes: &[u8]) {
+    out.push(field << 3 | 2);
+    put_varint(out, bytes.len() as u64);
+    out.extend_from_slice(bytes);
+}
+
+fn put_varint(out: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        out.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push(number as u8);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_told_by_the_type_of_its_content() {
+        let of = |kind: &'static str| {
+            Grpc::of(&HeaderMap::from_iter([(
+                CONTENT_TYPE,
+                HeaderValue::from_static(kind),
+            )]))
+        };
+        for native in [
+            "application/grpc",
+            "application/grpc+proto",
+            "Application/GRPC; charset=utf-8",
+        ] {
+            assert_eq!(of(native), Some(Grpc::Native), "{native}");
+        }
+        for web in ["application/grpc-web", "application/grpc-web+proto"] {
+            assert_eq!(of(web), Some(Grpc::Web), "{web}");
+        }
+        for other in [
+            "application/grpcx",
+            "application/grpc-webx",
+            "application/grpc-we",
+            "application/json",
+            "application/gr",
+            "",
+        ] {
+            assert_eq!(of(other), None, "{other}");
+        }
+        assert_eq!(Grpc::of(&HeaderMap::new()), None);
+    }
+
+    #[test]
+    fn the_wait_is_told_in_protocol_buffers() {
+        // made with protoc from google/rpc/status.proto and error_details.proto
+        assert_eq!(
+            details(5000),
+            "CAgSE3JhdGUgbGltaXQgZXhjZWVkZWQaMAoodHlwZS5nb29nbGVhcGlzLmNvbS9nb29nbGUucnBjLlJldHJ5SW5mbxIECgIIBQ"
+        );
+        assert_eq!(
+            details(500),
+            "CAgSE3JhdGUgbGltaXQgZXhjZWVkZWQaNAoodHlwZS5nb29nbGVhcGlzLmNvbS9nb29nbGUucnBjLlJldHJ5SW5mbxIICgYQgMq17gE"
+        );
+    }
+
+    #[test]
+    fn a_message_is_percent_encoded() {
+        assert_eq!(percent_encoded("50% über"), "50%25 %C3%BCber");
+        assert_eq!(percent_encoded("a\r\nb~ "), "a%0D%0Ab~ ");
+    }
+}

@@ -1,0 +1,203 @@
+//! The response of an HTTP/2 server on its way back, read as the client takes it: what it has not taken is not granted room
+//! for again, so that the server waits.
+
+use std::{
+    future::Future as _,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use h2::{Reason, RecvStream};
+use http_body::{Body, Frame, SizeHint};
+use tokio::time::{Instant, Sleep};
+
+use super::{
+    super::{body::Interrupted, headers},
+    lines::Place,
+    upload::Upload,
+};
+
+/// The body of a response on a stream of its own. Dropped before its end, it resets the stream.
+#[derive(Debug)]
+pub struct StreamBody<B> {
+    stage: Stage,
+    stream: RecvStream,
+    /// Bytes that are still to come, where the head said how many.
+    length: Option<u64>,
+    upload: Option<Upload<B>>,
+    /// `None` once the exchange is over.
+    place: Option<Place>,
+    max_silence: Duration,
+    /// Since when neither side has sent anything.
+    silent_since: Option<Instant>,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Data,
+    Trailers,
+    Ended,
+}
+
+impl<B> StreamBody<B> {
+    pub(super) fn new(
+        stream: RecvStream,
+        length: Option<u64>,
+        upload: Option<Upload<B>>,
+        place: Place,
+        max_silence: Duration,
+    ) -> Self {
+        let mut body = Self {
+            stage: Stage::Data,
+            stream,
+            length,
+            upload,
+            place: Some(place),
+            max_silence,
+            silent_since: None,
+            timer: None,
+        };
+        if body.stream.is_end_stream() {
+            body.end();
+        }
+        body
+    }
+
+    /// Whether the request was sent to its end.
+    pub fn request_was_sent(&self) -> bool {
+        self.upload.is_none()
+    }
+
+    /// The request's body, while it is still being sent.
+    pub fn unsent_mut(&mut self) -> Option<&mut B> {
+        self.upload.as_mut().map(Upload::body_mut)
+    }
+
+    fn end(&mut self) {
+        self.stage = Stage::Ended;
+        self.upload = None;
+        self.place = None;
+    }
+
+    fn cut(&mut self, why: impl ToString) -> Interrupted {
+        self.end();
+        Interrupted::Server(why.to_string())
+    }
+
+    /// Whether a reset ends the body in order: a server that has answered in full may stop the rest of an upload so
+    /// (RFC 9113 §8.1). The library then forgets that the response was complete.
+    fn ends_with(&self, error: &h2::Error) -> bool {
+        self.upload.is_some()
+            && error.is_remote()
+            && error.is_reset()
+            && error.reason() == Some(Reason::NO_ERROR)
+            && self.length.is_none_or(|left| left == 0)
+    }
+
+    fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<Interrupted> {
+        let since = *self.silent_since.get_or_insert_with(Instant::now);
+        let deadline = since + self.max_silence;
+        let timer = self
+            .timer
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
+        loop {
+            ready!(timer.as_mut().poll(cx));
+            if timer.deadline() >= deadline {
+                break;
+            }
+            timer.as_mut().reset(deadline);
+        }
+        Poll::Ready(self.cut(format!("silent for {:?}", self.max_silence)))
+    }
+}
+
+impl<B: Body<Data = Bytes> + Unpin> StreamBody<B> {
+    /// Sends what is left of the request; a server that no longer takes it is no error.
+    fn poll_upload(&mut self, cx: &mut Context<'_>) -> Result<(), Interrupted> {
+        let Some(upload) = &mut self.upload else {
+            return Ok(());
+        };
+        let before = upload.progress();
+        let polled = upload.poll(cx);
+        if upload.progress() != before {
+            self.silent_since = None;
+        }
+        match polled {
+            Poll::Pending => Ok(()),
+            Poll::Ready(Ok(())) => {
+                self.upload = None;
+                Ok(())
+            }
+            Poll::Ready(Err(_)) => {
+                self.end();
+                Err(Interrupted::RequestBody)
+            }
+        }
+    }
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for StreamBody<B> {
+    type Data = Bytes;
+    type Error = Interrupted;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Interrupted>>> {
+        let this = &mut *self;
+        this.poll_upload(cx)?;
+        while this.stage == Stage::Data {
+            let Poll::Ready(data) = this.stream.poll_data(cx) else {
+                return this.poll_silence(cx).map(|silent| Some(Err(silent)));
+            };
+            this.silent_since = None;
+            match data {
+                Some(Ok(data)) => {
+                    // fails only on a stream that is gone, which the next read tells
+                    let _ = this.stream.flow_control().release_capacity(data.len());
+                    if let Some(left) = &mut this.length {
+                        *left = left.saturating_sub(data.len() as u64);
+                    }
+                    if !data.is_empty() {
+                        return Poll::Ready(Some(Ok(Frame::data(data))));
+                    }
+                }
+                Some(Err(error)) if this.ends_with(&error) => this.end(),
+                Some(Err(error)) => return Poll::Ready(Some(Err(this.cut(error)))),
+                None => this.stage = Stage::Trailers,
+            }
+        }
+        if this.stage == Stage::Trailers {
+            let Poll::Ready(trailers) = this.stream.poll_trailers(cx) else {
+                return this.poll_silence(cx).map(|silent| Some(Err(silent)));
+            };
+            match trailers {
+                Ok(trailers) => {
+                    this.end();
+                    let mut trailers = trailers.unwrap_or_default();
+                    headers::retain_trailers(&mut trailers);
+                    if !trailers.is_empty() {
+                        return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
+                    }
+                }
+                Err(error) if this.ends_with(&error) => this.end(),
+                Err(error) => return Poll::Ready(Some(Err(this.cut(error)))),
+            }
+        }
+        Poll::Ready(None)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.stage == Stage::Ended
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self.length {
+            Some(left) => SizeHint::with_exact(left),
+            None => SizeHint::default(),
+        }
+    }
+}

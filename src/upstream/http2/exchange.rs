@@ -1,0 +1,249 @@
+//! One exchange on a stream of its own: the request goes out, the response head comes back.
+//!
+//! The head that is sent is the one that [`headers`] writes for HTTP/1.1, read back as fields: there is one place where it is
+//! decided what a server is told.
+
+use std::{
+    future::{Future as _, poll_fn},
+    io,
+    pin::{Pin, pin},
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Bytes, BytesMut};
+use h2::{Reason, RecvStream, client::ResponseFuture};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version,
+    header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE},
+    uri::{Authority, PathAndQuery, Scheme},
+};
+use http_body::Body;
+use tokio::time::Instant;
+
+use super::{
+    super::{
+        Settings, UpstreamError,
+        exchange::MAX_INTERIM,
+        forward::Failed,
+        framing::{self, MAX_FIELDS},
+        headers::{self, BodyFraming, Outbound},
+        stream::Stream,
+    },
+    body::StreamBody,
+    lines::Place,
+    upload::Upload,
+};
+
+/// Sends a request, and waits for the head of the final response. Interim responses end here.
+///
+/// Where the server refuses to look at the request and nothing of its body was taken, the body is back in `unsent`.
+pub(in crate::upstream) async fn exchange<B>(
+    place: Place,
+    request: Request<()>,
+    unsent: &mut Option<B>,
+    settings: &Settings,
+) -> Result<Response<StreamBody<B>>, Failed<B::Error>>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let to_head = *request.method() == Method::HEAD;
+    let has_body = unsent.is_some();
+    let (mut response, stream) = match place.sender().send_request(request, !has_body) {
+        Ok(sent) => sent,
+        Err(error) => {
+            place.doubt();
+            return Err(UpstreamError::Refused(error.to_string()).into());
+        }
+    };
+    let mut upload = unsent.take().map(|body| Upload::new(stream, body));
+    let answered = answer(&mut response, &mut upload, &place, settings).await;
+    let response = match answered {
+        Ok(response) => response,
+        Err(Failed::Upstream(error)) => {
+            if matches!(error, UpstreamError::Timeout(_) | UpstreamError::Closed(_)) {
+                place.doubt();
+            }
+            let untouched = upload.and_then(Upload::untouched);
+            let is_whole = !has_body || untouched.is_some();
+            *unsent = untouched;
+            return Err(match error {
+                UpstreamError::Refused(why) if !is_whole => {
+                    UpstreamError::Closed(io::Error::other(why)).into()
+                }
+                error => error.into(),
+            });
+        }
+        Err(failed) => return Err(failed),
+    };
+    let (mut head, stream) = response.into_parts();
+    let length = body_length(&mut head.headers, head.status, to_head, &stream)?;
+    headers::remove_hop_by_hop(&mut head.headers);
+    head.version = Version::HTTP_11;
+    let body = StreamBody::new(stream, length, upload, place, settings.body_timeout);
+    Ok(Response::from_parts(head, body))
+}
+
+/// Waits for the head of the final response; meanwhile the body is sent.
+async fn answer<B>(
+    response: &mut ResponseFuture,
+    upload: &mut Option<Upload<B>>,
+    place: &Place,
+    settings: &Settings,
+) -> Result<Response<RecvStream>, Failed<B::Error>>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let timeout = settings.response_timeout;
+    let mut deadline = Instant::now() + timeout;
+    let mut timer = pin!(tokio::time::sleep_until(deadline));
+    let mut interim = 0;
+    poll_fn(|cx| {
+        if let Some(rest) = upload {
+            let before = rest.progress();
+            match rest.poll(cx) {
+                Poll::Ready(Ok(())) => {
+                    deadline = Instant::now() + timeout;
+                    *upload = None;
+                }
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(Failed::RequestBody(error))),
+                Poll::Pending if rest.progress() != before => deadline = Instant::now() + timeout,
+                Poll::Pending => {}
+            }
+        }
+        if let Poll::Ready(head) = poll_head(response, place, &mut interim, cx) {
+            return Poll::Ready(head.map_err(Failed::Upstream));
+        }
+        // a client that is slow with its body is not the server's fault: the listener watches that
+        if upload.as_ref().is_some_and(Upload::waits_for_client) {
+            return Poll::Pending;
+        }
+        loop {
+            ready!(timer.as_mut().poll(cx));
+            if timer.deadline() >= deadline {
+                return Poll::Ready(Err(UpstreamError::Timeout(timeout).into()));
+            }
+            timer.as_mut().reset(deadline);
+        }
+    })
+    .await
+}
+
+fn poll_head(
+    response: &mut ResponseFuture,
+    place: &Place,
+    interim: &mut u8,
+    cx: &mut Context<'_>,
+) -> Poll<Result<Response<RecvStream>, UpstreamError>> {
+    while let Poll::Ready(Some(head)) = response.poll_informational(cx) {
+        head.map_err(|error| failure(&error, place))?;
+        *interim += 1;
+        if *interim > MAX_INTERIM {
+            return Poll::Ready(Err(UpstreamError::Protocol("too many interim responses")));
+        }
+    }
+    let head = ready!(Pin::new(response).poll(cx)).map_err(|error| failure(&error, place))?;
+    if !(200..=599).contains(&head.status().as_u16()) {
+        return Poll::Ready(Err(UpstreamError::Protocol(
+            "the status is not between 200 and 599",
+        )));
+    }
+    if head.headers().len() > MAX_FIELDS {
+        return Poll::Ready(Err(UpstreamError::Protocol("the head is too large")));
+    }
+    Poll::Ready(Ok(head))
+}
+
+/// What it means that there is no response. A stream that the server refuses, or that lies beyond the last one that its
+/// GOAWAY will look at, was not processed in any way (RFC 9113 §8.7).
+fn failure(error: &h2::Error, place: &Place) -> UpstreamError {
+    if error.is_remote() && error.is_go_away() {
+        place.doubt();
+        UpstreamError::Refused(error.to_string())
+    } else if error.is_remote() && error.reason() == Some(Reason::REFUSED_STREAM) {
+        UpstreamError::Refused(error.to_string())
+    } else if error.is_remote() && error.is_reset() {
+        UpstreamError::Protocol("it reset the stream")
+    } else if error.is_library() {
+        UpstreamError::Protocol("it is not HTTP/2")
+    } else {
+        UpstreamError::Closed(io::Error::other(error.to_string()))
+    }
+}
+
+/// One request without a body on a connection of its own, for a check.
+pub(in crate::upstream) async fn ask(
+    stream: Stream,
+    request: Request<()>,
+) -> Result<StatusCode, UpstreamError> {
+    let lost = |error: h2::Error| UpstreamError::Closed(io::Error::other(error.to_string()));
+    let (sender, connection) = h2::client::handshake(stream).await.map_err(lost)?;
+    let answered = async {
+        let (response, _) = sender.ready().await?.send_request(request, true)?;
+        response.await
+    };
+    let ended = async { connection.await.and(Err(Reason::NO_ERROR.into())) };
+    tokio::select! {
+        answer = answered => answer.map(|answer| answer.status()).map_err(lost),
+        ended = ended => ended.map_err(lost),
+    }
+}
+
+/// How long the body is, where that is known.
+fn body_length(
+    headers: &mut HeaderMap,
+    status: StatusCode,
+    to_head: bool,
+    stream: &RecvStream,
+) -> Result<Option<u64>, UpstreamError> {
+    let length = framing::content_length(headers)?;
+    if status == StatusCode::NO_CONTENT {
+        headers.remove(CONTENT_LENGTH);
+    }
+    let is_empty = to_head
+        || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+        || stream.is_end_stream();
+    Ok(if is_empty { Some(0) } else { length })
+}
+
+/// The request as HTTP/2 says it.
+pub(in crate::upstream) fn head(
+    request: &Outbound<'_>,
+    host: &[u8],
+    framing: BodyFraming,
+) -> Result<Request<()>, UpstreamError> {
+    const UNFIT: UpstreamError = UpstreamError::Protocol("the request cannot be told in HTTP/2");
+    let mut uri = http::uri::Parts::default();
+    uri.scheme = Some(Scheme::HTTP);
+    uri.authority = Some(Authority::try_from(host).map_err(|_| UNFIT)?);
+    uri.path_and_query = Some(PathAndQuery::try_from(request.target).map_err(|_| UNFIT)?);
+    let mut head = Request::new(());
+    *head.method_mut() = request.method.clone();
+    *head.uri_mut() = Uri::from_parts(uri).map_err(|_| UNFIT)?;
+    *head.version_mut() = Version::HTTP_2;
+    *head.headers_mut() = fields(request, host, framing).ok_or(UNFIT)?;
+    Ok(head)
+}
+
+/// What [`headers::write_head`] writes, but for what HTTP/2 has other means for.
+fn fields(request: &Outbound<'_>, host: &[u8], framing: BodyFraming) -> Option<HeaderMap> {
+    let mut written = BytesMut::with_capacity(1024);
+    headers::write_head(&mut written, request, host, framing);
+    let line = written.windows(2).position(|two| two == b"\r\n")? + 2;
+    let written = written.freeze().slice(line..);
+    // a client's fields, and ours
+    let mut room = vec![httparse::EMPTY_HEADER; request.headers.len() + 16];
+    let httparse::Status::Complete((_, parsed)) =
+        httparse::parse_headers(&written, &mut room).ok()?
+    else {
+        return None;
+    };
+    let mut fields = HeaderMap::with_capacity(parsed.len());
+    for field in parsed {
+        let name = HeaderName::from_bytes(field.name.as_bytes()).ok()?;
+        if ![HOST, CONNECTION, UPGRADE, TRANSFER_ENCODING].contains(&name) {
+            let value = HeaderValue::from_maybe_shared(written.slice_ref(field.value)).ok()?;
+            fields.append(name, value);
+        }
+    }
+    Some(fields)
+}

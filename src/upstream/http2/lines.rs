@@ -1,0 +1,287 @@
+//! The HTTP/2 connections of one worker to one server, and the places on them.
+//!
+//! A line takes no new exchanges once the server has said GOAWAY, or once it has left a request without an answer for
+//! `response_timeout`, since it may be dead; those that it carries may end on it. One that has carried none for
+//! `idle_timeout` is closed.
+
+use std::{
+    cell::{Cell, RefCell},
+    future::{Future as _, poll_fn},
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    rc::Rc,
+    task::{Context, Poll, Waker},
+};
+
+use bytes::Bytes;
+use h2::{
+    Reason,
+    client::{self, SendRequest},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    sync::Notify,
+    time::Instant,
+};
+
+use super::{
+    super::{
+        UpstreamError,
+        framing::MAX_HEAD_BYTES,
+        pool::{Connection, Outstanding, ServerPool},
+    },
+    CONNECTION_WINDOW, MAX_SEND_BUFFER_BYTES, STREAM_WINDOW,
+};
+
+/// The lines that take new exchanges.
+#[derive(Debug, Default)]
+pub(in crate::upstream) struct Lines {
+    open: RefCell<Vec<Rc<Line>>>,
+    /// Whether somebody is opening one: whoever needs one waits for that instead of opening another.
+    opening: Cell<bool>,
+    changed: Notify,
+}
+
+/// One connection.
+#[derive(Debug)]
+struct Line {
+    /// Where it leads, over TCP.
+    address: Option<SocketAddr>,
+    sender: SendRequest<Bytes>,
+    streams: Cell<usize>,
+    idle_since: Cell<Instant>,
+}
+
+/// A place for one exchange on a line, until it is dropped.
+#[derive(Debug)]
+pub(in crate::upstream) struct Place {
+    pool: Rc<ServerPool>,
+    line: Rc<Line>,
+    /// Whether the line was there before: only then may a failure mean that the server had already closed it.
+    pub(in crate::upstream) reused: bool,
+    _outstanding: Outstanding,
+}
+
+impl Line {
+    fn has_room(&self) -> bool {
+        self.streams.get() < self.sender.current_max_send_streams()
+    }
+
+    /// Whether neither side has ended it, or is about to.
+    fn takes_more(&self) -> bool {
+        let mut cx = Context::from_waker(Waker::noop());
+        !matches!(self.sender.clone().poll_ready(&mut cx), Poll::Ready(Err(_)))
+    }
+}
+
+impl Place {
+    fn on(line: Rc<Line>, pool: &Rc<ServerPool>, reused: bool, outstanding: Outstanding) -> Self {
+        line.streams.set(line.streams.get() + 1);
+        Self {
+            pool: Rc::clone(pool),
+            line,
+            reused,
+            _outstanding: outstanding,
+        }
+    }
+
+    pub(super) fn sender(&self) -> SendRequest<Bytes> {
+        self.line.sender.clone()
+    }
+
+    /// The line may be dead: nobody else is to try it.
+    pub(super) fn doubt(&self) {
+        self.pool.lines().forget(&self.line);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.line.streams.set(self.line.streams.get() - 1);
+        self.line.idle_since.set(Instant::now());
+        self.pool.lines().changed.notify_one();
+    }
+}
+
+impl Lines {
+    /// A place on a line, which is opened where none has room. Waits for at most `connect_timeout`.
+    pub(in crate::upstream) async fn take(pool: &Rc<ServerPool>) -> Result<Place, UpstreamError> {
+        let lines = pool.lines();
+        let settings = pool.settings();
+        let give_up = Instant::now() + settings.connect_timeout;
+        let outstanding = Outstanding::at(pool);
+        loop {
+            // asked for before the look, so that no change is missed
+            let changed = lines.changed.notified();
+            if let Some(line) = lines.with_room() {
+                return Ok(Place::on(line, pool, true, outstanding));
+            }
+            if !lines.opening.get() && pool.has_room() {
+                let line = lines.open_one(pool, give_up).await?;
+                return Ok(Place::on(line, pool, false, outstanding));
+            }
+            if tokio::time::timeout_at(give_up, changed).await.is_err() {
+                return Err(UpstreamError::Busy(settings.max_connections));
+            }
+        }
+    }
+
+    fn with_room(&self) -> Option<Rc<Line>> {
+        let mut open = self.open.borrow_mut();
+        loop {
+            let at = open.iter().position(|line| line.has_room())?;
+            if open[at].takes_more() {
+                return Some(Rc::clone(&open[at]));
+            }
+            open.remove(at);
+        }
+    }
+
+    async fn open_one(
+        &self,
+        pool: &Rc<ServerPool>,
+        give_up: Instant,
+    ) -> Result<Rc<Line>, UpstreamError> {
+        let _opening = Opening::begin(self);
+        let connection = pool.connect(give_up).await?;
+        let address = connection.address;
+        let carrier = Carrier(connection);
+        let handshake = h2::client::Builder::new()
+            // until the server has said how many it takes
+            .initial_max_send_streams(0)
+            .enable_push(false)
+            .initial_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .max_header_list_size(MAX_HEAD_BYTES as u32)
+            .max_send_buffer_size(MAX_SEND_BUFFER_BYTES)
+            .handshake(carrier);
+        let greeted = async {
+            let (sender, mut connection) = handshake.await?;
+            greeting(&mut connection).await?;
+            Ok::<_, h2::Error>((sender, connection))
+        };
+        let (sender, connection) = match tokio::time::timeout_at(give_up, greeted).await {
+            Ok(Ok(greeted)) => greeted,
+            Ok(Err(error)) => {
+                let error = format!("it does not speak HTTP/2: {error}");
+                return Err(UpstreamError::Connect(io::Error::other(error)));
+            }
+            Err(_) => return Err(UpstreamError::Connect(io::ErrorKind::TimedOut.into())),
+        };
+        let line = Rc::new(Line {
+            address,
+            sender,
+            streams: Cell::new(0),
+            idle_since: Cell::new(Instant::now()),
+        });
+        self.open.borrow_mut().push(Rc::clone(&line));
+        let (pool, carried) = (Rc::clone(pool), Rc::downgrade(&line));
+        tokio::task::spawn_local(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, server = %pool.server(), "an HTTP/2 connection ended");
+            }
+            if let Some(line) = carried.upgrade() {
+                pool.lines().forget(&line);
+            }
+        });
+        Ok(line)
+    }
+
+    fn forget(&self, line: &Rc<Line>) {
+        self.open
+            .borrow_mut()
+            .retain(|open| !Rc::ptr_eq(open, line));
+        self.changed.notify_waiters();
+    }
+
+    /// Lets go of what has been idle for too long, or leads to where the server no longer is. A connection ends when nobody
+    /// holds its line.
+    pub(in crate::upstream) fn sweep(&self, pool: &ServerPool, now: Instant) {
+        let idle_timeout = pool.settings().idle_timeout;
+        self.open.borrow_mut().retain(|line| {
+            let idle = now.saturating_duration_since(line.idle_since.get());
+            (line.streams.get() > 0 || idle < idle_timeout) && pool.is_at(line.address)
+        });
+    }
+
+    /// Lets go of all; what they carry may end.
+    pub(in crate::upstream) fn retire(&self) {
+        self.open.borrow_mut().clear();
+    }
+}
+
+/// Waits until the server has sent its SETTINGS. Before, a request could be refused only because nobody knew how many the
+/// server takes; and one that is no HTTP/2 server at all is found out while nothing was sent.
+async fn greeting(connection: &mut client::Connection<Carrier, Bytes>) -> Result<(), h2::Error> {
+    poll_fn(|cx| {
+        if let Poll::Ready(ended) = Pin::new(&mut *connection).poll(cx) {
+            return Poll::Ready(ended.and(Err(Reason::NO_ERROR.into())));
+        }
+        match connection.max_concurrent_send_streams() {
+            0 => Poll::Pending,
+            _ => Poll::Ready(Ok(())),
+        }
+    })
+    .await
+}
+
+/// Somebody is opening a line, until this is dropped.
+struct Opening<'a>(&'a Lines);
+
+impl<'a> Opening<'a> {
+    fn begin(lines: &'a Lines) -> Self {
+        lines.opening.set(true);
+        Self(lines)
+    }
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        self.0.opening.set(false);
+        self.0.changed.notify_waiters();
+    }
+}
+
+/// A connection with its place among `max_connections`, as the HTTP/2 library reads and writes it.
+struct Carrier(Connection);
+
+impl AsyncRead for Carrier {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Carrier {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.0.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0.stream).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,134 @@
+//! Responses that take their time: server-sent events, long polls, and clients that do not take them.
+
+use std::{io::Read, sync::mpsc, time::Duration};
+
+use crate::support::{
+    Gate, Gateway, Origin, Request,
+    wait::{PATIENCE, eventually_eq, pause},
+};
+
+const EVENTS: &[u8] =
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
+
+fn chunk(event: &str) -> Vec<u8> {
+    format!("{:X}\r\n{event}\r\n", event.len()).into_bytes()
+}
+
+#[test]
+fn each_event_arrives_before_the_next_is_sent() {
+    let (arrived, next) = mpsc::sync_channel::<()>(1);
+    let next = std::sync::Mutex::new(next);
+    let origin = Origin::new(move |exchange| {
+        exchange.read_body()?;
+        exchange.write(EVENTS)?;
+        for count in 0..20 {
+            exchange.write(&chunk(&format!("data: {count}\n\n")))?;
+            // only when the client has it
+            let next = next.lock().expect("one request at a time");
+            next.recv_timeout(PATIENCE).expect("the event arrives");
+        }
+        exchange.write(b"0\r\n\r\n")
+    });
+    let gateway = Gateway::with("").upstream(&origin).start();
+    let mut client = gateway.connect();
+    client
+        .write(&Request::get("/events").to_bytes())
+        .expect("the request leaves");
+    let head = client.read_head().expect("the head comes first");
+    assert_eq!(head.header("content-type"), Some("text/event-stream"));
+    for count in 0..20 {
+        let expected = chunk(&format!("data: {count}\n\n"));
+        let mut event = vec![0; expected.len()];
+        client
+            .stream_mut()
+            .read_exact(&mut event)
+            .expect("the event");
+        assert_eq!(event, expected);
+        arrived.send(()).expect("the origin waits");
+    }
+    let mut end = [0; 5];
+    client.stream_mut().read_exact(&mut end).expect("the end");
+    assert_eq!(&end, b"0\r\n\r\n");
+}
+
+#[test]
+fn a_long_poll_may_outlast_the_idle_timeout_of_the_client() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let origin = Origin::new(move |exchange| {
+        exchange.read_body()?;
+        held.wait();
+        exchange.respond(200, &[], b"at last")
+    });
+    let gateway = Gateway::with("[[listen]]\naddress = \"127.0.0.1:0\"\nidle_timeout = \"200ms\"\nheader_timeout = \"200ms\"\n")
+        .upstream(&origin)
+        .start();
+    let mut client = gateway.connect();
+    client
+        .write(&Request::get("/poll").to_bytes())
+        .expect("the request leaves");
+    pause(Duration::from_millis(700));
+    gate.open();
+    assert_eq!(
+        client.read_response("GET").expect("an answer").text(),
+        "at last"
+    );
+}
+
+const SLOTS: &str = r#"
+    [limit.slots]
+    key = []
+    algorithm = "concurrency"
+    limit = 1
+    [gateway]
+    limits = ["slots"]
+    [[listen]]
+    address = "127.0.0.1:0"
+    idle_timeout = "300ms"
+"#;
+
+fn endless() -> Origin {
+    Origin::new(|exchange| {
+        exchange.read_body()?;
+        if exchange.request.target != "/endless" {
+            return exchange.respond(200, &[], b"ok");
+        }
+        exchange.write(EVENTS)?;
+        loop {
+            exchange.write(&chunk(&"x".repeat(16 * 1024)))?;
+        }
+    })
+}
+
+#[test]
+fn a_client_that_reads_nothing_gives_back_its_slot_and_the_origin_in_bounded_time() {
+    let origin = endless();
+    let gateway = Gateway::with(SLOTS).upstream(&origin).start();
+    let mut client = gateway.connect();
+    client
+        .write(&Request::get("/endless").to_bytes())
+        .expect("the request leaves");
+    assert_eq!(client.read_head().expect("a head").status, 200);
+    assert_eq!(gateway.get("/").status, 429, "it holds the slot");
+    // it stays, and takes nothing
+    eventually_eq("the origin is let go", 1, || origin.aborted());
+    eventually_eq("the slot is back", 200, || gateway.get("/").status);
+    gateway.wait_for_metric(r#"tidegate_in_flight{route="all"}"#, 0.0);
+    drop(client);
+}
+
+#[test]
+fn a_client_that_leaves_half_way_gives_back_its_slot_and_the_origin() {
+    let origin = endless();
+    let gateway = Gateway::with(SLOTS).upstream(&origin).start();
+    let mut client = gateway.connect();
+    client
+        .write(&Request::get("/endless").to_bytes())
+        .expect("the request leaves");
+    assert_eq!(client.read_head().expect("a head").status, 200);
+    assert_eq!(client.discard(100_000), Ok(100_000));
+    drop(client);
+    eventually_eq("the origin is let go", 1, || origin.aborted());
+    eventually_eq("the slot is back", 200, || gateway.get("/").status);
+    gateway.wait_for_metric(r#"tidegate_in_flight{route="all"}"#, 0.0);
+}
