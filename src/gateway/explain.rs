@@ -1,7 +1,7 @@
 //! What becomes of one described request, and why: the request path itself, run on a fresh table with somebody watching.
 //!
-//! Nothing is decided here. The steps are those of [`Worker::decide`], in their order; each shows its reasoning to whoever
-//! asks ([`Identifier::reason`](crate::identity::Identifier::reason), [`Noted`]), and serving a request asks for nothing.
+//! Nothing is decided here. The steps are those of `Worker::decide`, in their order; each shows its reasoning to whoever
+//! asks ([`Identifier::reason`](crate::identity::Identifier::reason), `Noted`), and serving a request asks for nothing.
 //! Secrets are neither kept nor shown: of fields of the request only names, of keys what access lines show.
 
 mod report;

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! No request waits for a fetch. While there has never been a good set, tokens are rejected. Whoever sends tokens with invented keys has the
-//! set fetched at most once in [`MISSED_PAUSE`], however many gateways' clients join in. One log line for each change of state.
+//! set fetched at most once in `MISSED_PAUSE`, however many gateways' clients join in. One log line for each change of state.
 
 mod fetch;
 
@@ -70,7 +70,7 @@ impl Issuer {
         }
     }
 
-    /// Fetches once, within [`FETCH_TIMEOUT`]. Whatever comes of it is logged where it changes something, and counted.
+    /// Fetches once, within `FETCH_TIMEOUT`. Whatever comes of it is logged where it changes something, and counted.
     pub async fn fetch(&mut self) {
         let fetched = timeout(FETCH_TIMEOUT, self.fetcher.get(&self.settings.url)).await;
         let fetched = fetched.unwrap_or(Err(FetchError::Timeout(FETCH_TIMEOUT)));

@@ -1,4 +1,4 @@
-//! What a connection waits for, since when and for how long; [`TimedIo`](super::timed_io::TimedIo) acts on it.
+//! What a connection waits for, since when and for how long; `TimedIo` acts on it.
 //!
 //! ```text
 //! accept ──head──▶ request ──(handler's business)──▶ response ends ──idle──▶ first byte ──head──▶ request …

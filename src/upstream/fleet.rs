@@ -1,6 +1,6 @@
 //! What all workers know of an upstream together: which of its servers may be asked, and how busy each is.
 //!
-//! A server is passed over while its active checks fail, or while it is ejected (its [`Fuse`] has blown). Two rules keep
+//! A server is passed over while its active checks fail, or while it is ejected (its `Fuse` has blown). Two rules keep
 //! that from making things worse: the last server that may be asked is never ejected, and when none may be asked, all
 //! are, since a guess is better than a certain refusal. Only connections that fail, time out or break off count, never a
 //! status: else one client with one request that breaks an origin could eject every server.

@@ -7,10 +7,10 @@
 //!                        └─ …          no room (SETTINGS_MAX_CONCURRENT_STREAMS)? another line, up to `max_connections`
 //! ```
 //!
-//! Read in this order: [`lines`] (connections), [`exchange`] (the request leaves, the response's head comes back), [`upload`]
+//! Read in this order: `lines` (connections), `exchange` (the request leaves, the response's head comes back), `upload`
 //! (the request's body), [`body`] (the response's).
 //!
-//! Flow control holds each stream to [`STREAM_WINDOW`] in either direction. The connection's own window is as wide as the
+//! Flow control holds each stream to `STREAM_WINDOW` in either direction. The connection's own window is as wide as the
 //! protocol allows: with a narrower one, a few clients that read slowly would stop the streams of all others.
 
 pub mod body;

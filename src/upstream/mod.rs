@@ -1,11 +1,11 @@
 //! The request leaves: servers, timeouts, connections kept per worker.
 //!
 //! Read in this order: [`mod@forward`] (one request, top to bottom), [`balance`] (which server), [`fleet`] (what all
-//! workers know of the servers), [`exchange`] (one exchange over one connection), [`headers`] (what the server is told),
+//! workers know of the servers), `exchange` (one exchange over one connection), [`headers`] (what the server is told),
 //! [`pool`] (connections), [`framing`] (where a response ends), [`body`] (the response on its way back).
 //!
-//! Servers that speak HTTP/2 have [`http2`] in place of [`exchange`], [`framing`] and [`body`]; [`tunnel`] is what becomes of a
-//! connection that leaves HTTP, and [`websocket`] says when one may.
+//! Servers that speak HTTP/2 have [`http2`] in place of `exchange`, [`framing`] and [`body`]; [`tunnel`] is what becomes of a
+//! connection that leaves HTTP, and `websocket` says when one may.
 //!
 //! The exchange is our own HTTP/1.1 client over a socket, not hyper's: it runs inline in the request's task, with
 //! neither a task per connection nor a channel; it writes the inbound head straight into the outbound bytes; and it
