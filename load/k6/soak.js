@@ -23,7 +23,7 @@ export function many() {
 
 export function teardown() {
   if (!ADMIN) return;
-  const text = http.get(`${ADMIN}/metrics`).body;
+  const text = http.get(`${ADMIN}/metrics`, { headers: { authorization: `Bearer ${__ENV.ADMIN_TOKEN}` } }).body;
   const value = (pattern) => Number((text.match(pattern) || [])[1]);
   check(text, {
     'keys stay within max_keys': () => value(/^tidegate_keys\{limit="many"\} (\S+)/m) <= MAX_KEYS,
