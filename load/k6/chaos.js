@@ -18,7 +18,6 @@ export const options = {
   },
   thresholds: {
     ...ALWAYS,
-    checks: ['rate==1'],
     'gw_admitted{key:noisy}': [
       `count<=${Math.floor((LIMIT * DURATION * share + BURST * (1 + OUTAGES * 2)) * 1.02)}`,
       `count>=${Math.floor(LIMIT * DURATION * LOCAL_FRACTION * 0.9)}`,
