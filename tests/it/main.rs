@@ -26,6 +26,7 @@ mod proxy;
 mod proxy_protocol;
 mod response_fields;
 mod secrets;
+mod smuggling;
 mod spoofing;
 mod support;
 mod suspicion;
