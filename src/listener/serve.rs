@@ -238,7 +238,8 @@ where
     let to = Rc::clone(&peer);
     let service = service_fn(move |request: Request<Incoming>| {
         let in_flight = to.clock.request();
-        let response = Rc::clone(&handler).handle(request, Rc::clone(&to));
+        // hyper keeps room for this future while the connection is idle: a pointer, not the whole path of a request
+        let response = Box::pin(Rc::clone(&handler).handle(request, Rc::clone(&to)));
         let current = Rc::clone(&current);
         async move {
             let response = response.await;
