@@ -14,23 +14,23 @@ use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap, VecDeque},
     rc::Rc,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
+use redis::Value;
 use tokio::{
     sync::{mpsc, oneshot},
     time::Instant,
 };
 
 use super::{
+    Degraded,
     breaker::{Allowed, Breaker},
+    cluster::Servers,
     hand::{Alone, Hand, Hands, Spent, Tag},
     lease::{self, Algorithm, Call, Lease, Report, Terms},
-    redis::{Failure, Link, Script, reply},
+    redis::{Failure, Patience, Script, Target, reply},
     settings::{Name, SharedLimit, WhenDown},
 };
 use crate::telemetry::handles::BudgetMetrics;
@@ -144,6 +144,24 @@ enum EventKind {
     Overdue,
     Ended(Result<lease::Reply, Failure>),
     Probed(Result<(), Failure>),
+    /// The servers of a cluster keep other slots now.
+    Moved,
+    /// So many gateways live.
+    Counted(u64),
+}
+
+impl Event {
+    /// Of a server, and no key.
+    fn about(shard: usize, kind: EventKind) -> Event {
+        Event {
+            place: usize::MAX,
+            tag: Tag::NONE,
+            shard,
+            id: 0,
+            sent_ns: 0,
+            kind,
+        }
+    }
 }
 
 /// Messages that may wait for the keeper, and events.
@@ -152,9 +170,9 @@ pub(super) const QUEUE: usize = 16_384;
 /// Everything that the keeper is started with.
 pub(super) struct Duty {
     pub(super) hands: Arc<Hands>,
-    /// Whether each Redis is given up at the moment; workers read it.
-    pub(super) degraded: Arc<[AtomicBool]>,
-    pub(super) links: Vec<Link>,
+    pub(super) degraded: Arc<Degraded>,
+    pub(super) target: Target,
+    pub(super) patience: Patience,
     pub(super) prefix: String,
     pub(super) budget: Duration,
     pub(super) epoch: Instant,
@@ -164,15 +182,16 @@ pub(super) struct Duty {
     pub(super) seed: u64,
 }
 
-/// One Redis that keeps some of the keys: its own connection, its own breaker.
+/// One Redis that keeps some of the keys: its own breaker, its own distance.
 struct Shard {
-    link: Rc<Link>,
     breaker: Breaker,
     rtt_ns: f64,
 }
 
 pub(super) struct Keeper {
     duty: Duty,
+    servers: Rc<Servers>,
+    /// In the order of the servers.
     shards: Vec<Shard>,
     scripts: Rc<Scripts>,
     entries: HashMap<usize, Entry>,
@@ -182,16 +201,22 @@ pub(super) struct Keeper {
     random: u64,
     /// How many gateways there are, as far as is known.
     gateways: f64,
+    /// When to say again that this one lives.
+    count_ns: u64,
 }
 
 /// Until a call has been timed.
 const RTT_NS: f64 = 1e6;
+/// How often a gateway says that it lives, and after how long it is taken for gone.
+const COUNT_NS: u64 = 2_000_000_000;
+const GONE_MS: u64 = 6_000;
 /// A call keeps its place for so many budgets.
 pub(super) const PATIENCE: u32 = 20;
 
 /// One for each form of state.
 #[derive(Debug)]
 struct Scripts {
+    nodes: Script,
     bucket: Script,
     window: Script,
     log: Script,
@@ -200,6 +225,7 @@ struct Scripts {
 impl Scripts {
     fn new() -> Scripts {
         Scripts {
+            nodes: Script::new(include_str!("nodes.lua")),
             bucket: Script::new(include_str!("bucket.lua")),
             window: Script::new(include_str!("window.lua")),
             log: Script::new(include_str!("log.lua")),
@@ -223,15 +249,9 @@ impl Keeper {
         started: std::sync::mpsc::SyncSender<Result<(), Failure>>,
     ) {
         let (events, mut happened) = mpsc::channel(QUEUE);
-        let mut duty = duty;
-        let links = std::mem::take(&mut duty.links).into_iter();
-        let shard = |link| Shard {
-            link: Rc::new(link),
-            breaker: Breaker::new(),
-            rtt_ns: RTT_NS,
-        };
         let mut keeper = Keeper {
-            shards: links.map(shard).collect(),
+            servers: Rc::new(Servers::new(&duty.target, duty.patience)),
+            shards: Vec::new(),
             scripts: Rc::new(Scripts::new()),
             entries: HashMap::new(),
             looks: BinaryHeap::new(),
@@ -239,6 +259,7 @@ impl Keeper {
             calls: 0,
             random: duty.seed | 1,
             gateways: 1.0,
+            count_ns: 0,
             duty,
         };
         // nobody waits for the answer any more where the process gives up
@@ -262,11 +283,16 @@ impl Keeper {
 
     /// The first connections. A Redis that does not answer is given up until a probe is answered: the gateway starts without.
     async fn connect(&mut self) -> Result<(), Failure> {
+        self.servers.refresh().await;
+        self.meet_servers();
         let mut first = Ok(());
         for shard in 0..self.shards.len() {
-            let result = self.shards[shard].link.probe(&self.probe_key()).await;
-            if let Err(failure) = result {
-                self.duty.metrics.failed(failure.label());
+            if !self.servers.is_used(shard) {
+                continue;
+            }
+            let key = self.servers.probe_key(&self.duty.prefix, shard);
+            let result = self.servers.link(shard).probe(&key).await;
+            if result.is_err() {
                 self.shards[shard].breaker.probing();
                 self.probed(shard, result);
                 first = result;
@@ -275,8 +301,33 @@ impl Keeper {
         first
     }
 
-    fn probe_key(&self) -> String {
-        format!("{}:probe", self.duty.prefix)
+    /// Servers that are new get a breaker.
+    fn meet_servers(&mut self) {
+        let new = || Shard {
+            breaker: Breaker::new(),
+            rtt_ns: RTT_NS,
+        };
+        self.shards.resize_with(self.servers.count(), new);
+    }
+
+    /// Looks up who keeps what in a cluster; what comes of it is an event.
+    fn refresh(&self) {
+        let (servers, events) = (Rc::clone(&self.servers), self.events.clone());
+        tokio::task::spawn_local(async move {
+            if servers.refresh().await {
+                let _ = events.send(Event::about(0, EventKind::Moved)).await;
+            }
+        });
+    }
+
+    /// Keys are kept elsewhere now.
+    fn moved(&mut self) {
+        self.meet_servers();
+        for (&place, entry) in &mut self.entries {
+            entry.shard = self.servers.shard_of(&entry.key);
+            self.duty.hands.hand(place).set_shard(entry.shard);
+        }
+        self.show_degraded();
     }
 
     fn now_ns(&self) -> u64 {
@@ -359,7 +410,7 @@ impl Keeper {
     /// The place of the hand of the question's key, which is set up where it is new.
     fn entry_of(&mut self, now_ns: u64, question: &Question) -> usize {
         let tier = question.limit.tier(question.tier);
-        let hands = &self.duty.hands;
+        let hands = Arc::clone(&self.duty.hands);
         let place = hands
             .claim(question.tag)
             .unwrap_or_else(|| hands.overflow(tier.overflow));
@@ -379,7 +430,8 @@ impl Keeper {
         let key = question
             .limit
             .redis_key(&self.duty.prefix, &tier.terms, name);
-        let shard = 0;
+        self.meet_servers();
+        let shard = self.servers.shard_of(&key);
         hands.hand(place).set_shard(shard);
         let entry = Entry {
             limit: Arc::clone(&question.limit),
@@ -420,7 +472,7 @@ impl Keeper {
             for waiter in entry.queue.drain(..) {
                 waiter.tell(place, Word::Alone);
             }
-            if allowed == Allowed::Open && !self.duty.degraded[index].load(Relaxed) {
+            if allowed == Allowed::Open && !self.is_degraded(index) {
                 self.opened(index, Failure::Timeout);
             }
             return;
@@ -452,7 +504,7 @@ impl Keeper {
         };
         let algorithm = entry.limit.tier(entry.tier).terms.algorithm;
         let (tag, key) = (entry.tag, Rc::clone(&entry.key));
-        let (link, shard) = (Rc::clone(&self.shards[entry.shard].link), entry.shard);
+        let (servers, shard) = (Rc::clone(&self.servers), entry.shard);
         let (scripts, events, budget) = (
             Rc::clone(&self.scripts),
             self.events.clone(),
@@ -467,7 +519,7 @@ impl Keeper {
             kind,
         };
         tokio::task::spawn_local(async move {
-            let call = link.call(scripts.of(algorithm), &key, &arguments);
+            let call = servers.call(scripts.of(algorithm), &key, &arguments);
             tokio::pin!(call);
             let ended = tokio::select! {
                 biased;
@@ -494,6 +546,8 @@ impl Keeper {
             EventKind::Ended(Ok(reply)) => self.replied(now_ns, &event, &reply),
             EventKind::Ended(Err(failure)) => self.failed(now_ns, &event, failure),
             EventKind::Probed(result) => self.probed(event.shard, result),
+            EventKind::Moved => self.moved(),
+            EventKind::Counted(gateways) => self.counted(gateways),
         }
         if let Some(entry) = self.entries.get(&event.place)
             && entry.tag == event.tag
@@ -552,9 +606,12 @@ impl Keeper {
         if !was_open && self.shards[event.shard].breaker.is_open() {
             self.opened(event.shard, failure);
         }
+        self.refresh();
     }
 
     fn replied(&mut self, now_ns: u64, event: &Event, reply: &lease::Reply) {
+        // a redirect may have led to a server that was not known
+        self.meet_servers();
         let is_late = self.is_late(now_ns, event);
         let taken_ns = now_ns.saturating_sub(event.sent_ns);
         let shard = &mut self.shards[event.shard];
@@ -582,6 +639,8 @@ impl Keeper {
         };
         let terms = entry.limit.tier(entry.tier).terms;
         let horizon_ns = terms.horizon_ns(rtt_ns);
+        entry.shard = self.servers.shard_of(&entry.key);
+        hand.set_shard(entry.shard);
         entry.look(now_ns, hand, horizon_ns);
         entry.settle_alone(now_ns, hand, gateways);
         let sent_ns = event.sent_ns;
@@ -676,6 +735,12 @@ impl Keeper {
                 self.probe(shard);
             }
         }
+        if now_ns >= self.count_ns {
+            self.count_ns = now_ns.saturating_add(COUNT_NS);
+            if !self.duty.degraded.all.load(Relaxed) {
+                self.count(false);
+            }
+        }
         while let Some(&Reverse((due, place))) = self.looks.peek()
             && due <= now_ns
         {
@@ -754,60 +819,92 @@ impl Keeper {
 
     fn probe(&mut self, shard: usize) {
         self.shards[shard].breaker.probing();
-        let (link, events) = (Rc::clone(&self.shards[shard].link), self.events.clone());
-        let key = self.probe_key();
+        let key = self.servers.probe_key(&self.duty.prefix, shard);
+        let (link, events) = (self.servers.link(shard), self.events.clone());
         tokio::task::spawn_local(async move {
             let result = link.probe(&key).await;
-            let event = Event {
-                place: usize::MAX,
-                tag: Tag::NONE,
-                shard,
-                id: 0,
-                sent_ns: 0,
-                kind: EventKind::Probed(result),
-            };
+            let event = Event::about(shard, EventKind::Probed(result));
             let _ = events.send(event).await;
         });
     }
 
     fn probed(&mut self, shard: usize, result: Result<(), Failure>) {
         let (now_ns, jitter) = (self.now_ns(), self.jitter());
-        self.shards[shard]
-            .breaker
-            .probed(now_ns, result.is_ok(), jitter);
+        // a server that keeps nothing any more is left alone
+        let is_used = self.servers.is_used(shard);
+        let breaker = &mut self.shards[shard].breaker;
+        breaker.probed(now_ns, result.is_ok() || !is_used, jitter);
+        let was_degraded = self.is_degraded(shard);
         match result {
-            Ok(()) => {
-                tracing::info!(
-                    redis = self.shards[shard].link.address(),
-                    "Redis answers again: shared limits are kept together"
-                );
-                self.show_degraded(shard, false);
-            }
+            Ok(()) => tracing::info!(
+                redis = self.servers.link(shard).address(),
+                "Redis answers again: shared limits are kept together"
+            ),
             Err(failure) => {
                 self.duty.metrics.failed(failure.label());
-                if !self.duty.degraded[shard].load(Relaxed) {
+                if !was_degraded && is_used {
                     self.opened(shard, failure);
                 }
+                self.refresh();
             }
         }
+        self.show_degraded();
+    }
+
+    fn is_degraded(&self, shard: usize) -> bool {
+        self.duty.degraded.servers[shard].load(Relaxed)
     }
 
     /// One line for each time that Redis is given up.
     fn opened(&mut self, shard: usize, failure: Failure) {
         tracing::warn!(
-            redis = self.shards[shard].link.address(),
+            redis = self.servers.link(shard).address(),
             kind = failure.label(),
             "Redis does not answer: shared limits go on as on_redis_down says, until it does"
         );
-        self.show_degraded(shard, true);
+        self.show_degraded();
     }
 
-    fn show_degraded(&mut self, shard: usize, is_degraded: bool) {
-        self.duty.degraded[shard].store(is_degraded, Relaxed);
-        let open = self.duty.degraded.iter().filter(|open| open.load(Relaxed));
-        let open = open.count() as f64;
-        self.duty.metrics.breaker_open.set(open);
-        self.duty.metrics.degraded.set(open.min(1.0));
+    /// Tells workers and operators which servers are given up.
+    fn show_degraded(&mut self) {
+        let degraded = &self.duty.degraded;
+        let (mut used, mut open) = (0, 0);
+        for (index, shard) in self.shards.iter().enumerate() {
+            let is_used = self.servers.is_used(index);
+            let is_open = is_used && shard.breaker.is_open();
+            degraded.servers[index].store(is_open, Relaxed);
+            used += u32::from(is_used);
+            open += u32::from(is_open);
+        }
+        degraded.all.store(open > 0 && open == used, Relaxed);
+        self.duty.metrics.breaker_open.set(f64::from(open));
+        self.duty.metrics.degraded.set(f64::from(open.min(1)));
+    }
+
+    /// Says that this gateway lives, or that it goes, and learns how many do.
+    fn count(&mut self, goes: bool) -> tokio::task::JoinHandle<()> {
+        let key = format!("{}:gateways", self.duty.prefix);
+        let goes = u8::from(goes).to_string();
+        let arguments = [self.duty.id.clone(), GONE_MS.to_string(), goes];
+        let (servers, scripts, events) = (
+            Rc::clone(&self.servers),
+            Rc::clone(&self.scripts),
+            self.events.clone(),
+        );
+        tokio::task::spawn_local(async move {
+            // where it fails, the last number holds
+            if let Ok(Value::Int(count)) = servers.call(&scripts.nodes, &key, &arguments).await {
+                let count = u64::try_from(count).unwrap_or(0);
+                let _ = events
+                    .send(Event::about(0, EventKind::Counted(count)))
+                    .await;
+            }
+        })
+    }
+
+    fn counted(&mut self, gateways: u64) {
+        self.gateways = gateways.max(1) as f64;
+        self.duty.metrics.gateways.set(self.gateways);
     }
 
     fn next_wake(&self) -> Instant {
@@ -816,13 +913,8 @@ impl Keeper {
             .iter()
             .filter_map(|shard| shard.breaker.probe_due_ns());
         let look = self.looks.peek().map(|&Reverse((due, _))| due);
-        let next = probes.chain(look).min();
-        // without anything planned, whatever arrives wakes the task
-        let next = next.map_or(Duration::from_secs(3600), Duration::from_nanos);
-        match next {
-            later if look.is_none() && later == Duration::from_secs(3600) => Instant::now() + later,
-            at => self.duty.epoch + at,
-        }
+        let next = probes.chain(look).min().unwrap_or(u64::MAX);
+        self.duty.epoch + Duration::from_nanos(next.min(self.count_ns))
     }
 
     /// Hands every token back, all at once, and waits for the replies, but not for longer than `patience`.
@@ -846,12 +938,14 @@ impl Keeper {
                 self.call_back(now_ns, place, false, back);
             }
         }
+        let good_bye = self.count(true);
         while self.entries.values().any(|entry| entry.flight.is_some()) {
             match tokio::time::timeout_at(deadline, happened.recv()).await {
                 Ok(Some(event)) => self.leave(&event),
                 Ok(None) | Err(_) => break,
             }
         }
+        let _ = tokio::time::timeout_at(deadline, good_bye).await;
         if returned > 0 {
             tracing::info!(tokens = returned, "handed back what was borrowed ahead");
         }

@@ -1,7 +1,8 @@
 //! One allowance shared by all gateways, kept in Redis: with next to no Redis on the path of a request.
 //!
 //! Read in this order: [`lease`] (the arithmetic of tokens borrowed ahead), `hand` (what workers decide with), `keeper` (the
-//! task that asks Redis), `breaker` (when to stop asking), `redis` (one connection), and the scripts beside them.
+//! task that asks Redis), `breaker` (when to stop asking), `redis` (one connection), `cluster`
+//! (which server keeps a key), and the scripts beside them.
 //!
 //! **All or none.** A request meets local and shared limits. Refusals that are remembered come first, then tokens in hand are
 //! taken, then Redis is asked for what is missing, in parallel and for every limit by itself, so that the limits of one request
@@ -15,6 +16,7 @@
 pub mod lease;
 
 mod breaker;
+mod cluster;
 mod hand;
 mod keeper;
 mod redis;
@@ -30,13 +32,14 @@ use std::{
 
 use tokio::{runtime::LocalOptions, sync::mpsc, time::Instant};
 
-pub use redis::Server;
+pub use redis::{Server, Target};
 pub use settings::{FAILURES, Name, Settings, SharedLimit, Sync, WhenDown};
 pub use spend::{Claim, Decided, Unavailable};
 
+use cluster::MAX_SHARDS;
 use hand::Hands;
 use keeper::{Duty, Keeper, Message, PATIENCE, QUEUE};
-use redis::{Link, Patience};
+use redis::Patience;
 
 use crate::telemetry::handles::BudgetMetrics;
 
@@ -45,8 +48,24 @@ use crate::telemetry::handles::BudgetMetrics;
 pub struct Budget {
     hands: Arc<Hands>,
     keeper: mpsc::Sender<Message>,
-    degraded: Arc<[AtomicBool]>,
+    degraded: Arc<Degraded>,
     wait: Duration,
+}
+
+/// Which servers are given up at the moment. Written by the keeper, read by workers.
+#[derive(Debug)]
+struct Degraded {
+    all: AtomicBool,
+    servers: [AtomicBool; MAX_SHARDS],
+}
+
+impl Default for Degraded {
+    fn default() -> Degraded {
+        Degraded {
+            all: AtomicBool::new(false),
+            servers: [const { AtomicBool::new(false) }; MAX_SHARDS],
+        }
+    }
 }
 
 /// The thread that talks to Redis.
@@ -67,19 +86,23 @@ pub fn start(
 ) -> io::Result<(Budget, KeeperThread)> {
     let mut random = [0; 16];
     getrandom::fill(&mut random).map_err(|error| io::Error::other(error.to_string()))?;
-    let id = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    let id = random
+        .iter()
+        .skip(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     let seed = random
         .iter()
         .take(8)
         .fold(0, |seed, &byte| seed << 8 | u64::from(byte));
     let hands = Arc::new(hands(max_keys, limits));
-    let degraded: Arc<[AtomicBool]> = Arc::new([AtomicBool::new(false)]);
+    let degraded: Arc<Degraded> = Arc::default();
     let patience = Patience {
         connect: settings.connect_timeout,
         response: settings.budget * PATIENCE,
     };
     let (keeper, messages) = mpsc::channel(QUEUE);
-    let server = settings.server.clone();
+    let target = settings.target.clone();
     let (hands_of, degraded_of) = (Arc::clone(&hands), Arc::clone(&degraded));
     let (prefix, budget) = (settings.key_prefix.clone(), settings.budget);
     let (started, has_started) = sync_channel(1);
@@ -91,7 +114,8 @@ pub fn start(
         let duty = Duty {
             hands: hands_of,
             degraded: degraded_of,
-            links: vec![Link::new(server, patience)],
+            target,
+            patience,
             prefix,
             budget,
             epoch,
@@ -107,7 +131,7 @@ pub fn start(
         .map_err(|_| io::Error::other("the thread that talks to Redis has no runtime"))?;
     if first.is_ok() {
         tracing::info!(
-            redis = settings.server.address(),
+            redis = settings.target.address(),
             "shared limits are kept in Redis"
         );
     }

@@ -1,4 +1,4 @@
-//! One Redis server: the connection to it, and script calls over it.
+//! One Redis server, or whichever Sentinel says is the master: the connection to it, and script calls over it.
 //!
 //! A call is never repeated once it may have been executed, since it may hand tokens back: the client's own retries and
 //! reconnects are off. `NOSCRIPT` says that it was not, so the same call goes out once more with its source; after a restart
@@ -11,8 +11,9 @@ use std::{
 };
 
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError,
-    ServerErrorKind, Value, aio::MultiplexedConnection, io::tcp::TcpSettings,
+    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind,
+    IntoConnectionInfo, RedisError, ServerErrorKind, Value, aio::MultiplexedConnection,
+    io::tcp::TcpSettings,
 };
 use tokio::sync::Notify;
 
@@ -119,9 +120,50 @@ impl Failure {
     }
 }
 
+/// Where Redis is.
+#[derive(Clone, Debug)]
+pub enum Target {
+    /// One server.
+    One(Server),
+    /// Whichever server these Sentinels say is the master of this name; who we are to it is that of `via`.
+    Sentinel {
+        /// As the Sentinels call it.
+        master: String,
+        /// Asked one after the other.
+        nodes: Vec<Server>,
+        /// User, password, database and TLS of the master; its address does not matter.
+        via: Server,
+    },
+    /// The servers of a cluster, of which these are asked for the others.
+    Cluster(Vec<Server>),
+}
+
+impl Target {
+    /// Without users and passwords.
+    pub fn address(&self) -> String {
+        let all = |servers: &[Server]| {
+            let addresses: Vec<String> = servers.iter().map(Server::address).collect();
+            addresses.join(", ")
+        };
+        match self {
+            Target::One(server) => server.address(),
+            Target::Sentinel { master, nodes, .. } => format!("{master} of {}", all(nodes)),
+            Target::Cluster(seeds) => all(seeds),
+        }
+    }
+}
+
 /// Where a server is, and who we are to it.
 #[derive(Clone, Debug)]
 pub struct Server(ConnectionInfo);
+
+/// Where a cluster sends a call instead; it was not executed.
+#[derive(Debug)]
+pub(super) struct Redirect {
+    pub(super) address: String,
+    /// For this call only.
+    pub(super) once: bool,
+}
 
 impl Server {
     /// `redis://`, `rediss://` (TLS) or `unix://`, with user, password and database; what is wrong with it otherwise.
@@ -137,6 +179,33 @@ impl Server {
     pub fn address(&self) -> String {
         self.0.addr().to_string()
     }
+
+    /// The same, elsewhere: `host:port`, where no host is this one's.
+    fn at(&self, address: &str) -> Option<Server> {
+        let (host, port) = address.rsplit_once(':')?;
+        let port = port.parse().ok()?;
+        let (own, is_tls) = match self.0.addr() {
+            ConnectionAddr::Tcp(host, _) => (host.as_str(), false),
+            ConnectionAddr::TcpTls { host, .. } => (host.as_str(), true),
+            _ => ("", false),
+        };
+        let host = if host.is_empty() || host == "?" {
+            own
+        } else {
+            host
+        }
+        .to_owned();
+        let address = match is_tls {
+            false => ConnectionAddr::Tcp(host, port),
+            true => ConnectionAddr::TcpTls {
+                host,
+                port,
+                insecure: false,
+                tls_params: None,
+            },
+        };
+        Some(Server(self.0.clone().set_addr(address)))
+    }
 }
 
 /// What a connection is opened with.
@@ -149,7 +218,7 @@ pub(super) struct Patience {
 /// The connection to one server.
 #[derive(Debug)]
 pub(super) struct Link {
-    server: Server,
+    target: Target,
     patience: Patience,
     state: RefCell<State>,
     changed: Notify,
@@ -176,9 +245,9 @@ impl std::fmt::Debug for State {
 const PIPELINE: usize = 4096;
 
 impl Link {
-    pub(super) fn new(server: Server, patience: Patience) -> Link {
+    pub(super) fn new(target: Target, patience: Patience) -> Link {
         Link {
-            server,
+            target,
             patience,
             state: RefCell::new(State::Down),
             changed: Notify::new(),
@@ -188,29 +257,56 @@ impl Link {
 
     /// For people.
     pub(super) fn address(&self) -> String {
-        self.server.address()
+        self.target.address()
     }
 
-    /// Runs a script on one key.
+    /// The server at another address, to which we are who we are to this one.
+    pub(super) fn server_at(&self, address: &str) -> Option<Server> {
+        match &self.target {
+            Target::One(server) | Target::Sentinel { via: server, .. } => server.at(address),
+            Target::Cluster(seeds) => seeds.first()?.at(address),
+        }
+    }
+
+    /// Runs a script on one key; `asks` says that another server of the cluster sent the call here this once. A redirect
+    /// comes with the failure that it is where nobody follows it.
     pub(super) async fn call(
         &self,
         script: &Script,
         key: &str,
         arguments: &[String],
-    ) -> Result<Value, Failure> {
-        let (mut connection, number) = self.connection().await?;
-        let mut command = script_call("EVALSHA", &script.sha, key, arguments);
-        let mut result = connection.send_packed_command(&command).await;
-        if let Ok(Value::ServerError(error)) = &result
-            && error.kind() == Some(ServerErrorKind::NoScript)
+        asks: bool,
+    ) -> Result<Value, (Failure, Option<Redirect>)> {
+        let unconnected = |failure| (failure, None);
+        let (mut connection, number) = self.connection().await.map_err(unconnected)?;
+        let known = script_call("EVALSHA", &script.sha, key, arguments);
+        let mut result = send(&mut connection, known, asks).await;
+        if let Err(error) = &result
+            && error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
         {
-            command = script_call("EVAL", script.source, key, arguments);
-            result = connection.send_packed_command(&command).await;
+            let whole = script_call("EVAL", script.source, key, arguments);
+            result = send(&mut connection, whole, asks).await;
         }
-        let result = result.and_then(Value::extract_error);
         result.map_err(|error| {
             let failure = Failure::of(&error);
             tracing::debug!(%error, kind = failure.label(), "a call to Redis failed");
+            if failure.ends_connection() {
+                self.drop_connection(number);
+            }
+            let redirect = error.redirect_node().map(|(address, _)| Redirect {
+                address: address.to_owned(),
+                once: error.kind() == ErrorKind::Server(ServerErrorKind::Ask),
+            });
+            (failure, redirect)
+        })
+    }
+
+    /// Runs one command.
+    pub(super) async fn query(&self, command: &Cmd) -> Result<Value, Failure> {
+        let (mut connection, number) = self.connection().await?;
+        let result = connection.send_packed_command(command).await;
+        result.and_then(Value::extract_error).map_err(|error| {
+            let failure = Failure::of(&error);
             if failure.ends_connection() {
                 self.drop_connection(number);
             }
@@ -273,9 +369,35 @@ impl Link {
         }
     }
 
+    /// A new connection: where Sentinels know the master, to the one that they name now.
     async fn open(&self) -> Result<MultiplexedConnection, Failure> {
+        match &self.target {
+            Target::One(server) => self.open_to(server).await,
+            Target::Sentinel { master, nodes, via } => {
+                for node in nodes {
+                    if let Some(server) = self.master(node, master, via).await {
+                        return self.open_to(&server).await;
+                    }
+                }
+                Err(Failure::Connection)
+            }
+            Target::Cluster(_) => Err(Failure::Connection),
+        }
+    }
+
+    /// The master, as one Sentinel knows it.
+    async fn master(&self, sentinel: &Server, name: &str, via: &Server) -> Option<Server> {
+        let mut connection = self.open_to(sentinel).await.ok()?;
+        let mut question = redis::cmd("SENTINEL");
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
+        let answer = connection.send_packed_command(&question).await.ok()?;
+        let (host, port): (String, String) = redis::from_redis_value(answer).ok()?;
+        via.at(&format!("{host}:{port}"))
+    }
+
+    async fn open_to(&self, server: &Server) -> Result<MultiplexedConnection, Failure> {
         let failed = |error: RedisError| {
-            tracing::debug!(%error, "cannot connect to Redis");
+            tracing::debug!(%error, redis = server.address(), "cannot connect to Redis");
             match Failure::of(&error) {
                 failure @ (Failure::Auth | Failure::Loading) => failure,
                 _ => Failure::Connection,
@@ -285,12 +407,28 @@ impl Link {
             .set_connection_timeout(Some(self.patience.connect))
             .set_response_timeout(Some(self.patience.response))
             .set_pipeline_buffer_size(PIPELINE);
-        let client = Client::open(self.server.0.clone()).map_err(failed)?;
+        let client = Client::open(server.0.clone()).map_err(failed)?;
         client
             .get_multiplexed_async_connection_with_config(&config)
             .await
             .map_err(failed)
     }
+}
+
+/// Sends one command, after `ASKING` where it is a guest.
+async fn send(
+    connection: &mut MultiplexedConnection,
+    command: Cmd,
+    asks: bool,
+) -> Result<Value, RedisError> {
+    if !asks {
+        let answer = connection.send_packed_command(&command).await;
+        return answer.and_then(Value::extract_error);
+    }
+    let mut both = redis::pipe();
+    both.cmd("ASKING").add_command(command);
+    let mut answers = connection.send_packed_commands(&both, 0, 2).await?;
+    answers.pop().unwrap_or(Value::Nil).extract_error()
 }
 
 fn script_call(command: &str, script: &str, key: &str, arguments: &[String]) -> Cmd {

@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     lease::{Algorithm, Terms},
-    redis::{Failure, Server},
+    redis::{Failure, Target},
 };
 use crate::{limit::Key, telemetry::handles::LeaseMetrics};
 
@@ -14,7 +14,7 @@ use crate::{limit::Key, telemetry::handles::LeaseMetrics};
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Where it is.
-    pub server: Server,
+    pub target: Target,
     /// What every key in Redis begins with.
     pub key_prefix: String,
     /// The longest that a request waits.

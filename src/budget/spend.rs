@@ -157,7 +157,7 @@ impl Budget {
         let tag = claim.tag();
         let Some(place) = self.hands.find(tag) else {
             // where a hand is not needed to go on alone, nobody has to be asked for one
-            let is_down = self.degraded.iter().all(|down| down.load(Relaxed));
+            let is_down = self.degraded.all.load(Relaxed);
             return match claim.limit.when_down {
                 WhenDown::Open | WhenDown::Closed if is_down => self.alone(now_ns, claim, None),
                 _ => What::Undecided.into(),
@@ -189,6 +189,7 @@ impl Budget {
 
     fn is_down(&self, hand: Hand<'_>) -> bool {
         self.degraded
+            .servers
             .get(hand.shard())
             .is_some_and(|down| down.load(Relaxed))
     }

@@ -338,13 +338,19 @@ pub(super) static REDIS: Keys = Keys {
     title: "[redis]",
     keys: &[
         ("url", Built),
-        ("cluster", Only("[]", "a Redis Cluster")),
-        ("sentinel", NotBuilt("Redis Sentinel")),
+        ("cluster", Built),
+        ("sentinel", Built),
         ("key_prefix", Built),
         ("budget", Built),
         ("connect_timeout", Built),
         ("region_share", Built),
     ],
+};
+
+/// `sentinel` of `[redis]`.
+pub(super) static SENTINEL: Keys = Keys {
+    title: "[redis.sentinel]",
+    keys: &[("master", Built), ("nodes", Built)],
 };
 
 /// `[admin]`.
@@ -388,6 +394,7 @@ mod tests {
         &OVERRIDE,
         &RESPONSE,
         &REDIS,
+        &SENTINEL,
         &ADMIN,
         &LOG,
     ];

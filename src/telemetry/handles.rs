@@ -62,6 +62,7 @@ impl Metrics {
             errors: calls("error"),
             seconds: self.histogram(&table::BUDGET_CALL_SECONDS, &[]),
             by_kind: kinds.iter().map(kind).collect(),
+            gateways: self.gauge(&table::BUDGET_GATEWAYS, &[]),
             breaker_open: self.gauge(&table::BUDGET_BREAKER_OPEN, &[]),
             degraded: self.gauge(&table::DEGRADED, &[]),
         }
@@ -334,6 +335,8 @@ pub struct BudgetMetrics {
     /// How long calls took that were answered.
     pub seconds: Histogram,
     by_kind: Vec<(&'static str, Counter)>,
+    /// Gateways that are known to live.
+    pub gateways: Gauge,
     /// Servers that are not asked at the moment.
     pub breaker_open: Gauge,
     /// 1 while some shared limit goes on alone.

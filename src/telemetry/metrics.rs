@@ -112,6 +112,8 @@ table! {
         "How long Redis took to answer such a call.";
     BUDGET_ERRORS = "tidegate_budget_errors_total", Kind::Counter, Count, ["kind"],
         "Calls and probes that failed.";
+    BUDGET_GATEWAYS = "tidegate_budget_gateways", Kind::Gauge, Count, [],
+        "Gateways that share limits, as this one last heard.";
     BUDGET_BREAKER_OPEN = "tidegate_budget_breaker_open", Kind::Gauge, Count, [],
         "Redis servers that are not asked at the moment, because they do not answer.";
     DEGRADED = "tidegate_degraded", Kind::Gauge, Count, [],

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    budget::{Server, Settings},
+    budget::{Server, Settings, Target},
     config::{
         Share,
         code::Code,
@@ -24,10 +24,7 @@ const DEFAULT_URL: &str = "redis://127.0.0.1:6379";
 pub(super) fn compile(file: &Section<'_>) -> Option<Option<Settings>> {
     let table = file.get("redis")?;
     let section = table.section(keys::REDIS.title.to_owned(), &keys::REDIS)?;
-    let server = match section.get("url").map(|value| value.text()) {
-        Some(text) => text.and_then(|text| text.parse("the URL of a Redis", parse_url)),
-        None => parse_url(DEFAULT_URL).ok(),
-    };
+    let target = target(&section);
     let key_prefix = match section.get("key_prefix").map(|value| value.text()) {
         Some(text) => text.and_then(|text| text.parse("a prefix of keys", parse_prefix)),
         None => Some("tidegate".to_owned()),
@@ -45,7 +42,7 @@ pub(super) fn compile(file: &Section<'_>) -> Option<Option<Settings>> {
     let region_share = section.get("region_share").map(|value| part(&value));
     section.finish();
     Some(settings(
-        server,
+        target,
         key_prefix,
         budget,
         connect_timeout,
@@ -54,19 +51,85 @@ pub(super) fn compile(file: &Section<'_>) -> Option<Option<Settings>> {
 }
 
 fn settings(
-    server: Option<Server>,
+    target: Option<Target>,
     key_prefix: Option<String>,
     budget: Duration,
     connect_timeout: Duration,
     region_share: Option<f64>,
 ) -> Option<Settings> {
     Some(Settings {
-        server: server?,
+        target: target?,
         key_prefix: key_prefix?,
         budget,
         connect_timeout,
         region_share: region_share?,
     })
+}
+
+/// One server, the one that Sentinels name, or those of a cluster.
+fn target(section: &Section<'_>) -> Option<Target> {
+    let written = section.get("url");
+    let url = match &written {
+        Some(value) => value
+            .text()
+            .and_then(|text| text.parse("the URL of a Redis", parse_url)),
+        None => parse_url(DEFAULT_URL).ok(),
+    };
+    let cluster = nodes(section, "cluster");
+    let sentinel = section
+        .get("sentinel")
+        .and_then(|value| value.section(keys::SENTINEL.title.to_owned(), &keys::SENTINEL));
+    let sentinel = sentinel.and_then(|sentinel| {
+        let nodes = nodes(&sentinel, "nodes");
+        let master = sentinel.get("master").map(|value| value.text());
+        let hint = "add master = \"mymaster\": what the Sentinels call it";
+        let named = nodes.as_ref().is_some_and(Vec::is_empty) || master.is_some();
+        if !named {
+            sentinel.require("master", hint);
+        }
+        sentinel.finish();
+        Some((master.flatten()?.value, nodes?)).filter(|(_, nodes)| !nodes.is_empty())
+    });
+    let contradiction = |message: &str| {
+        if let Some(value) = section.get("cluster") {
+            let problem = Problem::new(Code::Contradiction, message);
+            let problem = problem.hint("remove one of them");
+            section.document.error(value.name_span(), problem);
+        }
+    };
+    let cluster = cluster?;
+    match (sentinel, cluster.is_empty()) {
+        (Some(_), false) => {
+            contradiction("a cluster watches itself: it has no Sentinel");
+            None
+        }
+        (None, false) => {
+            if written.is_some() {
+                contradiction("`cluster` names servers, and so does `url`");
+            }
+            Some(Target::Cluster(cluster))
+        }
+        (Some((master, nodes)), true) => Some(Target::Sentinel {
+            master,
+            nodes,
+            via: url?,
+        }),
+        (None, true) => url.map(Target::One),
+    }
+}
+
+/// A list of servers, each as a URL or as `HOST:PORT`; empty where it is missing.
+fn nodes(section: &Section<'_>, key: &'static str) -> Option<Vec<Server>> {
+    let texts = section.texts(key).unwrap_or_default();
+    let nodes = texts.iter().map(|text| {
+        text.parse("the address of a Redis", |text| {
+            if text.contains("://") {
+                return parse_url(text);
+            }
+            parse_url(&format!("redis://{text}"))
+        })
+    });
+    nodes.collect()
 }
 
 /// More than nothing of a whole.

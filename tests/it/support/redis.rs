@@ -1,6 +1,7 @@
 //! A redis-server of the test's own, on a port that was free: killed, stopped, restarted, and killed at the end.
 
 use std::{
+    cell::RefCell,
     net::{SocketAddr, TcpListener},
     path::Path,
     process::{Child, Command, Stdio},
@@ -17,6 +18,7 @@ pub struct Redis {
     folder: TempDir,
     address: SocketAddr,
     options: Vec<String>,
+    connection: RefCell<Option<Connection>>,
 }
 
 impl Redis {
@@ -42,6 +44,7 @@ impl Redis {
                     folder,
                     address,
                     options,
+                    connection: RefCell::default(),
                 };
             }
             let _ = child.kill();
@@ -71,7 +74,31 @@ impl Redis {
     pub fn try_run<T: FromRedisValue>(&self, command: &[&str]) -> redis::RedisResult<T> {
         let mut request = redis::cmd(command[0]);
         request.arg(&command[1..]);
-        request.query(&mut self.connect()?)
+        // one connection for the commands of a test; a server closes it when its role changes
+        let mut kept = self.connection.borrow_mut();
+        if let Some(mut connection) = kept.take() {
+            let answer = request.query(&mut connection);
+            if !answer.as_ref().is_err_and(redis::RedisError::is_io_error) {
+                *kept = Some(connection);
+                return answer;
+            }
+        }
+        let mut connection = self.connect()?;
+        let answer = request.query(&mut connection);
+        *kept = Some(connection);
+        answer
+    }
+
+    /// The name of a server of a cluster.
+    pub fn node_id(&self) -> String {
+        self.run(&["CLUSTER", "MYID"])
+    }
+
+    /// The value of an option that it was started with.
+    fn option(&self, name: &str) -> String {
+        let at = self.options.iter().position(|option| option == name);
+        let value = at.and_then(|at| self.options.get(at + 1));
+        value.cloned().unwrap_or_else(|| panic!("it has no {name}"))
     }
 
     fn connect(&self) -> redis::RedisResult<Connection> {
@@ -100,6 +127,7 @@ impl Redis {
 
     /// Ends it as a power cut does.
     pub fn kill(&mut self) {
+        self.connection.take();
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -130,6 +158,185 @@ impl Redis {
 impl Drop for Redis {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// A master, its replica, and a Sentinel that watches them.
+pub struct Sentinel {
+    pub master: Redis,
+    pub replica: Redis,
+    pub address: SocketAddr,
+    child: Child,
+    _folder: TempDir,
+}
+
+impl Sentinel {
+    /// Started when the Sentinel knows the replica.
+    pub fn start() -> Sentinel {
+        let master = Redis::start();
+        let replica = Redis::with(&["--replicaof", "127.0.0.1", &master.port().to_string()]);
+        let folder = tempfile::Builder::new()
+            .prefix("tidegate-sentinel-")
+            .tempdir()
+            .expect("a temporary folder");
+        let address = free_address();
+        let config = folder.path().join("sentinel.conf");
+        let text = format!(
+            "port {}\nbind 127.0.0.1\ndir {}\nsentinel monitor mymaster 127.0.0.1 {} 1\n\
+             sentinel down-after-milliseconds mymaster 500\nsentinel failover-timeout mymaster 2000\n",
+            address.port(),
+            folder.path().display(),
+            master.port()
+        );
+        std::fs::write(&config, text).expect("a temporary folder is writable");
+        let child = Command::new("redis-server")
+            .arg(&config)
+            .arg("--sentinel")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("redis-server is installed (scripts/test does it)");
+        let sentinel = Sentinel {
+            master,
+            replica,
+            address,
+            child,
+            _folder: folder,
+        };
+        eventually("the Sentinel to know the replica", || {
+            let client = redis::Client::open(format!("redis://{address}")).expect("a URL");
+            let mut connection = client.get_connection().map_err(|error| error.to_string())?;
+            let replicas: Vec<Value> = redis::cmd("SENTINEL")
+                .arg(&["REPLICAS", "mymaster"])
+                .query(&mut connection)
+                .map_err(|error| error.to_string())?;
+            let link: String = sentinel.replica.run(&["INFO", "replication"]);
+            if replicas.len() == 1 && link.contains("master_link_status:up") {
+                Ok(())
+            } else {
+                Err(link)
+            }
+        });
+        sentinel
+    }
+}
+
+impl Drop for Sentinel {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Three masters that share the slots of a cluster, and replicas of the first ones.
+pub struct Cluster {
+    pub masters: Vec<Redis>,
+    pub replicas: Vec<Redis>,
+}
+
+impl Cluster {
+    /// Started when every server calls the cluster whole.
+    pub fn start(replicas: usize) -> Cluster {
+        let node = || {
+            let bus = free_address().port().to_string();
+            Redis::with(&[
+                "--cluster-enabled",
+                "yes",
+                "--cluster-node-timeout",
+                "2000",
+                "--cluster-port",
+                &bus,
+            ])
+        };
+        let cluster = Cluster {
+            masters: (0..3).map(|_| node()).collect(),
+            replicas: (0..replicas).map(|_| node()).collect(),
+        };
+        let nodes = || cluster.masters.iter().chain(&cluster.replicas);
+        for (master, range) in
+            cluster
+                .masters
+                .iter()
+                .zip([("0", "5460"), ("5461", "10922"), ("10923", "16383")])
+        {
+            master.run::<Value>(&["CLUSTER", "ADDSLOTSRANGE", range.0, range.1]);
+        }
+        for (index, node) in nodes().enumerate() {
+            node.run::<Value>(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()]);
+        }
+        for node in nodes().skip(1) {
+            let (port, bus) = (node.port().to_string(), node.option("--cluster-port"));
+            cluster.masters[0].run::<Value>(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
+        }
+        let count = nodes().count();
+        let is_whole = |what: &str| {
+            for node in nodes() {
+                eventually(what, || {
+                    let info: String = node.run(&["CLUSTER", "INFO"]);
+                    let knows_all = info.contains(&format!("cluster_known_nodes:{count}"));
+                    if knows_all && info.contains("cluster_state:ok") {
+                        Ok(())
+                    } else {
+                        Err(info)
+                    }
+                });
+            }
+        };
+        is_whole("the cluster to be whole");
+        for (replica, master) in cluster.replicas.iter().zip(&cluster.masters) {
+            replica.run::<Value>(&["CLUSTER", "REPLICATE", &master.node_id()]);
+            eventually("the replica to follow its master", || {
+                let info: String = replica.run(&["INFO", "replication"]);
+                if info.contains("master_link_status:up") {
+                    Ok(())
+                } else {
+                    Err(info)
+                }
+            });
+            eventually("everybody to know the replica", || {
+                for node in nodes() {
+                    let nodes: String = node.run(&["CLUSTER", "NODES"]);
+                    if !nodes.contains("slave") {
+                        return Err(nodes);
+                    }
+                }
+                Ok(())
+            });
+        }
+        cluster
+    }
+
+    /// A server to ask first.
+    pub fn seed(&self) -> String {
+        self.masters[1].url()
+    }
+
+    /// Moves the first half of each slot's keys: until the end of the move, clients are sent from one to the other.
+    pub fn begin_to_move(&self, slots: std::ops::Range<u16>, from: usize, to: usize) {
+        let (from, to) = (&self.masters[from], &self.masters[to]);
+        let (from_id, to_id) = (from.node_id(), to.node_id());
+        for slot in slots {
+            let slot = slot.to_string();
+            to.run::<Value>(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]);
+            from.run::<Value>(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]);
+        }
+    }
+
+    /// Moves the keys, and tells every master who has the slots now.
+    pub fn finish_to_move(&self, slots: std::ops::Range<u16>, from: usize, to: usize) {
+        let (from, to) = (&self.masters[from], &self.masters[to]);
+        let (to_id, to_port) = (to.node_id(), to.port().to_string());
+        for slot in slots {
+            let slot = slot.to_string();
+            let keys: Vec<String> = from.run(&["CLUSTER", "GETKEYSINSLOT", &slot, "1000"]);
+            for key in keys {
+                from.run::<Value>(&["MIGRATE", "127.0.0.1", &to_port, &key, "0", "1000"]);
+            }
+            for node in [to, from] {
+                node.run::<Value>(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]);
+            }
+        }
     }
 }
 
