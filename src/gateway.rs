@@ -18,9 +18,11 @@ mod exchange;
 pub mod explain;
 mod majority;
 mod plan;
+mod purse;
 mod record;
 mod shared;
 mod slots;
+mod station;
 mod suspicion;
 mod together;
 
@@ -40,7 +42,7 @@ use tokio::time::Instant;
 use crate::{
     identity::{HeldToken, TokenCache, Tokens},
     listener::{
-        Handler, Peer,
+        Peer,
         inbound::InboundBody,
         request::{self, Addressed},
     },
@@ -57,13 +59,14 @@ use record::Record;
 
 pub use body::Body;
 pub use plan::PlanError;
-pub use shared::{OverflowSeen, Shared};
+pub use shared::{Current, OverflowSeen, Shared};
+pub use station::Station;
 
-/// The gateway on one worker thread.
+/// The gateway on one worker thread, with one configuration.
 #[derive(Debug)]
-pub struct Worker {
+struct Worker {
     shared: Arc<Shared>,
-    upstreams: Vec<Upstream>,
+    upstreams: Vec<Rc<Upstream>>,
     request_ids: RequestIds,
     fields: RefCell<FieldWriter>,
     access: Option<AccessLog>,
@@ -76,10 +79,9 @@ pub struct Worker {
     warnings: Vec<Throttle>,
 }
 
-impl Handler for Worker {
-    type Body = Body;
-
-    async fn handle(self: Rc<Self>, request: Request<Incoming>, from: Rc<Peer>) -> Response<Body> {
+impl Worker {
+    /// Answers one request.
+    async fn serve(&self, request: Request<Incoming>, from: Rc<Peer>) -> Response<Body> {
         let (head, body) = request.into_parts();
         let token = HeldToken::default();
         let mut exchange = Exchange::begin(
@@ -105,10 +107,6 @@ impl Handler for Worker {
         };
         answer::refuse_upgrade(&exchange, response)
     }
-
-    fn head_timeout_answer(&self) -> &'static [u8] {
-        crate::response::HEAD_TIMEOUT
-    }
 }
 
 /// Bytes of a body that are read before the decision, where a limit is keyed by one of its fields. Of a larger body no
@@ -116,15 +114,16 @@ impl Handler for Worker {
 const MAX_READ_AHEAD_BYTES: usize = 256 * 1024;
 
 impl Worker {
-    /// Opens no connection yet.
-    pub fn new(shared: Arc<Shared>) -> Self {
+    /// Opens no connection yet. Upstreams that are as they were keep the connections of the worker before.
+    fn new(shared: Arc<Shared>, previous: Option<&Worker>) -> Self {
         let request_ids = RequestIds::new();
-        let upstreams: Vec<Upstream> = shared
-            .plan
-            .upstreams
-            .iter()
-            .map(|fleet| Upstream::new(Arc::clone(fleet), request_ids.random()))
-            .collect();
+        let upstreams = shared.plan.upstreams.iter().map(|fleet| {
+            let mut before = previous.iter().flat_map(|worker| &worker.upstreams);
+            let unchanged = before.find(|upstream| Arc::ptr_eq(upstream.fleet(), fleet));
+            let new = || Rc::new(Upstream::new(Arc::clone(fleet), request_ids.random()));
+            unchanged.map_or_else(new, Rc::clone)
+        });
+        let upstreams: Vec<_> = upstreams.collect();
         Self {
             warnings: upstreams.iter().map(|_| Throttle::default()).collect(),
             upstreams,
@@ -150,7 +149,7 @@ impl Worker {
     }
 
     /// Closes upstream connections that have been idle for too long.
-    pub fn sweep(&self, now: Instant) {
+    fn sweep(&self, now: Instant) {
         self.upstreams
             .iter()
             .for_each(|upstream| upstream.sweep(now));

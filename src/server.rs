@@ -6,45 +6,41 @@
 //!                         exit 0 ◀─ access lines written ◀─ connections gone or drain_timeout ◀─ not ready, accept no more
 //! ```
 //!
-//! The calling thread becomes the control plane: signals, the admin listener, checks of upstream
-//! servers, upkeep of the metrics. A request never
-//! touches it.
+//! The calling thread becomes the control plane: signals, reloads, the admin listener, checks of upstream servers, upkeep of
+//! the metrics. A request never touches it.
 
 mod certificates;
+mod errands;
+mod reload;
+mod worker;
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     num::NonZeroUsize,
-    rc::Rc,
-    sync::{Arc, mpsc},
+    path::PathBuf,
+    sync::{Arc, mpsc as std_mpsc},
     thread,
     time::{Duration, SystemTime},
 };
 
 use tokio::{
-    runtime::LocalOptions,
     signal::unix::{Signal, SignalKind, signal},
-    sync::{Semaphore, watch},
+    sync::{Semaphore, mpsc, oneshot, watch},
 };
 
 use crate::{
-    admin::{Admin, Readiness, State},
+    admin::{Admin, Readiness, Reload, State},
     config::Snapshot,
-    gateway::{OverflowSeen, Shared, Worker},
-    issuer::Issuer,
-    listener::{
-        self, Address, Bound, Cut, Drain, Handshakes, ListeningSocket, Observer, ProxyProtocol,
-        Tls, proxy_protocol::Fault,
-    },
-    telemetry::{
-        self, Metrics,
-        handles::{Held, IdentityMetrics, ListenerMetrics},
-        log::Throttle,
-    },
+    gateway::{Current, OverflowSeen, Shared},
+    listener::{self, Address, Bound, ListeningSocket},
+    telemetry::{self, Metrics},
 };
 
 use certificates::Certificates;
+use errands::UnderWay;
+use reload::{Listening, Reloader};
+use worker::{Duty, Opening, Stop};
 
 /// Why the gateway did not start.
 #[derive(Debug, thiserror::Error)]
@@ -87,6 +83,9 @@ const METRICS_UPKEEP: Duration = Duration::from_secs(1);
 /// How often idle upstream connections are looked at.
 const SWEEP: Duration = Duration::from_secs(5);
 
+/// Reloads that may wait for their turn; who asks beyond that waits to ask.
+const RELOADS: usize = 4;
+
 /// A gateway that answers requests.
 #[derive(Debug)]
 pub struct Running {
@@ -98,26 +97,19 @@ pub struct Running {
     pub workers: usize,
     control: tokio::runtime::Runtime,
     threads: Vec<thread::JoinHandle<()>>,
-    shared: Arc<Shared>,
+    current: Arc<Current>,
     readiness: Readiness,
     stop: watch::Sender<Stop>,
     signals: Signals,
-    drain_timeout: Duration,
-    certificates: Certificates,
+    reloads: mpsc::Sender<Reload>,
 }
 
-/// What workers are told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stop {
-    No,
-    /// Accept no more; finish what is in flight.
-    Drain,
-    /// Leave what is still in flight.
-    Now,
-}
-
-/// Binds, starts the workers and the admin listener, and returns when all of them accept.
-pub fn start(snapshot: Snapshot, metrics: Metrics) -> Result<Running, StartError> {
+/// Binds, starts the workers and the admin listener, and returns when all of them accept. A reload reads `file` again.
+pub fn start(
+    snapshot: Snapshot,
+    file: Option<PathBuf>,
+    metrics: Metrics,
+) -> Result<Running, StartError> {
     let workers = snapshot
         .server
         .workers
@@ -141,40 +133,37 @@ pub fn start(snapshot: Snapshot, metrics: Metrics) -> Result<Running, StartError
     let signals = Signals::install()?;
     drop(in_control);
 
-    let addresses: Vec<Address> = bound.iter().map(|bound| bound.address.clone()).collect();
+    let certificates = Certificates::take_up(&snapshot.listeners, &[], &metrics)?;
+    let listening: Vec<Listening> = (snapshot.listeners.iter().zip(&bound))
+        .zip(certificates.listeners())
+        .map(|((settings, bound), tls)| Listening {
+            configured: settings.address.clone(),
+            real: bound.address.clone(),
+            tls,
+        })
+        .collect();
     let admin_address = admin_socket.local_addr()?;
-    let drain_timeout = snapshot.server.drain_timeout;
     let max_connections = snapshot.server.max_connections;
-    let listeners = snapshot.listeners.clone();
-    let certificates = Certificates::take_up(&listeners, &metrics)?;
     metrics.config_loaded(&snapshot.hash, SystemTime::now());
     telemetry::log::install_panic_hook(metrics.panics());
     let shared = Arc::new(Shared::new(Arc::new(snapshot), metrics)?);
 
-    let issuers = first_keys(&control, &shared);
+    let errands = control.block_on(errands::of(&shared, None, certificates));
     let readiness = Readiness::default();
     let (stop, stopping) = watch::channel(Stop::No);
     let connections = Arc::new(Semaphore::new(max_connections.min(Semaphore::MAX_PERMITS)));
     let mut threads = Vec::with_capacity(workers);
-    let (up, started) = mpsc::sync_channel(workers);
+    let mut mailboxes = Vec::with_capacity(workers);
+    let (up, started) = std_mpsc::sync_channel(workers);
     for (index, sockets) in deal(bound, workers).into_iter().enumerate() {
+        let (orders, mailbox) = mpsc::channel(1);
+        mailboxes.push(orders);
         let duty = Duty {
-            listeners: listeners
-                .iter()
-                .zip(&addresses)
-                .zip(certificates.listeners())
-                .zip(sockets)
-                .map(|(((settings, address), tls), socket)| Entrance {
-                    settings: settings.clone(),
-                    label: address.to_string(),
-                    tls,
-                    socket,
-                })
-                .collect(),
+            openings: openings(&shared, &listening, sockets),
             shared: Arc::clone(&shared),
             connections: Arc::clone(&connections),
+            orders: mailbox,
             stopping: stopping.clone(),
-            drain_timeout,
             up: up.clone(),
         };
         threads.push(
@@ -189,14 +178,26 @@ pub fn start(snapshot: Snapshot, metrics: Metrics) -> Result<Running, StartError
             .recv()
             .map_err(|_| io::Error::other("a worker ended before it accepted"))??;
     }
+    let current = Current::new(shared);
+    let (reloads, asked) = mpsc::channel(RELOADS);
+    let addresses = listening.iter().map(|at| at.real.clone()).collect();
+    let mut under_way = UnderWay::default();
+    control.block_on(async { under_way.replace(errands) });
+    let reloader = Reloader {
+        file,
+        errands: under_way,
+        current: Arc::clone(&current),
+        listening,
+        orders: mailboxes,
+        connections,
+    };
+    control.spawn(reloader.serve(asked));
     let admin = Admin::new(
-        Arc::clone(shared.snapshot()),
-        shared.metrics().clone(),
+        Arc::clone(&current),
+        admin_address.ip(),
         readiness.clone(),
+        reloads.clone(),
     );
-    for issuer in issuers {
-        control.spawn(issuer.keep_fresh());
-    }
     control.spawn(admin.serve(admin_socket, std::future::pending()));
     readiness.set(State::Ready);
     Ok(Running {
@@ -205,35 +206,30 @@ pub fn start(snapshot: Snapshot, metrics: Metrics) -> Result<Running, StartError
         workers,
         control,
         threads,
-        shared,
+        current,
         readiness,
         stop,
         signals,
-        drain_timeout,
-        certificates,
+        reloads,
     })
 }
 
-/// Tries once to fetch each published key set, all at the same time, so that the first tokens find keys. Bounded by the time of one
-/// fetch; what cannot be fetched now is tried again while requests are served.
-fn first_keys(control: &tokio::runtime::Runtime, shared: &Shared) -> Vec<Issuer> {
-    let fetches: Vec<_> = shared
-        .published_keys()
-        .map(|(url, keys)| {
-            let mut issuer = Issuer::new(url, keys, shared.metrics());
-            control.spawn(async move {
-                issuer.fetch().await;
-                issuer
-            })
+/// What one worker accepts on.
+fn openings(
+    shared: &Shared,
+    listening: &[Listening],
+    sockets: Vec<ListeningSocket>,
+) -> Vec<Opening> {
+    let listeners = shared.snapshot().listeners.iter().zip(listening);
+    listeners
+        .zip(sockets)
+        .map(|((settings, at), socket)| Opening {
+            settings: settings.clone(),
+            label: at.real.to_string(),
+            tls: at.tls.clone(),
+            socket,
         })
-        .collect();
-    control.block_on(async {
-        let mut issuers = Vec::with_capacity(fetches.len());
-        for fetch in fetches {
-            issuers.extend(fetch.await.ok());
-        }
-        issuers
-    })
+        .collect()
 }
 
 /// Hands every worker its socket of each address.
@@ -276,15 +272,18 @@ impl Signals {
         })
     }
 
-    /// The next signal that asks the process to end.
-    async fn next(&mut self) -> &'static str {
+    /// The next signal that asks the process to end. SIGHUP asks for a reload.
+    async fn end(&mut self, reloads: &mpsc::Sender<Reload>) -> &'static str {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => return "SIGTERM",
                 _ = self.interrupt.recv() => return "SIGINT",
-                _ = self.hangup.recv() => tracing::warn!(
-                    "SIGHUP: a running gateway does not read its configuration again yet; restart it for a new one"
-                ),
+                _ = self.hangup.recv() => {
+                    let (answer, _) = oneshot::channel();
+                    let why = "SIGHUP".to_owned();
+                    // what comes of it is logged; where others wait already, theirs reads the same file
+                    let _ = reloads.try_send(Reload { why, answer });
+                }
             }
         }
     }
@@ -292,181 +291,47 @@ impl Signals {
 
 impl Running {
     /// The running configuration.
-    pub fn snapshot(&self) -> &Snapshot {
-        self.shared.snapshot()
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        Arc::clone(self.current.shared().snapshot())
     }
 
     /// Serves until SIGTERM or SIGINT, then drains. A second signal ends the drain at once.
     pub fn serve(mut self) {
-        self.control.spawn(Arc::clone(&self.shared).keep_watch());
-        let shared = Arc::clone(&self.shared);
+        let current = Arc::clone(&self.current);
         self.control.spawn(async move {
             let mut overflow = OverflowSeen::default();
             let mut ticks = tokio::time::interval(METRICS_UPKEEP);
             loop {
                 ticks.tick().await;
+                let shared = current.shared();
                 shared.metrics().run_upkeep();
                 shared.warn_of_overflow(&mut overflow);
             }
         });
-        self.control.spawn(self.certificates.watch());
-        let name = self.control.block_on(self.signals.next());
-        tracing::info!(signal = name, drain_timeout = ?self.drain_timeout, "draining: accepting no more, finishing what is in flight");
+        let name = self.control.block_on(self.signals.end(&self.reloads));
+        let drain_timeout = self.snapshot().server.drain_timeout;
+        tracing::info!(
+            signal = name,
+            ?drain_timeout,
+            "draining: accepting no more, finishing what is in flight"
+        );
         self.readiness.set(State::Draining);
         self.stop.send_replace(Stop::Drain);
         let threads = std::mem::take(&mut self.threads);
-        let (stop, signals) = (&self.stop, &mut self.signals);
+        let (stop, signals, reloads) = (&self.stop, &mut self.signals, &self.reloads);
         self.control.block_on(async {
             let joined = tokio::task::spawn_blocking(move || threads.into_iter().for_each(|worker| drop(worker.join())));
             tokio::select! {
                 _ = joined => {}
-                name = signals.next() => {
+                name = signals.end(reloads) => {
                     tracing::warn!(signal = name, "a second signal: leaving what is still in flight");
                     stop.send_replace(Stop::Now);
                 }
             }
         });
-        self.shared.close();
+        self.current.shared().close();
         tracing::info!("stopped");
         // the blocking join may still wait for a worker that is being told to leave
         self.control.shutdown_timeout(Duration::from_secs(1));
-    }
-}
-
-/// A listener, as one worker serves it.
-struct Entrance {
-    settings: listener::Settings,
-    label: String,
-    tls: Option<Arc<Tls>>,
-    socket: ListeningSocket,
-}
-
-/// What one worker thread does, and with what.
-struct Duty {
-    listeners: Vec<Entrance>,
-    shared: Arc<Shared>,
-    connections: Arc<Semaphore>,
-    stopping: watch::Receiver<Stop>,
-    drain_timeout: Duration,
-    up: mpsc::SyncSender<io::Result<()>>,
-}
-
-impl Duty {
-    fn work(self) {
-        match tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build_local(LocalOptions::default())
-        {
-            Ok(runtime) => runtime.block_on(self.accept_until_stopped()),
-            // nobody waits any more if another worker failed first
-            Err(error) => drop(self.up.send(Err(error))),
-        }
-    }
-
-    async fn accept_until_stopped(mut self) {
-        let worker = Rc::new(Worker::new(Arc::clone(&self.shared)));
-        let drain = Rc::new(Drain::default());
-        let mut accepting = Vec::with_capacity(self.listeners.len());
-        for entrance in self.listeners {
-            let metrics = self.shared.metrics();
-            let announced = match entrance.settings.proxy_protocol {
-                ProxyProtocol::Off => None,
-                ProxyProtocol::Required(_) => {
-                    Some(metrics.identity("proxy_protocol", &Fault::LABELS))
-                }
-            };
-            let observer = Rc::new(ConnectionMetrics {
-                accepting: Throttle::default(),
-                announcing: Throttle::default(),
-                cutting: Throttle::default(),
-                metrics: metrics.listener(&entrance.label, &Cut::LABELS),
-                announced,
-                label: entrance.label,
-            });
-            let handshakes = entrance
-                .tls
-                .map(|tls| Rc::new(Handshakes::new(tls, metrics.handshakes())));
-            let (worker, connections, drain) = (
-                Rc::clone(&worker),
-                Arc::clone(&self.connections),
-                Rc::clone(&drain),
-            );
-            accepting.push(tokio::task::spawn_local(listener::accept(
-                entrance.socket,
-                Rc::new(entrance.settings),
-                handshakes,
-                worker,
-                observer,
-                connections,
-                drain,
-            )));
-        }
-        let upkeep = tokio::task::spawn_local(async move {
-            let mut ticks = tokio::time::interval(SWEEP);
-            loop {
-                worker.sweep(ticks.tick().await);
-            }
-        });
-        // the server has given up only if another worker could not start
-        let _ = self.up.send(Ok(()));
-
-        // the sender lives until every worker has ended
-        let _ = self.stopping.wait_for(|stop| *stop != Stop::No).await;
-        accepting.iter().for_each(tokio::task::JoinHandle::abort);
-        upkeep.abort();
-        drain.begin();
-        tokio::select! {
-            () = drain.finished() => {}
-            () = tokio::time::sleep(self.drain_timeout) => {
-                tracing::warn!(connections = drain.open(), "drain_timeout has passed: leaving what is still in flight");
-            }
-            _ = self.stopping.wait_for(|stop| *stop == Stop::Now) => {}
-        }
-    }
-}
-
-/// Counts what happens on one listener.
-struct ConnectionMetrics {
-    accepting: Throttle,
-    announcing: Throttle,
-    cutting: Throttle,
-    metrics: ListenerMetrics,
-    /// Where connections begin with a PROXY header.
-    announced: Option<IdentityMetrics>,
-    label: String,
-}
-
-impl Observer for ConnectionMetrics {
-    type Open = Held;
-
-    fn opened(&self) -> Held {
-        self.metrics.open()
-    }
-
-    fn accept_failed(&self, error: &io::Error) {
-        if let Some(unsaid) = self.accepting.speak() {
-            tracing::warn!(listener = self.label, unsaid, %error, "cannot accept a connection; still accepting");
-        }
-        self.metrics.accept_failed(error);
-    }
-
-    fn cut(&self, why: Cut) {
-        if let Some(unsaid) = self.cutting.speak() {
-            tracing::warn!(
-                listener = self.label,
-                unsaid,
-                "cut a connection short: {why}"
-            );
-        }
-        self.metrics.cut(why.label());
-    }
-
-    fn not_believed(&self, peer: IpAddr, fault: Fault) {
-        if let Some(unsaid) = self.announcing.speak() {
-            tracing::warn!(listener = self.label, %peer, unsaid, "closed a connection: {fault}");
-        }
-        if let Some(announced) = &self.announced {
-            announced.rejected(fault.label());
-        }
     }
 }

@@ -1,29 +1,40 @@
 //! What an operator asks a running process.
 //!
 //! A small HTTP/1 server on the control thread. One request per connection and one deadline for the whole of it: a
-//! scraper that hangs holds one of `CONNECTIONS_MAX` places for `Timeouts::connection`, and no body is ever read.
+//! scraper that hangs holds one of `CONNECTIONS_MAX` places for `Timeouts::connection`. Pages read no body, operations
+//! ([`api`]) a short one.
 //! On a loopback address without a token any local process may look; the `Host` check keeps web pages from doing so
 //! through a browser (DNS rebinding).
 
+mod api;
 mod health;
 mod page;
+mod reload;
 
 use std::{convert::Infallible, future::Future, net::IpAddr, sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use http::{
     HeaderValue, Method, Request, Response, Uri,
     header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HOST},
     uri::Authority,
 };
+use http_body::Body;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use subtle::ConstantTimeEq;
-use tokio::{net::TcpListener, net::TcpStream, sync::Semaphore, task::JoinSet, time};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{Semaphore, mpsc},
+    task::JoinSet,
+    time,
+};
 
 pub use health::{Readiness, State};
+pub use reload::{Reload, Reloaded};
 
 use crate::{
-    config::Snapshot,
+    gateway::Current,
     response::{Asked, BodyStyle, Refusal, refuse},
     telemetry::{Metrics, metrics::ListenerMetrics},
 };
@@ -54,12 +65,15 @@ struct Timeouts {
 #[derive(Clone, Debug)]
 pub struct Admin {
     inner: Arc<Inner>,
+    reloads: mpsc::Sender<Reload>,
 }
 
 #[derive(Debug)]
 struct Inner {
-    snapshot: Arc<Snapshot>,
+    current: Arc<Current>,
     metrics: Metrics,
+    /// Whether it listens on this machine only.
+    on_loopback: bool,
     readiness: Readiness,
     listener: ListenerMetrics,
     timeouts: Timeouts,
@@ -105,26 +119,36 @@ impl Endpoint {
 }
 
 impl Admin {
-    /// The pages for what `snapshot` describes.
-    pub fn new(snapshot: Arc<Snapshot>, metrics: Metrics, readiness: Readiness) -> Admin {
-        Admin::with_timeouts(snapshot, metrics, readiness, TIMEOUTS)
+    /// The pages of the gateway that runs, on a listener at `address`. Whoever asks for a reload is passed on to `reloads`.
+    pub fn new(
+        current: Arc<Current>,
+        address: IpAddr,
+        readiness: Readiness,
+        reloads: mpsc::Sender<Reload>,
+    ) -> Admin {
+        Admin::with_timeouts(current, address, readiness, reloads, TIMEOUTS)
     }
 
     fn with_timeouts(
-        snapshot: Arc<Snapshot>,
-        metrics: Metrics,
+        current: Arc<Current>,
+        address: IpAddr,
         readiness: Readiness,
+        reloads: mpsc::Sender<Reload>,
         timeouts: Timeouts,
     ) -> Admin {
+        let metrics = current.shared().metrics().clone();
         let listener = metrics.listener("admin", &[]);
+        let inner = Inner {
+            current,
+            metrics,
+            on_loopback: address.is_loopback(),
+            readiness,
+            listener,
+            timeouts,
+        };
         Admin {
-            inner: Arc::new(Inner {
-                snapshot,
-                metrics,
-                readiness,
-                listener,
-                timeouts,
-            }),
+            inner: Arc::new(inner),
+            reloads,
         }
     }
 
@@ -146,10 +170,10 @@ impl Admin {
                 () = &mut shutdown => break,
                 Some(_) = connections.join_next() => {}
                 (accepted, place) = accepted => match accepted {
-                    Ok((stream, _)) => {
+                    Ok((stream, peer)) => {
                         let admin = self.clone();
                         connections.spawn(async move {
-                            admin.connection(stream).await;
+                            admin.connection(stream, peer.ip()).await;
                             drop(place);
                         });
                     }
@@ -167,12 +191,11 @@ impl Admin {
         let _ = time::timeout(DRAIN_TIMEOUT, finished).await;
     }
 
-    async fn connection(&self, stream: TcpStream) {
+    async fn connection(&self, stream: TcpStream, peer: IpAddr) {
         let _open = self.inner.listener.open();
         let timeouts = self.inner.timeouts;
-        let service = service_fn(|request: Request<Incoming>| {
-            let response = self.answer(&request);
-            async move { Ok::<_, Infallible>(response) }
+        let service = service_fn(|request: Request<Incoming>| async move {
+            Ok::<_, Infallible>(self.respond(request, peer).await)
         });
         let served = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -188,46 +211,32 @@ impl Admin {
         }
     }
 
-    /// The answer to a request; its body is not read.
-    fn answer<B>(&self, request: &Request<B>) -> Response<String> {
-        let mut response = match self.endpoint(request) {
-            Ok(endpoint) => self.show(endpoint),
-            Err(refusal) => {
-                let asked = Asked {
-                    is_head: false,
-                    version: request.version(),
-                    request_id: None,
-                    grpc: None,
-                };
-                // every body of ours is UTF-8
-                refuse(&refusal, &asked, BodyStyle::ProblemJson)
-                    .map(|body| String::from_utf8_lossy(&body).into_owned())
-            }
+    /// The answer to a request.
+    async fn respond<B>(&self, request: Request<B>, peer: IpAddr) -> Response<String>
+    where
+        B: Body<Data = Bytes, Error: Into<api::BoxError>>,
+    {
+        if !api::is_for(request.uri().path()) {
+            return self.answer(&request);
+        }
+        let response = match self.may_ask(&request, false) {
+            Ok(()) => self.call(request, peer).await.into_response(),
+            Err(refusal) => refused(&request, &refusal),
         };
-        let headers = response.headers_mut();
-        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        headers.insert(
-            "x-content-type-options",
-            HeaderValue::from_static("nosniff"),
-        );
-        response
+        dressed(response)
+    }
+
+    /// The answer to a request for a page; its body is not read.
+    fn answer<B>(&self, request: &Request<B>) -> Response<String> {
+        dressed(match self.endpoint(request) {
+            Ok(endpoint) => self.show(endpoint),
+            Err(refusal) => refused(request, &refusal),
+        })
     }
 
     fn endpoint<B>(&self, request: &Request<B>) -> Result<Endpoint, Refusal> {
-        let settings = &self.inner.snapshot.admin;
-        if settings.address.ip().is_loopback() && !asks_for_loopback(request) {
-            return Err(Refusal::Misdirected);
-        }
         let endpoint = Endpoint::find(request.uri().path());
-        let open = endpoint.is_some_and(Endpoint::is_open);
-        if let Some(token) = &settings.token
-            && !open
-            && !carries(request, token)
-        {
-            return Err(Refusal::Unauthorized {
-                challenge: "Bearer",
-            });
-        }
+        self.may_ask(request, endpoint.is_some_and(Endpoint::is_open))?;
         let endpoint = endpoint.ok_or(Refusal::NotFound)?;
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return Err(Refusal::MethodNotAllowed {
@@ -237,20 +246,55 @@ impl Admin {
         Ok(endpoint)
     }
 
+    /// Whether whoever sends this may have an answer; what is open asks for no token.
+    fn may_ask<B>(&self, request: &Request<B>, open: bool) -> Result<(), Refusal> {
+        if self.inner.on_loopback && !asks_for_loopback(request) {
+            return Err(Refusal::Misdirected);
+        }
+        let shared = self.inner.current.shared();
+        match &shared.snapshot().admin.token {
+            Some(token) if !open && !carries(request, token) => Err(Refusal::Unauthorized {
+                challenge: "Bearer",
+            }),
+            _ => Ok(()),
+        }
+    }
+
     fn show(&self, endpoint: Endpoint) -> Response<String> {
         let Inner {
-            snapshot,
+            current,
             metrics,
             readiness,
             ..
         } = &*self.inner;
         match endpoint {
-            Endpoint::Page => page::overview(snapshot, readiness.state()),
+            Endpoint::Page => page::overview(current.shared().snapshot(), readiness.state()),
             Endpoint::Metrics => text("text/plain; version=0.0.4; charset=utf-8", metrics.render()),
             Endpoint::Healthz => health::live(),
             Endpoint::Readyz => health::ready(readiness.state()),
         }
     }
+}
+
+fn refused<B>(request: &Request<B>, refusal: &Refusal) -> Response<String> {
+    let asked = Asked {
+        is_head: false,
+        version: request.version(),
+        request_id: None,
+        grpc: None,
+    };
+    // every body of ours is UTF-8
+    refuse(refusal, &asked, BodyStyle::ProblemJson)
+        .map(|body| String::from_utf8_lossy(&body).into_owned())
+}
+
+/// With what every answer says.
+fn dressed(mut response: Response<String>) -> Response<String> {
+    let headers = response.headers_mut();
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    let nosniff = HeaderValue::from_static("nosniff");
+    headers.insert("x-content-type-options", nosniff);
+    response
 }
 
 fn text(content_type: &'static str, body: String) -> Response<String> {

@@ -13,7 +13,9 @@ use tokio::{
 
 use super::*;
 use crate::{
-    config, identity, limit,
+    config::{self, Snapshot},
+    gateway::Shared,
+    identity, limit,
     response::{FieldFamilies, FieldsOn, Settings},
     route,
     telemetry::LogSettings,
@@ -87,6 +89,7 @@ fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
         },
         log: LogSettings::default(),
         hash: "abc".to_owned(),
+        written: config::Written::default(),
     }
 }
 
@@ -99,13 +102,26 @@ fn per_minute(amount: u64) -> limit::Quota {
     }
 }
 
+fn current(address: &str, token: Option<&str>) -> Arc<Current> {
+    let shared = Shared::new(Arc::new(snapshot(address, token)), Metrics::install());
+    Current::new(Arc::new(shared.expect("it can be put to work")))
+}
+
 fn admin(address: &str, token: Option<&str>) -> Admin {
+    admin_with(address, token, TIMEOUTS)
+}
+
+fn admin_with(address: &str, token: Option<&str>, timeouts: Timeouts) -> Admin {
     let readiness = Readiness::default();
     readiness.set(State::Ready);
-    Admin::new(
-        Arc::new(snapshot(address, token)),
-        Metrics::install(),
+    let at: std::net::SocketAddr = address.parse().expect("an address");
+    let (reloads, _) = mpsc::channel(1);
+    Admin::with_timeouts(
+        current(address, token),
+        at.ip(),
         readiness,
+        reloads,
+        timeouts,
     )
 }
 
@@ -427,7 +443,6 @@ async fn heads_without_end_are_refused() {
 #[tokio::test]
 async fn silent_clients_hold_a_place_only_until_their_deadline() {
     let instant = Duration::from_millis(1);
-    let snapshot = Arc::new(snapshot("127.0.0.1:9901", None));
     for timeouts in [
         Timeouts {
             head: instant,
@@ -438,9 +453,7 @@ async fn silent_clients_hold_a_place_only_until_their_deadline() {
             ..TIMEOUTS
         },
     ] {
-        let (metrics, readiness) = (Metrics::install(), Readiness::default());
-        let admin = Admin::with_timeouts(Arc::clone(&snapshot), metrics, readiness, timeouts);
-        let serving = Serving::of(admin).await;
+        let serving = Serving::of(admin_with("127.0.0.1:9901", None, timeouts)).await;
         let mut silent = Vec::new();
         for _ in 0..CONNECTIONS_MAX + 1 {
             silent.push(serving.connect().await);

@@ -83,7 +83,7 @@ pub struct SharedLimit {
 }
 
 /// One quota of a shared limit.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(super) struct Tier {
     pub(super) terms: Terms,
     /// Counts on tiers before this one, over all limits.
@@ -120,6 +120,11 @@ impl SharedLimit {
             unkeyed: Key(unkeyed),
             metrics,
         }
+    }
+
+    /// Whether both are the same limit with the same terms, and at the same place among the others.
+    pub fn is_like(&self, other: &SharedLimit) -> bool {
+        self.name == other.name && self.tiers == other.tiers && self.when_down == other.when_down
     }
 
     /// The terms of a tier; of the default one where there is none.

@@ -87,7 +87,7 @@ fn try_run(args: &RunArgs) -> anyhow::Result<()> {
     let metrics = Metrics::install();
     let log = telemetry::log::init(&snapshot.log, metrics.log_lines_dropped())?;
     let file = args.to.is_none().then_some(&*path);
-    let running = server::start(snapshot, metrics)?;
+    let running = server::start(snapshot, file.map(Path::to_owned), metrics)?;
     let mut stderr = anstream::stderr();
     let shown = stderr.write_all(banner(&running, file).as_bytes());
     // a banner that nobody can read is no reason not to serve
@@ -186,7 +186,7 @@ fn banner(running: &Running, file: Option<&Path>) -> String {
         "  admin      http://{}  (metrics, health)\n  ready      {workers}; end with Ctrl-C",
         running.admin
     );
-    if counts_addresses(snapshot) && may_be_behind_a_proxy(snapshot) {
+    if counts_addresses(&snapshot) && may_be_behind_a_proxy(&snapshot) {
         text.push_str("  hint       behind a load balancer? set client_ip.trusted_proxies, or all of its clients will look like one\n");
     }
     text

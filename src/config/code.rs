@@ -27,6 +27,8 @@ codes! {
     Syntax = "TG0003",
     /// `${NAME}` is malformed, or the variable is not set.
     Environment = "TG0004",
+    /// The configuration is correct and cannot be put to work in this process.
+    Unfit = "TG0005",
 
     /// A key or table that does not exist.
     UnknownKey = "TG0101",

@@ -21,6 +21,7 @@ use super::{
     diagnostic::{Problem, Problems, Severity, did_you_mean, nearest, quote},
     environment::Lookup,
     keys::{self, Keys, Status},
+    read::Files,
     source::Source,
     value::{Text, Value},
 };
@@ -30,6 +31,7 @@ use super::{
 pub(super) struct Document<'a> {
     pub(super) source: &'a Source,
     pub(super) problems: &'a Problems,
+    pub(super) files: &'a Files,
     pub(super) env: Lookup<'a>,
 }
 

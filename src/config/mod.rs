@@ -4,6 +4,7 @@
 //! [`Snapshot`] at the end. Nothing outside this folder sees the file as it was written. A key of the documented
 //! configuration whose feature does not exist yet is refused (`keys.rs` is the one list), never ignored.
 
+mod changes;
 mod code;
 mod compile;
 mod date;
@@ -18,6 +19,7 @@ mod source;
 mod units;
 mod value;
 
+pub use changes::{Changes, Named, Written};
 pub use code::Code;
 pub(crate) use diagnostic::count;
 pub use diagnostic::{Diagnostic, MAX_LINE_BYTES, MAX_SHOWN, Place, Report, Severity};
@@ -96,9 +98,11 @@ pub fn compile(
 ) -> Result<Loaded, Report> {
     let source = Source::new(source_name, text.to_owned());
     let problems = Problems::default();
+    let files = read::Files::default();
     let document = Document {
         source: &source,
         problems: &problems,
+        files: &files,
         env,
     };
     let tables = document.parse(source.text());
@@ -138,8 +142,10 @@ pub struct Snapshot {
     pub admin: Admin,
     /// `[log]`.
     pub log: telemetry::LogSettings,
-    /// A short hash of the text, for `config_info`.
+    /// A short hash of the text and of the files that it names, for `config_info`.
     pub hash: String,
+    /// What was written, to tell what the next one changes.
+    pub written: Written,
 }
 
 /// `[server]`.
@@ -180,6 +186,12 @@ pub struct Admin {
     pub address: SocketAddr,
     /// The bearer token; required unless the address is loopback.
     pub token: Option<String>,
+}
+
+/// What a configuration that is correct cannot be put to work for.
+pub fn unfit(file: &str, why: String) -> Report {
+    let hint = "the configuration that ran before still runs; mend the cause and reload again";
+    Report::of_file(Code::Unfit, file, why, hint)
 }
 
 impl fmt::Debug for Admin {

@@ -1,10 +1,14 @@
 //! Files into text, within a bound.
 
 use std::{
+    cell::RefCell,
+    collections::BTreeMap,
     fs::{self, File},
     io::Read,
-    path::Path,
+    path::{Path, PathBuf},
 };
+
+use super::changes::short_hash;
 
 /// How to mend a file that cannot be read.
 pub(super) const HINT: &str = "check the path and its permissions; a relative path starts at the folder of the configuration file";
@@ -12,13 +16,34 @@ pub(super) const HINT: &str = "check the path and its permissions; a relative pa
 /// Where a process finds what was opened for it.
 const OPENED: [&str; 3] = ["/dev/stdin", "/dev/fd", "/proc/self/fd"];
 
-/// The text of a file. The error is a phrase that continues "… cannot be read: ".
-pub(super) fn text(path: &Path, max_bytes: u64) -> Result<String, String> {
-    let bytes = bytes(path, max_bytes)?;
-    String::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())
+/// The files that a configuration names, each with a hash of what was read: who changes one of them changes the
+/// configuration.
+#[derive(Debug, Default)]
+pub(super) struct Files {
+    seen: RefCell<BTreeMap<PathBuf, String>>,
 }
 
-/// The bytes of a file, likewise. Only a regular file is read: a named pipe would be waited for, perhaps for ever. A pipe
+impl Files {
+    /// The text of a file. The error is a phrase that continues "… cannot be read: ".
+    pub(super) fn text(&self, path: &Path, max_bytes: u64) -> Result<String, String> {
+        let bytes = self.bytes(path, max_bytes)?;
+        String::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())
+    }
+
+    /// The bytes of a file, likewise.
+    pub(super) fn bytes(&self, path: &Path, max_bytes: u64) -> Result<Vec<u8>, String> {
+        let bytes = bytes(path, max_bytes);
+        let hash = short_hash([bytes.as_deref().unwrap_or_default()]);
+        self.seen.borrow_mut().insert(path.to_owned(), hash);
+        bytes
+    }
+
+    pub(super) fn seen(&self) -> BTreeMap<PathBuf, String> {
+        self.seen.borrow().clone()
+    }
+}
+
+/// The bytes of a file. The error is a phrase that continues "… cannot be read: ". Only a regular file is read: a named pipe would be waited for, perhaps for ever. A pipe
 /// that the shell has opened is read, since whoever names `/dev/stdin` or `<(…)` means it.
 pub(super) fn bytes(path: &Path, max_bytes: u64) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
@@ -62,7 +87,14 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("file");
         fs::write(&path, "0123456789").expect("it is written");
-        assert_eq!(text(&path, 10).as_deref(), Ok("0123456789"));
-        assert!(text(&path, 9).is_err_and(|error| error.contains("larger")));
+        assert_eq!(
+            Files::default().text(&path, 10).as_deref(),
+            Ok("0123456789")
+        );
+        assert!(
+            Files::default()
+                .text(&path, 9)
+                .is_err_and(|error| error.contains("larger"))
+        );
     }
 }

@@ -58,7 +58,7 @@ pub fn explain(mut snapshot: Snapshot, described: &Described) -> Result<Explanat
     // a limit that gateways share is explained as if this one had it to itself
     snapshot.redis = None;
     let shared = Shared::new(Arc::new(snapshot), Metrics::install())?;
-    Ok(Worker::new(Arc::new(shared)).explain(described))
+    Ok(Worker::new(Arc::new(shared), None).explain(described))
 }
 
 /// What a decision says that has nothing to wait for.

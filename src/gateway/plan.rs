@@ -137,11 +137,12 @@ impl LimitRule {
 }
 
 impl Plan {
-    /// Binds a configuration to the process's buckets and metrics.
+    /// Binds a configuration to the process's buckets and metrics. Upstreams that are as in the plan before are shared with it.
     pub(super) fn bind(
         snapshot: &Snapshot,
         store: &Store,
         metrics: &Metrics,
+        previous: Option<&Plan>,
     ) -> Result<Self, PlanError> {
         let region_share = snapshot
             .redis
@@ -209,7 +210,12 @@ impl Plan {
             upstreams: snapshot
                 .upstreams
                 .iter()
-                .map(|settings| bind_upstream(settings, metrics).map(Arc::new))
+                .map(|settings| {
+                    let mut before = previous.iter().flat_map(|plan| &plan.upstreams);
+                    let unchanged = before.find(|fleet| fleet.settings() == settings);
+                    let new = || bind_upstream(settings, metrics).map(Arc::new);
+                    unchanged.map_or_else(new, |fleet| Ok(Arc::clone(fleet)))
+                })
                 .collect::<Result<_, _>>()?,
             response: snapshot.response.clone(),
             shared: rules

@@ -1,4 +1,7 @@
 //! What all workers of a process share: the plan, the buckets, the metrics, the access log.
+//!
+//! A reload makes another [`Shared`] with a plan of its own and everything else in common ([`Shared::succeed`]). Workers take
+//! it up one by one; a request keeps the one that it began with. Whoever is not a worker asks [`Current`].
 
 use std::{
     collections::HashMap,
@@ -7,15 +10,16 @@ use std::{
     time::Duration,
 };
 
+use arc_swap::ArcSwap;
 use metrics::Histogram;
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{
     plan::{Plan, PlanError},
+    purse::Purse,
     suspicion::Once,
 };
 use crate::{
-    budget::{self, Budget, KeeperThread},
     config::Snapshot,
     identity::{KeyHasher, KeyRing, KeysUrl},
     limit::Store,
@@ -29,22 +33,21 @@ use crate::{
 #[derive(Debug)]
 pub struct Shared {
     pub(super) plan: Plan,
-    pub(super) store: Store,
+    pub(super) store: Arc<Store>,
     pub(super) hasher: KeyHasher,
     /// Under which workers remember tokens.
     pub(super) token_secret: [u8; 16],
     /// Where limits are kept together with other gateways.
-    pub(super) budget: Option<Budget>,
-    keeper: Mutex<Option<KeeperThread>>,
+    pub(super) budget: Option<Arc<Purse>>,
     pub(super) decision_seconds: Histogram,
     /// Our name in `Via`: one of its own for each process, so that a loop is told from two gateways in a row.
     pub(super) pseudonym: String,
     snapshot: Arc<Snapshot>,
     metrics: Metrics,
     /// Workers write through clones of their own.
-    access: Option<Mutex<AccessLog>>,
+    access: Option<Arc<Mutex<AccessLog>>>,
     /// That a proxy seems to be unnamed.
-    pub(super) unnamed_proxy: Once,
+    pub(super) unnamed_proxy: Arc<Once>,
     /// The origin of the limiter's time.
     epoch: Instant,
 }
@@ -60,59 +63,54 @@ impl Shared {
     /// Puts a configuration to work.
     pub fn new(snapshot: Arc<Snapshot>, metrics: Metrics) -> Result<Self, PlanError> {
         let store = Store::new(snapshot.server.max_keys);
-        let plan = Plan::bind(&snapshot, &store, &metrics)?;
-        let access = match snapshot.log.access {
-            AccessLines::Off => None,
-            AccessLines::All | AccessLines::Rejected => {
-                let style = if snapshot.log.format.is_json(io::stdout().is_terminal()) {
-                    Style::Json
-                } else {
-                    Style::Text
-                };
-                let log = AccessLog::start(
-                    style,
-                    Box::new(io::stdout()),
-                    ACCESS_QUEUE_BYTES,
-                    metrics.log_lines_dropped(),
-                )?;
-                Some(Mutex::new(log))
-            }
-        };
+        let plan = Plan::bind(&snapshot, &store, &metrics, None)?;
+        let access = access_log(&snapshot, &metrics)?;
         let (key_secret, token_secret) = (secret()?, secret()?);
         let epoch = Instant::now();
-        let (budget, keeper) = match &snapshot.redis {
-            Some(redis) if !plan.shared.is_empty() => {
-                let metrics = metrics.budget(&budget::FAILURES);
-                let max_keys = snapshot.server.max_keys;
-                let started = budget::start(redis, max_keys, &plan.shared, epoch, metrics)?;
-                (Some(started.0), Some(started.1))
-            }
-            _ => (None, None),
-        };
-        let rules: Vec<_> = plan.rules().cloned().collect();
-        metrics.on_render(move || {
-            for rule in &rules {
-                rule.refresh_metrics();
-            }
-        });
+        let budget = Purse::of(&snapshot, &plan, epoch, &metrics, None)?;
         Ok(Self {
             plan,
-            store,
+            store: Arc::new(store),
             hasher: KeyHasher::new(key_secret),
             token_secret,
             budget,
-            keeper: Mutex::new(keeper),
             decision_seconds: metrics.decision_seconds(),
             pseudonym: pseudonym(),
             snapshot,
             metrics,
             access,
-            unnamed_proxy: Once::default(),
+            unnamed_proxy: Arc::default(),
             epoch,
         })
     }
 
-    /// The running configuration.
+    /// Puts another configuration to work beside this one, with the same buckets, counters and logs. Changes nothing for
+    /// whoever still uses this one. May wait for Redis.
+    pub fn succeed(&self, snapshot: Arc<Snapshot>) -> Result<Self, PlanError> {
+        let plan = Plan::bind(&snapshot, &self.store, &self.metrics, Some(&self.plan))?;
+        let access = match (&self.access, snapshot.log.access) {
+            (Some(running), _) => Some(Arc::clone(running)),
+            (None, _) => access_log(&snapshot, &self.metrics)?,
+        };
+        let before = self.budget.as_ref();
+        let budget = Purse::of(&snapshot, &plan, self.epoch, &self.metrics, before)?;
+        Ok(Self {
+            plan,
+            budget,
+            store: Arc::clone(&self.store),
+            hasher: self.hasher,
+            token_secret: self.token_secret,
+            decision_seconds: self.decision_seconds.clone(),
+            pseudonym: self.pseudonym.clone(),
+            snapshot,
+            metrics: self.metrics.clone(),
+            access,
+            unnamed_proxy: Arc::clone(&self.unnamed_proxy),
+            epoch: self.epoch,
+        })
+    }
+
+    /// The configuration of this plan.
     pub fn snapshot(&self) -> &Arc<Snapshot> {
         &self.snapshot
     }
@@ -131,19 +129,28 @@ impl Shared {
     /// both, but not for ever. To be called when no worker serves any more, and on no runtime.
     pub fn close(&self) {
         const PATIENCE: Duration = Duration::from_secs(1);
-        let keeper = self
-            .keeper
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some(keeper) = keeper {
-            keeper.close(PATIENCE);
+        if let Some(budget) = &self.budget {
+            budget.close(PATIENCE);
         }
         if let Some(access) = &self.access {
             access
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .close(PATIENCE);
+        }
+    }
+
+    /// Hands back what was borrowed from other gateways, where the configuration after this one does not go on with it. To be
+    /// called when no worker uses it any more, and on no runtime.
+    pub fn retire(&self, after: &Shared) {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        if let Some(budget) = &self.budget
+            && !after
+                .budget
+                .as_ref()
+                .is_some_and(|kept| Arc::ptr_eq(kept, budget))
+        {
+            budget.close(PATIENCE);
         }
     }
 
@@ -178,7 +185,8 @@ impl Shared {
 
     /// A writer of access lines for one worker.
     pub(super) fn access_log(&self) -> Option<AccessLog> {
-        self.access.as_ref().map(|access| {
+        let wanted = self.snapshot.log.access != AccessLines::Off;
+        self.access.as_ref().filter(|_| wanted).map(|access| {
             access
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
@@ -200,6 +208,58 @@ fn secret() -> io::Result<[u8; 16]> {
     let mut secret = [0; 16];
     getrandom::fill(&mut secret).map_err(|error| io::Error::other(error.to_string()))?;
     Ok(secret)
+}
+
+/// Starts the access log, if there is to be one.
+fn access_log(snapshot: &Snapshot, metrics: &Metrics) -> io::Result<Option<Arc<Mutex<AccessLog>>>> {
+    if snapshot.log.access == AccessLines::Off {
+        return Ok(None);
+    }
+    let style = match snapshot.log.format.is_json(io::stdout().is_terminal()) {
+        true => Style::Json,
+        false => Style::Text,
+    };
+    let dropped = metrics.log_lines_dropped();
+    let log = AccessLog::start(style, Box::new(io::stdout()), ACCESS_QUEUE_BYTES, dropped)?;
+    Ok(Some(Arc::new(Mutex::new(log))))
+}
+
+/// The configuration that runs.
+#[derive(Debug)]
+pub struct Current {
+    shared: ArcSwap<Shared>,
+}
+
+impl Current {
+    /// The first one.
+    pub fn new(shared: Arc<Shared>) -> Arc<Self> {
+        let current = Arc::new(Self {
+            shared: ArcSwap::new(shared),
+        });
+        let shown = Arc::downgrade(&current);
+        current.shared().metrics.on_render(move || {
+            if let Some(current) = shown.upgrade() {
+                let shared = current.shared();
+                shared.plan.rules().for_each(|rule| rule.refresh_metrics());
+            }
+        });
+        current
+    }
+
+    /// What runs now. Not for keeping: a reload replaces it.
+    pub fn shared(&self) -> Arc<Shared> {
+        self.shared.load_full()
+    }
+
+    /// Another one runs from now on.
+    pub fn replace(&self, shared: Arc<Shared>) {
+        let previous = self.shared.swap(shared);
+        let shared = self.shared();
+        let is_gone = |name: &str| shared.plan.rules().all(|rule| rule.name != name);
+        for rule in previous.plan.rules().filter(|rule| is_gone(&rule.name)) {
+            rule.metrics.keys.set(0.0);
+        }
+    }
 }
 
 fn pseudonym() -> String {

@@ -1,4 +1,12 @@
-//! The end of a worker's connections: stop accepting, finish what is in flight, give up at the deadline.
+//! The end of a listener's connections on one worker: stop accepting, finish what is in flight, give up at the deadline.
+//!
+//! ```text
+//!   open ─▶ closing: accept no more; HTTP/2 is told GOAWAY, every HTTP/1.1 answer says `Connection: close`
+//!        ─▶ ended:   idle connections are closed, LAST_CALL later
+//! ```
+//!
+//! Whoever keeps an HTTP/1.1 connection open may be sending a request at the very moment at which it is closed, and cannot
+//! know whether it was received. So idle connections are not closed at once: the next request is still answered.
 //!
 //! Connections are not told through a channel that each of them would have to poll on every turn: they leave their
 //! waker here once, look at one flag when they run, and are all woken when it changes.
@@ -8,17 +16,30 @@ use std::{
     collections::HashMap,
     rc::Rc,
     task::Waker,
+    time::Duration,
 };
 
 use tokio::sync::Notify;
 
-/// The open connections of one worker.
+/// How long an idle connection may still send a request once the listener closes.
+const LAST_CALL: Duration = Duration::from_secs(1);
+
+/// The open connections of one listener on one worker.
 #[derive(Debug, Default)]
 pub struct Drain {
-    draining: Cell<bool>,
+    stage: Cell<Stage>,
     next: Cell<u64>,
     open: RefCell<HashMap<u64, Option<Waker>>>,
     empty: Notify,
+    closing: Notify,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    #[default]
+    Open,
+    Closing,
+    Ended,
 }
 
 impl Drain {
@@ -33,16 +54,21 @@ impl Drain {
         }
     }
 
-    /// Asks every open connection to end after the request in hand.
+    /// Closes the listener, and returns when its connections have ended.
+    pub async fn finish(&self) {
+        self.begin();
+        let last_call = tokio::time::sleep(LAST_CALL);
+        tokio::select! {
+            () = last_call => self.enter_stage(Stage::Ended),
+            () = self.finished() => {}
+        }
+        self.finished().await;
+    }
+
+    /// Closes the listener: nothing is accepted from now on, and every connection learns that it is about to end.
     pub fn begin(&self) {
-        self.draining.set(true);
-        let wakers: Vec<Waker> = self
-            .open
-            .borrow_mut()
-            .values_mut()
-            .filter_map(Option::take)
-            .collect();
-        wakers.into_iter().for_each(Waker::wake);
+        self.enter_stage(Stage::Closing);
+        self.closing.notify_waiters();
     }
 
     /// How many connections are open.
@@ -50,11 +76,28 @@ impl Drain {
         self.open.borrow().len()
     }
 
-    /// Returns when no connection is open.
-    pub async fn finished(&self) {
+    /// Returns when the listener closes.
+    pub(super) async fn begun(&self) {
+        while self.stage.get() == Stage::Open {
+            self.closing.notified().await;
+        }
+    }
+
+    async fn finished(&self) {
         while self.open() > 0 {
             self.empty.notified().await;
         }
+    }
+
+    fn enter_stage(&self, stage: Stage) {
+        self.stage.set(stage.max(self.stage.get()));
+        let wakers: Vec<Waker> = self
+            .open
+            .borrow_mut()
+            .values_mut()
+            .filter_map(Option::take)
+            .collect();
+        wakers.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -66,12 +109,17 @@ pub(super) struct Ticket {
 }
 
 impl Ticket {
-    /// Whether the connection should end after the request in hand.
-    pub(super) fn should_end(&self) -> bool {
-        self.drain.draining.get()
+    /// Whether the other end should learn that the connection is about to end.
+    pub(super) fn is_closing(&self) -> bool {
+        self.drain.stage.get() != Stage::Open
     }
 
-    /// Wakes this task when the connection should end.
+    /// Whether the connection should end after the request in hand.
+    pub(super) fn should_end(&self) -> bool {
+        self.drain.stage.get() == Stage::Ended
+    }
+
+    /// Wakes this task when either of them changes.
     pub(super) fn wake_with(&self, waker: &Waker) {
         self.drain
             .open
@@ -83,7 +131,7 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         self.drain.open.borrow_mut().remove(&self.id);
-        if self.drain.draining.get() && self.drain.open() == 0 {
+        if self.drain.stage.get() != Stage::Open && self.drain.open() == 0 {
             self.drain.empty.notify_waiters();
         }
     }

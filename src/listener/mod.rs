@@ -17,6 +17,7 @@ mod timed_io;
 pub mod tls;
 
 use std::{
+    cell::RefCell,
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     os::unix::{fs::FileTypeExt as _, net::UnixListener as StdUnixListener},
@@ -27,7 +28,10 @@ use std::{
 };
 
 use socket2::{Domain, Protocol, Socket, Type};
-use tokio::{net::TcpStream, sync::Semaphore};
+use tokio::{
+    net::{TcpStream, UnixStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
+};
 
 pub use drain::Drain;
 pub use handover::ClientEnd;
@@ -184,39 +188,104 @@ pub trait Observer {
     fn not_believed(&self, peer: IpAddr, fault: proxy_protocol::Fault);
 }
 
-/// Accepts on one socket until the task is dropped, with TLS where there are `handshakes`. Beyond the permits, accepting
-/// pauses.
-pub async fn accept<H: Handler, O: Observer + 'static>(
-    socket: ListeningSocket,
-    settings: Rc<Settings>,
-    handshakes: Option<Rc<Handshakes>>,
-    handler: Rc<H>,
-    observer: Rc<O>,
-    connections: Arc<Semaphore>,
+/// One listening socket at work on one worker.
+#[derive(Debug)]
+pub struct Entrance {
+    /// What holds for connections that are accepted from now on.
+    terms: RefCell<Terms>,
     drain: Rc<Drain>,
-) -> io::Result<()> {
-    let acceptor = Acceptor::register(socket)?;
-    loop {
-        let accepted = match acceptor.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                observer.accept_failed(&error);
-                pause_after(&error).await;
-                continue;
-            }
-        };
-        // never closed: the semaphore lives as long as the process
-        let Ok(permit) = Arc::clone(&connections).acquire_owned().await else {
-            return Ok(());
-        };
+}
+
+/// What holds for a connection.
+#[derive(Clone, Debug)]
+struct Terms {
+    settings: Rc<Settings>,
+    /// Where it begins with TLS.
+    handshakes: Option<Rc<Handshakes>>,
+}
+
+impl Entrance {
+    /// Not accepting yet.
+    pub fn new(settings: Settings, handshakes: Option<Rc<Handshakes>>) -> Rc<Self> {
+        let settings = Rc::new(settings);
+        Rc::new(Self {
+            terms: RefCell::new(Terms {
+                settings,
+                handshakes,
+            }),
+            drain: Rc::default(),
+        })
+    }
+
+    /// Other terms for connections that are accepted from now on.
+    pub fn change(&self, settings: Settings, handshakes: Option<Rc<Handshakes>>) {
+        let settings = Rc::new(settings);
+        self.terms.replace(Terms {
+            settings,
+            handshakes,
+        });
+    }
+
+    /// The connections that came in here, and how they end.
+    pub fn drain(&self) -> &Drain {
+        &self.drain
+    }
+
+    /// Accepts until the entrance closes, and then what had already come. Beyond the permits, accepting pauses.
+    pub async fn accept<H: Handler, O: Observer + 'static>(
+        self: Rc<Self>,
+        socket: ListeningSocket,
+        handler: Rc<H>,
+        observer: Rc<O>,
+        connections: Arc<Semaphore>,
+    ) -> io::Result<()> {
+        let acceptor = Acceptor::register(socket)?;
+        loop {
+            let accepted = tokio::select! {
+                biased;
+                () = self.drain.begun() => break,
+                accepted = acceptor.accept() => accepted,
+            };
+            let accepted = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    observer.accept_failed(&error);
+                    pause_after(&error).await;
+                    continue;
+                }
+            };
+            // never closed: the semaphore lives as long as the process
+            let Ok(permit) = Arc::clone(&connections).acquire_owned().await else {
+                return Ok(());
+            };
+            self.serve(accepted, &handler, &observer, Some(permit));
+        }
+        // closing a socket resets the connections in its queue
+        for accepted in acceptor.rest()? {
+            self.serve(accepted, &handler, &observer, None);
+        }
+        Ok(())
+    }
+
+    fn serve<H: Handler, O: Observer + 'static>(
+        &self,
+        accepted: Accepted,
+        handler: &Rc<H>,
+        observer: &Rc<O>,
+        permit: Option<OwnedSemaphorePermit>,
+    ) {
         let open = observer.opened();
+        let Terms {
+            settings,
+            handshakes,
+        } = self.terms.borrow().clone();
         let serving = serve::connection(
             accepted,
-            Rc::clone(&settings),
-            handshakes.clone(),
-            Rc::clone(&handler),
-            Rc::clone(&observer),
-            Rc::clone(&drain),
+            settings,
+            handshakes,
+            Rc::clone(handler),
+            Rc::clone(observer),
+            self.drain.enter(),
         );
         // a panic costs this connection, which drops what it held; the panic hook has counted and logged it
         tokio::task::spawn_local(async move {
@@ -244,6 +313,32 @@ enum Acceptor {
 }
 
 impl Acceptor {
+    /// What waits to be accepted. The socket is closed.
+    fn rest(self) -> io::Result<Vec<Accepted>> {
+        // at most what the queue holds, or a flood would keep the process from ending
+        let mut rest = Vec::new();
+        match self {
+            Self::Tcp(listener) => {
+                let listener = listener.into_std()?;
+                while let Some((stream, peer)) = waiting(listener.accept(), rest.len()) {
+                    stream.set_nonblocking(true)?;
+                    let stream = TcpStream::from_std(stream)?;
+                    no_delay(&stream);
+                    rest.push(Accepted::tcp(stream, peer.ip()));
+                }
+            }
+            Self::Unix(listener) => {
+                let listener = listener.into_std()?;
+                while let Some((stream, _)) = waiting(listener.accept(), rest.len()) {
+                    stream.set_nonblocking(true)?;
+                    let stream = UnixStream::from_std(stream)?;
+                    rest.push(Accepted::unix(stream, IpAddr::V4(Ipv4Addr::LOCALHOST)));
+                }
+            }
+        }
+        Ok(rest)
+    }
+
     fn register(socket: ListeningSocket) -> io::Result<Self> {
         Ok(match socket {
             ListeningSocket::Tcp(socket) => Self::Tcp(tokio::net::TcpListener::from_std(socket)?),
@@ -263,6 +358,11 @@ impl Acceptor {
             Self::Unix(listener) => Ok(Accepted::unix(listener.accept().await?.0, UNIX_PEER)),
         }
     }
+}
+
+/// The next connection of a queue that is emptied; `None` when it is empty, or was emptied once.
+fn waiting<T>(accepted: io::Result<T>, so_far: usize) -> Option<T> {
+    accepted.ok().filter(|_| so_far < BACKLOG as usize)
 }
 
 fn no_delay(stream: &TcpStream) {

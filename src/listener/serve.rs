@@ -12,7 +12,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use http::{Request, Response};
+use http::{HeaderValue, Request, Response, header::CONNECTION};
 use http_body::Body;
 use hyper::{
     body::Incoming,
@@ -26,7 +26,7 @@ use tokio::{
 };
 
 use super::{
-    Drain, Observer, Settings,
+    Observer, Settings,
     clock::Clock,
     drain::Ticket,
     handover::{ClientEnd, Takeover},
@@ -170,9 +170,9 @@ pub(super) async fn connection<H: Handler, O: Observer>(
     handshakes: Option<Rc<Handshakes>>,
     handler: Rc<H>,
     observer: Rc<O>,
-    drain: Rc<Drain>,
+    ticket: Ticket,
 ) {
-    let ticket = drain.enter();
+    let ticket = Rc::new(ticket);
     let ip = match accepted.announced(&settings, &ticket).await {
         Ok(Received::From(ip)) => ip,
         Ok(Received::Nothing) => return,
@@ -211,7 +211,7 @@ async fn speak<S, H>(
     agreed: Option<Protocol>,
     peer: Rc<Peer>,
     handler: Rc<H>,
-    ticket: Ticket,
+    ticket: Rc<Ticket>,
 ) -> hyper::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
@@ -235,36 +235,36 @@ where
         http2.then(|| http2_builder(settings, streams)),
     );
     let io = TokioIo::new(io);
+    let closing = Rc::clone(&ticket);
+    let is_http1 = http2.is_none();
     let to = Rc::clone(&peer);
     let service = service_fn(move |request: Request<Incoming>| {
         let in_flight = to.clock.request();
         // hyper keeps room for this future while the connection is idle: a pointer, not the whole path of a request
         let response = Box::pin(Rc::clone(&handler).handle(request, Rc::clone(&to)));
         let current = Rc::clone(&current);
+        let closing = Rc::clone(&closing);
         async move {
-            let response = response.await;
+            let mut response = response.await;
+            if is_http1 && closing.is_closing() && !response.status().is_informational() {
+                let close = HeaderValue::from_static("close");
+                response.headers_mut().insert(CONNECTION, close);
+            }
             let waiting = current.stream();
             Ok::<_, Infallible>(response.map(|body| Tracked::new(body, in_flight, waiting)))
         }
     });
     if let Some(http2) = http2 {
         let connection = http2.serve_connection(io, service);
-        run(
-            pin!(connection),
-            &ticket,
-            &clock,
-            http2::Connection::graceful_shutdown,
-        )
-        .await
+        // GOAWAY leaves no request unanswered that is under way (RFC 9113 §6.8), so it is sent at once
+        let end = http2::Connection::graceful_shutdown;
+        let is_time = Ticket::is_closing;
+        run(pin!(connection), &ticket, &clock, is_time, end).await
     } else {
         let mut connection = http1.serve_connection(io, service);
-        run(
-            Pin::new(&mut connection),
-            &ticket,
-            &clock,
-            http1::Connection::graceful_shutdown,
-        )
-        .await?;
+        let end = http1::Connection::graceful_shutdown;
+        let is_time = Ticket::should_end;
+        run(Pin::new(&mut connection), &ticket, &clock, is_time, end).await?;
         let left = connection.into_parts();
         after_http(left.io.into_inner(), left.read_buf, &peer).await;
         Ok(())
@@ -318,12 +318,13 @@ fn http2_builder(settings: &Settings, streams: Streams) -> http2::Builder<Stream
     builder
 }
 
-/// Polls a connection to its end; asks it to end when the worker drains, and in HTTP/2 when it has been idle for too
-/// long (RFC 9113 §6.8).
+/// Polls a connection to its end; asks it to end when it is time, and in HTTP/2 when it has been idle for too long (RFC 9113
+/// §6.8).
 async fn run<C>(
     mut connection: Pin<&mut C>,
     ticket: &Ticket,
     clock: &Clock,
+    is_time: impl Fn(&Ticket) -> bool,
     graceful_shutdown: impl Fn(Pin<&mut C>),
 ) -> C::Output
 where
@@ -332,14 +333,15 @@ where
     let mut registered = false;
     let mut asked = false;
     poll_fn(move |cx| {
-        if !registered {
-            ticket.wake_with(cx.waker());
-            registered = true;
-        }
-        if !asked && ticket.should_end() {
+        if !asked && is_time(ticket) {
             asked = true;
             clock.leave();
             graceful_shutdown(connection.as_mut());
+        }
+        // once, and again for the second stage of the drain: the first has taken the waker
+        if !registered || !asked && ticket.is_closing() {
+            ticket.wake_with(cx.waker());
+            registered = true;
         }
         let outcome = connection.as_mut().poll(cx);
         if outcome.is_pending() && !asked && clock.is_leaving() {

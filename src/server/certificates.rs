@@ -35,9 +35,11 @@ const POLL: Duration = Duration::from_secs(2);
 const REMINDER: Duration = Duration::from_secs(24 * 3600);
 
 impl Certificates {
-    /// Takes up what the configuration was checked with.
+    /// Takes up what the configuration was checked with. A listener that had TLS `before`, with the same files and bounds, keeps
+    /// it and the sessions of its clients; what is new in the files is taken up as soon as they are watched.
     pub(super) fn take_up(
         listeners: &[listener::Settings],
+        before: &[Option<Arc<Tls>>],
         metrics: &Metrics,
     ) -> Result<Self, SetupError> {
         let mut certificates = Self {
@@ -45,12 +47,16 @@ impl Certificates {
             validity: Vec::with_capacity(listeners.len()),
             metrics: metrics.clone(),
         };
-        for listener in listeners {
+        for (at, listener) in listeners.iter().enumerate() {
             let tls = listener.tls.clone();
             let validity = tls.as_ref().map(|tls| tls.material.validity.clone());
             certificates.validity.push(validity.unwrap_or_default());
-            let tls = tls.map(|tls| Tls::new(tls, listener.http2)).transpose()?;
-            certificates.listeners.push(tls.map(Arc::new));
+            let running = before.get(at).and_then(Option::as_ref);
+            let tls = tls.map(|tls| match running {
+                Some(running) if running.serves(&tls, listener.http2) => Ok(Arc::clone(running)),
+                _ => Tls::new(tls, listener.http2).map(Arc::new),
+            });
+            certificates.listeners.push(tls.transpose()?);
         }
         certificates.show();
         Ok(certificates)

@@ -252,6 +252,11 @@ impl Metrics {
             .set(since.as_secs_f64());
     }
 
+    /// Notes that a configuration was read that cannot be used: the one before still runs.
+    pub fn config_refused(&self) {
+        self.gauge(&CONFIG_RELOAD_SUCCESS, &[]).set(0.0);
+    }
+
     /// Has `refresh` called before each [`render`](Self::render), for values that are read, not pushed (keys held).
     ///
     /// `refresh` must not call back into `on_render` or `render`.
@@ -303,7 +308,10 @@ impl fmt::Debug for Metrics {
 /// Metrics by name, series by label. The buckets of a histogram stay as they are, since their order means something.
 fn in_order(text: &str) -> String {
     let mut families: Vec<Vec<&str>> = Vec::new();
-    for line in text.lines().filter(|line| !line.is_empty()) {
+    // series cannot be taken back: configurations that ran before are at 0, and as many as there were reloads
+    let is_past = |line: &str| line.starts_with(CONFIG_INFO.name) && line.ends_with(" 0");
+    let lines = text.lines().filter(|line| !line.is_empty());
+    for line in lines.filter(|line| !is_past(line)) {
         match families.last_mut() {
             Some(family) if !line.starts_with("# HELP ") => family.push(line),
             _ => families.push(vec![line]),

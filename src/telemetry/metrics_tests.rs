@@ -227,7 +227,8 @@ fn next_configuration_takes_the_place_of_the_last() {
     let text = metrics.render();
     assert_eq!(
         value(&text, r#"tidegate_config_info{hash="old"}"#),
-        Some(0.0)
+        None,
+        "or there were as many as there have been reloads"
     );
     assert_eq!(
         value(&text, r#"tidegate_config_info{hash="new"}"#),

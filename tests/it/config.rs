@@ -104,8 +104,9 @@ fn every_code_is_shown_by_a_file() {
             });
     let none =
         config::load(Path::new("tests/config/none.toml")).expect_err("there is no such file");
+    let unfit = config::unfit("gateway.toml", "the address is taken".to_owned());
     let shown: BTreeSet<&str> = reports
-        .chain([none])
+        .chain([none, unfit])
         .flat_map(|r| codes(&r).collect::<Vec<_>>())
         .collect();
     let known: BTreeSet<&str> = Code::ALL.iter().map(|code| code.as_str()).collect();

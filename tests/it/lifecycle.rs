@@ -342,18 +342,6 @@ fn rejections_leave_a_line_in_the_log_and_secrets_do_not() {
 }
 
 #[test]
-fn a_hangup_does_not_end_the_gateway() {
-    let origin = Origin::ok();
-    let mut gateway = Gateway::with("").upstream(&origin).start();
-    gateway.signal("HUP");
-    eventually_eq("the hangup is logged", true, || {
-        gateway.stderr().contains("SIGHUP")
-    });
-    assert!(gateway.is_running());
-    assert_eq!(gateway.get("/").status, 200);
-}
-
-#[test]
 fn a_log_that_nobody_reads_delays_nobody() {
     let unread = std::process::Stdio::piped();
     let (folder, config) = Gateway::with("[server]\nworkers = 1\n[log]\nlevel = \"trace\"\n")

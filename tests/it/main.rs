@@ -24,6 +24,7 @@ mod limits;
 mod path_vectors;
 mod proxy;
 mod proxy_protocol;
+mod reload;
 mod response_fields;
 mod secrets;
 mod smuggling;

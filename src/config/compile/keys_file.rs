@@ -32,7 +32,11 @@ pub(super) fn load(
     base_dir: &Path,
     tiers: &mut Vec<WrittenTier>,
 ) -> Option<Vec<ApiKey>> {
-    let text = match read::text(&base_dir.join(&path.value), MAX_BYTES) {
+    let text = match path
+        .document
+        .files
+        .text(&base_dir.join(&path.value), MAX_BYTES)
+    {
         Ok(text) => text,
         Err(error) => {
             let message = format!("{} cannot be read: {error}", path.shown());

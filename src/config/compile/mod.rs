@@ -22,11 +22,11 @@ pub(super) use upstream::parse_server;
 
 use std::path::Path;
 
-use sha2::{Digest, Sha256};
 use toml::de::DeTable;
 
 use super::{
-    Snapshot,
+    Snapshot, Written,
+    changes::short_hash,
     code::Code,
     diagnostic::{Problem, quote},
     file::{Document, Section},
@@ -69,6 +69,12 @@ pub(super) fn snapshot(
     let (gateway_limits, routes) = routes?;
     let upstreams = upstreams.into_iter().map(|upstream| upstream.settings);
     let limits = limits.into_iter().map(|limit| limit.compiled);
+    let written = Written {
+        files: document.files.seen(),
+        ..Written::new(tables)
+    };
+    let hashes = written.files.values().map(String::as_bytes);
+    let text = document.source.text().as_bytes();
     Some(Snapshot {
         server,
         listeners: listeners
@@ -84,17 +90,9 @@ pub(super) fn snapshot(
         redis: redis.flatten(),
         admin: admin?,
         log: log?,
-        hash: short_hash(document.source.text()),
+        hash: short_hash(std::iter::once(text).chain(hashes)),
+        written,
     })
-}
-
-/// The first half of a SHA-256, in hex: enough to tell two configurations apart.
-fn short_hash(text: &str) -> String {
-    Sha256::digest(text)
-        .iter()
-        .take(8)
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
 }
 
 /// Names of limits, routes, upstreams and tiers are shown to clients and label metrics.

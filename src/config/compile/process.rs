@@ -118,7 +118,11 @@ fn read_token(path: &Text<'_>, base_dir: &Path) -> Option<String> {
         path.error(Problem::new(Code::BadFile, message).hint(hint));
         None
     };
-    let token = match read::text(&base_dir.join(&path.value), MAX_BYTES) {
+    let token = match path
+        .document
+        .files
+        .text(&base_dir.join(&path.value), MAX_BYTES)
+    {
         Ok(token) => token.trim_end_matches(['\r', '\n']).to_owned(),
         Err(error) => {
             return bad(

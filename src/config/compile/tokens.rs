@@ -177,7 +177,11 @@ fn key_file(
         let message = format!("{} cannot be used: {reason}", path.shown());
         path.error(Problem::new(Code::BadFile, message).hint(hint));
     };
-    let bytes = match read::bytes(&base_dir.join(&path.value), MAX_BYTES) {
+    let bytes = match path
+        .document
+        .files
+        .bytes(&base_dir.join(&path.value), MAX_BYTES)
+    {
         Ok(bytes) => bytes,
         Err(error) => {
             unfit(error, read::HINT);

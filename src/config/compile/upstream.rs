@@ -137,7 +137,11 @@ fn certificates(path: &Text<'_>, base_dir: &Path) -> Option<Vec<CertificateDer<'
         let message = format!("{} {problem}", path.shown());
         path.error(Problem::new(Code::BadFile, message).hint(hint));
     };
-    let bytes = read::bytes(&base_dir.join(&path.value), MAX_BYTES)
+    let file = base_dir.join(&path.value);
+    let bytes = path
+        .document
+        .files
+        .bytes(&file, MAX_BYTES)
         .map_err(|error| unfit(format!("cannot be read: {error}"), read::HINT))
         .ok()?;
     const PEM: &str =

@@ -105,6 +105,15 @@ impl Tls {
         })
     }
 
+    /// Whether it is what these settings ask for, whatever is in the files by now.
+    pub fn serves(&self, settings: &Settings, http2: bool) -> bool {
+        let own = &self.settings;
+        own.files == settings.files
+            && own.min_version == settings.min_version
+            && own.max_handshakes == settings.max_handshakes
+            && self.http2 == http2
+    }
+
     /// Reads the files again, and takes them up if they have changed and all of them can be used: `Some` with what they
     /// hold. Otherwise everything stays as it is; an error is returned once for each content. Blocks on the disk.
     pub fn reload(&self, read: Read<'_>) -> Result<Option<Material>, SetupError> {

@@ -25,6 +25,8 @@ use super::{
 pub struct Gateway {
     child: Child,
     folder: TempDir,
+    /// The server of the upstream `origin`.
+    origin: String,
     ready: Ready,
     stdout: Output,
     stderr: Output,
@@ -77,7 +79,7 @@ impl Gateway {
 
     /// Starts `tidegate run` with these arguments and no configuration file of the test's.
     pub fn run(arguments: &[&str]) -> Gateway {
-        Gateway::start_in(new_folder(), arguments, &[])
+        Gateway::start_in(new_folder(), arguments, &[], String::new())
             .unwrap_or_else(|finished| panic!("the gateway did not start: {finished}"))
     }
 
@@ -85,6 +87,7 @@ impl Gateway {
         folder: TempDir,
         arguments: &[&str],
         environment: &[(String, String)],
+        origin: String,
     ) -> Result<Gateway, Finished> {
         let ready_file = folder.path().join("ready.json");
         let mut command = tidegate_command(folder.path());
@@ -109,6 +112,7 @@ impl Gateway {
                 Ok(Gateway {
                     child,
                     folder,
+                    origin,
                     ready,
                     stdout,
                     stderr,
@@ -207,6 +211,29 @@ impl Gateway {
     pub fn admin(&self, path: &str) -> Response {
         self.try_admin(path)
             .unwrap_or_else(|broken| panic!("GET {path} from the admin listener: {broken:?}"))
+    }
+
+    /// Replaces its configuration file by another; what is not mentioned is added as for [`Gateway::with`].
+    pub fn rewrite(&self, toml: &str) {
+        let config = self.folder.path().join("gateway.toml");
+        let unfinished = config.with_extension("tmp");
+        fs::write(&unfinished, whole(toml, &self.origin)).expect("a temporary folder is writable");
+        fs::rename(unfinished, config).expect("a temporary folder is writable");
+    }
+
+    /// Asks for a reload, and says what came of it.
+    pub fn reload(&self) -> Response {
+        let request = self.admin_request("POST", "/api/v1/reload");
+        let request = request.header("content-type", "application/json");
+        Client::connect(self.ready.admin).send(&request)
+    }
+
+    /// Another configuration, from now on; the report of what changed.
+    pub fn reconfigure(&self, toml: &str) -> serde_json::Value {
+        self.rewrite(toml);
+        let response = self.reload();
+        assert_eq!(response.status, 200, "{}", response.text());
+        response.json()
     }
 
     /// `/metrics` as it is now.
@@ -326,10 +353,10 @@ impl Builder {
     }
 
     fn try_start(self) -> Result<Gateway, Finished> {
-        let environment = self.environment.clone();
+        let (origin, environment) = (self.server(), self.environment.clone());
         let (folder, config) = self.write();
         let arguments = ["--config", &*config.to_string_lossy()];
-        Gateway::start_in(folder, &arguments, &environment)
+        Gateway::start_in(folder, &arguments, &environment, origin)
     }
 
     /// Writes the files of the configuration into a folder of their own.
@@ -339,38 +366,42 @@ impl Builder {
             fs::write(folder.path().join(name), text).expect("a temporary folder is writable");
         }
         let config = folder.path().join("gateway.toml");
-        fs::write(&config, self.whole()).expect("a temporary folder is writable");
+        let whole = whole(&self.toml, &self.server());
+        fs::write(&config, whole).expect("a temporary folder is writable");
         (folder, config)
     }
 
-    /// The configuration with what the test left out.
-    fn whole(self) -> String {
-        let origin = self.origin.unwrap_or_else(|| "builtin:echo".to_owned());
-        let mut toml = self.toml.replace("{origin}", &origin);
-        let parts = [
-            ("[server]", "[server]\nworkers = 2\n".to_owned()),
-            (
-                "[[listen]]",
-                "[[listen]]\naddress = \"127.0.0.1:0\"\n".to_owned(),
-            ),
-            ("[admin]", "[admin]\naddress = \"127.0.0.1:0\"\n".to_owned()),
-            (
-                "[upstream.",
-                format!("[upstream.origin]\nservers = [{origin:?}]\n"),
-            ),
-            (
-                "[[route]]",
-                "[[route]]\nname = \"all\"\npath = \"/{*rest}\"\nupstream = \"origin\"\n"
-                    .to_owned(),
-            ),
-        ];
-        for (table, text) in parts {
-            if !toml.contains(table) {
-                toml = format!("{toml}\n{text}");
-            }
-        }
-        toml
+    fn server(&self) -> String {
+        let origin = self.origin.clone();
+        origin.unwrap_or_else(|| "builtin:echo".to_owned())
     }
+}
+
+/// A configuration with what the test left out.
+fn whole(toml: &str, origin: &str) -> String {
+    let mut toml = toml.replace("{origin}", origin);
+    let parts = [
+        ("[server]", "[server]\nworkers = 2\n".to_owned()),
+        (
+            "[[listen]]",
+            "[[listen]]\naddress = \"127.0.0.1:0\"\n".to_owned(),
+        ),
+        ("[admin]", "[admin]\naddress = \"127.0.0.1:0\"\n".to_owned()),
+        (
+            "[upstream.",
+            format!("[upstream.origin]\nservers = [{origin:?}]\n"),
+        ),
+        (
+            "[[route]]",
+            "[[route]]\nname = \"all\"\npath = \"/{*rest}\"\nupstream = \"origin\"\n".to_owned(),
+        ),
+    ];
+    for (table, text) in parts {
+        if !toml.contains(table) {
+            toml = format!("{toml}\n{text}");
+        }
+    }
+    toml
 }
 
 fn new_folder() -> TempDir {

@@ -378,6 +378,14 @@ impl KeyRing {
         }
     }
 
+    /// Uses the set of another ring from now on.
+    pub fn continue_from(&self, other: &KeyRing) {
+        let set = other.set.load_full();
+        let generation = set.generation;
+        self.set.store(set);
+        self.generation.store(generation, Ordering::Release);
+    }
+
     /// Uses another set from now on.
     pub fn replace(&self, set: KeySet) {
         let generation = set.generation;

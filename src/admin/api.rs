@@ -1,0 +1,294 @@
+//! `/api/v1/…`: what programs and the command line ask of a running gateway, in JSON.
+//!
+//! **Who may.** What [`Admin`] asks of every request: the token, where there is one, and on a loopback address the `Host` of
+//! this machine. On top of that, a request that changes something must not come from a web page: its body, if any, is
+//! `application/json`, which a page cannot send to another origin without asking first (Fetch §4.8), and whatever says that a
+//! browser sent it for another site is refused. Every change is logged with the address that it came from.
+
+use std::net::IpAddr;
+
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
+    header::{ALLOW, CONTENT_TYPE, ORIGIN},
+    request::Parts,
+};
+use http_body::Body;
+use http_body_util::{BodyExt, Limited};
+use serde_json::{Value, json};
+
+use super::{Admin, reload, text};
+
+/// Bytes of a request body.
+const BODY_MAX_BYTES: usize = 64 * 1024;
+
+/// What an operation answers.
+#[derive(Debug)]
+pub(super) struct Answer {
+    status: StatusCode,
+    json: Value,
+    allow: Option<&'static str>,
+}
+
+impl Answer {
+    pub(super) fn new(status: StatusCode, json: Value) -> Self {
+        Self {
+            status,
+            json,
+            allow: None,
+        }
+    }
+
+    pub(super) fn ok(json: Value) -> Self {
+        Self::new(StatusCode::OK, json)
+    }
+
+    pub(super) fn error(status: StatusCode, why: impl Into<String>) -> Self {
+        let why: String = why.into();
+        Self::new(status, json!({ "ok": false, "error": why }))
+    }
+
+    fn wrong_method(allow: &'static str) -> Self {
+        Self {
+            allow: Some(allow),
+            ..Self::error(
+                StatusCode::METHOD_NOT_ALLOWED,
+                format!("this path takes {allow}"),
+            )
+        }
+    }
+
+    pub(super) fn into_response(self) -> Response<String> {
+        let mut response = text("application/json", format!("{}\n", self.json));
+        *response.status_mut() = self.status;
+        if let Some(allow) = self.allow {
+            response
+                .headers_mut()
+                .insert(ALLOW, HeaderValue::from_static(allow));
+        }
+        response
+    }
+}
+
+/// A request for an operation.
+#[derive(Debug)]
+pub(super) struct Call {
+    pub(super) method: Method,
+    /// The path behind `/api/v1/`, cut at its slashes; each part decoded.
+    pub(super) path: Vec<String>,
+    /// `null` where there is no body.
+    pub(super) body: Value,
+    /// Who asks.
+    pub(super) from: IpAddr,
+}
+
+/// What hyper's bodies and others' fail with.
+pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+const PREFIX: &str = "/api/v1/";
+
+/// Whether a path is ours to answer.
+pub(super) fn is_for(path: &str) -> bool {
+    path.starts_with("/api/")
+}
+
+impl Admin {
+    /// Answers a request that may ask.
+    pub(super) async fn call<B>(&self, request: Request<B>, from: IpAddr) -> Answer
+    where
+        B: Body<Data = Bytes, Error: Into<BoxError>>,
+    {
+        let (head, body) = request.into_parts();
+        match read(&head, body, from).await {
+            Ok(call) => self.perform(&call).await,
+            Err(answer) => answer,
+        }
+    }
+
+    async fn perform(&self, call: &Call) -> Answer {
+        let path: Vec<&str> = call.path.iter().map(String::as_str).collect();
+        match (path.as_slice(), &call.method) {
+            (["config"], &Method::GET | &Method::HEAD) => self.config(),
+            (["config"], _) => Answer::wrong_method("GET"),
+            (["reload"], &Method::POST) => match call.takes(&[]) {
+                Ok(()) => {
+                    let why = format!("asked for by {}", call.from);
+                    reload::reload(&self.reloads, why).await
+                }
+                Err(answer) => answer,
+            },
+            (["reload"], _) => Answer::wrong_method("POST"),
+            _ => Answer::error(StatusCode::NOT_FOUND, "there is nothing at this path"),
+        }
+    }
+}
+
+impl Admin {
+    /// The running configuration as it was written, `${NAME}` unresolved and without passwords.
+    fn config(&self) -> Answer {
+        let shared = self.inner.current.shared();
+        let snapshot = shared.snapshot();
+        let files: Vec<_> = snapshot.written.files.keys().collect();
+        Answer::ok(json!({
+            "hash": snapshot.hash,
+            "version": env!("CARGO_PKG_VERSION"),
+            "files": files,
+            "config": snapshot.written.redacted(),
+        }))
+    }
+}
+
+impl Call {
+    /// Refuses a body with other keys than these: a misspelt one would be ignored.
+    pub(super) fn takes(&self, keys: &[&str]) -> Result<(), Answer> {
+        let known = match &self.body {
+            Value::Null => true,
+            Value::Object(fields) => fields.keys().all(|key| keys.contains(&key.as_str())),
+            _ => false,
+        };
+        if known {
+            return Ok(());
+        }
+        let why = match keys.is_empty() {
+            true => "this operation takes an empty body, or {}".to_owned(),
+            false => format!("the body is a JSON object with {}", keys.join(", ")),
+        };
+        Err(Answer::error(StatusCode::BAD_REQUEST, why))
+    }
+}
+
+/// The request as an operation sees it.
+async fn read<B>(head: &Parts, body: B, from: IpAddr) -> Result<Call, Answer>
+where
+    B: Body<Data = Bytes, Error: Into<BoxError>>,
+{
+    let bad = |why: &str| Answer::error(StatusCode::BAD_REQUEST, why);
+    let rest = head.uri.path().strip_prefix(PREFIX);
+    let rest =
+        rest.ok_or_else(|| Answer::error(StatusCode::NOT_FOUND, "there is nothing at this path"))?;
+    let path = rest.split('/').map(decode).collect::<Option<Vec<_>>>();
+    let path = path.ok_or_else(|| bad("the path has a malformed percent-escape"))?;
+    let changes = !matches!(head.method, Method::GET | Method::HEAD);
+    if changes {
+        refuse_pages(&head.headers)?;
+    }
+    let Ok(collected) = Limited::new(body, BODY_MAX_BYTES).collect().await else {
+        let why = format!("the body is cut short, or longer than {BODY_MAX_BYTES} bytes");
+        return Err(Answer::error(StatusCode::PAYLOAD_TOO_LARGE, why));
+    };
+    let bytes = collected.to_bytes();
+    let body = match bytes.is_empty() {
+        true => Value::Null,
+        false if !is_json(&head.headers) => {
+            let why = "send the body with content-type: application/json";
+            return Err(Answer::error(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
+        }
+        false => serde_json::from_slice(&bytes)
+            .map_err(|error| bad(&format!("the body is not JSON: {error}")))?,
+    };
+    Ok(Call {
+        method: head.method.clone(),
+        path,
+        body,
+        from,
+    })
+}
+
+/// A browser says whose page sent a request: in `Origin` with every POST, PUT and DELETE, and in `Sec-Fetch-Site`. Only a page
+/// of ours may change something, and it sends JSON.
+fn refuse_pages(headers: &HeaderMap) -> Result<(), Answer> {
+    let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
+    let own = |origin: &HeaderValue| {
+        let host = headers.get(http::header::HOST).map(HeaderValue::as_bytes);
+        let (_, authority) = origin.to_str().ok()?.split_once("://")?;
+        Some(Some(authority.as_bytes()) == host)
+    };
+    let foreign = site.is_some_and(|site| site != b"same-origin" && site != b"none")
+        || headers
+            .get(ORIGIN)
+            .is_some_and(|origin| own(origin) != Some(true));
+    let from_browser = site.is_some() || headers.contains_key(ORIGIN);
+    if foreign || from_browser && !is_json(headers) {
+        let why = "a page of another site may not change anything here";
+        return Err(Answer::error(StatusCode::FORBIDDEN, why));
+    }
+    Ok(())
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let kind = headers
+        .get(CONTENT_TYPE)
+        .and_then(|kind| kind.to_str().ok());
+    let essence = kind
+        .and_then(|kind| kind.split(';').next())
+        .unwrap_or_default();
+    essence.trim().eq_ignore_ascii_case("application/json")
+}
+
+/// A part of a path with its percent-escapes resolved; `None` where one is malformed or the bytes are no text.
+fn decode(part: &str) -> Option<String> {
+    let mut bytes = part.bytes();
+    let mut decoded = Vec::with_capacity(part.len());
+    while let Some(byte) = bytes.next() {
+        if byte != b'%' {
+            decoded.push(byte);
+            continue;
+        }
+        let mut digit = || char::from(bytes.next()?).to_digit(16);
+        let (high, low) = (digit()?, digit()?);
+        decoded.push(u8::try_from(high * 16 + low).ok()?);
+    }
+    String::from_utf8(decoded).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(fields: &[(&'static str, &'static str)]) -> HeaderMap {
+        let field = |&(name, value)| {
+            let name = http::HeaderName::from_static(name);
+            (name, HeaderValue::from_static(value))
+        };
+        fields.iter().map(field).collect()
+    }
+
+    #[test]
+    fn a_page_of_another_site_changes_nothing_even_with_what_it_can_send_unasked() {
+        let curl = headers(&[("host", "127.0.0.1:9901")]);
+        assert!(refuse_pages(&curl).is_ok(), "no browser");
+        let ours = [
+            ("host", "127.0.0.1:9901"),
+            ("origin", "http://127.0.0.1:9901"),
+            ("sec-fetch-site", "same-origin"),
+            ("content-type", "application/json"),
+        ];
+        assert!(refuse_pages(&headers(&ours)).is_ok(), "our own page");
+        for foreign in [
+            &[("origin", "https://evil.example")][..],
+            &[("origin", "null")],
+            &[("sec-fetch-site", "cross-site")],
+            &[
+                ("sec-fetch-site", "same-site"),
+                ("content-type", "application/json"),
+            ],
+            &[("sec-fetch-site", "same-origin")],
+        ] {
+            let mut fields = headers(foreign);
+            fields.insert("host", HeaderValue::from_static("127.0.0.1:9901"));
+            assert!(refuse_pages(&fields).is_err(), "{foreign:?}");
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_path_may_hold_any_text() {
+        assert_eq!(
+            decode("ip=2001:db8::%2F64").as_deref(),
+            Some("ip=2001:db8::/64")
+        );
+        assert_eq!(decode("user=a%20b%2C").as_deref(), Some("user=a b,"));
+        assert_eq!(decode("100%"), None);
+        assert_eq!(decode("%zz"), None);
+        assert_eq!(decode("%ff"), None);
+    }
+}

@@ -1,0 +1,338 @@
+//! What a reload changes: two configurations as they were written, compared table by table.
+//!
+//! A table that only moved, or whose comments changed, has not changed. Values of the environment are not compared: they
+//! stay what they were when the process began.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+use toml::de::{DeTable, DeValue};
+
+use super::Snapshot;
+
+/// A configuration as it was written: what its file says, and which other files it read.
+#[derive(Clone, Debug, Default)]
+pub struct Written {
+    /// The file as JSON, with `${NAME}` as it stands there.
+    pub tables: Value,
+    /// By path: a hash of the file's bytes.
+    pub files: BTreeMap<std::path::PathBuf, String>,
+}
+
+impl Written {
+    pub(super) fn new(tables: &DeTable<'_>) -> Written {
+        Written {
+            tables: table(tables),
+            files: BTreeMap::new(),
+        }
+    }
+
+    /// What may be shown: without the passwords in addresses. Other secrets are in files and in the environment, of which
+    /// only the names stand here.
+    pub fn redacted(&self) -> Value {
+        redacted(&self.tables)
+    }
+}
+
+fn redacted(shown: &Value) -> Value {
+    match shown {
+        Value::String(text) => json!(without_password(text)),
+        Value::Array(items) => items.iter().map(redacted).collect(),
+        Value::Object(items) => {
+            let item = |(name, item): (&String, &Value)| (name.clone(), redacted(item));
+            Value::Object(items.iter().map(item).collect())
+        }
+        other => other.clone(),
+    }
+}
+
+/// `redis://user:secret@host` becomes `redis://***@host`.
+fn without_password(text: &str) -> String {
+    let Some((scheme, rest)) = text.split_once("://") else {
+        return text.to_owned();
+    };
+    let authority = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let until = rest[..authority].rfind('@').or_else(|| rest.rfind('@'));
+    match until {
+        Some(at) => format!("{scheme}://***{}", &rest[at..]),
+        None => text.to_owned(),
+    }
+}
+
+fn table(table: &DeTable<'_>) -> Value {
+    let entry = |(name, item): (&toml::Spanned<_>, &toml::Spanned<DeValue<'_>>)| {
+        let name: &std::borrow::Cow<'_, str> = name.get_ref();
+        (name.to_string(), value(item.get_ref()))
+    };
+    Value::Object(table.iter().map(entry).collect::<Map<_, _>>())
+}
+
+fn value(item: &DeValue<'_>) -> Value {
+    match item {
+        DeValue::String(text) => json!(text),
+        DeValue::Integer(number) => {
+            let parsed = i64::from_str_radix(number.as_str(), number.radix());
+            parsed.map_or_else(|_| json!(number.to_string()), |number| json!(number))
+        }
+        DeValue::Float(number) => {
+            let parsed = number.as_str().parse::<f64>();
+            parsed.map_or_else(|_| json!(number.to_string()), |number| json!(number))
+        }
+        DeValue::Boolean(yes) => json!(yes),
+        DeValue::Datetime(date) => json!(date.to_string()),
+        DeValue::Array(items) => items.iter().map(|item| value(item.get_ref())).collect(),
+        DeValue::Table(items) => table(items),
+    }
+}
+
+/// The first half of a SHA-256, in hex: enough to tell two texts apart.
+pub(super) fn short_hash<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
+    let mut hash = Sha256::new();
+    parts.into_iter().for_each(|part| hash.update(part));
+    let digest = hash.finalize();
+    let half = digest.iter().take(8);
+    half.map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What differs between a configuration and the one before.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// `[limit.*]`, by name.
+    pub limits: Named,
+    /// `[[route]]`, by name.
+    pub routes: Named,
+    /// `[upstream.*]`, by name.
+    pub upstreams: Named,
+    /// `[[listen]]`, by address.
+    pub listeners: Named,
+    /// Other tables that differ, such as `response`.
+    pub tables: Vec<String>,
+    /// Files beside the configuration whose content differs.
+    pub files: Vec<String>,
+    /// What was changed and holds from the next start of the process only.
+    pub after_restart: Vec<String>,
+}
+
+/// What became of things that have names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Named {
+    /// New.
+    pub added: Vec<String>,
+    /// Gone.
+    pub removed: Vec<String>,
+    /// There before and after, and different.
+    pub changed: Vec<String>,
+}
+
+/// Tables whose entries have names.
+const NAMED: [&str; 4] = ["limit", "route", "upstream", "listen"];
+
+/// Keys that are read when the process starts.
+const AT_START: [(&str, &str); 5] = [
+    ("server", "workers"),
+    ("server", "max_keys"),
+    ("admin", "address"),
+    ("log", "level"),
+    ("log", "format"),
+];
+
+impl Changes {
+    /// Compares.
+    pub fn between(old: &Snapshot, new: &Snapshot) -> Changes {
+        let (was, is) = (&old.written, &new.written);
+        let names: BTreeSet<&String> = [&was.tables, &is.tables]
+            .into_iter()
+            .filter_map(Value::as_object)
+            .flat_map(Map::keys)
+            .collect();
+        let others = names.into_iter().filter(|name| {
+            !NAMED.contains(&name.as_str()) && was.tables.get(name) != is.tables.get(name)
+        });
+        let paths: BTreeSet<_> = was.files.keys().chain(is.files.keys()).collect();
+        let files = paths
+            .into_iter()
+            .filter(|path| was.files.get(*path) != is.files.get(*path));
+        let at_start = AT_START
+            .iter()
+            .filter(|(table, key)| was.tables[table].get(key) != is.tables[table].get(key));
+        Changes {
+            limits: Named::between(was, is, "limit", "name"),
+            routes: Named::between(was, is, "route", "name"),
+            upstreams: Named::between(was, is, "upstream", "name"),
+            listeners: Named::between(was, is, "listen", "address"),
+            tables: others.cloned().collect(),
+            files: files.map(|path| path.display().to_string()).collect(),
+            after_restart: at_start
+                .map(|(table, key)| format!("{table}.{key}"))
+                .collect(),
+        }
+    }
+
+    /// Whether nothing differs.
+    pub fn is_empty(&self) -> bool {
+        self == &Changes::default()
+    }
+
+    /// For the answer of a reload.
+    pub fn json(&self) -> Value {
+        json!({
+            "limits": self.limits.json(),
+            "routes": self.routes.json(),
+            "upstreams": self.upstreams.json(),
+            "listeners": self.listeners.json(),
+            "tables": self.tables,
+            "files": self.files,
+            "after_restart": self.after_restart,
+        })
+    }
+}
+
+/// For the log: `limits +new -old ~changed; tables response`.
+impl std::fmt::Display for Changes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let named = [
+            ("limits", &self.limits),
+            ("routes", &self.routes),
+            ("upstreams", &self.upstreams),
+            ("listeners", &self.listeners),
+        ];
+        let mut parts: Vec<String> = named
+            .into_iter()
+            .filter_map(|(kind, named)| Some(format!("{kind} {}", named.text()?)))
+            .collect();
+        for (kind, list) in [("tables", &self.tables), ("files", &self.files)] {
+            if !list.is_empty() {
+                parts.push(format!("{kind} {}", list.join(" ")));
+            }
+        }
+        if !self.after_restart.is_empty() {
+            let keys = self.after_restart.join(", ");
+            parts.push(format!("not before a restart: {keys}"));
+        }
+        match parts.is_empty() {
+            true => f.write_str("nothing changed"),
+            false => f.write_str(&parts.join("; ")),
+        }
+    }
+}
+
+impl Named {
+    fn between(was: &Written, is: &Written, table: &str, label: &str) -> Named {
+        let (was, is) = (
+            entries(&was.tables[table], label),
+            entries(&is.tables[table], label),
+        );
+        let missing =
+            |from: &BTreeMap<String, Vec<&Value>>, name: &String| !from.contains_key(name);
+        let differs = |(name, old): (&String, &Vec<&Value>)| {
+            let new = is.get(name)?;
+            (old != new).then(|| name.clone())
+        };
+        Named {
+            added: is
+                .keys()
+                .filter(|name| missing(&was, name))
+                .cloned()
+                .collect(),
+            removed: was
+                .keys()
+                .filter(|name| missing(&is, name))
+                .cloned()
+                .collect(),
+            changed: was.iter().filter_map(differs).collect(),
+        }
+    }
+
+    fn json(&self) -> Value {
+        json!({ "added": self.added, "removed": self.removed, "changed": self.changed })
+    }
+
+    fn text(&self) -> Option<String> {
+        let signed = |sign: char, names: &[String]| -> Vec<String> {
+            names.iter().map(|name| format!("{sign}{name}")).collect()
+        };
+        let mut words = signed('+', &self.added);
+        words.extend(signed('-', &self.removed));
+        words.extend(signed('~', &self.changed));
+        (!words.is_empty()).then(|| words.join(" "))
+    }
+}
+
+/// The entries of `[table.NAME]`, or of `[[table]]` by one of their keys; several where they share it.
+fn entries<'a>(tables: &'a Value, label: &str) -> BTreeMap<String, Vec<&'a Value>> {
+    let mut entries: BTreeMap<String, Vec<&Value>> = BTreeMap::new();
+    match tables {
+        Value::Object(tables) => {
+            for (name, table) in tables {
+                entries.entry(name.clone()).or_default().push(table);
+            }
+        }
+        Value::Array(tables) => {
+            for table in tables {
+                let name = table[label].as_str().unwrap_or_default().to_owned();
+                entries.entry(name).or_default().push(table);
+            }
+        }
+        _ => {}
+    }
+    entries
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::config;
+
+    fn snapshot(text: &str) -> Snapshot {
+        let upstream = "[upstream.echo]\nservers = [\"builtin:echo\"]\n";
+        let text = format!(
+            "{text}\n{upstream}[[route]]\nname = \"all\"\npath = \"/\"\nupstream = \"echo\"\n"
+        );
+        config::compile("gateway.toml", &text, Path::new(""), &|_| None)
+            .unwrap_or_else(|report| panic!("{report}"))
+            .snapshot
+    }
+
+    fn changes(old: &str, new: &str) -> Changes {
+        Changes::between(&snapshot(old), &snapshot(new))
+    }
+
+    #[test]
+    fn a_file_that_says_the_same_in_other_words_has_not_changed() {
+        let old = "[limit.a]\nrate = \"1/s\"\nkey = [\"ip\"]";
+        let new = "# new\n[limit]\na = { key = [ \"ip\" ], rate = '1/s' }";
+        assert!(changes(old, new).is_empty());
+        assert_eq!(changes(old, new).to_string(), "nothing changed");
+    }
+
+    #[test]
+    fn passwords_in_addresses_are_not_shown() {
+        let shown = |text: &str| without_password(text);
+        assert_eq!(
+            shown("redis://u:s3cret@host:6379/0"),
+            "redis://***@host:6379/0"
+        );
+        assert_eq!(shown("rediss://:s3/cret@host"), "rediss://***@host");
+        assert_eq!(
+            shown("${URL:-redis://:s3cret@host}"),
+            "${URL:-redis://***@host}"
+        );
+        assert_eq!(shown("http://10.0.0.1:9000"), "http://10.0.0.1:9000");
+        assert_eq!(shown("unix:/run/app.sock"), "unix:/run/app.sock");
+    }
+
+    #[test]
+    fn named_tables_are_told_apart_by_name_and_others_by_table() {
+        let old = "[limit.a]\nrate = \"1/s\"\nkey = []\n[limit.b]\nrate = \"1/s\"\nkey = []\n[[listen]]\naddress = \"127.0.0.1:0\"";
+        let new = "[limit.a]\nrate = \"2/s\"\nkey = []\n[limit.c]\nrate = \"1/s\"\nkey = []\n[[listen]]\naddress = \"127.0.0.1:0\"\nhttp2 = false\n[server]\nworkers = 7\n[response]\non = \"rejected\"";
+        let changes = changes(old, new);
+        assert_eq!(
+            changes.to_string(),
+            "limits +c -b ~a; listeners ~127.0.0.1:0; tables response server; not before a restart: server.workers"
+        );
+        assert_eq!(changes.json()["limits"]["added"], json!(["c"]));
+    }
+}

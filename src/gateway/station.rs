@@ -1,0 +1,58 @@
+//! Where one worker thread takes its requests, whatever configuration runs: a request is served, to its end, with the
+//! one that was current when it arrived.
+//!
+//! A reload hands every station the new configuration through its thread's mailbox. So the path of a request pays one
+//! reference count of its own thread for it: no lock, no atomic operation, nothing shared.
+
+use std::{cell::RefCell, rc::Rc, sync::Arc};
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use tokio::time::Instant;
+
+use super::{Body, Shared, Worker};
+use crate::listener::{Handler, Peer};
+
+/// The gateway on one worker thread.
+#[derive(Debug)]
+pub struct Station {
+    worker: RefCell<Rc<Worker>>,
+}
+
+impl Station {
+    /// Begins with this configuration.
+    pub fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            worker: RefCell::new(Rc::new(Worker::new(shared, None))),
+        }
+    }
+
+    /// Serves requests that arrive from now on with another configuration.
+    pub fn adopt(&self, shared: Arc<Shared>) {
+        let previous = self.current();
+        self.worker
+            .replace(Rc::new(Worker::new(shared, Some(&previous))));
+    }
+
+    /// Closes upstream connections that have been idle for too long.
+    pub fn sweep(&self, now: Instant) {
+        self.current().sweep(now);
+    }
+
+    fn current(&self) -> Rc<Worker> {
+        Rc::clone(&self.worker.borrow())
+    }
+}
+
+impl Handler for Station {
+    type Body = Body;
+
+    async fn handle(self: Rc<Self>, request: Request<Incoming>, from: Rc<Peer>) -> Response<Body> {
+        let worker = self.current();
+        worker.serve(request, from).await
+    }
+
+    fn head_timeout_answer(&self) -> &'static [u8] {
+        crate::response::HEAD_TIMEOUT
+    }
+}
