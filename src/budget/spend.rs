@@ -268,7 +268,7 @@ impl Budget {
             let (Some(claim), Some(taken)) = (claims.get(index), takings.get_mut(index)) else {
                 continue;
             };
-            let place = answer.map(|answer| answer.place).or(taken.place);
+            let place = answer.as_ref().map(|answer| answer.place).or(taken.place);
             let what = match answer.map(|answer| answer.word) {
                 Some(Word::Granted(grant)) => What::Granted(grant),
                 Some(Word::Taken(tokens)) => What::Hand(tokens),

@@ -1,0 +1,197 @@
+//! One key with a lease: what the keeper knows of it beside the hand that workers spend from.
+
+use std::{collections::VecDeque, rc::Rc, sync::Arc};
+
+use super::message::{Grant, Waiter, Word};
+use crate::budget::{
+    hand::{Alone, Hand, Spent, Tag},
+    lease::{self, Algorithm, Call, Lease, Report, Terms},
+    settings::{SharedLimit, WhenDown},
+};
+
+/// One key in use.
+pub(super) struct Entry {
+    pub(super) limit: Arc<SharedLimit>,
+    pub(super) tier: usize,
+    pub(super) tag: Tag,
+    pub(super) key: Rc<str>,
+    pub(super) shard: usize,
+    pub(super) lease: Lease,
+    /// Requests that wait for the next call.
+    pub(super) queue: VecDeque<Waiter>,
+    pub(super) flight: Option<Flight>,
+    pub(super) refuse_until_ns: u64,
+    /// When to ask again by itself.
+    pub(super) poll_ns: Option<u64>,
+    /// When it is looked at next.
+    pub(super) look_ns: u64,
+    /// What the gauge counts of its tokens.
+    pub(super) counted: u64,
+}
+
+/// A call under way.
+pub(super) struct Flight {
+    pub(super) id: u64,
+    pub(super) waiters: VecDeque<Waiter>,
+}
+
+impl Entry {
+    pub(super) fn terms(&self) -> Terms {
+        self.limit.tier(self.tier).terms
+    }
+
+    pub(super) fn waiting(&self) -> u64 {
+        let in_flight = self.flight.iter().flat_map(|flight| &flight.waiters);
+        in_flight.chain(&self.queue).map(|waiter| waiter.cost).sum()
+    }
+
+    /// Learns from the hand what workers did.
+    pub(super) fn look(&mut self, now_ns: u64, hand: Hand<'_>, horizon_ns: u64) {
+        let (held, lapsed) = hand.held(now_ns);
+        for (slot, has_lapsed) in lapsed.into_iter().enumerate() {
+            if has_lapsed {
+                self.limit.metrics.lapsed.increment(hand.empty(slot));
+                self.lease.lapsed(slot);
+            }
+        }
+        self.lease
+            .look(now_ns, horizon_ns, held, hand.take_refused());
+    }
+
+    /// Answers those who wait: first with what was granted to them, then from the hand; refuses the rest while the pool is
+    /// short, and lets them wait for the next call otherwise. Returns what was granted and nobody waits for.
+    pub(super) fn serve(
+        &mut self,
+        now_ns: u64,
+        place: usize,
+        hand: Hand<'_>,
+        waiters: VecDeque<Waiter>,
+        mut granted: u64,
+        grant: Grant,
+    ) -> u64 {
+        for waiter in waiters {
+            let cost = waiter.cost;
+            if waiter.answer.is_closed() {
+                // it has gone on alone, or away
+            } else if cost <= granted {
+                if waiter.tell(place, Word::Granted(grant)) {
+                    granted -= cost;
+                }
+            } else if let Some(tokens) = self.spend(now_ns, hand, cost) {
+                if !waiter.tell(place, Word::Taken(tokens)) {
+                    hand.put_back(tokens);
+                }
+            } else if now_ns < self.refuse_until_ns {
+                waiter.tell(place, Word::Refused);
+            } else {
+                self.queue.push_back(waiter);
+            }
+        }
+        granted
+    }
+
+    /// Takes tokens out of the hand for a request that waits. It was counted when it came.
+    pub(super) fn spend(&mut self, now_ns: u64, hand: Hand<'_>, cost: u64) -> Option<lease::Hand> {
+        match hand.spend(now_ns, cost) {
+            Spent::Taken { tokens, .. } => {
+                self.lease.took(tokens);
+                Some(tokens)
+            }
+            Spent::Refused { .. } | Spent::Nothing => None,
+        }
+    }
+
+    /// Charges what was admitted alone and the store could not know.
+    pub(super) fn settle_alone(&mut self, now_ns: u64, hand: Hand<'_>, gateways: f64) {
+        let (admitted, missing) = hand.alone(now_ns);
+        if admitted == 0 {
+            return;
+        }
+        let terms = self.terms();
+        let share = self.lease.share().unwrap_or(1.0 / gateways);
+        let capacity = terms.capacity as f64;
+        let level = self.lease.pool(now_ns, &terms).unwrap_or(capacity);
+        let expected = share * (capacity - level);
+        let debt = (missing - expected).ceil().clamp(0.0, admitted as f64) as u64;
+        self.limit.metrics.debt.increment(debt);
+        self.lease.owe(debt);
+        hand.settled_alone(now_ns, expected);
+    }
+
+    /// Prepares the hand for a time without the store: this gateway's share of what is left, in part.
+    pub(super) fn prepare_alone(&self, now_ns: u64, hand: Hand<'_>, gateways: f64) {
+        let terms = self.terms();
+        // a share of nothing would never be used again
+        let share = self.lease.share().unwrap_or(1.0 / gateways).max(1e-3);
+        let pool = self.lease.pool(now_ns, &terms);
+        if let Some(alone) = alone(&terms, self.limit.when_down, share, pool) {
+            hand.prepare_alone(now_ns, &alone);
+        }
+    }
+}
+
+/// What a gateway with this share of the demand may do alone, where the pool was last known to hold so much.
+pub(in crate::budget) fn alone(
+    terms: &Terms,
+    when_down: WhenDown,
+    share: f64,
+    pool: Option<f64>,
+) -> Option<Alone> {
+    let WhenDown::Local { fraction } = when_down else {
+        return None;
+    };
+    let capacity = terms.capacity as f64;
+    let pool = pool.unwrap_or(capacity);
+    let part = fraction * share;
+    Some(Alone {
+        rate: part * terms.rate / 1e3,
+        capacity: (part * capacity).max(1.0),
+        level: (part * pool).max(pool.min(1.0)),
+        shadow_rate: share * terms.rate / 1e3,
+        shadow_missing: share * (capacity - pool),
+    })
+}
+
+/// The arguments of a call, as its script reads them: numbers as decimal text.
+pub(super) fn arguments(terms: &Terms, call: &Call, id: &str, number: u64) -> Vec<String> {
+    let mut arguments = match terms.algorithm {
+        Algorithm::Log => vec![
+            terms.capacity.to_string(),
+            terms.span_us.to_string(),
+            call.need.to_string(),
+            id.to_owned(),
+            (number & u64::from(u32::MAX)).to_string(),
+        ],
+        algorithm => {
+            let [second, third] = match algorithm {
+                Algorithm::Bucket => [terms.rate.to_string(), terms.generation_us().to_string()],
+                _ => {
+                    let slides = u8::from(algorithm == Algorithm::Sliding);
+                    [terms.span_us.to_string(), slides.to_string()]
+                }
+            };
+            vec![
+                terms.capacity.to_string(),
+                second,
+                third,
+                call.need.to_string(),
+                call.want.to_string(),
+                call.part.to_string(),
+                call.arrivals.to_string(),
+                call.rate.to_string(),
+                call.since_us.to_string(),
+                call.memory_us.to_string(),
+                call.unknown.to_string(),
+            ]
+        }
+    };
+    for report in &call.reports {
+        let (kind, generation, tokens) = match report {
+            Report::Spent { generation, tokens } => (0, *generation, tokens.to_string()),
+            Report::Returned { generation, tokens } => (1, *generation, tokens.to_string()),
+            Report::Debt { tokens } => (2, 0, tokens.to_string()),
+        };
+        arguments.extend([kind.to_string(), generation.to_string(), tokens]);
+    }
+    arguments
+}

@@ -1,0 +1,416 @@
+//! Every key with a lease: who waits for its tokens, when Redis is asked, and what a reply brings.
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap, VecDeque},
+    sync::Arc,
+};
+
+use super::{
+    entry::{Entry, Flight, arguments},
+    message::{Grant, Question, Waiter, Word},
+    wire::{About, Event, Wire},
+};
+use crate::budget::{
+    hand::{Hands, Tag},
+    lease::{self, Lease},
+    settings::Name,
+};
+
+/// Keys by the place of their hand.
+pub(super) struct Leases {
+    hands: Arc<Hands>,
+    entries: HashMap<usize, Entry>,
+    looks: BinaryHeap<Reverse<(u64, usize)>>,
+}
+
+impl Leases {
+    pub(super) fn new(hands: Arc<Hands>) -> Leases {
+        Leases {
+            hands,
+            entries: HashMap::new(),
+            looks: BinaryHeap::new(),
+        }
+    }
+
+    /// Whether a place is (still) this key's.
+    pub(super) fn has(&self, place: usize, tag: Tag) -> bool {
+        let entry = self.entries.get(&place);
+        entry.is_some_and(|entry| entry.tag == tag)
+    }
+
+    /// A request that found no token in the hand.
+    pub(super) fn ask(&mut self, wire: &mut Wire, now_ns: u64, question: Question) {
+        let place = self.entry_of(wire, now_ns, &question);
+        let Some(entry) = self.entries.get_mut(&place) else {
+            return;
+        };
+        let hand = self.hands.hand(place);
+        let horizon_ns = entry.terms().horizon_ns(wire.rtt_ns(entry.shard));
+        entry.look(now_ns, hand, horizon_ns);
+        entry.lease.arrived(now_ns, horizon_ns, 0, question.cost);
+        let waiter = Waiter {
+            cost: question.cost,
+            answer: question.answer,
+        };
+        if let Some(tokens) = entry.spend(now_ns, hand, question.cost) {
+            waiter.tell(place, Word::Taken(tokens));
+        } else if now_ns < entry.refuse_until_ns {
+            waiter.tell(place, Word::Refused);
+        } else if wire.is_open(entry.shard) {
+            waiter.tell(place, Word::Alone);
+        } else if entry.flight.is_some() && !entry.lease.may_queue(entry.waiting()) {
+            waiter.tell(place, Word::Refused);
+        } else {
+            entry.queue.push_back(waiter);
+            if entry.flight.is_none() {
+                self.call(wire, now_ns, place, true);
+            }
+        }
+        self.settle(wire, now_ns, place);
+    }
+
+    /// The place of the hand of the question's key, which is set up where it is new.
+    fn entry_of(&mut self, wire: &mut Wire, now_ns: u64, question: &Question) -> usize {
+        let tier = question.limit.tier(question.tier);
+        let hands = &self.hands;
+        let place = hands
+            .claim(question.tag)
+            .unwrap_or_else(|| hands.overflow(tier.overflow));
+        if self
+            .entries
+            .get(&place)
+            .is_some_and(|entry| entry.tag == question.tag || !hands.has_key(place))
+        {
+            return place;
+        }
+        // keys that find no room share a bucket in the store, too
+        let name = if hands.has_key(place) {
+            question.name
+        } else {
+            Name(*b"(no room for it)")
+        };
+        let key = question.limit.redis_key(wire.prefix(), &tier.terms, name);
+        let shard = wire.shard_of(&key);
+        hands.hand(place).set_shard(shard);
+        let entry = Entry {
+            limit: Arc::clone(&question.limit),
+            tier: question.tier,
+            tag: question.tag,
+            key: key.into(),
+            shard,
+            lease: Lease::default(),
+            queue: VecDeque::new(),
+            flight: None,
+            refuse_until_ns: 0,
+            poll_ns: None,
+            look_ns: u64::MAX,
+            counted: 0,
+        };
+        entry.prepare_alone(now_ns, hands.hand(place), wire.gateways());
+        question.limit.metrics.keys.increment(1.0);
+        self.entries.insert(place, entry);
+        place
+    }
+
+    /// Makes a call for whoever waits; `fill` asks for tokens ahead, too.
+    fn call(&mut self, wire: &mut Wire, now_ns: u64, place: usize, fill: bool) {
+        self.call_back(wire, now_ns, place, fill, [0, 0]);
+    }
+
+    /// The same, and hands these tokens back, which were taken out of the hand.
+    fn call_back(
+        &mut self,
+        wire: &mut Wire,
+        now_ns: u64,
+        place: usize,
+        fill: bool,
+        back: lease::Hand,
+    ) {
+        let Some(entry) = self.entries.get_mut(&place) else {
+            return;
+        };
+        let hand = self.hands.hand(place);
+        if !wire.may_call(now_ns, entry.shard) {
+            hand.put_back(back);
+            for waiter in entry.queue.drain(..) {
+                waiter.tell(place, Word::Alone);
+            }
+            return;
+        }
+        let terms = entry.terms();
+        let horizon_ns = terms.horizon_ns(wire.rtt_ns(entry.shard));
+        // the next request that spends need not say that the hand is low
+        hand.set_low(None);
+        entry.settle_alone(now_ns, hand, wire.gateways());
+        let waiters = std::mem::take(&mut entry.queue);
+        let need = waiters.iter().map(|waiter| waiter.cost).sum();
+        let (held, _) = hand.held(now_ns);
+        let ask = lease::Ask { need, back, fill };
+        let call = entry.lease.call(now_ns, &terms, horizon_ns, held, ask);
+        let returned: u64 = back.iter().sum();
+        entry.limit.metrics.returned.increment(returned);
+        let id = wire.number();
+        entry.flight = Some(Flight { id, waiters });
+        entry.poll_ns = None;
+        let about = About {
+            place,
+            tag: entry.tag,
+            shard: entry.shard,
+            key: entry.key.clone(),
+            algorithm: terms.algorithm,
+        };
+        wire.send(now_ns, id, about, arguments(&terms, &call, wire.id(), id));
+    }
+
+    /// Tells whoever waits for a call that it brings nothing in time; the next request makes a call of its own.
+    pub(super) fn give_up(&mut self, event: &Event) {
+        let Some(entry) = self.entry_about(event) else {
+            return;
+        };
+        let Some(flight) = entry.flight.take_if(|flight| flight.id == event.id) else {
+            return;
+        };
+        for waiter in flight.waiters.into_iter().chain(entry.queue.drain(..)) {
+            waiter.tell(event.place, Word::Alone);
+        }
+    }
+
+    fn entry_about(&mut self, event: &Event) -> Option<&mut Entry> {
+        let entry = self.entries.get_mut(&event.place);
+        entry.filter(|entry| entry.tag == event.tag)
+    }
+
+    pub(super) fn replied(
+        &mut self,
+        wire: &mut Wire,
+        now_ns: u64,
+        event: &Event,
+        reply: &lease::Reply,
+    ) {
+        let (rtt_ns, jitter) = (wire.rtt_ns(event.shard), wire.jitter());
+        let gateways = wire.gateways();
+        let hands = Arc::clone(&self.hands);
+        let hand = hands.hand(event.place);
+        let Some(entry) = self.entry_about(event) else {
+            return;
+        };
+        let terms = entry.terms();
+        let horizon_ns = terms.horizon_ns(rtt_ns);
+        entry.shard = wire.shard_of(&entry.key);
+        hand.set_shard(entry.shard);
+        entry.look(now_ns, hand, horizon_ns);
+        entry.settle_alone(now_ns, hand, gateways);
+        let sent_ns = event.sent_ns;
+        let granted = entry
+            .lease
+            .replied(now_ns, sent_ns, &terms, rtt_ns, reply, jitter);
+        if granted.replaces {
+            let lapsed = hand.empty(granted.slot);
+            entry.limit.metrics.lapsed.increment(lapsed);
+        }
+        if granted.bank > 0 {
+            hand.bank(granted.slot, granted.deadline_ns, granted.bank);
+        }
+        entry.limit.metrics.granted_ahead.increment(granted.bank);
+        entry.limit.metrics.granted.increment(reply.need);
+        entry.prepare_alone(now_ns, hand, gateways);
+        let share = entry.lease.share().unwrap_or(1.0);
+        let pool = (share * reply.pool as f64).round() as u64;
+        hand.set_pool(pool, now_ns, granted.deadline_ns);
+        entry.refuse_until_ns = granted.refuse_until_ns.unwrap_or(0);
+        hand.refuse_until(entry.refuse_until_ns);
+
+        let flight = entry.flight.take_if(|flight| flight.id == event.id);
+        let mut waiters = flight.map(|flight| flight.waiters).unwrap_or_default();
+        waiters.append(&mut entry.queue);
+        let grant = Grant {
+            slot: granted.slot,
+            generation: reply.generation,
+            deadline_ns: granted.deadline_ns,
+        };
+        let unused = entry.serve(now_ns, event.place, hand, waiters, reply.need, grant);
+        if unused > 0 && terms.ahead {
+            hand.bank(grant.slot, grant.deadline_ns, unused);
+        } else if unused > 0 {
+            entry.lease.unused(reply.generation, unused);
+        }
+        self.go_on(wire, now_ns, event.place);
+    }
+
+    /// What is to be done for a key that has no call in flight.
+    fn go_on(&mut self, wire: &mut Wire, now_ns: u64, place: usize) {
+        let Some(entry) = self.entries.get_mut(&place) else {
+            return;
+        };
+        if entry.flight.is_some() {
+            return;
+        }
+        if !entry.queue.is_empty() || entry.lease.has_unused() {
+            return self.call(wire, now_ns, place, true);
+        }
+        let hand = self.hands.hand(place);
+        let rtt_ns = wire.rtt_ns(entry.shard);
+        let terms = entry.terms();
+        let horizon_ns = terms.horizon_ns(rtt_ns);
+        if now_ns < entry.refuse_until_ns {
+            let pause_ns = entry.refuse_until_ns - now_ns;
+            let polls = entry.lease.polls(&terms, pause_ns);
+            entry.poll_ns = polls.then_some(entry.refuse_until_ns);
+            return;
+        }
+        let (held, _) = hand.held(now_ns);
+        if entry.lease.is_low(now_ns, &terms, horizon_ns, rtt_ns, held) {
+            return self.call(wire, now_ns, place, true);
+        }
+        hand.set_low(entry.lease.low_mark(now_ns, &terms, horizon_ns, rtt_ns));
+    }
+
+    /// A hand has said that it is low.
+    pub(super) fn fill(&mut self, wire: &mut Wire, now_ns: u64, place: usize) {
+        if let Some(entry) = self.entries.get_mut(&place) {
+            let horizon_ns = entry.terms().horizon_ns(wire.rtt_ns(entry.shard));
+            entry.look(now_ns, self.hands.hand(place), horizon_ns);
+            self.go_on(wire, now_ns, place);
+            self.settle(wire, now_ns, place);
+        }
+    }
+
+    /// Units of a limit that is always asked for were granted and not used.
+    pub(super) fn unused(
+        &mut self,
+        wire: &mut Wire,
+        now_ns: u64,
+        place: usize,
+        generation: u32,
+        tokens: u64,
+    ) {
+        if let Some(entry) = self.entries.get_mut(&place) {
+            entry.lease.unused(generation, tokens);
+            self.go_on(wire, now_ns, place);
+        }
+    }
+
+    /// Looks at every key whose time has come.
+    pub(super) fn look_at_due(&mut self, wire: &mut Wire, now_ns: u64) {
+        while let Some(&Reverse((due, place))) = self.looks.peek()
+            && due <= now_ns
+        {
+            self.looks.pop();
+            // of several looks that were planned for a key, the one that counts is the one it remembers
+            let entry = self.entries.get(&place);
+            if entry.is_some_and(|entry| entry.look_ns == due) {
+                self.look(wire, now_ns, place);
+            }
+        }
+    }
+
+    /// When a key is to be looked at next.
+    pub(super) fn next_ns(&self) -> u64 {
+        self.looks.peek().map_or(u64::MAX, |&Reverse((due, _))| due)
+    }
+
+    fn look(&mut self, wire: &mut Wire, now_ns: u64, place: usize) {
+        let Some(entry) = self.entries.get_mut(&place) else {
+            return;
+        };
+        entry.look_ns = u64::MAX;
+        let hand = self.hands.hand(place);
+        let terms = entry.terms();
+        let horizon_ns = terms.horizon_ns(wire.rtt_ns(entry.shard));
+        entry.look(now_ns, hand, horizon_ns);
+        if entry.flight.is_none() {
+            if entry.poll_ns.take_if(|due| *due <= now_ns).is_some() {
+                if entry.lease.is_wanted() {
+                    self.call(wire, now_ns, place, true);
+                }
+            } else {
+                let (held, _) = hand.held(now_ns);
+                let surplus = entry.lease.surplus(now_ns, &terms, horizon_ns, held);
+                let back = hand.withdraw(surplus);
+                if back != [0, 0] || entry.lease.debt() > 0 {
+                    self.call_back(wire, now_ns, place, false, back);
+                } else if held == [0, 0] && entry.lease.is_idle(now_ns, horizon_ns) {
+                    return self.forget(place);
+                }
+            }
+        }
+        self.settle(wire, now_ns, place);
+    }
+
+    fn forget(&mut self, place: usize) {
+        if let Some(entry) = self.entries.remove(&place) {
+            entry.limit.metrics.keys.decrement(1.0);
+            entry.limit.metrics.in_hand.decrement(entry.counted as f64);
+        }
+        self.hands.release(place);
+    }
+
+    /// Plans the next look at a key, and brings its gauge up to date.
+    pub(super) fn settle(&mut self, wire: &Wire, now_ns: u64, place: usize) {
+        let Some(entry) = self.entries.get_mut(&place) else {
+            return;
+        };
+        let horizon_ns = entry.terms().horizon_ns(wire.rtt_ns(entry.shard));
+        let (held, _) = self.hands.hand(place).held(now_ns);
+        let held: u64 = held.iter().sum();
+        let gauge = &entry.limit.metrics.in_hand;
+        gauge.increment(held as f64 - entry.counted as f64);
+        entry.counted = held;
+        let quiet_ns = now_ns.saturating_add(horizon_ns.saturating_mul(2));
+        let mut next = match held {
+            0 => quiet_ns,
+            _ => entry.lease.look_again_ns(now_ns, horizon_ns),
+        };
+        if let Some(poll_ns) = entry.poll_ns {
+            next = next.min(poll_ns);
+        }
+        // a look that comes too early plans the next one
+        if next < entry.look_ns {
+            entry.look_ns = next;
+            self.looks.push(Reverse((next, place)));
+        }
+    }
+
+    /// Keys are kept elsewhere now.
+    pub(super) fn moved(&mut self, wire: &mut Wire) {
+        for (&place, entry) in &mut self.entries {
+            entry.shard = wire.shard_of(&entry.key);
+            self.hands.hand(place).set_shard(entry.shard);
+        }
+    }
+
+    /// Sends every token back, all at once; how many there are.
+    pub(super) fn hand_back(&mut self, wire: &mut Wire, now_ns: u64) -> u64 {
+        let places: Vec<usize> = self.entries.keys().copied().collect();
+        let mut returned: u64 = 0;
+        for place in places {
+            let Some(entry) = self.entries.get_mut(&place) else {
+                continue;
+            };
+            let hand = self.hands.hand(place);
+            let horizon_ns = entry.terms().horizon_ns(wire.rtt_ns(entry.shard));
+            entry.look(now_ns, hand, horizon_ns);
+            entry.flight = None;
+            let back = hand.withdraw([u64::MAX; 2]);
+            let count: u64 = back.iter().sum();
+            if count > 0 || entry.lease.debt() > 0 {
+                returned += count;
+                self.call_back(wire, now_ns, place, false, back);
+            }
+        }
+        returned
+    }
+
+    /// Whether calls are under way.
+    pub(super) fn is_busy(&self) -> bool {
+        self.entries.values().any(|entry| entry.flight.is_some())
+    }
+
+    /// Notes only that a call has ended.
+    pub(super) fn leave(&mut self, event: &Event) {
+        if let Some(entry) = self.entries.get_mut(&event.place) {
+            entry.flight.take_if(|flight| flight.id == event.id);
+        }
+    }
+}

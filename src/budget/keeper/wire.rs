@@ -1,0 +1,463 @@
+//! Calls to Redis as the keeper makes them: whether one may be made, what becomes of it, and which servers are given up.
+//!
+//! Nothing here waits: a call is a task of its own, and what becomes of it comes back as an [`Event`]. One that has taken the
+//! budget is reported as overdue first, and as ended when it ends, however late that is.
+
+use std::{
+    rc::Rc,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use redis::Value;
+use tokio::{sync::mpsc, time::Instant};
+
+use super::Duty;
+use crate::{
+    budget::{
+        Degraded,
+        breaker::{Allowed, Breaker},
+        cluster::Servers,
+        hand::Tag,
+        lease::{self, Algorithm},
+        redis::{Failure, Script, reply},
+    },
+    telemetry::handles::BudgetMetrics,
+};
+
+/// What has become of a call, or of a question about a server.
+pub(super) struct Event {
+    pub(super) place: usize,
+    pub(super) tag: Tag,
+    pub(super) shard: usize,
+    pub(super) id: u64,
+    pub(super) sent_ns: u64,
+    pub(super) kind: EventKind,
+}
+
+pub(super) enum EventKind {
+    /// It has taken the budget.
+    Overdue,
+    Ended(Result<lease::Reply, Failure>),
+    Probed(Result<(), Failure>),
+    /// The servers of a cluster keep other slots now.
+    Moved,
+    /// So many gateways live.
+    Counted(u64),
+}
+
+impl Event {
+    /// Of a server, and no key.
+    fn about(shard: usize, kind: EventKind) -> Event {
+        Event {
+            place: usize::MAX,
+            tag: Tag::NONE,
+            shard,
+            id: 0,
+            sent_ns: 0,
+            kind,
+        }
+    }
+}
+
+/// What a call is about.
+pub(super) struct About {
+    pub(super) place: usize,
+    pub(super) tag: Tag,
+    pub(super) shard: usize,
+    pub(super) key: Rc<str>,
+    pub(super) algorithm: Algorithm,
+}
+
+/// One Redis that keeps some of the keys: its own breaker, its own distance.
+struct Shard {
+    breaker: Breaker,
+    rtt_ns: f64,
+}
+
+/// Every server, and how it has been doing.
+pub(super) struct Wire {
+    servers: Rc<Servers>,
+    /// In the order of the servers.
+    shards: Vec<Shard>,
+    scripts: Rc<Scripts>,
+    events: mpsc::Sender<Event>,
+    degraded: Arc<Degraded>,
+    metrics: BudgetMetrics,
+    prefix: String,
+    budget: Duration,
+    epoch: Instant,
+    id: String,
+    calls: u64,
+    random: u64,
+    gateways: f64,
+    /// When to say again that this one lives.
+    count_ns: u64,
+}
+
+/// Until a call has been timed.
+const RTT_NS: f64 = 1e6;
+/// How often a gateway says that it lives, and after how long it is taken for gone.
+const COUNT_NS: u64 = 2_000_000_000;
+const GONE_MS: u64 = 6_000;
+
+/// One for each form of state.
+#[derive(Debug)]
+struct Scripts {
+    nodes: Script,
+    bucket: Script,
+    window: Script,
+    log: Script,
+}
+
+impl Scripts {
+    fn new() -> Scripts {
+        Scripts {
+            nodes: Script::new(include_str!("../nodes.lua")),
+            bucket: Script::new(include_str!("../bucket.lua")),
+            window: Script::new(include_str!("../window.lua")),
+            log: Script::new(include_str!("../log.lua")),
+        }
+    }
+
+    fn of(&self, algorithm: Algorithm) -> &Script {
+        match algorithm {
+            Algorithm::Bucket => &self.bucket,
+            Algorithm::Fixed | Algorithm::Sliding => &self.window,
+            Algorithm::Log => &self.log,
+        }
+    }
+}
+
+impl Wire {
+    pub(super) fn new(duty: Duty, events: mpsc::Sender<Event>) -> Wire {
+        Wire {
+            servers: Rc::new(Servers::new(&duty.target, duty.patience)),
+            shards: Vec::new(),
+            scripts: Rc::new(Scripts::new()),
+            events,
+            degraded: duty.degraded,
+            metrics: duty.metrics,
+            prefix: duty.prefix,
+            budget: duty.budget,
+            epoch: duty.epoch,
+            id: duty.id,
+            calls: 0,
+            random: duty.seed | 1,
+            gateways: 1.0,
+            count_ns: 0,
+        }
+    }
+
+    /// The first connections. A Redis that does not answer is given up until a probe is answered: the gateway starts without.
+    pub(super) async fn connect(&mut self) -> Result<(), Failure> {
+        self.servers.refresh().await;
+        self.meet_servers();
+        let mut first = Ok(());
+        for shard in 0..self.shards.len() {
+            if !self.servers.is_used(shard) {
+                continue;
+            }
+            let key = self.servers.probe_key(&self.prefix, shard);
+            let result = self.servers.link(shard).probe(&key).await;
+            if result.is_err() {
+                self.shards[shard].breaker.probing();
+                self.probed(shard, result);
+                first = result;
+            }
+        }
+        first
+    }
+
+    pub(super) fn now_ns(&self) -> u64 {
+        u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// That moment, as the runtime's timers want it.
+    pub(super) fn moment(&self, ns: u64) -> Instant {
+        self.epoch + Duration::from_nanos(ns)
+    }
+
+    fn budget_ns(&self) -> u64 {
+        u64::try_from(self.budget.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Random, 0 to 1 (xorshift64).
+    pub(super) fn jitter(&mut self) -> f64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// What every key in Redis begins with.
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// The name of this process, which no other has.
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// How many gateways there are, as far as is known.
+    pub(super) fn gateways(&self) -> f64 {
+        self.gateways
+    }
+
+    /// How long calls to this server take.
+    pub(super) fn rtt_ns(&self, shard: usize) -> u64 {
+        self.shards[shard].rtt_ns as u64
+    }
+
+    /// Which server keeps a key.
+    pub(super) fn shard_of(&mut self, key: &str) -> usize {
+        self.meet_servers();
+        self.servers.shard_of(key)
+    }
+
+    /// Whether this server is given up.
+    pub(super) fn is_open(&self, shard: usize) -> bool {
+        self.shards[shard].breaker.is_open()
+    }
+
+    /// Asks for leave to make a call to this server. Whoever gets it makes one.
+    pub(super) fn may_call(&mut self, now_ns: u64, shard: usize) -> bool {
+        let (budget_ns, jitter) = (self.budget_ns(), self.jitter());
+        let allowed = self.shards[shard].breaker.enter(now_ns, budget_ns, jitter);
+        if allowed == Allowed::Open && !self.is_degraded(shard) {
+            self.opened(shard, Failure::Timeout);
+        }
+        allowed == Allowed::Yes
+    }
+
+    /// The number of the next call.
+    pub(super) fn number(&mut self) -> u64 {
+        self.calls += 1;
+        self.calls
+    }
+
+    /// Sends a call; what becomes of it comes back as an event.
+    pub(super) fn send(&self, now_ns: u64, id: u64, about: About, arguments: Vec<String>) {
+        let (servers, scripts) = (Rc::clone(&self.servers), Rc::clone(&self.scripts));
+        let (events, budget) = (self.events.clone(), self.budget);
+        tokio::task::spawn_local(async move {
+            let event = |kind| Event {
+                place: about.place,
+                tag: about.tag,
+                shard: about.shard,
+                id,
+                sent_ns: now_ns,
+                kind,
+            };
+            let script = scripts.of(about.algorithm);
+            let call = servers.call(script, &about.key, &arguments);
+            tokio::pin!(call);
+            let ended = tokio::select! {
+                biased;
+                ended = &mut call => Some(ended),
+                () = tokio::time::sleep(budget) => None,
+            };
+            let ended = match ended {
+                Some(ended) => ended,
+                None => {
+                    // the keeper is gone only when the process ends
+                    let _ = events.send(event(EventKind::Overdue)).await;
+                    call.await
+                }
+            };
+            let ended = ended.and_then(|value| reply(&value));
+            let _ = events.send(event(EventKind::Ended(ended))).await;
+        });
+    }
+
+    /// A call has taken the budget.
+    pub(super) fn overdue(&mut self, now_ns: u64, event: &Event) {
+        self.metrics.late.increment(1);
+        self.metrics.failed(Failure::Timeout.label());
+        let (budget_ns, jitter) = (self.budget_ns(), self.jitter());
+        let breaker = &mut self.shards[event.shard].breaker;
+        let was_open = breaker.is_open();
+        breaker.timed_out(now_ns, budget_ns, jitter);
+        self.ended_badly(event.shard, was_open, Failure::Timeout);
+    }
+
+    pub(super) fn failed(&mut self, now_ns: u64, event: &Event, failure: Failure) {
+        let is_late = self.is_late(now_ns, event);
+        let jitter = self.jitter();
+        let breaker = &mut self.shards[event.shard].breaker;
+        let was_open = breaker.is_open();
+        breaker.ended();
+        // one that was overdue has been counted as a failure already
+        if !is_late {
+            breaker.failed(now_ns, jitter);
+        }
+        self.metrics.errors.increment(1);
+        if failure != Failure::Timeout {
+            self.metrics.failed(failure.label());
+        }
+        self.ended_badly(event.shard, was_open, failure);
+    }
+
+    /// A call was answered, in time or late. A late one is no success: nobody waited for it.
+    pub(super) fn answered(&mut self, now_ns: u64, event: &Event) {
+        // a redirect may have led to a server that was not known
+        self.meet_servers();
+        let is_late = self.is_late(now_ns, event);
+        let taken_ns = now_ns.saturating_sub(event.sent_ns);
+        let shard = &mut self.shards[event.shard];
+        shard.breaker.ended();
+        self.metrics.seconds.record(Duration::from_nanos(taken_ns));
+        if !is_late {
+            self.metrics.ok.increment(1);
+            shard.breaker.replied();
+            shard.rtt_ns += 0.1 * (taken_ns as f64 - shard.rtt_ns);
+        }
+    }
+
+    fn is_late(&self, now_ns: u64, event: &Event) -> bool {
+        now_ns.saturating_sub(event.sent_ns) > self.budget_ns()
+    }
+
+    fn ended_badly(&mut self, shard: usize, was_open: bool, failure: Failure) {
+        if !was_open && self.is_open(shard) {
+            self.opened(shard, failure);
+        }
+        self.refresh();
+    }
+
+    /// Probes servers whose time has come, and says again that this gateway lives.
+    pub(super) fn look_at_due(&mut self, now_ns: u64) {
+        for shard in 0..self.shards.len() {
+            let due = self.shards[shard].breaker.probe_due_ns();
+            if due.is_some_and(|due| due <= now_ns) {
+                self.probe(shard);
+            }
+        }
+        if now_ns >= self.count_ns {
+            self.count_ns = now_ns.saturating_add(COUNT_NS);
+            if !self.degraded.all.load(Relaxed) {
+                self.count(false);
+            }
+        }
+    }
+
+    /// When something is due.
+    pub(super) fn next_ns(&self) -> u64 {
+        let shards = self.shards.iter();
+        let probe = shards
+            .filter_map(|shard| shard.breaker.probe_due_ns())
+            .min();
+        self.count_ns.min(probe.unwrap_or(u64::MAX))
+    }
+
+    fn probe(&mut self, shard: usize) {
+        self.shards[shard].breaker.probing();
+        let key = self.servers.probe_key(&self.prefix, shard);
+        let (link, events) = (self.servers.link(shard), self.events.clone());
+        tokio::task::spawn_local(async move {
+            let result = link.probe(&key).await;
+            let event = Event::about(shard, EventKind::Probed(result));
+            let _ = events.send(event).await;
+        });
+    }
+
+    pub(super) fn probed(&mut self, shard: usize, result: Result<(), Failure>) {
+        let (now_ns, jitter) = (self.now_ns(), self.jitter());
+        // a server that keeps nothing any more is left alone
+        let is_used = self.servers.is_used(shard);
+        let breaker = &mut self.shards[shard].breaker;
+        breaker.probed(now_ns, result.is_ok() || !is_used, jitter);
+        let was_degraded = self.is_degraded(shard);
+        match result {
+            Ok(()) => tracing::info!(
+                redis = self.servers.link(shard).address(),
+                "Redis answers again: shared limits are kept together"
+            ),
+            Err(failure) => {
+                self.metrics.failed(failure.label());
+                if !was_degraded && is_used {
+                    self.opened(shard, failure);
+                }
+                self.refresh();
+            }
+        }
+        self.show_degraded();
+    }
+
+    fn is_degraded(&self, shard: usize) -> bool {
+        self.degraded.servers[shard].load(Relaxed)
+    }
+
+    /// One line for each time that Redis is given up.
+    fn opened(&mut self, shard: usize, failure: Failure) {
+        tracing::warn!(
+            redis = self.servers.link(shard).address(),
+            kind = failure.label(),
+            "Redis does not answer: shared limits go on as on_redis_down says, until it does"
+        );
+        self.show_degraded();
+    }
+
+    /// Tells workers and operators which servers are given up.
+    fn show_degraded(&self) {
+        let (mut used, mut open) = (0, 0);
+        for (index, shard) in self.shards.iter().enumerate() {
+            let is_used = self.servers.is_used(index);
+            let is_open = is_used && shard.breaker.is_open();
+            self.degraded.servers[index].store(is_open, Relaxed);
+            used += u32::from(is_used);
+            open += u32::from(is_open);
+        }
+        self.degraded.all.store(open > 0 && open == used, Relaxed);
+        self.metrics.breaker_open.set(f64::from(open));
+        self.metrics.degraded.set(f64::from(open.min(1)));
+    }
+
+    /// Servers that are new get a breaker.
+    fn meet_servers(&mut self) {
+        let new = || Shard {
+            breaker: Breaker::new(),
+            rtt_ns: RTT_NS,
+        };
+        self.shards.resize_with(self.servers.count(), new);
+    }
+
+    /// Looks up who keeps what in a cluster; what comes of it is an event.
+    fn refresh(&self) {
+        let (servers, events) = (Rc::clone(&self.servers), self.events.clone());
+        tokio::task::spawn_local(async move {
+            if servers.refresh().await {
+                let _ = events.send(Event::about(0, EventKind::Moved)).await;
+            }
+        });
+    }
+
+    /// Keys are kept elsewhere now.
+    pub(super) fn moved(&mut self) {
+        self.meet_servers();
+        self.show_degraded();
+    }
+
+    /// Says that this gateway lives, or that it goes, and learns how many do.
+    pub(super) fn count(&self, goes: bool) -> tokio::task::JoinHandle<()> {
+        let key = format!("{}:gateways", self.prefix);
+        let goes = u8::from(goes).to_string();
+        let arguments = [self.id.clone(), GONE_MS.to_string(), goes];
+        let (servers, scripts) = (Rc::clone(&self.servers), Rc::clone(&self.scripts));
+        let events = self.events.clone();
+        tokio::task::spawn_local(async move {
+            // where it fails, the last number holds
+            if let Ok(Value::Int(count)) = servers.call(&scripts.nodes, &key, &arguments).await {
+                let count = u64::try_from(count).unwrap_or(0);
+                let event = Event::about(0, EventKind::Counted(count));
+                let _ = events.send(event).await;
+            }
+        })
+    }
+
+    pub(super) fn counted(&mut self, gateways: u64) {
+        self.gateways = gateways.max(1) as f64;
+        self.metrics.gateways.set(self.gateways);
+    }
+}
