@@ -12,6 +12,7 @@
 mod certificates;
 mod errands;
 mod reload;
+mod watcher;
 mod worker;
 
 use std::{
@@ -183,6 +184,13 @@ pub fn start(
     let addresses = listening.iter().map(|at| at.real.clone()).collect();
     let mut under_way = UnderWay::default();
     control.block_on(async { under_way.replace(errands) });
+    if let Some(file) = &file {
+        control.spawn(watcher::watch(
+            file.clone(),
+            Arc::clone(&current),
+            reloads.clone(),
+        ));
+    }
     let reloader = Reloader {
         file,
         errands: under_way,

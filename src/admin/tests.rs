@@ -36,6 +36,7 @@ fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
             drain_timeout: Duration::ZERO,
             max_connections: 1,
             max_keys: 1,
+            watch_config: false,
         },
         listeners: Vec::new(),
         identity: identity::Settings::default(),

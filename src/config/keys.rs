@@ -72,10 +72,7 @@ pub(super) static SERVER: Keys = Keys {
     keys: &[
         ("workers", Built),
         ("drain_timeout", Built),
-        (
-            "watch_config",
-            Only("false", "reloading a changed configuration"),
-        ),
+        ("watch_config", Built),
         ("max_connections", Built),
         ("max_keys", Built),
     ],

@@ -53,6 +53,23 @@ pub struct Loaded {
     pub warnings: Report,
 }
 
+/// What [`load`] would call the [`hash`](Snapshot::hash) of a file as it is on the disk now, if it still names the files that
+/// it named when it was `written`. `None` where it is no file (a pipe cannot be read twice).
+pub fn fingerprint(path: &Path, written: &Written) -> Option<String> {
+    const MAX_BYTES: u64 = 64 << 20;
+    let kind = path.metadata().ok();
+    if kind.is_some_and(|kind| !kind.is_file()) {
+        return None;
+    }
+    let files = read::Files::default();
+    for path in written.files.keys() {
+        // one that cannot be read has an empty content, as when a configuration names it
+        let _ = files.bytes(path, MAX_BYTES);
+    }
+    let text = read::bytes(path, MAX_BYTES).unwrap_or_default();
+    Some(read::hash(&text, &files.seen()))
+}
+
 /// Reads and compiles a file; its relative paths start at its folder. Blocks on the disk.
 pub fn load(path: &Path) -> Result<Loaded, Report> {
     let name = path.display().to_string();
@@ -159,6 +176,8 @@ pub struct Server {
     pub max_connections: usize,
     /// Buckets held in memory.
     pub max_keys: usize,
+    /// The files are watched, and a change of them reloads.
+    pub watch_config: bool,
 }
 
 /// One `[[route]]` table.

@@ -43,6 +43,12 @@ impl Files {
     }
 }
 
+/// A short hash of a configuration's text and of the files that it names.
+pub(super) fn hash(text: &[u8], files: &BTreeMap<PathBuf, String>) -> String {
+    let files = files.values().map(String::as_bytes);
+    short_hash(std::iter::once(text).chain(files))
+}
+
 /// The bytes of a file. The error is a phrase that continues "… cannot be read: ". Only a regular file is read: a named pipe would be waited for, perhaps for ever. A pipe
 /// that the shell has opened is read, since whoever names `/dev/stdin` or `<(…)` means it.
 pub(super) fn bytes(path: &Path, max_bytes: u64) -> Result<Vec<u8>, String> {

@@ -14,7 +14,7 @@ use crate::{
         SharedLimit, Sync,
         lease::{self, Terms},
     },
-    config::{self, Mode, Over, Snapshot},
+    config::{self, Effect, Mode, Over, Snapshot},
     identity::{
         Client, Credential, Identifier, KeyParts, ManagedFields, Prefixes, Rejected, address::Doubt,
     },
@@ -52,6 +52,8 @@ pub(super) struct Plan {
     pub(super) prefixes: Prefixes,
     pub(super) table: RouteTable,
     pub(super) routes: Vec<RoutePlan>,
+    /// In the order of the configuration, whether a route meets them or not.
+    pub(super) limits: Vec<Arc<LimitRule>>,
     /// What a request meets that no route takes: the gateway's own limits.
     pub(super) unrouted: RoutePlan,
     pub(super) upstreams: Vec<Arc<Fleet>>,
@@ -137,7 +139,8 @@ impl LimitRule {
 }
 
 impl Plan {
-    /// Binds a configuration to the process's buckets and metrics. Upstreams that are as in the plan before are shared with it.
+    /// Binds a configuration to the process's buckets and metrics. Upstreams that are as in the plan before are shared with it,
+    /// and limits go on with what was spent ([`Store::change_over`]).
     pub(super) fn bind(
         snapshot: &Snapshot,
         store: &Store,
@@ -151,7 +154,8 @@ impl Plan {
         let mut quotas = 0;
         let mut rules = Vec::with_capacity(snapshot.limits.len());
         for (place, limit) in snapshot.limits.iter().enumerate() {
-            let mut rule = bind_limit(place, limit, store, metrics)?;
+            let before = previous.and_then(|plan| plan.limit(&limit.name));
+            let mut rule = bind_limit(place, limit, store, metrics, before)?;
             rule.shared = bind_shared(limit, region_share, quotas, metrics);
             quotas += rule.shared.as_ref().map_or(0, |shared| shared.quotas());
             rules.push(Arc::new(rule));
@@ -222,6 +226,7 @@ impl Plan {
                 .iter()
                 .filter_map(|rule| rule.shared.clone())
                 .collect(),
+            limits: rules,
             credentials: [
                 Credential::ApiKey,
                 Credential::Token,
@@ -245,21 +250,14 @@ impl Plan {
         }
     }
 
-    /// Every limit that some route meets, once.
-    pub(super) fn rules(&self) -> impl Iterator<Item = &Arc<LimitRule>> {
-        let mut seen: Vec<&str> = Vec::new();
-        self.routes
-            .iter()
-            .chain([&self.unrouted])
-            .flat_map(|route| &route.limits)
-            .map(|limit| &limit.rule)
-            .filter(move |rule| {
-                let new = !seen.contains(&rule.name.as_str());
-                if new {
-                    seen.push(&rule.name);
-                }
-                new
-            })
+    /// What its limits count with.
+    pub(super) fn buckets(&self) -> impl Iterator<Item = &Attached> + Clone {
+        self.limits.iter().map(|rule| &*rule.buckets)
+    }
+
+    /// The limit of this name.
+    pub(super) fn limit(&self, name: &str) -> Option<&Arc<LimitRule>> {
+        self.limits.iter().find(|rule| rule.name == name)
     }
 }
 
@@ -303,13 +301,19 @@ fn bind_limit(
     limit: &config::Limit,
     store: &Store,
     metrics: &Metrics,
+    before: Option<&Arc<LimitRule>>,
 ) -> Result<LimitRule, PlanError> {
     let unfit =
         |error: limit::QuotaError| PlanError::Unfit(format!("limit `{}`: {error}", limit.name));
     let counted = limit::Limit::new(&limit.name, limit.algorithm, &limit.quotas).map_err(unfit)?;
-    let buckets = store
-        .attach(&counted)
-        .map_err(|_| PlanError::TooManyLimits(limit.name.clone()))?;
+    let buckets = match before {
+        Some(before) => {
+            let was = tiers_before(&before.settings, limit);
+            store.succeed(&counted, &before.buckets, &was)
+        }
+        None => store.attach(&counted),
+    };
+    let buckets = buckets.map_err(|_| PlanError::TooManyLimits(limit.name.clone()))?;
     let policies: Result<Vec<_>, _> = limit
         .quotas
         .iter()
@@ -337,6 +341,27 @@ fn bind_limit(
         metrics: metrics.limit(&limit.name),
         dominant_key: Once::default(),
     })
+}
+
+/// For each quota of a limit, the one of the same tier, or for the same exception, in the configuration before; else the default.
+fn tiers_before(before: &config::Limit, after: &config::Limit) -> Vec<usize> {
+    let mut was = vec![0; after.quotas.len()];
+    for (name, place) in &after.tiers {
+        let same = before.tiers.iter().find(|(other, _)| other == name);
+        was[*place] = same.map_or(0, |(_, place)| *place);
+    }
+    for exception in &after.overrides {
+        let same = before
+            .overrides
+            .iter()
+            .find(|other| other.whom == exception.whom);
+        if let (Effect::Quota(place), Some(Effect::Quota(then))) =
+            (exception.effect, same.map(|same| same.effect))
+        {
+            was[place] = then;
+        }
+    }
+    was
 }
 
 /// The limit as other gateways know it; `before` counts the quotas of those that were bound before.

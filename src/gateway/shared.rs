@@ -110,6 +110,14 @@ impl Shared {
         })
     }
 
+    /// The buckets of this plan's limits go on where those of the one before are now. To be called once, before any worker
+    /// decides by it.
+    pub fn take_over(&self, before: &Shared) {
+        let now_ns = self.nanoseconds(Instant::now());
+        self.store
+            .change_over(now_ns, before.plan.buckets(), self.plan.buckets());
+    }
+
     /// The configuration of this plan.
     pub fn snapshot(&self) -> &Arc<Snapshot> {
         &self.snapshot
@@ -167,7 +175,7 @@ impl Shared {
     /// called every second or so, off the workers.
     pub fn warn_of_overflow(&self, seen: &mut OverflowSeen) {
         const PAUSE: Duration = Duration::from_secs(60);
-        for rule in self.plan.rules() {
+        for rule in &self.plan.limits {
             let count = rule.buckets.overflowed();
             let (known, warned) = seen.0.entry(rule.name.clone()).or_default();
             if count > *known && warned.is_none_or(|at| at.elapsed() >= PAUSE) {
@@ -240,7 +248,11 @@ impl Current {
         current.shared().metrics.on_render(move || {
             if let Some(current) = shown.upgrade() {
                 let shared = current.shared();
-                shared.plan.rules().for_each(|rule| rule.refresh_metrics());
+                shared
+                    .plan
+                    .limits
+                    .iter()
+                    .for_each(|rule| rule.refresh_metrics());
             }
         });
         current
@@ -255,9 +267,10 @@ impl Current {
     pub fn replace(&self, shared: Arc<Shared>) {
         let previous = self.shared.swap(shared);
         let shared = self.shared();
-        let is_gone = |name: &str| shared.plan.rules().all(|rule| rule.name != name);
-        for rule in previous.plan.rules().filter(|rule| is_gone(&rule.name)) {
-            rule.metrics.keys.set(0.0);
+        for rule in &previous.plan.limits {
+            if shared.plan.limit(&rule.name).is_none() {
+                rule.metrics.keys.set(0.0);
+            }
         }
     }
 }

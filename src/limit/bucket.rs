@@ -184,6 +184,17 @@ impl Buckets {
         self.scale
     }
 
+    /// Whether a TAT of a tier of `before` is as many units of debt here, and no more than there can be.
+    pub(super) fn continues(&self, tier: usize, before: &Buckets, was: usize) -> bool {
+        let (here, there) = (self.bucket(tier), before.bucket(was));
+        self.scale == before.scale && here.interval == there.interval && here.burst >= there.burst
+    }
+
+    /// How long the deepest bucket takes to be full again.
+    pub(super) fn recovery_ns(&self) -> u64 {
+        self.scale.wait_ns(self.deepest)
+    }
+
     /// The word after a charge, or, where the request is denied, the word to keep: the same, unless the clock
     /// stepped back. A cost of 0 always fits and changes nothing.
     #[inline(always)]

@@ -30,6 +30,7 @@ use super::{
     Held, Key, Quota, QuotaError, Standing,
     bucket::STEP_BACK_NS,
     quota::MAX_LOG,
+    succession::Spent,
     words::{Ask, Form},
 };
 
@@ -107,6 +108,23 @@ impl Logs {
     }
 }
 
+impl Logs {
+    /// After so long nothing counts that is spent now.
+    pub(super) fn recovery_ns(&self) -> u64 {
+        let logs = self.others.iter().chain([&self.default]);
+        logs.map(|log| log.window_ns).max().unwrap_or(0)
+    }
+
+    /// What counts at a later moment of what was spent.
+    pub(super) fn still_spent(&self, spent: Spent, tier: usize, at_ns: u64) -> u64 {
+        let log = self.log(tier);
+        match at_ns.saturating_sub(spent.at_ns) < log.window_ns {
+            true => spent.units.min(log.limit),
+            false => 0,
+        }
+    }
+}
+
 /// Whose ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Owner {
@@ -166,16 +184,18 @@ impl Rings {
 
     /// Does something with a ring, and says how it stood to the request (where the request was charged: how it stands
     /// now). `None`: the owner has no ring and there is no room for one. It gets one only when it is charged.
-    /// `count` is told the limit of every ring that is made (true) or dropped (false).
+    /// `inherited` is what an owner without a ring has spent all the same; `count` is told the limit of every ring that is made
+    /// (true) or dropped (false).
     pub(super) fn visit(
         &self,
         name: Name,
         logs: &Logs,
         ask: &Ask,
         deed: Deed,
+        inherited: Option<Spent>,
         count: impl Fn(u16, bool),
     ) -> Option<Standing> {
-        let first = self.visit_now(name, logs, ask, deed, &count);
+        let first = self.visit_now(name, logs, ask, deed, inherited, &count);
         first.or_else(|| {
             for _ in 0..LOOK {
                 let turn = self.turn.fetch_add(1, Relaxed) % SHARDS;
@@ -184,8 +204,17 @@ impl Rings {
                     self.sweep(&mut shard, ask.now_ns, &count);
                 }
             }
-            self.visit_now(name, logs, ask, deed, &count)
+            self.visit_now(name, logs, ask, deed, inherited, &count)
         })
+    }
+
+    /// How a ring stands, if there is one; changes nothing.
+    pub(super) fn look(&self, (id, owner): Name, logs: &Logs, ask: &Ask) -> Option<Standing> {
+        let shard = self.shards.get(shard_of(id, owner))?;
+        let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+        let ring = shard.rings.get(&(id, owner))?;
+        let limit = logs.log(ask.tier).limit.min(ring.room as u64);
+        Some(ring.standing(&ring.view(ask.now_ns), limit, ask))
     }
 
     fn visit_now(
@@ -194,6 +223,7 @@ impl Rings {
         logs: &Logs,
         ask: &Ask,
         deed: Deed,
+        inherited: Option<Spent>,
         count: &impl Fn(u16, bool),
     ) -> Option<Standing> {
         let log = logs.log(ask.tier);
@@ -215,6 +245,9 @@ impl Rings {
             }
         }
         let mut ring = Ring::new(log, logs.longest);
+        if let Some(spent) = inherited {
+            ring.add(spent.at_ns, spent.units.min(log.limit));
+        }
         let standing = ring.perform(log, ask, deed);
         if ring.used > 0 {
             if owner.is_key() {

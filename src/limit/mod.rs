@@ -18,6 +18,7 @@ pub mod quota;
 pub mod store;
 
 mod registry;
+mod succession;
 mod sync;
 mod table;
 mod window;

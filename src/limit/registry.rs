@@ -1,28 +1,27 @@
-//! The limits that a store knows: counters that outlive configurations, found again by name.
+//! The limits that a store knows: counters that outlive configurations.
 //!
-//! A limit's counters belong to its name and to the form of its words ([`Form`]: for a bucket its unit of time, for a
-//! window its length). They are never removed, and an id is never given to another name, because slots of the table may
-//! carry it for as long as the process runs. When a new configuration changes a limit so that its form changes (from 100/s
-//! to 7/min, say), the old words cannot be read any more: the limit starts afresh, with every key full. A change within the
-//! same form keeps every key's debt. Tiers of one limit share its counters, except where their windows differ in
-//! length: those count apart.
+//! A limit has counters for each form that its words have ([`Form`]: for a bucket its unit of time, for a window its
+//! length): tiers share them, except where their windows differ in length. An id is never given to other counters, because
+//! slots of the table may carry it for as long as the process runs. The next configuration's limit goes on with them where
+//! its rule reads them alike, and else has fresh ones and a past: see [`succession`](super::succession).
 //!
 //! Ids are looked up on the slow path only, and without a lock: two levels of write-once cells.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
 };
 
-use super::{Limit, Rule, words::Form};
+use super::{
+    Limit, Rule,
+    succession::{self, Former},
+    words::Form,
+};
 
 /// Ids per chunk; 256 chunks of 256.
 const CHUNK: usize = 256;
 
-/// More limits than ids: 65,535 names (a name counts again for each form it has had).
+/// More limits than ids: 65,535 (a limit counts again for each change that its counters cannot be kept over).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this process has seen 65535 different limits and cannot tell more apart; restart it")]
 pub struct TooManyLimits;
@@ -44,6 +43,9 @@ pub(super) struct State {
     pub(super) keys: AtomicU64,
     pub(super) evictions: AtomicU64,
     pub(super) overflowed: AtomicU64,
+    /// When others took over from it, and until when it still matters; both `u64::MAX` while it is in use.
+    pub(super) succeeded_ns: AtomicU64,
+    pub(super) until_ns: AtomicU64,
 }
 
 /// A limit joined to its counters. Cheap to keep: configurations that follow each other share the counters.
@@ -55,6 +57,8 @@ pub struct Attached {
     state: Arc<State>,
     /// The counters of the other tiers, in their order.
     others: Box<[Arc<State>]>,
+    /// Its rules before, whose counters it could not keep; the latest first.
+    pub(super) past: Box<[Former]>,
 }
 
 impl Attached {
@@ -87,54 +91,85 @@ impl Attached {
         other.unwrap_or(&self.state)
     }
 
-    fn sum(&self, count: impl Fn(&State) -> &AtomicU64) -> u64 {
+    pub(super) fn tiers(&self) -> usize {
+        self.others.len().saturating_add(1)
+    }
+
+    /// Its counters, each once.
+    pub(super) fn states(&self) -> Vec<&Arc<State>> {
         let mut states: Vec<&Arc<State>> = self.others.iter().chain([&self.state]).collect();
         states.sort_unstable_by_key(|state| state.id);
         states.dedup_by_key(|state| state.id);
-        let counts = states.into_iter().map(|state| count(state).load(Relaxed));
+        states
+    }
+
+    /// As it is, without what it was.
+    pub(super) fn without_past(&self) -> Attached {
+        Attached {
+            name: self.name.clone(),
+            rule: self.rule.clone(),
+            state: Arc::clone(&self.state),
+            others: self.others.clone(),
+            past: Box::default(),
+        }
+    }
+
+    fn sum(&self, count: impl Fn(&State) -> &AtomicU64) -> u64 {
+        let counts = self.states().into_iter();
+        let counts = counts.map(|state| count(state).load(Relaxed));
         counts.fold(0, u64::saturating_add)
     }
 }
 
-type Name = (Box<str>, Form);
 type Chunk = Box<[OnceLock<Arc<State>>]>;
 
-/// All limits by name and by id.
+/// All counters by id.
 #[derive(Debug)]
 pub(super) struct Registry {
-    by_name: Mutex<HashMap<Name, Arc<State>>>,
+    /// Ids given out.
+    ids: AtomicU32,
     by_id: Box<[OnceLock<Chunk>]>,
 }
 
 impl Registry {
     pub(super) fn new() -> Registry {
         Registry {
-            by_name: Mutex::default(),
+            ids: AtomicU32::new(0),
             by_id: cells(),
         }
     }
 
-    pub(super) fn attach(&self, limit: &Limit) -> Result<Arc<Attached>, TooManyLimits> {
-        let mut by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut state = |tier: usize| {
-            let name = (limit.name.clone(), limit.form(tier));
-            if let Some(state) = by_name.get(&name) {
-                return Ok(Arc::clone(state));
-            }
-            let id = by_name
-                .len()
-                .checked_add(1)
-                .and_then(|id| u16::try_from(id).ok())
-                .ok_or(TooManyLimits)?;
-            let state = self.enter(id, name.1);
-            by_name.insert(name, Arc::clone(&state));
-            Ok(state)
+    /// Joins a limit to counters: those of `before` where its rule reads them alike, else fresh ones. `was` says for each tier
+    /// which tier of `before` it was.
+    pub(super) fn attach(
+        &self,
+        limit: &Limit,
+        before: Option<(&Attached, &[usize])>,
+    ) -> Result<Arc<Attached>, TooManyLimits> {
+        let kept = before.filter(|(before, was)| limit.rule.continues(&before.rule, was));
+        let mut states: Vec<Arc<State>> = Vec::with_capacity(limit.tiers());
+        for tier in 0..limit.tiers() {
+            let form = limit.form(tier);
+            let known = match kept {
+                Some((before, was)) => Some(before.state(was.get(tier).copied().unwrap_or(0))),
+                None => states.iter().find(|state| state.form == form),
+            };
+            let known = known.map(Arc::clone);
+            states.push(known.map_or_else(|| self.enter(form), Ok)?);
+        }
+        let past = match (kept, before) {
+            (Some((before, was)), _) => succession::inherited(before, was),
+            (None, Some((before, was))) => succession::formers(before, was),
+            (None, None) => Box::default(),
         };
+        let mut states = states.into_iter();
         Ok(Arc::new(Attached {
             name: limit.name.clone(),
             rule: limit.rule.clone(),
-            state: state(0)?,
-            others: (1..limit.tiers()).map(state).collect::<Result<_, _>>()?,
+            // a limit has at least one tier
+            state: states.next().ok_or(TooManyLimits)?,
+            others: states.collect(),
+            past,
         }))
     }
 
@@ -148,7 +183,14 @@ impl Registry {
             .get()
     }
 
-    fn enter(&self, id: u16, form: Form) -> Arc<State> {
+    fn enter(&self, form: Form) -> Result<Arc<State>, TooManyLimits> {
+        let next = |ids: u32| ids.checked_add(1).filter(|&id| id <= u32::from(u16::MAX));
+        let given = self.ids.fetch_update(Relaxed, Relaxed, next);
+        let id = given
+            .ok()
+            .and_then(next)
+            .and_then(|id| u16::try_from(id).ok());
+        let id = id.ok_or(TooManyLimits)?;
         let state = Arc::new(State {
             id,
             form,
@@ -157,14 +199,16 @@ impl Registry {
             keys: AtomicU64::new(0),
             evictions: AtomicU64::new(0),
             overflowed: AtomicU64::new(0),
+            succeeded_ns: AtomicU64::new(u64::MAX),
+            until_ns: AtomicU64::new(u64::MAX),
         });
         let [chunk, index] = id.to_be_bytes();
         if let Some(chunk) = self.by_id.get(usize::from(chunk))
             && let Some(cell) = chunk.get_or_init(cells).get(usize::from(index))
         {
-            return Arc::clone(cell.get_or_init(|| state));
+            return Ok(Arc::clone(cell.get_or_init(|| state)));
         }
-        state
+        Ok(state)
     }
 }
 
@@ -189,33 +233,10 @@ mod tests {
     }
 
     #[test]
-    fn counters_are_found_again_by_name() {
-        let registry = Registry::new();
-        let [first, again, other] = [("a", 10), ("a", 20), ("b", 10)].map(|(name, amount)| {
-            let attached = registry.attach(&limit(name, amount)).unwrap();
-            assert_eq!(attached.name(), name);
-            attached
-        });
-        assert!(Arc::ptr_eq(&first.state, &again.state));
-        assert!(!Arc::ptr_eq(&first.state, &other.state));
-    }
-
-    #[test]
-    fn limit_whose_unit_of_time_changes_starts_afresh_and_finds_its_old_counters_when_it_changes_back()
-     {
-        let registry = Registry::new();
-        let first = registry.attach(&limit("a", 10)).unwrap();
-        let sevenths = registry.attach(&limit("a", 7)).unwrap();
-        let back = registry.attach(&limit("a", 10)).unwrap();
-        assert!(!Arc::ptr_eq(&first.state, &sevenths.state));
-        assert!(Arc::ptr_eq(&first.state, &back.state));
-    }
-
-    #[test]
     fn ids_run_out_with_an_error_and_not_by_reuse() {
         let registry = Registry::new();
         for n in 1..=u16::MAX {
-            let attached = registry.attach(&limit(&n.to_string(), 10)).unwrap();
+            let attached = registry.attach(&limit("a", 10), None).unwrap();
             assert_eq!(attached.state.id, n);
             assert!(
                 registry
@@ -224,10 +245,9 @@ mod tests {
             );
         }
         assert_eq!(
-            registry.attach(&limit("one more", 10)).err(),
+            registry.attach(&limit("one more", 10), None).err(),
             Some(TooManyLimits)
         );
-        assert!(registry.attach(&limit("1", 10)).is_ok());
         assert!(registry.by_id(0).is_none());
     }
 }

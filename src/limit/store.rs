@@ -23,7 +23,7 @@ use super::{
     log::{Deed, Rings},
     registry::{Attached, Registry, State, TooManyLimits},
     table::{Owner, Table},
-    words::{Ask, Words},
+    words::{Ask, Form, Words},
 };
 
 /// What one request asks of one limit.
@@ -46,7 +46,7 @@ pub struct Charge<'a> {
 /// The counters of all limits of a process, in memory bounded by `max_keys`.
 #[derive(Debug)]
 pub struct Store {
-    table: Table,
+    pub(super) table: Table,
     rings: Rings,
     registry: Registry,
 }
@@ -64,10 +64,45 @@ impl Store {
         }
     }
 
-    /// Joins a limit to its counters: those of the limit of this name that was attached before, if there was one
-    /// (unless the rate has changed so that its timestamps cannot be kept, see the module `registry`), else new ones.
+    /// Joins a limit to fresh counters.
     pub fn attach(&self, limit: &Limit) -> Result<Arc<Attached>, TooManyLimits> {
-        self.registry.attach(limit)
+        self.registry.attach(limit, None)
+    }
+
+    /// Joins a limit to the counters of the one that it is to follow: nobody gets back what was spent, and nobody waits for
+    /// longer than the new quota takes to come back (see the module `succession`). `was` says for each of its tiers which tier
+    /// of `before` it was. Changes nothing until [`Store::change_over`].
+    pub fn succeed(
+        &self,
+        limit: &Limit,
+        before: &Attached,
+        was: &[usize],
+    ) -> Result<Arc<Attached>, TooManyLimits> {
+        let was: Vec<usize> = (0..limit.tiers())
+            .map(|tier| was.get(tier).copied().unwrap_or(0))
+            .collect();
+        self.registry.attach(limit, Some((before, &was)))
+    }
+
+    /// From `now_ns` on the limits of `after` count, and those of `before` no longer: what none of `after` goes on with is
+    /// forgotten. To be called once, before the first decision by `after`.
+    pub fn change_over<'a>(
+        &self,
+        now_ns: u64,
+        before: impl Iterator<Item = &'a Attached>,
+        after: impl Iterator<Item = &'a Attached> + Clone,
+    ) {
+        for limit in after.clone() {
+            limit.take_over(self, now_ns);
+        }
+        for limit in before {
+            for state in limit.states() {
+                let goes_on = |after: &Attached| after.remembers(state.id);
+                if state.form != Form::Slots && !after.clone().any(goes_on) {
+                    state.retire(now_ns, now_ns);
+                }
+            }
+        }
     }
 
     /// Decides a request against all of its limits at `now_ns`, nanoseconds since the process began by a monotonic
@@ -257,7 +292,7 @@ impl Store {
         move |owner, word| {
             self.registry
                 .by_id(owner.limit)
-                .is_some_and(|state| state.form.is_idle(now_ns, owner.spread, word))
+                .is_some_and(|state| state.is_idle(now_ns, owner.spread, word))
         }
     }
 

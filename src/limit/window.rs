@@ -319,6 +319,12 @@ impl Windows {
         self.window(tier).layout
     }
 
+    /// Two of the longest windows: the one in which something is spent, and for the sliding window the next.
+    pub(super) fn recovery_ns(&self) -> u64 {
+        let windows = (0..self.tiers()).map(|tier| self.layout(tier).window_ns.get());
+        windows.max().unwrap_or(0).saturating_mul(2)
+    }
+
     /// The word after a charge, or the word to keep. A cost of 0 always fits and changes nothing.
     #[inline(never)]
     pub(super) fn charge(&self, ask: &Ask, word: u64) -> Result<u64, u64> {

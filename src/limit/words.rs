@@ -85,6 +85,30 @@ impl Words {
         }
     }
 
+    /// Whether words of `before` say the same here; `was` is, by tier, the tier of it.
+    pub(super) fn continues(&self, before: &Words, was: &[usize]) -> bool {
+        let mut pairs = was.iter().enumerate();
+        match (self, before) {
+            (Words::Bucket(buckets), Words::Bucket(before)) => {
+                pairs.all(|(tier, &was)| buckets.continues(tier, before, was))
+            }
+            (Words::Window(windows), Words::Window(before)) => {
+                pairs.all(|(tier, &was)| windows.layout(tier) == before.layout(was))
+            }
+            (Words::InFlight(_), Words::InFlight(_)) => true,
+            _ => false,
+        }
+    }
+
+    /// After so long nothing counts that is spent now.
+    pub(super) fn recovery_ns(&self) -> u64 {
+        match self {
+            Words::Bucket(buckets) => buckets.recovery_ns(),
+            Words::Window(windows) => windows.recovery_ns(),
+            Words::InFlight(_) => 0,
+        }
+    }
+
     /// The word after a charge, or, where the request is denied, the word to keep: the same, unless the clock stepped
     /// back.
     ///

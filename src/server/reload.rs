@@ -107,6 +107,7 @@ impl Reloader {
         let previous = self.current.shared();
         let errands = errands::of(&shared, Some(&previous), certificates).await;
         self.resize(&snapshot);
+        shared.take_over(&previous);
         self.hand_over(&shared, places, &tls).await;
         self.errands.replace(errands);
         self.current.replace(Arc::clone(&shared));

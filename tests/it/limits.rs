@@ -5,7 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{Client, Gateway, Origin, Request, curl::curl, http2, wait::pause};
+use crate::support::{
+    Client, Gateway, Origin, Request, curl::curl, http2, tokens::sha256_hex, wait::pause,
+};
 
 /// One limit on the address of every client, of `burst` requests that hardly refill.
 fn per_ip(burst: u32) -> String {
@@ -723,14 +725,6 @@ fn curl_sees_the_limit_too() {
     assert_eq!(status("--http2-prior-knowledge"), "200 2");
     assert_eq!(status("--http2-prior-knowledge"), "429 2");
     assert_eq!(status("--http1.1"), "429 1.1");
-}
-
-fn sha256_hex(secret: &str) -> String {
-    use sha2::Digest;
-    sha2::Sha256::digest(secret)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
 }
 
 #[test]

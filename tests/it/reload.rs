@@ -1,12 +1,16 @@
 //! Another configuration for a gateway that runs: all of it or nothing, and nobody notices.
 
 use std::{
+    fs,
     net::TcpStream,
+    os::unix::fs::symlink,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
 };
 
-use crate::support::{Client, Gate, Gateway, Origin, Request, eventually, wait::eventually_eq};
+use crate::support::{
+    Client, Gate, Gateway, Origin, Request, eventually, tokens::sha256_hex, wait::eventually_eq,
+};
 
 const LIMITED: &str = r#"
     [gateway]
@@ -165,6 +169,117 @@ fn counters_live_on() {
         6,
         "three of nine are spent"
     );
+}
+
+#[test]
+fn a_changed_rate_refills_nobody_and_locks_nobody_out() {
+    let rate = |rate: &str| LIMITED.replace("1/h", rate).replace("burst = 3", "");
+    let gateway = Gateway::with(&rate("10/h")).start();
+    assert_eq!(
+        gateway.statuses(&Request::get("/"), 8).last(),
+        Some(&200),
+        "eight of ten"
+    );
+    gateway.reconfigure(&rate("7/min"));
+    let refused = gateway.get("/");
+    assert_eq!(refused.status, 429, "eight of seven");
+    let wait: u64 = refused
+        .header("retry-after")
+        .and_then(|wait| wait.parse().ok())
+        .expect("a wait");
+    assert!(wait <= 9, "{wait}: a seventh of a minute, not of an hour");
+    gateway.reconfigure(&(rate("100/d") + "burst = 100\n"));
+    assert_eq!(
+        gateway.get("/").remaining("per_ip"),
+        92,
+        "seven, and this one"
+    );
+    let window = "algorithm = \"sliding_window\"\n";
+    gateway.reconfigure(&(rate("100/d") + window));
+    assert_eq!(gateway.get("/").remaining("per_ip"), 91);
+}
+
+/// As Kubernetes mounts a ConfigMap: the file is a link through a folder that is a link, and that one is swapped.
+#[test]
+fn a_file_that_changes_is_taken_up_however_it_is_written() {
+    let limited = |name: &str| LIMITED.replace("per_ip", name);
+    let gateway = Gateway::with("").start();
+    let meets = |name: &str| {
+        eventually_eq(name, vec![name.to_owned()], || gateway.get("/").limits());
+    };
+    gateway.rewrite(&limited("renamed"));
+    meets("renamed");
+
+    let folder = gateway.folder();
+    let file = folder.join("gateway.toml");
+    let text = |name: &str| {
+        let text = fs::read_to_string(&file).expect("it is there");
+        text.replace(gateway.get("/").limits()[0].as_str(), name)
+    };
+    fs::write(&file, text("in_place")).expect("it is writable");
+    meets("in_place");
+
+    let version = |name: &str| {
+        let version = folder.join(name);
+        fs::create_dir(&version).expect("a new folder");
+        fs::write(version.join("gateway.toml"), text(name)).expect("it is writable");
+        symlink(&version, folder.join("..data_tmp")).expect("a new link");
+        fs::rename(folder.join("..data_tmp"), folder.join("..data")).expect("it is swapped");
+    };
+    version("mounted");
+    symlink("..data/gateway.toml", folder.join("tmp")).expect("a new link");
+    fs::rename(folder.join("tmp"), &file).expect("it is swapped");
+    meets("mounted");
+    version("swapped");
+    meets("swapped");
+}
+
+#[test]
+fn a_key_file_that_changes_is_taken_up_and_a_broken_one_is_not() {
+    const KEY: &str = "a-key-of-sixteen-or-more";
+    let keys = |name: &str| format!("[keys.{name}]\nsha256 = \"{}\"\n", sha256_hex(KEY));
+    let toml = "[[user]]\nfrom = \"api_key\"\nkeys_file = \"keys.toml\"\n";
+    let origin = Origin::ok();
+    let gateway = Gateway::with(toml)
+        .upstream(&origin)
+        .file("keys.toml", &keys("alice"))
+        .start();
+    let write = |text: &str| {
+        fs::write(gateway.folder().join("keys.toml"), text).expect("it is writable");
+    };
+    let user = || {
+        gateway.send(&Request::get("/").header("x-api-key", KEY));
+        let seen = origin.requests();
+        let user = seen.last().and_then(|request| request.header("x-user-id"));
+        user.unwrap_or_default().to_owned()
+    };
+    assert_eq!(user(), "alice");
+    write(&keys("bob"));
+    eventually_eq("the new name", "bob".to_owned(), user);
+    write("[keys.carol]\n");
+    eventually_eq("the complaint", true, || {
+        gateway.stderr().contains("NOT reloaded")
+    });
+    assert_eq!(user(), "bob");
+    assert_eq!(gateway.metric("tidegate_config_reload_success"), 0.0);
+    write(&keys("bob"));
+    gateway.wait_for_metric("tidegate_config_reload_success", 1.0);
+}
+
+#[test]
+fn a_file_is_left_alone_where_it_is_not_to_be_watched() {
+    let unwatched = "[server]\nwatch_config = false\nworkers = 1\n";
+    let gateway = Gateway::with(unwatched).start();
+    gateway.rewrite(&format!("{unwatched}{LIMITED}"));
+    // two watched gateways later it would have been taken up
+    for _ in 0..2 {
+        let watched = Gateway::with("").start();
+        watched.rewrite(LIMITED);
+        eventually_eq("the new limit", vec!["per_ip".to_owned()], || {
+            watched.get("/").limits()
+        });
+    }
+    assert!(gateway.get("/").limits().is_empty());
 }
 
 #[test]

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::support::{
     Gateway, Origin, Request, Response,
-    tokens::{Signer, encode, jwks},
+    tokens::{Signer, encode, jwks, sha256_hex},
 };
 
 /// Everything that can be asked of the admin listener.
@@ -195,10 +195,4 @@ limits = ["login"]
     );
     assert!(output.matches("\"status\":401").count() > 3, "{output}");
     secrets.assert_unsaid("the log", &output);
-}
-
-fn sha256_hex(text: &str) -> String {
-    use sha2::Digest as _;
-    let digest = sha2::Sha256::digest(text);
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

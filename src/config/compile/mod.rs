@@ -26,11 +26,10 @@ use toml::de::DeTable;
 
 use super::{
     Snapshot, Written,
-    changes::short_hash,
     code::Code,
     diagnostic::{Problem, quote},
     file::{Document, Section},
-    keys,
+    keys, read,
     value::Text,
 };
 
@@ -73,8 +72,7 @@ pub(super) fn snapshot(
         files: document.files.seen(),
         ..Written::new(tables)
     };
-    let hashes = written.files.values().map(String::as_bytes);
-    let text = document.source.text().as_bytes();
+    let hash = read::hash(document.source.text().as_bytes(), &written.files);
     Some(Snapshot {
         server,
         listeners: listeners
@@ -90,7 +88,7 @@ pub(super) fn snapshot(
         redis: redis.flatten(),
         admin: admin?,
         log: log?,
-        hash: short_hash(std::iter::once(text).chain(hashes)),
+        hash,
         written,
     })
 }

@@ -38,6 +38,7 @@ pub(super) fn server(file: &Section<'_>) -> Server {
         ),
         max_connections: to_usize(section.integer("max_connections", 100_000, 1..=MAX_CONNECTIONS)),
         max_keys: to_usize(section.integer("max_keys", 1_000_000, 1..=MAX_KEYS)),
+        watch_config: section.boolean("watch_config", true),
     };
     section.finish();
     server

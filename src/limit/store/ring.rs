@@ -4,8 +4,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::{Charge, Store};
 use crate::limit::{
-    Finding, Held, Standing,
+    Finding, Held, Key, Standing,
     log::{Deed, Logs, Owner},
+    words::Ask,
 };
 
 impl Store {
@@ -70,10 +71,17 @@ impl Store {
         owner: Owner,
         deed: Deed,
     ) -> Option<Standing> {
-        let id = charge.limit.state(charge.tier).id;
+        let limit = charge.limit;
+        let id = limit.state(charge.tier).id;
         let ask = charge.ask(now_ns, 0);
+        // looked up before the lock is taken: nobody holds two
+        let inherited = match owner {
+            Owner::Overflow => None,
+            _ if limit.past.is_empty() => None,
+            _ => limit.inheritance(self, charge.key, charge.tier, now_ns),
+        };
         self.rings
-            .visit((id, owner), logs, &ask, deed, |limit, made| {
+            .visit((id, owner), logs, &ask, deed, inherited, |limit, made| {
                 let Some(state) = self.registry.by_id(limit) else {
                     return;
                 };
@@ -85,8 +93,23 @@ impl Store {
                 }
             })
     }
+
+    /// How a ring of the counters `id` stands, if there is one.
+    pub(in crate::limit) fn look_at_ring(
+        &self,
+        id: u16,
+        key: Option<Key>,
+        logs: &Logs,
+        ask: &Ask,
+    ) -> Option<Standing> {
+        self.rings.look((id, owner_of(key)), logs, ask)
+    }
 }
 
 fn owner(charge: &Charge<'_>) -> Owner {
-    charge.key.map_or(Owner::Everybody, Owner::Key)
+    owner_of(charge.key)
+}
+
+fn owner_of(key: Option<Key>) -> Owner {
+    key.map_or(Owner::Everybody, Owner::Key)
 }

@@ -207,13 +207,15 @@ fn debt_outlives_a_configuration_that_changes_the_rate() {
     let store = Store::new(100);
     let before = store.attach(&limit("a", 1, SECOND, 10)).unwrap();
     assert!(store.admit(0, &[charge(&before, 1, 10)]).admitted());
-    let after = store.attach(&limit("a", 2, SECOND, 30)).unwrap();
+    let after = store
+        .succeed(&limit("a", 2, SECOND, 30), &before, &[])
+        .unwrap();
+    store.change_over(0, [&*before].into_iter(), [&*after].into_iter());
     assert_eq!(
         remaining(&store, 0, charge(&after, 1, 1)),
-        10,
-        "10 s of debt in a bucket of 15 s"
+        20,
+        "10 of 30 are spent"
     );
-    assert_eq!(after.keys(), 1);
 }
 
 /// Runs `work` in as many threads at once and adds up what they return.

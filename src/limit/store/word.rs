@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::{Charge, Store};
 use crate::limit::{
-    Finding, Held,
+    Finding, Held, Key,
     registry::{Attached, State},
     table::{Address, Cell, Insertion},
     words::{Ask, Words},
@@ -41,8 +41,10 @@ impl<'s> Place<'s> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Word<'a> {
     words: &'a Words,
+    limit: &'a Attached,
     state: &'a State,
     ask: Ask,
+    key: Option<Key>,
     address: Option<Address>,
 }
 
@@ -55,8 +57,10 @@ impl<'a> Word<'a> {
         let spread = address.map_or(0, |address| address.spread());
         Word {
             words,
+            limit,
             state,
             ask: charge.ask(now_ns, spread),
+            key: charge.key,
             address,
         }
     }
@@ -85,13 +89,20 @@ impl<'a> Word<'a> {
                     cell: None,
                     held: Held::Own,
                 },
-                0,
+                self.first(store),
             ),
             Some(word) => {
                 let cell = Cell::own(word);
                 (Place::new(cell, Held::Overflow), cell.load().unwrap_or(0))
             }
         }
+    }
+
+    /// What a key begins with that has no word: nothing, or what it had spent by the rules before.
+    #[inline]
+    fn first(&self, store: &Store) -> u64 {
+        self.limit
+            .first_word(store, self.words, self.key, &self.ask)
     }
 
     /// Where the word is, what it is, and what the charge would make of it. `Err`: it denies.
@@ -176,7 +187,7 @@ impl<'a> Word<'a> {
             let Some(address) = &self.address else {
                 continue;
             };
-            let word = next(0)?;
+            let word = next(self.first(store))?;
             let idle = store.idle(self.ask.now_ns);
             match store.table.insert(address, word, idle) {
                 Insertion::Placed(previous) => {

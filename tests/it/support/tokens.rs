@@ -110,3 +110,10 @@ pub fn in_seconds(from_now: i64) -> i64 {
 pub fn encode(bytes: impl AsRef<[u8]>) -> String {
     URL_SAFE_NO_PAD.encode(bytes)
 }
+
+/// How a keys file names a key.
+pub fn sha256_hex(text: &str) -> String {
+    use sha2::Digest as _;
+    let digest = sha2::Sha256::digest(text);
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}

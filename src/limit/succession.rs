@@ -1,0 +1,519 @@
+//! What a limit goes on with when a configuration changes it while it counts.
+//!
+//! **Words that mean the same** under the new rule are kept: another amount of a window, a larger burst, other slots.
+//!
+//! **Otherwise** (another rate of a bucket, a smaller burst, another length of a window, another algorithm) the limit begins
+//! with fresh counters, and whoever is not among them yet begins with what it had spent: the units that the old rule had
+//! counted at the moment of the change are charged to it as if it spent them at that moment, at most all that there are.
+//!
+//! ```text
+//!   100/h, 60 spent         the change        10/min
+//!  ───────────────────────────┼─────────────────────────────▶ time
+//!                     spent: 60 of 100 ─▶ 10 of 10
+//! ```
+//!
+//! So nobody is refilled, and nobody waits for longer than who has just spent all of the new quota. What a key inherits depends
+//! on the moment of the change alone and not on when it is asked for, so it is worked out when the key comes back, as often as
+//! that is, and nothing is copied: workers go over to the new configuration one by one and never read words that mean something
+//! else. (A worker that is still about to goes on charging the old counters: these few requests count by the old rule only.)
+//!
+//! **Memory.** Counters that were succeeded keep their slots until nothing of them can matter, which takes as long as the new
+//! quota takes to come back. A limit that changes again before remembers its last [`GENERATIONS`] rules. Slots (requests in
+//! flight) are always kept, since they are given back, and are no debt to any other algorithm.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use arrayvec::ArrayVec;
+
+use super::{
+    Key, Rule, Standing, Store,
+    registry::{Attached, State},
+    table::Address,
+    words::{Ask, Words},
+};
+
+/// Rules of one limit before the one that runs.
+const GENERATIONS: usize = 8;
+
+/// A limit as it was until some moment.
+#[derive(Clone, Debug)]
+pub(super) struct Former {
+    limit: Arc<Attached>,
+    /// By tier of the rule that came after: the tier that it was.
+    tiers: Box<[usize]>,
+    change: Arc<Change>,
+}
+
+/// When one rule followed another; `u64::MAX` while that is only planned.
+#[derive(Debug)]
+struct Change {
+    at_ns: AtomicU64,
+    /// From then on what was spent before does not matter.
+    until_ns: AtomicU64,
+}
+
+impl Change {
+    fn planned() -> Arc<Change> {
+        Arc::new(Change {
+            at_ns: AtomicU64::new(u64::MAX),
+            until_ns: AtomicU64::new(u64::MAX),
+        })
+    }
+}
+
+/// Units that were spent at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Spent {
+    pub(super) at_ns: u64,
+    pub(super) units: u64,
+}
+
+/// What a limit that follows `before` remembers of it, if its counters are fresh; `tiers` says which tier each of its own was.
+pub(super) fn formers(before: &Attached, tiers: &[usize]) -> Box<[Former]> {
+    let direct = Former {
+        limit: Arc::new(before.without_past()),
+        tiers: tiers.into(),
+        change: Change::planned(),
+    };
+    let earlier = before.past.iter().cloned();
+    [direct]
+        .into_iter()
+        .chain(earlier)
+        .take(GENERATIONS)
+        .collect()
+}
+
+/// The same for a limit that goes on with the counters of `before`.
+pub(super) fn inherited(before: &Attached, tiers: &[usize]) -> Box<[Former]> {
+    let mut past = before.past.clone();
+    if let Some(direct) = past.first_mut() {
+        direct.tiers = tiers.iter().map(|&tier| direct.was(tier)).collect();
+    }
+    past
+}
+
+impl Former {
+    fn was(&self, tier: usize) -> usize {
+        self.tiers.get(tier).copied().unwrap_or(0)
+    }
+
+    /// What this rule had counted of a key when it was succeeded; `None` where it did not know the key.
+    fn spent(&self, store: &Store, key: Option<Key>, tier: usize) -> Option<u64> {
+        let at_ns = self.change.at_ns.load(Relaxed);
+        let standing = match &self.limit.rule {
+            Rule::Words(words) => {
+                let state = self.limit.state(tier);
+                let (word, spread) = match key {
+                    None => (state.unkeyed.0.load(Relaxed), 0),
+                    Some(key) => {
+                        let address = Address::new(key, state.id);
+                        (store.table.find(&address)?.load()?, address.spread())
+                    }
+                };
+                words.standing(&ask(tier, at_ns, spread), word)
+            }
+            Rule::Logs(logs) => {
+                let id = self.limit.state(tier).id;
+                store.look_at_ring(id, key, logs, &ask(tier, at_ns, 0))?
+            }
+        };
+        Some(used(&standing))
+    }
+}
+
+impl Attached {
+    /// What a key without counters has spent under the rules before; `None` for nothing.
+    #[cold]
+    pub(super) fn inheritance(
+        &self,
+        store: &Store,
+        key: Option<Key>,
+        tier: usize,
+        now_ns: u64,
+    ) -> Option<Spent> {
+        if self.counts_slots() {
+            return None;
+        }
+        let mut tiers = ArrayVec::<usize, GENERATIONS>::new();
+        let mut tier = tier;
+        for (age, former) in self.past.iter().take(GENERATIONS).enumerate() {
+            if former.change.until_ns.load(Relaxed) <= now_ns || former.limit.counts_slots() {
+                return None;
+            }
+            tier = former.was(tier);
+            tiers.push(tier);
+            let Some(units) = former.spent(store, key, tier) else {
+                continue;
+            };
+            let mut spent = former.at(units);
+            // told on from rule to rule, to the one before this
+            for (former, &tier) in self.past.iter().zip(&tiers).take(age).rev() {
+                let until_ns = former.change.at_ns.load(Relaxed);
+                spent = former.at(former.limit.rule.still_spent(spent, key, tier, until_ns));
+            }
+            return (spent.units > 0).then_some(spent);
+        }
+        None
+    }
+
+    /// The word that a key without one begins with.
+    #[inline]
+    pub(super) fn first_word(
+        &self,
+        store: &Store,
+        words: &Words,
+        key: Option<Key>,
+        ask: &Ask,
+    ) -> u64 {
+        if self.past.is_empty() {
+            return 0;
+        }
+        let spent = self.inheritance(store, key, ask.tier, ask.now_ns);
+        spent.map_or(0, |spent| words.spent(spent, ask.tier, ask.spread))
+    }
+
+    /// Begins to count after the rule before, if it has not yet.
+    pub(super) fn take_over(&self, store: &Store, now_ns: u64) {
+        let Some(former) = self.past.first() else {
+            return;
+        };
+        if former.change.at_ns.load(Relaxed) != u64::MAX {
+            return;
+        }
+        let until_ns = now_ns.saturating_add(self.rule.recovery_ns());
+        former.change.at_ns.store(now_ns, Relaxed);
+        former.change.until_ns.store(until_ns, Relaxed);
+        for state in former.limit.states() {
+            state.retire(now_ns, until_ns);
+        }
+        let Rule::Words(words) = &self.rule else {
+            return;
+        };
+        for tier in 0..self.tiers() {
+            let (state, was) = (self.state(tier), former.was(tier));
+            let word = self.first_word(store, words, None, &ask(tier, now_ns, 0));
+            state.unkeyed.0.fetch_max(word, Relaxed);
+            if let Rule::Words(before) = &former.limit.rule
+                && !(words.is_slots() || before.is_slots())
+            {
+                let crowd = former.limit.state(was).overflow.0.load(Relaxed);
+                let units = used(&before.standing(&ask(was, now_ns, 0), crowd));
+                let word = words.spent(former.at(units), tier, 0);
+                state.overflow.0.fetch_max(word, Relaxed);
+            }
+        }
+    }
+
+    /// Whether it goes on with these counters, or looks back at them.
+    pub(super) fn remembers(&self, id: u16) -> bool {
+        let mut formers = self.past.iter().flat_map(|former| former.limit.states());
+        self.states().into_iter().any(|state| state.id == id) || formers.any(|state| state.id == id)
+    }
+
+    /// Whether requests in flight are what it counts.
+    fn counts_slots(&self) -> bool {
+        matches!(&self.rule, Rule::Words(words) if words.is_slots())
+    }
+}
+
+impl Former {
+    fn at(&self, units: u64) -> Spent {
+        let at_ns = self.change.at_ns.load(Relaxed);
+        Spent { at_ns, units }
+    }
+}
+
+impl State {
+    /// Its words matter until then, and only as they are now.
+    pub(super) fn retire(&self, now_ns: u64, until_ns: u64) {
+        self.succeeded_ns.store(now_ns, Relaxed);
+        self.until_ns.store(until_ns, Relaxed);
+    }
+
+    /// Whether a word carries no information: a key without it would stand the same.
+    pub(super) fn is_idle(&self, now_ns: u64, spread: u64, word: u64) -> bool {
+        let then_ns = now_ns.min(self.succeeded_ns.load(Relaxed));
+        self.form.is_idle(then_ns, spread, word) || self.until_ns.load(Relaxed) <= now_ns
+    }
+}
+
+impl Rule {
+    /// Whether counters of `before` say the same under this rule.
+    pub(super) fn continues(&self, before: &Rule, tiers: &[usize]) -> bool {
+        match (self, before) {
+            (Rule::Words(words), Rule::Words(before)) => words.continues(before, tiers),
+            (Rule::Logs(logs), Rule::Logs(before)) => {
+                let mut pairs = tiers.iter().enumerate();
+                pairs.all(|(tier, &was)| logs.form(tier) == before.form(was))
+            }
+            _ => false,
+        }
+    }
+
+    /// After so long nothing counts that is spent now.
+    fn recovery_ns(&self) -> u64 {
+        match self {
+            Rule::Words(words) => words.recovery_ns(),
+            Rule::Logs(logs) => logs.recovery_ns(),
+        }
+    }
+
+    /// What counts at a later moment of what was spent, when nothing else is.
+    fn still_spent(&self, spent: Spent, key: Option<Key>, tier: usize, at_ns: u64) -> u64 {
+        match self {
+            Rule::Words(words) => {
+                let spread = key.map_or(0, |key| Address::new(key, 0).spread());
+                let word = words.spent(spent, tier, spread);
+                used(&words.standing(&ask(tier, at_ns, spread), word))
+            }
+            Rule::Logs(logs) => logs.still_spent(spent, tier, at_ns),
+        }
+    }
+}
+
+impl Words {
+    /// The word of a key that has spent this and nothing else.
+    fn spent(&self, spent: Spent, tier: usize, spread: u64) -> u64 {
+        let ask = Ask {
+            cost: spent.units,
+            ..ask(tier, spent.at_ns, spread)
+        };
+        self.charge_anyway(&ask, 0)
+    }
+}
+
+fn ask(tier: usize, now_ns: u64, spread: u64) -> Ask {
+    Ask {
+        tier,
+        now_ns,
+        cost: 0,
+        max_delay_ns: 0,
+        spread,
+    }
+}
+
+fn used(standing: &Standing) -> u64 {
+    standing.capacity.saturating_sub(standing.remaining)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::limit::{Algorithm, Charge, Limit, Quota};
+
+    const SECOND: u64 = 1_000_000_000;
+    const HOUR: u64 = 3_600 * SECOND;
+
+    const RATES: [Algorithm; 5] = [
+        Algorithm::TokenBucket,
+        Algorithm::LeakyBucket,
+        Algorithm::FixedWindow,
+        Algorithm::SlidingWindow,
+        Algorithm::SlidingLog,
+    ];
+
+    fn limit(algorithm: Algorithm, quotas: &[(u64, u64)]) -> Limit {
+        let quota = |&(amount, period_ns)| {
+            Quota::new(amount, Duration::from_nanos(period_ns), amount).unwrap()
+        };
+        let quotas: Vec<Quota> = quotas.iter().map(quota).collect();
+        Limit::new("a", algorithm, &quotas).unwrap()
+    }
+
+    fn charge(limit: &Attached, key: u128) -> Charge<'_> {
+        Charge {
+            limit,
+            tier: 0,
+            key: (key > 0).then_some(Key(
+                key.wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_0C12_3456_789B)
+            )),
+            cost: 1,
+            max_delay_ns: 0,
+        }
+    }
+
+    fn spend(store: &Store, now_ns: u64, charge: &Charge<'_>, times: u64) -> u64 {
+        let admitted = (0..times).filter(|_| store.admit(now_ns, &[*charge]).admitted());
+        admitted.count() as u64
+    }
+
+    fn left(store: &Store, now_ns: u64, charge: &Charge<'_>) -> u64 {
+        store.peek(now_ns, &[*charge]).standings()[0].remaining
+    }
+
+    /// `before` counts until the hour, then what this makes of it.
+    fn change(store: &Store, now_ns: u64, before: &Attached, after: &Limit) -> Arc<Attached> {
+        let after = store.succeed(after, before, &[0, 1, 2]).unwrap();
+        store.change_over(now_ns, [before].into_iter(), [&*after].into_iter());
+        after
+    }
+
+    #[test]
+    fn what_was_spent_stays_spent_whatever_the_limit_becomes() {
+        for (old, new) in RATES.iter().flat_map(|old| RATES.map(|new| (*old, new))) {
+            for key in [0, 7] {
+                let case = format!("{old:?} to {new:?}, key {key}");
+                let store = Store::new(100);
+                let before = store.attach(&limit(old, &[(60, HOUR)])).unwrap();
+                assert_eq!(spend(&store, HOUR, &charge(&before, key), 45), 45, "{case}");
+                let more = change(&store, HOUR, &before, &limit(new, &[(100, 60 * SECOND)]));
+                let key_of_more = charge(&more, key);
+                assert_eq!(left(&store, HOUR, &key_of_more), 55, "{case}");
+                assert_eq!(spend(&store, HOUR, &key_of_more, 100), 55, "{case}");
+                // both windows of a sliding window
+                assert_eq!(
+                    left(&store, HOUR + 120 * SECOND, &key_of_more),
+                    100,
+                    "{case}"
+                );
+
+                let before = store.attach(&limit(old, &[(60, HOUR)])).unwrap();
+                spend(&store, HOUR, &charge(&before, key), 45);
+                let less = change(&store, HOUR, &before, &limit(new, &[(10, 60 * SECOND)]));
+                let key_of_less = charge(&less, key);
+                assert_eq!(spend(&store, HOUR, &key_of_less, 9), 0, "{case}: 45 of 10");
+                assert_eq!(
+                    left(&store, HOUR + 120 * SECOND, &key_of_less),
+                    10,
+                    "{case}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_key_that_comes_back_late_has_what_time_has_given_back_by_the_new_rule() {
+        let store = Store::new(100);
+        let rates = |amount| limit(Algorithm::TokenBucket, &[(amount, HOUR)]);
+        let before = store.attach(&rates(60)).unwrap();
+        spend(&store, HOUR, &charge(&before, 7), 60);
+        let after = change(&store, HOUR, &before, &rates(120));
+        assert_eq!(left(&store, HOUR, &charge(&after, 7)), 60);
+        assert_eq!(left(&store, HOUR + HOUR / 4, &charge(&after, 7)), 90);
+        // it has a slot of its own, is full, and is forgotten: that must not bring its debt back
+        spend(&store, HOUR + HOUR / 4, &charge(&after, 7), 1);
+        assert_eq!(left(&store, 3 * HOUR, &charge(&after, 7)), 120);
+        assert!(
+            after
+                .inheritance(&store, charge(&after, 7).key, 0, 3 * HOUR)
+                .is_none()
+        );
+    }
+
+    #[test]
+    fn changes_that_follow_each_other_are_told_on() {
+        let store = Store::new(100);
+        let rates = |amount, period| limit(Algorithm::TokenBucket, &[(amount, period)]);
+        let mut running = store.attach(&rates(60, HOUR)).unwrap();
+        spend(&store, HOUR, &charge(&running, 7), 30);
+        for turn in 1..=100 {
+            running = change(&store, HOUR, &running, &rates(60 + turn, HOUR));
+        }
+        assert_eq!(
+            left(&store, HOUR, &charge(&running, 7)),
+            160,
+            "of a key not seen for {GENERATIONS} rules nothing is known"
+        );
+        assert_eq!(running.past.len(), GENERATIONS);
+
+        let mut running = store.attach(&rates(60, HOUR)).unwrap();
+        spend(&store, HOUR, &charge(&running, 8), 30);
+        for turn in 1..GENERATIONS as u64 {
+            running = change(&store, HOUR, &running, &rates(60 + turn, HOUR));
+        }
+        let last = 60 + GENERATIONS as u64 - 1;
+        assert_eq!(left(&store, HOUR, &charge(&running, 8)), last - 30);
+        assert_eq!(spend(&store, HOUR, &charge(&running, 8), 100), last - 30);
+    }
+
+    #[test]
+    fn a_tier_is_charged_what_the_tier_of_that_name_had_spent() {
+        let store = Store::new(100);
+        let before = limit(Algorithm::FixedWindow, &[(10, HOUR), (100, 60 * SECOND)]);
+        let before = store.attach(&before).unwrap();
+        let pro = Charge {
+            tier: 1,
+            ..charge(&before, 7)
+        };
+        assert_eq!(spend(&store, HOUR, &pro, 40), 40);
+        // the second tier is the third now
+        let after = limit(
+            Algorithm::FixedWindow,
+            &[(10, HOUR), (50, HOUR), (100, 2 * HOUR)],
+        );
+        let after = store.succeed(&after, &before, &[0, 0, 1]).unwrap();
+        store.change_over(HOUR, [&*before].into_iter(), [&*after].into_iter());
+        let tier = |tier| Charge {
+            tier,
+            ..charge(&after, 7)
+        };
+        let left = [0, 1, 2].map(|index| left(&store, HOUR, &tier(index)));
+        assert_eq!(left, [10, 50, 60]);
+    }
+
+    #[test]
+    fn counters_that_still_mean_the_same_are_kept() {
+        let store = Store::new(100);
+        let attach =
+            |algorithm, amount| store.attach(&limit(algorithm, &[(amount, HOUR)])).unwrap();
+        let same = |before: &Arc<Attached>, after: &Limit| {
+            let after = change(&store, HOUR, before, after);
+            Arc::ptr_eq(before.state(0), after.state(0))
+        };
+        for algorithm in [
+            Algorithm::FixedWindow,
+            Algorithm::SlidingWindow,
+            Algorithm::SlidingLog,
+        ] {
+            assert!(same(
+                &attach(algorithm, 10),
+                &limit(algorithm, &[(20, HOUR)])
+            ));
+        }
+        let bucket = |burst| {
+            let quota = Quota::new(10, Duration::from_secs(1), burst).unwrap();
+            Limit::new("a", Algorithm::TokenBucket, &[quota]).unwrap()
+        };
+        assert!(same(&store.attach(&bucket(10)).unwrap(), &bucket(30)));
+        assert!(
+            !same(&store.attach(&bucket(30)).unwrap(), &bucket(10)),
+            "who owes 30"
+        );
+        let slots = |count| {
+            Limit::new("a", Algorithm::Concurrency, &[Quota::slots(count).unwrap()]).unwrap()
+        };
+        let before = store.attach(&slots(3)).unwrap();
+        let held = store.admit(HOUR, &[charge(&before, 7)]).findings[0].held();
+        let after = change(&store, HOUR, &before, &slots(1));
+        assert_eq!(
+            left(&store, HOUR, &charge(&after, 7)),
+            0,
+            "one is in flight"
+        );
+        store.release(HOUR, &charge(&before, 7), held);
+        assert_eq!(left(&store, HOUR, &charge(&after, 7)), 1);
+    }
+
+    #[test]
+    fn what_a_removed_limit_held_is_room_for_others() {
+        let store = Store::new(8);
+        let long = limit(Algorithm::TokenBucket, &[(1, HOUR)]);
+        let gone = store.attach(&long).unwrap();
+        (1..=64).for_each(|key| _ = spend(&store, HOUR, &charge(&gone, key), 1));
+        let other = store.attach(&long).unwrap();
+        spend(&store, HOUR, &charge(&other, 99), 1);
+        assert_eq!(
+            (other.keys(), other.overflowed() > 0),
+            (0, true),
+            "full of debtors"
+        );
+        store.change_over(HOUR, [&*gone, &*other].into_iter(), [&*other].into_iter());
+        assert_eq!(spend(&store, HOUR, &charge(&other, 100), 1), 1);
+        assert_eq!(other.keys(), 1);
+    }
+}
