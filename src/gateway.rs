@@ -317,10 +317,10 @@ impl Worker {
             headers: &head.headers,
             host: target.authority,
             scheme: exchange.from.scheme(),
-            via_version: if head.version == Version::HTTP_2 {
-                "2.0"
-            } else {
-                "1.1"
+            via_version: match head.version {
+                Version::HTTP_2 => "2.0",
+                Version::HTTP_10 => "1.0",
+                _ => "1.1",
             },
             client: &exchange.asked.as_ref()?.client,
             managed: &self.shared.plan.managed,
@@ -328,6 +328,7 @@ impl Worker {
             pseudonym: &self.shared.pseudonym,
             over: &exchange.tags,
             websocket: target.websocket,
+            hears: (head.version == Version::HTTP_11).then_some(exchange.from as _),
         })
     }
 }

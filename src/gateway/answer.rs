@@ -17,13 +17,20 @@ use crate::{
     identity::{Client, Rejected},
     limit::{MAX_LIMITS, Standings},
     listener::{
+        Peer,
         inbound::{InboundBody, InboundError},
         request::{self, Malformed},
     },
     response::{self, Denial, Grpc, Met, Refusal, X_RATELIMIT_WARNING, X_REQUEST_ID},
     route::path::PathError,
-    upstream::{Tunnel, UpstreamError},
+    upstream::{self, Tunnel, UpstreamError},
 };
+
+impl upstream::headers::Hears for Peer {
+    fn hear(&self, status: StatusCode, headers: &HeaderMap) -> bool {
+        self.pass_on_interim(status, headers)
+    }
+}
 
 /// Of so many decisions one is timed: taking the time twice costs as much as deciding.
 const TIMED: u32 = 16;

@@ -7,6 +7,7 @@ pub mod clock;
 pub mod drain;
 pub mod handover;
 pub mod inbound;
+mod interim;
 mod ledger;
 pub mod proxy_protocol;
 pub mod request;

@@ -12,7 +12,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderValue, Request, Response, header::CONNECTION};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header::CONNECTION};
 use http_body::Body;
 use hyper::{
     body::Incoming,
@@ -30,6 +30,7 @@ use super::{
     clock::Clock,
     drain::Ticket,
     handover::{ClientEnd, Takeover},
+    interim::Interim,
     proxy_protocol::{self, Received},
     stream::Stream,
     streams::{Current, Streams, Tracked},
@@ -70,6 +71,7 @@ pub struct Peer {
     /// The certificate that the client has proved to hold.
     pub certificate: Option<Certificate>,
     clock: Rc<Clock>,
+    interim: Rc<Interim>,
     takeover: RefCell<Option<Takeover>>,
 }
 
@@ -89,6 +91,7 @@ impl Peer {
             listener,
             certificate,
             clock: Rc::new(clock),
+            interim: Rc::default(),
             takeover: RefCell::default(),
         }
     }
@@ -109,6 +112,12 @@ impl Peer {
     /// The answer is a 101: when it has left, the connection is no longer HTTP's. HTTP/1.1 only.
     pub fn hand_over(&self, to: Takeover) {
         self.takeover.replace(Some(to));
+    }
+
+    /// An interim response of whoever is asked, to be passed on before the answer. `false` where there is no room for it.
+    /// HTTP/1.1 only: older clients know of none, and the HTTP/2 library cannot send them.
+    pub fn pass_on_interim(&self, status: StatusCode, headers: &HeaderMap) -> bool {
+        self.interim.push(status, headers)
     }
 
     /// Whether a client that closes its side of the connection now has left: more of its request is awaited, or it awaits
@@ -219,7 +228,7 @@ where
 {
     let settings = &peer.listener;
     let clock = Rc::clone(&peer.clock);
-    let mut io = TimedIo::new(io, Rc::clone(&clock));
+    let mut io = TimedIo::new(io, Rc::clone(&clock), Rc::clone(&peer.interim));
     let current = Rc::new(Current::default());
     let http2 = match agreed {
         Some(protocol) => protocol == Protocol::Http2,

@@ -23,7 +23,7 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
-use super::{clock::Clock, ledger::Cut};
+use super::{clock::Clock, interim::Interim, ledger::Cut};
 
 /// How long an answer may take that goes to a client which has closed its side.
 const HALF_CLOSED_PATIENCE: Duration = Duration::from_secs(2);
@@ -35,6 +35,8 @@ pub(super) struct TimedIo<S> {
     /// Bytes that were read before the protocol was known.
     prefix: Bytes,
     clock: Rc<Clock>,
+    /// What is written between two messages of the protocol above.
+    interim: Rc<Interim>,
     timer: Option<Pin<Box<Sleep>>>,
     /// Runs while the client takes nothing of what there is to write.
     stalled: Option<Pin<Box<Sleep>>>,
@@ -46,11 +48,12 @@ pub(super) struct TimedIo<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> TimedIo<S> {
-    pub(super) fn new(io: S, clock: Rc<Clock>) -> Self {
+    pub(super) fn new(io: S, clock: Rc<Clock>, interim: Rc<Interim>) -> Self {
         Self {
             io,
             prefix: Bytes::new(),
             clock,
+            interim,
             timer: None,
             stalled: None,
             lingering: None,
@@ -138,6 +141,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TimedIo<S> {
         timer.as_mut().poll(cx)
     }
 
+    fn poll_make_way(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.interim.poll_make_way(&mut self.io, cx)
+    }
+
     /// Whatever there is to write, the client has to take some of it now and then.
     fn timed<T>(
         &mut self,
@@ -208,7 +215,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimedIo<S> {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let outcome = Pin::new(&mut self.io).poll_write(cx, buf);
+        let outcome = match self.poll_make_way(cx) {
+            Poll::Ready(Ok(())) => Pin::new(&mut self.io).poll_write(cx, buf),
+            blocked => blocked.map_ok(|()| 0),
+        };
         self.timed(outcome, cx)
     }
 
@@ -217,7 +227,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimedIo<S> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let outcome = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
+        let outcome = match self.poll_make_way(cx) {
+            Poll::Ready(Ok(())) => Pin::new(&mut self.io).poll_write_vectored(cx, bufs),
+            blocked => blocked.map_ok(|()| 0),
+        };
         self.timed(outcome, cx)
     }
 
@@ -227,7 +240,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimedIo<S> {
 
     /// Over TLS, what was written may still be here.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let outcome = Pin::new(&mut self.io).poll_flush(cx);
+        let this = &mut *self;
+        let outcome = match this.interim.poll_send(&mut this.io, cx) {
+            Poll::Ready(Ok(())) => Pin::new(&mut this.io).poll_flush(cx),
+            blocked => blocked,
+        };
         self.timed(outcome, cx)
     }
 

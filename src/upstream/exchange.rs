@@ -25,7 +25,7 @@ use super::{
     websocket,
 };
 
-/// Sends, and waits for the head of the final response. Interim responses end here (103 cannot be passed on).
+/// Sends, and waits for the head of the final response. Interim responses are passed on as they come.
 pub(super) async fn exchange<B>(
     mut connection: Connection,
     sending: Sending<B>,
@@ -92,7 +92,7 @@ where
     Ok(response)
 }
 
-/// Interim responses (100, 103, …) that may precede the final one; they end here.
+/// Interim responses (100, 103, …) that may precede the final one.
 pub(super) const MAX_INTERIM: u8 = 32;
 
 fn poll_head(
@@ -115,6 +115,11 @@ fn poll_head(
             *interim += 1;
             if *interim > MAX_INTERIM {
                 return Poll::Ready(Err(UpstreamError::Protocol("too many interim responses")));
+            }
+            if request.pass_on(head.status, &head.headers) {
+                // it leaves when this task has nothing else to do, which may be while the final one is here already
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
             }
             continue;
         }

@@ -264,7 +264,8 @@ impl Upstream {
             let head = http2::head(request, self.host_for(pool, request.host), framing)?;
             let place = Lines::take(pool).await?;
             let reused = place.reused;
-            let outcome = http2::exchange(place, head, unsent, self.fleet.settings()).await;
+            let outcome =
+                http2::exchange(place, head, unsent, self.fleet.settings(), request).await;
             let may_repeat = match &outcome {
                 Err(Failed::Upstream(UpstreamError::Refused(_))) => is_first,
                 Err(Failed::Upstream(UpstreamError::Closed(_))) => {

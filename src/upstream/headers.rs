@@ -8,7 +8,7 @@ use std::{fmt::Write as _, net::IpAddr};
 
 use bytes::{BufMut, BytesMut};
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Method,
+    HeaderMap, HeaderName, HeaderValue, Method, StatusCode,
     header::{
         CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, TE, TRAILER,
         TRANSFER_ENCODING, UPGRADE, VIA,
@@ -51,6 +51,23 @@ pub struct Outbound<'a> {
     pub over: &'a [&'a str],
     /// Whether it is a valid handshake for WebSocket, to be passed on as one.
     pub websocket: bool,
+    /// Who hears the server's interim responses, if the client knows of such.
+    pub hears: Option<&'a dyn Hears>,
+}
+
+/// Who hears the interim responses of a server (RFC 9110 §15.2).
+pub trait Hears: std::fmt::Debug {
+    /// Takes one up, to be passed on before the answer. `false` where there is no room for it.
+    fn hear(&self, status: StatusCode, headers: &HeaderMap) -> bool;
+}
+
+impl Outbound<'_> {
+    /// Passes an interim response on; `true` where that needs the caller to give way. A 100 answers what nobody asked: the
+    /// server is not told of `Expect`.
+    pub(super) fn pass_on(&self, status: StatusCode, headers: &HeaderMap) -> bool {
+        let hears = self.hears.filter(|_| status != StatusCode::CONTINUE);
+        hears.is_some_and(|hears| hears.hear(status, headers))
+    }
 }
 
 /// How the request body is framed towards the server.

@@ -6,6 +6,7 @@ mod connections;
 mod failures;
 mod headers;
 mod http2_servers;
+mod interim;
 mod responses;
 mod streaming;
 mod websockets;

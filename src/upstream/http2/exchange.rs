@@ -34,7 +34,7 @@ use super::{
     upload::Upload,
 };
 
-/// Sends a request, and waits for the head of the final response. Interim responses end here.
+/// Sends a request, and waits for the head of the final response. Interim responses are passed on as they come.
 ///
 /// Where the server refuses to look at the request and nothing of its body was taken, the body is back in `unsent`.
 pub(in crate::upstream) async fn exchange<B>(
@@ -42,6 +42,7 @@ pub(in crate::upstream) async fn exchange<B>(
     request: Request<()>,
     unsent: &mut Option<B>,
     settings: &Settings,
+    asked: &Outbound<'_>,
 ) -> Result<Response<StreamBody<B>>, Failed<B::Error>>
 where
     B: Body<Data = Bytes> + Unpin,
@@ -56,7 +57,7 @@ where
         }
     };
     let mut upload = unsent.take().map(|body| Upload::new(stream, body));
-    let answered = answer(&mut response, &mut upload, &place, settings).await;
+    let answered = answer(&mut response, &mut upload, &place, settings, asked).await;
     let response = match answered {
         Ok(response) => response,
         Err(Failed::Upstream(error)) => {
@@ -89,6 +90,7 @@ async fn answer<B>(
     upload: &mut Option<Upload<B>>,
     place: &Place,
     settings: &Settings,
+    asked: &Outbound<'_>,
 ) -> Result<Response<RecvStream>, Failed<B::Error>>
 where
     B: Body<Data = Bytes> + Unpin,
@@ -110,7 +112,7 @@ where
                 Poll::Pending => {}
             }
         }
-        if let Poll::Ready(head) = poll_head(response, place, &mut interim, cx) {
+        if let Poll::Ready(head) = poll_head(response, place, asked, &mut interim, cx) {
             return Poll::Ready(head.map_err(Failed::Upstream));
         }
         // a client that is slow with its body is not the server's fault: the listener watches that
@@ -131,14 +133,22 @@ where
 fn poll_head(
     response: &mut ResponseFuture,
     place: &Place,
+    asked: &Outbound<'_>,
     interim: &mut u8,
     cx: &mut Context<'_>,
 ) -> Poll<Result<Response<RecvStream>, UpstreamError>> {
     while let Poll::Ready(Some(head)) = response.poll_informational(cx) {
-        head.map_err(|error| failure(&error, place))?;
+        let mut head = head.map_err(|error| failure(&error, place))?;
         *interim += 1;
         if *interim > MAX_INTERIM {
             return Poll::Ready(Err(UpstreamError::Protocol("too many interim responses")));
+        }
+        headers::remove_hop_by_hop(head.headers_mut());
+        head.headers_mut().remove(CONTENT_LENGTH);
+        if asked.pass_on(head.status(), head.headers()) {
+            // it leaves when this task has nothing else to do, which may be while the final one is here already
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
         }
     }
     let head = ready!(Pin::new(response).poll(cx)).map_err(|error| failure(&error, place))?;

@@ -1,8 +1,6 @@
 //! What an origin may answer, and what a client sees of it: framing, statuses without a body, answers that are none.
 
-use std::time::Duration;
-
-use crate::support::{Broken, Gateway, Origin, Request, Response, http2, raw};
+use crate::support::{Broken, Gateway, Origin, Request, Response};
 
 /// What a client sees of these bytes, when the origin closes after them.
 fn through(bytes: &str) -> Result<Response, Broken> {
@@ -190,43 +188,4 @@ fn an_upgrade_that_nobody_asked_for_is_502() {
     let bytes =
         "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n";
     assert_eq!(status_of(bytes), 502);
-}
-
-#[test]
-fn interim_answers_do_not_take_the_place_of_the_final_one() {
-    let origin = Origin::sending(
-        "HTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
-    );
-    let gateway = Gateway::with("").upstream(&origin).start();
-    let response = gateway.get("/");
-    assert_eq!((response.status, response.text().as_str()), (200, "ok"));
-    assert!(
-        response.interim.iter().all(|status| *status == 103),
-        "passed on or left out: {:?}",
-        response.interim
-    );
-    let old = raw::send(
-        gateway.address(),
-        b"GET / HTTP/1.0\r\nHost: a.example\r\n\r\n",
-        Duration::from_secs(5),
-    );
-    assert_eq!(old.statuses(), ["200"], "HTTP/1.0 knows no interim answers");
-    assert_eq!(
-        http2::send(gateway.address(), &Request::get("/")).status,
-        200
-    );
-}
-
-#[test]
-fn interim_answers_without_end_are_502() {
-    let origin = Origin::new(|exchange| {
-        exchange.read_body()?;
-        loop {
-            exchange.write("HTTP/1.1 103 Early Hints\r\n\r\n".repeat(100).as_bytes())?;
-        }
-    });
-    let toml = "[upstream.origin]\nservers = [\"{origin}\"]\nresponse_timeout = \"1s\"\n";
-    let gateway = Gateway::with(toml).upstream(&origin).start();
-    let status = gateway.get("/").status;
-    assert!(matches!(status, 502 | 504), "{status}");
 }
