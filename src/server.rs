@@ -10,6 +10,7 @@
 //! the metrics. A request never touches it.
 
 mod certificates;
+mod descriptors;
 mod errands;
 mod reload;
 mod watcher;
@@ -144,7 +145,8 @@ pub fn start(
         })
         .collect();
     let admin_address = admin_socket.local_addr()?;
-    let max_connections = snapshot.server.max_connections;
+    let max_connections = descriptors::for_connections(snapshot.server.max_connections);
+    descriptors::warn_if_few(snapshot.server.max_connections);
     metrics.config_loaded(&snapshot.hash, SystemTime::now());
     telemetry::log::install_panic_hook(metrics.panics());
     let shared = Arc::new(Shared::new(Arc::new(snapshot), metrics)?);

@@ -22,6 +22,7 @@ use tokio::{
 
 use super::{
     certificates::Certificates,
+    descriptors,
     errands::{self, UnderWay},
     worker::{Assigned, Opening, Order},
 };
@@ -159,8 +160,11 @@ impl Reloader {
 
     /// Lets more or fewer connections be open at once; those beyond a lower bound end by themselves.
     fn resize(&self, snapshot: &Snapshot) {
-        let most =
-            |snapshot: &Snapshot| snapshot.server.max_connections.min(Semaphore::MAX_PERMITS);
+        descriptors::warn_if_few(snapshot.server.max_connections);
+        let most = |snapshot: &Snapshot| {
+            let most = descriptors::for_connections(snapshot.server.max_connections);
+            most.min(Semaphore::MAX_PERMITS)
+        };
         let (before, after) = (most(self.current.shared().snapshot()), most(snapshot));
         self.connections.add_permits(after.saturating_sub(before));
         let fewer = u32::try_from(before.saturating_sub(after)).unwrap_or(u32::MAX);

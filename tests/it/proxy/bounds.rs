@@ -5,7 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{Client, Gateway, Origin, Request, http2, raw, wait::eventually_eq};
+use crate::support::{
+    Client, Gateway, Origin, Request, eventually, http2, raw, wait::eventually_eq,
+};
 
 /// Long enough for an answer that comes at once, on a busy machine.
 const SOON: Duration = Duration::from_secs(5);
@@ -262,6 +264,37 @@ fn beyond_max_connections_accept_pauses_and_resumes() {
     );
     drop(held);
     assert_eq!(third.read_response("GET").expect("its turn").status, 200);
+}
+
+#[test]
+fn as_many_descriptors_are_taken_as_there_may_be_and_some_are_never_given_to_clients() {
+    let origin = Origin::ok();
+    let gateway = Gateway::with("[server]\nworkers = 1\n")
+        .upstream(&origin)
+        .descriptors(60, 160)
+        .start();
+    assert_eq!(gateway.metric("process_max_fds"), 160.0);
+    eventually("a line that says so", || {
+        let said = gateway.output();
+        match said.contains("beyond 120 connections") {
+            true => Ok(()),
+            false => Err(said),
+        }
+    });
+    // more than it was started with, and more than it lets in
+    let mut clients: Vec<Client> = (0..150).map(|_| gateway.connect()).collect();
+    for client in clients.iter_mut().take(100) {
+        assert_eq!(client.send(&Request::get("/")).status, 200);
+    }
+    gateway.wait_for_metric("tidegate_upstream_errors_total", 0.0);
+    gateway.wait_for_metric("tidegate_accept_errors_total", 0.0);
+    clients.truncate(20);
+    let mut late = gateway.connect();
+    assert_eq!(
+        late.send(&Request::get("/")).status,
+        200,
+        "there is room again"
+    );
 }
 
 #[test]

@@ -62,6 +62,7 @@ pub struct Builder {
     origin: Option<String>,
     files: Vec<(String, String)>,
     environment: Vec<(String, String)>,
+    descriptors: Option<(u32, u32)>,
 }
 
 impl Gateway {
@@ -74,12 +75,13 @@ impl Gateway {
             origin: None,
             files: Vec::new(),
             environment: Vec::new(),
+            descriptors: None,
         }
     }
 
     /// Starts `tidegate run` with these arguments and no configuration file of the test's.
     pub fn run(arguments: &[&str]) -> Gateway {
-        Gateway::start_in(new_folder(), arguments, &[], String::new())
+        Gateway::start_in(new_folder(), arguments, &[], None, String::new())
             .unwrap_or_else(|finished| panic!("the gateway did not start: {finished}"))
     }
 
@@ -87,10 +89,14 @@ impl Gateway {
         folder: TempDir,
         arguments: &[&str],
         environment: &[(String, String)],
+        descriptors: Option<(u32, u32)>,
         origin: String,
     ) -> Result<Gateway, Finished> {
         let ready_file = folder.path().join("ready.json");
-        let mut command = tidegate_command(folder.path());
+        let mut command = match descriptors {
+            Some((soft, hard)) => with_descriptors(&tidegate_command(folder.path()), soft, hard),
+            None => tidegate_command(folder.path()),
+        };
         command
             .arg("run")
             .args(arguments)
@@ -304,6 +310,29 @@ impl Gateway {
     }
 }
 
+/// The same command, in a shell that lowers the limits first and then becomes it.
+fn with_descriptors(command: &Command, soft: u32, hard: u32) -> Command {
+    let mut limited = Command::new("sh");
+    limited
+        .arg("-c")
+        .arg(format!(
+            "ulimit -Sn {soft} && ulimit -Hn {hard} && exec \"$0\" \"$@\""
+        ))
+        .arg(command.get_program())
+        .args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => limited.env(name, value),
+            None => limited.env_remove(name),
+        };
+    }
+    if let Some(folder) = command.get_current_dir() {
+        limited.current_dir(folder);
+    }
+    piped(&mut limited);
+    limited
+}
+
 impl Drop for Gateway {
     fn drop(&mut self) {
         let _ = self.child.kill();
@@ -338,6 +367,12 @@ impl Builder {
         self
     }
 
+    /// The file descriptors that it may have: those that it starts with, and the most.
+    pub fn descriptors(mut self, soft: u32, hard: u32) -> Builder {
+        self.descriptors = Some((soft, hard));
+        self
+    }
+
     /// Starts, and waits until it is ready. Fails the test with its stderr where it does not start.
     pub fn start(self) -> Gateway {
         self.try_start()
@@ -353,10 +388,11 @@ impl Builder {
     }
 
     fn try_start(self) -> Result<Gateway, Finished> {
-        let (origin, environment) = (self.server(), self.environment.clone());
+        let (environment, descriptors) = (self.environment.clone(), self.descriptors);
+        let origin = self.server();
         let (folder, config) = self.write();
         let arguments = ["--config", &*config.to_string_lossy()];
-        Gateway::start_in(folder, &arguments, &environment, origin)
+        Gateway::start_in(folder, &arguments, &environment, descriptors, origin)
     }
 
     /// Writes the files of the configuration into a folder of their own.
