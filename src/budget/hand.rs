@@ -23,6 +23,11 @@ use zerocopy::FromZeros;
 use super::lease::{self, MAX_TOKENS};
 use crate::limit::Key;
 
+mod slots;
+
+pub use slots::Lent;
+pub(super) use slots::{NoSlot, Slots};
+
 /// Tags in a group: a cache line.
 const WAYS: usize = 8;
 /// Bits of a packed word that hold tokens; the rest is the deadline in ms.
@@ -422,6 +427,11 @@ impl Hands {
     pub(super) fn hand(&self, place: usize) -> Hand<'_> {
         let (hands, _) = self.words[self.skip..].as_chunks();
         Hand(&hands[place])
+    }
+
+    /// The same of a limit on requests in flight.
+    pub(super) fn slots(&self, place: usize) -> Slots<'_> {
+        Slots(self.hand(place).0)
     }
 
     /// Whether a place is (still) this key's. Overflow hands are everybody's.

@@ -10,11 +10,13 @@
 //! for the reply to the call of its key; whoever arrives meanwhile waits for the same one. When a call has taken the budget,
 //! all who wait are told to go on alone; its reply is banked when it comes.
 //!
-//! Read `message` (what is said), then `leases` with `entry` (keys and their tokens), then `wire` (calls and servers).
+//! Read `message` (what is said), then `leases` with `entry` (keys and their tokens), `slots` (keys whose requests in flight are
+//! counted), then `wire` (calls and servers).
 
 mod entry;
 mod leases;
 mod message;
+mod slots;
 mod wire;
 
 use std::{
@@ -27,15 +29,18 @@ use tokio::{sync::mpsc, time::Instant};
 use super::{
     Degraded,
     hand::Hands,
+    lease::Algorithm,
     redis::{Failure, Patience, Target},
 };
 use crate::telemetry::handles::BudgetMetrics;
 
 use leases::Leases;
+use slots::InFlight;
 use wire::{Event, EventKind, Wire};
 
 pub(super) use entry::alone;
 pub(super) use message::{Answer, Grant, Message, Question, Word};
+pub(super) use slots::most_alone;
 
 /// Messages that may wait for the keeper, and events.
 pub(super) const QUEUE: usize = 16_384;
@@ -60,25 +65,29 @@ pub(super) struct Duty {
 pub(super) struct Keeper {
     wire: Wire,
     leases: Leases,
+    in_flight: InFlight,
 }
 
 impl Keeper {
-    /// Serves until it is told to close. `started` hears whether Redis answered the first time.
+    /// Serves until it is told to close, or nobody can tell it anything any more: `keeper` does not count. `started` hears
+    /// whether Redis answered the first time.
     pub(super) async fn run(
         duty: Duty,
+        keeper: mpsc::WeakSender<Message>,
         mut messages: mpsc::Receiver<Message>,
         started: SyncSender<Result<(), Failure>>,
     ) {
         let (events, mut happened) = mpsc::channel(QUEUE);
         let mut keeper = Keeper {
             leases: Leases::new(Arc::clone(&duty.hands)),
+            in_flight: InFlight::new(Arc::clone(&duty.hands), keeper),
             wire: Wire::new(duty, events),
         };
         // nobody waits for the answer any more where the process gives up
         let _ = started.send(keeper.wire.connect().await);
         loop {
-            let next_ns = keeper.wire.next_ns().min(keeper.leases.next_ns());
-            let wake = keeper.wire.moment(next_ns);
+            let keys_ns = keeper.leases.next_ns().min(keeper.in_flight.next_ns());
+            let wake = keeper.wire.moment(keeper.wire.next_ns().min(keys_ns));
             tokio::select! {
                 message = messages.recv() => match message {
                     Some(Message::Close(patience)) => {
@@ -96,10 +105,16 @@ impl Keeper {
 
     fn hear(&mut self, message: Message) {
         let now_ns = self.wire.now_ns();
-        let (wire, leases) = (&mut self.wire, &mut self.leases);
+        let (wire, leases, in_flight) = (&mut self.wire, &mut self.leases, &mut self.in_flight);
         match message {
-            Message::Ask(question) => leases.ask(wire, now_ns, question),
+            Message::Ask(question) => match question.limit.algorithm() {
+                Algorithm::Slots => in_flight.ask(wire, now_ns, question),
+                _ => leases.ask(wire, now_ns, question),
+            },
             Message::Low(place, tag) if leases.has(place, tag) => leases.fill(wire, now_ns, place),
+            Message::Low(place, tag) if in_flight.has(place, tag) => {
+                in_flight.freed(wire, now_ns, place);
+            }
             Message::Return {
                 place,
                 tag,
@@ -115,29 +130,35 @@ impl Keeper {
 
     fn happened(&mut self, event: Event) {
         let now_ns = self.wire.now_ns();
-        let (wire, leases) = (&mut self.wire, &mut self.leases);
+        let (wire, leases, in_flight) = (&mut self.wire, &mut self.leases, &mut self.in_flight);
         match event.kind {
             EventKind::Overdue => {
                 wire.overdue(now_ns, &event);
                 leases.give_up(&event);
+                in_flight.give_up(&event);
             }
             EventKind::Ended(Ok(reply)) => {
                 wire.answered(now_ns, &event);
                 leases.replied(wire, now_ns, &event, &reply);
+                in_flight.replied(wire, now_ns, &event, &reply);
             }
             EventKind::Ended(Err(failure)) => {
                 wire.failed(now_ns, &event, failure);
                 leases.give_up(&event);
+                in_flight.give_up(&event);
             }
             EventKind::Probed(result) => wire.probed(event.shard, result),
             EventKind::Moved => {
                 wire.moved();
                 leases.moved(wire);
+                in_flight.moved(wire);
             }
             EventKind::Counted(gateways) => wire.counted(gateways),
         }
         if leases.has(event.place, event.tag) {
             leases.settle(wire, now_ns, event.place);
+        } else if in_flight.has(event.place, event.tag) {
+            in_flight.settle(wire, now_ns, event.place);
         }
     }
 
@@ -145,26 +166,31 @@ impl Keeper {
         let now_ns = self.wire.now_ns();
         self.wire.look_at_due(now_ns);
         self.leases.look_at_due(&mut self.wire, now_ns);
+        self.in_flight.look_at_due(&mut self.wire, now_ns);
     }
 
     /// Hands every token back, all at once, and waits for the replies, but not for longer than `patience`.
     async fn close(mut self, happened: &mut mpsc::Receiver<Event>, patience: Duration) {
         let deadline = Instant::now() + patience;
         let now_ns = self.wire.now_ns();
-        let returned = self.leases.hand_back(&mut self.wire, now_ns);
+        let tokens = self.leases.hand_back(&mut self.wire, now_ns);
+        let slots = self.in_flight.hand_back(&mut self.wire, now_ns);
         let good_bye = self.wire.count(true);
-        while self.leases.is_busy() {
+        while self.leases.is_busy() || self.in_flight.is_busy() {
             match tokio::time::timeout_at(deadline, happened.recv()).await {
                 Ok(Some(event)) if matches!(event.kind, EventKind::Ended(_)) => {
                     self.leases.leave(&event);
+                    self.in_flight.leave(&event);
                 }
                 Ok(Some(_)) => {}
                 Ok(None) | Err(_) => break,
             }
         }
         let _ = tokio::time::timeout_at(deadline, good_bye).await;
-        if returned > 0 {
-            tracing::info!(tokens = returned, "handed back what was borrowed ahead");
+        self.leases.forget_all();
+        self.in_flight.forget_all();
+        if tokens > 0 || slots > 0 {
+            tracing::info!(tokens, slots, "handed back what was borrowed ahead");
         }
     }
 }

@@ -28,6 +28,8 @@ pub enum Algorithm {
     Sliding,
     /// Sliding log: exact, never ahead.
     Log,
+    /// Requests in flight: no tokens but slots, which come back (see the module `holding`).
+    Slots,
 }
 
 /// One quota of a shared limit, as lease and store want it.
@@ -87,7 +89,7 @@ impl Terms {
         let rate = amount as f64 / period_us.max(1.0);
         let (capacity, span) = match algorithm {
             Algorithm::Bucket => (burst, burst as f64 / rate),
-            Algorithm::Fixed | Algorithm::Sliding | Algorithm::Log => (amount, period_us),
+            _ => (amount, period_us),
         };
         Terms {
             algorithm,
@@ -96,6 +98,17 @@ impl Terms {
             span_us: (span.ceil() as u64).max(1),
             rate,
             ahead: ahead && algorithm != Algorithm::Log,
+        }
+    }
+
+    /// So many requests in flight. `kept`: a slot that comes back is kept for the next request for a moment.
+    pub fn slots(limit: u64, kept: bool) -> Terms {
+        Terms {
+            algorithm: Algorithm::Slots,
+            capacity: limit.max(1),
+            span_us: 1,
+            rate: 0.0,
+            ahead: kept,
         }
     }
 
@@ -141,7 +154,7 @@ impl Terms {
         let share = match self.algorithm {
             _ if !self.ahead => return 1.0,
             Algorithm::Bucket => SHORT_BUCKET,
-            Algorithm::Fixed | Algorithm::Sliding | Algorithm::Log => SHORT_WINDOW,
+            _ => SHORT_WINDOW,
         };
         (share * self.capacity as f64).max(1.0)
     }
@@ -150,7 +163,7 @@ impl Terms {
         let share = match self.algorithm {
             Algorithm::Bucket => 0.05,
             Algorithm::Fixed => 0.1,
-            Algorithm::Sliding | Algorithm::Log => 0.02,
+            _ => 0.02,
         };
         ((share * self.span_ns()) as u64).clamp(PAUSE_MIN_NS, PAUSE_MAX_NS)
     }
@@ -567,7 +580,7 @@ impl Lease {
         Some(match terms.algorithm {
             // a new window is open for everybody
             Algorithm::Fixed => until_ns.min(window_end_ns.max(now_ns)),
-            Algorithm::Bucket | Algorithm::Sliding | Algorithm::Log => until_ns,
+            _ => until_ns,
         })
     }
 
@@ -649,11 +662,9 @@ impl Lease {
         let capacity = terms.capacity as f64;
         let age_ns = now_ns.saturating_sub(pool.at_ns);
         Some(match terms.algorithm {
-            Algorithm::Bucket | Algorithm::Sliding | Algorithm::Log => {
-                (pool.tokens as f64 + terms.refill(age_ns)).min(capacity)
-            }
             Algorithm::Fixed if now_ns < pool.until_ns => pool.tokens as f64,
             Algorithm::Fixed => capacity,
+            _ => (pool.tokens as f64 + terms.refill(age_ns)).min(capacity),
         })
     }
 
@@ -663,14 +674,12 @@ impl Lease {
             Algorithm::Bucket => self
                 .pool(now_ns, terms)
                 .map_or(terms.capacity, |level| level as u64),
-            Algorithm::Fixed | Algorithm::Sliding | Algorithm::Log if now_ns < pool.until_ns => {
-                terms.capacity.saturating_sub(pool.tokens)
-            }
-            Algorithm::Fixed | Algorithm::Sliding | Algorithm::Log => 0,
+            _ if now_ns < pool.until_ns => terms.capacity.saturating_sub(pool.tokens),
+            _ => 0,
         });
         known.unwrap_or(match terms.algorithm {
             Algorithm::Bucket => terms.capacity,
-            Algorithm::Fixed | Algorithm::Sliding | Algorithm::Log => 0,
+            _ => 0,
         })
     }
 

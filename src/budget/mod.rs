@@ -1,8 +1,8 @@
 //! One allowance shared by all gateways, kept in Redis: with next to no Redis on the path of a request.
 //!
-//! Read in this order: [`lease`] (the arithmetic of tokens borrowed ahead), `hand` (what workers decide with), `keeper` (the
-//! task that asks Redis), `breaker` (when to stop asking), `redis` (one connection), `cluster`
-//! (which server keeps a key), and the scripts beside them.
+//! Read in this order: [`lease`] (the arithmetic of tokens borrowed ahead), `holding` (the same of slots, for requests in flight),
+//! `hand` (what workers decide with), `keeper` (the task that asks Redis), `breaker` (when to stop asking), `redis` (one
+//! connection), `cluster` (which server keeps a key), and the scripts beside them.
 //!
 //! **All or none.** A request meets local and shared limits. Refusals that are remembered come first, then tokens in hand are
 //! taken, then Redis is asked for what is missing, in parallel and for every limit by itself, so that the limits of one request
@@ -18,6 +18,7 @@ pub mod lease;
 mod breaker;
 mod cluster;
 mod hand;
+mod holding;
 mod keeper;
 mod redis;
 mod settings;
@@ -32,6 +33,7 @@ use std::{
 
 use tokio::{runtime::LocalOptions, sync::mpsc, time::Instant};
 
+pub use hand::Lent;
 pub use redis::{Server, Target};
 pub use settings::{FAILURES, Name, Settings, SharedLimit, Sync, WhenDown};
 pub use spend::{Claim, Decided, Unavailable};
@@ -39,6 +41,7 @@ pub use spend::{Claim, Decided, Unavailable};
 use cluster::MAX_SHARDS;
 use hand::Hands;
 use keeper::{Duty, Keeper, Message, PATIENCE, QUEUE};
+use lease::Algorithm;
 use redis::Patience;
 
 use crate::telemetry::handles::BudgetMetrics;
@@ -102,6 +105,7 @@ pub fn start(
         response: settings.budget * PATIENCE,
     };
     let (keeper, messages) = mpsc::channel(QUEUE);
+    let own = keeper.downgrade();
     let target = settings.target.clone();
     let (hands_of, degraded_of) = (Arc::clone(&hands), Arc::clone(&degraded));
     let (prefix, budget) = (settings.key_prefix.clone(), settings.budget);
@@ -123,7 +127,7 @@ pub fn start(
             id,
             seed,
         };
-        runtime.block_on(Keeper::run(duty, messages, started));
+        runtime.block_on(Keeper::run(duty, own, messages, started));
     };
     let thread = thread::Builder::new().name("budget".into()).spawn(work)?;
     let first = has_started
@@ -150,10 +154,13 @@ fn hands(max_keys: usize, limits: &[Arc<SharedLimit>]) -> Hands {
     let hands = Hands::new(max_keys, quotas);
     for limit in limits {
         for tier in &limit.tiers {
-            if let Some(alone) = keeper::alone(&tier.terms, limit.when_down, 1.0, None) {
-                hands
-                    .hand(hands.overflow(tier.overflow))
-                    .prepare_alone(0, &alone);
+            let place = hands.overflow(tier.overflow);
+            if limit.algorithm() == Algorithm::Slots {
+                if let Some(most) = keeper::most_alone(&tier.terms, limit.when_down, 1.0) {
+                    hands.slots(place).prepare_alone(most);
+                }
+            } else if let Some(alone) = keeper::alone(&tier.terms, limit.when_down, 1.0, None) {
+                hands.hand(place).prepare_alone(0, &alone);
             }
         }
     }

@@ -94,6 +94,11 @@ pub(super) struct Tier {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Name(pub [u8; 16]);
 
+impl Name {
+    /// What keys that find no room are called together.
+    pub(super) const OVERFLOW: Name = Name(*b"(no room for it)");
+}
+
 impl SharedLimit {
     /// A limit with these terms, at least one, one for each quota. `before` counts the quotas of the limits before it: each has a
     /// place of its own for keys that find no room.
@@ -132,6 +137,11 @@ impl SharedLimit {
         self.tiers.get(tier).unwrap_or(&self.tiers[0])
     }
 
+    /// How it is counted: the same in every tier.
+    pub(super) fn algorithm(&self) -> Algorithm {
+        self.tier(0).terms.algorithm
+    }
+
     /// How many quotas it has.
     pub fn quotas(&self) -> usize {
         self.tiers.len()
@@ -145,6 +155,7 @@ impl SharedLimit {
             Algorithm::Bucket => (1, 0),
             Algorithm::Fixed | Algorithm::Sliding => (2, terms.span_us),
             Algorithm::Log => (3, terms.span_us),
+            Algorithm::Slots => (4, 0),
         };
         let digest = Sha256::new()
             .chain_update([form.0])

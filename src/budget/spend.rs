@@ -7,12 +7,12 @@ use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     Budget,
-    hand::{Hand, Spent, Tag},
+    hand::{Hand, Lent, NoSlot, Spent, Tag},
     keeper::{Answer, Grant, Message, Question, Word},
     lease::{self, Algorithm},
     settings::{Name, SharedLimit, WhenDown},
 };
-use crate::limit::{Charge, Held, Key, MAX_LIMITS, Standing, Store, Verdict};
+use crate::limit::{Charge, Held, Key, MAX_LIMITS, Standing, Store, Verdict, in_flight::RETRY_NS};
 
 /// What one request asks of one shared limit.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +34,8 @@ pub struct Decided<'a> {
     pub local: Verdict<'a>,
     /// Of the claims.
     pub shared: Verdict<'a>,
+    /// What an admitted request holds of limits on requests in flight, until this is dropped.
+    pub lent: Vec<Lent>,
 }
 
 /// Redis does not answer, and the limit of this claim admits nothing without it.
@@ -59,6 +61,8 @@ enum What {
     Hand(lease::Hand),
     /// Tokens that the store granted to this request.
     Granted(Grant),
+    /// Slots: among the [`Takings::lent`].
+    Lent,
     /// Units of this gateway's own bucket.
     Alone,
     /// Nothing: the limit is open while Redis does not answer.
@@ -75,7 +79,7 @@ impl What {
     fn admits(self) -> bool {
         matches!(
             self,
-            What::Hand(_) | What::Granted(_) | What::Alone | What::Open
+            What::Hand(_) | What::Granted(_) | What::Lent | What::Alone | What::Open
         )
     }
 
@@ -84,7 +88,13 @@ impl What {
     }
 }
 
-type Takings = ArrayVec<Taken, MAX_LIMITS>;
+/// What was taken for each claim.
+#[derive(Debug, Default)]
+struct Takings {
+    each: ArrayVec<Taken, MAX_LIMITS>,
+    lent: Vec<Lent>,
+}
+
 type Pending = ArrayVec<(usize, oneshot::Receiver<Answer>), MAX_LIMITS>;
 
 impl Budget {
@@ -99,41 +109,47 @@ impl Budget {
         claims: &[Claim<'_>],
         name: impl Fn(usize) -> Name,
     ) -> Result<Decided<'a>, Unavailable> {
-        let mut takings: Takings = claims
-            .iter()
-            .take(MAX_LIMITS)
-            .map(|claim| self.take(now_ns, claim))
-            .collect();
-        if is_open(&takings) && store.peek(now_ns, local).admitted() {
+        let mut takings = Takings::default();
+        for claim in claims.iter().take(MAX_LIMITS) {
+            let taken = self.take(now_ns, claim, &mut takings.lent);
+            takings.each.push(taken);
+        }
+        if takings.is_open() && store.peek(now_ns, local).admitted() {
             let deadline = Instant::now() + self.wait;
             // what is asked for every request comes last: what it grants has to travel back
             for strict in [false, true] {
-                if !is_refused(&takings) {
+                if !takings.is_refused() {
                     let pending = self.ask(now_ns, claims, &mut takings, strict, &name);
                     self.wait(now_ns, deadline, claims, &mut takings, pending)
                         .await;
                 }
             }
         }
-        let charges = takings.iter().all(|taken| taken.what.admits());
+        let charges = takings.each.iter().all(|taken| taken.what.admits());
         let local = if charges {
             store.admit(now_ns, local)
         } else {
             store.peek(now_ns, local)
         };
         if !charges || !local.admitted() {
-            self.put_back(claims, &takings);
+            self.put_back(claims, &takings.each);
+            takings.lent.clear();
         }
         let closed = |taken: &Taken| taken.what == What::Closed;
-        if let Some(claim) = takings.iter().position(closed) {
+        if let Some(claim) = takings.each.iter().position(closed) {
             return Err(Unavailable { claim });
         }
         let finding =
             |(claim, taken): (&Claim<'_>, &Taken)| self.standing(now_ns, claim, *taken).into();
         let shared = Verdict {
-            findings: claims.iter().zip(&takings).map(finding).collect(),
+            findings: claims.iter().zip(&takings.each).map(finding).collect(),
         };
-        Ok(Decided { local, shared })
+        let lent = takings.lent;
+        Ok(Decided {
+            local,
+            shared,
+            lent,
+        })
     }
 
     /// How limits stand, as far as this gateway knows, and charges nothing.
@@ -149,7 +165,7 @@ impl Budget {
     }
 
     /// What the hand of a claim says, where it has one.
-    fn take(&self, now_ns: u64, claim: &Claim<'_>) -> Taken {
+    fn take(&self, now_ns: u64, claim: &Claim<'_>, lent: &mut Vec<Lent>) -> Taken {
         let terms = &claim.limit.tier(claim.tier).terms;
         if claim.cost > terms.capacity {
             return What::Never.into();
@@ -159,10 +175,15 @@ impl Budget {
             // where a hand is not needed to go on alone, nobody has to be asked for one
             let is_down = self.degraded.all.load(Relaxed);
             return match claim.limit.when_down {
-                WhenDown::Open | WhenDown::Closed if is_down => self.alone(now_ns, claim, None),
+                WhenDown::Open | WhenDown::Closed if is_down => {
+                    self.alone(now_ns, claim, None, lent)
+                }
                 _ => What::Undecided.into(),
             };
         };
+        if terms.algorithm == Algorithm::Slots {
+            return self.take_slots(now_ns, claim, place, lent);
+        }
         let hand = self.hands.hand(place);
         let what = match hand.spend(now_ns, claim.cost) {
             Spent::Taken { tokens, is_low } => {
@@ -180,11 +201,46 @@ impl Budget {
                 hand.count_refused(claim.cost);
                 What::Refused { until_ns }
             }
-            Spent::Nothing if self.is_down(hand) => return self.alone(now_ns, claim, Some(place)),
+            Spent::Nothing if self.is_down(hand) => {
+                return self.alone(now_ns, claim, Some(place), lent);
+            }
             Spent::Nothing => What::Undecided,
         };
         let place = Some(place);
         Taken { place, what }
+    }
+
+    /// The same of a limit on requests in flight.
+    fn take_slots(
+        &self,
+        now_ns: u64,
+        claim: &Claim<'_>,
+        place: usize,
+        lent: &mut Vec<Lent>,
+    ) -> Taken {
+        let what = match self.hands.slots(place).take(now_ns, claim.cost) {
+            Ok(()) => {
+                let taken = self.lend(claim, place, false);
+                if !self.hands.is(place, claim.tag()) {
+                    return What::Undecided.into();
+                }
+                lent.push(taken);
+                What::Lent
+            }
+            Err(NoSlot::Refused { until_ns }) => What::Refused { until_ns },
+            Err(NoSlot::Unknown) if self.is_down(self.hands.hand(place)) => {
+                return self.alone(now_ns, claim, Some(place), lent);
+            }
+            Err(NoSlot::Unknown) => What::Undecided,
+        };
+        let place = Some(place);
+        Taken { place, what }
+    }
+
+    /// Slots that were taken, for as long as the request holds them.
+    fn lend(&self, claim: &Claim<'_>, place: usize, alone: bool) -> Lent {
+        let at = (&self.hands, &self.keeper);
+        Lent::new(at, (place, claim.tag()), claim.cost, alone)
     }
 
     fn is_down(&self, hand: Hand<'_>) -> bool {
@@ -195,13 +251,28 @@ impl Budget {
     }
 
     /// The limit's own way to go on without Redis.
-    fn alone(&self, now_ns: u64, claim: &Claim<'_>, place: Option<usize>) -> Taken {
+    fn alone(
+        &self,
+        now_ns: u64,
+        claim: &Claim<'_>,
+        place: Option<usize>,
+        lent: &mut Vec<Lent>,
+    ) -> Taken {
         claim.limit.metrics.degraded.increment(1);
         let tier = claim.limit.tier(claim.tier);
         let place = place.unwrap_or_else(|| self.hands.overflow(tier.overflow));
         let what = match claim.limit.when_down {
             WhenDown::Open => What::Open,
             WhenDown::Closed => What::Closed,
+            WhenDown::Local { .. } if tier.terms.algorithm == Algorithm::Slots => {
+                if self.hands.slots(place).take_alone(claim.cost) {
+                    lent.push(self.lend(claim, place, true));
+                    What::Lent
+                } else {
+                    // a slot that comes back is free at once
+                    What::Refused { until_ns: now_ns }
+                }
+            }
             WhenDown::Local { .. } => {
                 match self.hands.hand(place).spend_alone(now_ns, claim.cost) {
                     Ok(()) => What::Alone,
@@ -225,7 +296,8 @@ impl Budget {
         name: impl Fn(usize) -> Name,
     ) -> Pending {
         let mut pending = Pending::new();
-        for (index, (claim, taken)) in claims.iter().zip(takings).enumerate() {
+        let Takings { each, lent } = takings;
+        for (index, (claim, taken)) in claims.iter().zip(each).enumerate() {
             let is_ahead = claim.limit.tier(claim.tier).terms.ahead;
             if taken.what != What::Undecided || is_ahead == strict {
                 continue;
@@ -241,7 +313,7 @@ impl Budget {
             };
             match self.keeper.try_send(Message::Ask(question)) {
                 Ok(()) => pending.push((index, answered)),
-                Err(_) => *taken = self.alone(now_ns, claim, taken.place),
+                Err(_) => *taken = self.alone(now_ns, claim, taken.place, lent),
             }
         }
         pending
@@ -265,20 +337,25 @@ impl Budget {
                     answered.try_recv().ok()
                 }
             };
-            let (Some(claim), Some(taken)) = (claims.get(index), takings.get_mut(index)) else {
+            let Takings { each, lent } = takings;
+            let (Some(claim), Some(taken)) = (claims.get(index), each.get_mut(index)) else {
                 continue;
             };
             let place = answer.as_ref().map(|answer| answer.place).or(taken.place);
             let what = match answer.map(|answer| answer.word) {
                 Some(Word::Granted(grant)) => What::Granted(grant),
                 Some(Word::Taken(tokens)) => What::Hand(tokens),
+                Some(Word::Lent(slots)) => {
+                    lent.push(slots);
+                    What::Lent
+                }
                 Some(Word::Refused) => {
                     let hand = place.map(|place| self.hands.hand(place));
                     let until_ns = hand.map_or(0, |hand| hand.refuse_until_ns());
                     What::Refused { until_ns }
                 }
                 Some(Word::Alone) | None => {
-                    *taken = self.alone(now_ns, claim, place);
+                    *taken = self.alone(now_ns, claim, place, lent);
                     continue;
                 }
             };
@@ -287,7 +364,7 @@ impl Budget {
     }
 
     /// Gives back what was taken for a request that is not admitted.
-    fn put_back(&self, claims: &[Claim<'_>], takings: &Takings) {
+    fn put_back(&self, claims: &[Claim<'_>], takings: &[Taken]) {
         for (claim, taken) in claims.iter().zip(takings) {
             let Some(place) = taken.place else { continue };
             let hand = self.hands.hand(place);
@@ -315,6 +392,9 @@ impl Budget {
     /// How a limit stands. An estimate for clients, and never part of a decision.
     fn standing(&self, now_ns: u64, claim: &Claim<'_>, taken: Taken) -> Standing {
         let terms = &claim.limit.tier(claim.tier).terms;
+        if terms.algorithm == Algorithm::Slots {
+            return self.standing_of_slots(terms.capacity, taken);
+        }
         let capacity = terms.capacity;
         let hand = taken.place.map(|place| self.hands.hand(place));
         let (pool, pool_at_ns, end_ns) = hand.map_or((capacity, now_ns, 0), |hand| hand.pool());
@@ -327,7 +407,8 @@ impl Budget {
                     Algorithm::Bucket => terms.refill(now_ns.saturating_sub(pool_at_ns)) as u64,
                     _ => 0,
                 };
-                held.iter().sum::<u64>() + pool + refilled
+                let held = held.iter().sum::<u64>();
+                held.saturating_add(pool).saturating_add(refilled)
             }
             (_, None) => capacity,
         };
@@ -339,8 +420,8 @@ impl Budget {
             Algorithm::Bucket => (refill_ns(1), refill_ns(capacity - remaining)),
             Algorithm::Fixed => (window_ns, window_ns),
             // at the latest when this window is no longer looked back at
-            Algorithm::Sliding => (window_ns, window_ns + terms.span_us * 1000),
-            Algorithm::Log => (terms.span_us * 1000, terms.span_us * 1000),
+            Algorithm::Sliding => (window_ns, window_ns.saturating_add(terms.span_us * 1000)),
+            Algorithm::Log | Algorithm::Slots => (terms.span_us * 1000, terms.span_us * 1000),
         };
         let wait_ns = match taken.what {
             What::Refused { until_ns } => {
@@ -362,6 +443,31 @@ impl Budget {
             held: Held::Nowhere,
         }
     }
+
+    /// The same of a limit on requests in flight: slots, which no clock gives back.
+    fn standing_of_slots(&self, capacity: u64, taken: Taken) -> Standing {
+        let never = taken.what == What::Never;
+        let refused = matches!(taken.what, What::Refused { .. });
+        let slots = taken.place.map(|place| self.hands.slots(place));
+        let left = slots.map_or(capacity, |slots| {
+            slots.free().saturating_add(slots.elsewhere())
+        });
+        Standing {
+            capacity,
+            remaining: if refused || never {
+                0
+            } else {
+                left.min(capacity)
+            },
+            retry_after_ns: refused.then_some(RETRY_NS),
+            denied: refused || never,
+            never,
+            next_unit_ns: 0,
+            reset_ns: 0,
+            delay_ns: 0,
+            held: Held::Nowhere,
+        }
+    }
 }
 
 impl Claim<'_> {
@@ -376,12 +482,14 @@ impl From<What> for Taken {
     }
 }
 
-/// Whether Redis has to be asked for some, and nothing refuses already.
-fn is_open(takings: &Takings) -> bool {
-    let undecided = |taken: &Taken| taken.what == What::Undecided;
-    takings.iter().any(undecided) && !is_refused(takings)
-}
+impl Takings {
+    /// Whether Redis has to be asked for some, and nothing refuses already.
+    fn is_open(&self) -> bool {
+        let undecided = |taken: &Taken| taken.what == What::Undecided;
+        self.each.iter().any(undecided) && !self.is_refused()
+    }
 
-fn is_refused(takings: &Takings) -> bool {
-    takings.iter().any(|taken| taken.what.is_final())
+    fn is_refused(&self) -> bool {
+        self.each.iter().any(|taken| taken.what.is_final())
+    }
 }

@@ -83,9 +83,10 @@ impl Worker {
         let now_ns = self.shared.nanoseconds(exchange.decided_at);
         match &self.shared.budget {
             Some(budget) if meeting.acting.iter().any(Met::is_shared) => {
-                exchange.verdict = self
-                    .ask_together(budget, exchange, now_ns, &meeting.acting)
-                    .await?;
+                let together = self.ask_together(budget, exchange, now_ns, &meeting.acting);
+                let (verdict, lent) = together.await?;
+                exchange.verdict = verdict;
+                exchange.slots.lend(lent);
             }
             _ => self.ask(now_ns, route, &meeting.acting, &mut exchange.verdict),
         }
@@ -283,8 +284,11 @@ impl Worker {
             let charge = met.charge(route);
             let verdict = match (&self.shared.budget, met.counts_later()) {
                 (Some(budget), _) if met.is_shared() => {
-                    self.ask_together(budget, exchange, now_ns, std::slice::from_ref(met))
-                        .await?
+                    let met = std::slice::from_ref(met);
+                    let together = self.ask_together(budget, exchange, now_ns, met);
+                    let (verdict, lent) = together.await?;
+                    exchange.slots.lend(lent);
+                    verdict
                 }
                 (_, true) => self.shared.store.peek(now_ns, &[charge]),
                 (_, false) => self.shared.store.admit(now_ns, &[charge]),

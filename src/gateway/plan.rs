@@ -379,12 +379,16 @@ fn bind_shared(
         Algorithm::FixedWindow => lease::Algorithm::Fixed,
         Algorithm::SlidingWindow => lease::Algorithm::Sliding,
         Algorithm::SlidingLog => lease::Algorithm::Log,
-        Algorithm::Concurrency => return None,
+        Algorithm::Concurrency => lease::Algorithm::Slots,
     };
     let ahead = shared.sync == Sync::Lease;
     let terms = limit.quotas.iter().map(|quota| {
         let (amount, burst) = (quota.amount.get(), quota.burst.get());
-        Terms::new(algorithm, amount, quota.period, burst, ahead).part(region_share)
+        let terms = match algorithm {
+            lease::Algorithm::Slots => Terms::slots(amount, ahead),
+            _ => Terms::new(algorithm, amount, quota.period, burst, ahead),
+        };
+        terms.part(region_share)
     });
     let metrics = metrics.lease(&limit.name, shared.when_down.as_str());
     let shared = SharedLimit::new(

@@ -10,12 +10,16 @@ use super::{
     plan::{LimitRule, RoutePlan},
     shared::Shared,
 };
-use crate::limit::{Charge, Held, Key};
+use crate::{
+    budget::Lent,
+    limit::{Charge, Held, Key},
+};
 
 /// What one request holds. Empty, and without an allocation, for most.
 #[derive(Debug, Default)]
 pub(super) struct Slots {
     held: Vec<(Arc<Shared>, Slot)>,
+    lent: Vec<Lent>,
 }
 
 /// What it holds of one limit.
@@ -45,6 +49,15 @@ impl Slot {
 impl Slots {
     pub(super) fn add(&mut self, shared: &Arc<Shared>, slot: Slot) {
         self.held.push((Arc::clone(shared), slot));
+    }
+
+    /// Of limits that gateways share.
+    pub(super) fn lend(&mut self, mut lent: Vec<Lent>) {
+        if self.lent.is_empty() {
+            self.lent = lent;
+        } else {
+            self.lent.append(&mut lent);
+        }
     }
 
     /// Its turn has come: a place in a queue is spent and no longer given back, a slot stays held.

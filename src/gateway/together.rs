@@ -4,14 +4,14 @@ use arrayvec::ArrayVec;
 
 use super::{Exchange, Worker, admit::Met};
 use crate::{
-    budget::{Budget, Claim, Decided, Name, Unavailable},
+    budget::{Budget, Claim, Decided, Lent, Name, Unavailable},
     config::Mode,
     limit::{Charge, MAX_LIMITS, Verdict},
     response::Refusal,
 };
 
 impl Worker {
-    /// The verdict of limits of which some are shared, in their order. Waits only where Redis has to be asked. 503 where Redis
+    /// The verdict of limits of which some are shared, in their order, and what the request holds of them. Waits only where Redis has to be asked. 503 where Redis
     /// does not answer and a limit admits nothing without it.
     pub(super) async fn ask_together<'a>(
         &self,
@@ -19,7 +19,7 @@ impl Worker {
         exchange: &Exchange<'_>,
         now_ns: u64,
         met: &[Met<'a>],
-    ) -> Result<Verdict<'a>, Refusal> {
+    ) -> Result<(Verdict<'a>, Vec<Lent>), Refusal> {
         let (route, store) = (exchange.route, &self.shared.store);
         let local = |later: bool| -> ArrayVec<Charge<'a>, MAX_LIMITS> {
             let chosen = met
@@ -44,7 +44,7 @@ impl Worker {
                 Err(Unavailable { claim }) => match shared.get(claim) {
                     // one that only looks on says nothing then
                     Some((met, _)) if met.limit.rule.settings.mode != Mode::Enforce => {
-                        return Ok(Verdict::default());
+                        return Ok(Default::default());
                     }
                     _ => return Err(Refusal::LimitUnavailable),
                 },
@@ -53,6 +53,7 @@ impl Worker {
             Decided {
                 local: store.peek(now_ns, &local(false)),
                 shared: budget.peek(now_ns, &claims),
+                lent: Vec::new(),
             }
         };
         let [mut now, mut later, mut together] =
@@ -66,9 +67,10 @@ impl Worker {
             let closed = met.blocked.map(|blocked| blocked.finding(&finding));
             Some(closed.unwrap_or(finding))
         });
-        Ok(Verdict {
+        let verdict = Verdict {
             findings: in_order.collect(),
-        })
+        };
+        Ok((verdict, decided.lent))
     }
 
     /// What all gateways call the bucket of a request.

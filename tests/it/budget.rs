@@ -3,6 +3,7 @@
 mod failing;
 mod scripts;
 mod servers;
+mod slots;
 
 use std::{collections::BTreeMap, thread};
 

@@ -88,7 +88,7 @@ impl Leases {
         let name = if hands.has_key(place) {
             question.name
         } else {
-            Name(*b"(no room for it)")
+            Name::OVERFLOW
         };
         let key = question.limit.redis_key(wire.prefix(), &tier.terms, name);
         let shard = wire.shard_of(&key);
@@ -400,6 +400,12 @@ impl Leases {
             }
         }
         returned
+    }
+
+    /// No gauge counts any more what was kept here: a gateway may go on with another keeper.
+    pub(super) fn forget_all(&mut self) {
+        let places: Vec<usize> = self.entries.keys().copied().collect();
+        places.into_iter().for_each(|place| self.forget(place));
     }
 
     /// Whether calls are under way.

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::oneshot;
 
 use crate::budget::{
-    hand::Tag,
+    hand::{Lent, Tag},
     lease,
     settings::{Name, SharedLimit},
 };
@@ -15,7 +15,7 @@ use crate::budget::{
 pub(in crate::budget) enum Message {
     /// A request waits for tokens.
     Ask(Question),
-    /// A hand should be filled up.
+    /// A hand should be filled up, or a slot has come back to it.
     Low(usize, Tag),
     /// Units of a limit that is always asked for were granted by this call and not used.
     Return {
@@ -52,6 +52,8 @@ pub(in crate::budget) enum Word {
     Granted(Grant),
     /// It has its tokens: out of the hand.
     Taken(lease::Hand),
+    /// It has its slots, until it gives them back.
+    Lent(Lent),
     /// Refused; the hand knows for how long.
     Refused,
     /// Redis does not answer in time: the limit's own way to go on, for which the hand is prepared.

@@ -108,6 +108,7 @@ struct Scripts {
     bucket: Script,
     window: Script,
     log: Script,
+    slots: Script,
 }
 
 impl Scripts {
@@ -117,6 +118,7 @@ impl Scripts {
             bucket: Script::new(include_str!("../bucket.lua")),
             window: Script::new(include_str!("../window.lua")),
             log: Script::new(include_str!("../log.lua")),
+            slots: Script::new(include_str!("../slots.lua")),
         }
     }
 
@@ -125,6 +127,7 @@ impl Scripts {
             Algorithm::Bucket => &self.bucket,
             Algorithm::Fixed | Algorithm::Sliding => &self.window,
             Algorithm::Log => &self.log,
+            Algorithm::Slots => &self.slots,
         }
     }
 }

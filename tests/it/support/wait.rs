@@ -10,13 +10,18 @@ use std::{
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Asks until the answer is `Some`; fails the test, saying `what` and the last answer, when patience ends.
-pub fn eventually<T>(what: &str, mut ask: impl FnMut() -> Result<T, String>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+pub fn eventually<T>(what: &str, ask: impl FnMut() -> Result<T, String>) -> T {
+    within(PATIENCE, what, ask)
+}
+
+/// The same with another patience.
+pub fn within<T>(patience: Duration, what: &str, mut ask: impl FnMut() -> Result<T, String>) -> T {
+    let deadline = Instant::now() + patience;
     loop {
         match ask() {
             Ok(answer) => return answer,
             Err(last) if Instant::now() > deadline => {
-                panic!("{what}: not within {PATIENCE:?}; last: {last}")
+                panic!("{what}: not within {patience:?}; last: {last}")
             }
             Err(_) => pause(Duration::from_millis(5)),
         }

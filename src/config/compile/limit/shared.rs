@@ -100,9 +100,6 @@ fn refuse_unbuilt(section: &Section<'_>, limit: &Limit) {
                 .error(value.name_span(), problem.hint(hint));
         }
     };
-    if limit.algorithm == Algorithm::Concurrency {
-        refuse("algorithm", "requests in flight over several gateways");
-    }
     if limit.over != Over::Reject {
         refuse("over", "holding requests of a limit that gateways share");
     }

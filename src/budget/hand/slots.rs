@@ -1,0 +1,245 @@
+//! The slots of one key in this gateway's hand: free ones that the next request may take, and those that requests hold.
+//!
+//! Nothing here is lent twice: a free slot is taken by compare-and-swap, and what a request holds comes back when its
+//! [`Lent`] is dropped, on whatever way it ended. Slots may be taken until the keeper's last declaration is about to be over.
+
+use std::sync::{
+    Arc,
+    atomic::{
+        AtomicU64,
+        Ordering::{AcqRel, Acquire, Relaxed, Release},
+    },
+};
+
+use tokio::sync::mpsc;
+
+use super::{Hands, REFUSE_UNTIL_NS, REFUSED, Tag, WORDS};
+use crate::budget::keeper::Message;
+
+/// The words of one hand of slots. All zero holds nothing and knows nothing.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::budget) struct Slots<'a>(pub(super) &'a [AtomicU64; WORDS]);
+
+/// Granted, and held by no request.
+const FREE: usize = 0;
+/// Until when free ones may be taken.
+const GOOD_UNTIL_NS: usize = 1;
+// 2 and 3 are REFUSE_UNTIL_NS and REFUSED
+/// Whether the keeper wants to hear of the next slot that comes back.
+const LISTENS: usize = 4;
+/// Free elsewhere, when the store was last asked.
+const ELSEWHERE: usize = 5;
+/// Granted by the store and not given back, free or held by requests.
+const MINE: usize = 8;
+/// Without Redis: as many requests as may be under way here, and those that were let in beyond what was granted.
+const ALONE_MOST: usize = 9;
+const ALONE_USED: usize = 10;
+
+/// Why a request gets no slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::budget) enum NoSlot {
+    /// Remembered: not before then, unless one comes back here.
+    Refused { until_ns: u64 },
+    /// The store has to be asked.
+    Unknown,
+}
+
+impl Slots<'_> {
+    /// Takes free slots, or says why not.
+    pub(in crate::budget) fn take(&self, now_ns: u64, cost: u64) -> Result<(), NoSlot> {
+        let less = |free: u64| free.checked_sub(cost);
+        if now_ns < self.0[GOOD_UNTIL_NS].load(Acquire)
+            && self.0[FREE].fetch_update(AcqRel, Acquire, less).is_ok()
+        {
+            return Ok(());
+        }
+        let until_ns = self.0[REFUSE_UNTIL_NS].load(Acquire);
+        if now_ns < until_ns {
+            self.0[REFUSED].fetch_add(cost, Relaxed);
+            return Err(NoSlot::Refused { until_ns });
+        }
+        Err(NoSlot::Unknown)
+    }
+
+    /// Takes slots that no store has granted: as many requests as may be under way without one.
+    pub(in crate::budget) fn take_alone(&self, cost: u64) -> bool {
+        let most = self.0[ALONE_MOST].load(Acquire);
+        let (mine, free) = (self.0[MINE].load(Acquire), self.0[FREE].load(Acquire));
+        let granted = mine.saturating_sub(free);
+        let more = |used: u64| {
+            let after = used.saturating_add(cost);
+            (granted.saturating_add(after) <= most).then_some(after)
+        };
+        self.0[ALONE_USED]
+            .fetch_update(AcqRel, Acquire, more)
+            .is_ok()
+    }
+
+    /// The store has granted so many more; they may be taken until then, as may all that are free.
+    pub(in crate::budget) fn add(&self, slots: u64, good_until_ns: u64) {
+        self.0[GOOD_UNTIL_NS].store(good_until_ns, Release);
+        self.0[FREE].fetch_add(slots, AcqRel);
+    }
+
+    /// Takes up to so many free slots to give them back to the store.
+    pub(in crate::budget) fn withdraw(&self, most: u64) -> u64 {
+        let mut taken = 0;
+        let less = |free: u64| {
+            taken = free.min(most);
+            Some(free - taken)
+        };
+        // the update always has a value
+        let _ = self.0[FREE].fetch_update(AcqRel, Acquire, less);
+        taken
+    }
+
+    pub(in crate::budget) fn free(&self) -> u64 {
+        self.0[FREE].load(Acquire)
+    }
+
+    /// Let in without the store, and under way.
+    pub(in crate::budget) fn used_alone(&self) -> u64 {
+        self.0[ALONE_USED].load(Acquire)
+    }
+
+    pub(in crate::budget) fn elsewhere(&self) -> u64 {
+        self.0[ELSEWHERE].load(Relaxed)
+    }
+
+    /// What the keeper knows after a reply.
+    pub(in crate::budget) fn know(&self, mine: u64, elsewhere: u64, refuse_until_ns: u64) {
+        self.0[MINE].store(mine, Release);
+        self.0[ELSEWHERE].store(elsewhere, Relaxed);
+        self.0[REFUSE_UNTIL_NS].store(refuse_until_ns, Release);
+    }
+
+    /// As many requests as may be under way here without a store.
+    pub(in crate::budget) fn prepare_alone(&self, most: u64) {
+        self.0[ALONE_MOST].store(most, Release);
+    }
+
+    /// The next slot that comes back is told to the keeper, once.
+    pub(in crate::budget) fn listen(&self) {
+        self.0[LISTENS].store(1, Release);
+    }
+
+    fn come_back(&self, cost: u64, alone: bool) -> bool {
+        let less = |used: u64| Some(used.saturating_sub(cost));
+        if alone {
+            // the update always has a value
+            let _ = self.0[ALONE_USED].fetch_update(AcqRel, Acquire, less);
+        } else {
+            self.0[FREE].fetch_add(cost, AcqRel);
+        }
+        self.0[LISTENS].load(Acquire) != 0 && self.0[LISTENS].swap(0, AcqRel) != 0
+    }
+}
+
+/// Slots that an admitted request holds. They come back when this is dropped.
+#[derive(Debug)]
+pub struct Lent {
+    hands: Arc<Hands>,
+    keeper: mpsc::Sender<Message>,
+    place: usize,
+    tag: Tag,
+    cost: u64,
+    alone: bool,
+}
+
+impl Lent {
+    /// Of slots that were just taken from this hand; `alone` as they were.
+    pub(in crate::budget) fn new(
+        (hands, keeper): (&Arc<Hands>, &mpsc::Sender<Message>),
+        (place, tag): (usize, Tag),
+        cost: u64,
+        alone: bool,
+    ) -> Lent {
+        Lent {
+            hands: Arc::clone(hands),
+            keeper: keeper.clone(),
+            place,
+            tag,
+            cost,
+            alone,
+        }
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let slots = self.hands.slots(self.place);
+        if slots.come_back(self.cost, self.alone) {
+            // a keeper that is too busy finds out when it declares the next time
+            let _ = self.keeper.try_send(Message::Low(self.place, self.tag));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::Key;
+
+    fn with<T>(check: impl Fn(Slots<'_>) -> T) -> T {
+        let hands = Hands::new(64, 1);
+        let place = hands.claim(Tag::new(Key(7), 0)).expect("there is room");
+        check(hands.slots(place))
+    }
+
+    #[test]
+    fn free_slots_are_taken_until_the_declaration_is_about_to_be_over() {
+        with(|slots| {
+            assert_eq!(slots.take(1, 1), Err(NoSlot::Unknown));
+            slots.add(3, 10);
+            assert_eq!(
+                (slots.take(9, 2), slots.take(9, 2)),
+                (Ok(()), Err(NoSlot::Unknown))
+            );
+            assert_eq!(
+                slots.take(10, 1),
+                Err(NoSlot::Unknown),
+                "nobody may know of it any more"
+            );
+            slots.add(0, 20);
+            assert_eq!(slots.take(10, 1), Ok(()));
+        });
+    }
+
+    #[test]
+    fn a_refusal_is_remembered_but_a_slot_that_comes_back_is_lent_again() {
+        with(|slots| {
+            slots.add(1, 100);
+            slots.know(1, 0, 50);
+            assert_eq!(slots.take(1, 1), Ok(()));
+            assert_eq!(slots.take(1, 1), Err(NoSlot::Refused { until_ns: 50 }));
+            slots.come_back(1, false);
+            assert_eq!(slots.take(1, 1), Ok(()));
+        });
+    }
+
+    #[test]
+    fn alone_what_was_granted_counts_too() {
+        with(|slots| {
+            slots.add(3, 100);
+            slots.know(3, 0, 0);
+            slots.prepare_alone(4);
+            assert_eq!(slots.take(1, 3), Ok(()));
+            assert_eq!((slots.take_alone(1), slots.take_alone(1)), (true, false));
+            slots.come_back(3, false);
+            assert!(slots.take_alone(3));
+            slots.come_back(1, true);
+            assert_eq!(slots.used_alone(), 3);
+        });
+    }
+
+    #[test]
+    fn the_keeper_hears_of_the_first_slot_that_comes_back() {
+        with(|slots| {
+            slots.add(3, 100);
+            assert_eq!(slots.take(1, 3), Ok(()));
+            slots.listen();
+            let told: Vec<bool> = (0..3).map(|_| slots.come_back(1, false)).collect();
+            assert_eq!(told, [true, false, false]);
+        });
+    }
+}

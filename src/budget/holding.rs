@@ -1,0 +1,202 @@
+//! Pure arithmetic of slots: how many requests of one key this gateway may have under way, and what it declares to the store.
+//!
+//! ```text
+//!   request ─ free slot here? ─ yes ─▶ held until its answer has ended ─▶ free again, kept for a moment ─▶ goes back
+//!                     └ no ─▶ declare what is held and want more ─▶ granted | refused
+//! ```
+//!
+//! A declaration says all that this gateway holds, so a lost call or reply heals with the next one. It has a life: what a
+//! gateway held that died is free when that is over, and a gateway that could not declare for two thirds of it lets nobody in
+//! on what it still believes to hold. Requests that are under way go on: they are what may be beyond the limit then.
+
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
+use super::lease::{Reply, Terms};
+
+/// How long a declaration holds in the store.
+pub(super) const LIFE_NS: u64 = 10_000_000_000;
+/// How long free slots may be taken after one, and how often it is made anew.
+const GOOD_NS: u64 = LIFE_NS / 3 * 2;
+const RENEW_NS: u64 = 3_000_000_000;
+/// How long a free slot is kept for the next request: by itself, and where there are few for each gateway.
+const KEEP_NS: u64 = 100_000_000;
+const KEEP_FEW_NS: u64 = 10_000_000;
+const FEW: f64 = 2.0;
+/// How long a refusal is remembered at most: nobody knows when a slot will be free.
+const PAUSE_NS: u64 = 20_000_000;
+/// How long a key is remembered that holds nothing.
+const IDLE_NS: u64 = 1_000_000_000;
+
+/// What one call declares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Declaration {
+    /// In use, and kept.
+    pub(super) held: u64,
+    /// More, for requests that wait.
+    pub(super) need: u64,
+}
+
+/// What a reply brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lot {
+    pub(super) granted: u64,
+    /// Until when free slots may be taken.
+    pub(super) good_until_ns: u64,
+    /// Until when requests that find no free slot are refused.
+    pub(super) refuse_until_ns: u64,
+}
+
+/// The slots of one key.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Holding {
+    /// Granted and not given back.
+    mine: u64,
+    /// Free when last looked at.
+    seen_free: u64,
+    /// The number of the last call, when it was made and what it declared.
+    number: u64,
+    called_ns: u64,
+    sent: u64,
+    /// What the store has on its books; `None` while that is not known.
+    declared: Option<u64>,
+    /// Until when others want what is freed here.
+    wanted_until_ns: u64,
+    /// This gateway's part of all slots in use.
+    share: Option<f64>,
+}
+
+impl Holding {
+    pub(super) fn mine(&self) -> u64 {
+        self.mine
+    }
+
+    /// This gateway's part of what all use, 0 to 1; `None` before it used any.
+    pub(super) fn share(&self) -> Option<f64> {
+        self.share
+    }
+
+    /// Begins a call: `back` free slots were taken out of the hand to go back, and requests use `alone` that no store granted.
+    pub(super) fn declare(
+        &mut self,
+        now_ns: u64,
+        number: u64,
+        back: u64,
+        alone: u64,
+        need: u64,
+    ) -> Declaration {
+        self.mine = self.mine.saturating_sub(back);
+        let held = self.mine.saturating_add(alone);
+        (self.number, self.called_ns, self.sent) = (number, now_ns, held);
+        self.declared = None;
+        Declaration { held, need }
+    }
+
+    /// The reply to the call of this number, which was sent at `sent_ns`; `None` where a later call has declared anew since.
+    /// `jitter` is random, 0 to 1.
+    pub(super) fn replied(
+        &mut self,
+        now_ns: u64,
+        sent_ns: u64,
+        number: u64,
+        reply: &Reply,
+        terms: &Terms,
+        jitter: f64,
+    ) -> Option<Lot> {
+        if number != self.number {
+            return None;
+        }
+        let granted = reply.need.min(terms.capacity);
+        self.mine = self.mine.saturating_add(granted);
+        let declared = self.sent.saturating_add(granted);
+        self.declared = Some(declared);
+        self.wanted_until_ns = match reply.wait_us {
+            0 => 0,
+            us => now_ns.saturating_add(us.saturating_mul(1000).min(LIFE_NS)),
+        };
+        if declared > 0 {
+            let share = declared as f64 / reply.demand.max(declared) as f64;
+            self.share = Some(self.share.map_or(share, |known| 0.7 * known + 0.3 * share));
+        }
+        let pause_ns = match (reply.pool, terms.ahead) {
+            (0, true) => (PAUSE_NS as f64 * (0.75 + 0.5 * jitter)) as u64,
+            _ => 0,
+        };
+        Some(Lot {
+            granted,
+            good_until_ns: sent_ns.saturating_add(GOOD_NS),
+            refuse_until_ns: now_ns.saturating_add(pause_ns),
+        })
+    }
+
+    /// How long a free slot is kept.
+    fn keep_ns(&self, now_ns: u64, terms: &Terms, gateways: f64) -> u64 {
+        if !terms.ahead || now_ns < self.wanted_until_ns {
+            0
+        } else if terms.capacity as f64 <= FEW * gateways {
+            KEEP_FEW_NS
+        } else {
+            KEEP_NS
+        }
+    }
+
+    /// A slot has come back, so that many are free: whether they should go back at once.
+    pub(super) fn freed(&mut self, now_ns: u64, terms: &Terms, gateways: f64, free: u64) -> bool {
+        self.seen_free = free;
+        self.keeps_nothing(now_ns, terms, gateways)
+    }
+
+    /// Whether what is freed goes back at once: it is asked for by name, or others want it.
+    pub(super) fn keeps_nothing(&self, now_ns: u64, terms: &Terms, gateways: f64) -> bool {
+        self.keep_ns(now_ns, terms, gateways) == 0
+    }
+
+    /// Looks at what is free, and says how much of it should go back: what has been free since the last look.
+    pub(super) fn surplus(&mut self, now_ns: u64, terms: &Terms, gateways: f64, free: u64) -> u64 {
+        let seen = std::mem::replace(&mut self.seen_free, free);
+        match self.keep_ns(now_ns, terms, gateways) {
+            0 => free,
+            _ => seen.min(free),
+        }
+    }
+
+    /// Whether the store should be told: what it has on its books is too much, not known, or about to be over.
+    pub(super) fn is_due(&self, now_ns: u64, back: u64, alone: u64) -> bool {
+        let held = self.mine.saturating_sub(back).saturating_add(alone);
+        let is_old = now_ns.saturating_sub(self.called_ns) >= RENEW_NS;
+        self.declared != Some(held) || held > 0 && is_old
+    }
+
+    /// When to look again: soon while there is something to give back or to put right, else when the declaration has to be
+    /// made anew.
+    pub(super) fn look_again_ns(
+        &self,
+        now_ns: u64,
+        terms: &Terms,
+        gateways: f64,
+        (free, alone): (u64, u64),
+    ) -> u64 {
+        let is_off = self.declared != Some(self.mine.saturating_add(alone));
+        let renew_ns = self.called_ns.max(now_ns.saturating_sub(RENEW_NS));
+        let renew_ns = renew_ns.saturating_add(RENEW_NS);
+        if free > 0 || is_off {
+            let keep_ns = self.keep_ns(now_ns, terms, gateways);
+            return renew_ns.min(now_ns.saturating_add(keep_ns.max(KEEP_FEW_NS)));
+        }
+        if self.mine.saturating_add(alone) > 0 {
+            return renew_ns;
+        }
+        now_ns.saturating_add(IDLE_NS)
+    }
+
+    /// Whether nothing would be lost by forgetting this key: it holds nothing, the store knows, and nobody has come for a while.
+    pub(super) fn is_idle(&self, now_ns: u64, asked_ns: u64, alone: u64) -> bool {
+        let quiet_ns = now_ns.saturating_sub(asked_ns.max(self.called_ns));
+        let holds = self.mine.saturating_add(alone);
+        // what nobody confirms is over by itself after a life
+        let is_told = self.declared == Some(0) || quiet_ns >= LIFE_NS;
+        holds == 0 && is_told && quiet_ns >= IDLE_NS
+    }
+}
+
+#[cfg(test)]
+mod tests;

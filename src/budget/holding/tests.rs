@@ -1,0 +1,277 @@
+//! Slots, step by step, and against a store that loses messages and outlives gateways.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const MS: u64 = 1_000_000;
+const S: u64 = 1_000 * MS;
+
+fn granted(need: u64, left: u64, wanted_us: u64) -> Reply {
+    Reply {
+        need,
+        pool: left,
+        wait_us: wanted_us,
+        ..Reply::default()
+    }
+}
+
+#[test]
+fn a_declaration_says_all_that_is_held_and_a_lost_reply_heals_with_the_next() {
+    let (terms, mut holding) = (Terms::slots(10, true), Holding::default());
+    let first = holding.declare(0, 1, 0, 0, 3);
+    assert_eq!((first.held, first.need), (0, 3));
+    holding.replied(MS, 0, 1, &granted(3, 7, 0), &terms, 0.5);
+    assert_eq!(holding.declare(2 * MS, 2, 0, 0, 2).held, 3);
+    // its reply is lost
+    assert!(
+        holding.is_due(3 * MS, 0, 0),
+        "nobody knows what the store has on its books"
+    );
+    assert_eq!(holding.declare(3 * MS, 3, 1, 0, 0).held, 2);
+    let late = holding.replied(4 * MS, 2 * MS, 2, &granted(2, 5, 0), &terms, 0.5);
+    assert_eq!(
+        (late, holding.mine()),
+        (None, 2),
+        "the third call says that it has two"
+    );
+}
+
+#[test]
+fn slots_may_be_taken_for_two_thirds_of_a_life_and_are_declared_anew_before() {
+    let (terms, mut holding) = (Terms::slots(10, true), Holding::default());
+    holding.declare(0, 1, 0, 0, 1);
+    let lot = holding.replied(50 * MS, 0, 1, &granted(1, 9, 0), &terms, 0.5);
+    let good_until_ns = lot.expect("the last call").good_until_ns;
+    assert!(good_until_ns < LIFE_NS * 7 / 10);
+    let look_ns = holding.look_again_ns(50 * MS, &terms, 2.0, (0, 0));
+    assert_eq!(look_ns, 3 * S);
+    assert!(!holding.is_due(look_ns - 1, 0, 0) && holding.is_due(look_ns, 0, 0));
+}
+
+#[test]
+fn a_free_slot_is_kept_for_a_moment_unless_others_want_it() {
+    let terms = Terms::slots(10, true);
+    let mut holding = Holding::default();
+    holding.declare(0, 1, 0, 0, 2);
+    holding.replied(MS, 0, 1, &granted(2, 8, 0), &terms, 0.5);
+    assert!(!holding.freed(2 * MS, &terms, 2.0, 1), "kept");
+    assert_eq!(holding.look_again_ns(2 * MS, &terms, 2.0, (1, 0)), 102 * MS);
+    // of two that are free, one has been for all the time
+    assert_eq!(holding.surplus(102 * MS, &terms, 2.0, 2), 1);
+    holding.declare(110 * MS, 2, 1, 0, 0);
+    holding.replied(
+        111 * MS,
+        110 * MS,
+        2,
+        &granted(0, 0, 9_000_000),
+        &terms,
+        0.5,
+    );
+    assert!(
+        holding.freed(112 * MS, &terms, 2.0, 1),
+        "somebody was refused"
+    );
+    assert!(
+        Holding::default().freed(0, &Terms::slots(10, false), 2.0, 1),
+        "strict"
+    );
+    let few_ns = Holding::default().look_again_ns(0, &Terms::slots(4, true), 2.0, (1, 0));
+    assert_eq!(few_ns, 10 * MS, "two for each gateway");
+}
+
+#[test]
+fn a_refusal_is_remembered_for_a_moment_and_not_at_all_where_every_request_asks() {
+    for (terms, expected) in [
+        (Terms::slots(4, true), 20 * MS),
+        (Terms::slots(4, false), 0),
+    ] {
+        let mut holding = Holding::default();
+        holding.declare(0, 1, 0, 0, 1);
+        let lot = holding.replied(MS, 0, 1, &granted(0, 0, 10), &terms, 0.5);
+        assert_eq!(lot.expect("the last call").refuse_until_ns, MS + expected);
+    }
+}
+
+#[test]
+fn it_is_forgotten_when_the_store_knows_that_it_holds_nothing() {
+    let (terms, mut holding) = (Terms::slots(4, true), Holding::default());
+    holding.declare(0, 1, 0, 0, 1);
+    holding.replied(MS, 0, 1, &granted(1, 3, 0), &terms, 0.5);
+    assert!(!holding.is_idle(5 * S, 0, 0), "a request holds it");
+    holding.declare(6 * S, 2, 1, 0, 0);
+    assert!(!holding.is_idle(8 * S, 0, 0), "no reply yet");
+    holding.replied(8 * S, 8 * S, 2, &granted(0, 4, 0), &terms, 0.5);
+    assert!(
+        !holding.is_idle(8 * S, 0, 1),
+        "one is under way that no store granted"
+    );
+    assert!(holding.is_idle(8 * S, 0, 0));
+}
+
+/// The script, in Rust.
+#[derive(Default)]
+struct Store {
+    by_gateway: Vec<(usize, u64, u64, u64)>,
+}
+
+impl Store {
+    fn call(
+        &mut self,
+        now_ns: u64,
+        me: usize,
+        limit: u64,
+        number: u64,
+        said: Declaration,
+    ) -> Reply {
+        self.by_gateway.retain(|&(_, _, over, _)| now_ns < over);
+        let of = self.by_gateway.iter().find(|&&(gateway, ..)| gateway == me);
+        let is_late = of.is_some_and(|&(_, _, _, of)| number < of);
+        let mut granted = 0;
+        if !is_late {
+            self.by_gateway.retain(|&(gateway, ..)| gateway != me);
+            let others: u64 = self.by_gateway.iter().map(|&(_, held, ..)| held).sum();
+            granted = said.need.min(limit.saturating_sub(others + said.held));
+            if said.held + granted > 0 {
+                let over = now_ns + LIFE_NS;
+                self.by_gateway
+                    .push((me, said.held + granted, over, number));
+            }
+        }
+        let sum: u64 = self.by_gateway.iter().map(|&(_, held, ..)| held).sum();
+        Reply {
+            need: granted,
+            pool: limit.saturating_sub(sum),
+            wait_us: u64::from(granted < said.need) * 10_000_000,
+            demand: sum,
+            ..Reply::default()
+        }
+    }
+}
+
+/// A gateway of the model: the holding, the free slots, the requests that it lets in.
+#[derive(Clone, Default)]
+struct Gateway {
+    id: usize,
+    holding: Holding,
+    free: u64,
+    good_until_ns: u64,
+    in_use: u64,
+    /// Sent, and the reply if it was executed.
+    flight: Option<(u64, u64, Option<Reply>)>,
+    late: Option<(u64, Declaration)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    after_ms: u64,
+    gateway: usize,
+    arrive: u64,
+    leave: u64,
+    /// 0 the call is lost, 1 its reply, 2 it arrives after the next call, 3 the gateway dies; else all is well.
+    fate: u8,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    (0..900_u64, 0..3_usize, 0..6_u64, 0..6_u64, 0..40_u8).prop_map(
+        |(after_ms, gateway, arrive, leave, fate)| Step {
+            after_ms,
+            gateway,
+            arrive,
+            leave,
+            fate,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn gateways_together_never_let_more_requests_in_than_the_limit(
+        limit in 1_u64..12,
+        steps in prop::collection::vec(step(), 20..200),
+    ) {
+        let terms = Terms::slots(limit, true);
+        let mut store = Store::default();
+        let mut gateways: Vec<Gateway> = (0..3).map(|id| Gateway { id, ..Gateway::default() }).collect();
+        let (mut now_ns, mut number) = (0, 0);
+        for step in steps {
+            // nobody goes without a declaration for longer than a look takes
+            let mut left_ns = step.after_ms * MS;
+            while left_ns > 0 {
+                let by_ns = left_ns.min(200 * MS);
+                (now_ns, left_ns) = (now_ns + by_ns, left_ns - by_ns);
+                for gateway in &mut gateways {
+                    let back = gateway.holding.surplus(now_ns, &terms, 3.0, gateway.free);
+                    if gateway.flight.is_none() && gateway.holding.is_due(now_ns, back, 0) {
+                        number += 1;
+                        gateway.free -= back;
+                        let said = gateway.holding.declare(now_ns, number, back, 0, 0);
+                        let reply = store.call(now_ns, gateway.id, limit, number, said);
+                        gateway.flight = Some((number, now_ns, Some(reply)));
+                    }
+                    gateway.hear(now_ns, &terms);
+                }
+            }
+            let gateway = &mut gateways[step.gateway];
+            if step.fate == 3 {
+                // its requests die with it, and the store finds out when its life is over
+                *gateway = Gateway { id: gateway.id + 3, ..Gateway::default() };
+            }
+            let left = step.leave.min(gateway.in_use);
+            gateway.in_use -= left;
+            gateway.free += left;
+            let taken = if now_ns < gateway.good_until_ns { step.arrive.min(gateway.free) } else { 0 };
+            gateway.free -= taken;
+            gateway.in_use += taken;
+            let need = step.arrive - taken;
+            if need > 0 && gateway.flight.is_none() {
+                number += 1;
+                let said = gateway.holding.declare(now_ns, number, 0, 0, need);
+                let mut reply = None;
+                match step.fate {
+                    0 => {}
+                    2 => gateway.late = Some((number, said)),
+                    _ => reply = Some(store.call(now_ns, gateway.id, limit, number, said)),
+                }
+                let reply = reply.filter(|_| step.fate != 1);
+                gateway.flight = Some((number, now_ns, reply));
+                let granted = gateway.hear(now_ns, &terms);
+                let served = granted.min(need).min(gateway.free);
+                gateway.free -= served;
+                gateway.in_use += served;
+            }
+            let in_use: u64 = gateways.iter().map(|gateway| gateway.in_use).sum();
+            prop_assert!(in_use <= limit, "{in_use} of {limit} at {} ms", now_ns / MS);
+            // a call that was on its way for long arrives now
+            for gateway in &mut gateways {
+                if let Some((late, said)) = gateway.late.take_if(|(late, _)| *late < number) {
+                    store.call(now_ns, gateway.id, limit, late, said);
+                }
+            }
+        }
+        // when all have left, and nobody forgets to say so, everything is free again
+        now_ns += LIFE_NS;
+        let all = store.call(now_ns, 99, limit, u64::MAX, Declaration { held: 0, need: limit });
+        prop_assert_eq!(all.need, limit);
+    }
+}
+
+impl Gateway {
+    /// Takes the reply to its call, if there is one; what it granted.
+    fn hear(&mut self, now_ns: u64, terms: &Terms) -> u64 {
+        let Some((number, sent_ns, reply)) = self.flight.take() else {
+            return 0;
+        };
+        let lot = reply.and_then(|reply| {
+            self.holding
+                .replied(now_ns, sent_ns, number, &reply, terms, 0.5)
+        });
+        lot.map_or(0, |lot| {
+            self.free += lot.granted;
+            self.good_until_ns = lot.good_until_ns;
+            lot.granted
+        })
+    }
+}
