@@ -17,6 +17,7 @@ mod exceptions;
 mod exchange;
 pub mod explain;
 mod majority;
+mod own;
 mod plan;
 mod purse;
 mod record;
@@ -55,6 +56,7 @@ use crate::{
 use answer::RequestIds;
 use exchange::{Asked, Exchange, Stopped, Target, Understood};
 use majority::Majority;
+use plan::RoutePlan;
 use record::Record;
 
 pub use body::Body;
@@ -101,6 +103,7 @@ impl Worker {
                 let response = match stopped {
                     Stopped::Denied => self.deny(&exchange),
                     Stopped::Refused(refusal) => self.refuse(&exchange, &refusal, None),
+                    Stopped::OwnQuotas => self.own_quotas(&exchange),
                 };
                 answer::leave_unread(&body, &exchange, response)
             }
@@ -133,7 +136,8 @@ impl Worker {
             tokens: TokenCache::new(shared.token_secret),
             decisions: Cell::new(0),
             majorities: RefCell::new(
-                vec![Majority::default(); shared.snapshot().limits.len()].into(),
+                // the page of own quotas has a limit, too
+                vec![Majority::default(); shared.snapshot().limits.len() + 1].into(),
             ),
             shared,
         }
@@ -189,16 +193,23 @@ impl Worker {
         }
         exchange.slots.turn_has_come();
         // only now: whoever is refused has waited for its turn too, or refusals would be free
-        Ok(self.conclude(understood)?)
+        self.conclude(understood, exchange.route)
     }
 
     /// What becomes of a request that no limit turns away.
-    fn conclude<'a>(&self, understood: Understood<'a>) -> Result<Target<'a>, Refusal> {
+    fn conclude<'a>(
+        &self,
+        understood: Understood<'a>,
+        route: &RoutePlan,
+    ) -> Result<Target<'a>, Stopped> {
         if let Some(rejected) = understood.rejected {
-            return Err(self.unauthorized(&rejected));
+            return Err(self.unauthorized(&rejected).into());
         }
         understood.found?;
-        Ok(understood.target)
+        match route.shows_quotas {
+            true => Err(Stopped::OwnQuotas),
+            false => Ok(understood.target),
+        }
     }
 
     /// Who asks for what: everything that needs no limit.
@@ -233,6 +244,10 @@ impl Worker {
             exchange.request_id = theirs;
         }
         let found = match plan.table.find(&host, &normal.key, &head.method) {
+            _ if rejected.is_none() && plan.is_status_page(&normal.key) => {
+                exchange.route = &plan.status;
+                own::takes(&head.method)
+            }
             Found::Route(index, _) => {
                 exchange.route = &plan.routes[index];
                 Ok(())

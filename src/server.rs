@@ -316,6 +316,7 @@ impl Running {
                 let shared = current.shared();
                 shared.metrics().run_upkeep();
                 shared.warn_of_overflow(&mut overflow);
+                shared.follow_wall_clock();
             }
         });
         let name = self.control.block_on(self.signals.end(&self.reloads));

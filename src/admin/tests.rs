@@ -79,6 +79,7 @@ fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
             cost: 1,
             max_body_bytes: None,
         }],
+        status_path: None,
         response: Settings {
             fields: FieldFamilies::default(),
             on: FieldsOn::Always,

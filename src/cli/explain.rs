@@ -322,6 +322,7 @@ fn answer(f: &mut fmt::Formatter<'_>, answer: &Answer) -> fmt::Result {
             Some(wait) => writeln!(f, "  429, Retry-After: {}", whole_seconds(*wait)),
             None => f.write_str("  429, and no wait helps\n"),
         },
+        Answer::OwnQuotas => writeln!(f, "  200: the caller's own quotas (status_path)"),
         Answer::Refused(refused) => writeln!(f, "  {}: {}", refused.status, refused.sentence),
     }
 }

@@ -263,7 +263,7 @@ pub(super) static LIMIT: Keys = Keys {
         ("missing", Built),
         ("charge_rejected", Built),
         ("count_status", Built),
-        ("retry_jitter", Only("0.0", "spreading Retry-After")),
+        ("retry_jitter", Built),
         ("disclose", Built),
         ("cost", NotBuilt("costs read from a request or a response")),
     ],
@@ -323,10 +323,7 @@ pub(super) static RESPONSE: Keys = Keys {
         ("fields", Built),
         ("on", Built),
         ("body", Built),
-        (
-            "status_path",
-            Only("\"\"", "a page with the caller's own quotas"),
-        ),
+        ("status_path", Built),
     ],
 };
 

@@ -46,6 +46,8 @@ pub struct Limit {
     pub warn_at: Option<Share>,
     /// From some share on, requests are slowed.
     pub slow: Option<Slow>,
+    /// Up to this share of it is added to `Retry-After`.
+    pub retry_jitter: Share,
     /// Clients are told about it.
     pub disclose: bool,
     /// Kept together with other gateways; `None` where this process keeps it by itself.
@@ -81,6 +83,7 @@ impl Limit {
             exempt: Exempt::default(),
             warn_at: None,
             slow: None,
+            retry_jitter: Share::default(),
             disclose: true,
             shared: None,
             overrides: Vec::new(),
@@ -125,7 +128,7 @@ pub struct Exempt {
 }
 
 /// A share of a whole, 0 to 1, in steps of a millionth.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Share(u32);
 
 impl Share {

@@ -153,6 +153,8 @@ pub struct Snapshot {
     pub routes: Vec<Route>,
     /// `[response]`.
     pub response: response::Settings,
+    /// Where callers find their own quotas, in the form in which paths are matched.
+    pub status_path: Option<String>,
     /// `[redis]`; `None` where no limit is shared.
     pub redis: Option<budget::Settings>,
     /// `[admin]`.

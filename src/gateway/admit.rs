@@ -12,13 +12,12 @@ use arrayvec::ArrayVec;
 
 use super::{
     Exchange, Worker,
-    exceptions::Exception,
     plan::{LimitPlan, LimitRule, RoutePlan},
     slots::Slot,
 };
 use crate::{
     config::{Effect, Mode, Share},
-    identity::Keyed,
+    identity::{Client, Keyed, Subject},
     limit::{Charge, Finding, Held, Key, MAX_LIMITS, Standing, Verdict},
     response::Refusal,
 };
@@ -52,6 +51,25 @@ pub(super) enum Noted<'a> {
     Met { tier: usize, acts: bool },
     /// It has looked on, and found this.
     LookedOn(Finding<'a>),
+}
+
+/// What a limit makes of a client's request.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Concern {
+    /// Nothing: an exception.
+    Exempt,
+    /// Nothing: a part of its key has no value.
+    NoKey,
+    /// A part of its key has no value: 400.
+    Unkeyed,
+    /// It counts it.
+    Counted {
+        tier: usize,
+        /// `None` is one bucket for all.
+        key: Option<Key>,
+        /// An exception closes the limit to this client.
+        blocked: Option<Blocked>,
+    },
 }
 
 /// An exception that admits nothing.
@@ -134,51 +152,33 @@ impl Worker {
                     note(limit, Noted::NotForGuesses);
                     continue;
                 }
-                let mut tier = rule.tier(&asked.client);
-                let mut blocked = None;
-                let readable = || rule.key.readable(hasher, prefixes, subject);
-                let exception = rule.exceptions.find(&asked.client, readable);
-                if let Some(Exception {
-                    effect,
-                    until,
-                    place,
-                }) = exception
-                {
-                    if let Some(place) = place {
-                        note(limit, Noted::Overridden(place));
-                    }
-                    match effect {
-                        Effect::Quota(quota) => tier = quota,
-                        Effect::Block => blocked = Some(Blocked { until }),
-                        Effect::Exempt => {
-                            note(limit, Noted::Exempt);
-                            limit.decisions.exempt.increment(1);
-                            continue;
-                        }
-                    }
+                let (exception, concern) = self.concern(rule, &asked.client, subject);
+                if let Some(place) = exception {
+                    note(limit, Noted::Overridden(place));
                 }
-                let key = match rule.key.key(settings.missing, hasher, prefixes, subject) {
-                    Keyed::Bucket(key) => (!rule.key.is_empty()).then_some(key),
-                    Keyed::Skip => {
+                let (tier, key, blocked) = match concern {
+                    Concern::Counted { tier, key, blocked } => (tier, key, blocked),
+                    Concern::Exempt => {
+                        note(limit, Noted::Exempt);
+                        limit.decisions.exempt.increment(1);
+                        continue;
+                    }
+                    Concern::NoKey => {
                         note(limit, Noted::NoKey);
                         continue;
                     }
-                    Keyed::Missing(_) => {
+                    Concern::Unkeyed => {
                         note(limit, Noted::Unkeyed);
                         return Err(LACKS_KEY);
                     }
                 };
                 if let Some(key) = key.filter(|_| samples_keys) {
+                    let readable = || rule.key.readable(hasher, prefixes, subject);
                     self.suspect_key(rule, key, readable);
                 }
                 let acts = rule.acts_on(key);
                 note(limit, Noted::Met { tier, acts });
-                let met = Met {
-                    limit,
-                    tier,
-                    key,
-                    blocked,
-                };
+                let met = Met::new(limit, tier, key, blocked);
                 match acts {
                     true => meeting.acting.push(met),
                     false => meeting.looking_on.push(met),
@@ -186,6 +186,41 @@ impl Worker {
             }
             Ok(())
         })
+    }
+
+    /// Whether a limit counts a client's request, and how; with it the place of the override that decides, where one does.
+    #[inline]
+    pub(super) fn concern(
+        &self,
+        rule: &LimitRule,
+        client: &Client<'_>,
+        subject: &Subject<'_>,
+    ) -> (Option<usize>, Concern) {
+        let (hasher, prefixes) = (&self.shared.hasher, self.shared.plan.prefixes);
+        let mut tier = rule.tier(client);
+        let mut blocked = None;
+        let readable = || rule.key.readable(hasher, prefixes, subject);
+        let exception = rule.exceptions.find(client, readable);
+        let place = exception.and_then(|exception| exception.place);
+        match exception.map(|exception| (exception.effect, exception.until)) {
+            Some((Effect::Quota(quota), _)) => tier = quota,
+            Some((Effect::Block, until)) => blocked = Some(Blocked { until }),
+            Some((Effect::Exempt, _)) => return (place, Concern::Exempt),
+            None => {}
+        }
+        let concern = match rule
+            .key
+            .key(rule.settings.missing, hasher, prefixes, subject)
+        {
+            Keyed::Bucket(key) => Concern::Counted {
+                tier,
+                key: (!rule.key.is_empty()).then_some(key),
+                blocked,
+            },
+            Keyed::Skip => Concern::NoKey,
+            Keyed::Missing(_) => Concern::Unkeyed,
+        };
+        (place, concern)
     }
 
     /// The verdict of the limits that act. On admission those that count now are charged.
@@ -344,13 +379,31 @@ const LACKS_KEY: Refusal =
     Refusal::BadRequest("The request lacks something that a limit counts by.");
 
 impl<'a> Met<'a> {
+    pub(super) fn new(
+        limit: &'a LimitPlan,
+        tier: usize,
+        key: Option<Key>,
+        blocked: Option<Blocked>,
+    ) -> Self {
+        Self {
+            limit,
+            tier,
+            key,
+            blocked,
+        }
+    }
+
     pub(super) fn charge(&self, route: &RoutePlan) -> Charge<'a> {
+        self.charge_of(route.cost)
+    }
+
+    pub(super) fn charge_of(&self, cost: u64) -> Charge<'a> {
         let limit: &'a LimitPlan = self.limit;
         Charge {
             limit: &limit.rule.buckets,
             tier: self.tier,
             key: self.key,
-            cost: route.cost,
+            cost,
             max_delay_ns: limit.rule.max_delay_ns,
         }
     }
@@ -394,7 +447,7 @@ impl Blocked {
 
 impl LimitRule {
     /// Whether it acts on this key, or only looks on. Sticky: a key is always on the same side.
-    fn acts_on(&self, key: Option<Key>) -> bool {
+    pub(super) fn acts_on(&self, key: Option<Key>) -> bool {
         match (self.settings.mode, key) {
             (Mode::Enforce, Some(key)) if self.settings.enforce_percent < 100 => {
                 key.0 % 100 < u128::from(self.settings.enforce_percent)

@@ -11,11 +11,12 @@ use http_body::Body as _;
 
 use super::{
     Body, Exchange, Worker,
+    plan::LimitPlan,
     record::{self, Record},
 };
 use crate::{
     identity::{Client, Rejected},
-    limit::{MAX_LIMITS, Standings},
+    limit::{MAX_LIMITS, Standing, Standings},
     listener::{
         Peer,
         inbound::{InboundBody, InboundError},
@@ -104,7 +105,7 @@ impl Worker {
             status,
             &met(exchange, &exchange.verdict.standings()),
             settings,
-            SystemTime::now(),
+            self.shared.wall_clock(exchange.decided_at),
         );
         record.answered(status);
         self.count_answer(exchange, status);
@@ -121,7 +122,7 @@ impl Worker {
         };
         let denial = Denial {
             met: &met,
-            retry_after_ns: standings.denial().and_then(|denial| denial.retry_after_ns),
+            retry_after_ns: self.return_after_ns(exchange, &standings),
         };
         let settings = &self.shared.plan.response;
         let response = response::too_many_requests(
@@ -129,7 +130,7 @@ impl Worker {
             &asked(exchange),
             settings,
             &mut self.fields.borrow_mut(),
-            SystemTime::now(),
+            self.shared.wall_clock(exchange.decided_at),
         );
         let retry_after = denial.retry_after();
         let binding = standings
@@ -153,6 +154,23 @@ impl Worker {
         response.map(Body::authored)
     }
 
+    /// When a denied request may come back: the longest wait, and on top of it a random part of what the limits that deny it allow,
+    /// so that clients who were stopped together do not return together.
+    fn return_after_ns(&self, exchange: &Exchange<'_>, standings: &Standings) -> Option<u64> {
+        let wait_ns = standings.denial()?.retry_after_ns?;
+        let denying = exchange.met.iter().zip(standings.iter());
+        let jitter = denying
+            .filter(|(_, standing)| standing.denied)
+            .map(|(met, _)| met.limit.rule.settings.retry_jitter)
+            .max()?;
+        if jitter.ppm() == 0 {
+            return Some(wait_ns);
+        }
+        let most = u128::from(wait_ns) * u128::from(jitter.ppm()) / 1_000_000;
+        let part = (most * u128::from(self.request_ids.draw())) >> 64;
+        Some(wait_ns.saturating_add(u64::try_from(part).unwrap_or(u64::MAX)))
+    }
+
     /// Whatever else is not served; with the record of it, where it was sent on.
     pub(super) fn refuse(
         &self,
@@ -170,7 +188,7 @@ impl Worker {
                 status,
                 &met(exchange, &exchange.verdict.standings()),
                 settings,
-                SystemTime::now(),
+                self.shared.wall_clock(exchange.decided_at),
             );
         }
         self.count_answer(exchange, status);
@@ -247,23 +265,32 @@ impl Worker {
 }
 
 /// The limits that the request met and may know of, the binding one first.
-fn met<'a>(exchange: &'a Exchange<'_>, standings: &Standings) -> ArrayVec<Met<'a>, MAX_LIMITS> {
+pub(super) fn met<'a>(
+    exchange: &'a Exchange<'_>,
+    standings: &Standings,
+) -> ArrayVec<Met<'a>, MAX_LIMITS> {
     let binding = standings.binding();
     let others = (0..exchange.met.len()).filter(|&index| Some(index) != binding);
     let in_order = binding.into_iter().chain(others);
     in_order
         .filter_map(|index| exchange.met.get(index).zip(standings.get(index)))
         .filter(|(met, _)| met.limit.rule.settings.disclose)
-        .map(|(met, standing)| Met {
-            policy: &met.limit.rule.policies[met.tier],
-            remaining: standing.remaining,
-            next_unit_ns: standing.next_unit_ns,
-            reset_ns: standing.reset_ns,
-            denied: standing.denied,
-            never: standing.never,
-            closed: met.blocked.is_some(),
-        })
+        .map(|(met, standing)| told(met, standing))
         .collect()
+}
+
+/// What a client is told of a limit that stands like this.
+pub(super) fn told<'a>(met: &super::admit::Met<'a>, standing: &Standing) -> Met<'a> {
+    let limit: &'a LimitPlan = met.limit;
+    Met {
+        policy: &limit.rule.policies[met.tier],
+        remaining: standing.remaining,
+        next_unit_ns: standing.next_unit_ns,
+        reset_ns: standing.reset_ns,
+        denied: standing.denied,
+        never: standing.never,
+        closed: met.blocked.is_some(),
+    }
 }
 
 /// Whether a limit that clients may not know of denies the request.
@@ -272,7 +299,7 @@ fn is_undisclosed(exchange: &Exchange<'_>) -> bool {
     denying.any(|(met, finding)| finding.denied() && !met.limit.rule.settings.disclose)
 }
 
-fn asked<'a>(exchange: &'a Exchange<'_>) -> response::Asked<'a> {
+pub(super) fn asked<'a>(exchange: &'a Exchange<'_>) -> response::Asked<'a> {
     let head = exchange.head;
     response::Asked {
         is_head: head.method == Method::HEAD,
@@ -407,6 +434,13 @@ impl RequestIds {
     /// A number that no other worker has.
     pub(super) fn random(&self) -> u64 {
         mix(self.start ^ self.count.get())
+    }
+
+    /// Another number each time, as if drawn: for what nobody gains from guessing.
+    pub(super) fn draw(&self) -> u64 {
+        let count = self.count.get().wrapping_add(1);
+        self.count.set(count);
+        mix(mix(self.start) ^ count)
     }
 
     /// 32 hexadecimal digits.

@@ -131,6 +131,8 @@ pub(super) enum Stopped {
     Denied,
     /// It cannot be served.
     Refused(Refusal),
+    /// It asks for the caller's own quotas.
+    OwnQuotas,
 }
 
 impl From<Refusal> for Stopped {

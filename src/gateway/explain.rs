@@ -102,7 +102,7 @@ impl Worker {
         let stopped = match admitted {
             Err(refusal) => Err(Stopped::Refused(refusal)),
             Ok(()) if !exchange.verdict.admitted() => Err(Stopped::Denied),
-            Ok(()) => self.conclude(understood).map_err(Stopped::Refused),
+            Ok(()) => self.conclude(understood, exchange.route),
         };
         explained.answer = match stopped {
             Err(Stopped::Denied) => Answer::Denied {
@@ -113,6 +113,7 @@ impl Worker {
                     .and_then(|denial| Some(Duration::from_nanos(denial.retry_after_ns?))),
             },
             Err(Stopped::Refused(refusal)) => Answer::Refused(refused(&refusal)),
+            Err(Stopped::OwnQuotas) => Answer::OwnQuotas,
             Ok(_) if too_large => Answer::Refused(refused(&Refusal::BodyTooLarge)),
             Ok(target) => match self.sent_on(&exchange, &target, described) {
                 Some(forwarded) => Answer::Forwarded(forwarded),

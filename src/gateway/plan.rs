@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::{
     exceptions::Exceptions,
+    own,
     suspicion::{Once, UNNAMED_PROXY},
 };
 use crate::{
@@ -52,10 +53,13 @@ pub(super) struct Plan {
     pub(super) prefixes: Prefixes,
     pub(super) table: RouteTable,
     pub(super) routes: Vec<RoutePlan>,
-    /// In the order of the configuration, whether a route meets them or not.
+    /// In the order of the configuration, whether a route meets them or not; behind them the page's own.
     pub(super) limits: Vec<Arc<LimitRule>>,
     /// What a request meets that no route takes: the gateway's own limits.
     pub(super) unrouted: RoutePlan,
+    /// The page with a caller's own quotas, which meets a limit of its own.
+    pub(super) status: RoutePlan,
+    status_path: Option<String>,
     pub(super) upstreams: Vec<Arc<Fleet>>,
     pub(super) response: response::Settings,
     /// Limits that are kept together with other gateways, whether a route meets them or not.
@@ -78,6 +82,8 @@ pub(super) struct RoutePlan {
     pub(super) wanted_fields: Vec<String>,
     pub(super) cost: u64,
     pub(super) max_body_bytes: Option<u64>,
+    /// It is the page with a caller's own quotas.
+    pub(super) shows_quotas: bool,
     pub(super) metrics: Arc<RouteMetrics>,
 }
 
@@ -94,7 +100,7 @@ pub(super) struct LimitPlan {
 #[derive(Debug)]
 pub(super) struct LimitRule {
     pub(super) name: String,
-    /// Among the limits of the configuration.
+    /// Among the limits of the configuration; the page's own comes after them.
     pub(super) place: usize,
     pub(super) key: KeyParts,
     pub(super) buckets: Arc<Attached>,
@@ -160,6 +166,11 @@ impl Plan {
             quotas += rule.shared.as_ref().map_or(0, |shared| shared.quotas());
             rules.push(Arc::new(rule));
         }
+        // behind the others, so that no index into the configuration finds it
+        let own = rules.len();
+        let before = previous.and_then(|plan| plan.limit(own::NAME));
+        let rule = bind_limit(own, &own::limit(), store, metrics, before)?;
+        rules.push(Arc::new(rule));
         let bind_route = |name: &str, limits: &[usize]| RoutePlan {
             index: None,
             name: name.to_owned(),
@@ -175,6 +186,7 @@ impl Plan {
                 .collect(),
             cost: 1,
             max_body_bytes: None,
+            shows_quotas: false,
             metrics: Arc::new(metrics.route(name)),
         };
         let routes = snapshot
@@ -204,13 +216,18 @@ impl Plan {
         })?;
         let address_faults = [&Doubt::LABELS[..], &[UNNAMED_PROXY]].concat();
         Ok(Self {
-            counts_addresses: rules.iter().any(|rule| rule.key.has_address()),
+            counts_addresses: rules[..own].iter().any(|rule| rule.key.has_address()),
             identifier: Identifier::new(&snapshot.identity),
             managed: ManagedFields::new(&snapshot.identity),
             prefixes: snapshot.identity.prefixes(),
             table,
             routes: routes.collect(),
             unrouted: bind_route(NO_ROUTE, &snapshot.gateway_limits),
+            status: RoutePlan {
+                shows_quotas: true,
+                ..bind_route(own::NAME, &[own])
+            },
+            status_path: snapshot.status_path.clone(),
             upstreams: snapshot
                 .upstreams
                 .iter()
@@ -258,6 +275,27 @@ impl Plan {
     /// The limit of this name.
     pub(super) fn limit(&self, name: &str) -> Option<&Arc<LimitRule>> {
         self.limits.iter().find(|rule| rule.name == name)
+    }
+
+    /// Every limit that some request meets, once, as the first route meets it that does.
+    pub(super) fn met(&self) -> impl Iterator<Item = &LimitPlan> {
+        let mut seen: Vec<usize> = Vec::new();
+        self.routes
+            .iter()
+            .chain([&self.unrouted, &self.status])
+            .flat_map(|route| &route.limits)
+            .filter(move |limit| {
+                let new = !seen.contains(&limit.rule.place);
+                if new {
+                    seen.push(limit.rule.place);
+                }
+                new
+            })
+    }
+
+    /// Whether a path, in the form in which it is matched, is that of the page with a caller's own quotas.
+    pub(super) fn is_status_page(&self, path: &str) -> bool {
+        self.status_path.as_deref() == Some(path)
     }
 }
 
@@ -319,6 +357,7 @@ fn bind_limit(
         .iter()
         .map(|quota| match limit.algorithm {
             Algorithm::Concurrency => Policy::of_slots(&limit.name, quota.amount.get()),
+            Algorithm::FixedWindow | Algorithm::SlidingLog => Policy::of_window(&limit.name, quota),
             _ => Policy::compile(&limit.name, quota),
         })
         .collect();

@@ -6,8 +6,11 @@
 use std::{
     collections::HashMap,
     io::{self, IsTerminal as _},
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, SystemTime},
 };
 
 use arc_swap::ArcSwap;
@@ -50,6 +53,8 @@ pub struct Shared {
     pub(super) unnamed_proxy: Arc<Once>,
     /// The origin of the limiter's time.
     epoch: Instant,
+    /// What the wall clock said then, in nanoseconds since 1970.
+    epoch_wall_ns: Arc<AtomicU64>,
 }
 
 /// By limit: how many decisions have found no room, and when that was last said.
@@ -81,6 +86,7 @@ impl Shared {
             access,
             unnamed_proxy: Arc::default(),
             epoch,
+            epoch_wall_ns: Arc::new((wall_ns().saturating_sub(since_ns(epoch))).into()),
         })
     }
 
@@ -107,6 +113,7 @@ impl Shared {
             access,
             unnamed_proxy: Arc::clone(&self.unnamed_proxy),
             epoch: self.epoch,
+            epoch_wall_ns: Arc::clone(&self.epoch_wall_ns),
         })
     }
 
@@ -191,6 +198,24 @@ impl Shared {
         }
     }
 
+    /// Follows a wall clock that was set. To be called every second or so, off the workers.
+    pub fn follow_wall_clock(&self) {
+        let seen = wall_ns().saturating_sub(since_ns(self.epoch));
+        if seen.abs_diff(self.epoch_wall_ns.load(Relaxed)) > CLOCK_WAS_SET_NS {
+            self.epoch_wall_ns.store(seen, Relaxed);
+        }
+    }
+
+    /// A moment as a date. The same for every worker, and steady while the system's clock is nudged into step: the end of one
+    /// window is always the same second.
+    pub(super) fn wall_clock(&self, at: Instant) -> SystemTime {
+        let since = self
+            .epoch_wall_ns
+            .load(Relaxed)
+            .saturating_add(self.nanoseconds(at));
+        SystemTime::UNIX_EPOCH + Duration::from_nanos(since)
+    }
+
     /// A writer of access lines for one worker.
     pub(super) fn access_log(&self) -> Option<AccessLog> {
         let wanted = self.snapshot.log.access != AccessLines::Off;
@@ -210,6 +235,18 @@ impl Shared {
     pub(super) fn nanoseconds(&self, at: Instant) -> u64 {
         u64::try_from(at.saturating_duration_since(self.epoch).as_nanos()).unwrap_or(u64::MAX)
     }
+}
+
+/// The wall clock may differ by so much from what it was expected to say before it is believed to have been set.
+const CLOCK_WAS_SET_NS: u64 = 500_000_000;
+
+fn wall_ns() -> u64 {
+    let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn since_ns(epoch: Instant) -> u64 {
+    u64::try_from(epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn secret() -> io::Result<[u8; 16]> {

@@ -46,7 +46,12 @@ impl Worker {
                     Some((met, _)) if met.limit.rule.settings.mode != Mode::Enforce => {
                         return Ok(Default::default());
                     }
-                    _ => return Err(Refusal::LimitUnavailable),
+                    met => {
+                        let rule = met.map(|(met, _)| &met.limit.rule);
+                        let disclosed = rule.filter(|rule| rule.settings.disclose);
+                        let limit = disclosed.map(|rule| rule.name.clone());
+                        return Err(Refusal::LimitUnavailable { limit });
+                    }
                 },
             }
         } else {
@@ -86,7 +91,7 @@ impl Worker {
 }
 
 impl<'a> Met<'a> {
-    fn claim(&self, cost: u64) -> Option<Claim<'a>> {
+    pub(super) fn claim(&self, cost: u64) -> Option<Claim<'a>> {
         Some(Claim {
             limit: self.limit.rule.shared.as_ref()?,
             tier: self.tier,

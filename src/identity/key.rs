@@ -159,6 +159,28 @@ impl KeyParts {
             .any(|part| matches!(part, KeyPart::Ip | KeyPart::UserOrIp))
     }
 
+    /// Whether what is asked for tells buckets apart, not only who asks.
+    pub fn depends_on_target(&self) -> bool {
+        self.parts.iter().any(|part| match part {
+            KeyPart::Method
+            | KeyPart::Route
+            | KeyPart::Path
+            | KeyPart::Query(_)
+            | KeyPart::Param(_)
+            | KeyPart::Body(_) => true,
+            KeyPart::Ip
+            | KeyPart::User
+            | KeyPart::UserOrIp
+            | KeyPart::Tenant
+            | KeyPart::Tier
+            | KeyPart::Host
+            | KeyPart::UserAgent
+            | KeyPart::Header(_)
+            | KeyPart::Cookie(_)
+            | KeyPart::Claim(_) => false,
+        })
+    }
+
     /// Whether there is one bucket for all.
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty()

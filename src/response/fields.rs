@@ -7,9 +7,11 @@
 //! | `x_ratelimit` | `X-RateLimit-Limit`, `-Remaining`, `-Reset` | the binding limit; reset in seconds since 1970 |
 //!
 //! What an upstream says of its own limits: members of `RateLimit` and `RateLimit-Policy` are kept, ours follow on a line
-//! of their own (both fields are lists). The other two families hold one value each, and a client must not see two:
-//! ours replace the upstream's, whole family by whole family. Only where the upstream itself answers 429 its family
-//! stays and ours is left out, for then the upstream's limit is the binding one.
+//! of their own (both fields are lists), as `gateway.NAME` where the upstream uses the name itself. To a field that is no
+//! such list (an older draft's) nothing is added: together they would be malformed for every client. The other two families
+//! hold one value each, and a client must not see two: ours replace the upstream's, whole family by whole family. Only
+//! where the upstream itself answers 429 its family stays and ours is left out, for then the upstream's limit is the
+//! binding one.
 //!
 //! 3xx answers carry no fields: a client might wait before it follows `Location` (draft-11 §5).
 //!
@@ -22,7 +24,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
-use super::{Asked, BodyStyle, FieldsOn, Settings, body};
+use super::{
+    Asked, BodyStyle, FieldsOn, Settings, body,
+    members::{self, Listed},
+};
 use crate::limit::Quota;
 
 /// The largest integer of a structured field (RFC 9651 §3.3.1).
@@ -63,6 +68,7 @@ pub struct Policy {
     quota: u64,
     /// Seconds in which a spent quota is whole again, rounded up; `None` for slots, which no clock gives back.
     window: Option<u64>,
+    refill: Refill,
     /// `200`.
     limit: HeaderValue,
     /// `"per_ip";q=200;w=2`.
@@ -70,6 +76,18 @@ pub struct Policy {
     /// The length of `"per_ip"` in `member`.
     name_bytes: usize,
 }
+
+/// How what was spent comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refill {
+    /// Unit by unit: a bucket, a window that slides.
+    Gradual,
+    /// At a moment that the next unit waits for: a window that begins anew, a log whose oldest entry leaves.
+    AtOnce,
+}
+
+/// What goes before our name of a limit where the upstream has one of that name, too.
+const OURS: &str = "gateway.";
 
 impl Policy {
     /// Prepares what is said of the limit `name` with `quota`.
@@ -81,6 +99,15 @@ impl Policy {
             .div_ceil(per_second)
             .clamp(1, u128::from(INTEGER_MAX)) as u64;
         Policy::new(name, describe(name, quota), burst, Some(window))
+    }
+
+    /// The same of a limit that gives back all at once what was spent together: a fixed window, a log.
+    pub fn of_window(name: &str, quota: &Quota) -> Result<Policy, BadPolicyName> {
+        let refill = Refill::AtOnce;
+        Ok(Policy {
+            refill,
+            ..Policy::compile(name, quota)?
+        })
     }
 
     /// Prepares what is said of the limit `name` that lets so many requests be in flight.
@@ -121,6 +148,7 @@ impl Policy {
             described: described.into(),
             quota,
             window,
+            refill: Refill::Gradual,
             limit: HeaderValue::from(quota.min(INTEGER_MAX)),
             member: value_of(text.freeze()),
             name_bytes,
@@ -137,8 +165,31 @@ impl Policy {
         &self.described
     }
 
+    /// The most units at once.
+    pub(super) fn quota(&self) -> u64 {
+        self.quota
+    }
+
+    /// Seconds in which a spent quota is whole again; `None` for slots.
+    pub(super) fn window(&self) -> Option<u64> {
+        self.window
+    }
+
     fn quoted_name(&self) -> &[u8] {
         &self.member.as_bytes()[..self.name_bytes]
+    }
+
+    /// How often [`OURS`] stands before the name so that it is none of these.
+    fn clashes(&self, taken: &[String]) -> usize {
+        let is_taken = |clashes: &usize| {
+            let ours = OURS.repeat(*clashes);
+            taken
+                .iter()
+                .any(|name| name.strip_prefix(&*ours) == Some(&*self.name))
+        };
+        (0..=taken.len())
+            .find(|clashes| !is_taken(clashes))
+            .unwrap_or(0)
     }
 }
 
@@ -165,10 +216,14 @@ impl Met<'_> {
     /// `t`: the seconds for which the client should make do with what remains.
     ///
     /// `ceil(max(until one more unit, remaining · w / q))`. Dividing what remains by `t` then never gives more than the
-    /// rate of the limit, and both readings of the parameter (draft-10 and draft-11) hold.
-    fn effective_window(&self) -> Option<u64> {
+    /// rate of the limit, and both readings of the parameter (draft-10 and draft-11) hold. Of what comes back all at once it
+    /// is the time until then.
+    pub(super) fn effective_window(&self) -> Option<u64> {
         let window = u128::from(self.policy.window?);
         let next_unit = u128::from(self.next_unit_ns.div_ceil(NS_PER_SECOND));
+        if self.policy.refill == Refill::AtOnce && next_unit > 0 {
+            return Some(next_unit.min(u128::from(INTEGER_MAX)) as u64);
+        }
         let share = (u128::from(self.remaining) * window).div_ceil(u128::from(self.policy.quota));
         Some(share.max(next_unit).min(u128::from(INTEGER_MAX)) as u64)
     }
@@ -249,8 +304,7 @@ impl FieldWriter {
         self.buffer.reserve(ANSWER_BYTES);
         let upstream_refused = status == StatusCode::TOO_MANY_REQUESTS && !denied;
         if settings.fields.ratelimit {
-            headers.append(&RATELIMIT_POLICY, self.policies(met));
-            headers.append(&RATELIMIT, self.standings(met));
+            self.list(headers, met);
         }
         if settings.fields.ratelimit_triple {
             let reset = binding.reset_ns.div_ceil(NS_PER_SECOND);
@@ -285,21 +339,47 @@ impl FieldWriter {
         self.value()
     }
 
-    fn policies(&mut self, met: &[Met<'_>]) -> HeaderValue {
-        if let [only] = met {
+    /// The two fields that are lists, behind what the upstream says in them.
+    fn list(&mut self, headers: &mut HeaderMap, met: &[Met<'_>]) {
+        let fields = [
+            (&RATELIMIT_POLICY, Listed::Policies),
+            (&RATELIMIT, Listed::Standings),
+        ];
+        let theirs = fields.map(|(name, listed)| match headers.contains_key(name) {
+            true => members::names(listed, &headers.get_all(name)),
+            false => Some(Vec::new()),
+        });
+        let taken = theirs
+            .iter()
+            .flatten()
+            .flatten()
+            .cloned()
+            .collect::<Vec<_>>();
+        if theirs[0].is_some() {
+            headers.append(&RATELIMIT_POLICY, self.policies(met, &taken));
+        }
+        if theirs[1].is_some() {
+            headers.append(&RATELIMIT, self.standings(met, &taken));
+        }
+    }
+
+    fn policies(&mut self, met: &[Met<'_>], taken: &[String]) -> HeaderValue {
+        if let ([only], []) = (met, taken) {
             return only.policy.member.clone();
         }
         for (at, met) in met.iter().enumerate() {
             self.separate(at);
-            self.buffer.put_slice(met.policy.member.as_bytes());
+            self.name(met.policy, taken);
+            let parameters = &met.policy.member.as_bytes()[met.policy.name_bytes..];
+            self.buffer.put_slice(parameters);
         }
         self.value()
     }
 
-    fn standings(&mut self, met: &[Met<'_>]) -> HeaderValue {
+    fn standings(&mut self, met: &[Met<'_>], taken: &[String]) -> HeaderValue {
         for (at, met) in met.iter().enumerate() {
             self.separate(at);
-            self.buffer.put_slice(met.policy.quoted_name());
+            self.name(met.policy, taken);
             self.buffer.put_slice(b";r=");
             put_number(&mut self.buffer, met.remaining.min(INTEGER_MAX));
             if let Some(window) = met.effective_window() {
@@ -325,6 +405,15 @@ impl FieldWriter {
         headers.insert(limit, binding.policy.limit.clone());
         headers.insert(remaining, self.number(binding.remaining.min(INTEGER_MAX)));
         headers.insert(at_reset, self.number(reset.min(INTEGER_MAX)));
+    }
+
+    /// The name of a limit in quotes, which none of the upstream's is.
+    fn name(&mut self, policy: &Policy, taken: &[String]) {
+        self.buffer.put_u8(b'"');
+        for _ in 0..policy.clashes(taken) {
+            self.buffer.put_slice(OURS.as_bytes());
+        }
+        self.buffer.put_slice(&policy.quoted_name()[1..]);
     }
 
     fn separate(&mut self, at: usize) {

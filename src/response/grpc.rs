@@ -112,7 +112,7 @@ fn status_of(refusal: &Refusal) -> u8 {
         Refusal::UpstreamUnreachable
         | Refusal::UpstreamProtocol
         | Refusal::UpstreamBusy
-        | Refusal::LimitUnavailable
+        | Refusal::LimitUnavailable { .. }
         | Refusal::UpstreamBroken { .. }
         | Refusal::UpstreamTimeout => 14,
         Refusal::Unauthorized { .. } => 16,

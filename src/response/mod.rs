@@ -1,11 +1,12 @@
 //! Every answer that the gateway authors; the only place with status codes.
 //!
-//! [`refuse`] answers what cannot be served, [`too_many_requests`] what a limit stops, and [`FieldWriter`] tells clients
-//! about their limits on these and on forwarded responses. `Date` and `Content-Length` are the server library's.
+//! [`refuse`] answers what cannot be served, [`too_many_requests`] what a limit stops, [`own_quotas`] who asks how they
+//! stand, and [`FieldWriter`] tells clients about their limits on these and on forwarded responses. `Date` and `Content-Length` are the server library's.
 
 mod body;
 mod fields;
 mod grpc;
+mod members;
 mod refusal;
 
 use std::time::SystemTime;
@@ -60,7 +61,7 @@ pub fn refuse(refusal: &Refusal, asked: &Asked<'_>, style: BodyStyle) -> Respons
         Refusal::MethodNotAllowed { allow } => {
             headers.insert(ALLOW, allow.clone());
         }
-        Refusal::UpstreamBusy => {
+        Refusal::UpstreamBusy | Refusal::LimitUnavailable { .. } => {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         Refusal::UpstreamBroken { retry_after } => {
@@ -105,6 +106,34 @@ pub fn too_many_requests(
         settings,
         now,
     );
+    response
+}
+
+/// One limit on the page of a caller's own quotas.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnQuota<'a> {
+    /// The limit, for the client's tier.
+    pub policy: &'a Policy,
+    /// How it stands; `None` where that depends on what is asked for.
+    pub stands: Option<Met<'a>>,
+}
+
+/// The answer to a caller who asks for their own quotas: JSON, whatever the style of refusals. `met` is the page's own limit.
+pub fn own_quotas(
+    quotas: &[OwnQuota<'_>],
+    met: &[Met<'_>],
+    asked: &Asked<'_>,
+    settings: &Settings,
+    fields: &mut FieldWriter,
+    now: SystemTime,
+) -> Response<Bytes> {
+    let body = if asked.is_head {
+        Bytes::new()
+    } else {
+        body::of_quotas(quotas, asked)
+    };
+    let mut response = authored(StatusCode::OK, asked, BodyStyle::Json, body);
+    fields.write(response.headers_mut(), StatusCode::OK, met, settings, now);
     response
 }
 

@@ -36,7 +36,10 @@ pub enum Refusal {
     /// The upstream's answer was not valid HTTP, or broke off before its head was complete.
     UpstreamProtocol,
     /// Redis does not answer, and a limit admits nothing without it.
-    LimitUnavailable,
+    LimitUnavailable {
+        /// Its name, unless clients may not know of it.
+        limit: Option<String>,
+    },
     /// Every connection to the upstream is in use, and none came free in time.
     UpstreamBusy,
     /// The upstream keeps failing, and is left alone for so many seconds.
@@ -67,13 +70,18 @@ impl Refusal {
             Refusal::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Refusal::NotImplemented(_) => StatusCode::NOT_IMPLEMENTED,
             Refusal::UpstreamUnreachable | Refusal::UpstreamProtocol => StatusCode::BAD_GATEWAY,
-            Refusal::LimitUnavailable | Refusal::UpstreamBusy | Refusal::UpstreamBroken { .. } => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            Refusal::LimitUnavailable { .. }
+            | Refusal::UpstreamBusy
+            | Refusal::UpstreamBroken { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Refusal::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
             Refusal::LoopDetected => StatusCode::LOOP_DETECTED,
             Refusal::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
+    }
+
+    /// Whether the same request may be served in a while, when there is more to serve it with.
+    pub fn is_temporary(&self) -> bool {
+        self.status() == StatusCode::SERVICE_UNAVAILABLE
     }
 
     /// A name for machines that does not change.
@@ -91,7 +99,7 @@ impl Refusal {
             Refusal::NotImplemented(_) => "not_implemented",
             Refusal::UpstreamUnreachable => "upstream_unreachable",
             Refusal::UpstreamProtocol => "upstream_protocol",
-            Refusal::LimitUnavailable => "limit_unavailable",
+            Refusal::LimitUnavailable { .. } => "limit_unavailable",
             Refusal::UpstreamBusy => "upstream_busy",
             Refusal::UpstreamBroken { .. } => "upstream_broken",
             Refusal::UpstreamTimeout => "upstream_timeout",
@@ -116,7 +124,7 @@ impl Refusal {
             Refusal::HeadersTooLarge => "The request head is too large.",
             Refusal::UpstreamUnreachable => "The upstream could not be reached.",
             Refusal::UpstreamProtocol => "The upstream did not give a valid answer.",
-            Refusal::LimitUnavailable => {
+            Refusal::LimitUnavailable { .. } => {
                 "A limit on these requests cannot be checked at the moment."
             }
             Refusal::UpstreamBusy => "The upstream has no connection to spare.",
@@ -145,7 +153,7 @@ impl Refusal {
             | Refusal::Misdirected
             | Refusal::UpstreamUnreachable
             | Refusal::UpstreamProtocol
-            | Refusal::LimitUnavailable
+            | Refusal::LimitUnavailable { .. }
             | Refusal::UpstreamBusy
             | Refusal::UpstreamBroken { .. }
             | Refusal::UpstreamTimeout

@@ -1,8 +1,8 @@
 //! What clients are told: the fields on every response, and the answers that the gateway writes itself.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::support::{Gateway, Origin, Request, Response, http2};
+use crate::support::{Gateway, Origin, Request, Response, http2, wait::pause};
 
 /// Three requests at once, one more each ten seconds; what `[response]` says comes from the test.
 fn three_per_ip(response: &str) -> String {
@@ -323,4 +323,62 @@ fn errors_of_our_own_are_problems_too() {
     assert_eq!(dead.header("cache-control"), Some("no-store"));
     assert_eq!(dead.json()["status"], 502);
     assert!(dead.header("x-request-id").is_some());
+}
+
+#[test]
+fn the_reset_of_a_window_is_one_second_however_long_the_answer_takes() {
+    let origin = Origin::new(|exchange| {
+        exchange.read_body()?;
+        if exchange.request.target == "/slow" {
+            pause(Duration::from_millis(1_200));
+        }
+        exchange.respond(200, &[], b"")
+    });
+    let gateway = Gateway::with(
+        "[response]\nfields = [\"x_ratelimit\"]\n[gateway]\nlimits = [\"hourly\"]\n\
+         [limit.hourly]\nkey = []\nalgorithm = \"fixed_window\"\nrate = \"1000/h\"\n",
+    )
+    .upstream(&origin)
+    .start();
+    let targets = ["/", "/slow", "/", "/slow", "/"];
+    let resets: Vec<i64> = targets
+        .iter()
+        .map(|target| number(&gateway.get(target), "x-ratelimit-reset"))
+        .collect();
+    let first = resets[0];
+    assert!(
+        resets
+            .iter()
+            .all(|reset| *reset == first || *reset == first + 3_600),
+        "within one window the reset wobbles: {resets:?}"
+    );
+    assert!(resets.is_sorted(), "{resets:?}");
+}
+
+#[test]
+fn jitter_spreads_the_return_of_clients_and_only_upwards() {
+    let gateway = Gateway::with(&format!("{}retry_jitter = 0.5\n", three_per_ip(""))).start();
+    assert_eq!(gateway.statuses(&Request::get("/"), 3), [200; 3]);
+    let told: Vec<u64> = (0..60)
+        .map(|_| {
+            let rejected = gateway.get("/");
+            let seconds = rejected.retry_after().expect("when to come back");
+            assert_eq!(rejected.json()["retry_after"], seconds);
+            let t = rejected
+                .parameter("ratelimit", "per_ip", "t")
+                .expect("t of a bucket");
+            assert!(
+                i64::try_from(seconds).expect("small") >= t,
+                "{seconds} is before t={t}"
+            );
+            seconds
+        })
+        .collect();
+    // one unit refills in at most 10 s, of which some may have passed
+    assert!(
+        told.iter().all(|seconds| (1..=15).contains(seconds)),
+        "{told:?}"
+    );
+    let different: std::collections::BTreeSet<_> = told.iter().collect();
+    assert!(different.len() > 2, "60 clients come back in {different:?}");
 }

@@ -119,7 +119,7 @@ fn check_speaks_json_where_a_program_reads() {
 fn keys_of_features_that_are_not_built_are_refused_not_ignored() {
     let folder = folder();
     for (key, line) in [
-        ("retry_jitter", "retry_jitter = 0.5"),
+        ("slack", "slack = 0.5"),
         ("cost", "cost = { from = \"response_json\" }"),
     ] {
         write(

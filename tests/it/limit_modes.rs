@@ -166,6 +166,11 @@ fn overrides_raise_close_and_lift_a_limit_for_one_key_until_a_day() {
         "{}",
         closed.text()
     );
+    let problem = closed.json();
+    let kind = "https://iana.org/assignments/http-problem-types#abnormal-usage-detected";
+    assert_eq!(problem["type"], kind);
+    assert_eq!(problem["title"], "Abnormal Usage Detected");
+    assert_eq!(problem["violated-policies"], serde_json::json!(["l"]));
 }
 
 #[test]

@@ -21,6 +21,7 @@ mod lifecycle;
 mod limiter_vectors;
 mod limit_modes;
 mod limits;
+mod own_quotas;
 mod path_vectors;
 mod proxy;
 mod proxy_protocol;

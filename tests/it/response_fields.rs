@@ -542,3 +542,89 @@ fn clock_before_1970_does_not_matter() {
     );
     shows(&headers, "x-ratelimit-reset", "12");
 }
+
+fn fixed(amount: u64) -> Policy {
+    let quota = Quota {
+        amount: nonzero(amount),
+        period: Duration::from_secs(60),
+        burst: nonzero(amount),
+    };
+    Policy::of_window("p", &quota).expect("the name is printable")
+}
+
+#[test]
+fn a_fixed_window_shows_the_time_to_its_end() {
+    let p = fixed(100);
+    // 45 of 100 used, 15 s into a minute; 10 used and 50 s in: what remains is soon renewed
+    for (remaining, left, shown) in [(55, 45, "\"p\";r=55;t=45"), (90, 10, "\"p\";r=90;t=10")] {
+        let headers = written(
+            200,
+            &[admitted(&p, remaining, left * S, left * S)],
+            &SETTINGS,
+        );
+        shows(&headers, "ratelimit", shown);
+    }
+    let response = rejected(&[stopped(&p, 29 * S)], Some(29 * S));
+    shows(response.headers(), "ratelimit", "\"p\";r=0;t=29");
+    shows(response.headers(), "retry-after", "29");
+    let untouched = written(200, &[admitted(&p, 100, 0, 0)], &SETTINGS);
+    shows(&untouched, "ratelimit", "\"p\";r=100;t=60");
+}
+
+#[test]
+fn requests_in_flight_have_a_unit_and_no_window() {
+    let p = Policy::of_slots("inflight", 20).expect("the name is printable");
+    let met = [Met {
+        denied: true,
+        ..admitted(&p, 0, 0, 0)
+    }];
+    let response = rejected(&met, Some(S));
+    let policy = "\"inflight\";q=20;qu=\"concurrent-requests\"";
+    shows(response.headers(), "ratelimit-policy", policy);
+    shows(response.headers(), "ratelimit", "\"inflight\";r=0");
+    shows(response.headers(), "retry-after", "1");
+}
+
+/// What a client sees of ours beside an upstream's line.
+fn beside(field: &'static str, theirs: &'static str, name: &str) -> HeaderMap {
+    let p = per_minute(name, 20);
+    let mut headers = HeaderMap::new();
+    headers.insert(field, HeaderValue::from_static(theirs));
+    write_into(
+        &mut headers,
+        200,
+        &[admitted(&p, 7, 3 * S, 39 * S)],
+        &SETTINGS,
+    );
+    headers
+}
+
+#[test]
+fn a_name_that_the_upstream_uses_too_is_made_another() {
+    let headers = beside("ratelimit", "\"perip\";r=3;t=9", "perip");
+    assert_eq!(
+        lines(&headers, "ratelimit"),
+        ["\"perip\";r=3;t=9", "\"gateway.perip\";r=7;t=21"]
+    );
+    // what is said of one limit has one name in both fields
+    shows(&headers, "ratelimit-policy", "\"gateway.perip\";q=20;w=60");
+
+    let twice = "\"p\";q=1;w=1, \"gateway.p\";q=2;w=1";
+    let headers = beside("ratelimit-policy", twice, "p");
+    assert_eq!(
+        lines(&headers, "ratelimit-policy"),
+        [twice, "\"gateway.gateway.p\";q=20;w=60"]
+    );
+}
+
+#[test]
+fn nothing_is_added_to_what_another_draft_wrote() {
+    let theirs = "limit=100, remaining=45, reset=30";
+    let headers = beside("ratelimit", theirs, "perip");
+    shows(&headers, "ratelimit", theirs);
+    shows(&headers, "ratelimit-policy", "\"perip\";q=20;w=60");
+    let theirs = "100;w=60";
+    let headers = beside("ratelimit-policy", theirs, "perip");
+    shows(&headers, "ratelimit-policy", theirs);
+    shows(&headers, "ratelimit", "\"perip\";r=7;t=21");
+}

@@ -36,6 +36,23 @@ pub(super) fn check(document: Document<'_>, routes: &[Written], names: &Names<'_
     }
 }
 
+/// Reports a route that no request would reach: its one path is the page with a caller's own quotas.
+pub(super) fn check_status_path(
+    document: Document<'_>,
+    routes: &[Written],
+    status_path: Option<&str>,
+) {
+    for route in routes {
+        let path = route.pattern.as_ref().map(|pattern| pattern.path.as_str());
+        if status_path.is_some() && path == status_path && !route.is_secret {
+            let message = "the gateway answers this path itself, with a caller's own quotas";
+            let hint = "write status_path = \"\" in [response], or another path there";
+            let problem = Problem::new(Code::RouteConflict, message).hint(hint);
+            document.error(route.path_span.clone(), problem);
+        }
+    }
+}
+
 fn check_names(document: Document<'_>, routes: &[Written]) {
     let mut lines = HashMap::new();
     for route in routes {

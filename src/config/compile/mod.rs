@@ -55,9 +55,9 @@ pub(super) fn snapshot(
     let mut limits = limit::compile(&file, &users.settings, redis.is_some());
     identity::read_claims(&mut users.settings, &limits);
     overrides::compile(&file, users.settings.prefixes(), &mut limits);
-    let routes = route::compile(&file, &upstreams, &limits);
+    let (response, status_path) = response::compile(&file);
+    let routes = route::compile(&file, &upstreams, &limits, status_path.as_deref());
     let server = process::server(&file);
-    let response = response::compile(&file);
     let log = process::log(&file);
     file.finish();
     let compiled: Option<Vec<_>> = limits.iter().map(|limit| limit.compiled.as_ref()).collect();
@@ -85,6 +85,7 @@ pub(super) fn snapshot(
         gateway_limits,
         routes,
         response,
+        status_path,
         redis: redis.flatten(),
         admin: admin?,
         log: log?,

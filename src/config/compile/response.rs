@@ -1,11 +1,22 @@
 //! `[response]`: what clients are told.
 
 use crate::{
-    config::{code::Code, diagnostic::Problem, file::Section, keys, value::Text},
+    config::{
+        code::Code,
+        diagnostic::{Problem, quote},
+        file::Section,
+        keys,
+        value::Text,
+    },
     response::{BodyStyle, FieldFamilies, FieldsOn, Settings},
+    route::path,
 };
 
-pub(super) fn compile(file: &Section<'_>) -> Settings {
+/// Where callers find their own quotas, unless the file says otherwise.
+const STATUS_PATH: &str = "/.well-known/ratelimit";
+
+/// What clients are told, and where they may ask.
+pub(super) fn compile(file: &Section<'_>) -> (Settings, Option<String>) {
     let section = file.table("response", &keys::RESPONSE);
     let on = section.choice(
         "on",
@@ -30,12 +41,39 @@ pub(super) fn compile(file: &Section<'_>) -> Settings {
             x_ratelimit: true,
         },
     };
+    let status_path = match section.get("status_path") {
+        Some(value) => value.text().and_then(|text| status_path(&text)),
+        None => Some(STATUS_PATH.to_owned()),
+    };
     section.finish();
-    Settings {
+    let settings = Settings {
         fields,
         on: on.unwrap_or_default(),
         body: body.unwrap_or_default(),
+    };
+    (settings, status_path)
+}
+
+/// A path in its normal form; none where it is empty.
+fn status_path(text: &Text<'_>) -> Option<String> {
+    if text.value.is_empty() {
+        return None;
     }
+    text.parse("a path", |value| {
+        let problem = |hint: String| {
+            let message = format!("{} is no path that a request can have", quote(value));
+            Err(Problem::new(Code::RouteConflict, message).hint(hint))
+        };
+        let example = format!("write one path without parameters, such as \"{STATUS_PATH}\"");
+        if value.contains(['{', '*', '?', '#']) {
+            return problem(example);
+        }
+        match path::normalise(value) {
+            Ok(normal) if normal.key == value => Ok(value.to_owned()),
+            Ok(normal) => problem(format!("write {}", quote(&normal.key))),
+            Err(_) => problem(example),
+        }
+    })
 }
 
 #[derive(Clone, Copy)]

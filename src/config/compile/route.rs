@@ -70,6 +70,7 @@ pub(super) fn compile(
     file: &Section<'_>,
     upstreams: &[Upstream],
     limits: &[NamedLimit],
+    status_path: Option<&str>,
 ) -> Option<(Vec<usize>, Vec<Route>)> {
     let gateway = file.table("gateway", &keys::GATEWAY);
     let mut names = Names {
@@ -99,6 +100,7 @@ pub(super) fn compile(
         .filter_map(|table| route(table, &names))
         .collect();
     check_routes::check(file.document, &routes, &names);
+    check_routes::check_status_path(file.document, &routes, status_path);
     let complete = routes.len() == tables.len();
     let routes = routes
         .into_iter()

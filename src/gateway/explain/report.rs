@@ -150,6 +150,8 @@ pub enum Answer {
         /// When it would pass.
         retry_after: Option<Duration>,
     },
+    /// The page with the caller's own quotas.
+    OwnQuotas,
     /// Another answer of the gateway's own.
     Refused(Refused),
 }
@@ -298,6 +300,7 @@ impl Answer {
                 "status": 429,
                 "retry_after": seconds(*retry_after),
             }),
+            Answer::OwnQuotas => json!({ "outcome": "own_quotas", "status": 200 }),
             Answer::Refused(refused) => json!({
                 "forwarded": false,
                 "status": refused.status,

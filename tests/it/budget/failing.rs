@@ -57,6 +57,13 @@ fn without_redis_a_limit_goes_on_with_its_part_or_opens_or_closes() {
     }
     let gateway = shared_at(&url, &format!("{HOURLY}\non_redis_down = \"closed\""));
     assert_eq!(gateway.statuses(&Request::get("/"), 3), [503, 503, 503]);
+    let closed = gateway.get("/");
+    assert_eq!(closed.retry_after(), Some(1));
+    let problem = closed.json();
+    let kind = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
+    assert_eq!(problem["type"], kind);
+    assert_eq!(problem["title"], "Temporary Reduced Capacity");
+    assert_eq!(problem["violated-policies"], serde_json::json!(["shared"]));
 }
 
 #[test]
@@ -105,7 +112,13 @@ fn a_redis_that_hangs_is_given_up_and_used_again_when_it_answers() {
     let before = gateway.metric("tidegate_budget_calls_total{outcome=\"ok\"}");
     assert_eq!(passed(&gateway, 10), 10);
     assert!(gateway.metric("tidegate_budget_calls_total{outcome=\"ok\"}") > before);
-    let log = gateway.stderr();
+    let log = eventually("the line that it answers again", || {
+        let log = gateway.stderr();
+        match log.contains("Redis answers again") {
+            true => Ok(log),
+            false => Err(log),
+        }
+    });
     assert_eq!(log.matches("Redis does not answer").count(), 1, "{log}");
     assert_eq!(log.matches("Redis answers again").count(), 1, "{log}");
 }

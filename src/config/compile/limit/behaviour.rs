@@ -74,6 +74,8 @@ pub(super) fn read(
         );
     }
     limit.slow = slow(section);
+    let jitter = section.get("retry_jitter").and_then(|value| value.share());
+    limit.retry_jitter = jitter.unwrap_or_default();
     let (exempt, tiers) = exempt(section);
     limit.exempt = exempt;
     tiers
