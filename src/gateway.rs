@@ -49,8 +49,12 @@ use crate::{
     },
     response::{FieldWriter, Grpc, Refusal},
     route::{Found, host, path},
-    telemetry::{access::AccessLog, log::Throttle},
-    upstream::{self, Upstream, forward::Failed, headers::Outbound},
+    telemetry::{access::AccessLog, log::Throttle, trace::Spans},
+    upstream::{
+        self, Upstream,
+        forward::Failed,
+        headers::{Continued, Outbound},
+    },
 };
 
 use answer::RequestIds;
@@ -72,6 +76,7 @@ struct Worker {
     request_ids: RequestIds,
     fields: RefCell<FieldWriter>,
     access: Option<AccessLog>,
+    spans: Option<Spans>,
     tokens: TokenCache,
     /// Decisions so far, to sample their time and their keys.
     decisions: Cell<u32>,
@@ -133,6 +138,7 @@ impl Worker {
             request_ids,
             fields: RefCell::default(),
             access: shared.access_log(),
+            spans: shared.spans().cloned(),
             tokens: TokenCache::new(shared.token_secret),
             decisions: Cell::new(0),
             majorities: RefCell::new(
@@ -243,6 +249,7 @@ impl Worker {
         if let Some(theirs) = answer::trusted_request_id(&client, &head.headers) {
             exchange.request_id = theirs;
         }
+        exchange.traced = self.trace(&client, &head.headers);
         let found = match plan.table.find(&host, &normal.key, &head.method) {
             _ if rejected.is_none() && plan.is_status_page(&normal.key) => {
                 exchange.route = &plan.status;
@@ -338,6 +345,10 @@ impl Worker {
                 _ => "1.1",
             },
             client: &exchange.asked.as_ref()?.client,
+            traced: exchange.traced.as_ref().map(|traced| Continued {
+                traceparent: &traced.traceparent,
+                is_root: traced.place.is_root(),
+            }),
             managed: &self.shared.plan.managed,
             request_id: &exchange.request_id,
             pseudonym: &self.shared.pseudonym,

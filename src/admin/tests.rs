@@ -90,6 +90,7 @@ fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
             token: token.map(str::to_owned),
         },
         log: LogSettings::default(),
+        trace: crate::telemetry::trace::TraceSettings::default(),
         hash: "abc".to_owned(),
         written: config::Written::default(),
     }

@@ -36,7 +36,7 @@ use tokio::{runtime::LocalOptions, sync::mpsc, time::Instant};
 pub use hand::Lent;
 pub use redis::{Server, Target};
 pub use settings::{FAILURES, Name, Settings, SharedLimit, Sync, WhenDown};
-pub use spend::{Claim, Decided, Unavailable};
+pub use spend::{Claim, Decided, Source, Unavailable};
 
 use cluster::MAX_SHARDS;
 use hand::Hands;

@@ -36,6 +36,20 @@ pub struct Decided<'a> {
     pub shared: Verdict<'a>,
     /// What an admitted request holds of limits on requests in flight, until this is dropped.
     pub lent: Vec<Lent>,
+    /// Who decided each of the claims.
+    pub sources: ArrayVec<Source, MAX_LIMITS>,
+}
+
+/// Who decided a claim.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Source {
+    /// This gateway, with tokens or a refusal that it had from Redis.
+    #[default]
+    Lease,
+    /// Redis was asked.
+    Redis,
+    /// Redis does not answer: `on_redis_down`.
+    Fallback,
 }
 
 /// Redis does not answer, and the limit of this claim admits nothing without it.
@@ -50,6 +64,7 @@ pub struct Unavailable {
 struct Taken {
     place: Option<usize>,
     what: What,
+    source: Source,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -144,11 +159,13 @@ impl Budget {
         let shared = Verdict {
             findings: claims.iter().zip(&takings.each).map(finding).collect(),
         };
+        let sources = takings.each.iter().map(|taken| taken.source).collect();
         let lent = takings.lent;
         Ok(Decided {
             local,
             shared,
             lent,
+            sources,
         })
     }
 
@@ -157,7 +174,8 @@ impl Budget {
         let finding = |claim: &Claim<'_>| {
             let place = self.hands.find(claim.tag());
             let what = What::Undecided;
-            self.standing(now_ns, claim, Taken { place, what }).into()
+            self.standing(now_ns, claim, Taken::of(place, what, Source::Lease))
+                .into()
         };
         Verdict {
             findings: claims.iter().take(MAX_LIMITS).map(finding).collect(),
@@ -206,8 +224,7 @@ impl Budget {
             }
             Spent::Nothing => What::Undecided,
         };
-        let place = Some(place);
-        Taken { place, what }
+        Taken::of(Some(place), what, Source::Lease)
     }
 
     /// The same of a limit on requests in flight.
@@ -233,8 +250,7 @@ impl Budget {
             }
             Err(NoSlot::Unknown) => What::Undecided,
         };
-        let place = Some(place);
-        Taken { place, what }
+        Taken::of(Some(place), what, Source::Lease)
     }
 
     /// Slots that were taken, for as long as the request holds them.
@@ -282,8 +298,7 @@ impl Budget {
                 }
             }
         };
-        let place = Some(place);
-        Taken { place, what }
+        Taken::of(Some(place), what, Source::Fallback)
     }
 
     /// Asks for what is missing, for limits that are always asked or for the others.
@@ -359,7 +374,7 @@ impl Budget {
                     continue;
                 }
             };
-            *taken = Taken { place, what };
+            *taken = Taken::of(place, what, Source::Redis);
         }
     }
 
@@ -478,7 +493,17 @@ impl Claim<'_> {
 
 impl From<What> for Taken {
     fn from(what: What) -> Taken {
-        Taken { place: None, what }
+        Taken::of(None, what, Source::Lease)
+    }
+}
+
+impl Taken {
+    fn of(place: Option<usize>, what: What, source: Source) -> Taken {
+        Taken {
+            place,
+            what,
+            source,
+        }
     }
 }
 

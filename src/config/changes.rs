@@ -129,12 +129,13 @@ pub struct Named {
 const NAMED: [&str; 4] = ["limit", "route", "upstream", "listen"];
 
 /// Keys that are read when the process starts.
-const AT_START: [(&str, &str); 5] = [
+const AT_START: [(&str, &str); 6] = [
     ("server", "workers"),
     ("server", "max_keys"),
     ("admin", "address"),
     ("log", "level"),
     ("log", "format"),
+    ("trace", "otlp_endpoint"),
 ];
 
 impl Changes {

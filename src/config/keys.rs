@@ -62,7 +62,7 @@ pub(super) static FILE: Keys = Keys {
         ("redis", Built),
         ("admin", Built),
         ("log", Built),
-        ("trace", NotBuilt("OpenTelemetry traces")),
+        ("trace", Built),
     ],
 };
 
@@ -356,7 +356,19 @@ pub(super) static ADMIN: Keys = Keys {
 /// `[log]`.
 pub(super) static LOG: Keys = Keys {
     title: "[log]",
-    keys: &[("level", Built), ("format", Built), ("access", Built)],
+    keys: &[
+        ("level", Built),
+        ("format", Built),
+        ("access", Built),
+        ("sample", Built),
+        ("max_rejected", Built),
+    ],
+};
+
+/// `[trace]`.
+pub(super) static TRACE: Keys = Keys {
+    title: "[trace]",
+    keys: &[("otlp_endpoint", Built), ("sample", Built)],
 };
 
 #[cfg(test)]
@@ -391,6 +403,7 @@ mod tests {
         &SENTINEL,
         &ADMIN,
         &LOG,
+        &TRACE,
     ];
 
     const DOCUMENT: &str = include_str!("../../docs/config.md");

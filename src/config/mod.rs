@@ -161,6 +161,8 @@ pub struct Snapshot {
     pub admin: Admin,
     /// `[log]`.
     pub log: telemetry::LogSettings,
+    /// `[trace]`.
+    pub trace: telemetry::trace::TraceSettings,
     /// A short hash of the text and of the files that it names, for `config_info`.
     pub hash: String,
     /// What was written, to tell what the next one changes.

@@ -102,9 +102,10 @@ impl Worker {
         match &self.shared.budget {
             Some(budget) if meeting.acting.iter().any(Met::is_shared) => {
                 let together = self.ask_together(budget, exchange, now_ns, &meeting.acting);
-                let (verdict, lent) = together.await?;
-                exchange.verdict = verdict;
-                exchange.slots.lend(lent);
+                let together = together.await?;
+                exchange.verdict = together.verdict;
+                exchange.sources = together.sources;
+                exchange.slots.lend(together.lent);
             }
             _ => self.ask(now_ns, route, &meeting.acting, &mut exchange.verdict),
         }
@@ -321,9 +322,9 @@ impl Worker {
                 (Some(budget), _) if met.is_shared() => {
                     let met = std::slice::from_ref(met);
                     let together = self.ask_together(budget, exchange, now_ns, met);
-                    let (verdict, lent) = together.await?;
-                    exchange.slots.lend(lent);
-                    verdict
+                    let together = together.await?;
+                    exchange.slots.lend(together.lent);
+                    together.verdict
                 }
                 (_, true) => self.shared.store.peek(now_ns, &[charge]),
                 (_, false) => self.shared.store.admit(now_ns, &[charge]),

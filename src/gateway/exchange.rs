@@ -8,11 +8,13 @@ use tokio::time::Instant;
 
 use super::{admit::Met, plan::RoutePlan, slots::Slots};
 use crate::{
+    budget::Source,
     identity::{BodyFields, Client, HeldToken, Rejected, Subject},
     limit::{MAX_LIMITS, Verdict},
     listener::Peer,
     response::Refusal,
     route::RouteTable,
+    telemetry::trace,
 };
 
 /// One request, as far as it is understood: each step of the path fills in what it finds.
@@ -35,6 +37,8 @@ pub(super) struct Exchange<'a> {
     /// The limits that act on the request, and what each found, in the same order.
     pub(super) met: ArrayVec<Met<'a>, MAX_LIMITS>,
     pub(super) verdict: Verdict<'a>,
+    /// Who decided, where gateways keep some of them together; else none.
+    pub(super) sources: ArrayVec<Option<Source>, MAX_LIMITS>,
     /// Limits that look on and count the answer.
     pub(super) counting: ArrayVec<Met<'a>, MAX_LIMITS>,
     /// How long it is held before it is sent on.
@@ -43,8 +47,18 @@ pub(super) struct Exchange<'a> {
     pub(super) slots: Slots,
     /// A limit of which little is left.
     pub(super) warning: Option<&'a str>,
+    /// The span that it has, if it has one.
+    pub(super) traced: Option<Traced>,
     /// Limits that would have denied it, for the upstream to know.
     pub(super) tags: Vec<&'a str>,
+}
+
+/// The span of a request that was sampled.
+#[derive(Clone, Debug)]
+pub(super) struct Traced {
+    pub(super) place: trace::Place,
+    /// What the upstream is told.
+    pub(super) traceparent: HeaderValue,
 }
 
 /// Who asks, and for what, in the one form in which it is matched and counted.
@@ -76,6 +90,8 @@ impl<'a> Exchange<'a> {
             decided_at: arrived,
             met: ArrayVec::new(),
             verdict: Verdict::default(),
+            sources: ArrayVec::new(),
+            traced: None,
             counting: ArrayVec::new(),
             delay: Duration::ZERO,
             slots: Slots::default(),

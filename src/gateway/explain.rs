@@ -34,7 +34,7 @@ use crate::{
     limit::Standing,
     listener::Peer,
     response::Refusal,
-    telemetry::{AccessLines, Metrics},
+    telemetry::{AccessLines, Metrics, trace::TraceSettings},
     upstream::headers::{self, BodyFraming, Outbound},
 };
 
@@ -57,6 +57,7 @@ pub fn explain(mut snapshot: Snapshot, described: &Described) -> Result<Explanat
     snapshot.log.access = AccessLines::Off;
     // a limit that gateways share is explained as if this one had it to itself
     snapshot.redis = None;
+    snapshot.trace = TraceSettings::default();
     let shared = Shared::new(Arc::new(snapshot), Metrics::install())?;
     Ok(Worker::new(Arc::new(shared), None).explain(described))
 }
@@ -191,6 +192,12 @@ impl Worker {
                 pattern: route.pattern.to_string(),
             }
         };
+        let page = || {
+            exchange.route.shows_quotas.then(|| RouteShown {
+                name: exchange.route.name.clone(),
+                pattern: path.to_owned(),
+            })
+        };
         let sent = target.path_and_query.split('?').next().unwrap_or_default();
         Asked {
             method: exchange.head.method.to_string(),
@@ -198,7 +205,7 @@ impl Worker {
             path: exchange.head.uri.path().to_owned(),
             matched_path: path.to_owned(),
             sent_path: sent.to_owned(),
-            route: exchange.route.index.map(shown),
+            route: exchange.route.index.map(shown).or_else(page),
             also: plan
                 .table
                 .matching(host, path)

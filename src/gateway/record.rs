@@ -5,15 +5,18 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use http::{HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use tokio::time::Instant;
 
-use super::{Exchange, Worker, body::BodyError, slots::Slots};
+use super::{Exchange, Worker, body::BodyError, exchange::Traced, slots::Slots};
 use crate::{
+    budget::Source,
+    identity::Client,
     response,
     telemetry::{
         access::{AccessLog, LimitPart, Line, Went},
         handles::{Held, RouteMetrics},
+        trace::{self, Spans},
     },
     upstream::Fleet,
 };
@@ -34,8 +37,8 @@ pub(super) struct Record {
     _in_flight: Held,
     /// Given back when the answer has ended.
     _slots: Slots,
-    /// Only where every request gets a line.
-    line: Option<Box<(AccessLog, Kept)>>,
+    /// Only where the request gets a line or a span.
+    told: Option<Box<Told>>,
 }
 
 impl Record {
@@ -43,8 +46,6 @@ impl Record {
     pub(super) fn begin(worker: &Worker, exchange: &Exchange<'_>, slots: Slots) -> Self {
         let route = exchange.route;
         let fleet = &worker.shared.plan.upstreams[route.upstream];
-        let access = worker.access.as_ref().filter(|_| worker.shared.logs_all());
-        let kept = || Kept::of(worker, exchange, None);
         Self {
             metrics: Arc::clone(&route.metrics),
             fleet: Arc::clone(fleet),
@@ -55,7 +56,7 @@ impl Record {
             bytes: 0,
             _in_flight: route.metrics.enter(),
             _slots: slots,
-            line: access.map(|access| Box::new((access.clone(), kept()))),
+            told: Told::of(worker, exchange, None).map(Box::new),
         }
     }
 
@@ -96,13 +97,13 @@ impl Drop for Record {
             self.metrics.answered(gone);
             gone
         });
-        if let Some((access, kept)) = self.line.as_deref() {
+        if let Some(told) = &self.told {
             let went = Went {
                 upstream: &self.fleet.settings().name,
                 server: self.server.map(|server| self.fleet.server_name(server)),
                 error: self.error,
             };
-            access.write(&kept.line(status, Some(went), self.bytes, duration));
+            told.tell(status, Some(went), self.bytes, duration);
         }
     }
 }
@@ -118,15 +119,94 @@ pub(super) fn note(
     let duration = exchange.arrived.elapsed();
     exchange.route.metrics.answered(status);
     exchange.route.metrics.request_seconds.record(duration);
-    if let Some(access) = &worker.access
-        && (worker.shared.logs_all() || !exchange.verdict.admitted())
-    {
-        let kept = Kept::of(worker, exchange, retry_after);
-        access.write(&kept.line(status, None, bytes, duration));
+    if let Some(told) = Told::of(worker, exchange, retry_after) {
+        told.tell(status, None, bytes, duration);
+    }
+}
+
+/// What is kept of a request until it can be told: in an access line, in a span, or in both.
+#[derive(Debug)]
+struct Told {
+    access: Option<AccessLog>,
+    span: Option<(Spans, trace::Place)>,
+    /// No limit rejects the request.
+    allowed: bool,
+    /// Rejections before it that got no line.
+    left_out: u64,
+    kept: Kept,
+}
+
+impl Told {
+    /// `None` where nobody is told.
+    fn of(worker: &Worker, exchange: &Exchange<'_>, retry_after: Option<u32>) -> Option<Self> {
+        let allowed = exchange.verdict.admitted();
+        let logged = worker.access.as_ref().and_then(|access| {
+            let left_out = match allowed {
+                true => worker.logs_admitted().then_some(0),
+                false => worker.shared.admit_rejected_line(exchange.arrived),
+            };
+            Some((access.clone(), left_out?))
+        });
+        let traced = exchange.traced.as_ref().map(|traced| traced.place);
+        let span = worker.spans.clone().zip(traced);
+        (logged.is_some() || span.is_some()).then(|| {
+            let (access, left_out) = logged.unzip();
+            Self {
+                access,
+                span,
+                allowed,
+                left_out: left_out.unwrap_or(0),
+                kept: Kept::of(worker, exchange, retry_after),
+            }
+        })
+    }
+
+    fn tell(&self, status: StatusCode, went: Option<Went<'_>>, bytes: u64, duration: Duration) {
+        let line = Line {
+            trace: self.span.as_ref().map(|(_, place)| place.trace_id()),
+            left_out: self.left_out,
+            ..self.kept.line(status, went, bytes, duration)
+        };
+        if let Some(access) = &self.access {
+            access.write(&line);
+        }
+        if let Some((spans, place)) = &self.span {
+            spans.push(place.span_of(&line, self.allowed));
+        }
     }
 }
 
 impl Worker {
+    /// Whether a request that no limit rejects gets a line.
+    fn logs_admitted(&self) -> bool {
+        self.shared.logs_all() || self.is_drawn(self.shared.snapshot().log.sample_ppm)
+    }
+
+    /// True for so many of a million.
+    fn is_drawn(&self, ppm: u32) -> bool {
+        ppm > 0 && (u128::from(self.request_ids.draw()) * 1_000_000) >> 64 < u128::from(ppm)
+    }
+
+    /// The span of a request, if it is to have one: a trusted proxy's trace is followed where it is sampled, others by chance.
+    pub(super) fn trace(&self, client: &Client<'_>, headers: &HeaderMap) -> Option<Traced> {
+        self.spans.as_ref()?;
+        let mut lines = headers.get_all("traceparent").iter();
+        let caller = match (lines.next(), lines.next()) {
+            (Some(line), None) => trace::Incoming::parse(line.as_bytes()),
+            _ => None,
+        };
+        let sampled = match caller {
+            Some(caller) if client.peer_trusted => caller.sampled,
+            _ => self.is_drawn(self.shared.snapshot().trace.sample_ppm),
+        };
+        if !sampled {
+            return None;
+        }
+        let place = trace::Place::below(caller, || self.request_ids.draw());
+        let traceparent = place.traceparent()?;
+        Some(Traced { place, traceparent })
+    }
+
     /// Waits, and notes a client that leaves meanwhile.
     pub(super) async fn while_client_stays<T>(
         &self,
@@ -184,6 +264,7 @@ struct KeptLimit {
     capacity: u64,
     remaining: u64,
     retry_after: Option<u32>,
+    source: &'static str,
 }
 
 impl Kept {
@@ -222,6 +303,7 @@ impl Kept {
             capacity: limit.capacity,
             remaining: limit.remaining,
             retry_after: limit.retry_after,
+            source: limit.source,
         });
         Line {
             time: self.time,
@@ -237,6 +319,8 @@ impl Kept {
             status: status.as_u16(),
             limit,
             went,
+            trace: None,
+            left_out: 0,
             bytes,
             duration,
         }
@@ -261,6 +345,12 @@ impl KeptLimit {
             capacity: standing.capacity,
             remaining: standing.remaining,
             retry_after,
+            source: match exchange.sources.get(index).copied().flatten() {
+                None => "local",
+                Some(Source::Lease) => "lease",
+                Some(Source::Redis) => "redis",
+                Some(Source::Fallback) => "fallback",
+            },
         })
     }
 }

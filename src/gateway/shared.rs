@@ -14,7 +14,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use metrics::Histogram;
+use metrics::{Counter, Histogram};
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{
@@ -28,7 +28,8 @@ use crate::{
     limit::Store,
     telemetry::{
         AccessLines, Metrics,
-        access::{AccessLog, Style},
+        access::{AccessLog, LineCap, Style},
+        trace::Spans,
     },
 };
 
@@ -49,6 +50,10 @@ pub struct Shared {
     metrics: Metrics,
     /// Workers write through clones of their own.
     access: Option<Arc<Mutex<AccessLog>>>,
+    /// How many lines rejections get.
+    rejected_lines: Arc<LineCap>,
+    rejected_left_out: Counter,
+    spans: Option<Spans>,
     /// That a proxy seems to be unnamed.
     pub(super) unnamed_proxy: Arc<Once>,
     /// The origin of the limiter's time.
@@ -70,6 +75,7 @@ impl Shared {
         let store = Store::new(snapshot.server.max_keys);
         let plan = Plan::bind(&snapshot, &store, &metrics, None)?;
         let access = access_log(&snapshot, &metrics)?;
+        let spans = spans(&snapshot, &metrics)?;
         let (key_secret, token_secret) = (secret()?, secret()?);
         let epoch = Instant::now();
         let budget = Purse::of(&snapshot, &plan, epoch, &metrics, None)?;
@@ -82,6 +88,9 @@ impl Shared {
             decision_seconds: metrics.decision_seconds(),
             pseudonym: pseudonym(),
             snapshot,
+            rejected_lines: Arc::default(),
+            rejected_left_out: metrics.log_lines_left_out(),
+            spans,
             metrics,
             access,
             unnamed_proxy: Arc::default(),
@@ -111,6 +120,10 @@ impl Shared {
             snapshot,
             metrics: self.metrics.clone(),
             access,
+            rejected_lines: Arc::clone(&self.rejected_lines),
+            rejected_left_out: self.rejected_left_out.clone(),
+            // where spans go is settled when the process starts
+            spans: self.spans.clone(),
             unnamed_proxy: Arc::clone(&self.unnamed_proxy),
             epoch: self.epoch,
             epoch_wall_ns: Arc::clone(&self.epoch_wall_ns),
@@ -140,12 +153,15 @@ impl Shared {
         &self.metrics
     }
 
-    /// Hands back what was borrowed from other gateways, and what waits in the access log to standard output; waits for
-    /// both, but not for ever. To be called when no worker serves any more, and on no runtime.
+    /// Hands back what was borrowed from other gateways, sends the spans that wait, and what waits in the access log to
+    /// standard output; waits for each, but not for ever. To be called when no worker serves any more, and on no runtime.
     pub fn close(&self) {
         const PATIENCE: Duration = Duration::from_secs(1);
         if let Some(budget) = &self.budget {
             budget.close(PATIENCE);
+        }
+        if let Some(spans) = &self.spans {
+            spans.close(PATIENCE);
         }
         if let Some(access) = &self.access {
             access
@@ -231,6 +247,23 @@ impl Shared {
         self.snapshot.log.access == AccessLines::All
     }
 
+    /// Whether a rejection gets a line; if so, how many got none before it.
+    pub(super) fn admit_rejected_line(&self, at: Instant) -> Option<u64> {
+        let second = self.nanoseconds(at) / 1_000_000_000;
+        let admitted = self
+            .rejected_lines
+            .admit(second, self.snapshot.log.max_rejected);
+        if admitted.is_none() {
+            self.rejected_left_out.increment(1);
+        }
+        admitted
+    }
+
+    /// Where spans go, if anywhere.
+    pub(super) fn spans(&self) -> Option<&Spans> {
+        self.spans.as_ref()
+    }
+
     /// A moment in the limiter's time.
     pub(super) fn nanoseconds(&self, at: Instant) -> u64 {
         u64::try_from(at.saturating_duration_since(self.epoch).as_nanos()).unwrap_or(u64::MAX)
@@ -253,6 +286,13 @@ fn secret() -> io::Result<[u8; 16]> {
     let mut secret = [0; 16];
     getrandom::fill(&mut secret).map_err(|error| io::Error::other(error.to_string()))?;
     Ok(secret)
+}
+
+/// Starts what sends spans, if anything is to.
+fn spans(snapshot: &Snapshot, metrics: &Metrics) -> io::Result<Option<Spans>> {
+    let collector = snapshot.trace.collector.clone();
+    let start = |collector| Spans::start(collector, metrics.spans());
+    collector.map(start).transpose()
 }
 
 /// Starts the access log, if there is to be one.

@@ -4,22 +4,33 @@ use arrayvec::ArrayVec;
 
 use super::{Exchange, Worker, admit::Met};
 use crate::{
-    budget::{Budget, Claim, Decided, Lent, Name, Unavailable},
+    budget::{Budget, Claim, Decided, Lent, Name, Source, Unavailable},
     config::Mode,
     limit::{Charge, MAX_LIMITS, Verdict},
     response::Refusal,
 };
 
+/// What was decided together with other gateways.
+#[derive(Debug, Default)]
+pub(super) struct Together<'a> {
+    /// In the order of the limits.
+    pub(super) verdict: Verdict<'a>,
+    /// What the request holds of them.
+    pub(super) lent: Vec<Lent>,
+    /// Who decided, in the same order; `None` where the limit is this process's own.
+    pub(super) sources: ArrayVec<Option<Source>, MAX_LIMITS>,
+}
+
 impl Worker {
-    /// The verdict of limits of which some are shared, in their order, and what the request holds of them. Waits only where Redis has to be asked. 503 where Redis
-    /// does not answer and a limit admits nothing without it.
+    /// What limits of which some are shared decide. Waits only where Redis has to be asked. 503 where Redis does not answer
+    /// and a limit admits nothing without it.
     pub(super) async fn ask_together<'a>(
         &self,
         budget: &Budget,
         exchange: &Exchange<'_>,
         now_ns: u64,
         met: &[Met<'a>],
-    ) -> Result<(Verdict<'a>, Vec<Lent>), Refusal> {
+    ) -> Result<Together<'a>, Refusal> {
         let (route, store) = (exchange.route, &self.shared.store);
         let local = |later: bool| -> ArrayVec<Charge<'a>, MAX_LIMITS> {
             let chosen = met
@@ -59,8 +70,14 @@ impl Worker {
                 local: store.peek(now_ns, &local(false)),
                 shared: budget.peek(now_ns, &claims),
                 lent: Vec::new(),
+                sources: claims.iter().map(|_| Source::Lease).collect(),
             }
         };
+        let mut sources = decided.sources.into_iter();
+        let sources = met
+            .iter()
+            .map(|met| met.is_shared().then(|| sources.next()).flatten())
+            .collect();
         let [mut now, mut later, mut together] =
             [decided.local, later, decided.shared].map(|verdict| verdict.findings.into_iter());
         let in_order = met.iter().filter_map(|met| {
@@ -75,7 +92,11 @@ impl Worker {
         let verdict = Verdict {
             findings: in_order.collect(),
         };
-        Ok((verdict, decided.lent))
+        Ok(Together {
+            verdict,
+            lent: decided.lent,
+            sources,
+        })
     }
 
     /// What all gateways call the bucket of a request.

@@ -14,6 +14,7 @@ use http::{
 };
 
 use super::{Asked, Denial, Refusal, X_REQUEST_ID};
+use crate::telemetry::protobuf::{put_bytes, put_number};
 
 static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 static GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
@@ -149,29 +150,6 @@ fn details(wait_ms: u64) -> String {
     put_bytes(&mut status, 2, EXHAUSTED.as_bytes());
     put_bytes(&mut status, 3, &any);
     BASE64_STANDARD_NO_PAD.encode(status)
-}
-
-/// A field of wire type 0; zero is not written.
-fn put_number(out: &mut Vec<u8>, field: u8, number: u64) {
-    if number > 0 {
-        out.push(field << 3);
-        put_varint(out, number);
-    }
-}
-
-/// A field of wire type 2.
-fn put_bytes(out: &mut Vec<u8>, field: u8, bytes: &[u8]) {
-    out.push(field << 3 | 2);
-    put_varint(out, bytes.len() as u64);
-    out.extend_from_slice(bytes);
-}
-
-fn put_varint(out: &mut Vec<u8>, mut number: u64) {
-    while number >= 0x80 {
-        out.push(number as u8 | 0x80);
-        number >>= 7;
-    }
-    out.push(number as u8);
 }
 
 #[cfg(test)]

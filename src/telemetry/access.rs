@@ -11,6 +11,7 @@ use std::{
     fmt::Display,
     io::Write,
     net::IpAddr,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::{Duration, SystemTime},
 };
 
@@ -59,6 +60,10 @@ pub struct Line<'a> {
     pub limit: Option<LimitPart<'a>>,
     /// Where the request went, if it was sent on.
     pub went: Option<Went<'a>>,
+    /// The trace that it belongs to, where it has a span.
+    pub trace: Option<u128>,
+    /// Rejections before this one that got no line.
+    pub left_out: u64,
     /// Bytes of the response body.
     pub bytes: u64,
     /// From the request's arrival to the end of its answer.
@@ -80,6 +85,8 @@ pub struct LimitPart<'a> {
     pub remaining: u64,
     /// `Retry-After` in seconds, on a rejection that can pass later.
     pub retry_after: Option<u32>,
+    /// Who decided: `local`, `lease`, `redis` or `fallback`.
+    pub source: &'static str,
 }
 
 /// What the line says of where the request went.
@@ -98,6 +105,40 @@ pub struct Went<'a> {
 pub struct AccessLog {
     queue: LineQueue,
     style: Style,
+}
+
+/// So many lines in each second, over all workers: a flood of rejections is no flood of lines.
+#[derive(Debug, Default)]
+pub struct LineCap {
+    /// The second, and how many lines it has; 32 bits each.
+    now: AtomicU64,
+    left_out: AtomicU64,
+}
+
+impl LineCap {
+    /// Whether another line may be written in this second; if so, how many were left out before it.
+    pub fn admit(&self, second: u64, most: u32) -> Option<u64> {
+        let this = second << 32;
+        let mut now = self.now.load(Relaxed);
+        loop {
+            let lines = if now >> 32 == this >> 32 {
+                now & 0xffff_ffff
+            } else {
+                0
+            };
+            if lines >= u64::from(most) {
+                self.left_out.fetch_add(1, Relaxed);
+                return None;
+            }
+            let taken = self
+                .now
+                .compare_exchange_weak(now, this | (lines + 1), Relaxed, Relaxed);
+            match taken {
+                Ok(_) => return Some(self.left_out.swap(0, Relaxed)),
+                Err(other) => now = other,
+            }
+        }
+    }
 }
 
 thread_local! {
@@ -165,6 +206,7 @@ fn format(out: &mut Vec<u8>, style: Style, line: &Line<'_>) {
         if let Some(seconds) = limit.retry_after {
             fields.number("retry_after", seconds);
         }
+        fields.string("source", limit.source.as_bytes());
     }
     if let Some(went) = line.went {
         fields.string("upstream", went.upstream.as_bytes());
@@ -180,6 +222,12 @@ fn format(out: &mut Vec<u8>, style: Style, line: &Line<'_>) {
             line.duration.subsec_micros()
         ),
     );
+    if let Some(trace) = line.trace {
+        fields.string_of("trace_id", format_args!("{trace:032x}"));
+    }
+    if line.left_out > 0 {
+        fields.number("left_out", line.left_out);
+    }
     fields.end();
 }
 

@@ -109,8 +109,11 @@ fn line() -> Line<'static> {
             capacity: 20,
             remaining: 0,
             retry_after: Some(3),
+            source: "local",
         }),
         went: None,
+        trace: Some(0x4bf9),
+        left_out: 7,
         bytes: 312,
         duration: Duration::from_micros(1_000_042),
     }
@@ -138,9 +141,21 @@ fn json_line_holds_every_known_field_once() {
         "timestamp": "2023-11-14T22:13:20.123Z", "request_id": "0190-a", "client_ip": "192.0.2.7", "user": "ada",
         "tier": "pro", "method": "GET", "host": "api.example.com", "path": "/v1/search", "route": "search",
         "status": 429, "limit": "per_user", "key": "user:ada", "algorithm": "token_bucket", "capacity": 20,
-        "remaining": 0, "retry_after": 3, "bytes": 312, "seconds": 1.000042,
+        "remaining": 0, "retry_after": 3, "source": "local",
+        "trace_id": "00000000000000000000000000004bf9", "left_out": 7, "bytes": 312, "seconds": 1.000042,
     });
     assert_eq!(read, expected);
+}
+
+#[test]
+fn a_second_has_so_many_lines_and_the_next_says_how_many_are_missing() {
+    let cap = LineCap::default();
+    let admitted: Vec<_> = (0..5).map(|_| cap.admit(9, 2)).collect();
+    assert_eq!(admitted, [Some(0), Some(0), None, None, None]);
+    assert_eq!(cap.admit(10, 2), Some(3));
+    assert_eq!((cap.admit(10, 2), cap.admit(10, 2)), (Some(0), None));
+    assert_eq!(cap.admit(11, 0), None, "none at all");
+    assert_eq!(cap.admit(4_294_967_296 + 12, 1), Some(2));
 }
 
 #[test]
@@ -156,7 +171,8 @@ fn text_line_reads_as_name_value_pairs() {
         text,
         "2023-11-14T22:13:20.123Z request_id=0190-a client_ip=192.0.2.7 user=\"ada lovelace\" tier=pro method=GET \
          host=api.example.com path=/v1/search route=search status=429 limit=per_user key=user:ada \
-         algorithm=token_bucket capacity=20 remaining=0 retry_after=3 bytes=312 seconds=1.000042\n"
+         algorithm=token_bucket capacity=20 remaining=0 retry_after=3 source=local bytes=312 seconds=1.000042 \
+         trace_id=00000000000000000000000000004bf9 left_out=7\n"
     );
 }
 

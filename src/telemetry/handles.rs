@@ -144,6 +144,20 @@ impl Metrics {
         }
     }
 
+    /// The handles of spans for a collector of traces.
+    pub fn spans(&self) -> SpanMetrics {
+        let outcome = |outcome| {
+            let counter = self.counter(&table::TRACE_SPANS, &[outcome]);
+            counter.increment(0);
+            counter
+        };
+        SpanMetrics {
+            sent: outcome("sent"),
+            failed: outcome("failed"),
+            dropped: outcome("dropped"),
+        }
+    }
+
     /// Notes when the certificates of a file expire; `name` is the file's, as configured.
     pub fn certificate_expires(&self, name: &str, at: SystemTime) {
         let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -182,6 +196,17 @@ impl Metrics {
             timestamp,
         }
     }
+}
+
+/// What becomes of spans.
+#[derive(Clone, Debug)]
+pub struct SpanMetrics {
+    /// The collector took them.
+    pub sent: Counter,
+    /// It did not, or could not be asked.
+    pub failed: Counter,
+    /// The queue was full.
+    pub dropped: Counter,
 }
 
 /// What is counted of a published key set.

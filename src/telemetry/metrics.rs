@@ -20,7 +20,7 @@ use metrics_exporter_prometheus::{
 
 pub use super::handles::{
     BudgetMetrics, DecisionMetrics, HandshakeMetrics, Held, IdentityMetrics, IssuerMetrics,
-    LeaseMetrics, LimitMetrics, ListenerMetrics, RouteMetrics, UpstreamMetrics,
+    LeaseMetrics, LimitMetrics, ListenerMetrics, RouteMetrics, SpanMetrics, UpstreamMetrics,
 };
 use super::process;
 
@@ -154,6 +154,10 @@ table! {
         "When a published key set was last fetched, in seconds since 1970; 0 for never.";
     LOG_LINES_DROPPED = "tidegate_log_lines_dropped_total", Kind::Counter, Count, [],
         "Log and access lines lost because they could not be written fast enough.";
+    LOG_LINES_LEFT_OUT = "tidegate_log_lines_left_out_total", Kind::Counter, Count, [],
+        "Rejections without an access line, because there were too many in that second.";
+    TRACE_SPANS = "tidegate_trace_spans_total", Kind::Counter, Count, ["outcome"],
+        "Spans for the collector of traces, by what became of them.";
     PANICS = "tidegate_panics_total", Kind::Counter, Count, [],
         "Bugs that ended a task.";
     CONFIG_INFO = "tidegate_config_info", Kind::Gauge, Count, ["hash"],
@@ -216,6 +220,8 @@ impl Metrics {
         metrics.gauge(&CONFIG_RELOAD_TIMESTAMP, &[]).set(0.0);
         metrics.panics().increment(0);
         metrics.log_lines_dropped().increment(0);
+        metrics.log_lines_left_out().increment(0);
+        let _ = metrics.spans();
         let _ = metrics.decision_seconds();
         let _ = metrics.handshakes();
         let _ = metrics.budget(&[]);
@@ -235,6 +241,11 @@ impl Metrics {
     /// Access lines lost, for the access log.
     pub fn log_lines_dropped(&self) -> Counter {
         self.counter(&LOG_LINES_DROPPED, &[])
+    }
+
+    /// Rejections that got no line, for the access log.
+    pub fn log_lines_left_out(&self) -> Counter {
+        self.counter(&LOG_LINES_LEFT_OUT, &[])
     }
 
     /// Notes that the configuration with this hash runs from `at` on.

@@ -1,18 +1,21 @@
-//! What the gateway lets an operator see: metrics, access lines, log lines.
+//! What the gateway lets an operator see: metrics, access lines, log lines, spans.
 
 pub mod access;
 pub mod handles;
 pub mod json;
 pub mod log;
 pub mod metrics;
+mod otlp;
 mod process;
+pub mod protobuf;
 pub mod queue;
 mod time;
+pub mod trace;
 
 pub use self::{metrics::Metrics, time::date};
 
 /// `[log]`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogSettings {
     /// The least severe level that is written.
     pub level: LogLevel,
@@ -20,6 +23,22 @@ pub struct LogSettings {
     pub format: LogFormat,
     /// Which requests get an access line.
     pub access: AccessLines,
+    /// With [`AccessLines::Rejected`]: of a million other requests, so many get one, too.
+    pub sample_ppm: u32,
+    /// Lines about rejections in one second, at the most.
+    pub max_rejected: u32,
+}
+
+impl Default for LogSettings {
+    fn default() -> Self {
+        Self {
+            level: LogLevel::default(),
+            format: LogFormat::default(),
+            access: AccessLines::default(),
+            sample_ppm: 0,
+            max_rejected: 1_000,
+        }
+    }
 }
 
 /// The least severe level that is written.

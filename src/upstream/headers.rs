@@ -18,6 +18,8 @@ use http::{
 use crate::identity::{AddressSource, Client, ManagedFields};
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+static TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 static KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 static PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 static PROXY_AUTHENTICATE: HeaderName = HeaderName::from_static("proxy-authenticate");
@@ -51,8 +53,19 @@ pub struct Outbound<'a> {
     pub over: &'a [&'a str],
     /// Whether it is a valid handshake for WebSocket, to be passed on as one.
     pub websocket: bool,
+    /// The span of ours that the server's is below; without one, what the client says of its trace passes as it came.
+    pub traced: Option<Continued<'a>>,
     /// Who hears the server's interim responses, if the client knows of such.
     pub hears: Option<&'a dyn Hears>,
+}
+
+/// A trace that goes on behind the gateway (W3C Trace Context §3).
+#[derive(Clone, Copy, Debug)]
+pub struct Continued<'a> {
+    /// The gateway's span.
+    pub traceparent: &'a HeaderValue,
+    /// The trace begins here: what the client sent of another is not passed on.
+    pub is_root: bool,
 }
 
 /// Who hears the interim responses of a server (RFC 9110 §15.2).
@@ -224,6 +237,9 @@ fn write_end_to_end(out: &mut BytesMut, request: &Outbound<'_>) {
             || is_rewritten(name)
             || *name == FORWARDED
             || is_framing_alias(name)
+            || request.traced.is_some_and(|traced| {
+                *name == TRACEPARENT || (traced.is_root && *name == TRACESTATE)
+            })
             || (identified && is_identity(name))
             || if trusted {
                 request.managed.alias(name.as_str())
@@ -291,6 +307,9 @@ fn write_ours(out: &mut BytesMut, request: &Outbound<'_>) {
         put_field(out, "x-forwarded-host", host);
     }
     put_field(out, "x-request-id", request.request_id.as_bytes());
+    if let Some(traced) = request.traced {
+        put_field(out, "traceparent", traced.traceparent.as_bytes());
+    }
     if let Some(user) = client.user {
         put_field(out, "x-user-id", user.as_bytes());
     }

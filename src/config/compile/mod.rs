@@ -59,6 +59,7 @@ pub(super) fn snapshot(
     let routes = route::compile(&file, &upstreams, &limits, status_path.as_deref());
     let server = process::server(&file);
     let log = process::log(&file);
+    let trace = process::trace(&file);
     file.finish();
     let compiled: Option<Vec<_>> = limits.iter().map(|limit| limit.compiled.as_ref()).collect();
     // while something is wrong, what looks missing may only be misspelt
@@ -89,6 +90,7 @@ pub(super) fn snapshot(
         redis: redis.flatten(),
         admin: admin?,
         log: log?,
+        trace,
         hash,
         written,
     })

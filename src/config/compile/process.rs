@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     config::{
-        Admin, Server,
+        Admin, Server, Share,
         code::Code,
         diagnostic::{Problem, quote},
         file::Section,
@@ -17,12 +17,16 @@ use crate::{
         value::Text,
     },
     listener::{self, Address},
-    telemetry::{AccessLines, LogFormat, LogLevel, LogSettings},
+    telemetry::{
+        AccessLines, LogFormat, LogLevel, LogSettings,
+        trace::{Collector, TraceSettings},
+    },
 };
 
 const MAX_WORKERS: u64 = 1024;
 const MAX_CONNECTIONS: u64 = 10_000_000;
 const MAX_KEYS: u64 = 100_000_000;
+const MAX_REJECTED: u64 = 1_000_000;
 const MAX_DRAIN: Duration = Duration::from_secs(24 * 3_600);
 
 const DEFAULT_ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9901);
@@ -170,10 +174,37 @@ pub(super) fn log(file: &Section<'_>) -> Option<LogSettings> {
             ("off", AccessLines::Off),
         ],
     );
+    let sample = section.get("sample").and_then(|value| value.share());
+    let max_rejected = section.integer("max_rejected", 1_000, 0..=MAX_REJECTED);
     section.finish();
     Some(LogSettings {
         level: level?,
         format: format?,
         access: access?,
+        sample_ppm: sample.unwrap_or_default().ppm(),
+        max_rejected: u32::try_from(max_rejected).unwrap_or(u32::MAX),
     })
+}
+
+/// `[trace]`.
+pub(super) fn trace(file: &Section<'_>) -> TraceSettings {
+    const DEFAULT_SAMPLE_PPM: u32 = 10_000;
+    let section = file.table("trace", &keys::TRACE);
+    let endpoint = section.get("otlp_endpoint").and_then(|value| value.text());
+    let sample = section.get("sample").and_then(|value| value.share());
+    section.finish();
+    let collector = endpoint.filter(|text| !text.value.is_empty());
+    let collector = collector.and_then(|text| {
+        text.parse("the address of a collector", |value| {
+            Collector::parse(value).map_err(|bad| {
+                let message = format!("{} is no collector: {bad}", quote(value));
+                let hint = "write \"http://127.0.0.1:4317\", or https://";
+                Problem::new(Code::BadAddress, message).hint(hint)
+            })
+        })
+    });
+    TraceSettings {
+        collector,
+        sample_ppm: sample.map_or(DEFAULT_SAMPLE_PPM, Share::ppm),
+    }
 }

@@ -4,6 +4,7 @@
 //! processes or threads. Every wait is bounded, every port is chosen by the system, every child is ended on drop.
 
 pub mod cli;
+pub mod collector;
 pub mod curl;
 pub mod frames;
 pub mod gateway;

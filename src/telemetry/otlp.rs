@@ -1,0 +1,382 @@
+//! Spans on their way to a collector: OTLP over gRPC (`opentelemetry-proto` 1.x, TraceService/Export), by a thread of its own.
+//!
+//! ```text
+//! workers ──try_send──▶ queue (QUEUE_SPANS) ──▶ batch (BATCH_SPANS or LINGER) ──▶ one call (CALL_TIMEOUT) ──▶ collector
+//!             full? dropped and counted                    failed? counted, not tried again
+//! ```
+//!
+//! A collector that is slow or gone therefore costs spans, never requests, and never more memory than the queue and one batch.
+
+use std::{fmt, io, sync::Arc, sync::mpsc as std_mpsc, thread, time::Duration};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use h2::client::SendRequest;
+use http::{HeaderMap, Request, Uri, header::CONTENT_TYPE};
+use rustls::{ClientConfig, crypto::aws_lc_rs, pki_types::ServerName};
+use rustls_platform_verifier::BuilderVerifierExt as _;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    sync::{mpsc, watch},
+    time::{Instant, timeout, timeout_at},
+};
+use tokio_rustls::TlsConnector;
+
+use super::{
+    handles::SpanMetrics,
+    log::Throttle,
+    protobuf::{put_bytes, put_length},
+    trace::put_text,
+};
+
+/// Spans that may wait for the collector.
+const QUEUE_SPANS: usize = 4096;
+/// Spans of one call.
+const BATCH_SPANS: usize = 512;
+/// How long spans gather for a call.
+const LINGER: Duration = Duration::from_secs(1);
+/// For one call, with its connection where there is none.
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Bytes of an answer that are looked at.
+const ANSWER_MAX_BYTES: usize = 64 * 1024;
+
+/// Where a collector is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Collector {
+    is_tls: bool,
+    host: String,
+    port: u16,
+}
+
+/// Why an address is none of a collector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadCollector {
+    /// It is something else.
+    #[error("it is not http://HOST:PORT or https://HOST:PORT")]
+    Form,
+    /// OTLP over HTTP has one; gRPC has none.
+    #[error("spans are sent over gRPC, whose address has no path")]
+    Path,
+}
+
+impl Collector {
+    /// Reads `http://HOST:PORT` or `https://HOST:PORT`; the port is 4317 where there is none.
+    pub fn parse(text: &str) -> Result<Collector, BadCollector> {
+        let uri: Uri = text.parse().map_err(|_| BadCollector::Form)?;
+        let is_tls = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
+            _ => return Err(BadCollector::Form),
+        };
+        let authority = uri.authority().ok_or(BadCollector::Form)?;
+        if authority.as_str().contains('@') || authority.host().is_empty() {
+            return Err(BadCollector::Form);
+        }
+        if uri.path_and_query().is_some_and(|path| path != "/") {
+            return Err(BadCollector::Path);
+        }
+        Ok(Collector {
+            is_tls,
+            host: authority.host().to_owned(),
+            port: authority.port_u16().unwrap_or(4317),
+        })
+    }
+}
+
+impl fmt::Display for Collector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.is_tls { "https" } else { "http" };
+        write!(f, "{scheme}://{}:{}", self.host, self.port)
+    }
+}
+
+/// The queue of spans; clones feed the same thread.
+#[derive(Clone, Debug)]
+pub struct Spans {
+    queue: mpsc::Sender<Vec<u8>>,
+    metrics: SpanMetrics,
+    closing: Arc<watch::Sender<bool>>,
+    ended: Arc<std::sync::Mutex<std_mpsc::Receiver<()>>>,
+}
+
+impl Spans {
+    /// Starts the sending thread; connects when there is something to send. Fails when the system has no thread to give.
+    pub fn start(collector: Collector, metrics: SpanMetrics) -> io::Result<Spans> {
+        let (queue, waiting) = mpsc::channel(QUEUE_SPANS);
+        let (closing, close) = watch::channel(false);
+        let (ending, ended) = std_mpsc::sync_channel(0);
+        let sender = Sender {
+            collector,
+            waiting,
+            close,
+            metrics: metrics.clone(),
+            line: None,
+            tls: None,
+            warning: Throttle::default(),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        thread::Builder::new()
+            .name("spans".to_owned())
+            .spawn(move || {
+                // dropped at the end, also by a panic: nobody may wait for a thread that is gone
+                let _ending = ending;
+                runtime.block_on(sender.send_until_closed());
+            })?;
+        Ok(Spans {
+            queue,
+            metrics,
+            closing: Arc::new(closing),
+            ended: Arc::new(std::sync::Mutex::new(ended)),
+        })
+    }
+
+    /// Queues an encoded span. Never waits; one that finds no room is dropped and counted.
+    pub fn push(&self, span: Vec<u8>) {
+        if self.queue.try_send(span).is_err() {
+            self.metrics.dropped.increment(1);
+        }
+    }
+
+    /// Sends what is queued, and ends; waits at most `limit`. To be called on no runtime.
+    pub fn close(&self, limit: Duration) {
+        self.closing.send_replace(true);
+        let ended = self
+            .ended
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        // an error is its end, too: nothing is ever sent
+        let _ = ended.recv_timeout(limit);
+    }
+}
+
+/// What the sending thread keeps.
+struct Sender {
+    collector: Collector,
+    waiting: mpsc::Receiver<Vec<u8>>,
+    close: watch::Receiver<bool>,
+    metrics: SpanMetrics,
+    line: Option<SendRequest<Bytes>>,
+    tls: Option<Arc<ClientConfig>>,
+    warning: Throttle,
+}
+
+/// Why spans did not arrive.
+#[derive(Debug, thiserror::Error)]
+enum SendError {
+    #[error("{0}")]
+    Connect(#[from] io::Error),
+    #[error("{0}")]
+    Protocol(#[from] h2::Error),
+    #[error("no answer within {CALL_TIMEOUT:?}")]
+    Timeout,
+    #[error("it answers {0}")]
+    Refused(String),
+}
+
+impl Sender {
+    async fn send_until_closed(mut self) {
+        loop {
+            let batch = self.batch().await;
+            if !batch.is_empty() {
+                self.send(&batch).await;
+            } else if *self.close.borrow() || self.waiting.is_closed() {
+                return;
+            }
+        }
+    }
+
+    /// The spans of the next call; none when the queue is empty and was closed.
+    async fn batch(&mut self) -> Vec<Vec<u8>> {
+        let mut batch = Vec::new();
+        let first = tokio::select! {
+            biased;
+            span = self.waiting.recv() => span,
+            _ = self.close.wait_for(|close| *close) => None,
+        };
+        batch.extend(first);
+        let until = Instant::now() + LINGER;
+        while (1..BATCH_SPANS).contains(&batch.len()) {
+            let more = async {
+                tokio::select! {
+                    biased;
+                    span = self.waiting.recv() => span,
+                    _ = self.close.wait_for(|close| *close) => None,
+                }
+            };
+            match timeout_at(until, more).await {
+                Ok(Some(span)) => batch.push(span),
+                Ok(None) | Err(_) => break,
+            }
+        }
+        batch
+    }
+
+    async fn send(&mut self, batch: &[Vec<u8>]) {
+        let count = batch.len() as u64;
+        let sent = timeout(CALL_TIMEOUT, self.call(message(batch))).await;
+        match sent.unwrap_or(Err(SendError::Timeout)) {
+            Ok(()) => self.metrics.sent.increment(count),
+            Err(error) => {
+                self.line = None;
+                self.metrics.failed.increment(count);
+                if let Some(unsaid) = self.warning.speak() {
+                    let collector = self.collector.to_string();
+                    tracing::warn!(collector, spans = count, unsaid, %error, "spans were not taken, and are lost");
+                }
+            }
+        }
+    }
+
+    async fn call(&mut self, message: Bytes) -> Result<(), SendError> {
+        let line = match self.line.take() {
+            Some(line) => line,
+            None => self.connect().await?,
+        };
+        let mut line = line.ready().await?;
+        let uri = format!(
+            "{}/opentelemetry.proto.collector.trace.v1.TraceService/Export",
+            self.collector
+        );
+        let request = Request::post(uri)
+            .header(CONTENT_TYPE, "application/grpc")
+            .header("te", "trailers")
+            .header(
+                "user-agent",
+                concat!("tidegate/", env!("CARGO_PKG_VERSION")),
+            )
+            .body(())
+            .map_err(|error| SendError::Refused(error.to_string()))?;
+        let (response, mut body) = line.send_request(request, false)?;
+        body.send_data(message, true)?;
+        let (head, mut body) = response.await?.into_parts();
+        if head.status != http::StatusCode::OK {
+            return Err(SendError::Refused(head.status.to_string()));
+        }
+        let mut length = 0;
+        while let Some(data) = body.data().await {
+            let data = data?;
+            length += data.len();
+            if length > ANSWER_MAX_BYTES {
+                return Err(SendError::Refused("with too much".to_owned()));
+            }
+            let _ = body.flow_control().release_capacity(data.len());
+        }
+        let trailers = body.trailers().await?;
+        status(trailers.as_ref().unwrap_or(&head.headers))?;
+        self.line = Some(line);
+        Ok(())
+    }
+
+    async fn connect(&mut self) -> Result<SendRequest<Bytes>, SendError> {
+        let host = self.collector.host.trim_matches(['[', ']']).to_owned();
+        let stream = TcpStream::connect((host.as_str(), self.collector.port)).await?;
+        if !self.collector.is_tls {
+            return begin(stream).await;
+        }
+        let name = ServerName::try_from(host).map_err(io::Error::other)?;
+        let connector = TlsConnector::from(self.tls()?);
+        begin(connector.connect(name, stream).await?).await
+    }
+
+    fn tls(&mut self) -> io::Result<Arc<ClientConfig>> {
+        if let Some(tls) = &self.tls {
+            return Ok(Arc::clone(tls));
+        }
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let mut tls = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .and_then(|builder| builder.with_platform_verifier())
+            .map_err(io::Error::other)?
+            .with_no_client_auth();
+        tls.alpn_protocols = vec![b"h2".to_vec()];
+        Ok(Arc::clone(self.tls.insert(Arc::new(tls))))
+    }
+}
+
+/// Begins HTTP/2; the connection is driven until it ends.
+async fn begin<S>(stream: S) -> Result<SendRequest<Bytes>, SendError>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (line, connection) = h2::client::handshake(stream).await?;
+    tokio::spawn(async move {
+        // the next call sees that it ended
+        let _ = connection.await;
+    });
+    Ok(line)
+}
+
+fn status(fields: &HeaderMap) -> Result<(), SendError> {
+    let text = |name: &str| fields.get(name).and_then(|value| value.to_str().ok());
+    match text("grpc-status") {
+        Some("0") => Ok(()),
+        code => {
+            let (code, message) = (code.unwrap_or("no status"), text("grpc-message"));
+            let message = message.unwrap_or_default();
+            Err(SendError::Refused(format!("{code} {message}")))
+        }
+    }
+}
+
+/// `ExportTraceServiceRequest` in the frame of a gRPC message.
+fn message(spans: &[Vec<u8>]) -> Bytes {
+    let mut resource = Vec::new();
+    put_text(&mut resource, 1, "service.name", "tidegate");
+    put_text(
+        &mut resource,
+        1,
+        "service.version",
+        env!("CARGO_PKG_VERSION"),
+    );
+    let mut scope = Vec::new();
+    put_bytes(&mut scope, 1, b"tidegate");
+    let mut of_scope = Vec::new();
+    put_bytes(&mut of_scope, 1, &scope);
+    for span in spans {
+        put_bytes(&mut of_scope, 2, span);
+    }
+    let mut of_resource = Vec::new();
+    put_bytes(&mut of_resource, 1, &resource);
+    put_bytes(&mut of_resource, 2, &of_scope);
+    let mut request = Vec::with_capacity(of_resource.len() + 8);
+    put_length(&mut request, 1, of_resource.len());
+    request.extend_from_slice(&of_resource);
+
+    let mut framed = BytesMut::with_capacity(request.len() + 5);
+    framed.put_u8(0);
+    framed.put_u32(u32::try_from(request.len()).unwrap_or(u32::MAX));
+    framed.put_slice(&request);
+    framed.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_collector_is_an_address_without_a_path() {
+        let read = |text: &str| Collector::parse(text).map(|collector| collector.to_string());
+        assert_eq!(
+            read("http://127.0.0.1:4317").as_deref(),
+            Ok("http://127.0.0.1:4317")
+        );
+        assert_eq!(
+            read("https://otel.example").as_deref(),
+            Ok("https://otel.example:4317")
+        );
+        assert_eq!(read("http://[::1]:9/").as_deref(), Ok("http://[::1]:9"));
+        assert_eq!(read("http://h:4318/v1/traces"), Err(BadCollector::Path));
+        for bad in [
+            "",
+            "h:4317",
+            "grpc://h:1",
+            "http://user:secret@h:1",
+            "http:///",
+            "/x",
+        ] {
+            assert_eq!(read(bad), Err(BadCollector::Form), "{bad}");
+        }
+    }
+}
