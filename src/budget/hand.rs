@@ -32,6 +32,8 @@ pub(super) use slots::{NoSlot, Slots};
 const WAYS: usize = 8;
 /// Bits of a packed word that hold tokens; the rest is the deadline in ms.
 const TOKEN_BITS: u32 = 26;
+/// 8.7 years after the gateway's start.
+const MAX_DEADLINE_MS: u64 = u64::MAX >> TOKEN_BITS;
 const NS_PER_MS: u64 = 1_000_000;
 
 /// Which key a hand belongs to, and where it may be.
@@ -169,7 +171,7 @@ impl Hand<'_> {
 
     /// Puts tokens into the hand that are good until `deadline_ns`, in place of older ones of the slot.
     pub(super) fn bank(&self, slot: usize, deadline_ns: u64, tokens: u64) {
-        let deadline = deadline_ns / NS_PER_MS;
+        let deadline = (deadline_ns / NS_PER_MS).min(MAX_DEADLINE_MS);
         let mut word = self.0[slot].load(Acquire);
         loop {
             // of one generation, the deadlines of several calls differ by their travelling times: the earliest holds for all
@@ -177,7 +179,7 @@ impl Hand<'_> {
                 0 => (0, deadline),
                 known => (word & MAX_TOKENS, known.min(deadline)),
             };
-            let next = pack((held + tokens).min(MAX_TOKENS), until);
+            let next = pack(held.saturating_add(tokens).min(MAX_TOKENS), until);
             match self.0[slot].compare_exchange_weak(word, next, AcqRel, Acquire) {
                 Ok(_) => return,
                 Err(now) => word = now,

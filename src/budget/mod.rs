@@ -34,7 +34,7 @@ use std::{
 use tokio::{runtime::LocalOptions, sync::mpsc, time::Instant};
 
 pub use hand::Lent;
-pub use redis::{Server, Target};
+pub use redis::{Server, Target, Tls};
 pub use settings::{FAILURES, Name, Settings, SharedLimit, Sync, WhenDown};
 pub use spend::{Claim, Decided, Source, Unavailable};
 

@@ -11,9 +11,9 @@ use std::{
 };
 
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind,
-    IntoConnectionInfo, RedisError, ServerErrorKind, Value, aio::MultiplexedConnection,
-    io::tcp::TcpSettings,
+    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind,
+    IntoConnectionInfo, RedisError, ServerErrorKind, TlsCertificates, Value,
+    aio::MultiplexedConnection, io::tcp::TcpSettings,
 };
 use tokio::sync::Notify;
 
@@ -115,8 +115,13 @@ impl Failure {
     fn ends_connection(self) -> bool {
         matches!(
             self,
-            Failure::Connection | Failure::Malformed | Failure::ReadOnly
+            Failure::Connection | Failure::Timeout | Failure::Malformed | Failure::ReadOnly
         )
+    }
+
+    /// Whether it says something about the server, and not about one key (another program's value may be in its place).
+    pub(super) fn is_of_server(self) -> bool {
+        self != Failure::Script
     }
 }
 
@@ -139,6 +144,31 @@ pub enum Target {
 }
 
 impl Target {
+    /// Whether some server is spoken to by TLS.
+    pub fn is_secure(&self) -> bool {
+        match self {
+            Target::One(server) | Target::Sentinel { via: server, .. } => server.is_secure(),
+            Target::Cluster(seeds) => seeds.iter().any(Server::is_secure),
+        }
+    }
+
+    /// The same, where connections by TLS trust and show these certificates; what is wrong with them otherwise.
+    pub fn with_tls(self, tls: &Tls) -> Result<Target, String> {
+        let all = |servers: Vec<Server>| -> Result<Vec<Server>, String> {
+            let servers = servers.into_iter();
+            servers.map(|server| server.with_tls(tls)).collect()
+        };
+        Ok(match self {
+            Target::One(server) => Target::One(server.with_tls(tls)?),
+            Target::Sentinel { master, nodes, via } => Target::Sentinel {
+                master,
+                nodes: all(nodes)?,
+                via: via.with_tls(tls)?,
+            },
+            Target::Cluster(seeds) => Target::Cluster(all(seeds)?),
+        })
+    }
+
     /// Without users and passwords.
     pub fn address(&self) -> String {
         let all = |servers: &[Server]| {
@@ -151,6 +181,15 @@ impl Target {
             Target::Cluster(seeds) => all(seeds),
         }
     }
+}
+
+/// What a connection by TLS is opened with, each in PEM.
+#[derive(Debug)]
+pub struct Tls {
+    /// Whom to trust; `None` is whom the system trusts.
+    pub ca: Option<Vec<u8>>,
+    /// Our certificate, and its private key.
+    pub identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 /// Where a server is, and who we are to it.
@@ -170,6 +209,9 @@ impl Server {
     pub fn parse(url: &str) -> Result<Server, String> {
         let info = url.into_connection_info();
         let info = info.map_err(|error| error.detail().unwrap_or("not a Redis URL").to_owned())?;
+        if let ConnectionAddr::TcpTls { insecure: true, .. } = info.addr() {
+            return Err("a certificate is always checked".to_owned());
+        }
         // small writes that others wait for
         let tcp = TcpSettings::default().set_nodelay(true);
         Ok(Server(info.set_tcp_settings(tcp)))
@@ -180,29 +222,46 @@ impl Server {
         self.0.addr().to_string()
     }
 
+    fn is_secure(&self) -> bool {
+        matches!(self.0.addr(), ConnectionAddr::TcpTls { .. })
+    }
+
+    fn with_tls(self, tls: &Tls) -> Result<Server, String> {
+        if !self.is_secure() {
+            return Ok(self);
+        }
+        let identity = tls.identity.clone();
+        let certificates = TlsCertificates {
+            client_tls: identity.map(|(client_cert, client_key)| ClientTlsConfig {
+                client_cert,
+                client_key,
+            }),
+            root_cert: tls.ca.clone(),
+        };
+        let client = Client::build_with_tls(self.0, certificates);
+        let client = client.map_err(|error| error.to_string())?;
+        Ok(Server(client.get_connection_info().clone()))
+    }
+
     /// The same, elsewhere: `host:port`, where no host is this one's.
     fn at(&self, address: &str) -> Option<Server> {
         let (host, port) = address.rsplit_once(':')?;
         let port = port.parse().ok()?;
-        let (own, is_tls) = match self.0.addr() {
-            ConnectionAddr::Tcp(host, _) => (host.as_str(), false),
-            ConnectionAddr::TcpTls { host, .. } => (host.as_str(), true),
-            _ => ("", false),
+        let or_own = |own: &str| match host {
+            "" | "?" => own.to_owned(),
+            host => host.to_owned(),
         };
-        let host = if host.is_empty() || host == "?" {
-            own
-        } else {
-            host
-        }
-        .to_owned();
-        let address = match is_tls {
-            false => ConnectionAddr::Tcp(host, port),
-            true => ConnectionAddr::TcpTls {
-                host,
+        let address = match self.0.addr() {
+            ConnectionAddr::TcpTls {
+                host, tls_params, ..
+            } => ConnectionAddr::TcpTls {
+                host: or_own(host),
                 port,
                 insecure: false,
-                tls_params: None,
+                tls_params: tls_params.clone(),
             },
+            ConnectionAddr::Tcp(host, _) => ConnectionAddr::Tcp(or_own(host), port),
+            _ => ConnectionAddr::Tcp(or_own(""), port),
         };
         Some(Server(self.0.clone().set_addr(address)))
     }
@@ -223,6 +282,8 @@ pub(super) struct Link {
     state: RefCell<State>,
     changed: Notify,
     number: Cell<u64>,
+    /// What it last said, or what its connection did.
+    trouble: RefCell<String>,
 }
 
 enum State {
@@ -252,12 +313,25 @@ impl Link {
             state: RefCell::new(State::Down),
             changed: Notify::new(),
             number: Cell::new(0),
+            trouble: RefCell::default(),
         }
     }
 
     /// For people.
     pub(super) fn address(&self) -> String {
         self.target.address()
+    }
+
+    /// For people: the last error, in the words of the server, or of the system.
+    pub(super) fn trouble(&self) -> String {
+        self.trouble.borrow().clone()
+    }
+
+    fn fails(&self, error: &RedisError) -> Failure {
+        let failure = Failure::of(error);
+        tracing::debug!(%error, kind = failure.label(), redis = self.address(), "a call to Redis failed");
+        self.trouble.replace(error.to_string());
+        failure
     }
 
     /// The server at another address, to which we are who we are to this one.
@@ -288,8 +362,7 @@ impl Link {
             result = send(&mut connection, whole, asks).await;
         }
         result.map_err(|error| {
-            let failure = Failure::of(&error);
-            tracing::debug!(%error, kind = failure.label(), "a call to Redis failed");
+            let failure = self.fails(&error);
             if failure.ends_connection() {
                 self.drop_connection(number);
             }
@@ -306,7 +379,7 @@ impl Link {
         let (mut connection, number) = self.connection().await?;
         let result = connection.send_packed_command(command).await;
         result.and_then(Value::extract_error).map_err(|error| {
-            let failure = Failure::of(&error);
+            let failure = self.fails(&error);
             if failure.ends_connection() {
                 self.drop_connection(number);
             }
@@ -314,17 +387,17 @@ impl Link {
         })
     }
 
-    /// Whether the server takes a write over a new connection, which is then the one that is used. One that answers and
-    /// takes none (it is full, or a replica) is of no use.
+    /// Whether the server runs a script that writes over a new connection, which is then the one that is used. One that
+    /// answers and does not (it is full, or a replica) is of no use.
     pub(super) async fn probe(&self, key: &str) -> Result<(), Failure> {
+        const WRITE: &str = "return redis.call('SET', KEYS[1], 1, 'PX', 1000)";
         let mut connection = self.open().await?;
-        let mut write = redis::cmd("SET");
-        write.arg(key).arg(1).arg("PX").arg(1000);
+        let write = script_call("EVAL", WRITE, key, &[]);
         let written = connection.send_packed_command(&write).await;
         match written.and_then(Value::extract_error) {
             Ok(Value::Okay) => {}
             Ok(_) => return Err(Failure::Malformed),
-            Err(error) => return Err(Failure::of(&error)),
+            Err(error) => return Err(self.fails(&error)),
         }
         self.up(connection);
         Ok(())
@@ -362,6 +435,14 @@ impl Link {
         number
     }
 
+    /// Leaves the connection to the calls that are under way. With the last of them it is closed, whatever it still brings.
+    pub(super) fn give_up(&self) {
+        let mut state = self.state.borrow_mut();
+        if matches!(&*state, State::Up(..)) {
+            *state = State::Down;
+        }
+    }
+
     fn drop_connection(&self, number: u64) {
         let mut state = self.state.borrow_mut();
         if matches!(&*state, State::Up(_, current) if *current == number) {
@@ -396,12 +477,9 @@ impl Link {
     }
 
     async fn open_to(&self, server: &Server) -> Result<MultiplexedConnection, Failure> {
-        let failed = |error: RedisError| {
-            tracing::debug!(%error, redis = server.address(), "cannot connect to Redis");
-            match Failure::of(&error) {
-                failure @ (Failure::Auth | Failure::Loading) => failure,
-                _ => Failure::Connection,
-            }
+        let failed = |error: RedisError| match self.fails(&error) {
+            failure @ (Failure::Auth | Failure::Loading) => failure,
+            _ => Failure::Connection,
         };
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.patience.connect))

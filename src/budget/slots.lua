@@ -15,7 +15,7 @@ local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local sum, first, wanted = 0, 0, 0
 local s = redis.call('HGET', KEYS[1], '')
-if s then sum, first, wanted = struct.unpack('<ddd', s) end
+if s and #s == 24 then sum, first, wanted = struct.unpack('<ddd', s) end
 if wanted > now + life then wanted = now + life end -- the clock went back
 if now >= first or first > now + life then
   sum, first = 0, now + life

@@ -22,7 +22,7 @@ use crate::{
         lease::{self, Algorithm},
         redis::{Failure, Script, reply},
     },
-    telemetry::handles::BudgetMetrics,
+    telemetry::{handles::BudgetMetrics, log::Throttle},
 };
 
 /// What has become of a call, or of a question about a server.
@@ -93,6 +93,8 @@ pub(super) struct Wire {
     gateways: f64,
     /// When to say again that this one lives.
     count_ns: u64,
+    /// That a script was refused.
+    script_failed: Throttle,
 }
 
 /// Until a call has been timed.
@@ -149,6 +151,7 @@ impl Wire {
             random: duty.seed | 1,
             gateways: 1.0,
             count_ns: 0,
+            script_failed: Throttle::default(),
         }
     }
 
@@ -292,10 +295,20 @@ impl Wire {
         let was_open = breaker.is_open();
         breaker.ended();
         // one that was overdue has been counted as a failure already
-        if !is_late {
+        if !is_late && failure.is_of_server() {
             breaker.failed(now_ns, jitter);
         }
         self.metrics.errors.increment(1);
+        if failure == Failure::Script
+            && let Some(unsaid) = self.script_failed.speak()
+        {
+            tracing::warn!(
+                redis = self.servers.link(event.shard).address(),
+                error = self.servers.link(event.shard).trouble(),
+                unsaid,
+                "Redis refuses a script: is something else stored under a key of ours? Its limit goes on as on_redis_down says"
+            );
+        }
         if failure != Failure::Timeout {
             self.metrics.failed(failure.label());
         }
@@ -394,9 +407,11 @@ impl Wire {
 
     /// One line for each time that Redis is given up.
     fn opened(&mut self, shard: usize, failure: Failure) {
+        self.servers.link(shard).give_up();
         tracing::warn!(
             redis = self.servers.link(shard).address(),
             kind = failure.label(),
+            error = self.servers.link(shard).trouble(),
             "Redis does not answer: shared limits go on as on_redis_down says, until it does"
         );
         self.show_degraded();

@@ -51,7 +51,7 @@ pub(super) fn snapshot(
     check_users::check_certificates(document, &users, &listeners);
     let admin = process::admin(&file, base_dir, &listeners);
     let upstreams = upstream::compile(&file, base_dir);
-    let redis = redis::compile(&file);
+    let redis = redis::compile(&file, base_dir);
     let mut limits = limit::compile(&file, &users.settings, redis.is_some());
     identity::read_claims(&mut users.settings, &limits);
     overrides::compile(&file, users.settings.prefixes(), &mut limits);

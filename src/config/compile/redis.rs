@@ -1,15 +1,16 @@
 //! `[redis]`: where gateways keep the limits that they share.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use crate::{
-    budget::{Server, Settings, Target},
+    budget::{Server, Settings, Target, Tls},
     config::{
         Share,
         code::Code,
+        compile::upstream,
         diagnostic::{Problem, quote},
         file::Section,
-        keys,
+        keys, read,
         value::Value,
     },
 };
@@ -21,10 +22,11 @@ const DEFAULT_URL: &str = "redis://127.0.0.1:6379";
     clippy::option_option,
     reason = "that there is a table matters even where it is wrong"
 )]
-pub(super) fn compile(file: &Section<'_>) -> Option<Option<Settings>> {
+pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Option<Option<Settings>> {
     let table = file.get("redis")?;
     let section = table.section(keys::REDIS.title.to_owned(), &keys::REDIS)?;
     let target = target(&section);
+    let target = tls(&section, target, base_dir);
     let key_prefix = match section.get("key_prefix").map(|value| value.text()) {
         Some(text) => text.and_then(|text| text.parse("a prefix of keys", parse_prefix)),
         None => Some("tidegate".to_owned()),
@@ -116,6 +118,62 @@ fn target(section: &Section<'_>) -> Option<Target> {
         }),
         (None, true) => url.map(Target::One),
     }
+}
+
+/// The target with what its TLS needs; `None` when something was reported.
+fn tls(section: &Section<'_>, target: Option<Target>, base_dir: &Path) -> Option<Target> {
+    let keys = ["tls_ca", "tls_cert", "tls_key"];
+    let is_meant = target.as_ref().is_none_or(Target::is_secure);
+    let read = |key: &'static str| -> Option<Option<Vec<u8>>> {
+        let Some(value) = section.get(key) else {
+            return Some(None);
+        };
+        if !is_meant {
+            let message = format!("{} has no effect: no Redis is spoken to by TLS", value.what);
+            let hint = "write rediss:// instead of redis://, or remove the key";
+            value.error(Problem::new(Code::Contradiction, message).hint(hint));
+        }
+        let path = value.text()?;
+        if key != "tls_key" {
+            upstream::certificates(&path, base_dir)?;
+        }
+        let file = base_dir.join(&path.value);
+        let bytes = path.document.files.bytes(&file, upstream::MAX_PEM_BYTES);
+        let bytes = bytes.map_err(|error| {
+            let message = format!("{} cannot be read: {error}", path.shown());
+            path.error(Problem::new(Code::BadFile, message).hint(read::HINT));
+        });
+        Some(Some(bytes.ok()?))
+    };
+    let [ca, cert, key] = keys.map(read);
+    let (ca, cert, key) = (ca?, cert?, key?);
+    for (one, is_there, other) in [
+        ("tls_cert", key.is_some(), "tls_key"),
+        ("tls_key", cert.is_some(), "tls_cert"),
+    ] {
+        if let Some(value) = section.get(one).filter(|_| !is_there) {
+            let message = format!("{} is of no use without `{other}`", value.what);
+            let problem = Problem::new(Code::MissingKey, message);
+            value.error(problem.hint("name both files, or remove the key"));
+            return None;
+        }
+    }
+    let identity = cert.zip(key);
+    if ca.is_none() && identity.is_none() {
+        return target;
+    }
+    target?
+        .with_tls(&Tls { ca, identity })
+        .map_err(|error| {
+            let value = section.get("tls_key").or_else(|| section.get("tls_ca"));
+            if let Some(value) = value {
+                let message = format!("{} cannot be used: {error}", value.what);
+                let hint =
+                    "name files in PEM: a certificate and the private key that belongs to it";
+                value.error(Problem::new(Code::BadFile, message).hint(hint));
+            }
+        })
+        .ok()
 }
 
 /// A list of servers, each as a URL or as `HOST:PORT`; empty where it is missing.

@@ -129,10 +129,14 @@ fn tls(section: &Section<'_>, servers: Option<&[Server]>, base_dir: &Path) -> Op
     })
 }
 
+/// Room for every CA that browsers know, several times.
+pub(super) const MAX_PEM_BYTES: u64 = 4 << 20;
+
 /// The certificates of a file, each fit to be the root of a chain.
-fn certificates(path: &Text<'_>, base_dir: &Path) -> Option<Vec<CertificateDer<'static>>> {
-    /// Room for every CA that browsers know, several times.
-    const MAX_BYTES: u64 = 4 << 20;
+pub(super) fn certificates(
+    path: &Text<'_>,
+    base_dir: &Path,
+) -> Option<Vec<CertificateDer<'static>>> {
     let unfit = |problem: String, hint: &str| {
         let message = format!("{} {problem}", path.shown());
         path.error(Problem::new(Code::BadFile, message).hint(hint));
@@ -141,7 +145,7 @@ fn certificates(path: &Text<'_>, base_dir: &Path) -> Option<Vec<CertificateDer<'
     let bytes = path
         .document
         .files
-        .bytes(&file, MAX_BYTES)
+        .bytes(&file, MAX_PEM_BYTES)
         .map_err(|error| unfit(format!("cannot be read: {error}"), read::HINT))
         .ok()?;
     const PEM: &str =

@@ -4,12 +4,21 @@ use std::{
     io::{Read, Write},
     net::TcpListener,
     thread,
+    time::Instant,
 };
 
 use redis::Value;
 
-use super::{HOURLY, burst, shared, shared_at};
+use super::{HOURLY, burst, refilled, waiting};
 use crate::support::{Gateway, Redis, Request, eventually, redis::free_address};
+
+fn shared(redis: &Redis, limit: &str) -> Gateway {
+    shared_at(&redis.url(), limit)
+}
+
+fn shared_at(url: &str, limit: &str) -> Gateway {
+    waiting("200ms", &format!("url = {url:?}"), limit)
+}
 
 /// So many a second that a test never spends them.
 const PLENTY: &str = "rate = \"1000000/s\"";
@@ -39,10 +48,10 @@ fn until_given_up(gateway: &Gateway) {
 fn without_redis_a_limit_goes_on_with_its_part_or_opens_or_closes() {
     let url = format!("redis://{}", free_address());
     for (behaviour, expected) in [
-        ("on_redis_down = \"local\"", 200..=300),
+        ("on_redis_down = \"local\"", 200..=305),
         (
             "on_redis_down = \"local\"\nlocal_fraction = 0.25",
-            100..=150,
+            100..=155,
         ),
         ("on_redis_down = \"open\"", 1_000..=1_000),
     ] {
@@ -127,12 +136,16 @@ fn a_redis_that_hangs_is_given_up_and_used_again_when_it_answers() {
 fn a_redis_that_has_forgotten_everything_gives_no_second_burst() {
     let redis = Redis::start();
     let gateway = shared(&redis, HOURLY);
+    let begun = Instant::now();
     let before = passed(&gateway, 560);
-    assert_eq!(before, 560);
+    assert!(before >= 500, "{before}");
     redis.run::<Value>(&["FLUSHALL"]);
     let after = passed(&gateway, 600);
-    // forty were left, and a unit refills every six seconds
-    assert!(after <= 44, "{after} passed after the flush");
+    let most = 600 + refilled(begun) + 2;
+    assert!(
+        before + after <= most,
+        "{before}, and {after} after the flush"
+    );
 }
 
 #[test]

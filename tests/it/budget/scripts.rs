@@ -159,7 +159,7 @@ fn what_is_out_on_lease_counts_as_content_for_two_generations() {
     let fast = Bucket {
         capacity: 100.0,
         rate: 10_000.0,
-        tau_us: 300_000,
+        tau_us: 2_000_000,
     };
     let lent = fast.call(&redis, 0, 60, &[]);
     assert_eq!(lent.want, 60);
@@ -169,7 +169,7 @@ fn what_is_out_on_lease_counts_as_content_for_two_generations() {
         40,
         "leased tokens are no second burst"
     );
-    assert!((300_000..=600_000).contains(&lent.valid_us), "{lent:?}");
+    assert!((2_000_000..=4_000_000).contains(&lent.valid_us), "{lent:?}");
     pause(
         Duration::from_micros(u64::try_from(lent.valid_us).expect("a duration"))
             + Duration::from_millis(30),
@@ -195,7 +195,7 @@ fn after_the_wait_exactly_one_fits() {
     let redis = Redis::start();
     let bucket = Bucket {
         capacity: 2.0,
-        rate: 4.0,
+        rate: 0.5,
         tau_us: 500_000,
     };
     bucket.call(&redis, 2, 0, &[]);
@@ -229,7 +229,7 @@ fn a_bucket_lives_until_it_is_full_and_its_leases_are_dead() {
     bucket.call(&redis, 50, 0, &[]);
     let left: i64 = redis.run(&["PTTL", KEY]);
     assert!(
-        (6_500..=7_001).contains(&left),
+        (5_000..=7_001).contains(&left),
         "5 s to fill and two generations of 1 s: {left}"
     );
     let bytes: i64 = redis.run(&["MEMORY", "USAGE", KEY]);
@@ -313,12 +313,12 @@ fn a_window_grants_its_limit_and_takes_back_what_was_not_used() {
 #[test]
 fn a_new_window_is_open_and_a_sliding_one_looks_back() {
     let redis = Redis::start();
-    let second = 1_000_000;
+    let second = 3_000_000;
     let full = |slides| {
         // at the beginning of a window, so that the calls below are in the next one
         loop {
             let answer = window(&redis, slides, 10, second, 10, 0, &[]);
-            if answer.valid_us > 800_000 && answer.need == 10 {
+            if answer.valid_us > 2_400_000 && answer.need == 10 {
                 return answer;
             }
             pause(
@@ -337,7 +337,7 @@ fn a_new_window_is_open_and_a_sliding_one_looks_back() {
     let answer = full(true);
     pause(
         Duration::from_micros(u64::try_from(answer.valid_us).expect("a duration"))
-            + Duration::from_millis(300),
+            + Duration::from_millis(500),
     );
     let answer = window(&redis, true, 10, second, 10, 0, &[]);
     assert!(

@@ -1,13 +1,14 @@
 //! Redis as people run it: watched by Sentinel, or spread over a cluster.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use redis::Value;
 
-use super::{burst, shared_by};
+use super::{burst, shared_by, waiting};
 use crate::support::{
-    Gateway, Request, eventually,
+    Gateway, Request,
     redis::{Cluster, Sentinel},
+    wait::within,
 };
 
 /// So many a second that a test never spends them, asked for one by one.
@@ -18,10 +19,13 @@ fn all_pass(gateway: &Gateway, requests: usize) {
     assert!(statuses.iter().all(|&status| status == 200), "{statuses:?}");
 }
 
+/// Others have to find out and agree first.
+const FAILOVER: Duration = Duration::from_secs(40);
+
 /// Waits until calls are answered again, and nothing goes on alone.
 fn until_answered(gateway: &Gateway) {
     let before = gateway.metric("tidegate_budget_calls_total{outcome=\"ok\"}");
-    eventually("calls to be answered again", || {
+    within(FAILOVER, "calls to be answered again", || {
         all_pass(gateway, 5);
         let now = gateway.metric("tidegate_budget_calls_total{outcome=\"ok\"}");
         if now > before {
@@ -40,7 +44,7 @@ fn a_replica_that_sentinel_promotes_takes_over() {
         "sentinel = {{ master = \"mymaster\", nodes = [\"127.0.0.1:1\", \"{}\"] }}",
         sentinel.address
     );
-    let gateway = shared_by(&redis, ASKED);
+    let gateway = waiting("200ms", &redis, ASKED);
     all_pass(&gateway, 20);
     assert!(gateway.metric("tidegate_budget_calls_total{outcome=\"ok\"}") >= 1.0);
     let keys = sentinel.master.keys();
@@ -52,9 +56,9 @@ fn a_replica_that_sentinel_promotes_takes_over() {
 }
 
 /// One limit for each client, so that its keys are all over the cluster.
-fn per_ip(cluster: &Cluster, limit: &str) -> Gateway {
+pub fn per_ip(cluster: &Cluster, limit: &str) -> Gateway {
     Gateway::with(&format!(
-        "[redis]\ncluster = [{:?}]\nbudget = \"200ms\"\nconnect_timeout = \"2s\"\n\
+        "[redis]\ncluster = [{:?}]\nbudget = \"1s\"\nconnect_timeout = \"2s\"\n\
          [client_ip]\ntrusted_proxies = [\"127.0.0.0/8\"]\n\
          [gateway]\nlimits = [\"per_ip\"]\n\
          [limit.per_ip]\nkey = [\"ip\"]\nscope = \"global\"\n{limit}\n",
@@ -63,7 +67,7 @@ fn per_ip(cluster: &Cluster, limit: &str) -> Gateway {
     .start()
 }
 
-fn from(client: u8) -> Request {
+pub fn from(client: u8) -> Request {
     Request::get("/").header("x-forwarded-for", &format!("203.0.113.{client}"))
 }
 
@@ -138,7 +142,7 @@ fn a_master_of_a_cluster_that_is_killed_costs_its_own_keys_only_until_its_replic
     all(&gateway);
     cluster.masters[0].kill();
     all(&gateway);
-    eventually("the replica to take over", || {
+    within(FAILOVER, "the replica to take over", || {
         all(&gateway);
         let alone = gateway.metric("tidegate_degraded_decisions_total");
         all(&gateway);

@@ -5,12 +5,19 @@ use std::{
     net::{SocketAddr, TcpListener},
     path::Path,
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 use redis::{Connection, FromRedisValue, Value};
 use tempfile::TempDir;
 
-use super::{cli::signal, wait::eventually};
+use super::{
+    cli::signal,
+    wait::{eventually, within},
+};
+
+/// Servers ask each other every second or so, and a busy machine makes them late.
+const GOSSIP: Duration = Duration::from_secs(40);
 
 /// A server that runs; killed on drop.
 pub struct Redis {
@@ -189,7 +196,7 @@ impl Sentinel {
             master.port()
         );
         std::fs::write(&config, text).expect("a temporary folder is writable");
-        let child = Command::new("redis-server")
+        let child = Command::new(program())
             .arg(&config)
             .arg("--sentinel")
             .stdin(Stdio::null())
@@ -204,7 +211,7 @@ impl Sentinel {
             child,
             _folder: folder,
         };
-        eventually("the Sentinel to know the replica", || {
+        within(GOSSIP, "the Sentinel to know the replica", || {
             let client = redis::Client::open(format!("redis://{address}")).expect("a URL");
             let mut connection = client.get_connection().map_err(|error| error.to_string())?;
             let replicas: Vec<Value> = redis::cmd("SENTINEL")
@@ -272,7 +279,7 @@ impl Cluster {
         let count = nodes().count();
         let is_whole = |what: &str| {
             for node in nodes() {
-                eventually(what, || {
+                within(GOSSIP, what, || {
                     let info: String = node.run(&["CLUSTER", "INFO"]);
                     let knows_all = info.contains(&format!("cluster_known_nodes:{count}"));
                     if knows_all && info.contains("cluster_state:ok") {
@@ -286,7 +293,7 @@ impl Cluster {
         is_whole("the cluster to be whole");
         for (replica, master) in cluster.replicas.iter().zip(&cluster.masters) {
             replica.run::<Value>(&["CLUSTER", "REPLICATE", &master.node_id()]);
-            eventually("the replica to follow its master", || {
+            within(GOSSIP, "the replica to follow its master", || {
                 let info: String = replica.run(&["INFO", "replication"]);
                 if info.contains("master_link_status:up") {
                     Ok(())
@@ -294,7 +301,7 @@ impl Cluster {
                     Err(info)
                 }
             });
-            eventually("everybody to know the replica", || {
+            within(GOSSIP, "everybody to know the replica", || {
                 for node in nodes() {
                     let nodes: String = node.run(&["CLUSTER", "NODES"]);
                     if !nodes.contains("slave") {
@@ -340,6 +347,11 @@ impl Cluster {
     }
 }
 
+/// What is started: another server with the same protocol where TIDEGATE_TEST_REDIS names one.
+fn program() -> String {
+    std::env::var("TIDEGATE_TEST_REDIS").unwrap_or_else(|_| "redis-server".to_owned())
+}
+
 /// An address on which nobody listens.
 pub fn free_address() -> SocketAddr {
     let socket = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
@@ -347,7 +359,7 @@ pub fn free_address() -> SocketAddr {
 }
 
 fn spawn(folder: &Path, address: SocketAddr, options: &[String]) -> Child {
-    let mut command = Command::new("redis-server");
+    let mut command = Command::new(program());
     command
         .current_dir(folder)
         .args(["--port", &address.port().to_string()])

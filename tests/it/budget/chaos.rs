@@ -1,0 +1,359 @@
+//! What befalls Redis while requests come: none fails, none waits for longer than it may, what is admitted stays within its bounds, and
+//! Redis is used again by itself.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use redis::Value;
+
+use super::{
+    servers::{from, per_ip},
+    waiting,
+};
+use crate::support::{
+    Client, Gateway, Redis, Request, eventually,
+    redis::{Cluster, Sentinel},
+    wait::{pause, within},
+};
+
+fn shared(redis: &Redis, limit: &str) -> Gateway {
+    shared_by(&format!("url = \"{}\"", redis.url()), limit)
+}
+
+fn shared_by(redis: &str, limit: &str) -> Gateway {
+    waiting("200ms", redis, limit)
+}
+
+/// Requests that come all the time, two at once to each gateway.
+struct Load {
+    stop: Arc<AtomicBool>,
+    clients: Vec<JoinHandle<Seen>>,
+    begun: Instant,
+}
+
+/// What clients were told.
+#[derive(Default)]
+struct Seen {
+    statuses: BTreeMap<u16, usize>,
+    /// By client address.
+    admitted: BTreeMap<u8, usize>,
+    slowest: Duration,
+    lasted: Duration,
+}
+
+impl Load {
+    /// From so many client addresses.
+    fn start(gateways: &[Gateway], addresses: u8) -> Load {
+        let stop = Arc::new(AtomicBool::new(false));
+        let send = |(number, gateway): (usize, &Gateway)| {
+            let (address, stop) = (gateway.address(), Arc::clone(&stop));
+            thread::spawn(move || {
+                let (mut client, mut seen) = (Client::connect(address), Seen::default());
+                for turn in number.. {
+                    if stop.load(Relaxed) {
+                        break;
+                    }
+                    let who = u8::try_from(turn % usize::from(addresses)).unwrap_or(0);
+                    let sent = Instant::now();
+                    let status = client.send(&from(who)).status;
+                    seen.slowest = seen.slowest.max(sent.elapsed());
+                    *seen.statuses.entry(status).or_default() += 1;
+                    *seen.admitted.entry(who).or_default() += usize::from(status == 200);
+                    pause(Duration::from_micros(500));
+                }
+                seen
+            })
+        };
+        let twice = gateways.iter().chain(gateways).enumerate();
+        let clients = twice.map(send).collect();
+        Load {
+            stop,
+            clients,
+            begun: Instant::now(),
+        }
+    }
+
+    /// Ends it. No request failed, and none was slower than the budget of 200 ms and what a busy machine adds.
+    fn end(self) -> Seen {
+        self.stop.store(true, Relaxed);
+        let mut all = Seen::default();
+        for client in self.clients {
+            let seen = client.join().expect("a client");
+            for (status, count) in seen.statuses {
+                *all.statuses.entry(status).or_default() += count;
+            }
+            for (who, count) in seen.admitted {
+                *all.admitted.entry(who).or_default() += count;
+            }
+            all.slowest = all.slowest.max(seen.slowest);
+        }
+        all.lasted = self.begun.elapsed();
+        let other = all
+            .statuses
+            .keys()
+            .find(|status| ![200, 429].contains(status));
+        assert_eq!(other, None, "{:?}", all.statuses);
+        let slowest = all.slowest;
+        // a call that nobody gives up lasts for twenty budgets: 4 s
+        assert!(
+            slowest < Duration::from_millis(2_500),
+            "one took {slowest:?}"
+        );
+        println!("statuses {:?}, the slowest {slowest:?}", all.statuses);
+        all
+    }
+}
+
+impl Seen {
+    fn admitted(&self) -> f64 {
+        self.statuses.get(&200).copied().unwrap_or(0) as f64
+    }
+}
+
+fn ok_calls(gateway: &Gateway) -> f64 {
+    gateway.metric("tidegate_budget_calls_total{outcome=\"ok\"}")
+}
+
+/// Waits until every gateway is answered again, and none goes on alone.
+fn until_used_again(gateways: &[Gateway]) {
+    let back = Instant::now();
+    for gateway in gateways {
+        let before = ok_calls(gateway);
+        within(FAILOVER, "calls to be answered again", || {
+            match ok_calls(gateway) {
+                now if now > before => Ok(()),
+                now => Err(format!("{now}")),
+            }
+        });
+        gateway.wait_for_metric("tidegate_degraded", 0.0);
+    }
+    println!("used again after {:?}", back.elapsed());
+}
+
+/// Others have to find out and agree first.
+const FAILOVER: Duration = Duration::from_secs(40);
+
+const RATE: f64 = 50.0;
+const BURST: f64 = 500.0;
+const LIMIT: &str = "rate = \"50/s\"\nburst = 500";
+
+/// What befalls a Redis that two gateways share a limit through, under several times the limit.
+fn befalls(what: impl FnOnce(&mut Redis)) {
+    let mut redis = Redis::start();
+    let gateways: Vec<Gateway> = (0..2).map(|_| shared(&redis, LIMIT)).collect();
+    let load = Load::start(&gateways, 1);
+    eventually("the burst to be spent", || {
+        let denied = gateways[0].metric("tidegate_decisions_total{outcome=\"rejected\"}");
+        if denied > 0.0 {
+            Ok(())
+        } else {
+            Err(String::new())
+        }
+    });
+    what(&mut redis);
+    until_used_again(&gateways);
+    pause(Duration::from_millis(500));
+    let seen = load.end();
+    let exact = BURST + RATE * seen.lasted.as_secs_f64();
+    let admitted = seen.admitted();
+    println!("{admitted} admitted, {exact:.0} by one bucket");
+    // a tenth of the burst, whatever happened
+    assert!(
+        admitted <= exact + 0.1 * BURST,
+        "{admitted} instead of {exact}"
+    );
+    assert!(admitted >= 0.7 * exact, "{admitted} instead of {exact}");
+}
+
+#[test]
+fn a_redis_that_is_killed_and_starts_empty_fails_no_request_and_gives_no_second_burst() {
+    befalls(|redis| {
+        redis.kill();
+        pause(Duration::from_millis(150));
+        redis.restart();
+    });
+}
+
+#[test]
+fn a_redis_that_is_away_for_seconds_fails_no_request() {
+    befalls(|redis| {
+        redis.kill();
+        pause(Duration::from_secs(3));
+        redis.restart();
+    });
+}
+
+#[test]
+fn a_redis_that_stands_still_for_a_second_fails_no_request() {
+    befalls(|redis| {
+        redis.pause();
+        pause(Duration::from_secs(1));
+        redis.resume();
+    });
+}
+
+#[test]
+fn a_redis_whose_data_is_flushed_again_and_again_gives_no_second_burst() {
+    befalls(|redis| {
+        for _ in 0..3 {
+            redis.run::<Value>(&["FLUSHALL"]);
+            pause(Duration::from_millis(200));
+        }
+    });
+}
+
+#[test]
+fn a_redis_whose_scripts_are_flushed_and_whose_memory_is_full_fails_no_request() {
+    befalls(|redis| {
+        for _ in 0..5 {
+            redis.run::<Value>(&["SCRIPT", "FLUSH"]);
+            pause(Duration::from_millis(50));
+        }
+        redis.run::<Value>(&["CONFIG", "SET", "maxmemory", "1"]);
+        pause(Duration::from_millis(500));
+        redis.run::<Value>(&["CONFIG", "SET", "maxmemory", "0"]);
+    });
+}
+
+#[test]
+fn a_full_redis_that_evicts_what_is_nearest_to_its_end_admits_no_more() {
+    let redis = Redis::start();
+    let limit = "rate = \"40/d\"\nburst = 40\nsync = \"strict\"";
+    let gateway = shared(&redis, limit);
+    let held = gateway.statuses(&Request::get("/"), 40);
+    assert!(held.iter().all(|&status| status == 200));
+    redis.run::<Value>(&["CONFIG", "SET", "maxmemory-policy", "volatile-ttl"]);
+    // short-lived keys go first, and the spent bucket, which lives for a day, stays
+    for name in 0..200 {
+        let value = "x".repeat(1_000);
+        redis.run::<Value>(&["SET", &format!("other:{name}"), &value, "PX", "60000"]);
+    }
+    let used: String = redis.run(&["INFO", "memory"]);
+    let used = used
+        .lines()
+        .find_map(|line| line.strip_prefix("used_memory:"));
+    let used: u64 = used
+        .and_then(|text| text.trim().parse().ok())
+        .expect("a number");
+    redis.run::<Value>(&["CONFIG", "SET", "maxmemory", &(used - 100_000).to_string()]);
+    eventually("something to be evicted", || {
+        redis.run::<Value>(&["SET", "another", "1", "PX", "60000"]);
+        let keys = redis.keys().len();
+        if keys < 180 {
+            Ok(())
+        } else {
+            Err(format!("{keys} keys"))
+        }
+    });
+    assert!(redis.keys().iter().any(|key| key.contains("{shared:")));
+    let second = shared(&redis, limit);
+    assert_eq!(second.get("/").status, 429);
+}
+
+#[test]
+fn a_replica_that_is_promoted_under_load_fails_no_request() {
+    let mut sentinel = Sentinel::start();
+    let redis = format!(
+        "sentinel = {{ master = \"mymaster\", nodes = [\"{}\"] }}",
+        sentinel.address
+    );
+    let gateways: Vec<Gateway> = (0..2).map(|_| shared_by(&redis, LIMIT)).collect();
+    let load = Load::start(&gateways, 1);
+    pause(Duration::from_millis(500));
+    sentinel.master.kill();
+    until_used_again(&gateways);
+    let seen = load.end();
+    let exact = BURST + RATE * seen.lasted.as_secs_f64();
+    assert!(
+        seen.admitted() <= exact + 0.1 * BURST,
+        "{} of {exact}",
+        seen.admitted()
+    );
+}
+
+#[test]
+fn a_master_of_a_cluster_that_dies_under_load_fails_no_request_and_costs_its_own_keys_only() {
+    let mut cluster = Cluster::start(1);
+    let limit = "rate = \"400/h\"\nburst = 400";
+    let gateways = [per_ip(&cluster, limit), per_ip(&cluster, limit)];
+    let load = Load::start(&gateways, 20);
+    pause(Duration::from_millis(500));
+    cluster.masters[0].kill();
+    within(FAILOVER, "the replica to take over", || {
+        let keys = cluster.replicas[0].keys().len();
+        let role: Vec<Value> = cluster.replicas[0].run(&["ROLE"]);
+        if role.first() == Some(&Value::BulkString(b"master".to_vec())) {
+            Ok(())
+        } else {
+            Err(format!("{keys} keys"))
+        }
+    });
+    for gateway in &gateways {
+        gateway.wait_for_metric("tidegate_degraded", 0.0);
+    }
+    let seen = load.end();
+    let most = seen.admitted.values().max().copied().unwrap_or(0);
+    assert!(most <= 440, "{most} of 400: {:?}", seen.admitted);
+}
+
+#[test]
+fn two_and_a_half_thousand_slots_that_move_under_load_fail_no_request_and_change_no_count() {
+    let cluster = Cluster::start(0);
+    let limit = "rate = \"60/d\"\nburst = 60\nsync = \"strict\"\non_redis_down = \"closed\"";
+    let gateways = [per_ip(&cluster, limit), per_ip(&cluster, limit)];
+    let load = Load::start(&gateways, 30);
+    for part in 0..5_u16 {
+        let slots = part * 500..(part + 1) * 500;
+        cluster.begin_to_move(slots.clone(), 0, 1);
+        cluster.finish_to_move(slots, 0, 1);
+    }
+    let all_spent = || {
+        gateways
+            .iter()
+            .all(|gateway| (0..30).all(|who| gateway.send(&from(who)).status == 429))
+    };
+    eventually("everything to be spent", || {
+        all_spent().then_some(()).ok_or_else(String::new)
+    });
+    let seen = load.end();
+    let most = seen.admitted.values().max().copied().unwrap_or(0);
+    assert!(most <= 60, "{:?}", seen.admitted);
+    assert_eq!(gateways[0].metric("tidegate_degraded_decisions_total"), 0.0);
+}
+
+#[test]
+fn gateways_that_are_killed_under_load_lose_what_they_held_and_double_nothing() {
+    let redis = Redis::start();
+    let limit = "rate = \"600/d\"\nburst = 600";
+    let mut dying: Vec<Gateway> = (0..2).map(|_| shared(&redis, limit)).collect();
+    let living: Vec<Gateway> = (0..2).map(|_| shared(&redis, limit)).collect();
+    let before: usize = dying
+        .iter()
+        .map(|gateway| super::admitted(&super::burst(std::slice::from_ref(gateway), 100, 2)))
+        .sum();
+    for gateway in &mut dying {
+        gateway.signal("KILL");
+        gateway.wait();
+    }
+    let load = Load::start(&living, 1);
+    let denied =
+        |gateway: &Gateway| gateway.metric("tidegate_decisions_total{outcome=\"rejected\"}");
+    eventually("the rest to be spent", || {
+        if living.iter().all(|gateway| denied(gateway) > 50.0) {
+            Ok(())
+        } else {
+            Err(String::new())
+        }
+    });
+    let seen = load.end();
+    let all = before as f64 + seen.admitted();
+    // what the dead had borrowed ahead is lost until it lapses: at most what each had been asked for
+    assert!((400.0..=600.0).contains(&all), "{all} of 600");
+}
