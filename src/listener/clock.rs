@@ -4,6 +4,8 @@
 //! accept ──head──▶ request ──(handler's business)──▶ response ends ──idle──▶ first byte ──head──▶ request …
 //!        header_timeout                                       idle_timeout           header_timeout
 //! ```
+//!
+//! A connection that has been idle for a while is parked: whoever speaks HTTP/1 on it gives up what it holds for it.
 
 use std::{cell::Cell, rc::Rc, time::Duration};
 
@@ -25,6 +27,8 @@ pub(super) struct Clock {
     /// then has left.
     needs_client: Cell<bool>,
     body_left_unread: Cell<bool>,
+    /// Whether something was written that has not left yet.
+    holds_back: Cell<bool>,
     /// What is written when a head does not arrive in time; HTTP/2 has no such answer.
     timeout_answer: Cell<&'static [u8]>,
     ledger: Ledger,
@@ -39,10 +43,14 @@ enum Phase {
     Head,
     /// A response ended and nothing has arrived since.
     Idle,
+    /// The same, for longer than [`PARK_AFTER`].
+    Parked,
     /// HTTP/2 was told to end (GOAWAY) and is about to.
     Leaving,
 }
 
+/// How long an HTTP/1 connection is idle before it is parked.
+const PARK_AFTER: Duration = Duration::from_millis(250);
 /// How long an HTTP/2 client may take to acknowledge that its connection ends.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -57,14 +65,11 @@ impl Clock {
             frames: Cell::new(false),
             needs_client: Cell::new(false),
             body_left_unread: Cell::new(false),
+            holds_back: Cell::new(false),
             timeout_answer: Cell::new(b""),
             ledger: Ledger::new(Instant::now()),
             cut: Cell::new(None),
         }
-    }
-
-    pub(super) fn header_timeout(&self) -> Duration {
-        self.header_timeout
     }
 
     pub(super) fn idle_timeout(&self) -> Duration {
@@ -161,6 +166,37 @@ impl Clock {
         self.phase.get() == Phase::Leaving
     }
 
+    /// How long after a connection has fallen idle it is to be looked at.
+    pub(super) fn first_idle_look(&self) -> Duration {
+        match self.parks() {
+            true => PARK_AFTER,
+            false => self.idle_timeout,
+        }
+    }
+
+    /// An HTTP/1 connection has been idle for so long that it is to be parked.
+    pub(super) fn park(&self) -> bool {
+        let may = self.phase.get() == Phase::Idle && self.parks();
+        if may {
+            self.phase.set(Phase::Parked);
+        }
+        may
+    }
+
+    fn parks(&self) -> bool {
+        !self.frames.get() && self.idle_timeout > PARK_AFTER
+    }
+
+    /// Whether it is to be parked, and nothing that it holds is lost by that.
+    pub(super) fn is_parked(&self) -> bool {
+        self.phase.get() == Phase::Parked && !self.holds_back.get() && self.in_flight.get() == 0
+    }
+
+    /// Whether something was written that has not left yet.
+    pub(super) fn holds_back(&self, holds: bool) {
+        self.holds_back.set(holds);
+    }
+
     /// Until when the wait that begins or goes on now may last; `None` while a request is in the handler's hands.
     pub(super) fn deadline(&self) -> Option<Instant> {
         if self.in_flight.get() > 0 {
@@ -173,7 +209,8 @@ impl Clock {
 
     fn patience(&self) -> Duration {
         match self.phase.get() {
-            Phase::Idle => self.idle_timeout,
+            Phase::Idle => self.first_idle_look(),
+            Phase::Parked => self.idle_timeout,
             Phase::Fresh | Phase::Head => self.header_timeout,
             Phase::Leaving => LEAVE_PATIENCE,
         }

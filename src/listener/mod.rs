@@ -6,6 +6,8 @@
 pub mod clock;
 pub mod drain;
 pub mod handover;
+mod http1;
+mod http2;
 pub mod inbound;
 mod interim;
 mod ledger;
@@ -287,12 +289,10 @@ impl Entrance {
             Rc::clone(handler),
             Rc::clone(observer),
             self.drain.enter(),
+            (permit, open),
         );
         // a panic costs this connection, which drops what it held; the panic hook has counted and logged it
-        tokio::task::spawn_local(async move {
-            let _held = (permit, open);
-            serving.await;
-        });
+        tokio::task::spawn_local(serving);
     }
 }
 

@@ -128,7 +128,8 @@ pub(super) async fn receive<S: AsyncRead + Unpin>(
     if !trusted.contains(peer.to_canonical()) {
         return Err(Fault::Untrusted);
     }
-    match tokio::time::timeout(patience, read(stream, ticket)).await {
+    // boxed, as connections without a header need no room for it
+    match Box::pin(tokio::time::timeout(patience, read(stream, ticket))).await {
         Ok(Ok(Some(source))) => Ok(Received::From(source.map_or(peer, |source| source.ip()))),
         Ok(Ok(None)) => Ok(Received::Nothing),
         Ok(Err(fault)) => Err(fault),

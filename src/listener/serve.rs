@@ -2,26 +2,20 @@
 
 use std::{
     cell::RefCell,
-    convert::Infallible,
     fmt,
     future::{Future, poll_fn},
     net::IpAddr,
-    pin::{Pin, pin},
+    pin::Pin,
     rc::Rc,
     task::Poll,
 };
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header::CONNECTION};
+use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::Body;
-use hyper::{
-    body::Incoming,
-    server::conn::{http1, http2},
-    service::service_fn,
-};
-use hyper_util::rt::TokioIo;
+use hyper::body::Incoming;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncWrite},
     net::{TcpStream, UnixStream},
 };
 
@@ -29,11 +23,11 @@ use super::{
     Observer, Settings,
     clock::Clock,
     drain::Ticket,
-    handover::{ClientEnd, Takeover},
+    handover::Takeover,
+    http1, http2,
     interim::Interim,
     proxy_protocol::{self, Received},
     stream::Stream,
-    streams::{Current, Streams, Tracked},
     timed_io::TimedIo,
     tls::Handshakes,
 };
@@ -70,7 +64,7 @@ pub struct Peer {
     pub listener: Rc<Settings>,
     /// The certificate that the client has proved to hold.
     pub certificate: Option<Certificate>,
-    clock: Rc<Clock>,
+    pub(super) clock: Rc<Clock>,
     interim: Rc<Interim>,
     takeover: RefCell<Option<Takeover>>,
 }
@@ -112,6 +106,11 @@ impl Peer {
     /// The answer is a 101: when it has left, the connection is no longer HTTP's. HTTP/1.1 only.
     pub fn hand_over(&self, to: Takeover) {
         self.takeover.replace(Some(to));
+    }
+
+    /// Whoever the connection was handed over to.
+    pub(super) fn take_over(&self) -> Option<Takeover> {
+        self.takeover.take()
     }
 
     /// An interim response of whoever is asked, to be passed on before the answer. `false` where there is no room for it.
@@ -172,7 +171,7 @@ impl Accepted {
     }
 }
 
-/// Serves one connection to its end.
+/// Serves one connection to its end, and keeps what it holds until then.
 pub(super) async fn connection<H: Handler, O: Observer>(
     mut accepted: Accepted,
     settings: Rc<Settings>,
@@ -180,6 +179,7 @@ pub(super) async fn connection<H: Handler, O: Observer>(
     handler: Rc<H>,
     observer: Rc<O>,
     ticket: Ticket,
+    _held: impl Sized,
 ) {
     let ticket = Rc::new(ticket);
     let ip = match accepted.announced(&settings, &ticket).await {
@@ -189,18 +189,19 @@ pub(super) async fn connection<H: Handler, O: Observer>(
     };
     let stream = accepted.stream;
     let clock;
+    // boxed, so that a connection holds room only for what it speaks, and for a handshake only while that lasts
     let ended = if let Some(handshakes) = handshakes {
-        let Some((stream, secured)) = handshakes.accept(stream, settings.header_timeout).await
-        else {
+        let patience = settings.header_timeout;
+        let Some((stream, secured)) = Box::pin(handshakes.accept(stream, patience)).await else {
             return;
         };
         let peer = Rc::new(Peer::new(ip, settings, secured.certificate));
         clock = Rc::clone(&peer.clock);
-        speak(stream, Some(secured.protocol), peer, handler, ticket).await
+        Box::pin(speak(stream, Some(secured.protocol), peer, handler, ticket)).await
     } else {
         let peer = Rc::new(Peer::new(ip, settings, None));
         clock = Rc::clone(&peer.clock);
-        speak(stream, None, peer, handler, ticket).await
+        Box::pin(speak(stream, None, peer, handler, ticket)).await
     };
     if let Some(cut) = clock.cut() {
         observer.cut(cut);
@@ -226,116 +227,27 @@ where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
     H: Handler,
 {
-    let settings = &peer.listener;
-    let clock = Rc::clone(&peer.clock);
-    let mut io = TimedIo::new(io, Rc::clone(&clock), Rc::clone(&peer.interim));
-    let current = Rc::new(Current::default());
+    let (clock, interim) = (Rc::clone(&peer.clock), Rc::clone(&peer.interim));
+    let mut io = Box::new(TimedIo::new(io, clock, interim));
     let http2 = match agreed {
         Some(protocol) => protocol == Protocol::Http2,
-        None => settings.http2 && begins_with_preface(&mut io, &ticket).await,
+        None => peer.listener.http2 && begins_with_preface(&mut io, &ticket).await,
     };
     match http2 {
-        true => clock.bytes_are_frames(),
-        false => clock.answer_timeout_with(handler.head_timeout_answer()),
+        true => Box::pin(http2::serve(io, peer, handler, ticket)).await,
+        false => http1::serve(io, peer, handler, ticket).await,
     }
-    let streams = Streams::new(Rc::clone(&clock), Rc::clone(&current));
-    let (http1, http2) = (
-        http1_builder(settings),
-        http2.then(|| http2_builder(settings, streams)),
-    );
-    let io = TokioIo::new(io);
-    let closing = Rc::clone(&ticket);
-    let is_http1 = http2.is_none();
-    let to = Rc::clone(&peer);
-    let service = service_fn(move |request: Request<Incoming>| {
-        let in_flight = to.clock.request();
-        // hyper keeps room for this future while the connection is idle: a pointer, not the whole path of a request
-        let response = Box::pin(Rc::clone(&handler).handle(request, Rc::clone(&to)));
-        let current = Rc::clone(&current);
-        let closing = Rc::clone(&closing);
-        async move {
-            let mut response = response.await;
-            if is_http1 && closing.is_closing() && !response.status().is_informational() {
-                let close = HeaderValue::from_static("close");
-                response.headers_mut().insert(CONNECTION, close);
-            }
-            let waiting = current.stream();
-            Ok::<_, Infallible>(response.map(|body| Tracked::new(body, in_flight, waiting)))
-        }
-    });
-    if let Some(http2) = http2 {
-        let connection = http2.serve_connection(io, service);
-        // GOAWAY leaves no request unanswered that is under way (RFC 9113 §6.8), so it is sent at once
-        let end = http2::Connection::graceful_shutdown;
-        let is_time = Ticket::is_closing;
-        run(pin!(connection), &ticket, &clock, is_time, end).await
-    } else {
-        let mut connection = http1.serve_connection(io, service);
-        let end = http1::Connection::graceful_shutdown;
-        let is_time = Ticket::should_end;
-        run(Pin::new(&mut connection), &ticket, &clock, is_time, end).await?;
-        let left = connection.into_parts();
-        after_http(left.io.into_inner(), left.read_buf, &peer).await;
-        Ok(())
-    }
-}
-
-/// A request that asked for an upgrade keeps hyper from closing the connection: it goes to whoever takes it over, or is
-/// closed here. During a drain it may go on until `drain_timeout`.
-async fn after_http<S>(mut io: TimedIo<S>, unread: Bytes, peer: &Peer)
-where
-    S: AsyncRead + AsyncWrite + Unpin + 'static,
-{
-    match peer.takeover.take() {
-        Some(takeover) => {
-            let _in_flight = peer.clock.request();
-            peer.clock.needs_client(true);
-            io.unread(unread);
-            takeover(ClientEnd::new(io)).await;
-        }
-        // what the client had to be told was written before
-        None => drop(poll_fn(|cx| Pin::new(&mut io).poll_shutdown(cx)).await),
-    }
-}
-
-fn http1_builder(settings: &Settings) -> http1::Builder {
-    /// Room for heads that are over our bounds by little, so that they are answered by us and not cut off.
-    const HEADROOM: usize = 32 * 1024;
-    let mut builder = http1::Builder::new();
-    // the head's timeout is `Clock`'s
-    builder
-        .half_close(false)
-        .header_read_timeout(None)
-        .max_buf_size(settings.max_header_bytes + settings.max_uri_bytes + HEADROOM);
-    if settings.max_header_count > HYPER_MAX_HEADERS {
-        builder.max_headers(settings.max_header_count);
-    }
-    builder
-}
-
-/// What hyper parses without a heap allocation for each request. Fewer is our own check.
-const HYPER_MAX_HEADERS: usize = 100;
-
-fn http2_builder(settings: &Settings, streams: Streams) -> http2::Builder<Streams> {
-    /// Bytes of an answer that wait for a client's window, for each stream.
-    const MAX_WAITING_BYTES: usize = 64 * 1024;
-    let mut builder = http2::Builder::new(streams);
-    builder
-        .max_concurrent_streams(settings.max_streams)
-        .max_header_list_size(u32::try_from(settings.max_header_bytes).unwrap_or(u32::MAX))
-        .max_send_buf_size(MAX_WAITING_BYTES);
-    builder
 }
 
 /// Polls a connection to its end; asks it to end when it is time, and in HTTP/2 when it has been idle for too long (RFC 9113
-/// §6.8).
-async fn run<C>(
+/// §6.8). `None` where it has not ended, but is to be parked.
+pub(super) async fn run<C>(
     mut connection: Pin<&mut C>,
     ticket: &Ticket,
     clock: &Clock,
     is_time: impl Fn(&Ticket) -> bool,
     graceful_shutdown: impl Fn(Pin<&mut C>),
-) -> C::Output
+) -> Option<C::Output>
 where
     C: Future,
 {
@@ -352,13 +264,16 @@ where
             ticket.wake_with(cx.waker());
             registered = true;
         }
-        let outcome = connection.as_mut().poll(cx);
+        let mut outcome = connection.as_mut().poll(cx);
         if outcome.is_pending() && !asked && clock.is_leaving() {
             asked = true;
             graceful_shutdown(connection.as_mut());
-            return connection.as_mut().poll(cx);
+            outcome = connection.as_mut().poll(cx);
         }
-        outcome
+        if outcome.is_pending() && !asked && clock.is_parked() {
+            return Poll::Ready(None);
+        }
+        outcome.map(Some)
     })
     .await
 }
@@ -368,26 +283,15 @@ async fn begins_with_preface<S: AsyncRead + AsyncWrite + Unpin>(
     io: &mut TimedIo<S>,
     ticket: &Ticket,
 ) -> bool {
-    let mut seen = BytesMut::with_capacity(PREFACE.len());
+    let mut seen = BytesMut::new();
     while seen.len() < PREFACE.len() && PREFACE.starts_with(&seen) {
-        let mut some = [0; PREFACE.len()];
-        let wanted = PREFACE.len() - seen.len();
-        let read = poll_fn(|cx| {
-            ticket.wake_with(cx.waker());
-            if ticket.should_end() && seen.is_empty() {
-                return Poll::Ready(Ok(0));
-            }
-            let mut buf = ReadBuf::new(&mut some[..wanted]);
-            Pin::new(&mut *io)
-                .poll_read(cx, &mut buf)
-                .map_ok(|()| buf.filled().len())
-        });
-        match read.await {
+        let is_first = seen.is_empty();
+        match poll_fn(|cx| io.poll_read_some(ticket, is_first, &mut seen, cx)).await {
             Ok(0) | Err(_) => break,
-            Ok(count) => seen.extend_from_slice(&some[..count]),
+            Ok(_) => {}
         }
     }
-    let http2 = seen == PREFACE;
+    let http2 = seen.starts_with(PREFACE);
     io.unread(seen.freeze());
     http2
 }

@@ -11,19 +11,20 @@
 use std::{
     future::Future,
     io,
+    mem::MaybeUninit,
     pin::Pin,
     rc::Rc,
     task::{Context, Poll, ready},
     time::Duration,
 };
 
-use bytes::{Buf, Bytes};
+use bytes::{Buf, Bytes, BytesMut};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::{Instant, Sleep},
 };
 
-use super::{clock::Clock, interim::Interim, ledger::Cut};
+use super::{clock::Clock, drain::Ticket, interim::Interim, ledger::Cut};
 
 /// How long an answer may take that goes to a client which has closed its side.
 const HALF_CLOSED_PATIENCE: Duration = Duration::from_secs(2);
@@ -38,6 +39,8 @@ pub(super) struct TimedIo<S> {
     /// What is written between two messages of the protocol above.
     interim: Rc<Interim>,
     timer: Option<Pin<Box<Sleep>>>,
+    /// Whether the timer is early enough for a connection that falls idle now.
+    is_armed_for_idling: bool,
     /// Runs while the client takes nothing of what there is to write.
     stalled: Option<Pin<Box<Sleep>>>,
     /// Runs while the rest of a request that nobody reads is discarded, and how many bytes may still be.
@@ -55,6 +58,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TimedIo<S> {
             clock,
             interim,
             timer: None,
+            is_armed_for_idling: false,
             stalled: None,
             lingering: None,
             is_shut: false,
@@ -67,34 +71,63 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TimedIo<S> {
         self.prefix = bytes;
     }
 
+    /// Whether something was given back that has not been read again.
+    pub(super) fn has_unread(&self) -> bool {
+        !self.prefix.is_empty()
+    }
+
+    /// Reads what is there, a few KiB at most; 0 where nothing more comes, or where it is time to end and `is_first` says that
+    /// nothing would be lost by it.
+    pub(super) fn poll_read_some(
+        &mut self,
+        ticket: &Ticket,
+        is_first: bool,
+        into: &mut BytesMut,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<usize>> {
+        ticket.wake_with(cx.waker());
+        if ticket.should_end() && is_first {
+            return Poll::Ready(Ok(0));
+        }
+        let mut some = [MaybeUninit::uninit(); 4 * 1024];
+        let mut buf = ReadBuf::uninit(&mut some);
+        ready!(Pin::new(self).poll_read(cx, &mut buf))?;
+        into.extend_from_slice(buf.filled());
+        Poll::Ready(Ok(buf.filled().len()))
+    }
+
     /// Ready when the client has let us wait for too long. While a request is in the handler's hands the timer only
     /// stays armed: nothing else may run this task when the response has ended and the connection falls idle.
     fn poll_overdue(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        /// How often a connection is looked at whose request takes long.
+        const NOW_AND_THEN: Duration = Duration::from_secs(8);
         loop {
             let deadline = self.clock.deadline();
+            let soon = || Instant::now() + self.clock.first_idle_look();
             let timer = self.timer.get_or_insert_with(|| {
-                let until = deadline.unwrap_or_else(|| Instant::now() + self.clock.idle_timeout());
-                Box::pin(tokio::time::sleep_until(until))
+                self.is_armed_for_idling = deadline.is_none();
+                Box::pin(tokio::time::sleep_until(deadline.unwrap_or_else(soon)))
             });
-            // armed for a head, it may be later than an idle connection should last
+            // armed for something else, it may be later than an idle connection is to be looked at
             let latest = match deadline {
-                None if self.clock.header_timeout() > self.clock.idle_timeout() => {
-                    Some(Instant::now() + self.clock.idle_timeout())
-                }
+                None if self.is_armed_for_idling => None,
+                None => Some(soon()),
                 deadline => deadline,
             };
-            if let Some(latest) = latest
-                && timer.deadline() > latest
-            {
-                timer.as_mut().reset(latest);
+            if let Some(latest) = latest {
+                if timer.deadline() > latest {
+                    timer.as_mut().reset(latest);
+                }
+                self.is_armed_for_idling = deadline.is_none();
             }
             ready!(timer.as_mut().poll(cx));
             match deadline {
                 Some(deadline) if timer.deadline() >= deadline => return Poll::Ready(()),
                 Some(deadline) => timer.as_mut().reset(deadline),
-                None => timer
-                    .as_mut()
-                    .reset(Instant::now() + self.clock.idle_timeout()),
+                None => {
+                    let pause = self.clock.idle_timeout().min(NOW_AND_THEN);
+                    timer.as_mut().reset(Instant::now() + pause);
+                }
             }
         }
     }
@@ -195,8 +228,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for TimedIo<S> {
             return Poll::Ready(Ok(()));
         }
         ready!(this.poll_overdue(cx));
-        if this.clock.leave() {
-            // whoever polls the connection tells the client; from now on the wait is another one
+        if this.clock.park() || this.clock.leave() {
+            // whoever polls the connection acts on it; from now on the wait is another one
             ready!(this.poll_overdue(cx));
         }
         let answer = this.clock.timeout_answer();
@@ -215,6 +248,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimedIo<S> {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
+        self.clock.holds_back(true);
         let outcome = match self.poll_make_way(cx) {
             Poll::Ready(Ok(())) => Pin::new(&mut self.io).poll_write(cx, buf),
             blocked => blocked.map_ok(|()| 0),
@@ -227,6 +261,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimedIo<S> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.clock.holds_back(true);
         let outcome = match self.poll_make_way(cx) {
             Poll::Ready(Ok(())) => Pin::new(&mut self.io).poll_write_vectored(cx, bufs),
             blocked => blocked.map_ok(|()| 0),
@@ -245,6 +280,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimedIo<S> {
             Poll::Ready(Ok(())) => Pin::new(&mut this.io).poll_flush(cx),
             blocked => blocked,
         };
+        self.clock.holds_back(outcome.is_pending());
         self.timed(outcome, cx)
     }
 

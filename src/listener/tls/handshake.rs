@@ -55,12 +55,13 @@ impl Handshakes {
         }
     }
 
-    /// The server's side of a handshake, counted by its outcome; `None` where it came to nothing within `patience`.
+    /// The server's side of a handshake, counted by its outcome; `None` where it came to nothing within `patience`. A session is
+    /// large, and is boxed once so that it is not moved about.
     pub(in crate::listener) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
         self: &Rc<Self>,
         stream: S,
         patience: Duration,
-    ) -> Option<(TlsStream<S>, Secured)> {
+    ) -> Option<(Box<TlsStream<S>>, Secured)> {
         let place = self.enter();
         let acceptor = TlsAcceptor::from(self.tls.current.load_full());
         let outcome = tokio::select! {
@@ -75,7 +76,7 @@ impl Handshakes {
             }
         };
         match outcome {
-            Ok(stream) => self.settle(stream),
+            Ok(stream) => self.settle(Box::new(stream)),
             Err(error) => {
                 self.failed(&error);
                 None
@@ -83,7 +84,7 @@ impl Handshakes {
         }
     }
 
-    fn settle<S>(&self, stream: TlsStream<S>) -> Option<(TlsStream<S>, Secured)> {
+    fn settle<S>(&self, stream: Box<TlsStream<S>>) -> Option<(Box<TlsStream<S>>, Secured)> {
         let session = stream.get_ref().1;
         let chain = session.peer_certificates();
         let certificate = chain

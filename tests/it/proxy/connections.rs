@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Gateway, Origin, Request, curl::curl, http2, raw};
+use crate::support::{Client, Gateway, Origin, Request, curl::curl, http2, raw, wait::pause};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -176,4 +176,119 @@ fn curl_speaks_both_protocols_and_uploads() {
     }
     let head = curl(&["--http1.1", "--head", &url]);
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+}
+
+/// Longer than a connection is idle before it is parked.
+const PARKED: Duration = Duration::from_millis(1500);
+
+#[test]
+fn a_connection_that_was_idle_for_long_serves_on() {
+    let origin = Origin::echo();
+    let gateway = Gateway::with("").upstream(&origin).start();
+    let mut client = gateway.connect();
+    for turn in 0..3 {
+        let body = "x".repeat(turn * 10_000);
+        let answer = client.send(&Request::post("/", body.clone()));
+        assert_eq!((answer.status, answer.text()), (200, body), "turn {turn}");
+        pause(PARKED);
+    }
+    // a head that arrives in two parts, each of which finds it idle
+    let request = Request::post("/", "hello").to_bytes();
+    let (first, second) = request.split_at(7);
+    client.write(first).expect("the connection is open");
+    pause(PARKED);
+    client.write(second).expect("the connection is open");
+    let answer = client.read_response("POST").expect("an answer");
+    assert_eq!(answer.text(), "hello");
+    assert_eq!(origin.connections(), 1);
+}
+
+#[test]
+fn the_start_of_a_head_behind_a_request_is_not_lost_while_nothing_else_comes() {
+    let origin = Origin::echo();
+    let gateway = Gateway::with("[[listen]]\naddress = \"127.0.0.1:0\"\nheader_timeout = \"3s\"\n")
+        .upstream(&origin)
+        .start();
+    let mut client = gateway.connect();
+    let (one, two) = (
+        Request::post("/", "one"),
+        Request::post("/", "two").to_bytes(),
+    );
+    client
+        .write(&[&one.to_bytes(), &two[..9]].concat())
+        .expect("the requests leave");
+    assert_eq!(
+        client.read_response("POST").expect("an answer").text(),
+        "one"
+    );
+    pause(PARKED);
+    client.write(&two[9..]).expect("the connection is open");
+    assert_eq!(
+        client.read_response("POST").expect("an answer").text(),
+        "two"
+    );
+
+    client
+        .write(&[&one.to_bytes(), &two[..9]].concat())
+        .expect("the requests leave");
+    assert_eq!(
+        client.read_response("POST").expect("an answer").text(),
+        "one"
+    );
+    let late = client.read_response("POST").expect("an answer");
+    assert_eq!(late.status, 408, "a head that has begun has to end");
+}
+
+#[test]
+fn an_answer_that_its_client_is_slow_to_take_is_not_lost_while_nothing_else_moves() {
+    let origin = Origin::new(|exchange| {
+        exchange.read_body()?;
+        let length: usize = exchange.request.target[1..].parse().expect("a length");
+        exchange.respond(200, &[], &vec![b'a'; length])
+    });
+    let gateway = Gateway::with("").upstream(&origin).start();
+    // somewhere among these lengths, the end of the answer is in the gateway's hands and the rest in the kernel's
+    let mut clients: Vec<_> = (0..64)
+        .map(|step| {
+            let length = step * 100_000;
+            let mut client = gateway.connect();
+            let request = Request::get(&format!("/{length}"));
+            client
+                .write(&request.to_bytes())
+                .expect("the request leaves");
+            (client, length)
+        })
+        .collect();
+    pause(PARKED * 2);
+    for (client, length) in &mut clients {
+        let answer = client.read_response("GET").expect("a whole answer");
+        assert_eq!(answer.body.len(), *length);
+        assert_eq!(
+            client.send(&Request::get("/1")).body,
+            b"a",
+            "and it serves on"
+        );
+    }
+}
+
+#[test]
+fn a_parked_connection_ends_after_the_idle_timeout_and_when_the_gateway_does() {
+    let mut gateway = Gateway::with(
+        "[server]\ndrain_timeout = \"1h\"\n[[listen]]\naddress = \"127.0.0.1:0\"\nidle_timeout = \"3s\"\n[[listen]]\naddress = \"127.0.0.1:0\"\n",
+    )
+    .start();
+    let mut impatient = gateway.connect();
+    let mut patient = Client::connect(gateway.listeners()[1]);
+    for client in [&mut impatient, &mut patient] {
+        assert_eq!(client.send(&Request::get("/")).status, 200);
+    }
+    pause(PARKED);
+    assert!(!impatient.closes_within(Duration::from_millis(100)));
+    assert!(
+        impatient.closes_within(Duration::from_secs(30)),
+        "after idle_timeout"
+    );
+    gateway.signal("TERM");
+    assert!(gateway.wait().success(), "nothing waits for the other one");
+    assert!(patient.closes_within(Duration::from_secs(30)));
 }

@@ -1,0 +1,136 @@
+//! A connection that speaks HTTP/1: hyper's while something goes on, parked while nothing does.
+//!
+//! hyper holds two buffers of 8 KiB for each connection, whether it is used or not. Most connections are idle most of the time,
+//! so after a quarter of a second without a request hyper hands the connection back: what is left of it is the socket, its clock and, over TLS,
+//! its session. The first bytes of the next request bring hyper back.
+
+use std::{convert::Infallible, future::poll_fn, pin::Pin, rc::Rc};
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderValue, Request, header::CONNECTION};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::{
+    Settings,
+    drain::Ticket,
+    handover::ClientEnd,
+    serve::{Handler, Peer, run},
+    streams::Tracked,
+    timed_io::TimedIo,
+};
+
+/// Serves one connection to its end.
+pub(super) async fn serve<S, H>(
+    mut io: Box<TimedIo<S>>,
+    peer: Rc<Peer>,
+    handler: Rc<H>,
+    ticket: Rc<Ticket>,
+) -> hyper::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Unpin + 'static,
+    H: Handler,
+{
+    peer.clock
+        .answer_timeout_with(handler.head_timeout_answer());
+    while let Some(parked) = Box::pin(busy(io, &peer, &handler, &ticket)).await? {
+        io = parked;
+        if io.has_unread() {
+            continue;
+        }
+        let mut seen = BytesMut::new();
+        match poll_fn(|cx| io.poll_read_some(&ticket, true, &mut seen, cx)).await {
+            Ok(0) | Err(_) => {
+                close(&mut io).await;
+                break;
+            }
+            Ok(_) => io.unread(seen.freeze()),
+        }
+    }
+    Ok(())
+}
+
+/// Serves requests, until the connection ends (`None`) or has been idle for long enough to be parked.
+async fn busy<S, H>(
+    io: Box<TimedIo<S>>,
+    peer: &Rc<Peer>,
+    handler: &Rc<H>,
+    ticket: &Rc<Ticket>,
+) -> hyper::Result<Option<Box<TimedIo<S>>>>
+where
+    S: AsyncRead + AsyncWrite + Unpin + 'static,
+    H: Handler,
+{
+    let service = service_fn(|request: Request<Incoming>| {
+        let in_flight = peer.clock.request();
+        // hyper keeps room for this future while the connection is idle: a pointer, not the whole path of a request
+        let response = Box::pin(Rc::clone(handler).handle(request, Rc::clone(peer)));
+        async move {
+            let mut response = response.await;
+            if ticket.is_closing() && !response.status().is_informational() {
+                let close = HeaderValue::from_static("close");
+                response.headers_mut().insert(CONNECTION, close);
+            }
+            Ok::<_, Infallible>(response.map(|body| Tracked::new(body, in_flight, None)))
+        }
+    });
+    let mut connection = builder(&peer.listener).serve_connection(TokioIo::new(io), service);
+    let end = http1::Connection::graceful_shutdown;
+    let is_time = Ticket::should_end;
+    let ended = run(Pin::new(&mut connection), ticket, &peer.clock, is_time, end).await;
+    let has_ended = ended.transpose()?.is_some();
+    let left = connection.into_parts();
+    let mut io = left.io.into_inner();
+    if has_ended {
+        after_http(io, left.read_buf, peer).await;
+        return Ok(None);
+    }
+    if !left.read_buf.is_empty() {
+        // the next head has begun to arrive behind the last request
+        peer.clock.bytes_arrived(left.read_buf.len());
+        io.unread(left.read_buf);
+    }
+    Ok(Some(io))
+}
+
+/// A request that asked for an upgrade keeps hyper from closing the connection: it goes to whoever takes it over, or is
+/// closed here. During a drain it may go on until `drain_timeout`.
+async fn after_http<S>(mut io: Box<TimedIo<S>>, unread: Bytes, peer: &Peer)
+where
+    S: AsyncRead + AsyncWrite + Unpin + 'static,
+{
+    match peer.take_over() {
+        Some(takeover) => {
+            let _in_flight = peer.clock.request();
+            peer.clock.needs_client(true);
+            io.unread(unread);
+            takeover(ClientEnd::new(io)).await;
+        }
+        // what the client had to be told was written before
+        None => close(&mut io).await,
+    }
+}
+
+async fn close<S: AsyncRead + AsyncWrite + Unpin>(io: &mut TimedIo<S>) {
+    // a client that is gone is closed as well
+    let _ = poll_fn(|cx| Pin::new(&mut *io).poll_shutdown(cx)).await;
+}
+
+fn builder(settings: &Settings) -> http1::Builder {
+    /// Room for heads that are over our bounds by little, so that they are answered by us and not cut off.
+    const HEADROOM: usize = 32 * 1024;
+    let mut builder = http1::Builder::new();
+    // the head's timeout is `Clock`'s
+    builder
+        .half_close(false)
+        .header_read_timeout(None)
+        .max_buf_size(settings.max_header_bytes + settings.max_uri_bytes + HEADROOM);
+    if settings.max_header_count > HYPER_MAX_HEADERS {
+        builder.max_headers(settings.max_header_count);
+    }
+    builder
+}
+
+/// What hyper parses without a heap allocation for each request. Fewer is our own check.
+const HYPER_MAX_HEADERS: usize = 100;

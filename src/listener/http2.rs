@@ -1,0 +1,62 @@
+//! A connection that speaks HTTP/2, each of its streams one request.
+
+use std::{convert::Infallible, pin::pin, rc::Rc};
+
+use http::Request;
+use hyper::{body::Incoming, server::conn::http2, service::service_fn};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::{
+    Settings,
+    drain::Ticket,
+    serve::{Handler, Peer, run},
+    streams::{Current, Streams, Tracked},
+    timed_io::TimedIo,
+};
+
+/// Serves one connection to its end.
+pub(super) async fn serve<S, H>(
+    io: Box<TimedIo<S>>,
+    peer: Rc<Peer>,
+    handler: Rc<H>,
+    ticket: Rc<Ticket>,
+) -> hyper::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Unpin + 'static,
+    H: Handler,
+{
+    let clock = Rc::clone(&peer.clock);
+    clock.bytes_are_frames();
+    let current = Rc::new(Current::default());
+    let streams = Streams::new(Rc::clone(&clock), Rc::clone(&current));
+    let builder = builder(&peer.listener, streams);
+    let service = service_fn(move |request: Request<Incoming>| {
+        let in_flight = peer.clock.request();
+        // hyper keeps room for this future in each stream: a pointer, not the whole path of a request
+        let response = Box::pin(Rc::clone(&handler).handle(request, Rc::clone(&peer)));
+        let current = Rc::clone(&current);
+        async move {
+            let response = response.await;
+            let waiting = current.stream();
+            Ok::<_, Infallible>(response.map(|body| Tracked::new(body, in_flight, waiting)))
+        }
+    });
+    let connection = pin!(builder.serve_connection(TokioIo::new(io), service));
+    // GOAWAY leaves no request unanswered that is under way (RFC 9113 §6.8), so it is sent at once
+    let end = http2::Connection::graceful_shutdown;
+    let is_time = Ticket::is_closing;
+    let ended = run(connection, &ticket, &clock, is_time, end).await;
+    ended.unwrap_or(Ok(()))
+}
+
+fn builder(settings: &Settings, streams: Streams) -> http2::Builder<Streams> {
+    /// Bytes of an answer that wait for a client's window, for each stream.
+    const MAX_WAITING_BYTES: usize = 64 * 1024;
+    let mut builder = http2::Builder::new(streams);
+    builder
+        .max_concurrent_streams(settings.max_streams)
+        .max_header_list_size(u32::try_from(settings.max_header_bytes).unwrap_or(u32::MAX))
+        .max_send_buf_size(MAX_WAITING_BYTES);
+    builder
+}
