@@ -17,10 +17,13 @@ mod exceptions;
 mod exchange;
 pub mod explain;
 mod majority;
+pub mod notebook;
+pub mod operate;
 mod own;
 mod plan;
 mod purse;
 mod record;
+pub mod rulings;
 mod shared;
 mod slots;
 mod station;
@@ -60,6 +63,7 @@ use crate::{
 use answer::RequestIds;
 use exchange::{Asked, Exchange, Stopped, Target, Understood};
 use majority::Majority;
+use notebook::{Admissions, Notebook};
 use plan::RoutePlan;
 use record::Record;
 
@@ -84,6 +88,10 @@ struct Worker {
     majorities: RefCell<Box<[Majority]>>,
     /// By upstream: what went wrong with it.
     warnings: Vec<Throttle>,
+    notebook: Arc<Notebook>,
+    admissions: Admissions,
+    /// It explains requests that nobody has sent: no limit is charged for them.
+    only_looks: bool,
 }
 
 impl Worker {
@@ -132,7 +140,15 @@ impl Worker {
             unchanged.map_or_else(new, Rc::clone)
         });
         let upstreams: Vec<_> = upstreams.collect();
+        let notebook = match previous {
+            Some(worker) => Arc::clone(&worker.notebook),
+            None => shared.notebooks.open(),
+        };
+        notebook.retain(|limit| shared.plan.limit(limit).is_some());
         Self {
+            notebook,
+            admissions: Admissions::default(),
+            only_looks: false,
             warnings: upstreams.iter().map(|_| Throttle::default()).collect(),
             upstreams,
             request_ids,
@@ -187,6 +203,7 @@ impl Worker {
         self.admit(exchange, understood.rejected.is_some(), |_, _| ())
             .await?;
         self.note_decision(exchange);
+        self.remember(exchange, &understood);
         if !exchange.verdict.admitted() {
             return Err(Stopped::Denied);
         }

@@ -19,7 +19,6 @@ mod worker;
 use std::{
     io,
     net::SocketAddr,
-    num::NonZeroUsize,
     path::PathBuf,
     sync::{Arc, mpsc as std_mpsc},
     thread,
@@ -112,11 +111,7 @@ pub fn start(
     file: Option<PathBuf>,
     metrics: Metrics,
 ) -> Result<Running, StartError> {
-    let workers = snapshot
-        .server
-        .workers
-        .or_else(|| thread::available_parallelism().ok())
-        .map_or(1, NonZeroUsize::get);
+    let workers = snapshot.server.worker_threads();
     let mut bound = Vec::with_capacity(snapshot.listeners.len());
     for settings in &snapshot.listeners {
         let address = &settings.address;
@@ -315,6 +310,7 @@ impl Running {
                 ticks.tick().await;
                 let shared = current.shared();
                 shared.metrics().run_upkeep();
+                shared.rulings().refresh();
                 shared.warn_of_overflow(&mut overflow);
                 shared.follow_wall_clock();
             }

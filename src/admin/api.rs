@@ -48,7 +48,11 @@ impl Answer {
         Self::new(status, json!({ "ok": false, "error": why }))
     }
 
-    fn wrong_method(allow: &'static str) -> Self {
+    pub(super) fn nothing() -> Self {
+        Self::error(StatusCode::NOT_FOUND, "there is nothing at this path")
+    }
+
+    pub(super) fn wrong_method(allow: &'static str) -> Self {
         Self {
             allow: Some(allow),
             ..Self::error(
@@ -76,6 +80,8 @@ pub(super) struct Call {
     pub(super) method: Method,
     /// The path behind `/api/v1/`, cut at its slashes; each part decoded.
     pub(super) path: Vec<String>,
+    /// What follows `?`, decoded.
+    query: Vec<(String, String)>,
     /// `null` where there is no body.
     pub(super) body: Value,
     /// Who asks.
@@ -118,7 +124,12 @@ impl Admin {
                 Err(answer) => answer,
             },
             (["reload"], _) => Answer::wrong_method("POST"),
-            _ => Answer::error(StatusCode::NOT_FOUND, "there is nothing at this path"),
+            (["status"], _) => self.status(call),
+            (["limits", rest @ ..], _) => self.limits(rest, call),
+            (["kill"], _) => self.kill(call),
+            (["decisions", rest @ ..], _) => self.decisions(rest, call),
+            (["explain"], _) => self.explain(call),
+            _ => Answer::nothing(),
         }
     }
 }
@@ -139,6 +150,12 @@ impl Admin {
 }
 
 impl Call {
+    /// A parameter of the query.
+    pub(super) fn query(&self, name: &str) -> Option<&str> {
+        let found = self.query.iter().find(|(known, _)| known == name);
+        found.map(|(_, value)| value.as_str())
+    }
+
     /// Refuses a body with other keys than these: a misspelt one would be ignored.
     pub(super) fn takes(&self, keys: &[&str]) -> Result<(), Answer> {
         let known = match &self.body {
@@ -164,10 +181,16 @@ where
 {
     let bad = |why: &str| Answer::error(StatusCode::BAD_REQUEST, why);
     let rest = head.uri.path().strip_prefix(PREFIX);
-    let rest =
-        rest.ok_or_else(|| Answer::error(StatusCode::NOT_FOUND, "there is nothing at this path"))?;
+    let rest = rest.ok_or_else(Answer::nothing)?;
     let path = rest.split('/').map(decode).collect::<Option<Vec<_>>>();
     let path = path.ok_or_else(|| bad("the path has a malformed percent-escape"))?;
+    let query = head.uri.query().unwrap_or_default().split('&');
+    let pair = |pair: &str| {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        Some((decode(name)?, decode(&value.replace('+', "%20"))?))
+    };
+    let query = query.map(pair).collect::<Option<Vec<_>>>();
+    let query = query.ok_or_else(|| bad("the query has a malformed percent-escape"))?;
     let changes = !matches!(head.method, Method::GET | Method::HEAD);
     if changes {
         refuse_pages(&head.headers)?;
@@ -189,6 +212,7 @@ where
     Ok(Call {
         method: head.method.clone(),
         path,
+        query,
         body,
         from,
     })

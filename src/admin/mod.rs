@@ -7,9 +7,12 @@
 //! through a browser (DNS rebinding).
 
 mod api;
+mod decisions;
 mod health;
+mod limits;
 mod page;
 mod reload;
+mod status;
 
 use std::{convert::Infallible, future::Future, net::IpAddr, sync::Arc, time::Duration};
 

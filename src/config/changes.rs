@@ -47,17 +47,19 @@ fn redacted(shown: &Value) -> Value {
     }
 }
 
-/// `redis://user:secret@host` becomes `redis://***@host`.
+/// `redis://user:secret@host` becomes `redis://***@host`, and `https://host/keys?access=secret` `https://host/keys?***`.
 fn without_password(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://") else {
         return text.to_owned();
     };
     let authority = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     let until = rest[..authority].rfind('@').or_else(|| rest.rfind('@'));
-    match until {
-        Some(at) => format!("{scheme}://***{}", &rest[at..]),
-        None => text.to_owned(),
-    }
+    let shown = until.map_or(rest.to_owned(), |at| format!("***{}", &rest[at..]));
+    let shown = match shown.split_once('?') {
+        Some((path, _)) => format!("{path}?***"),
+        None => shown,
+    };
+    format!("{scheme}://{shown}")
 }
 
 fn table(table: &DeTable<'_>) -> Value {
@@ -322,6 +324,10 @@ mod tests {
             "${URL:-redis://***@host}"
         );
         assert_eq!(shown("http://10.0.0.1:9000"), "http://10.0.0.1:9000");
+        assert_eq!(
+            shown("https://id/keys?access=s3cret"),
+            "https://id/keys?***"
+        );
         assert_eq!(shown("unix:/run/app.sock"), "unix:/run/app.sock");
     }
 

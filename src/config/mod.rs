@@ -26,7 +26,13 @@ pub use diagnostic::{Diagnostic, MAX_LINE_BYTES, MAX_SHOWN, Place, Report, Sever
 pub use limit::{Effect, Exempt, Limit, Mode, Over, Override, Share, Shared, Slow, Whom};
 pub use quick::{parse_limit, parse_to, quick};
 
-use std::{fmt, net::SocketAddr, num::NonZeroUsize, path::Path, time::Duration};
+use std::{
+    fmt,
+    net::SocketAddr,
+    num::NonZeroUsize,
+    path::Path,
+    time::{Duration, SystemTime},
+};
 
 use diagnostic::Problems;
 use file::Document;
@@ -51,6 +57,24 @@ pub struct Loaded {
     pub snapshot: Snapshot,
     /// Warnings only.
     pub warnings: Report,
+}
+
+/// A span as people write it to a running gateway: as in a configuration, and `15m` for minutes.
+pub fn parse_span(text: &str) -> Result<Duration, String> {
+    let minutes = text.strip_suffix('m').map(|count| format!("{count}min"));
+    let parsed = units::duration(minutes.as_deref().unwrap_or(text));
+    parsed.map_err(|problem| format!("{}: {}", problem.message, problem.hint))
+}
+
+/// A moment as a configuration writes it: RFC 3339, or a date.
+pub fn parse_moment(text: &str) -> Result<SystemTime, String> {
+    let written = text.parse().map_err(|_| {
+        format!(
+            "{} is no moment: write such as 2027-01-31T18:00:00Z",
+            diagnostic::quote(text)
+        )
+    })?;
+    date::instant(&written).map_err(|problem| format!("{}: {}", problem.message, problem.hint))
 }
 
 /// What [`load`] would call the [`hash`](Snapshot::hash) of a file as it is on the disk now, if it still names the files that
@@ -182,6 +206,14 @@ pub struct Server {
     pub max_keys: usize,
     /// The files are watched, and a change of them reloads.
     pub watch_config: bool,
+}
+
+impl Server {
+    /// So many workers serve.
+    pub fn worker_threads(&self) -> usize {
+        let cores = || std::thread::available_parallelism().ok();
+        self.workers.or_else(cores).map_or(1, NonZeroUsize::get)
+    }
 }
 
 /// One `[[route]]` table.

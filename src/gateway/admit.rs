@@ -6,13 +6,18 @@
 //!                                                  └─▶ looks on (shadow, tag): decided alone, once the others admit
 //! ```
 
-use std::time::{Duration, SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use arrayvec::ArrayVec;
 
 use super::{
     Exchange, Worker,
+    exchange::Asked,
     plan::{LimitPlan, LimitRule, RoutePlan},
+    rulings::{Boost, KeyRuling},
     slots::Slot,
 };
 use crate::{
@@ -37,6 +42,12 @@ pub(super) struct Met<'a> {
 pub(super) enum Noted<'a> {
     /// Nothing: it is off.
     Off,
+    /// Nothing: an operator has switched it off.
+    SwitchedOff,
+    /// Nothing: an operator has given the key so much, of which this is left.
+    Boosted { left: u64 },
+    /// An operator has banned the key.
+    Banned,
     /// Nothing: whoever guesses credentials meets only what counts addresses, and what everybody meets.
     NotForGuesses,
     /// Nothing: an exception, one of its overrides if that was noted before.
@@ -54,10 +65,12 @@ pub(super) enum Noted<'a> {
 }
 
 /// What a limit makes of a client's request.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) enum Concern {
     /// Nothing: an exception.
     Exempt,
+    /// Nothing, while the key has something left of this.
+    Boosted(Arc<Boost>),
     /// Nothing: a part of its key has no value.
     NoKey,
     /// A part of its key has no value: 400.
@@ -83,6 +96,52 @@ pub(super) struct Blocked {
 struct Meeting<'a> {
     acting: ArrayVec<Met<'a>, MAX_LIMITS>,
     looking_on: ArrayVec<Met<'a>, MAX_LIMITS>,
+    /// What it is given besides by operators, and the units taken.
+    boosts: Vec<(Arc<Boost>, u64)>,
+}
+
+/// What a limit has to do with a request before it is asked.
+#[derive(Debug)]
+pub(super) struct Stance<'a> {
+    /// The override that decided.
+    place: Option<usize>,
+    pub(super) what: What<'a>,
+}
+
+#[derive(Debug)]
+pub(super) enum What<'a> {
+    /// Nothing, for this reason.
+    Nothing(Noted<'a>),
+    /// A part of its key has no value: 400.
+    Unkeyed,
+    /// The key may spend of this first.
+    Boost(Arc<Boost>),
+    /// It is asked; whether it acts.
+    Met(Met<'a>, bool),
+}
+
+impl<'a> Stance<'a> {
+    pub(super) fn noted(
+        &self,
+        limit: &'a LimitPlan,
+        note: &mut impl FnMut(&'a LimitPlan, Noted<'a>),
+    ) {
+        if let Some(place) = self.place {
+            note(limit, Noted::Overridden(place));
+        }
+        match &self.what {
+            What::Nothing(why) => note(limit, *why),
+            What::Unkeyed => note(limit, Noted::Unkeyed),
+            What::Boost(boost) => note(limit, Noted::Boosted { left: boost.left() }),
+            What::Met(met, acts) => {
+                if met.blocked.is_some() && self.place.is_none() {
+                    note(limit, Noted::Banned);
+                }
+                let (tier, acts) = (met.tier, *acts);
+                note(limit, Noted::Met { tier, acts });
+            }
+        }
+    }
 }
 
 impl Worker {
@@ -114,6 +173,10 @@ impl Worker {
             self.look_on(exchange, now_ns, route, &meeting.looking_on, &mut note)
                 .await?;
         } else {
+            let boosts = meeting.boosts.drain(..);
+            boosts.for_each(|(boost, units)| boost.give_back(units));
+        }
+        if !exchange.verdict.admitted() && !self.only_looks {
             for met in meeting
                 .acting
                 .iter()
@@ -138,51 +201,31 @@ impl Worker {
         let Some(asked) = &exchange.asked else {
             return Ok(());
         };
-        let (hasher, prefixes) = (&self.shared.hasher, self.shared.plan.prefixes);
         let samples_keys = self.samples_keys();
         exchange.with_subject(&self.shared.plan.table, asked, |subject| {
             for limit in &route.limits {
-                let rule = &*limit.rule;
-                let settings = &rule.settings;
-                let concerned = !guesses || limit.everywhere || rule.key.has_address();
-                if settings.mode == Mode::Off {
-                    note(limit, Noted::Off);
-                    continue;
-                }
-                if !concerned {
-                    note(limit, Noted::NotForGuesses);
-                    continue;
-                }
-                let (exception, concern) = self.concern(rule, &asked.client, subject);
-                if let Some(place) = exception {
-                    note(limit, Noted::Overridden(place));
-                }
-                let (tier, key, blocked) = match concern {
-                    Concern::Counted { tier, key, blocked } => (tier, key, blocked),
-                    Concern::Exempt => {
-                        note(limit, Noted::Exempt);
+                let stance = self.stance(asked, limit, guesses, subject);
+                stance.noted(limit, note);
+                match stance.what {
+                    What::Nothing(Noted::Exempt) => limit.decisions.exempt.increment(1),
+                    What::Nothing(_) => {}
+                    What::Unkeyed => return Err(LACKS_KEY),
+                    What::Boost(boost) => {
                         limit.decisions.exempt.increment(1);
-                        continue;
+                        if !self.only_looks && boost.take(route.cost) {
+                            meeting.boosts.push((boost, route.cost));
+                        }
                     }
-                    Concern::NoKey => {
-                        note(limit, Noted::NoKey);
-                        continue;
+                    What::Met(met, acts) => {
+                        if let Some(key) = met.key.filter(|_| samples_keys) {
+                            let readable = || self.readable(&limit.rule, subject);
+                            self.suspect_key(&limit.rule, key, readable);
+                        }
+                        match acts {
+                            true => meeting.acting.push(met),
+                            false => meeting.looking_on.push(met),
+                        }
                     }
-                    Concern::Unkeyed => {
-                        note(limit, Noted::Unkeyed);
-                        return Err(LACKS_KEY);
-                    }
-                };
-                if let Some(key) = key.filter(|_| samples_keys) {
-                    let readable = || rule.key.readable(hasher, prefixes, subject);
-                    self.suspect_key(rule, key, readable);
-                }
-                let acts = rule.acts_on(key);
-                note(limit, Noted::Met { tier, acts });
-                let met = Met::new(limit, tier, key, blocked);
-                match acts {
-                    true => meeting.acting.push(met),
-                    false => meeting.looking_on.push(met),
                 }
             }
             Ok(())
@@ -213,15 +256,69 @@ impl Worker {
             .key
             .key(rule.settings.missing, hasher, prefixes, subject)
         {
-            Keyed::Bucket(key) => Concern::Counted {
-                tier,
-                key: (!rule.key.is_empty()).then_some(key),
-                blocked,
-            },
+            Keyed::Bucket(key) => {
+                let key = (!rule.key.is_empty()).then_some(key);
+                match self.ruled(rule, subject) {
+                    Some(KeyRuling {
+                        banned: Some(until),
+                        ..
+                    }) => blocked = Some(Blocked { until }),
+                    Some(KeyRuling {
+                        boost: Some(boost), ..
+                    }) => return (place, Concern::Boosted(boost)),
+                    _ => {}
+                }
+                Concern::Counted { tier, key, blocked }
+            }
             Keyed::Skip => Concern::NoKey,
             Keyed::Missing(_) => Concern::Unkeyed,
         };
         (place, concern)
+    }
+
+    /// What operators have decided about the key of a request.
+    #[inline]
+    fn ruled(&self, rule: &LimitRule, subject: &Subject<'_>) -> Option<KeyRuling> {
+        let on_keys = rule.rulings.in_force().on_keys();
+        on_keys.then(|| rule.rulings.on_key(&self.readable(rule, subject)))?
+    }
+
+    /// What a limit of its route has to do with a request before it is asked. Changes nothing.
+    #[inline]
+    pub(super) fn stance<'a>(
+        &self,
+        asked: &Asked<'_>,
+        limit: &'a LimitPlan,
+        guesses: bool,
+        subject: &Subject<'_>,
+    ) -> Stance<'a> {
+        let rule = &*limit.rule;
+        let mode = rule.mode();
+        let concerned = !guesses || limit.everywhere || rule.key.has_address();
+        let (place, what) = match mode {
+            Mode::Off if rule.settings.mode == Mode::Off => (None, What::Nothing(Noted::Off)),
+            Mode::Off => (None, What::Nothing(Noted::SwitchedOff)),
+            _ if !concerned => (None, What::Nothing(Noted::NotForGuesses)),
+            _ => {
+                let (place, concern) = self.concern(rule, &asked.client, subject);
+                let what = match concern {
+                    Concern::Exempt => What::Nothing(Noted::Exempt),
+                    Concern::NoKey => What::Nothing(Noted::NoKey),
+                    Concern::Unkeyed => What::Unkeyed,
+                    Concern::Boosted(boost) => What::Boost(boost),
+                    Concern::Counted { tier, key, blocked } => {
+                        What::Met(Met::new(limit, tier, key, blocked), rule.acts_on(mode, key))
+                    }
+                };
+                (place, what)
+            }
+        };
+        Stance { place, what }
+    }
+
+    fn readable(&self, rule: &LimitRule, subject: &Subject<'_>) -> String {
+        rule.key
+            .readable(&self.shared.hasher, self.shared.plan.prefixes, subject)
     }
 
     /// The verdict of the limits that act. On admission those that count now are charged.
@@ -238,11 +335,13 @@ impl Worker {
             chosen.map(|met| met.charge(route)).collect()
         };
         let now = charges(false);
-        if now.len() == acting.len() && acting.iter().all(|met| met.blocked.is_none()) {
+        let looks = self.only_looks;
+        if now.len() == acting.len() && !looks && acting.iter().all(|met| met.blocked.is_none()) {
             return store.admit_into(now_ns, &now, verdict);
         }
         let later = store.peek(now_ns, &charges(true));
-        let stopped = !later.admitted() || acting.iter().any(|met| met.blocked.is_some());
+        let blocked = acting.iter().any(|met| met.blocked.is_some());
+        let stopped = looks || blocked || !later.admitted();
         let now = if stopped {
             store.peek(now_ns, &now)
         } else {
@@ -327,6 +426,7 @@ impl Worker {
                     together.verdict
                 }
                 (_, true) => self.shared.store.peek(now_ns, &[charge]),
+                (_, false) if self.only_looks => self.shared.store.peek(now_ns, &[charge]),
                 (_, false) => self.shared.store.admit(now_ns, &[charge]),
             };
             let Some(finding) = verdict.findings.first() else {
@@ -336,7 +436,7 @@ impl Worker {
             note(met.limit, Noted::LookedOn(found.unwrap_or(*finding)));
             let decisions = &met.limit.decisions;
             if finding.denied() || met.blocked.is_some() {
-                if rule.settings.mode == Mode::Tag {
+                if rule.mode() == Mode::Tag {
                     decisions.tagged.increment(1);
                     exchange.tags.push(&rule.name);
                 } else {
@@ -447,9 +547,14 @@ impl Blocked {
 }
 
 impl LimitRule {
+    /// How it acts now: as configured, if no operator has said otherwise.
+    pub(super) fn mode(&self) -> Mode {
+        self.rulings.in_force().mode().unwrap_or(self.settings.mode)
+    }
+
     /// Whether it acts on this key, or only looks on. Sticky: a key is always on the same side.
-    pub(super) fn acts_on(&self, key: Option<Key>) -> bool {
-        match (self.settings.mode, key) {
+    pub(super) fn acts_on(&self, mode: Mode, key: Option<Key>) -> bool {
+        match (mode, key) {
             (Mode::Enforce, Some(key)) if self.settings.enforce_percent < 100 => {
                 key.0 % 100 < u128::from(self.settings.enforce_percent)
             }

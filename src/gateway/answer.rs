@@ -215,6 +215,7 @@ impl Worker {
                 decisions.admitted.increment(1);
             } else if finding.denied() {
                 decisions.rejected.increment(1);
+                self.count_rejected(exchange, met);
             }
         }
         let count = self.decisions.get();

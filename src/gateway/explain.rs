@@ -5,6 +5,7 @@
 //! Secrets are neither kept nor shown: of fields of the request only names, of keys what access lines show.
 
 mod report;
+mod text;
 
 use std::{
     net::IpAddr,
@@ -12,7 +13,7 @@ use std::{
     rc::Rc,
     sync::Arc,
     task::{Context, Poll, Waker},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use bytes::BytesMut;
@@ -20,15 +21,16 @@ use http::{HeaderMap, request::Parts};
 
 use super::{
     Exchange, MAX_READ_AHEAD_BYTES, Shared, Worker,
-    admit::{self, Noted},
+    admit::{self, Noted, What},
     answer,
-    exchange::{Stopped, Target},
+    exchange::{Stopped, Target, Understood},
+    notebook::Remembered,
     plan::{LimitPlan, PlanError},
 };
 use crate::{
     config::{Effect, Mode, Snapshot},
     identity::{
-        Client, HeldToken, KeySource, Thought, Tried, UserSource,
+        Certificate, Client, HeldToken, KeySource, Thought, Tried, UserSource,
         address::{Doubt, ELEMENTS_MAX, Step},
     },
     limit::Standing,
@@ -39,6 +41,7 @@ use crate::{
 };
 
 pub use report::*;
+pub use text::Text;
 
 /// A request that somebody describes.
 #[derive(Debug)]
@@ -59,7 +62,21 @@ pub fn explain(mut snapshot: Snapshot, described: &Described) -> Result<Explanat
     snapshot.redis = None;
     snapshot.trace = TraceSettings::default();
     let shared = Shared::new(Arc::new(snapshot), Metrics::install())?;
-    Ok(Worker::new(Arc::new(shared), None).explain(described))
+    Ok(Worker::new(Arc::new(shared), None).explain(described, FRESH))
+}
+
+/// When explanations are true: of a gateway that has just started, one that runs, and a request that was decided.
+const FRESH: &str = "if nothing has been spent from them yet";
+const NOW: &str = "as they stand now";
+const THEN: &str = "as they stood when it was decided";
+
+impl Shared {
+    /// Explains one request as if this gateway were asked it now. Charges nothing, counts nothing, opens no connection.
+    pub fn explain(&self, described: &Described) -> Result<Explanation, PlanError> {
+        let mut worker = Worker::new(Arc::new(self.beside()?), None);
+        worker.only_looks = true;
+        Ok(worker.explain(described, NOW))
+    }
 }
 
 /// What a decision says that has nothing to wait for.
@@ -72,10 +89,11 @@ fn at_once(decision: impl Future<Output = Result<(), Refusal>>) -> Result<(), Re
 }
 
 impl Worker {
-    fn explain(&self, described: &Described) -> Explanation {
+    fn explain(&self, described: &Described, when: &'static str) -> Explanation {
         let plan = &self.shared.plan;
         let head = &described.head;
-        let mut explained = self.reason(described);
+        // a request that is described comes without a handshake
+        let mut explained = self.reason(described.peer, None, &head.headers, when);
         let listener = Rc::new(self.shared.snapshot().listeners[0].clone());
         let from = Peer::described(described.peer, listener);
         let token = HeldToken::default();
@@ -106,17 +124,11 @@ impl Worker {
             Ok(()) => self.conclude(understood, exchange.route),
         };
         explained.answer = match stopped {
-            Err(Stopped::Denied) => Answer::Denied {
-                retry_after: exchange
-                    .verdict
-                    .standings()
-                    .denial()
-                    .and_then(|denial| Some(Duration::from_nanos(denial.retry_after_ns?))),
-            },
+            Err(Stopped::Denied) => denied(&exchange),
             Err(Stopped::Refused(refusal)) => Answer::Refused(refused(&refusal)),
             Err(Stopped::OwnQuotas) => Answer::OwnQuotas,
             Ok(_) if too_large => Answer::Refused(refused(&Refusal::BodyTooLarge)),
-            Ok(target) => match self.sent_on(&exchange, &target, described) {
+            Ok(target) => match self.sent_on(&exchange, &target, described.body.as_deref()) {
                 Some(forwarded) => Answer::Forwarded(forwarded),
                 None => Answer::Refused(refused(&Refusal::Internal)),
             },
@@ -125,16 +137,21 @@ impl Worker {
     }
 
     /// Who asks, thought by thought.
-    fn reason(&self, described: &Described) -> Explanation {
+    fn reason(
+        &self,
+        peer: IpAddr,
+        certificate: Option<&Certificate>,
+        headers: &HeaderMap,
+        when: &'static str,
+    ) -> Explanation {
         let identity = &self.shared.snapshot().identity;
         let (mut address, mut users) = (Vec::new(), Vec::new());
         let mut seen = 0;
         let held = HeldToken::default();
         let found = self.shared.plan.identifier.reason(
-            described.peer,
-            // a request that is described comes without a handshake
-            None,
-            &described.head.headers,
+            peer,
+            certificate,
+            headers,
             self.tokens(&held),
             |thought| match thought {
                 Thought::Address(step) => {
@@ -149,7 +166,6 @@ impl Worker {
         );
         let client = found.unwrap_or_else(|rejected| rejected.client);
         if seen > 0 {
-            let headers = &described.head.headers;
             let unseen = self.shared.plan.identifier.unseen(headers, seen);
             let believed = |text: &&[u8]| {
                 format!(
@@ -172,6 +188,7 @@ impl Worker {
                 tenant: client.tenant.map(str::to_owned),
             },
             asked: None,
+            when,
             limits: Vec::new(),
             answer: Answer::Refused(refused(&Refusal::Internal)),
         }
@@ -289,6 +306,14 @@ impl Worker {
         for what in noted {
             match what {
                 Noted::Off => shown.outcome = not_met("mode = \"off\""),
+                Noted::SwitchedOff => {
+                    shown.outcome = not_met("an operator has switched it off");
+                }
+                Noted::Boosted { left } => {
+                    let why = format!("an operator has granted {left} more to this key");
+                    shown.outcome = Outcome::NotMet(why);
+                }
+                Noted::Banned => shown.because = "an operator has banned this key".to_owned(),
                 Noted::NotForGuesses => {
                     shown.outcome = not_met(
                         "who sends a credential that does not verify meets no limit on users",
@@ -314,7 +339,7 @@ impl Worker {
                     };
                 }
                 Noted::LookedOn(finding) => {
-                    shown.outcome = match (finding.denied(), settings.mode) {
+                    shown.outcome = match (finding.denied(), rule.mode()) {
                         (true, Mode::Tag) => Outcome::Tagged,
                         (denied, _) => Outcome::LookedOn {
                             would_reject: denied,
@@ -367,7 +392,7 @@ impl Worker {
         &self,
         exchange: &Exchange<'_>,
         target: &Target<'_>,
-        described: &Described,
+        body: Option<&[u8]>,
     ) -> Option<Forwarded> {
         if answer::came_through(&exchange.head.headers, &self.shared.pseudonym) {
             return None;
@@ -376,7 +401,7 @@ impl Worker {
         let upstream = &self.upstreams[exchange.route.upstream];
         let settings = upstream.fleet().settings();
         let host = upstream.first_host(outbound.host);
-        let framing = match &described.body {
+        let framing = match body {
             Some(body) => BodyFraming::Length(body.len() as u64),
             None => BodyFraming::None,
         };
@@ -390,6 +415,104 @@ impl Worker {
             sets,
             removes,
         })
+    }
+}
+
+impl Worker {
+    /// Remembers a decision and why it was made: every rejection, as far as there is time for it, and now and then an admission.
+    pub(super) fn remember(&self, exchange: &Exchange<'_>, understood: &Understood<'_>) {
+        let admitted = exchange.verdict.admitted();
+        if self.only_looks || admitted && !self.admissions.is_next(exchange.decided_at) {
+            return;
+        }
+        let mut pairs = exchange.met.iter().zip(&exchange.verdict.findings);
+        let denying = pairs.find(|(_, finding)| finding.denied());
+        let key = denying.and_then(|(met, _)| met.key());
+        if self.notebook.may_explain(exchange.decided_at, key) {
+            self.notebook.remember(Remembered {
+                at: SystemTime::now(),
+                request_id: exchange.request_id.to_str().unwrap_or_default().to_owned(),
+                admitted,
+                explanation: Arc::new(self.recall(exchange, understood)),
+            });
+        }
+    }
+
+    /// Explains a decision that has been made.
+    #[cold]
+    fn recall(&self, exchange: &Exchange<'_>, understood: &Understood<'_>) -> Explanation {
+        let (from, headers) = (exchange.from, &exchange.head.headers);
+        let mut explained = self.reason(from.ip, from.certificate.as_ref(), headers, THEN);
+        explained.asked = Some(self.asked(exchange, &understood.target));
+        let noted = self.noted_again(exchange, understood.rejected.is_some());
+        explained.limits = self.limits(exchange, &noted);
+        explained.answer = match (&understood.rejected, &understood.found) {
+            _ if !exchange.verdict.admitted() => denied(exchange),
+            (Some(rejected), _) => Answer::Refused(refused(&Refusal::Unauthorized {
+                challenge: rejected.challenge(),
+            })),
+            (None, Err(refusal)) => Answer::Refused(refused(refusal)),
+            (None, Ok(())) => match self.sent_on(exchange, &understood.target, None) {
+                Some(forwarded) => Answer::Forwarded(forwarded),
+                None => Answer::Refused(refused(&Refusal::Internal)),
+            },
+        };
+        explained.clip();
+        explained
+    }
+
+    /// What each limit of the route had to do with the request.
+    fn noted_again<'a>(
+        &self,
+        exchange: &Exchange<'a>,
+        guesses: bool,
+    ) -> Vec<(&'a LimitPlan, Noted<'a>)> {
+        let mut noted = Vec::new();
+        let Some(asked) = &exchange.asked else {
+            return noted;
+        };
+        let now_ns = self.shared.nanoseconds(exchange.decided_at);
+        exchange.with_subject(&self.shared.plan.table, asked, |subject| {
+            for limit in &exchange.route.limits {
+                let stance = self.stance(asked, limit, guesses, subject);
+                stance.noted(limit, &mut |limit, what| noted.push((limit, what)));
+                if let What::Met(met, false) = &stance.what
+                    && exchange.verdict.admitted()
+                    && !met.is_shared()
+                {
+                    let stands = self
+                        .shared
+                        .store
+                        .peek(now_ns, &[met.charge(exchange.route)]);
+                    let finding = stands.findings.first().copied();
+                    noted.extend(finding.map(|finding| (limit, Noted::LookedOn(finding))));
+                }
+            }
+        });
+        noted
+    }
+
+    /// Counts a rejection among those of its key.
+    pub(super) fn count_rejected(&self, exchange: &Exchange<'_>, met: &admit::Met<'_>) {
+        let rule = &met.limit.rule;
+        let name = || {
+            exchange.asked.as_ref().map_or_else(String::new, |asked| {
+                exchange.with_subject(&self.shared.plan.table, asked, |subject| {
+                    rule.key
+                        .readable(&self.shared.hasher, self.shared.plan.prefixes, subject)
+                })
+            })
+        };
+        self.notebook
+            .rejected(&rule.name, met.key(), exchange.decided_at, name);
+    }
+}
+
+/// 429, and when it would pass.
+fn denied(exchange: &Exchange<'_>) -> Answer {
+    let denial = exchange.verdict.standings().denial();
+    Answer::Denied {
+        retry_after: denial.and_then(|denial| Some(Duration::from_nanos(denial.retry_after_ns?))),
     }
 }
 

@@ -73,7 +73,7 @@ impl Worker {
     /// How one limit stands to the caller; `None` where it does not count them, acts on nobody, or is not disclosed.
     fn own_quota<'a>(&self, exchange: &Exchange<'_>, limit: &'a LimitPlan) -> Option<OwnQuota<'a>> {
         let (rule, plan) = (&limit.rule, &self.shared.plan);
-        if !rule.settings.disclose || rule.settings.mode != config::Mode::Enforce {
+        if !rule.settings.disclose || rule.mode() != config::Mode::Enforce {
             return None;
         }
         let asked = exchange.asked.as_ref()?;
@@ -86,14 +86,16 @@ impl Worker {
             Concern::NoKey | Concern::Unkeyed if rule.key.depends_on_target() => {
                 (rule.tier(&asked.client), None, None)
             }
-            Concern::Exempt | Concern::NoKey | Concern::Unkeyed => return None,
+            Concern::Exempt | Concern::Boosted(_) | Concern::NoKey | Concern::Unkeyed => {
+                return None;
+            }
         };
         let policy = &rule.policies[tier];
         if rule.key.depends_on_target() {
             let stands = None;
             return Some(OwnQuota { policy, stands });
         }
-        if !rule.acts_on(key) {
+        if !rule.acts_on(rule.mode(), key) {
             return None;
         }
         let met = Met::new(limit, tier, key, blocked);

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::{
     exceptions::Exceptions,
     own,
+    rulings::{LimitRulings, Rulings},
     suspicion::{Once, UNNAMED_PROXY},
 };
 use crate::{
@@ -116,6 +117,8 @@ pub(super) struct LimitRule {
     /// Where other gateways keep it, too.
     pub(super) shared: Option<Arc<SharedLimit>>,
     pub(super) metrics: LimitMetrics,
+    /// What operators have decided about it.
+    pub(super) rulings: Arc<LimitRulings>,
     /// That one key dominates it.
     pub(super) dominant_key: Once,
 }
@@ -141,6 +144,8 @@ impl LimitRule {
         self.metrics
             .key_overflows
             .absolute(self.buckets.overflowed());
+        let is_off = self.rulings.in_force().mode().is_some();
+        self.metrics.kill_switch.set(f64::from(u8::from(is_off)));
     }
 }
 
@@ -151,6 +156,7 @@ impl Plan {
         snapshot: &Snapshot,
         store: &Store,
         metrics: &Metrics,
+        rulings: &Rulings,
         previous: Option<&Plan>,
     ) -> Result<Self, PlanError> {
         let region_share = snapshot
@@ -161,7 +167,7 @@ impl Plan {
         let mut rules = Vec::with_capacity(snapshot.limits.len());
         for (place, limit) in snapshot.limits.iter().enumerate() {
             let before = previous.and_then(|plan| plan.limit(&limit.name));
-            let mut rule = bind_limit(place, limit, store, metrics, before)?;
+            let mut rule = bind_limit(place, limit, store, metrics, rulings, before)?;
             rule.shared = bind_shared(limit, region_share, quotas, metrics);
             quotas += rule.shared.as_ref().map_or(0, |shared| shared.quotas());
             rules.push(Arc::new(rule));
@@ -169,7 +175,9 @@ impl Plan {
         // behind the others, so that no index into the configuration finds it
         let own = rules.len();
         let before = previous.and_then(|plan| plan.limit(own::NAME));
-        let rule = bind_limit(own, &own::limit(), store, metrics, before)?;
+        // no operator switches it off with the others: it keeps the gateway from being kept busy
+        let ruled = Rulings::default();
+        let rule = bind_limit(own, &own::limit(), store, metrics, &ruled, before)?;
         rules.push(Arc::new(rule));
         let bind_route = |name: &str, limits: &[usize]| RoutePlan {
             index: None,
@@ -339,6 +347,7 @@ fn bind_limit(
     limit: &config::Limit,
     store: &Store,
     metrics: &Metrics,
+    rulings: &Rulings,
     before: Option<&Arc<LimitRule>>,
 ) -> Result<LimitRule, PlanError> {
     let unfit =
@@ -378,6 +387,7 @@ fn bind_limit(
         },
         settings: limit.clone(),
         metrics: metrics.limit(&limit.name),
+        rulings: rulings.on(&limit.name),
         dominant_key: Once::default(),
     })
 }

@@ -18,8 +18,10 @@ use metrics::{Counter, Histogram};
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{
+    notebook::Notebooks,
     plan::{Plan, PlanError},
     purse::Purse,
+    rulings::Rulings,
     suspicion::Once,
 };
 use crate::{
@@ -54,6 +56,10 @@ pub struct Shared {
     rejected_lines: Arc<LineCap>,
     rejected_left_out: Counter,
     spans: Option<Spans>,
+    /// What operators have decided beside the configuration.
+    pub(super) rulings: Arc<Rulings>,
+    /// What workers remember of their decisions.
+    pub(super) notebooks: Arc<Notebooks>,
     /// That a proxy seems to be unnamed.
     pub(super) unnamed_proxy: Arc<Once>,
     /// The origin of the limiter's time.
@@ -73,11 +79,13 @@ impl Shared {
     /// Puts a configuration to work.
     pub fn new(snapshot: Arc<Snapshot>, metrics: Metrics) -> Result<Self, PlanError> {
         let store = Store::new(snapshot.server.max_keys);
-        let plan = Plan::bind(&snapshot, &store, &metrics, None)?;
+        let rulings = Arc::<Rulings>::default();
+        let plan = Plan::bind(&snapshot, &store, &metrics, &rulings, None)?;
         let access = access_log(&snapshot, &metrics)?;
         let spans = spans(&snapshot, &metrics)?;
         let (key_secret, token_secret) = (secret()?, secret()?);
         let epoch = Instant::now();
+        let workers = snapshot.server.worker_threads();
         let budget = Purse::of(&snapshot, &plan, epoch, &metrics, None)?;
         Ok(Self {
             plan,
@@ -93,6 +101,8 @@ impl Shared {
             spans,
             metrics,
             access,
+            rulings,
+            notebooks: Arc::new(Notebooks::new(workers)),
             unnamed_proxy: Arc::default(),
             epoch,
             epoch_wall_ns: Arc::new((wall_ns().saturating_sub(since_ns(epoch))).into()),
@@ -102,7 +112,8 @@ impl Shared {
     /// Puts another configuration to work beside this one, with the same buckets, counters and logs. Changes nothing for
     /// whoever still uses this one. May wait for Redis.
     pub fn succeed(&self, snapshot: Arc<Snapshot>) -> Result<Self, PlanError> {
-        let plan = Plan::bind(&snapshot, &self.store, &self.metrics, Some(&self.plan))?;
+        let before = Some(&self.plan);
+        let plan = Plan::bind(&snapshot, &self.store, &self.metrics, &self.rulings, before)?;
         let access = match (&self.access, snapshot.log.access) {
             (Some(running), _) => Some(Arc::clone(running)),
             (None, _) => access_log(&snapshot, &self.metrics)?,
@@ -124,6 +135,36 @@ impl Shared {
             rejected_left_out: self.rejected_left_out.clone(),
             // where spans go is settled when the process starts
             spans: self.spans.clone(),
+            rulings: Arc::clone(&self.rulings),
+            notebooks: Arc::clone(&self.notebooks),
+            unnamed_proxy: Arc::clone(&self.unnamed_proxy),
+            epoch: self.epoch,
+            epoch_wall_ns: Arc::clone(&self.epoch_wall_ns),
+        })
+    }
+
+    /// The same plan and the same buckets, with metrics and notes of its own: for trying what it would decide.
+    pub(super) fn beside(&self) -> Result<Self, PlanError> {
+        let metrics = Metrics::install();
+        let before = Some(&self.plan);
+        let snapshot = &self.snapshot;
+        let plan = Plan::bind(snapshot, &self.store, &metrics, &self.rulings, before)?;
+        Ok(Self {
+            plan,
+            metrics,
+            budget: self.budget.clone(),
+            store: Arc::clone(&self.store),
+            hasher: self.hasher,
+            token_secret: self.token_secret,
+            decision_seconds: Histogram::noop(),
+            pseudonym: self.pseudonym.clone(),
+            snapshot: Arc::clone(snapshot),
+            access: None,
+            rejected_lines: Arc::default(),
+            rejected_left_out: Counter::noop(),
+            spans: None,
+            rulings: Arc::clone(&self.rulings),
+            notebooks: Arc::new(Notebooks::new(1)),
             unnamed_proxy: Arc::clone(&self.unnamed_proxy),
             epoch: self.epoch,
             epoch_wall_ns: Arc::clone(&self.epoch_wall_ns),

@@ -46,7 +46,7 @@ impl Worker {
             shared.iter().map(|(_, claim)| *claim).collect();
         let later = store.peek(now_ns, &local(true));
         let blocked = met.iter().any(|met| met.blocked.is_some());
-        let decided = if later.admitted() && !blocked {
+        let decided = if later.admitted() && !blocked && !self.only_looks {
             let name = |index: usize| self.name(exchange, shared.get(index).map(|(met, _)| *met));
             let charges = local(false);
             let decided = budget.admit(now_ns, store, &charges, &claims, name);
@@ -54,7 +54,7 @@ impl Worker {
                 Ok(decided) => decided,
                 Err(Unavailable { claim }) => match shared.get(claim) {
                     // one that only looks on says nothing then
-                    Some((met, _)) if met.limit.rule.settings.mode != Mode::Enforce => {
+                    Some((met, _)) if met.limit.rule.mode() != Mode::Enforce => {
                         return Ok(Default::default());
                     }
                     met => {

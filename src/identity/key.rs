@@ -13,6 +13,7 @@
 use std::{
     fmt::{self, Write},
     hash::Hasher,
+    net::IpAddr,
 };
 
 use http::{
@@ -229,6 +230,90 @@ impl KeyParts {
             return [0; 16];
         };
         half
+    }
+
+    /// The bucket that [`KeyParts::readable`] calls so, and its name in full. A single part needs no name: `203.0.113.9`. `None`
+    /// where the text is no such name, or does not say enough: of a secret only a hash is shown, and long texts are cut.
+    pub fn named(
+        &self,
+        hasher: &KeyHasher,
+        prefixes: Prefixes,
+        text: &str,
+    ) -> Option<(String, Option<Key>)> {
+        if self.parts.is_empty() {
+            return (text == "all").then(|| (text.to_owned(), None));
+        }
+        let mut hash = hasher.0;
+        hash.write_u64(self.limit);
+        let mut full = String::new();
+        let mut rest = text;
+        for (place, part) in self.parts.iter().enumerate() {
+            let named = |rest: &str, name: &str| -> Option<usize> {
+                let after = rest.strip_prefix(name)?.strip_prefix('=')?;
+                Some(rest.len() - after.len())
+            };
+            let names: &[String] = &match part {
+                KeyPart::UserOrIp => vec!["user".to_owned(), "ip".to_owned()],
+                part => vec![part.to_string()],
+            };
+            let found = names
+                .iter()
+                .find_map(|name| Some((name, named(rest, name)?)));
+            let (name, skip) = match found {
+                Some((name, skip)) => (name.clone(), skip),
+                None if self.parts.len() == 1 => {
+                    let is_address =
+                        rest.parse::<IpNet>().is_ok() || rest.parse::<IpAddr>().is_ok();
+                    let name = if is_address {
+                        names.last()
+                    } else {
+                        names.first()
+                    };
+                    (name?.clone(), 0)
+                }
+                None => return None,
+            };
+            rest = &rest[skip..];
+            let end = match self.parts.get(place + 1) {
+                Some(KeyPart::UserOrIp) => {
+                    let ends = [", user=", ", ip="].map(|next| rest.find(next));
+                    ends.into_iter().flatten().min()?
+                }
+                Some(next) => rest.find(&format!(", {next}="))?,
+                None => rest.len(),
+            };
+            let text = &rest[..end];
+            rest = rest.get(end + 2..).unwrap_or_default();
+            let folded;
+            let value = match part {
+                _ if text.is_empty() || text.len() >= SHOWN_MAX_BYTES => return None,
+                KeyPart::Ip | KeyPart::UserOrIp if name == "ip" => {
+                    let network = text.parse::<IpNet>().ok();
+                    let address = network.map(|network| network.addr());
+                    Value::Address(prefixes.aggregate(address.or_else(|| text.parse().ok())?))
+                }
+                KeyPart::User | KeyPart::UserOrIp => Value::User(text),
+                KeyPart::Param(_) => {
+                    folded = text::folded_param(text);
+                    Value::Param(text, folded)
+                }
+                KeyPart::UserAgent
+                | KeyPart::Header(_)
+                | KeyPart::Query(_)
+                | KeyPart::Cookie(_)
+                | KeyPart::Body(_) => return None,
+                _ => Value::Text(text),
+            };
+            if !full.is_empty() {
+                full.push_str(", ");
+            }
+            match &value {
+                Value::Address(network) => write!(full, "ip={network}").ok()?,
+                _ => write!(full, "{name}={text}").ok()?,
+            }
+            value.absorb(place, &mut hash);
+        }
+        Some((full, Some(Key(hash.finish128().into()))))
     }
 
     /// The key for people: `ip=203.0.113.9/32, user=alice`. Values of fields, queries, cookies and bodies are shown as a short

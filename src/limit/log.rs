@@ -217,6 +217,20 @@ impl Rings {
         Some(ring.standing(&ring.view(ask.now_ns), limit, ask))
     }
 
+    /// Forgets the entries of a ring, which stays until it is swept.
+    pub(super) fn clear(&self, (id, owner): Name) {
+        let shard = self.shards.get(shard_of(id, owner));
+        let Some(mut shard) =
+            shard.map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner))
+        else {
+            return;
+        };
+        if let Some(ring) = shard.rings.get_mut(&(id, owner)) {
+            ring.entries.clear();
+            ring.used = 0;
+        }
+    }
+
     fn visit_now(
         &self,
         (id, owner): Name,

@@ -162,6 +162,12 @@ impl Store {
         }
     }
 
+    /// Forgets what a key has spent of a limit, under the rules before, too. Requests in flight go on counting: they are given
+    /// back by those that hold them.
+    pub fn forget(&self, limit: &Attached, key: Option<Key>) {
+        limit.forget(self, key);
+    }
+
     /// One limit alone charges at once what it would propose among others.
     #[inline(always)]
     fn admit_one<'a>(

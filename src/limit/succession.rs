@@ -207,6 +207,26 @@ impl Attached {
         }
     }
 
+    pub(super) fn forget(&self, store: &Store, key: Option<Key>) {
+        let before = self.past.iter().map(|former| &*former.limit);
+        for limit in before.chain([self]) {
+            for state in limit.states() {
+                match &limit.rule {
+                    _ if limit.counts_slots() => {}
+                    Rule::Logs(_) => store.drop_ring(state.id, key),
+                    Rule::Words(_) => match key {
+                        None => state.unkeyed.0.store(0, Relaxed),
+                        Some(key) => {
+                            if let Some(cell) = store.table.find(&Address::new(key, state.id)) {
+                                cell.clear();
+                            }
+                        }
+                    },
+                }
+            }
+        }
+    }
+
     /// Whether it goes on with these counters, or looks back at them.
     pub(super) fn remembers(&self, id: u16) -> bool {
         let mut formers = self.past.iter().flat_map(|former| former.limit.states());

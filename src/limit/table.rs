@@ -129,6 +129,15 @@ impl<'a> Cell<'a> {
         (word != RESERVED && self.is_kept()).then_some(word)
     }
 
+    /// Makes the word that of a key never seen, if the slot is still the key's.
+    pub(super) fn clear(&self) {
+        while let Some(word) = self.load() {
+            if self.swap(word, 0) {
+                return;
+            }
+        }
+    }
+
     /// Whether the slot is still the key's.
     #[inline]
     pub(super) fn is_kept(&self) -> bool {

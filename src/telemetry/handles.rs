@@ -49,6 +49,7 @@ impl Metrics {
             key_evictions: self.counter(&table::KEY_EVICTIONS, &[limit]),
             key_overflows: self.counter(&table::KEY_OVERFLOWS, &[limit]),
             dominant_keys: self.counter(&table::DOMINANT_KEYS, &[limit]),
+            kill_switch: self.gauge(&table::KILL_SWITCH, &[limit]),
         }
     }
 
@@ -346,6 +347,8 @@ pub struct LimitMetrics {
     pub key_overflows: Counter,
     /// Counts in which one key was dominant.
     pub dominant_keys: Counter,
+    /// 1 while operators keep it from acting.
+    pub kill_switch: Gauge,
 }
 
 /// What is counted of the budget that gateways share.

@@ -106,6 +106,8 @@ table! {
         "Decisions made in a shared overflow bucket, because a new key found no room.";
     DOMINANT_KEYS = "tidegate_dominant_keys_total", Kind::Counter, Count, ["limit"],
         "Times that one key was found with more than 80 % of the requests that the limit counts, sampled.";
+    KILL_SWITCH = "tidegate_kill_switch", Kind::Gauge, Count, ["limit"],
+        "1 while an operator keeps the limit from rejecting.";
     BUDGET_CALLS = "tidegate_budget_calls_total", Kind::Counter, Count, ["outcome"],
         "Calls to Redis for limits that gateways share.";
     BUDGET_CALL_SECONDS = "tidegate_budget_call_seconds", Kind::Histogram(CALL_SECONDS), Seconds, [],

@@ -9,10 +9,15 @@ mod otlp;
 mod process;
 pub mod protobuf;
 pub mod queue;
+mod samples;
 mod time;
 pub mod trace;
 
-pub use self::{metrics::Metrics, time::date};
+pub use self::{
+    metrics::Metrics,
+    samples::Sample,
+    time::{date, moment},
+};
 
 /// `[log]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

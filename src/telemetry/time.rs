@@ -8,6 +8,14 @@ pub fn date(at: SystemTime) -> String {
     text[..10].iter().map(|&byte| char::from(byte)).collect()
 }
 
+/// As [`rfc3339_millis`], for whoever wants a text.
+pub fn moment(at: SystemTime) -> String {
+    rfc3339_millis(at)
+        .iter()
+        .map(|&byte| char::from(byte))
+        .collect()
+}
+
 /// `2026-11-20T08:15:30.123Z`; moments before 1970 are shown as 1970, after 9999 as the end of 9999.
 pub(super) fn rfc3339_millis(at: SystemTime) -> [u8; 24] {
     // 9999-12-31T23:59:59.999Z

@@ -23,6 +23,7 @@ mod limit_modes;
 mod limits;
 mod lines;
 mod own_quotas;
+mod operate;
 mod path_vectors;
 mod proxy;
 mod proxy_protocol;

@@ -9,7 +9,17 @@ use crate::support::{
 };
 
 /// Everything that can be asked of the admin listener.
-const ADMIN_PAGES: [&str; 5] = ["/", "/metrics", "/healthz", "/readyz", "/nothing"];
+const ADMIN_PAGES: [&str; 9] = [
+    "/",
+    "/metrics",
+    "/healthz",
+    "/readyz",
+    "/nothing",
+    "/api/v1/config",
+    "/api/v1/limits",
+    "/api/v1/status",
+    "/api/v1/decisions",
+];
 
 /// What must be said nowhere: each secret whole, and any long part of it.
 struct Secrets(Vec<(&'static str, String)>);

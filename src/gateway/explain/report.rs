@@ -11,6 +11,8 @@ pub struct Explanation {
     pub who: Who,
     /// What for; `None` where the request is refused before that is looked at.
     pub asked: Option<Asked>,
+    /// Of which moment what limits say is true: `if nothing has been spent from them yet`.
+    pub when: &'static str,
     /// What each limit of its route has to do with it, in their order.
     pub limits: Vec<LimitShown>,
     /// What becomes of it.
@@ -199,11 +201,71 @@ impl Outcome {
 }
 
 impl Explanation {
+    /// The most bytes of a text that is remembered, and the most texts of a list.
+    pub const CLIPPED_TEXTS: (usize, usize) = (256, 16);
+
+    /// Of nobody who asks for nothing.
+    pub fn nothing() -> Explanation {
+        let nobody = IpAddr::from([0, 0, 0, 0]);
+        Explanation {
+            who: Who {
+                peer: nobody,
+                header: None,
+                steps: Vec::new(),
+                address: nobody,
+                doubt: None,
+                users: Vec::new(),
+                user: None,
+                tier: None,
+                tenant: None,
+            },
+            asked: None,
+            when: "",
+            limits: Vec::new(),
+            answer: Answer::Refused(Refused {
+                status: 0,
+                sentence: "",
+            }),
+        }
+    }
+
+    /// Cuts what clients may make long, so that it can be remembered.
+    pub fn clip(&mut self) {
+        let who = &mut self.who;
+        clip_all(&mut who.steps, clip);
+        let named = [&mut who.user, &mut who.tier, &mut who.tenant];
+        named.into_iter().flatten().for_each(clip);
+        if let Some(asked) = &mut self.asked {
+            let texts = [
+                &mut asked.method,
+                &mut asked.host,
+                &mut asked.path,
+                &mut asked.matched_path,
+                &mut asked.sent_path,
+            ];
+            texts.into_iter().for_each(clip);
+            clip_all(&mut asked.params, |(_, value)| clip(value));
+            clip_all(&mut asked.also, |_| ());
+        }
+        self.limits
+            .iter_mut()
+            .for_each(|limit| clip(&mut limit.key));
+        if let Answer::Forwarded(forwarded) = &mut self.answer {
+            clip_all(&mut forwarded.sets, |(name, value)| {
+                clip(name);
+                clip(value);
+            });
+            clip_all(&mut forwarded.removes, clip);
+            clip_all(&mut forwarded.servers, clip);
+        }
+    }
+
     /// The same for programs.
     pub fn json(&self) -> Value {
         json!({
             "client": self.who.json(),
             "request": self.asked.as_ref().map(Asked::json),
+            "when": self.when,
             "limits": self.limits.iter().map(LimitShown::json).collect::<Vec<_>>(),
             "answer": self.answer.json(),
         })
@@ -308,6 +370,22 @@ impl Answer {
             }),
         }
     }
+}
+
+fn clip(text: &mut String) {
+    let (most, _) = Explanation::CLIPPED_TEXTS;
+    if text.len() > most {
+        text.truncate(text.floor_char_boundary(most));
+        text.push('…');
+    }
+    text.shrink_to_fit();
+}
+
+fn clip_all<T>(list: &mut Vec<T>, clip: impl Fn(&mut T)) {
+    let (_, most) = Explanation::CLIPPED_TEXTS;
+    list.truncate(most);
+    list.shrink_to_fit();
+    list.iter_mut().for_each(clip);
 }
 
 /// Whole seconds, as `Retry-After` tells them.

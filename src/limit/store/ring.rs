@@ -104,6 +104,11 @@ impl Store {
     ) -> Option<Standing> {
         self.rings.look((id, owner_of(key)), logs, ask)
     }
+
+    /// Forgets what a ring of the counters `id` holds.
+    pub(in crate::limit) fn drop_ring(&self, id: u16, key: Option<Key>) {
+        self.rings.clear((id, owner_of(key)));
+    }
 }
 
 fn owner(charge: &Charge<'_>) -> Owner {

@@ -227,6 +227,29 @@ impl Gateway {
         fs::rename(unfinished, config).expect("a temporary folder is writable");
     }
 
+    /// An operation of the admin API; `null` is no body.
+    pub fn ask(&self, method: &str, path: &str, body: &serde_json::Value) -> Response {
+        let mut request = self.admin_request(method, path);
+        if !body.is_null() {
+            request = request.header("content-type", "application/json");
+            request.body = body.to_string().into_bytes();
+        }
+        Client::connect(self.ready.admin).send(&request)
+    }
+
+    /// What an operation of the admin API shows.
+    pub fn look(&self, path: &str) -> serde_json::Value {
+        self.change("GET", path, &serde_json::Value::Null)
+    }
+
+    /// What an operation of the admin API answers when it has done what was asked.
+    pub fn change(&self, method: &str, path: &str, body: &serde_json::Value) -> serde_json::Value {
+        let response = self.ask(method, path, body);
+        let text = response.text();
+        assert_eq!(response.status, 200, "{method} {path} {body}: {text}");
+        response.json()
+    }
+
     /// Asks for a reload, and says what came of it.
     pub fn reload(&self) -> Response {
         let request = self.admin_request("POST", "/api/v1/reload");

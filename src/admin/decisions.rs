@@ -1,0 +1,216 @@
+//! `/api/v1/decisions…` and `/api/v1/explain`: why a request was answered as it was, and what would become of one.
+
+use std::{net::IpAddr, str::FromStr};
+
+use http::{
+    HeaderName, HeaderValue, Method, Request, StatusCode,
+    header::{CONTENT_LENGTH, HOST},
+};
+use serde_json::{Value, json};
+
+use super::{
+    Admin,
+    api::{Answer, Call},
+};
+use crate::{
+    gateway::{
+        explain::{Described, Explanation, Outcome, Text},
+        notebook::Remembered,
+    },
+    telemetry,
+};
+
+/// Decisions in one answer.
+const SHOWN_MAX: usize = 100;
+
+impl Admin {
+    /// `decisions` and `decisions/REQUEST_ID`.
+    pub(super) fn decisions(&self, path: &[&str], call: &Call) -> Answer {
+        if !matches!(call.method, Method::GET | Method::HEAD) {
+            return Answer::wrong_method("GET");
+        }
+        let shared = self.inner.current.shared();
+        match path {
+            [] => {
+                let most = call.query("limit_to").and_then(|most| most.parse().ok());
+                let found = shared.notebooks().decisions(|one| is_wanted(one, call));
+                let found = found.iter().take(most.unwrap_or(SHOWN_MAX).min(SHOWN_MAX));
+                Answer::ok(json!({ "decisions": found.map(summary).collect::<Vec<_>>() }))
+            }
+            [id] => {
+                let found = shared.notebooks().decisions(|one| one.request_id == *id);
+                found
+                    .first()
+                    .map_or_else(unknown, |one| Answer::ok(whole(one)))
+            }
+            _ => Answer::nothing(),
+        }
+    }
+
+    /// `explain`: a described request, as if it were asked now.
+    pub(super) fn explain(&self, call: &Call) -> Answer {
+        if call.method != Method::POST {
+            return Answer::wrong_method("POST");
+        }
+        let explained = call
+            .takes(&["method", "url", "headers", "peer", "body"])
+            .and_then(|()| described(&call.body))
+            .and_then(|described| {
+                let explained = self.inner.current.shared().explain(&described);
+                explained.map_err(|error| {
+                    Answer::error(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
+                })
+            });
+        match explained {
+            Ok(explanation) => Answer::ok(with_text(&explanation)),
+            Err(answer) => answer,
+        }
+    }
+}
+
+fn unknown() -> Answer {
+    let why = "no decision with this request id is remembered: only the latest are, of one key a few each second; \
+               the access line of the request names the limit and the key";
+    Answer::error(StatusCode::NOT_FOUND, why)
+}
+
+fn is_wanted(one: &Remembered, call: &Call) -> bool {
+    let explanation = &one.explanation;
+    let met = |outcome: &Outcome| !matches!(outcome, Outcome::NotMet(_));
+    let limit = |name: &str| {
+        let mut limits = explanation.limits.iter();
+        limits.any(|limit| limit.name == name && met(&limit.outcome))
+    };
+    let key = |key: &str| {
+        let is_it = |shown: &str| {
+            let value = |part: &str| part.split_once('=').is_some_and(|(_, value)| value == key);
+            shown == key || shown.split(", ").any(value)
+        };
+        let mut limits = explanation.limits.iter();
+        limits.any(|limit| is_it(&limit.key)) || explanation.who.address.to_string() == key
+    };
+    call.query("limit").is_none_or(limit)
+        && call.query("key").is_none_or(key)
+        && call
+            .query("route")
+            .is_none_or(|name| route(explanation) == name)
+        && call
+            .query("outcome")
+            .is_none_or(|outcome| self::outcome(one) == outcome)
+}
+
+fn route(explanation: &Explanation) -> &str {
+    let asked = explanation.asked.as_ref();
+    asked
+        .and_then(|asked| asked.route.as_ref())
+        .map_or("(none)", |route| &route.name)
+}
+
+fn outcome(one: &Remembered) -> &'static str {
+    if one.admitted { "admitted" } else { "rejected" }
+}
+
+/// One line of a list.
+pub(super) fn summary(one: &Remembered) -> Value {
+    let explanation = &one.explanation;
+    let rejecting = explanation
+        .limits
+        .iter()
+        .find(|limit| matches!(limit.outcome, Outcome::Rejected { .. }));
+    let asked = explanation.asked.as_ref();
+    json!({
+        "at": telemetry::moment(one.at),
+        "request_id": one.request_id,
+        "outcome": outcome(one),
+        "client": explanation.who.address.to_string(),
+        "user": explanation.who.user,
+        "method": asked.map(|asked| &asked.method),
+        "path": asked.map(|asked| &asked.path),
+        "route": route(explanation),
+        "limit": rejecting.map(|limit| &limit.name),
+        "key": rejecting.map(|limit| &limit.key),
+    })
+}
+
+fn whole(one: &Remembered) -> Value {
+    let mut json = with_text(&one.explanation);
+    json["at"] = json!(telemetry::moment(one.at));
+    json["request_id"] = json!(one.request_id);
+    json["outcome"] = json!(outcome(one));
+    json
+}
+
+fn with_text(explanation: &Explanation) -> Value {
+    let mut json = explanation.json();
+    json["text"] = json!(Text(explanation).to_string());
+    json
+}
+
+/// `{"method":"POST","url":"/login","headers":{"host":"…"},"peer":"203.0.113.9","body":"…"}`.
+fn described(body: &Value) -> Result<Described, Answer> {
+    let bad = |why: &str| Answer::error(StatusCode::BAD_REQUEST, why);
+    let text = |name: &str, default: &str| match &body[name] {
+        Value::Null => Ok(default.to_owned()),
+        Value::String(text) => Ok(text.clone()),
+        _ => Err(bad(&format!("{name} is a text"))),
+    };
+    let method = Method::from_bytes(text("method", "GET")?.as_bytes());
+    let method = method.map_err(|_| bad("method is not one"))?;
+    let url = text("url", "")?;
+    let uri: http::Uri = url
+        .parse()
+        .map_err(|_| bad("url is no URL: write http://HOST/PATH or /PATH"))?;
+    let target = uri
+        .path_and_query()
+        .filter(|_| uri.authority().is_none() || uri.scheme().is_some());
+    let target = target.ok_or_else(|| bad("url is no URL: write http://HOST/PATH or /PATH"))?;
+    let mut request = Request::builder().method(method).uri(target.as_str());
+    for (name, value) in pairs(&body["headers"]).ok_or_else(|| bad(HEADERS))? {
+        let name = HeaderName::from_str(&name).map_err(|_| bad(HEADERS))?;
+        let value = HeaderValue::from_str(&value).map_err(|_| bad(HEADERS))?;
+        request = request.header(name, value);
+    }
+    let request = request
+        .body(())
+        .map_err(|_| bad("the request cannot be read"))?;
+    let (mut head, ()) = request.into_parts();
+    if !head.headers.contains_key(HOST) {
+        let host = uri
+            .authority()
+            .map_or("localhost", |authority| authority.as_str());
+        let host = HeaderValue::from_str(host).map_err(|_| bad("url has no host"))?;
+        head.headers.insert(HOST, host);
+    }
+    let peer = text("peer", "127.0.0.1")?;
+    let peer: IpAddr = peer.parse().map_err(|_| bad("peer is no IP address"))?;
+    let body = match &body["body"] {
+        Value::Null => None,
+        Value::String(text) => Some(text.clone().into_bytes()),
+        _ => return Err(bad("body is a text")),
+    };
+    if let Some(body) = &body {
+        head.headers.insert(CONTENT_LENGTH, body.len().into());
+    }
+    Ok(Described { head, peer, body })
+}
+
+const HEADERS: &str =
+    r#"headers is {"name":"value"}, or [["name","value"]] where a name is repeated"#;
+
+fn pairs(headers: &Value) -> Option<Vec<(String, String)>> {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    match headers {
+        Value::Null => Some(Vec::new()),
+        Value::Object(fields) => {
+            let fields = fields.iter();
+            fields
+                .map(|(name, value)| Some((name.clone(), text(value)?)))
+                .collect()
+        }
+        Value::Array(fields) => {
+            let pair = |field: &Value| Some((text(field.get(0)?)?, text(field.get(1)?)?));
+            fields.iter().map(pair).collect()
+        }
+        _ => None,
+    }
+}

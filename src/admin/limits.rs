@@ -1,0 +1,357 @@
+//! `/api/v1/limits…`: every limit and one key as JSON, and what operators change about them.
+//!
+//! A change holds from the next decision on, in this process: until its time has come, until it is taken back or the process
+//! ends, over reloads, too. Every change is logged with who made it.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use http::{Method, StatusCode};
+use serde_json::{Map, Value, json};
+
+use super::{
+    Admin,
+    api::{Answer, Call},
+};
+use crate::{
+    config::{self, Mode},
+    gateway::{
+        Shared,
+        operate::{KeyView, LimitView, NoKey},
+        rulings::{Acting, Boost, KeyRuling, LimitRulings, Until},
+    },
+    telemetry::{self, Sample},
+};
+
+impl Admin {
+    /// `limits`, `limits/NAME/mode`, `limits/NAME/keys/KEY`, `…/boost`, `…/ban`.
+    pub(super) fn limits(&self, path: &[&str], call: &Call) -> Answer {
+        let shared = self.inner.current.shared();
+        let answered = match (path, &call.method) {
+            ([], &Method::GET | &Method::HEAD) => Ok(Answer::ok(json!({
+                "limits": limits(&shared, &shared.metrics().samples()),
+                "kill": kill(&shared),
+            }))),
+            ([], _) => Err(Answer::wrong_method("GET")),
+            ([limit], &Method::GET | &Method::HEAD) => one(&shared, limit),
+            ([_], _) => Err(Answer::wrong_method("GET")),
+            ([limit, "mode"], &Method::PUT) => set_mode(&shared, Some(limit), call),
+            ([_, "mode"], _) => Err(Answer::wrong_method("PUT")),
+            // slashes in a key need not be escaped
+            ([limit, "keys", key @ .., "boost"], &Method::POST) => {
+                boost(&shared, limit, &key.join("/"), call)
+            }
+            ([limit, "keys", key @ .., "ban"], &Method::POST) => {
+                ban(&shared, limit, &key.join("/"), call)
+            }
+            ([limit, "keys", key @ ..], &Method::GET | &Method::HEAD) => {
+                show_key(&shared, limit, &key.join("/"), call.query("tier"))
+            }
+            ([limit, "keys", key @ ..], &Method::DELETE) => {
+                reset(&shared, limit, &key.join("/"), call)
+            }
+            ([_, "keys", ..], _) => Err(Answer::wrong_method("GET, DELETE")),
+            _ => Err(Answer::nothing()),
+        };
+        answered.unwrap_or_else(|answer| answer)
+    }
+
+    /// `kill`: every limit at once.
+    pub(super) fn kill(&self, call: &Call) -> Answer {
+        let shared = self.inner.current.shared();
+        let answered = match call.method {
+            Method::GET | Method::HEAD => Ok(Answer::ok(json!({ "kill": kill(&shared) }))),
+            Method::PUT | Method::POST => set_mode(&shared, None, call),
+            Method::DELETE => call.takes(&[]).map(|()| {
+                shared.rulings().rule_all(None);
+                tracing::warn!(from = %call.from, "every limit acts as configured again");
+                Answer::ok(json!({ "ok": true, "kill": null }))
+            }),
+            _ => Err(Answer::wrong_method("GET, PUT, DELETE")),
+        };
+        answered.unwrap_or_else(|answer| answer)
+    }
+}
+
+/// How a limit that is switched off for all is described; `null` where none is.
+pub(super) fn kill(shared: &Shared) -> Value {
+    shared.rulings().on_all().map_or(Value::Null, acting)
+}
+
+fn acting(acting: Acting) -> Value {
+    json!({ "mode": mode_name(acting.mode), "until": until_json(acting.until) })
+}
+
+/// Every limit, in the order of the configuration.
+pub(super) fn limits(shared: &Shared, samples: &[Sample]) -> Vec<Value> {
+    let limits = shared.limits().into_iter();
+    limits.map(|limit| limit_json(&limit, samples)).collect()
+}
+
+fn one(shared: &Shared, name: &str) -> Result<Answer, Answer> {
+    let limits = shared.limits();
+    let found = limits.iter().find(|limit| limit.settings.name == name);
+    let limit = found.ok_or_else(|| refused(&NoKey::Limit(name.to_owned())))?;
+    Ok(Answer::ok(limit_json(limit, &shared.metrics().samples())))
+}
+
+fn limit_json(limit: &LimitView, samples: &[Sample]) -> Value {
+    let settings = &limit.settings;
+    let mine = |sample: &&Sample| sample.label("limit") == settings.name;
+    let mut decisions = Map::new();
+    for outcome in [
+        "admitted",
+        "rejected",
+        "delayed",
+        "shadow_rejected",
+        "tagged",
+        "exempt",
+    ] {
+        let counted = samples.iter().filter(mine).filter(|sample| {
+            sample.name == "tidegate_decisions_total" && sample.label("outcome") == outcome
+        });
+        let count: f64 = counted.map(|sample| sample.value).sum();
+        decisions.insert(outcome.to_owned(), json!(count as u64));
+    }
+    let near = samples.iter().filter(mine);
+    let near = near.filter(|sample| sample.name == "tidegate_near_limit_total");
+    let near: f64 = near.map(|sample| sample.value).sum();
+    let tier = |place: usize| {
+        let named = settings.tiers.iter().filter(|(_, quota)| *quota == place);
+        named.map(|(name, _)| name.as_str()).collect::<Vec<_>>()
+    };
+    let quotas = settings.quotas.iter().enumerate();
+    let quotas: Vec<Value> = quotas
+        .map(|(place, quota)| {
+            json!({ "rate": quota.to_string(), "burst": quota.burst, "tiers": tier(place) })
+        })
+        .collect();
+    let top: Vec<Value> = limit
+        .top
+        .iter()
+        .map(|top| json!({ "key": top.name, "rejected_last_minute": top.rejected.round() as u64 }))
+        .collect();
+    json!({
+        "name": settings.name,
+        "algorithm": limit.algorithm,
+        "key": settings.key.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "quotas": quotas,
+        "scope": if settings.shared.is_some() { "global" } else { "local" },
+        "mode": mode_name(limit.mode),
+        "configured_mode": mode_name(settings.mode),
+        "ruling": limit.rulings.acting().map(acting),
+        "keys": limit.keys,
+        "evictions": limit.evictions,
+        "overflows": limit.overflowed,
+        "decisions": decisions,
+        "near_limit": near as u64,
+        "top": top,
+        "key_rulings": key_rulings(&limit.rulings),
+    })
+}
+
+fn key_rulings(rulings: &LimitRulings) -> Vec<Value> {
+    let all = rulings.on_keys().into_iter();
+    all.map(|(key, ruling)| {
+        let mut json = ruling_json(&ruling);
+        json["key"] = json!(key);
+        json
+    })
+    .collect()
+}
+
+fn ruling_json(ruling: &KeyRuling) -> Value {
+    let boost = ruling.boost.as_ref().map(|boost| {
+        json!({ "amount": boost.amount, "left": boost.left(), "until": until_json(boost.until) })
+    });
+    json!({
+        "banned": ruling.banned.is_some(),
+        "banned_until": ruling.banned.map(until_json),
+        "boost": boost,
+    })
+}
+
+fn until_json(until: Until) -> Value {
+    until.map_or(Value::Null, |until| json!(telemetry::moment(until)))
+}
+
+fn mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Enforce => "enforce",
+        Mode::Shadow => "shadow",
+        Mode::Tag => "tag",
+        Mode::Off => "off",
+    }
+}
+
+fn show_key(shared: &Shared, limit: &str, key: &str, tier: Option<&str>) -> Result<Answer, Answer> {
+    let view = shared
+        .key(limit, key, tier)
+        .map_err(|error| refused(&error))?;
+    Ok(Answer::ok(key_json(shared, limit, &view)))
+}
+
+fn key_json(shared: &Shared, limit: &str, view: &KeyView) -> Value {
+    let ruling = shared.rulings().on(limit).on_key(&view.name);
+    let mut json = ruling.as_ref().map_or_else(|| json!({}), ruling_json);
+    json["limit"] = json!(limit);
+    json["key"] = json!(view.name);
+    json["capacity"] = json!(view.capacity);
+    json["spent"] = json!(view.capacity.saturating_sub(view.remaining));
+    json["remaining"] = json!(view.remaining);
+    json["reset_seconds"] = json!(view.reset.as_secs_f64());
+    json["retry_after_seconds"] = json!(view.retry_after.map(|wait| wait.as_secs_f64()));
+    json["source"] = json!(view.source);
+    json
+}
+
+/// `PUT {"mode":"off","for":"15m"}`; `null` or `"configured"` takes it back.
+fn set_mode(shared: &Shared, limit: Option<&str>, call: &Call) -> Result<Answer, Answer> {
+    call.takes(&["mode", "for", "until"])?;
+    let mode = match call.body["mode"].as_str() {
+        Some("off") => Some(Mode::Off),
+        Some("shadow") => Some(Mode::Shadow),
+        Some("configured") => None,
+        None if limit.is_none() && call.body["mode"].is_null() => Some(Mode::Off),
+        _ => {
+            let why = r#"mode is "off", "shadow", or "configured" for what the configuration says"#;
+            return Err(Answer::error(StatusCode::BAD_REQUEST, why));
+        }
+    };
+    let until = until(call)?;
+    if mode.is_none() && until.is_some() {
+        let why = "what the configuration says has no end: leave out for and until";
+        return Err(Answer::error(StatusCode::BAD_REQUEST, why));
+    }
+    let ruling = mode.map(|mode| Acting { mode, until });
+    match limit {
+        Some(limit) => {
+            known(shared, limit)?;
+            shared.rulings().rule(limit, ruling);
+        }
+        None => shared.rulings().rule_all(ruling),
+    }
+    let mode = mode.map_or("configured", mode_name);
+    let ends = until.map_or_else(|| "taken back".to_owned(), telemetry::moment);
+    tracing::warn!(from = %call.from, limit = limit.unwrap_or("(all)"), mode, until = ends, "an operator has changed how a limit acts");
+    Ok(Answer::ok(
+        json!({ "ok": true, "limit": limit, "mode": mode, "until": until_json(until) }),
+    ))
+}
+
+/// `POST {"amount":100,"until":"2027-01-31T18:00:00Z"}`.
+fn boost(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer, Answer> {
+    call.takes(&["amount", "for", "until"])?;
+    let amount = call.body["amount"].as_u64().filter(|amount| *amount > 0);
+    let amount = amount.ok_or_else(|| {
+        Answer::error(
+            StatusCode::BAD_REQUEST,
+            "amount is a whole number of units, at least 1",
+        )
+    })?;
+    let until = until(call)?;
+    let boost = Arc::new(Boost::new(amount, until));
+    change(shared, limit, key, call, "boosted", until, |ruling| {
+        ruling.boost = Some(boost);
+    })
+}
+
+/// `POST {"for":"1h"}`.
+fn ban(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer, Answer> {
+    call.takes(&["for", "until"])?;
+    let until = until(call)?;
+    change(shared, limit, key, call, "banned", until, |ruling| {
+        ruling.banned = Some(until);
+    })
+}
+
+fn change(
+    shared: &Shared,
+    limit: &str,
+    key: &str,
+    call: &Call,
+    what: &'static str,
+    until: Until,
+    change: impl FnOnce(&mut KeyRuling),
+) -> Result<Answer, Answer> {
+    let key = shared
+        .key_name(limit, key)
+        .map_err(|error| refused(&error))?;
+    let ruled = shared.rulings().rule_key(limit, &key, change);
+    ruled.map_err(|full| Answer::error(StatusCode::CONFLICT, full.to_string()))?;
+    let ends = until.map_or_else(|| "taken back".to_owned(), telemetry::moment);
+    tracing::warn!(from = %call.from, limit, key, until = ends, "an operator has {what} a key");
+    let view = shared
+        .key(limit, &key, None)
+        .map_err(|error| refused(&error))?;
+    let mut json = key_json(shared, limit, &view);
+    json["ok"] = json!(true);
+    Ok(Answer::ok(json))
+}
+
+/// `DELETE`: as if the key had never been seen; bans and boosts end.
+fn reset(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer, Answer> {
+    call.takes(&[])?;
+    let key = shared
+        .key_name(limit, key)
+        .map_err(|error| refused(&error))?;
+    if shared.is_shared(limit) {
+        let why = "what gateways share cannot be reset: grant the key something with …/boost";
+        return Err(Answer::error(StatusCode::CONFLICT, why));
+    }
+    let lifted = shared.rulings().rule_key(limit, &key, |ruling| {
+        *ruling = KeyRuling::default();
+    });
+    lifted.map_err(|full| Answer::error(StatusCode::CONFLICT, full.to_string()))?;
+    shared.reset(limit, &key).map_err(|error| refused(&error))?;
+    tracing::warn!(from = %call.from, limit, key, "an operator has reset a key");
+    let view = shared
+        .key(limit, &key, None)
+        .map_err(|error| refused(&error))?;
+    let mut json = key_json(shared, limit, &view);
+    json["ok"] = json!(true);
+    Ok(Answer::ok(json))
+}
+
+fn known(shared: &Shared, limit: &str) -> Result<(), Answer> {
+    let limits = shared.limits();
+    let found = limits.iter().any(|known| known.settings.name == limit);
+    found
+        .then_some(())
+        .ok_or_else(|| refused(&NoKey::Limit(limit.to_owned())))
+}
+
+/// The longest time for which something may be decided; without an end, it is taken back by hand.
+const FOR_MAX: Duration = Duration::from_secs(366 * 24 * 3_600);
+
+/// When a ruling ends: `for` so long, `until` then, or never by itself.
+fn until(call: &Call) -> Result<Until, Answer> {
+    let bad = |why: String| Answer::error(StatusCode::BAD_REQUEST, why);
+    let now = SystemTime::now();
+    let until = match (&call.body["for"], &call.body["until"]) {
+        (Value::Null, Value::Null) => return Ok(None),
+        (Value::String(span), Value::Null) => {
+            let span = config::parse_span(span).map_err(bad)?;
+            now.checked_add(span)
+        }
+        (Value::Null, Value::String(moment)) => Some(config::parse_moment(moment).map_err(bad)?),
+        _ => {
+            let why = r#"give "for":"15m" or "until":"2027-01-31T18:00:00Z", not both"#;
+            return Err(bad(why.to_owned()));
+        }
+    };
+    until
+        .filter(|until| *until > now && *until <= now + FOR_MAX)
+        .map(Some)
+        .ok_or_else(|| bad("that is over already, or more than a year away".to_owned()))
+}
+
+fn refused(error: &NoKey) -> Answer {
+    let status = match error {
+        NoKey::Limit(_) => StatusCode::NOT_FOUND,
+        NoKey::Name(..) => StatusCode::BAD_REQUEST,
+    };
+    Answer::error(status, error.to_string())
+}

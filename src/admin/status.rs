@@ -1,0 +1,106 @@
+//! `/api/v1/status`: everything that `tidegate top` and the page at `/` show, in one answer.
+
+use std::collections::BTreeMap;
+
+use http::Method;
+use serde_json::{Value, json};
+
+use super::{
+    Admin,
+    api::{Answer, Call},
+    decisions, limits,
+};
+use crate::telemetry::Sample;
+
+/// The latest rejections that are listed.
+const LATEST: usize = 20;
+
+impl Admin {
+    pub(super) fn status(&self, call: &Call) -> Answer {
+        if !matches!(call.method, Method::GET | Method::HEAD) {
+            return Answer::wrong_method("GET");
+        }
+        let shared = self.inner.current.shared();
+        let snapshot = shared.snapshot();
+        let samples = Samples(shared.metrics().samples());
+        let latest = shared.notebooks().decisions(|one| !one.admitted);
+        let upstreams = snapshot.upstreams.iter().map(|upstream| {
+            let servers = upstream.servers.iter().map(|server| {
+                let name = server.to_string();
+                let healthy = samples.of(
+                    "tidegate_upstream_healthy",
+                    &[("upstream", &upstream.name), ("server", &name)],
+                );
+                json!({ "name": name, "healthy": healthy > 0.0 })
+            });
+            let errors = samples.of(
+                "tidegate_upstream_errors_total",
+                &[("upstream", &upstream.name)],
+            );
+            json!({
+                "name": upstream.name,
+                "servers": servers.collect::<Vec<_>>(),
+                "errors": errors as u64,
+            })
+        });
+        Answer::ok(json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "state": self.inner.readiness.state().as_str(),
+            "config": {
+                "hash": snapshot.hash,
+                "loaded_at_seconds": samples.of("tidegate_config_reload_timestamp_seconds", &[]),
+                "last_reload_ok": samples.of("tidegate_config_reload_success", &[]) > 0.0,
+            },
+            "requests": samples.by_code(),
+            "requests_total": samples.of("tidegate_requests_total", &[]) as u64,
+            "rejected_total": samples.of("tidegate_decisions_total", &[("outcome", "rejected")]) as u64,
+            "in_flight": samples.of("tidegate_in_flight", &[]) as u64,
+            "connections": samples.of("tidegate_connections", &[]) as u64,
+            "memory_bytes": samples.of("process_resident_memory_bytes", &[]) as u64,
+            "redis": snapshot.redis.as_ref().map(|_| samples.redis()),
+            "upstreams": upstreams.collect::<Vec<_>>(),
+            "limits": limits::limits(&shared, &samples.0),
+            "kill": limits::kill(&shared),
+            "latest": latest.iter().take(LATEST).map(decisions::summary).collect::<Vec<_>>(),
+        }))
+    }
+}
+
+struct Samples(Vec<Sample>);
+
+impl Samples {
+    /// The sum of the series with these labels.
+    fn of(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let series = self.0.iter().filter(|sample| sample.name == name);
+        let fits = |sample: &&Sample| {
+            labels
+                .iter()
+                .all(|(label, value)| sample.label(label) == *value)
+        };
+        series.filter(fits).map(|sample| sample.value).sum()
+    }
+
+    fn by_code(&self) -> BTreeMap<&str, u64> {
+        let mut codes = BTreeMap::new();
+        for sample in self
+            .0
+            .iter()
+            .filter(|sample| sample.name == "tidegate_requests_total")
+        {
+            *codes.entry(sample.label("code")).or_default() += sample.value as u64;
+        }
+        codes.retain(|_, count| *count > 0);
+        codes
+    }
+
+    fn redis(&self) -> Value {
+        let calls =
+            |outcome| self.of("tidegate_budget_calls_total", &[("outcome", outcome)]) as u64;
+        json!({
+            "degraded": self.of("tidegate_degraded", &[]) > 0.0,
+            "servers_given_up": self.of("tidegate_budget_breaker_open", &[]) as u64,
+            "gateways": self.of("tidegate_budget_gateways", &[]) as u64,
+            "calls": { "ok": calls("ok"), "late": calls("late"), "error": calls("error") },
+        })
+    }
+}

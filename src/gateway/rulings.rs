@@ -1,0 +1,371 @@
+//! What operators decide while a gateway runs, beside its configuration: a limit acts in another way for a while, a key is
+//! banned, or given something extra.
+//!
+//! **Cost.** A decision reads one byte of each limit that it meets. Only where that says so, the rulings on the limit's keys are
+//! looked up. **Bounds:** [`KEYS_MAX`] keys of each limit. **Time:** a ruling ends by itself when its time has come; whoever runs
+//! the process calls [`Rulings::refresh`] every second, which is how late it may be. Reloads change nothing here; a restart
+//! forgets everything.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU8, AtomicU64, Ordering::Relaxed},
+    },
+    time::SystemTime,
+};
+
+use arc_swap::ArcSwap;
+
+use crate::config::Mode;
+
+/// Keys of one limit that rulings may be about.
+pub const KEYS_MAX: usize = 1_000;
+
+/// When a ruling ends; `None` when it is taken back.
+pub type Until = Option<SystemTime>;
+
+/// All rulings of a process, by limit. Configurations that follow each other share them.
+#[derive(Debug, Default)]
+pub struct Rulings {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// On every limit, also on those that a reload brings.
+    all: Option<Acting>,
+    limits: BTreeMap<String, Arc<LimitRulings>>,
+}
+
+/// How a limit acts, whatever is configured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Acting {
+    /// [`Mode::Off`] or [`Mode::Shadow`].
+    pub mode: Mode,
+    /// Until then.
+    pub until: Until,
+}
+
+/// A ruling on one key.
+#[derive(Clone, Debug, Default)]
+pub struct KeyRuling {
+    /// Nothing is admitted.
+    pub banned: Option<Until>,
+    /// So much is admitted besides.
+    pub boost: Option<Arc<Boost>>,
+}
+
+/// Units that a key may spend before its limit counts again.
+#[derive(Debug)]
+pub struct Boost {
+    /// What was granted.
+    pub amount: u64,
+    /// Unspent units are gone then.
+    pub until: Until,
+    left: AtomicU64,
+}
+
+impl Boost {
+    /// So many units, none of them spent.
+    pub fn new(amount: u64, until: Until) -> Boost {
+        Boost {
+            amount,
+            until,
+            left: AtomicU64::new(amount),
+        }
+    }
+
+    /// Units that are left.
+    pub fn left(&self) -> u64 {
+        self.left.load(Relaxed)
+    }
+
+    /// Spends units, all or none.
+    pub(super) fn take(&self, units: u64) -> bool {
+        let less = |left: u64| left.checked_sub(units);
+        self.left.fetch_update(Relaxed, Relaxed, less).is_ok()
+    }
+
+    pub(super) fn give_back(&self, units: u64) {
+        self.left.fetch_add(units, Relaxed);
+    }
+}
+
+/// No more keys of this limit can be ruled on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there are {KEYS_MAX} rulings on keys of this limit already")]
+pub struct TooManyRulings;
+
+/// The rulings on one limit, as decisions read them.
+#[derive(Debug, Default)]
+pub struct LimitRulings {
+    /// One of the constants below for how it acts, and `ON_KEYS`.
+    in_force: AtomicU8,
+    acting: Mutex<Option<Acting>>,
+    keys: ArcSwap<HashMap<String, KeyRuling>>,
+}
+
+const OFF: u8 = 1;
+const SHADOW: u8 = 2;
+const ON_KEYS: u8 = 4;
+
+/// What is in force for a limit, at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InForce(u8);
+
+impl InForce {
+    /// How the limit acts, if not as configured.
+    #[inline]
+    pub(super) fn mode(self) -> Option<Mode> {
+        match self.0 & (OFF | SHADOW) {
+            0 => None,
+            OFF => Some(Mode::Off),
+            _ => Some(Mode::Shadow),
+        }
+    }
+
+    #[inline]
+    pub(super) fn on_keys(self) -> bool {
+        self.0 & ON_KEYS != 0
+    }
+}
+
+impl LimitRulings {
+    #[inline]
+    pub(super) fn in_force(&self) -> InForce {
+        InForce(self.in_force.load(Relaxed))
+    }
+
+    /// The ruling on a key, by the form in which access lines show it.
+    pub fn on_key(&self, readable: &str) -> Option<KeyRuling> {
+        let ruling = self.keys.load().get(readable).cloned()?;
+        let now = SystemTime::now();
+        ruling.is_in_force(now).then(|| ruling.now(now))
+    }
+
+    /// All rulings on keys that are in force.
+    pub fn on_keys(&self) -> Vec<(String, KeyRuling)> {
+        let now = SystemTime::now();
+        let keys = self.keys.load();
+        let in_force = keys.iter().filter(|(_, ruling)| ruling.is_in_force(now));
+        let mut rulings: Vec<_> = in_force
+            .map(|(key, ruling)| (key.clone(), ruling.now(now)))
+            .collect();
+        rulings.sort_by(|(one, _), (other, _)| one.cmp(other));
+        rulings
+    }
+
+    /// How it acts, if not as configured.
+    pub fn acting(&self) -> Option<Acting> {
+        *lock(&self.acting)
+    }
+
+    fn holds(&self) -> bool {
+        lock(&self.acting).is_some() || !self.keys.load().is_empty()
+    }
+
+    fn refresh(&self, all: Option<Acting>, now: SystemTime) {
+        let mut acting = lock(&self.acting);
+        if acting.is_some_and(|acting| !lasts(acting.until, now)) {
+            *acting = None;
+        }
+        let keys = self.keys.load();
+        if keys.values().any(|ruling| !ruling.is_in_force(now)) {
+            let mut left = HashMap::clone(&keys);
+            left.retain(|_, ruling| ruling.is_in_force(now));
+            self.keys.store(Arc::new(left));
+        }
+        // what switches everything off is stronger than what is said of one limit
+        let strongest = all
+            .into_iter()
+            .chain(*acting)
+            .map(|acting| match acting.mode {
+                Mode::Off => OFF,
+                _ => SHADOW,
+            });
+        let mode = strongest.min().unwrap_or(0);
+        let on_keys = if self.keys.load().is_empty() {
+            0
+        } else {
+            ON_KEYS
+        };
+        self.in_force.store(mode | on_keys, Relaxed);
+    }
+}
+
+impl KeyRuling {
+    fn is_in_force(&self, now: SystemTime) -> bool {
+        self.banned.is_some_and(|until| lasts(until, now)) || self.has_boost(now)
+    }
+
+    fn has_boost(&self, now: SystemTime) -> bool {
+        let boost = self.boost.as_ref();
+        boost.is_some_and(|boost| lasts(boost.until, now) && boost.left() > 0)
+    }
+
+    /// Without what is over.
+    fn now(&self, now: SystemTime) -> KeyRuling {
+        KeyRuling {
+            banned: self.banned.filter(|until| lasts(*until, now)),
+            boost: self.boost.clone().filter(|_| self.has_boost(now)),
+        }
+    }
+}
+
+impl Rulings {
+    /// The rulings on the limit of this name.
+    pub fn on(&self, limit: &str) -> Arc<LimitRulings> {
+        let mut state = lock(&self.state);
+        let all = state.all;
+        let rulings = state.limits.entry(limit.to_owned()).or_insert_with(|| {
+            let fresh = LimitRulings::default();
+            fresh.refresh(all, SystemTime::now());
+            Arc::new(fresh)
+        });
+        Arc::clone(rulings)
+    }
+
+    /// How every limit acts, if not as configured.
+    pub fn on_all(&self) -> Option<Acting> {
+        lock(&self.state).all
+    }
+
+    /// Every limit acts like this from now on; `None`: as configured.
+    pub fn rule_all(&self, acting: Option<Acting>) {
+        lock(&self.state).all = acting;
+        self.refresh();
+    }
+
+    /// A limit acts like this from now on; `None`: as configured.
+    pub fn rule(&self, limit: &str, acting: Option<Acting>) {
+        *lock(&self.on(limit).acting) = acting;
+        self.refresh();
+    }
+
+    /// Changes the ruling on a key of a limit.
+    pub fn rule_key(
+        &self,
+        limit: &str,
+        key: &str,
+        change: impl FnOnce(&mut KeyRuling),
+    ) -> Result<(), TooManyRulings> {
+        let rulings = self.on(limit);
+        // one writer at a time
+        let state = lock(&self.state);
+        let mut keys = HashMap::clone(&rulings.keys.load());
+        let mut ruling = keys.remove(key).unwrap_or_default();
+        change(&mut ruling);
+        if ruling.is_in_force(SystemTime::now()) {
+            if keys.len() >= KEYS_MAX {
+                return Err(TooManyRulings);
+            }
+            keys.insert(key.to_owned(), ruling);
+        }
+        rulings.keys.store(Arc::new(keys));
+        drop(state);
+        self.refresh();
+        Ok(())
+    }
+
+    /// Ends what is over. To be called every second.
+    pub fn refresh(&self) {
+        let now = SystemTime::now();
+        let mut state = lock(&self.state);
+        if state.all.is_some_and(|all| !lasts(all.until, now)) {
+            state.all = None;
+        }
+        let all = state.all;
+        state.limits.retain(|_, rulings| {
+            rulings.refresh(all, now);
+            // of a limit that a reload has removed nothing is kept but what still holds
+            Arc::strong_count(rulings) > 1 || rulings.holds()
+        });
+    }
+}
+
+fn lasts(until: Until, now: SystemTime) -> bool {
+    until.is_none_or(|until| now < until)
+}
+
+/// What these locks guard is whole between any two statements.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn from_now(seconds: i64) -> Until {
+        let span = Duration::from_secs(seconds.unsigned_abs());
+        let now = SystemTime::now();
+        Some(if seconds < 0 { now - span } else { now + span })
+    }
+
+    fn acting(mode: Mode, until: Until) -> Option<Acting> {
+        Some(Acting { mode, until })
+    }
+
+    #[test]
+    fn a_limit_is_as_configured_until_it_is_ruled_on_and_after() {
+        let rulings = Rulings::default();
+        let limit = rulings.on("a");
+        assert_eq!(limit.in_force().mode(), None);
+        rulings.rule("a", acting(Mode::Shadow, from_now(60)));
+        assert_eq!(limit.in_force().mode(), Some(Mode::Shadow));
+        assert_eq!(rulings.on("b").in_force().mode(), None);
+        rulings.rule_all(acting(Mode::Off, None));
+        assert_eq!(limit.in_force().mode(), Some(Mode::Off), "the stronger");
+        assert_eq!(rulings.on("new").in_force().mode(), Some(Mode::Off));
+        rulings.rule_all(None);
+        assert_eq!(limit.in_force().mode(), Some(Mode::Shadow));
+        rulings.rule("a", acting(Mode::Off, from_now(-1)));
+        assert_eq!(limit.in_force().mode(), None, "its time is over");
+    }
+
+    #[test]
+    fn a_boost_is_spent_or_expires_and_a_ban_goes_on() {
+        let rulings = Rulings::default();
+        let limit = rulings.on("a");
+        let boost = |amount, until| {
+            let boost = Arc::new(Boost::new(amount, until));
+            rulings.rule_key("a", "ip=1", |key| key.boost = Some(boost))
+        };
+        boost(3, from_now(60)).expect("there is room");
+        assert!(limit.in_force().on_keys());
+        let held = limit
+            .on_key("ip=1")
+            .and_then(|key| key.boost)
+            .expect("it is granted");
+        assert!(held.take(2) && !held.take(2) && held.take(1));
+        assert!(limit.on_key("ip=1").is_none(), "all of it is spent");
+        held.give_back(1);
+        assert!(limit.on_key("ip=1").is_some());
+        boost(3, from_now(-1)).expect("there is room");
+        assert!(!limit.in_force().on_keys());
+        rulings
+            .rule_key("a", "ip=1", |key| key.banned = Some(None))
+            .expect("there is room");
+        rulings.refresh();
+        assert_eq!(limit.on_keys().len(), 1);
+    }
+
+    #[test]
+    fn rulings_on_keys_are_bounded_and_what_is_over_makes_room() {
+        let rulings = Rulings::default();
+        let ban = |key: usize, until| {
+            rulings.rule_key("a", &key.to_string(), |ruling| ruling.banned = Some(until))
+        };
+        for key in 0..KEYS_MAX {
+            ban(key, from_now(60)).expect("there is room");
+        }
+        assert_eq!(ban(KEYS_MAX, None), Err(TooManyRulings));
+        assert_eq!(ban(7, None), Ok(()), "that one is there");
+        ban(7, from_now(-1)).expect("it is lifted");
+        assert_eq!(ban(KEYS_MAX, None), Ok(()));
+        assert_eq!(rulings.on("a").on_keys().len(), KEYS_MAX);
+    }
+}
