@@ -34,7 +34,7 @@ use crate::{
     admin::{Admin, Readiness, Reload, State},
     config::Snapshot,
     gateway::{Current, OverflowSeen, Shared},
-    listener::{self, Address, Bound, ListeningSocket},
+    listener::{self, Address, Bound, ListeningSocket, crowd::Crowd},
     telemetry::{self, Metrics},
 };
 
@@ -149,6 +149,7 @@ pub fn start(
     let errands = control.block_on(errands::of(&shared, None, certificates));
     let readiness = Readiness::default();
     let (stop, stopping) = watch::channel(Stop::No);
+    let crowd = Arc::new(Crowd::default());
     let connections = Arc::new(Semaphore::new(max_connections.min(Semaphore::MAX_PERMITS)));
     let mut threads = Vec::with_capacity(workers);
     let mut mailboxes = Vec::with_capacity(workers);
@@ -160,6 +161,7 @@ pub fn start(
             openings: openings(&shared, &listening, sockets),
             shared: Arc::clone(&shared),
             connections: Arc::clone(&connections),
+            crowd: Arc::clone(&crowd),
             orders: mailbox,
             stopping: stopping.clone(),
             up: up.clone(),

@@ -35,6 +35,7 @@ fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
             workers: None,
             drain_timeout: Duration::ZERO,
             max_connections: 1,
+            max_connections_per_ip: 1,
             max_keys: 1,
             watch_config: false,
         },

@@ -74,6 +74,7 @@ pub(super) static SERVER: Keys = Keys {
         ("drain_timeout", Built),
         ("watch_config", Built),
         ("max_connections", Built),
+        ("max_connections_per_ip", Built),
         ("max_keys", Built),
     ],
 };

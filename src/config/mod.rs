@@ -202,6 +202,8 @@ pub struct Server {
     pub drain_timeout: Duration,
     /// Connections over all listeners.
     pub max_connections: usize,
+    /// Of one address.
+    pub max_connections_per_ip: usize,
     /// Buckets held in memory.
     pub max_keys: usize,
     /// The files are watched, and a change of them reloads.

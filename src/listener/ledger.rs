@@ -31,11 +31,14 @@ pub enum Cut {
     /// The client takes nothing of what there is to write.
     #[error("the client does not read")]
     Stalled,
+    /// Its address has as many connections as it may.
+    #[error("its address has as many connections as max_connections_per_ip allows")]
+    Crowded,
 }
 
 impl Cut {
     /// Every word of [`label`](Self::label).
-    pub const LABELS: [&'static str; 3] = ["resets", "frames", "stalled"];
+    pub const LABELS: [&'static str; 4] = ["resets", "frames", "stalled", "crowded"];
 
     /// A word for the metric's label.
     pub fn label(self) -> &'static str {
@@ -43,6 +46,7 @@ impl Cut {
             Self::Resets => "resets",
             Self::Frames => "frames",
             Self::Stalled => "stalled",
+            Self::Crowded => "crowded",
         }
     }
 }

@@ -4,6 +4,7 @@
 //! and closed on one thread. A failed accept never ends the loop; a panic costs one connection.
 
 pub mod clock;
+pub mod crowd;
 pub mod drain;
 pub mod handover;
 mod http1;
@@ -70,6 +71,8 @@ pub struct Settings {
     pub max_body_bytes: u64,
     /// Concurrent HTTP/2 streams per connection.
     pub max_streams: u32,
+    /// Connections of one address.
+    pub per_address: crowd::PerAddress,
     /// TLS; without it, everything is cleartext.
     pub tls: Option<tls::Settings>,
 }
@@ -187,6 +190,8 @@ pub trait Observer {
     fn accept_failed(&self, error: &io::Error);
     /// A connection is cut short for what its client does.
     fn cut(&self, why: Cut);
+    /// A connection was closed, unserved, as its address has enough of them.
+    fn crowded(&self, ip: IpAddr);
     /// A connection was closed, unserved, for what it began with.
     fn not_believed(&self, peer: IpAddr, fault: proxy_protocol::Fault);
 }
@@ -205,16 +210,23 @@ struct Terms {
     settings: Rc<Settings>,
     /// Where it begins with TLS.
     handshakes: Option<Rc<Handshakes>>,
+    /// Whom it is counted among.
+    crowd: Arc<crowd::Crowd>,
 }
 
 impl Entrance {
     /// Not accepting yet.
-    pub fn new(settings: Settings, handshakes: Option<Rc<Handshakes>>) -> Rc<Self> {
+    pub fn new(
+        settings: Settings,
+        handshakes: Option<Rc<Handshakes>>,
+        crowd: Arc<crowd::Crowd>,
+    ) -> Rc<Self> {
         let settings = Rc::new(settings);
         Rc::new(Self {
             terms: RefCell::new(Terms {
                 settings,
                 handshakes,
+                crowd,
             }),
             drain: Rc::default(),
         })
@@ -223,10 +235,9 @@ impl Entrance {
     /// Other terms for connections that are accepted from now on.
     pub fn change(&self, settings: Settings, handshakes: Option<Rc<Handshakes>>) {
         let settings = Rc::new(settings);
-        self.terms.replace(Terms {
-            settings,
-            handshakes,
-        });
+        let mut terms = self.terms.borrow_mut();
+        terms.settings = settings;
+        terms.handshakes = handshakes;
     }
 
     /// The connections that came in here, and how they end.
@@ -278,14 +289,9 @@ impl Entrance {
         permit: Option<OwnedSemaphorePermit>,
     ) {
         let open = observer.opened();
-        let Terms {
-            settings,
-            handshakes,
-        } = self.terms.borrow().clone();
         let serving = serve::connection(
             accepted,
-            settings,
-            handshakes,
+            self.terms.borrow().clone(),
             Rc::clone(handler),
             Rc::clone(observer),
             self.drain.enter(),

@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use super::{
-    Observer, Settings,
+    Observer, Settings, Terms,
     clock::Clock,
     drain::Ticket,
     handover::Takeover,
@@ -29,7 +29,6 @@ use super::{
     proxy_protocol::{self, Received},
     stream::Stream,
     timed_io::TimedIo,
-    tls::Handshakes,
 };
 use crate::identity::Certificate;
 
@@ -174,18 +173,31 @@ impl Accepted {
 /// Serves one connection to its end, and keeps what it holds until then.
 pub(super) async fn connection<H: Handler, O: Observer>(
     mut accepted: Accepted,
-    settings: Rc<Settings>,
-    handshakes: Option<Rc<Handshakes>>,
+    terms: Terms,
     handler: Rc<H>,
     observer: Rc<O>,
     ticket: Ticket,
     _held: impl Sized,
 ) {
     let ticket = Rc::new(ticket);
+    let Terms {
+        settings,
+        handshakes,
+        crowd,
+    } = terms;
     let ip = match accepted.announced(&settings, &ticket).await {
         Ok(Received::From(ip)) => ip,
         Ok(Received::Nothing) => return,
         Err(fault) => return observer.not_believed(accepted.peer, fault),
+    };
+    // peers on a Unix socket look alike
+    let _place = if matches!(accepted.stream, Stream::Tcp(_)) || ip != accepted.peer {
+        match crowd.enter(ip, &settings.per_address) {
+            Some(place) => Some(place),
+            None => return observer.crowded(ip),
+        }
+    } else {
+        None
     };
     let stream = accepted.stream;
     let clock;

@@ -18,7 +18,7 @@ use crate::{
     gateway::{Shared, Station},
     listener::{
         self, Cut, Entrance, Handshakes, ListeningSocket, Observer, ProxyProtocol, Tls,
-        proxy_protocol::Fault,
+        crowd::Crowd, proxy_protocol::Fault,
     },
     telemetry::{
         Metrics,
@@ -68,6 +68,7 @@ pub(super) struct Duty {
     pub(super) openings: Vec<Opening>,
     pub(super) shared: Arc<Shared>,
     pub(super) connections: Arc<Semaphore>,
+    pub(super) crowd: Arc<Crowd>,
     pub(super) orders: mpsc::Receiver<Order>,
     pub(super) stopping: watch::Receiver<Stop>,
     pub(super) up: std_mpsc::SyncSender<io::Result<()>>,
@@ -90,6 +91,7 @@ impl Duty {
             station: Rc::new(Station::new(Arc::clone(&self.shared))),
             shared: self.shared,
             connections: self.connections,
+            crowd: self.crowd,
             open: Vec::new(),
             leaving: JoinSet::new(),
         };
@@ -123,6 +125,7 @@ struct House {
     station: Rc<Station>,
     shared: Arc<Shared>,
     connections: Arc<Semaphore>,
+    crowd: Arc<Crowd>,
     open: Vec<Door>,
     /// Entrances that are closing, until their last connection has ended.
     leaving: JoinSet<()>,
@@ -138,7 +141,8 @@ impl House {
     fn admit(&self, opening: Opening) -> Door {
         let metrics = self.shared.metrics();
         let observer = ConnectionMetrics::new(metrics, opening.label, &opening.settings);
-        let entrance = Entrance::new(opening.settings, self.handshakes(opening.tls));
+        let handshakes = self.handshakes(opening.tls);
+        let entrance = Entrance::new(opening.settings, handshakes, Arc::clone(&self.crowd));
         let accept = Rc::clone(&entrance).accept(
             opening.socket,
             Rc::clone(&self.station),
@@ -217,6 +221,7 @@ struct ConnectionMetrics {
     accepting: Throttle,
     announcing: Throttle,
     cutting: Throttle,
+    crowding: Throttle,
     metrics: ListenerMetrics,
     /// Where connections begin with a PROXY header.
     announced: IdentityMetrics,
@@ -233,6 +238,7 @@ impl ConnectionMetrics {
             accepting: Throttle::default(),
             announcing: Throttle::default(),
             cutting: Throttle::default(),
+            crowding: Throttle::default(),
             metrics: metrics.listener(&label, &Cut::LABELS),
             announced: metrics.identity("proxy_protocol", faults),
             label,
@@ -263,6 +269,14 @@ impl Observer for ConnectionMetrics {
             );
         }
         self.metrics.cut(why.label());
+    }
+
+    fn crowded(&self, ip: IpAddr) {
+        if let Some(unsaid) = self.crowding.speak() {
+            let why = Cut::Crowded;
+            tracing::warn!(listener = self.label, client_ip = %ip, unsaid, "closed a connection: {why}");
+        }
+        self.metrics.cut(Cut::Crowded.label());
     }
 
     fn not_believed(&self, peer: IpAddr, fault: Fault) {

@@ -38,4 +38,5 @@ mod tidy;
 mod tls;
 mod tokens;
 mod traces;
+mod upstream_vectors;
 mod upstreams;

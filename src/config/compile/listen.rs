@@ -13,14 +13,15 @@ use ipnet::IpNet;
 use super::{process::to_usize, tls};
 use crate::{
     config::{
+        Server,
         code::Code,
         diagnostic::{Problem, quote},
         file::{Section, not_built},
         keys,
         value::Text,
     },
-    identity::TrustedProxies,
-    listener::{Address, ProxyProtocol, Settings, UNIX_PEER},
+    identity::{self, TrustedProxies},
+    listener::{Address, ProxyProtocol, Settings, UNIX_PEER, crowd::PerAddress},
 };
 
 const DEFAULT_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
@@ -32,8 +33,11 @@ const TIMEOUTS: RangeInclusive<Duration> =
 pub(super) fn compile(
     file: &Section<'_>,
     base_dir: &Path,
-    trusted_proxies: &[IpNet],
+    identity: &identity::Settings,
+    server: &Server,
 ) -> Vec<(Settings, Range<usize>)> {
+    let per_address = per_address(identity, server);
+    let trusted_proxies = &identity.trusted_proxies;
     let tables = file.repeated("listen");
     if tables.is_empty() {
         let section = Section::open(
@@ -45,7 +49,7 @@ pub(super) fn compile(
         );
         section.get("address");
         let default = Address::Tcp(DEFAULT_ADDRESS);
-        let settings = settings(section, default, base_dir, trusted_proxies);
+        let settings = settings(section, default, base_dir, trusted_proxies, per_address);
         return vec![(settings, 0..0)];
     }
     let mut listeners: Vec<(Settings, Range<usize>)> = Vec::new();
@@ -71,7 +75,13 @@ pub(super) fn compile(
         }
         let span = table.name_span();
         let address = address.unwrap_or(Address::Tcp(DEFAULT_ADDRESS));
-        let settings = settings(section, address, base_dir, trusted_proxies);
+        let settings = settings(
+            section,
+            address,
+            base_dir,
+            trusted_proxies,
+            per_address.clone(),
+        );
         listeners.push((settings, span));
     }
     listeners
@@ -82,6 +92,7 @@ fn settings(
     address: Address,
     base_dir: &Path,
     trusted_proxies: &[IpNet],
+    per_address: PerAddress,
 ) -> Settings {
     let seconds = Duration::from_secs;
     let tls = section.get("tls");
@@ -100,10 +111,22 @@ fn settings(
         max_uri_bytes: to_usize(section.size("max_uri_size", 8 << 10, 16..=64 << 10)),
         max_body_bytes: section.size("max_body_size", 10 << 20, 0..=u64::MAX),
         max_streams: u32::try_from(max_streams).unwrap_or(u32::MAX),
+        per_address,
         tls: tls.and_then(|tls| tls::compile(&tls, base_dir)),
     };
     section.finish();
     settings
+}
+
+/// Whose connections are counted by their address: not those of proxies.
+fn per_address(identity: &identity::Settings, server: &Server) -> PerAddress {
+    let all_are_proxies = identity.trusted_hops.is_some() && identity.trusted_proxies.is_empty();
+    let trusted = (!all_are_proxies).then(|| TrustedProxies::new(&identity.trusted_proxies));
+    PerAddress {
+        most: server.max_connections_per_ip,
+        prefixes: identity.prefixes(),
+        trusted: trusted.map(Arc::new),
+    }
 }
 
 fn proxy_protocol(

@@ -47,7 +47,8 @@ pub(super) fn snapshot(
         Some(tables),
     );
     let mut users = identity::compile(&file, base_dir);
-    let listeners = listen::compile(&file, base_dir, &users.settings.trusted_proxies);
+    let server = process::server(&file);
+    let listeners = listen::compile(&file, base_dir, &users.settings, &server);
     check_users::check_certificates(document, &users, &listeners);
     let admin = process::admin(&file, base_dir, &listeners);
     let upstreams = upstream::compile(&file, base_dir);
@@ -57,7 +58,6 @@ pub(super) fn snapshot(
     overrides::compile(&file, users.settings.prefixes(), &mut limits);
     let (response, status_path) = response::compile(&file);
     let routes = route::compile(&file, &upstreams, &limits, status_path.as_deref());
-    let server = process::server(&file);
     let log = process::log(&file);
     let trace = process::trace(&file);
     file.finish();

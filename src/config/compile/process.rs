@@ -33,6 +33,10 @@ const DEFAULT_ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr:
 
 pub(super) fn server(file: &Section<'_>) -> Server {
     let section = file.table("server", &keys::SERVER);
+    let max_connections = section.integer("max_connections", 100_000, 1..=MAX_CONNECTIONS);
+    // one client does not take the room of all; a small gateway may be one client's
+    let share = (max_connections / 4).max(1000).min(max_connections);
+    let per_ip = section.integer("max_connections_per_ip", share, 1..=MAX_CONNECTIONS);
     let server = Server {
         workers: workers(&section),
         drain_timeout: section.duration(
@@ -40,7 +44,8 @@ pub(super) fn server(file: &Section<'_>) -> Server {
             Duration::from_secs(30),
             Duration::ZERO..=MAX_DRAIN,
         ),
-        max_connections: to_usize(section.integer("max_connections", 100_000, 1..=MAX_CONNECTIONS)),
+        max_connections: to_usize(max_connections),
+        max_connections_per_ip: to_usize(per_ip),
         max_keys: to_usize(section.integer("max_keys", 1_000_000, 1..=MAX_KEYS)),
         watch_config: section.boolean("watch_config", true),
     };

@@ -267,6 +267,36 @@ fn beyond_max_connections_accept_pauses_and_resumes() {
 }
 
 #[test]
+fn an_address_has_so_many_connections_and_no_more_and_proxies_have_more() {
+    let counted = Gateway::with("[server]\nworkers = 2\nmax_connections_per_ip = 2\n").start();
+    let mut held: Vec<Client> = (0..2).map(|_| counted.connect()).collect();
+    for client in &mut held {
+        assert_eq!(client.send(&Request::get("/")).status, 200);
+    }
+    assert!(counted.connect().closes_within(SOON), "the third");
+    let cut = format!(
+        "tidegate_connections_cut_total{{listener=\"{}\",kind=\"crowded\"}}",
+        counted.address()
+    );
+    counted.wait_for_metric(&cut, 1.0);
+    assert_eq!(held[0].send(&Request::get("/")).status, 200, "it stays");
+    held.pop();
+    eventually("the place that came free", || {
+        let answer = counted.connect().try_send(&Request::get("/"));
+        answer.map(drop).map_err(|error| format!("{error:?}"))
+    });
+
+    let trusting = Gateway::with(
+        "[server]\nmax_connections_per_ip = 1\n[client_ip]\ntrusted_proxies = [\"127.0.0.1\"]\n",
+    )
+    .start();
+    let mut proxy: Vec<Client> = (0..3).map(|_| trusting.connect()).collect();
+    for connection in &mut proxy {
+        assert_eq!(connection.send(&Request::get("/")).status, 200);
+    }
+}
+
+#[test]
 fn as_many_descriptors_are_taken_as_there_may_be_and_some_are_never_given_to_clients() {
     let origin = Origin::ok();
     let gateway = Gateway::with("[server]\nworkers = 1\n")
