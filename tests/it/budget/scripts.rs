@@ -346,6 +346,61 @@ fn a_new_window_is_open_and_a_sliding_one_looks_back() {
     );
 }
 
+/// The window's number and the moment of the last call, so many windows later than they are.
+fn step_window(redis: &Redis, windows: f64, window_us: u64) {
+    let script = "local wid, cur, prev, ts, dem = struct.unpack('<ddddf', redis.call('GET', KEYS[1]))
+        redis.call('SET', KEYS[1], struct.pack('<ddddf', wid + ARGV[1], cur, prev, ts + ARGV[1] * ARGV[2], dem), 'KEEPTTL')
+        return redis.status_reply('OK')";
+    let (windows, window) = (windows.to_string(), window_us.to_string());
+    redis.run::<Value>(&["EVAL", script, "1", KEY, &windows, &window]);
+}
+
+#[test]
+fn a_clock_that_steps_leaves_a_window_open_closes_it_or_starts_over() {
+    // spent 8 of 10; then the clock goes by so many windows
+    for (slides, windows, left) in [
+        // back by less than one: the open one goes on
+        (false, -1, 2),
+        (true, -1, 2),
+        // back by more: nobody knows, and a new one begins
+        (false, -24, 10),
+        (true, -24, 10),
+        // forward by one, by many: over
+        (false, 1, 10),
+        (false, 24, 10),
+        (true, 24, 10),
+    ] {
+        let redis = Redis::start();
+        assert_eq!(window(&redis, slides, 10, DAY_US, 8, 0, &[]).need, 8);
+        step_window(&redis, -f64::from(windows), DAY_US);
+        let answer = window(&redis, slides, 10, DAY_US, 0, 0, &[]);
+        assert_eq!(answer.pool, left, "{slides} {windows}: {answer:?}");
+        let ttl: i64 = redis.run(&["PTTL", KEY]);
+        assert!(
+            (1..=3 * 86_400_000).contains(&ttl),
+            "{slides} {windows}: {ttl}"
+        );
+    }
+}
+
+#[test]
+fn after_the_wait_of_a_window_one_fits() {
+    for slides in [false, true] {
+        let redis = Redis::start();
+        let three = 3_000_000;
+        let mut refused = window(&redis, slides, 4, three, 4, 0, &[]);
+        // where the window ended in between, it is full now
+        while refused.wait_us == 0 {
+            refused = window(&redis, slides, 4, three, 4, 0, &[]);
+        }
+        let wait = u64::try_from(refused.wait_us).expect("a wait");
+        assert!((1..=2 * three).contains(&wait), "{slides}: {wait}");
+        pause(Duration::from_micros(wait));
+        let fits = window(&redis, slides, 4, three, 1, 0, &[]);
+        assert_eq!(fits.need, 1, "{slides}: {refused:?}, {fits:?}");
+    }
+}
+
 fn log(
     redis: &Redis,
     limit: u64,

@@ -166,3 +166,38 @@ fn three_gateways_share_a_burst_through_a_cluster() {
     let admitted = statuses.get(&200).copied().unwrap_or(0);
     assert!((540..=600).contains(&admitted), "{statuses:?}");
 }
+
+#[test]
+fn limits_of_one_request_in_different_slots_are_charged_all_or_none() {
+    let cluster = Cluster::start(0);
+    for sync in ["lease", "strict"] {
+        let toml = format!(
+            "[redis]\ncluster = [{:?}]\nbudget = \"1s\"\nconnect_timeout = \"2s\"\n\
+             [client_ip]\ntrusted_proxies = [\"127.0.0.0/8\"]\n\
+             [gateway]\nlimits = [\"all_{sync}\", \"per_{sync}\"]\n\
+             [limit.all_{sync}]\nkey = []\nrate = \"500/d\"\nburst = 500\nscope = \"global\"\nsync = \"{sync}\"\n\
+             [limit.per_{sync}]\nkey = [\"ip\"]\nrate = \"60/d\"\nburst = 60\nscope = \"global\"\nsync = \"{sync}\"\n",
+            cluster.seed()
+        );
+        let gateways: Vec<Gateway> = (0..2).map(|_| Gateway::with(&toml).start()).collect();
+        let mut passed = [0_usize; 8];
+        let mut clients: Vec<_> = gateways.iter().map(Gateway::connect).collect();
+        // ten thousand, of which most are refused by the limit of their client
+        for turn in 0..10_000 {
+            let who = turn % 8;
+            let client = &mut clients[turn / 8 % 2];
+            let status = client
+                .send(&from(u8::try_from(who).expect("a client")))
+                .status;
+            assert!([200, 429].contains(&status), "{status}");
+            passed[who] += usize::from(status == 200);
+        }
+        let all: usize = passed.iter().sum();
+        // eight times sixty are fewer than five hundred: each gets all of its own
+        assert_eq!(passed, [60; 8], "{sync}");
+        assert_eq!(all, 480, "{sync}");
+        let rest = from(100);
+        let more = clients[0].send(&rest).status;
+        assert_eq!(more, 200, "{sync}: twenty are left of what all share");
+    }
+}
