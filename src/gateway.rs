@@ -193,7 +193,7 @@ impl Worker {
         if let Some(max_bytes) = route.max_body_bytes {
             body.set_max_bytes(max_bytes);
         }
-        if !route.wanted_fields.is_empty() && !body.is_end_stream() {
+        if exchange.wants_body() && !body.is_end_stream() {
             let read = body.read_ahead(MAX_READ_AHEAD_BYTES);
             let read = self.while_client_stays(exchange, read).await;
             let read = read.map_err(|error| answer::bad_body(&error))?;

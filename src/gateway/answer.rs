@@ -375,7 +375,9 @@ pub(super) fn bad_path(error: PathError) -> Refusal {
 pub(super) fn bad_body(error: &InboundError) -> Refusal {
     match error {
         InboundError::TooLarge(_) => Refusal::BodyTooLarge,
-        InboundError::Silent(_) | InboundError::TooSlow(_) => Refusal::RequestTimeout,
+        InboundError::Silent(_) | InboundError::TooSlow(_) | InboundError::Late(_) => {
+            Refusal::RequestTimeout
+        }
         InboundError::Broken(_) => {
             Refusal::BadRequest("The request body is not framed as its head announces.")
         }

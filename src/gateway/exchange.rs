@@ -102,9 +102,17 @@ impl<'a> Exchange<'a> {
 
     /// What the limits want to know of a body that was read whole.
     pub(super) fn fields_of(&self, bytes: &[u8]) -> BodyFields {
-        let kind = self.head.headers.get(CONTENT_TYPE);
-        let kind = kind.and_then(|kind| kind.to_str().ok());
-        BodyFields::parse(kind, bytes, &self.route.wanted_fields)
+        BodyFields::parse(self.content_type(), bytes, &self.route.wanted_fields)
+    }
+
+    /// Whether the body has to be read for what the limits want to know of it.
+    pub(super) fn wants_body(&self) -> bool {
+        !self.route.wanted_fields.is_empty() && BodyFields::may_be_in(self.content_type())
+    }
+
+    fn content_type(&self) -> Option<&str> {
+        let kind = self.head.headers.get(CONTENT_TYPE)?;
+        kind.to_str().ok()
     }
 
     /// Shows what limits' keys are made of.

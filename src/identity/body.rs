@@ -59,6 +59,11 @@ impl BodyFields {
         BodyFields(fields)
     }
 
+    /// Whether a body of this type has fields. One that has none needs not be read for them.
+    pub fn may_be_in(content_type: Option<&str>) -> bool {
+        !matches!(form(content_type), Form::Other)
+    }
+
     /// What the body says about a field, by the name under which it was wanted.
     pub(super) fn get(&self, name: &str) -> Option<&Given> {
         self.0

@@ -2,7 +2,7 @@
 //!
 //! hyper holds two buffers of 8 KiB for each connection, whether it is used or not. Most connections are idle most of the time,
 //! so after a quarter of a second without a request hyper hands the connection back: what is left of it is the socket, its clock and, over TLS,
-//! its session. The first bytes of the next request bring hyper back.
+//! its session. The first bytes of a request bring hyper back, as they have brought it in the first place.
 
 use std::{convert::Infallible, future::poll_fn, pin::Pin, rc::Rc};
 
@@ -34,21 +34,22 @@ where
 {
     peer.clock
         .answer_timeout_with(handler.head_timeout_answer());
-    while let Some(parked) = Box::pin(busy(io, &peer, &handler, &ticket)).await? {
-        io = parked;
-        if io.has_unread() {
-            continue;
-        }
-        let mut seen = BytesMut::new();
-        match poll_fn(|cx| io.poll_read_some(&ticket, true, &mut seen, cx)).await {
-            Ok(0) | Err(_) => {
-                close(&mut io).await;
-                break;
+    loop {
+        if !io.has_unread() {
+            let mut seen = BytesMut::new();
+            match poll_fn(|cx| io.poll_read_some(&ticket, true, &mut seen, cx)).await {
+                Ok(0) | Err(_) => {
+                    close(&mut io).await;
+                    return Ok(());
+                }
+                Ok(_) => io.unread(seen.freeze()),
             }
-            Ok(_) => io.unread(seen.freeze()),
+        }
+        match Box::pin(busy(io, &peer, &handler, &ticket)).await? {
+            Some(parked) => io = parked,
+            None => return Ok(()),
         }
     }
-    Ok(())
 }
 
 /// Serves requests, until the connection ends (`None`) or has been idle for long enough to be parked.

@@ -32,6 +32,9 @@ pub enum InboundError {
     /// It arrives too slowly; 408.
     #[error("the request body arrives at less than {0} bytes a second")]
     TooSlow(u64),
+    /// It is read ahead, and was not here in time; 408.
+    #[error("the request body was not whole within {0:?}")]
+    Late(Duration),
     /// Its bytes are not framed as announced, or the client is gone; 400 if anybody still listens.
     #[error("the request body cannot be read: {0}")]
     Broken(hyper::Error),
@@ -96,7 +99,8 @@ impl InboundBody {
     }
 
     /// Reads the whole body into memory, to look at it before it is handed on, unchanged. `None` where it is longer than
-    /// `most` bytes: what was read by then is still handed on.
+    /// `most` bytes: what was read by then is still handed on. It has `body_timeout` for that, since nobody else bounds how
+    /// long the memory is held.
     pub async fn read_ahead(&mut self, most: usize) -> Result<Option<Bytes>, InboundError> {
         if self.is_too_large() {
             return Err(InboundError::TooLarge(self.max_bytes));
@@ -104,6 +108,12 @@ impl InboundBody {
         if self.size_hint().lower() > most as u64 {
             return Ok(None);
         }
+        let patience = self.from.listener.body_timeout;
+        let reading = tokio::time::timeout(patience, self.read_whole(most));
+        reading.await.unwrap_or(Err(InboundError::Late(patience)))
+    }
+
+    async fn read_whole(&mut self, most: usize) -> Result<Option<Bytes>, InboundError> {
         let mut whole = BytesMut::new();
         let mut ahead = VecDeque::new();
         while let Some(frame) = poll_fn(|cx| Pin::new(&mut *self).poll_frame(cx)).await {

@@ -250,3 +250,45 @@ fn a_denied_upload_is_told_why_even_by_a_client_that_only_sends_first() {
         assert!(denied.retry_after().is_some());
     }
 }
+
+/// A limit that reads bodies.
+const READS_BODIES: &str = r#"
+    [limit.name]
+    key = ["body:name"]
+    rate = "100/h"
+    [gateway]
+    limits = ["name"]
+    [[listen]]
+    address = "127.0.0.1:0"
+    body_timeout = "1s"
+    min_body_rate = "0B"
+"#;
+
+#[test]
+fn a_body_in_which_no_limit_can_find_a_field_is_not_waited_for() {
+    let origin = Origin::new(|exchange| {
+        exchange.read_some()?;
+        exchange.respond(200, &[], b"early")
+    });
+    let gateway = Gateway::with(READS_BODIES).upstream(&origin).start();
+    let mut client = gateway.connect();
+    client
+        .write(b"POST / HTTP/1.1\r\nHost: a.example\r\nContent-Type: application/grpc\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n")
+        .expect("the start leaves");
+    let answer = client.read_response("POST").expect("an early answer");
+    assert_eq!((answer.status, answer.text().as_str()), (200, "early"));
+}
+
+#[test]
+fn a_body_that_a_limit_reads_has_to_be_whole_in_time() {
+    let origin = Origin::echo();
+    let gateway = Gateway::with(READS_BODIES).upstream(&origin).start();
+    let mut client = gateway.connect();
+    client
+        .write(b"POST / HTTP/1.1\r\nHost: a.example\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n")
+        .expect("the head leaves");
+    // never silent, and no rate is asked for
+    while client.write(b" ").is_ok() && !client.closes_within(Duration::from_millis(50)) {}
+    gateway.wait_for_metric("tidegate_requests_total{code=\"408\"}", 1.0);
+    assert_eq!(origin.requests().len(), 0);
+}
