@@ -287,12 +287,14 @@ fn a_client_that_leaves_the_queue_gives_its_place_back() {
     let gateway = Gateway::with(&toml).upstream(&origin).start();
     assert_eq!(gateway.get("/").status, 200);
     // these would take the next three seconds
-    for _ in 0..3 {
+    for waiting in 1..=3 {
         let mut client = gateway.connect();
         client
             .write(&Request::get("/left").to_bytes())
             .expect("it leaves");
-        eventually_eq("it waits", true, || outcome(&gateway, "delayed") > 0.0);
+        eventually_eq("it waits", f64::from(waiting), || {
+            outcome(&gateway, "delayed")
+        });
         drop(client);
     }
     eventually_eq("their connections are closed", 0.0, || {
