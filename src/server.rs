@@ -6,12 +6,13 @@
 //!                         exit 0 ◀─ access lines written ◀─ connections gone or drain_timeout ◀─ not ready, accept no more
 //! ```
 //!
-//! The calling thread becomes the control plane: signals, reloads, the admin listener, checks of upstream servers, upkeep of
+//! The service manager, if there is one, is told of each state (`notify`). The calling thread becomes the control plane: signals, reloads, the admin listener, checks of upstream servers, upkeep of
 //! the metrics. A request never touches it.
 
 mod certificates;
 mod descriptors;
 mod errands;
+mod notify;
 mod reload;
 mod watcher;
 mod worker;
@@ -34,7 +35,7 @@ use crate::{
     admin::{Admin, Readiness, Reload, State},
     config::Snapshot,
     gateway::{Current, OverflowSeen, Shared},
-    listener::{self, Address, Bound, ListeningSocket, crowd::Crowd},
+    listener::{self, Address, Bound, Company, ListeningSocket, crowd::Crowd},
     telemetry::{self, Metrics},
 };
 
@@ -64,6 +65,9 @@ pub enum StartError {
     #[error("cannot start: {0}")]
     System(#[from] io::Error),
 }
+
+/// Another gateway has taken over: it answers at the same addresses, the admin one too.
+const REPLACED: &str = "SIGUSR1";
 
 /// What to look at first.
 fn hint(error: &io::Error) -> &'static str {
@@ -103,6 +107,7 @@ pub struct Running {
     stop: watch::Sender<Stop>,
     signals: Signals,
     reloads: mpsc::Sender<Reload>,
+    admin_open: watch::Sender<bool>,
 }
 
 /// Binds, starts the workers and the admin listener, and returns when all of them accept. A reload reads `file` again.
@@ -110,23 +115,24 @@ pub fn start(
     snapshot: Snapshot,
     file: Option<PathBuf>,
     metrics: Metrics,
+    company: Company,
 ) -> Result<Running, StartError> {
     let workers = snapshot.server.worker_threads();
     let mut bound = Vec::with_capacity(snapshot.listeners.len());
     for settings in &snapshot.listeners {
         let address = &settings.address;
-        bound.push(
-            listener::bind(address, workers).map_err(|error| StartError::Bind {
+        bound.push(listener::bind(address, workers, company).map_err(|error| {
+            StartError::Bind {
                 address: address.to_string(),
                 error,
-            })?,
-        );
+            }
+        })?);
     }
     let control = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     let in_control = control.enter();
-    let admin_socket = bind_admin(snapshot.admin.address)?;
+    let admin_socket = bind_admin(snapshot.admin.address, company)?;
     let signals = Signals::install()?;
     drop(in_control);
 
@@ -205,7 +211,12 @@ pub fn start(
         readiness.clone(),
         reloads.clone(),
     );
-    control.spawn(admin.serve(admin_socket, std::future::pending()));
+    let (admin_open, mut is_open) = watch::channel(true);
+    let closed = async move {
+        // also when nobody is left to close it
+        let _ = is_open.wait_for(|open| !open).await;
+    };
+    control.spawn(admin.serve(admin_socket, closed));
     readiness.set(State::Ready);
     Ok(Running {
         listeners: addresses,
@@ -218,6 +229,7 @@ pub fn start(
         stop,
         signals,
         reloads,
+        admin_open,
     })
 }
 
@@ -252,11 +264,12 @@ fn deal(bound: Vec<Bound>, workers: usize) -> Vec<Vec<ListeningSocket>> {
     hands
 }
 
-fn bind_admin(address: SocketAddr) -> Result<tokio::net::TcpListener, StartError> {
-    let bound = std::net::TcpListener::bind(address).and_then(|socket| {
-        socket.set_nonblocking(true)?;
-        tokio::net::TcpListener::from_std(socket)
-    });
+fn bind_admin(
+    address: SocketAddr,
+    company: Company,
+) -> Result<tokio::net::TcpListener, StartError> {
+    let bound = listener::bind_one(address, company);
+    let bound = bound.and_then(tokio::net::TcpListener::from_std);
     bound.map_err(|error| StartError::Bind {
         address: format!("{address} (admin)"),
         error,
@@ -268,6 +281,7 @@ struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
+    replaced: Signal,
 }
 
 impl Signals {
@@ -276,6 +290,7 @@ impl Signals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
+            replaced: signal(SignalKind::user_defined1())?,
         })
     }
 
@@ -285,6 +300,7 @@ impl Signals {
             tokio::select! {
                 _ = self.terminate.recv() => return "SIGTERM",
                 _ = self.interrupt.recv() => return "SIGINT",
+                _ = self.replaced.recv() => return REPLACED,
                 _ = self.hangup.recv() => {
                     let (answer, _) = oneshot::channel();
                     let why = "SIGHUP".to_owned();
@@ -317,14 +333,22 @@ impl Running {
                 shared.follow_wall_clock();
             }
         });
+        notify::tell(notify::READY);
         let name = self.control.block_on(self.signals.end(&self.reloads));
+        self.readiness.set(State::Draining);
+        notify::tell(notify::STOPPING);
+        if name == REPLACED {
+            // the next request to this address is the other gateway's to answer
+            self.admin_open.send_replace(false);
+        } else {
+            self.let_others_know(name);
+        }
         let drain_timeout = self.snapshot().server.drain_timeout;
         tracing::info!(
             signal = name,
             ?drain_timeout,
             "draining: accepting no more, finishing what is in flight"
         );
-        self.readiness.set(State::Draining);
         self.stop.send_replace(Stop::Drain);
         let threads = std::mem::take(&mut self.threads);
         let (stop, signals, reloads) = (&self.stop, &mut self.signals, &self.reloads);
@@ -342,5 +366,25 @@ impl Running {
         tracing::info!("stopped");
         // the blocking join may still wait for a worker that is being told to leave
         self.control.shutdown_timeout(Duration::from_secs(1));
+    }
+
+    /// Serves on for a while, no longer ready, so that whoever sends requests here learns of it in time. Another signal ends that.
+    fn let_others_know(&mut self, signal: &'static str) {
+        let delay = self.snapshot().server.drain_delay;
+        if delay.is_zero() {
+            return;
+        }
+        tracing::info!(
+            signal,
+            drain_delay = ?delay,
+            "no longer ready: still accepting, so that others stop sending"
+        );
+        let (signals, reloads) = (&mut self.signals, &self.reloads);
+        self.control.block_on(async {
+            tokio::select! {
+                () = tokio::time::sleep(delay) => {}
+                _ = signals.end(reloads) => {}
+            }
+        });
     }
 }

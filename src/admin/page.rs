@@ -98,6 +98,9 @@ fn write_overview(html: &mut String, snapshot: &Snapshot, state: State) -> fmt::
     for listener in &snapshot.listeners {
         match &listener.address {
             Address::Tcp(address) => writeln!(html, "<li><code>{address}</code></li>")?,
+            Address::Systemd(name) => {
+                writeln!(html, "<li><code>systemd:{}</code></li>", Escaped(name))?
+            }
             Address::Unix(path) => writeln!(
                 html,
                 "<li><code>unix:{}</code></li>",

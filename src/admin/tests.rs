@@ -33,6 +33,7 @@ fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
     Snapshot {
         server: config::Server {
             workers: None,
+            drain_delay: Duration::ZERO,
             drain_timeout: Duration::ZERO,
             max_connections: 1,
             max_connections_per_ip: 1,

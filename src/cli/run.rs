@@ -15,7 +15,7 @@ use super::ConfigFile;
 use crate::{
     config::{self, Loaded, Report, Snapshot},
     identity::{AddressSource, KeyPart},
-    listener::Address,
+    listener::{Address, Company},
     server::{self, Running},
     telemetry::{self, Metrics},
     upstream,
@@ -51,6 +51,9 @@ pub struct RunArgs {
     /// Print the configuration that --to and --limit stand for, and exit
     #[arg(long, requires = "to")]
     print_config: bool,
+    /// Listen beside a running gateway of the same user, which is to be replaced: when this one is ready, send that one SIGUSR1
+    #[arg(long)]
+    beside: bool,
     /// When ready, write the process id and the real addresses to this file, as JSON
     #[arg(long, value_name = "FILE")]
     ready_file: Option<PathBuf>,
@@ -87,7 +90,11 @@ fn try_run(args: &RunArgs) -> anyhow::Result<()> {
     let metrics = Metrics::install();
     let log = telemetry::log::init(&snapshot.log, metrics.log_lines_dropped())?;
     let file = args.to.is_none().then_some(&*path);
-    let running = server::start(snapshot, file.map(Path::to_owned), metrics)?;
+    let company = match args.beside {
+        true => Company::Beside,
+        false => Company::Alone,
+    };
+    let running = server::start(snapshot, file.map(Path::to_owned), metrics, company)?;
     let mut stderr = anstream::stderr();
     let shown = stderr.write_all(banner(&running, file).as_bytes());
     // a banner that nobody can read is no reason not to serve
@@ -119,7 +126,7 @@ fn banner(running: &Running, file: Option<&Path>) -> String {
         let scheme = match (address, &settings.tls) {
             (Address::Tcp(_), None) => "http://",
             (Address::Tcp(_), Some(_)) => "https://",
-            (Address::Unix(_), _) => "",
+            (Address::Unix(_) | Address::Systemd(_), _) => "",
         };
         let _ = writeln!(text, "  listening  {scheme}{address}");
     }

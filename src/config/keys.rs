@@ -71,6 +71,7 @@ pub(super) static SERVER: Keys = Keys {
     title: "[server]",
     keys: &[
         ("workers", Built),
+        ("drain_delay", Built),
         ("drain_timeout", Built),
         ("watch_config", Built),
         ("max_connections", Built),

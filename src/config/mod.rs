@@ -198,7 +198,9 @@ pub struct Snapshot {
 pub struct Server {
     /// Worker threads; `None` is one per core.
     pub workers: Option<NonZeroUsize>,
-    /// How long requests in flight may take after SIGTERM.
+    /// How long requests are still accepted after SIGTERM, while the gateway says that it is not ready.
+    pub drain_delay: Duration,
+    /// How long requests in flight may take after that.
     pub drain_timeout: Duration,
     /// Connections over all listeners.
     pub max_connections: usize,

@@ -10,6 +10,7 @@ pub mod handover;
 mod http1;
 mod http2;
 pub mod inbound;
+mod inherited;
 mod interim;
 mod ledger;
 pub mod proxy_protocol;
@@ -84,6 +85,17 @@ pub enum Address {
     Tcp(SocketAddr),
     /// A Unix domain socket.
     Unix(PathBuf),
+    /// Sockets that the service manager has opened under this name.
+    Systemd(String),
+}
+
+/// Who else may listen on an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Company {
+    /// Nobody: an address that is taken is an error.
+    Alone,
+    /// Another gateway of the same user, which this one is about to replace.
+    Beside,
 }
 
 impl std::fmt::Display for Address {
@@ -91,6 +103,7 @@ impl std::fmt::Display for Address {
         match self {
             Self::Tcp(address) => write!(f, "{address}"),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Systemd(name) => write!(f, "systemd:{name}"),
         }
     }
 }
@@ -109,7 +122,7 @@ pub struct Bound {
 pub enum ListeningSocket {
     /// TCP, shared with the other workers' by SO_REUSEPORT.
     Tcp(std::net::TcpListener),
-    /// One Unix socket, duplicated for each worker.
+    /// One Unix socket, or one that was handed over, duplicated for each worker.
     Unix(StdUnixListener),
 }
 
@@ -120,38 +133,87 @@ pub const UNIX_PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const BACKLOG: i32 = 4096;
 
 /// Binds one address for so many workers. Fails if it is taken or may not be bound.
-pub fn bind(address: &Address, workers: usize) -> io::Result<Bound> {
+pub fn bind(address: &Address, workers: usize, company: Company) -> io::Result<Bound> {
     match address {
-        Address::Tcp(address) => bind_tcp(*address, workers),
+        Address::Tcp(address) => bind_tcp(*address, workers, company),
         Address::Unix(path) => bind_unix(path, workers),
+        Address::Systemd(name) => take_up(name, workers),
     }
 }
 
-fn bind_tcp(mut address: SocketAddr, workers: usize) -> io::Result<Bound> {
-    // without this probe a second process would silently share the port: SO_REUSEPORT allows it
-    std::net::TcpListener::bind(address)?;
+fn bind_tcp(mut address: SocketAddr, workers: usize, company: Company) -> io::Result<Bound> {
+    probe(address, company)?;
     let mut sockets = Vec::with_capacity(workers);
     for _ in 0..workers {
-        let socket = Socket::new(
-            Domain::for_address(address),
-            Type::STREAM,
-            Some(Protocol::TCP),
-        )?;
-        if address.is_ipv6() && address.ip().is_unspecified() {
-            socket.set_only_v6(false)?;
-        }
-        socket.set_reuse_address(true)?;
-        socket.set_reuse_port(true)?;
-        socket.bind(&address.into())?;
-        socket.listen(BACKLOG)?;
-        socket.set_nonblocking(true)?;
-        let listener = std::net::TcpListener::from(socket);
+        let listener = shared_listener(address)?;
         address = listener.local_addr()?;
         sockets.push(ListeningSocket::Tcp(listener));
     }
     Ok(Bound {
         address: Address::Tcp(address),
         sockets,
+    })
+}
+
+/// Without this probe a second process would silently share the port: SO_REUSEPORT allows it.
+fn probe(address: SocketAddr, company: Company) -> io::Result<()> {
+    match company {
+        Company::Alone => std::net::TcpListener::bind(address).map(drop),
+        Company::Beside => Ok(()),
+    }
+}
+
+/// One more socket on an address that others may listen on, too.
+fn shared_listener(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )?;
+    if address.is_ipv6() && address.ip().is_unspecified() {
+        socket.set_only_v6(false)?;
+    }
+    socket.set_reuse_address(true)?;
+    socket.set_reuse_port(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}
+
+/// One listening socket, for pages that no worker serves.
+pub fn bind_one(address: SocketAddr, company: Company) -> io::Result<std::net::TcpListener> {
+    probe(address, company)?;
+    shared_listener(address)
+}
+
+/// The sockets of this name: each worker has one of them, and shares it where they are fewer.
+fn take_up(name: &str, workers: usize) -> io::Result<Bound> {
+    let handed_over = inherited::named(name)?;
+    let local = handed_over[0].local_addr()?;
+    let address = match (local.as_socket(), local.as_pathname()) {
+        (Some(address), _) => Address::Tcp(address),
+        (None, Some(path)) => Address::Unix(path.to_owned()),
+        (None, None) => Address::Systemd(name.to_owned()),
+    };
+    if handed_over.len() > workers {
+        let why = format!(
+            "{} sockets have this name, and each needs a worker: there are {workers}",
+            handed_over.len()
+        );
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
+    let each = handed_over.iter().cycle().take(workers);
+    let sockets = each.map(|socket| {
+        let socket = socket.try_clone()?;
+        Ok(match address {
+            Address::Tcp(_) => ListeningSocket::Tcp(socket.into()),
+            Address::Unix(_) | Address::Systemd(_) => ListeningSocket::Unix(socket.into()),
+        })
+    });
+    Ok(Bound {
+        sockets: sockets.collect::<io::Result<_>>()?,
+        address,
     })
 }
 

@@ -24,13 +24,14 @@ use super::{
     certificates::Certificates,
     descriptors,
     errands::{self, UnderWay},
+    notify,
     worker::{Assigned, Opening, Order},
 };
 use crate::{
     admin::{Reload, Reloaded},
     config::{self, Changes, Loaded, Report, Snapshot},
     gateway::{Current, Shared},
-    listener::{self, Address, Bound, Tls},
+    listener::{self, Address, Bound, Company, Tls},
 };
 
 /// What a reload needs to know of the process. Reloads are done one after the other.
@@ -70,7 +71,9 @@ impl Reloader {
     /// Answers whoever asks for a reload, for as long as the process runs.
     pub(super) async fn serve(mut self, mut asked: mpsc::Receiver<Reload>) {
         while let Some(Reload { why, answer }) = asked.recv().await {
+            notify::tell(notify::RELOADING);
             let result = self.reload(&why).await;
+            notify::tell(notify::READY);
             if let Err(report) = &result {
                 self.complain(&why, report);
             }
@@ -140,7 +143,7 @@ impl Reloader {
                 places.push(Place::Kept(at));
                 continue;
             }
-            let bound = listener::bind(&settings.address, self.orders.len());
+            let bound = listener::bind(&settings.address, self.orders.len(), Company::Alone);
             let refused = |error| {
                 let why = format!("cannot listen on {}: {error}", settings.address);
                 config::unfit(file, why)

@@ -29,6 +29,7 @@ mod proxy;
 mod proxy_protocol;
 mod reload;
 mod response_fields;
+mod restart;
 mod secrets;
 mod smuggling;
 mod spoofing;

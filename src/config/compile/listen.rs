@@ -16,7 +16,7 @@ use crate::{
         Server,
         code::Code,
         diagnostic::{Problem, quote},
-        file::{Section, not_built},
+        file::Section,
         keys,
         value::Text,
     },
@@ -164,15 +164,13 @@ fn any_port(address: &Address) -> bool {
 }
 
 fn address(text: &Text<'_>) -> Option<Address> {
-    if text.value.starts_with("systemd:") {
-        let hint = "write the address itself, such as \"0.0.0.0:8080\"";
-        text.error(not_built(text.shown(), "socket activation").hint(hint));
-        return None;
-    }
     text.parse("an address", |value| {
         const HINT: &str =
-            "write \"127.0.0.1:8080\" (this machine), \"0.0.0.0:8080\" (every interface), \"[::]:8080\" or \"unix:/path\"";
+            "write \"127.0.0.1:8080\" (this machine), \"0.0.0.0:8080\" (every interface), \"[::]:8080\", \"unix:/path\" or \"systemd:NAME\"";
         let bad = |message| Problem::new(Code::BadAddress, message).hint(HINT);
+        if let Some(name) = value.strip_prefix("systemd:") {
+            return socket_name(name).map(Address::Systemd);
+        }
         match value.strip_prefix("unix:") {
             Some(path) => unix_path(path).map(Address::Unix),
             None => value
@@ -181,6 +179,18 @@ fn address(text: &Text<'_>) -> Option<Address> {
                 .map_err(|_| bad(format!("{} is not an address to listen on", quote(value)))),
         }
     })
+}
+
+/// What systemd takes for a `FileDescriptorName=` (systemd.socket(5)).
+fn socket_name(name: &str) -> Result<String, Problem> {
+    const MAX_BYTES: usize = 255;
+    let fits = (1..=MAX_BYTES).contains(&name.len());
+    if fits && name.chars().all(|c| c.is_ascii_graphic() && c != ':') {
+        return Ok(name.to_owned());
+    }
+    let message = format!("{} is no name of a socket unit's", quote(name));
+    Err(Problem::new(Code::BadAddress, message)
+        .hint("write the FileDescriptorName= of the .socket unit, such as \"systemd:http\""))
 }
 
 /// The path of a Unix socket: absolute, and short enough for the kernel.

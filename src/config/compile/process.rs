@@ -39,6 +39,7 @@ pub(super) fn server(file: &Section<'_>) -> Server {
     let per_ip = section.integer("max_connections_per_ip", share, 1..=MAX_CONNECTIONS);
     let server = Server {
         workers: workers(&section),
+        drain_delay: section.duration("drain_delay", Duration::ZERO, Duration::ZERO..=MAX_DRAIN),
         drain_timeout: section.duration(
             "drain_timeout",
             Duration::from_secs(30),
