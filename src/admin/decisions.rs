@@ -188,7 +188,10 @@ fn described(body: &Value) -> Result<Described, Answer> {
         Value::String(text) => Some(text.clone().into_bytes()),
         _ => return Err(bad("body is a text")),
     };
-    if let Some(body) = &body {
+    if let Some(body) = body
+        .as_ref()
+        .filter(|_| !head.headers.contains_key(CONTENT_LENGTH))
+    {
         head.headers.insert(CONTENT_LENGTH, body.len().into());
     }
     Ok(Described { head, peer, body })

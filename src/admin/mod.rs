@@ -7,10 +7,10 @@
 //! through a browser (DNS rebinding).
 
 mod api;
+mod dashboard;
 mod decisions;
 mod health;
 mod limits;
-mod page;
 mod reload;
 mod status;
 
@@ -80,44 +80,40 @@ struct Inner {
     readiness: Readiness,
     listener: ListenerMetrics,
     timeouts: Timeouts,
+    history: status::History,
 }
 
 /// What answers at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Endpoint {
     Page,
+    Style,
+    Script,
     Metrics,
     Healthz,
     Readyz,
 }
 
 impl Endpoint {
-    /// Every endpoint: its path, and what the page says of it.
-    const ALL: [(Endpoint, &'static str, &'static str); 4] = [
-        (Endpoint::Page, "/", "this page"),
-        (
-            Endpoint::Metrics,
-            "/metrics",
-            "metrics, in the Prometheus text format",
-        ),
-        (Endpoint::Healthz, "/healthz", "200 while the process lives"),
-        (
-            Endpoint::Readyz,
-            "/readyz",
-            "200 when ready to serve, 503 while starting and draining",
-        ),
+    const ALL: [(Endpoint, &'static str); 6] = [
+        (Endpoint::Page, "/"),
+        (Endpoint::Style, "/dashboard.css"),
+        (Endpoint::Script, "/dashboard.js"),
+        (Endpoint::Metrics, "/metrics"),
+        (Endpoint::Healthz, "/healthz"),
+        (Endpoint::Readyz, "/readyz"),
     ];
 
     fn find(path: &str) -> Option<Endpoint> {
-        Endpoint::ALL
-            .iter()
-            .find(|(_, at, _)| *at == path)
-            .map(|(endpoint, ..)| *endpoint)
+        let mut all = Endpoint::ALL.iter();
+        all.find(|(_, at)| *at == path)
+            .map(|(endpoint, _)| *endpoint)
     }
 
-    /// Probes carry no token, and learn nothing that needs one.
+    /// Probes carry no token, and learn nothing that needs one. Nor does a browser that opens the page, which holds nothing of
+    /// this gateway.
     fn is_open(self) -> bool {
-        matches!(self, Endpoint::Healthz | Endpoint::Readyz)
+        self != Endpoint::Metrics
     }
 }
 
@@ -148,6 +144,7 @@ impl Admin {
             readiness,
             listener,
             timeouts,
+            history: status::History::default(),
         };
         Admin {
             inner: Arc::new(inner),
@@ -160,6 +157,8 @@ impl Admin {
     pub async fn serve(self, listener: TcpListener, shutdown: impl Future<Output = ()>) {
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let mut connections = JoinSet::new();
+        let mut noting = JoinSet::new();
+        noting.spawn(self.clone().keep_history());
         tokio::pin!(shutdown);
         loop {
             let accepted = async {
@@ -265,13 +264,12 @@ impl Admin {
 
     fn show(&self, endpoint: Endpoint) -> Response<String> {
         let Inner {
-            current,
-            metrics,
-            readiness,
-            ..
+            metrics, readiness, ..
         } = &*self.inner;
         match endpoint {
-            Endpoint::Page => page::overview(current.shared().snapshot(), readiness.state()),
+            Endpoint::Page => dashboard::page(),
+            Endpoint::Style => dashboard::style(),
+            Endpoint::Script => dashboard::script(),
             Endpoint::Metrics => text("text/plain; version=0.0.4; charset=utf-8", metrics.render()),
             Endpoint::Healthz => health::live(),
             Endpoint::Readyz => health::ready(readiness.state()),

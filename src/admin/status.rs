@@ -1,6 +1,10 @@
 //! `/api/v1/status`: everything that `tidegate top` and the page at `/` show, in one answer.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Mutex, PoisonError},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use http::Method;
 use serde_json::{Value, json};
@@ -15,7 +19,61 @@ use crate::telemetry::Sample;
 /// The latest rejections that are listed.
 const LATEST: usize = 20;
 
+/// Requests and rejections so far, at some moment.
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    at: SystemTime,
+    requests: u64,
+    rejected: u64,
+}
+
+/// What was counted within the last while, for whoever opens the page when it has happened.
+#[derive(Debug, Default)]
+pub(super) struct History(Mutex<VecDeque<Point>>);
+
+/// Between two points.
+const PAUSE: Duration = Duration::from_secs(10);
+/// Points that are kept: a quarter of an hour.
+const POINTS: usize = 90;
+
+impl History {
+    fn add(&self, point: Point) {
+        let mut points = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if points.len() >= POINTS {
+            points.pop_front();
+        }
+        points.push_back(point);
+    }
+
+    fn json(&self) -> Vec<Value> {
+        let points = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let json = |point: &Point| {
+            let at = point.at.duration_since(UNIX_EPOCH).unwrap_or_default();
+            json!({
+                "at_seconds": at.as_secs_f64(),
+                "requests": point.requests,
+                "rejected": point.rejected,
+            })
+        };
+        points.iter().map(json).collect()
+    }
+}
+
 impl Admin {
+    /// Notes how much there was, for as long as the process runs.
+    pub(super) async fn keep_history(self) {
+        let mut ticks = tokio::time::interval(PAUSE);
+        loop {
+            ticks.tick().await;
+            let samples = Samples(self.inner.metrics.samples());
+            self.inner.history.add(Point {
+                at: SystemTime::now(),
+                requests: samples.requests(),
+                rejected: samples.rejected(),
+            });
+        }
+    }
+
     pub(super) fn status(&self, call: &Call) -> Answer {
         if !matches!(call.method, Method::GET | Method::HEAD) {
             return Answer::wrong_method("GET");
@@ -52,8 +110,9 @@ impl Admin {
                 "last_reload_ok": samples.of("tidegate_config_reload_success", &[]) > 0.0,
             },
             "requests": samples.by_code(),
-            "requests_total": samples.of("tidegate_requests_total", &[]) as u64,
-            "rejected_total": samples.of("tidegate_decisions_total", &[("outcome", "rejected")]) as u64,
+            "requests_total": samples.requests(),
+            "history": self.inner.history.json(),
+            "rejected_total": samples.rejected(),
             "in_flight": samples.of("tidegate_in_flight", &[]) as u64,
             "connections": samples.of("tidegate_connections", &[]) as u64,
             "memory_bytes": samples.of("process_resident_memory_bytes", &[]) as u64,
@@ -80,6 +139,14 @@ impl Samples {
         series.filter(fits).map(|sample| sample.value).sum()
     }
 
+    fn requests(&self) -> u64 {
+        self.of("tidegate_requests_total", &[]) as u64
+    }
+
+    fn rejected(&self) -> u64 {
+        self.of("tidegate_decisions_total", &[("outcome", "rejected")]) as u64
+    }
+
     fn by_code(&self) -> BTreeMap<&str, u64> {
         let mut codes = BTreeMap::new();
         for sample in self
@@ -102,5 +169,25 @@ impl Samples {
             "gateways": self.of("tidegate_budget_gateways", &[]) as u64,
             "calls": { "ok": calls("ok"), "late": calls("late"), "error": calls("error") },
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn history_is_bounded() {
+        let history = History::default();
+        for requests in 0..1_000 {
+            let (at, rejected) = (UNIX_EPOCH, 0);
+            history.add(Point {
+                at,
+                requests,
+                rejected,
+            });
+        }
+        let kept = history.json();
+        assert_eq!((kept.len(), &kept[0]["requests"]), (POINTS, &json!(910)));
     }
 }

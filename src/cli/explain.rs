@@ -1,4 +1,5 @@
-//! `tidegate explain`: what becomes of a described request, step by step, without a gateway that runs.
+//! `tidegate explain`: what becomes of a described request, step by step: by a configuration file, or by a gateway that runs and
+//! what it has counted; and why a request that such a gateway has decided was answered as it was.
 
 use std::{io::Write as _, net::IpAddr, path::PathBuf, process::ExitCode};
 
@@ -9,7 +10,9 @@ use http::{
     header::{CONTENT_LENGTH, CONTENT_TYPE, HOST},
 };
 
-use super::{ConfigFile, check::Format};
+use serde_json::{Value, json};
+
+use super::{ConfigFile, admin::AdminAddress, check::Format};
 use crate::{
     config,
     gateway::explain::{Described, Text, explain as explain_request},
@@ -18,12 +21,17 @@ use crate::{
 /// What `tidegate explain` is told.
 #[derive(Clone, Debug, Args)]
 #[command(
-    after_help = "Examples:\n  tidegate explain http://api.example.com/v1/export\n  tidegate explain POST /login --peer 10.0.0.1 -H 'x-forwarded-for: 203.0.113.9' -d 'username=alice'\n\nThe request is decided as the first of a gateway that has just started: what a running one has counted is not known here."
+    after_help = "Examples:\n  tidegate explain http://api.example.com/v1/export\n  tidegate explain POST /login --peer 10.0.0.1 -H 'x-forwarded-for: 203.0.113.9' -d 'username=alice'\n\n  tidegate explain --request-id 5f0c2ad91e6b4c77a1d0e3f2b9488a61 --admin http://127.0.0.1:9901\n\nWith a configuration file, the request is decided as the first of a gateway that has just started. With --admin, a gateway that runs says what it would do now; nothing is charged for it."
 )]
 pub struct ExplainArgs {
     /// The request: its URL, or its path and query; before it the method, if it is not GET (POST with --data)
-    #[arg(value_name = "[METHOD] URL", num_args = 1..=2, required = true)]
+    #[arg(value_name = "[METHOD] URL", num_args = 1..=2, required_unless_present = "request_id")]
     request: Vec<String>,
+    /// A request that a gateway has decided, by the X-Request-Id of its answer
+    #[arg(long, value_name = "ID", conflicts_with_all = ["request", "config", "headers", "data"])]
+    request_id: Option<String>,
+    #[command(flatten)]
+    gateway: AdminAddress,
     /// The configuration file [env: TIDEGATE_CONFIG] [default: gateway.toml]
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -53,7 +61,16 @@ pub fn explain(args: &ExplainArgs) -> ExitCode {
 }
 
 fn try_explain(args: &ExplainArgs) -> anyhow::Result<()> {
+    if let Some(id) = &args.request_id {
+        return show(args, &remembered(&args.gateway, id)?);
+    }
     let described = described(args)?;
+    if args.gateway.admin.is_some() && args.config.is_none() {
+        let explained = args
+            .gateway
+            .ask("POST", "explain", &asked(args, &described)?)?;
+        return show(args, &explained);
+    }
     let file = ConfigFile {
         file: None,
         config: args.config.clone(),
@@ -66,6 +83,61 @@ fn try_explain(args: &ExplainArgs) -> anyhow::Result<()> {
     let text = match args.format {
         Format::Text => Text(&explanation).to_string(),
         Format::Json => format!("{}\n", explanation.json()),
+    };
+    // a reader that went away is no failure
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(())
+}
+
+/// What a gateway remembers of a request.
+fn remembered(gateway: &AdminAddress, id: &str) -> anyhow::Result<Value> {
+    if id.is_empty() || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
+        bail!(
+            "{} is not a request id: it stands in X-Request-Id of the answer",
+            quoted(id)
+        );
+    }
+    let escaped = id.bytes().map(|byte| match byte {
+        b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' | b'-' | b'_' => char::from(byte).to_string(),
+        _ => format!("%{byte:02x}"),
+    });
+    let path = format!("decisions/{}", escaped.collect::<String>());
+    gateway.ask("GET", &path, &Value::Null)
+}
+
+/// The request as the admin API is asked for it.
+fn asked(args: &ExplainArgs, described: &Described) -> anyhow::Result<Value> {
+    let fields = described.head.headers.iter().map(|(name, value)| {
+        let value = value.to_str();
+        Ok(json!([
+            name.as_str(),
+            value.with_context(|| format!("the value of {name} is no text"))?
+        ]))
+    });
+    let fields: Vec<Value> = fields.collect::<anyhow::Result<_>>()?;
+    Ok(json!({
+        "method": described.head.method.as_str(),
+        "url": described.head.uri.to_string(),
+        "headers": fields,
+        "peer": described.peer.to_string(),
+        "body": args.data,
+    }))
+}
+
+/// What a gateway has explained.
+fn show(args: &ExplainArgs, explained: &Value) -> anyhow::Result<()> {
+    let mut text = String::new();
+    if let (Some(id), Some(at)) = (explained["request_id"].as_str(), explained["at"].as_str()) {
+        let outcome = explained["outcome"].as_str().unwrap_or_default();
+        text = format!("request {} was {outcome} at {at}\n\n", id.escape_debug());
+    }
+    let text = match args.format {
+        Format::Text => {
+            text + explained["text"]
+                .as_str()
+                .context("the gateway says nothing")?
+        }
+        Format::Json => format!("{explained}\n"),
     };
     // a reader that went away is no failure
     let _ = std::io::stdout().write_all(text.as_bytes());

@@ -48,7 +48,7 @@ pub fn healthcheck(args: &HealthcheckArgs) -> ExitCode {
 }
 
 /// The `HOST:PORT` of an address as it is written, with or without its scheme.
-fn authority(admin: &str) -> Result<&str, String> {
+pub(super) fn authority(admin: &str) -> Result<&str, String> {
     const HINT: &str = "write http://HOST:PORT, such as http://127.0.0.1:9901";
     if admin.starts_with("https://") {
         return Err(format!(
@@ -61,7 +61,7 @@ fn authority(admin: &str) -> Result<&str, String> {
         return Err(format!("this is no address of an admin listener: {HINT}"));
     }
     if authority.contains(['/', '?', '#']) {
-        return Err(format!("it has a path, and /readyz is asked for: {HINT}"));
+        return Err(format!("it has a path: {HINT}"));
     }
     let port = authority
         .rsplit_once(':')

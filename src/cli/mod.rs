@@ -6,12 +6,14 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Args, Parser, Subcommand};
 
+pub mod admin;
 pub mod check;
 pub mod explain;
 pub mod hash_key;
 pub mod healthcheck;
 pub mod init;
 pub mod run;
+pub mod top;
 
 /// A rate-limiting reverse proxy that protects an origin from being overrun.
 #[derive(Debug, Parser)]
@@ -34,8 +36,10 @@ pub enum Command {
     Run(run::RunArgs),
     /// Check a configuration: every problem, with its place and how to mend it.
     Check(check::CheckArgs),
-    /// Show what becomes of a request, and why: its client, its route, each limit. Offline.
+    /// Show what becomes of a request, and why: its client, its route, each limit. Offline, or of a gateway that runs.
     Explain(explain::ExplainArgs),
+    /// Show what a gateway that runs does at the moment, and whom it rejects most.
+    Top(top::TopArgs),
     /// Write a commented configuration to start from.
     Init(init::InitArgs),
     /// Print the entry of a keys file for an API key, which is read and neither shown nor kept.
@@ -76,6 +80,7 @@ pub fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Check(args) => check::check(&args),
         Command::Explain(args) => explain::explain(&args),
+        Command::Top(args) => top::top(&args),
         Command::Init(args) => init::init(&args),
         Command::HashKey(args) => hash_key::hash_key(&args),
         Command::Healthcheck(args) => healthcheck::healthcheck(&args),

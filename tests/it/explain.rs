@@ -169,6 +169,7 @@ fn what_cannot_be_explained_says_what_to_write() {
         (vec!["/", "-H", "x-api-key"], "with a colon"),
         (vec!["/", "-H", "x api key: 1"], "not the name of a header"),
         (vec!["/", "-c", "nowhere.toml"], "nowhere.toml"),
+        (vec!["/", "--admin", "x"], "http://HOST:PORT"),
     ] {
         let explained = explain(&arguments);
         assert_eq!(explained.code, Some(1), "{arguments:?}: {explained}");
@@ -180,7 +181,7 @@ fn what_cannot_be_explained_says_what_to_write() {
     for arguments in [
         vec![],
         vec!["/", "--peer", "nobody"],
-        vec!["/", "--admin", "x"],
+        vec!["--request-id", "1", "/"],
     ] {
         assert_eq!(explain(&arguments).code, Some(2), "{arguments:?}");
     }

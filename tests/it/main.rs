@@ -9,6 +9,7 @@ mod budget;
 mod cli;
 mod config;
 mod corpora;
+mod dashboard;
 mod explain;
 mod grpc;
 mod harness;

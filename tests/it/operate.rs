@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Client, Gateway, Request, eventually, wait::eventually_eq};
+use crate::support::{Client, Gateway, Request, eventually, tidegate, wait::eventually_eq};
 
 const LIMITED: &str = r#"
     [gateway]
@@ -501,4 +501,81 @@ fn everything_at_a_glance() {
     assert_eq!(status["latest"].as_array().map(Vec::len), Some(2));
     assert_eq!(status["latest"][0]["limit"], "per_ip");
     assert_eq!(status["upstreams"][0]["servers"][0]["healthy"], true);
+}
+
+#[test]
+fn the_command_line_explains_a_request_by_its_id_and_one_that_is_described() {
+    let gateway = Gateway::with(LIMITED).start();
+    gateway.statuses(&Request::get("/"), 3);
+    let refused = gateway.get("/cart");
+    let id = refused.header("x-request-id").expect("an id");
+    let admin = format!("http://{}", gateway.admin_address());
+    let explain = |arguments: &[&str]| {
+        let all = [&["explain", "--admin", &admin], arguments].concat();
+        tidegate(gateway.folder(), &all)
+    };
+    let by_id = explain(&["--request-id", id]);
+    assert_eq!(by_id.code, Some(0), "{by_id}");
+    let said = &by_id.stdout;
+    assert!(
+        said.starts_with(&format!("request {id} was rejected at 20")),
+        "{by_id}"
+    );
+    assert!(
+        said.contains("per_ip     REJECTS, for ") && said.contains("429, Retry-After: "),
+        "{by_id}"
+    );
+    let described = explain(&["http://a.example/cart", "--peer", "203.0.113.9"]);
+    assert!(
+        described.stdout.contains("admits, 3 of 3 left"),
+        "{described}"
+    );
+    assert!(
+        described.stdout.contains("as they stand now"),
+        "{described}"
+    );
+    let json = explain(&["/cart", "--format", "json"]);
+    let json: Value = serde_json::from_str(&json.stdout).expect("JSON");
+    assert_eq!(json["answer"]["status"], 429);
+    let unknown = explain(&["--request-id", "nobody"]);
+    assert_eq!(unknown.code, Some(1), "{unknown}");
+    assert!(
+        unknown.stderr.contains("no decision with this request id"),
+        "{unknown}"
+    );
+    let nowhere = tidegate(gateway.folder(), &["top", "--admin", "http://127.0.0.1:1"]);
+    assert_eq!(nowhere.code, Some(1), "{nowhere}");
+    assert!(
+        nowhere.stderr.contains("no gateway answers at"),
+        "{nowhere}"
+    );
+}
+
+#[test]
+fn top_shows_what_happens_and_to_whom() {
+    let toml = format!("{LIMITED}[admin]\naddress = \"127.0.0.1:0\"\ntoken_file = \"token\"\n");
+    let gateway = Gateway::with(&toml)
+        .file("token", "a-token-of-sixteen\n")
+        .start();
+    gateway.statuses(&Request::get("/"), 5);
+    let admin = format!("http://{}", gateway.admin_address());
+    let top = |arguments: &[&str]| {
+        let all = [&["top", "--once", "--admin", &admin], arguments].concat();
+        tidegate(gateway.folder(), &all)
+    };
+    let shown = top(&["--token-file", "token"]);
+    assert_eq!(shown.code, Some(0), "{shown}");
+    for part in [
+        "requests/s",
+        "per_ip               enforce",
+        "REJECTED MOST",
+        "ip=127.0.0.1/32",
+    ] {
+        assert!(shown.stdout.contains(part), "{part}: {shown}");
+    }
+    let refused = top(&[]);
+    assert!(
+        refused.code == Some(1) && refused.stderr.contains("--token-file"),
+        "{refused}"
+    );
 }

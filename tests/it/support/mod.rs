@@ -3,6 +3,7 @@
 //! Everything here blocks: a test is a sentence read from top to bottom, and the programs under test are other
 //! processes or threads. Every wait is bounded, every port is chosen by the system, every child is ended on drop.
 
+pub mod browser;
 pub mod cli;
 pub mod collector;
 pub mod curl;
