@@ -199,6 +199,22 @@ impl Buckets {
     /// stepped back. A cost of 0 always fits and changes nothing.
     #[inline(always)]
     pub(super) fn charge(&self, ask: &Ask, tat: u64) -> Result<u64, u64> {
+        let bucket = self.bucket(ask.tier);
+        let now = self.scale.units(ask.now_ns);
+        let span = bucket.interval.get().saturating_mul(ask.cost);
+        // the usual case, in as few steps as can be; each is one of the general case
+        let debt = tat.saturating_sub(now);
+        let after = debt.saturating_add(span);
+        let is_usual = ask.max_delay_ns == 0 && now <= self.last && debt <= self.credible;
+        if is_usual && after <= bucket.fill && span > 0 {
+            return Ok(now.saturating_add(after));
+        }
+        self.charge_unusual(&{ *ask }, tat)
+    }
+
+    /// A charge that waits, that is denied, of nothing, or by a clock that is far from where it was.
+    #[inline(never)]
+    fn charge_unusual(&self, ask: &Ask, tat: u64) -> Result<u64, u64> {
         if ask.cost == 0 {
             return Ok(tat);
         }

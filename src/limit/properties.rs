@@ -376,9 +376,10 @@ fn wait_after_a_step_back_is_bounded_and_true() {
         let subject = Subject::new(algorithm, trace.0, trace.1);
         let (unit, fill) = spans(trace.0);
         for (now_ns, cost) in back_and_forth(&trace) {
-            let too_late = now_ns > LATE_NS;
             let standing = subject.admit(now_ns, cost);
-            if let (Some(wait), false) = (standing.retry_after_ns, too_late) {
+            let wait = standing.retry_after_ns;
+            // from a certain age of the process on nothing is admitted: a wait that ends then is not kept
+            if let Some(wait) = wait.filter(|wait| now_ns.saturating_add(*wait) <= LATE_NS) {
                 // rounding adds less than a nanosecond per unit
                 let fills = algorithm.most_fills() * (fill + trace.0.burst.get());
                 let delay = subject.charge(cost).max_delay_ns;

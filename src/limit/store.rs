@@ -169,6 +169,8 @@ impl Store {
     }
 
     /// One limit alone charges at once what it would propose among others.
+    ///
+    /// Whatever is not the usual case begins again out of line: nothing of it is kept ready here.
     #[inline(always)]
     fn admit_one<'a>(
         &self,
@@ -178,19 +180,33 @@ impl Store {
         verdict: &mut Verdict<'a>,
     ) {
         let asked = Word::new(charge, words, now_ns);
-        let (place, old, proposed) = asked.propose(self);
-        push(&mut verdict.findings, asked.finding(old, proposed.is_err()));
-        let Some((new, finding)) = proposed.ok().zip(verdict.findings.first_mut()) else {
-            return;
-        };
-        if charge.cost == 0 {
-            return;
+        let findings = &mut verdict.findings;
+        if let Some((cell, old)) = asked.own(self) {
+            let proposed = asked.proposed(old);
+            match proposed {
+                Ok(new) if new != old => {
+                    if word::swap(cell, words, charge.cost, old, new) {
+                        return push(findings, asked.charged(new, Held::Own));
+                    }
+                }
+                Ok(kept) | Err(kept) if kept == old => {
+                    return push(findings, asked.finding(old, proposed.is_err()));
+                }
+                _ => {}
+            }
         }
-        let swap = |cell| word::swap(cell, words, charge.cost, old, new);
-        if place.cell.is_some_and(swap) {
-            finding.charge(new, place.held);
-        } else {
-            *finding = self.charge_late(now_ns, charge, place);
+        push(findings, self.admit_unusual(now_ns, charge, words));
+    }
+
+    /// A key without a slot, a word that others are changing, or a clock that stepped back.
+    #[cold]
+    #[inline(never)]
+    fn admit_unusual<'a>(&self, now_ns: u64, charge: &Charge<'a>, words: &'a Words) -> Finding<'a> {
+        let asked = Word::new(charge, words, now_ns);
+        let (place, old, proposed) = asked.propose(self);
+        match proposed {
+            Ok(_) if charge.cost > 0 => asked.charge(self, place),
+            _ => asked.finding(old, proposed.is_err()),
         }
     }
 

@@ -310,15 +310,12 @@ impl Table {
     /// The groups of a key, the preferred one first.
     #[inline]
     fn choices(&self, address: &Address) -> impl Iterator<Item = &Group> {
-        let (groups, _) = self
-            .words
-            .get(self.first..)
-            .unwrap_or_default()
-            .as_chunks::<LINE>();
         let (start, stride, count) = (address.start, address.stride, u64::from(self.groups));
         (0..CHOICES).filter_map(move |choice| {
             let hash = start.wrapping_add(stride.wrapping_mul(choice));
-            groups.get((u64::from(hash).wrapping_mul(count) >> 32) as usize)
+            let group = (u64::from(hash).wrapping_mul(count) >> 32) as usize;
+            let words = self.words.get(self.first + group * LINE..)?;
+            words.first_chunk()
         })
     }
 }

@@ -65,19 +65,32 @@ impl<'a> Word<'a> {
         }
     }
 
+    /// The key's own cell and its word, where it has one that is not changing hands.
+    #[inline(always)]
+    pub(super) fn own<'s>(&self, store: &'s Store) -> Option<(Cell<'s>, u64)>
+    where
+        'a: 's,
+    {
+        let cell = match &self.address {
+            None => Cell::own(&self.state.unkeyed.0),
+            Some(address) => store.table.find(address)?,
+        };
+        Some((cell, cell.load()?))
+    }
+
+    /// What the charge would make of this word. `Err`: it denies.
+    #[inline(always)]
+    pub(super) fn proposed(&self, word: u64) -> Result<u64, u64> {
+        self.words.charge(&self.ask, word)
+    }
+
     /// Where the word is, and what it is.
     #[inline(always)]
     fn find<'s>(&self, store: &'s Store) -> (Place<'s>, u64)
     where
         'a: 's,
     {
-        let own = match &self.address {
-            None => Some(Cell::own(&self.state.unkeyed.0)),
-            Some(address) => store.table.find(address),
-        };
-        if let Some(cell) = own
-            && let Some(word) = cell.load()
-        {
+        if let Some((cell, word)) = self.own(store) {
             return (Place::new(cell, Held::Own), word);
         }
         match self
@@ -112,7 +125,7 @@ impl<'a> Word<'a> {
         'a: 's,
     {
         let (place, old) = self.find(store);
-        let proposed = self.words.charge(&self.ask, old);
+        let proposed = self.proposed(old);
         if let Err(kept) = proposed {
             place.move_back(old, kept);
         }
