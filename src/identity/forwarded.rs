@@ -5,6 +5,7 @@
 
 use std::{borrow::Cow, net::IpAddr};
 
+use arrayvec::ArrayVec;
 use http::{HeaderMap, header::FORWARDED};
 
 use super::address::{self, Doubt, ELEMENTS_MAX, Element, trim};
@@ -16,17 +17,16 @@ const VALUE_MAX_BYTES: usize = 256;
 /// the length of the field; allocates only for values with backslashes.
 pub(super) fn elements(headers: &HeaderMap) -> Result<impl Iterator<Item = Element<'_>>, Doubt> {
     const KEPT: usize = ELEMENTS_MAX + 1;
-    // a ring: the n-th element stands at n modulo its length, so the last ones survive
-    let mut ring = [Raw {
-        text: b"",
-        node: None,
-    }; KEPT];
+    // a ring once it is full: the n-th element stands at n modulo its length, so the last ones survive
+    let mut ring = ArrayVec::<Raw<'_>, KEPT>::new();
     let mut count = 0;
     for line in headers.get_all(FORWARDED) {
         let mut rest = Some(line.as_bytes());
         while let Some(text) = rest {
             let (element, after) = element(text).ok_or(Doubt::Malformed)?;
-            ring[count % KEPT] = element;
+            if let Err(full) = ring.try_push(element) {
+                ring[count % KEPT] = full.element();
+            }
             count += 1;
             rest = after;
         }
@@ -64,8 +64,7 @@ fn element(text: &[u8]) -> Option<(Raw<'_>, Option<&[u8]>)> {
             // no pair here
         } else {
             let (name, value, after) = pair(rest)?;
-            seen.note(name)?;
-            if name.eq_ignore_ascii_case(b"for") {
+            if seen.note(name)? == Some(FOR) {
                 node = Some(value);
             }
             rest = after;
@@ -99,18 +98,19 @@ fn skip_whitespace(mut text: &[u8]) -> &[u8] {
 
 /// Which of the registered parameters an element has; each may occur once (RFC 7239 §4).
 #[derive(Default)]
-struct Seen([bool; 4]);
+struct Seen([bool; REGISTERED.len()]);
+
+const REGISTERED: [&[u8]; 4] = [b"for", b"by", b"host", b"proto"];
+const FOR: usize = 0;
 
 impl Seen {
-    fn note(&mut self, name: &[u8]) -> Option<()> {
-        const REGISTERED: [&[u8]; 4] = [b"for", b"by", b"host", b"proto"];
-        let Some(at) = REGISTERED
+    /// Which of [`REGISTERED`] it is, if it is one; `None` where it occurs again.
+    fn note(&mut self, name: &[u8]) -> Option<Option<usize>> {
+        let at = REGISTERED
             .iter()
-            .position(|known| name.eq_ignore_ascii_case(known))
-        else {
-            return Some(());
-        };
-        (!std::mem::replace(&mut self.0[at], true)).then_some(())
+            .position(|known| name.eq_ignore_ascii_case(known));
+        let again = at.is_some_and(|at| std::mem::replace(&mut self.0[at], true));
+        (!again).then_some(at)
     }
 }
 
@@ -172,16 +172,24 @@ fn is_text(byte: u8) -> bool {
 
 /// Reads one or more token characters (RFC 9110 §5.6.2).
 fn token(text: &[u8]) -> Option<(&[u8], &[u8])> {
-    let is_token = |byte: &u8| {
-        byte.is_ascii_alphanumeric()
-            || matches!(byte, b'!' | b'#'..=b'\'' | b'*' | b'+' | b'-' | b'.' | b'^'..=b'`' | b'|' | b'~')
-    };
     let end = text
         .iter()
-        .position(|byte| !is_token(byte))
+        .position(|byte| !TOKEN[usize::from(*byte)])
         .unwrap_or(text.len());
     (end > 0).then(|| text.split_at(end))
 }
+
+/// Which bytes are token characters: a table, since they are asked for one by one.
+const TOKEN: [bool; 256] = {
+    let mut table = [false; 256];
+    let mut byte = 0;
+    while byte < table.len() {
+        table[byte] = (byte as u8).is_ascii_alphanumeric()
+            || matches!(byte as u8, b'!' | b'#'..=b'\'' | b'*' | b'+' | b'-' | b'.' | b'^'..=b'`' | b'|' | b'~');
+        byte += 1;
+    }
+    table
+};
 
 /// The address of `node = nodename [ ":" node-port ]` (RFC 7239 §6). None for `unknown`, for an obfuscated name, and for
 /// what is no node at all. An IPv6 address stands in brackets here, always.
