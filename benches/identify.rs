@@ -93,7 +93,7 @@ impl Case {
                 ..Settings::default()
             }),
             headers,
-            cache: TokenCache::new([7; 16]),
+            cache: TokenCache::new([7; 32]),
             forgets,
         }
     }
@@ -107,7 +107,7 @@ impl Case {
         while start.elapsed() < SLICE {
             for _ in 0..BATCH {
                 if self.forgets {
-                    self.identify(&TokenCache::new([7; 16]));
+                    self.identify(&TokenCache::new([7; 32]));
                 } else {
                     self.identify(&self.cache);
                 }

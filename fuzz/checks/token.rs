@@ -76,7 +76,7 @@ fn user_of(token: &[u8]) -> Option<String> {
     let value = HeaderValue::from_bytes(token).ok()?;
     let headers = HeaderMap::from_iter([(HEADER.clone(), value)]);
     let identifier = identifier();
-    let cache = TokenCache::new([7; 16]);
+    let cache = TokenCache::new([7; 32]);
     let user = || {
         let held = HeldToken::default();
         let tokens = Tokens {

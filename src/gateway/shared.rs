@@ -42,7 +42,7 @@ pub struct Shared {
     pub(super) store: Arc<Store>,
     pub(super) hasher: KeyHasher,
     /// Under which workers remember tokens.
-    pub(super) token_secret: [u8; 16],
+    pub(super) token_secret: [u8; 32],
     /// Where limits are kept together with other gateways.
     pub(super) budget: Option<Arc<Purse>>,
     pub(super) decision_seconds: Histogram,
@@ -323,8 +323,8 @@ fn since_ns(epoch: Instant) -> u64 {
     u64::try_from(epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn secret() -> io::Result<[u8; 16]> {
-    let mut secret = [0; 16];
+fn secret<const BYTES: usize>() -> io::Result<[u8; BYTES]> {
+    let mut secret = [0; BYTES];
     getrandom::fill(&mut secret).map_err(|error| io::Error::other(error.to_string()))?;
     Ok(secret)
 }

@@ -47,7 +47,7 @@ struct Memory {
 impl Memory {
     fn tokens(&mut self) -> Tokens<'_> {
         Tokens {
-            cache: self.cache.insert(TokenCache::new([1; 16])),
+            cache: self.cache.insert(TokenCache::new([1; 32])),
             held: &self.held,
             now: std::time::SystemTime::now,
         }

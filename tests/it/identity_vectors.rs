@@ -49,7 +49,7 @@ fn client(identifier: &Identifier, peer: &str, field: &'static str, lines: &[&st
             HeaderValue::from_str(line).expect("a value"),
         );
     }
-    let (cache, held) = (TokenCache::new([1; 16]), HeldToken::default());
+    let (cache, held) = (TokenCache::new([1; 32]), HeldToken::default());
     let tokens = Tokens {
         cache: &cache,
         held: &held,

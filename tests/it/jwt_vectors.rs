@@ -100,7 +100,7 @@ fn every_vector_is_accepted_or_rejected() {
     let bare = HeaderName::from_static("x-token");
     let behind_bearer = identifier(AUTHORIZATION, &vectors);
     let on_its_own = identifier(bare.clone(), &vectors);
-    let cache = TokenCache::new([7; 16]);
+    let cache = TokenCache::new([7; 32]);
     for vector in list {
         let (id, token) = (text(vector, "id"), text(vector, "token"));
         let accepted = vector["accept"].as_bool().expect("a boolean");
@@ -113,7 +113,7 @@ fn every_vector_is_accepted_or_rejected() {
                     AUTHORIZATION,
                     &format!("Bearer {token}"),
                 ),
-                user(&on_its_own, &TokenCache::new([8; 16]), bare.clone(), token),
+                user(&on_its_own, &TokenCache::new([8; 32]), bare.clone(), token),
             ] {
                 assert_eq!(
                     found.is_ok(),
@@ -133,7 +133,7 @@ fn every_vector_is_accepted_or_rejected() {
 fn what_is_wrong_with_a_token_is_told_apart_for_the_metric() {
     let vectors = vectors();
     let identifier = identifier(AUTHORIZATION, &vectors);
-    let cache = TokenCache::new([7; 16]);
+    let cache = TokenCache::new([7; 32]);
     let kind_of = |id: &str| {
         let list = vectors["vectors"].as_array().expect("a list");
         let vector = list.iter().find(|vector| vector["id"] == id);
