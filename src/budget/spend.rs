@@ -518,3 +518,110 @@ impl Takings {
         self.each.iter().any(|taken| taken.what.is_final())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        pin::pin,
+        task::{Context, Poll, Waker},
+        time::Duration,
+    };
+
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::{
+        budget::{Degraded, hand::Hands, lease::Terms},
+        telemetry::Metrics,
+    };
+
+    const SECOND: u64 = 1_000_000_000;
+
+    /// A budget whose keeper never answers, and a limit in it.
+    fn unanswered(terms: Terms) -> (Budget, Arc<SharedLimit>, mpsc::Receiver<Message>) {
+        let metrics = Metrics::install().lease("all", "local");
+        let when_down = WhenDown::Closed;
+        let limit = Arc::new(SharedLimit::new("all", vec![terms], when_down, 0, metrics));
+        let (keeper, messages) = mpsc::channel(8);
+        let budget = Budget {
+            hands: Arc::new(Hands::new(64, 1)),
+            keeper,
+            degraded: Arc::<Degraded>::default(),
+            wait: Duration::from_secs(1),
+        };
+        (budget, limit, messages)
+    }
+
+    /// Whether it is decided without waiting, and admitted.
+    fn decided_at_once(budget: &Budget, limit: &Arc<SharedLimit>) -> Option<bool> {
+        let store = Store::new(1);
+        let claims = [Claim {
+            limit,
+            tier: 0,
+            key: Some(Key(7)),
+            cost: 1,
+        }];
+        let decision = budget.admit(SECOND, &store, &[], &claims, |_| Name::default());
+        match pin!(decision).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(decided) => Some(decided.expect("it is not closed").shared.admitted()),
+            Poll::Pending => None,
+        }
+    }
+
+    #[tokio::test]
+    async fn with_tokens_in_hand_or_a_refusal_remembered_nothing_is_awaited_and_nobody_asked() {
+        let terms = Terms::new(Algorithm::Bucket, 5, Duration::from_secs(1), 5, true);
+        let (budget, limit, mut messages) = unanswered(terms);
+        let place = budget
+            .hands
+            .claim(Tag::new(Key(7), 0))
+            .expect("there is room");
+        let hand = budget.hands.hand(place);
+        hand.bank(0, 2 * SECOND, 2);
+        let said: Vec<_> = (0..2).map(|_| decided_at_once(&budget, &limit)).collect();
+        assert_eq!(said, [Some(true), Some(true)]);
+        hand.refuse_until(2 * SECOND);
+        assert_eq!(decided_at_once(&budget, &limit), Some(false));
+        assert!(messages.try_recv().is_err(), "nobody was asked");
+        hand.refuse_until(0);
+        assert_eq!(
+            decided_at_once(&budget, &limit),
+            None,
+            "now Redis has to be"
+        );
+        assert!(matches!(messages.try_recv(), Ok(Message::Ask(_))));
+    }
+
+    #[tokio::test]
+    async fn a_slot_whose_request_goes_away_while_it_is_decided_comes_back() {
+        let (budget, limit, mut messages) = unanswered(Terms::slots(1, true));
+        let place = budget
+            .hands
+            .claim(Tag::new(Key(7), 0))
+            .expect("there is room");
+        let store = Store::new(1);
+        let claims = [Claim {
+            limit: &limit,
+            tier: 0,
+            key: Some(Key(7)),
+            cost: 1,
+        }];
+        {
+            let decision = budget.admit(SECOND, &store, &[], &claims, |_| Name::default());
+            let mut decision = pin!(decision);
+            let first = decision
+                .as_mut()
+                .poll(&mut Context::from_waker(Waker::noop()));
+            assert!(first.is_pending());
+            let Ok(Message::Ask(question)) = messages.try_recv() else {
+                panic!("it asks")
+            };
+            let at = (&budget.hands, &budget.keeper);
+            let lent = Lent::new(at, (place, question.tag), 1, false);
+            let word = Word::Lent(lent);
+            assert!(question.answer.send(Answer { place, word }).is_ok());
+            // the answer is on its way, and the client leaves
+        }
+        assert_eq!(budget.hands.slots(place).free(), 1);
+    }
+}

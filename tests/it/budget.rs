@@ -163,6 +163,26 @@ fn far_below_its_limit_a_request_costs_next_to_no_commands() {
 }
 
 #[test]
+fn a_reply_that_brings_nothing_is_not_asked_for_again_until_somebody_spends() {
+    let redis = Redis::start();
+    // the share of one of four in what is left is less than a token for a while
+    let gateways: Vec<Gateway> = (0..4)
+        .map(|_| shared(&redis, "rate = \"20/s\"\nburst = 20"))
+        .collect();
+    let statuses = burst(&gateways, 400, 2);
+    let requests: usize = statuses.values().sum();
+    let calls: f64 = gateways
+        .iter()
+        .map(|gateway| gateway.metric("tidegate_budget_calls_total{outcome=\"ok\"}"))
+        .sum();
+    println!("{calls} calls for {requests} requests");
+    assert!(
+        calls <= requests as f64,
+        "{calls} calls for {requests} requests"
+    );
+}
+
+#[test]
 fn a_refusal_is_remembered_and_costs_no_calls() {
     let redis = Redis::start();
     let gateways = [shared(

@@ -178,7 +178,8 @@ pub(super) fn arguments(terms: &Terms, call: &Call, id: &str, number: u64) -> Ve
                 call.want.to_string(),
                 call.part.to_string(),
                 call.arrivals.to_string(),
-                call.rate.to_string(),
+                // an estimate, and every byte travels
+                format!("{:.3}", call.rate),
                 call.since_us.to_string(),
                 call.memory_us.to_string(),
                 call.unknown.to_string(),

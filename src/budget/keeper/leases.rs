@@ -235,11 +235,12 @@ impl Leases {
         } else if unused > 0 {
             entry.lease.unused(reply.generation, unused);
         }
-        self.go_on(wire, now_ns, event.place);
+        self.go_on(wire, now_ns, event.place, false);
     }
 
-    /// What is to be done for a key that has no call in flight.
-    fn go_on(&mut self, wire: &mut Wire, now_ns: u64, place: usize) {
+    /// What is to be done for a key that has no call in flight. Only a request that spends fills the hand up: whoever asked again
+    /// because a reply brought nothing would ask without end.
+    fn go_on(&mut self, wire: &mut Wire, now_ns: u64, place: usize, has_spent: bool) {
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
         };
@@ -260,7 +261,11 @@ impl Leases {
             return;
         }
         let (held, _) = hand.held(now_ns);
-        if entry.lease.is_low(now_ns, &terms, horizon_ns, rtt_ns, held) {
+        let is_low = || {
+            let lease = &entry.lease;
+            lease.is_low(now_ns, &terms, horizon_ns, rtt_ns, held)
+        };
+        if has_spent && is_low() {
             return self.call(wire, now_ns, place, true);
         }
         hand.set_low(entry.lease.low_mark(now_ns, &terms, horizon_ns, rtt_ns));
@@ -271,7 +276,7 @@ impl Leases {
         if let Some(entry) = self.entries.get_mut(&place) {
             let horizon_ns = entry.terms().horizon_ns(wire.rtt_ns(entry.shard));
             entry.look(now_ns, self.hands.hand(place), horizon_ns);
-            self.go_on(wire, now_ns, place);
+            self.go_on(wire, now_ns, place, true);
             self.settle(wire, now_ns, place);
         }
     }
@@ -287,7 +292,7 @@ impl Leases {
     ) {
         if let Some(entry) = self.entries.get_mut(&place) {
             entry.lease.unused(generation, tokens);
-            self.go_on(wire, now_ns, place);
+            self.go_on(wire, now_ns, place, false);
         }
     }
 
@@ -328,9 +333,14 @@ impl Leases {
                 let (held, _) = hand.held(now_ns);
                 let surplus = entry.lease.surplus(now_ns, &terms, horizon_ns, held);
                 let back = hand.withdraw(surplus);
-                if back != [0, 0] || entry.lease.debt() > 0 {
+                let (alone, _) = hand.alone(now_ns);
+                let is_open = wire.is_open(entry.shard);
+                let owes = entry.lease.debt() > 0 || alone > 0 && !is_open;
+                let is_idle = held == [0, 0] && entry.lease.is_idle(now_ns, horizon_ns);
+                if back != [0, 0] || owes {
                     self.call_back(wire, now_ns, place, false, back);
-                } else if held == [0, 0] && entry.lease.is_idle(now_ns, horizon_ns) {
+                } else if is_idle && !is_open {
+                    // without Redis a key that is forgotten would begin anew, with a burst that it has had
                     return self.forget(place);
                 }
             }

@@ -4,13 +4,13 @@ use std::{
     io::{Read, Write},
     net::TcpListener,
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use redis::Value;
 
 use super::{HOURLY, burst, refilled, waiting};
-use crate::support::{Gateway, Redis, Request, eventually, redis::free_address};
+use crate::support::{Gateway, Redis, Request, eventually, redis::free_address, wait::pause};
 
 fn shared(redis: &Redis, limit: &str) -> Gateway {
     shared_at(&redis.url(), limit)
@@ -95,6 +95,27 @@ fn a_redis_that_is_killed_and_comes_back_is_used_again_and_told_what_it_missed()
     assert!(
         after >= 25 - (alone - 20),
         "{after} passed after {alone} without Redis"
+    );
+}
+
+#[test]
+fn a_key_gets_its_part_once_however_long_redis_is_away() {
+    let mut redis = Redis::start();
+    // forgotten after a second without a call, were Redis there
+    let gateway = shared(&redis, "rate = \"20/s\"\nburst = 20");
+    assert_eq!(gateway.get("/").status, 200);
+    redis.kill();
+    until_given_up(&gateway);
+    let (begun, mut alone) = (Instant::now(), 0);
+    while begun.elapsed() < Duration::from_secs(6) {
+        alone += passed(&gateway, 20);
+        pause(Duration::from_millis(20));
+    }
+    // ten at once, and ten a second
+    let most = 10.0 + 10.0 * begun.elapsed().as_secs_f64() + 2.0;
+    assert!(
+        f64::from(u32::try_from(alone).expect("few")) <= most,
+        "{alone} of {most}"
     );
 }
 
