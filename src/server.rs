@@ -73,7 +73,7 @@ const REPLACED: &str = "SIGUSR1";
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => {
-            "; `ss -ltnp` shows who has it, or choose another in the configuration"
+            "; `ss -ltnp` shows who has it: choose another in the configuration, or replace a running gateway with --beside"
         }
         io::ErrorKind::PermissionDenied => {
             "; ports below 1024 need a privilege (CAP_NET_BIND_SERVICE)"

@@ -10,8 +10,8 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, Version};
 use tidegate::{
     limit::Quota,
     response::{
-        Asked, BodyStyle, Denial, FieldFamilies, FieldWriter, FieldsOn, Met, Policy, Settings,
-        too_many_requests,
+        Asked, BodyStyle, Denial, FieldFamilies, FieldWriter, FieldsOn, Grpc, Met, Policy,
+        Settings, too_many_requests,
     },
 };
 
@@ -627,4 +627,73 @@ fn nothing_is_added_to_what_another_draft_wrote() {
     let headers = beside("ratelimit-policy", theirs, "perip");
     shows(&headers, "ratelimit-policy", theirs);
     shows(&headers, "ratelimit", "\"perip\";r=7;t=21");
+}
+
+/// What a gRPC call is told that a limit stops.
+fn refused_call(met: &[Met<'_>], retry_after_ns: Option<u64>) -> Response<Bytes> {
+    let id = HeaderValue::from_static("id-1");
+    let asked = Asked {
+        is_head: false,
+        version: Version::HTTP_2,
+        request_id: Some(&id),
+        grpc: Some(Grpc::Native),
+    };
+    let denial = Denial {
+        met,
+        retry_after_ns,
+    };
+    let mut writer = FieldWriter::new();
+    too_many_requests(&denial, &asked, &SETTINGS, &mut writer, at(1_000))
+}
+
+#[test]
+fn a_grpc_call_is_told_its_status_and_the_exact_wait_in_its_only_head() {
+    let p = per_minute("p", 5);
+    for (wait, pushback, details) in [
+        (
+            5 * S,
+            "5000",
+            "CAgSE3JhdGUgbGltaXQgZXhjZWVkZWQaMAoodHlwZS5nb29nbGVhcGlzLmNvbS9nb29nbGUucnBjLlJldHJ5SW5mbxIECgIIBQ",
+        ),
+        (
+            500 * MS,
+            "500",
+            "CAgSE3JhdGUgbGltaXQgZXhjZWVkZWQaNAoodHlwZS5nb29nbGVhcGlzLmNvbS9nb29nbGUucnBjLlJldHJ5SW5mbxIICgYQgMq17gE",
+        ),
+    ] {
+        let response = refused_call(&[stopped(&p, wait)], Some(wait));
+        assert_eq!(
+            (response.status().as_u16(), response.body().len()),
+            (200, 0)
+        );
+        let headers = response.headers();
+        shows(headers, "content-type", "application/grpc");
+        shows(headers, "grpc-status", "8");
+        shows(headers, "grpc-message", "rate limit exceeded");
+        shows(headers, "grpc-retry-pushback-ms", pushback);
+        shows(headers, "grpc-status-details-bin", details);
+        // it is read as trailers, in which these may not stand
+        for field in [
+            "ratelimit",
+            "ratelimit-policy",
+            "x-ratelimit-limit",
+            "retry-after",
+        ] {
+            assert!(!headers.contains_key(field), "{field}");
+        }
+    }
+}
+
+#[test]
+fn a_grpc_call_that_can_never_pass_is_told_not_to_try_again() {
+    let p = per_minute("p", 10);
+    let met = [Met {
+        denied: true,
+        never: true,
+        ..admitted(&p, 10, 0, 0)
+    }];
+    let headers = refused_call(&met, None).into_parts().0.headers;
+    shows(&headers, "grpc-status", "8");
+    shows(&headers, "grpc-retry-pushback-ms", "-1");
+    assert!(!headers.contains_key("grpc-status-details-bin"));
 }
