@@ -152,8 +152,9 @@ impl Gateway {
         let epoch = Instant::now();
         let counters = metrics.budget(&budget::FAILURES);
         let limits = [Arc::clone(&limit)];
+        let nobody = budget::Reader::new(|_, _| Vec::new());
         let (budget, keeper) =
-            budget::start(&settings, 100_000, &limits, epoch, counters).expect("a thread");
+            budget::start(&settings, 100_000, &limits, epoch, counters, nobody).expect("a thread");
         Gateway {
             budget,
             keeper,

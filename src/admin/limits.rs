@@ -19,8 +19,8 @@ use crate::{
     config::{self, Mode},
     gateway::{
         Shared,
-        operate::{KeyView, LimitView, NoKey},
-        rulings::{Acting, Boost, KeyRuling, LimitRulings, Until},
+        operate::{KeyView, LimitView, NoKey, Reach},
+        rulings::{About, Acting, Boost, KeyRuling, LimitRulings, Until},
     },
     telemetry::{self, Sample},
 };
@@ -66,8 +66,9 @@ impl Admin {
             Method::PUT | Method::POST => set_mode(&shared, None, call),
             Method::DELETE => call.takes(&[]).map(|()| {
                 shared.rulings().rule_all(None);
-                tracing::warn!(from = %call.from, "every limit acts as configured again");
-                Answer::ok(json!({ "ok": true, "kill": null }))
+                let reach = announce(&shared, About::All);
+                tracing::warn!(from = %call.from, reach, "every limit acts as configured again");
+                Answer::ok(json!({ "ok": true, "kill": null, "reach": reach }))
             }),
             _ => Err(Answer::wrong_method("GET, PUT, DELETE")),
         };
@@ -233,11 +234,12 @@ fn set_mode(shared: &Shared, limit: Option<&str>, call: &Call) -> Result<Answer,
         }
         None => shared.rulings().rule_all(ruling),
     }
+    let reach = announce(shared, limit.map_or(About::All, About::Limit));
     let mode = mode.map_or("configured", mode_name);
     let ends = until.map_or_else(|| "taken back".to_owned(), telemetry::moment);
-    tracing::warn!(from = %call.from, limit = limit.unwrap_or("(all)"), mode, until = ends, "an operator has changed how a limit acts");
+    tracing::warn!(from = %call.from, limit = limit.unwrap_or("(all)"), mode, until = ends, reach, "an operator has changed how a limit acts");
     Ok(Answer::ok(
-        json!({ "ok": true, "limit": limit, "mode": mode, "until": until_json(until) }),
+        json!({ "ok": true, "limit": limit, "mode": mode, "until": until_json(until), "reach": reach }),
     ))
 }
 
@@ -251,8 +253,14 @@ fn boost(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer,
             "amount is a whole number of units, at least 1",
         )
     })?;
-    let until = until(call)?;
-    let boost = Arc::new(Boost::new(amount, until));
+    let until = until(call)?.or_else(|| SystemTime::now().checked_add(BOOST_FOR));
+    let gateways = shared.metrics().samples();
+    let gateways = gateways
+        .iter()
+        .find(|sample| sample.name == "tidegate_budget_gateways");
+    // each gateway gives its part
+    let gateways = gateways.map_or(1, |sample| (sample.value as u64).max(1));
+    let boost = Arc::new(Boost::new(amount.div_ceil(gateways), until));
     change(shared, limit, key, call, "boosted", until, |ruling| {
         ruling.boost = Some(boost);
     })
@@ -281,12 +289,14 @@ fn change(
         .map_err(|error| refused(&error))?;
     let ruled = shared.rulings().rule_key(limit, &key, change);
     ruled.map_err(|full| Answer::error(StatusCode::CONFLICT, full.to_string()))?;
+    let reach = announce(shared, About::Key(limit, &key));
     let ends = until.map_or_else(|| "taken back".to_owned(), telemetry::moment);
-    tracing::warn!(from = %call.from, limit, key, until = ends, "an operator has {what} a key");
+    tracing::warn!(from = %call.from, limit, key, until = ends, reach, "an operator has {what} a key");
     let view = shared
         .key(limit, &key, None)
         .map_err(|error| refused(&error))?;
     let mut json = key_json(shared, limit, &view);
+    json["reach"] = json!(reach);
     json["ok"] = json!(true);
     Ok(Answer::ok(json))
 }
@@ -297,22 +307,32 @@ fn reset(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer,
     let key = shared
         .key_name(limit, key)
         .map_err(|error| refused(&error))?;
-    if shared.is_shared(limit) {
-        let why = "what gateways share cannot be reset: grant the key something with …/boost";
-        return Err(Answer::error(StatusCode::CONFLICT, why));
-    }
     let lifted = shared.rulings().rule_key(limit, &key, |ruling| {
         *ruling = KeyRuling::default();
     });
     lifted.map_err(|full| Answer::error(StatusCode::CONFLICT, full.to_string()))?;
+    let reach = announce(shared, About::Key(limit, &key));
+    if shared.is_shared(limit) {
+        let why = "bans and boosts of this key have ended; what gateways have counted together cannot be forgotten: grant the key something with …/boost";
+        return Err(Answer::error(StatusCode::CONFLICT, why));
+    }
     shared.reset(limit, &key).map_err(|error| refused(&error))?;
     tracing::warn!(from = %call.from, limit, key, "an operator has reset a key");
     let view = shared
         .key(limit, &key, None)
         .map_err(|error| refused(&error))?;
     let mut json = key_json(shared, limit, &view);
+    json["reach"] = json!(reach);
     json["ok"] = json!(true);
     Ok(Answer::ok(json))
+}
+
+/// Lets other gateways know what is ruled now; says whom that reaches.
+fn announce(shared: &Shared, about: About<'_>) -> &'static str {
+    match shared.announce(shared.rulings().notice(about)) {
+        Reach::All => "all gateways",
+        Reach::ThisOne => "this gateway",
+    }
 }
 
 fn known(shared: &Shared, limit: &str) -> Result<(), Answer> {
@@ -322,6 +342,9 @@ fn known(shared: &Shared, limit: &str) -> Result<(), Answer> {
         .then_some(())
         .ok_or_else(|| refused(&NoKey::Limit(limit.to_owned())))
 }
+
+/// How long a boost without an end is good.
+const BOOST_FOR: Duration = Duration::from_secs(24 * 3_600);
 
 /// The longest time for which something may be decided; without an end, it is taken back by hand.
 const FOR_MAX: Duration = Duration::from_secs(366 * 24 * 3_600);

@@ -15,6 +15,7 @@
 
 pub mod lease;
 
+mod board;
 mod breaker;
 mod cluster;
 mod hand;
@@ -33,6 +34,7 @@ use std::{
 
 use tokio::{runtime::LocalOptions, sync::mpsc, time::Instant};
 
+pub use board::{Board, Notice, Posted, Reader};
 pub use hand::Lent;
 pub use redis::{Server, Target, Tls};
 pub use settings::{FAILURES, Name, Settings, SharedLimit, Sync, WhenDown};
@@ -52,7 +54,15 @@ pub struct Budget {
     hands: Arc<Hands>,
     keeper: mpsc::Sender<Message>,
     degraded: Arc<Degraded>,
+    board: Board,
     wait: Duration,
+}
+
+impl Budget {
+    /// Where all gateways read what operators have ruled at one.
+    pub fn board(&self) -> &Board {
+        &self.board
+    }
 }
 
 /// Which servers are given up at the moment. Written by the keeper, read by workers.
@@ -86,6 +96,7 @@ pub fn start(
     limits: &[Arc<SharedLimit>],
     epoch: Instant,
     metrics: BudgetMetrics,
+    reader: Reader,
 ) -> io::Result<(Budget, KeeperThread)> {
     let mut random = [0; 16];
     getrandom::fill(&mut random).map_err(|error| io::Error::other(error.to_string()))?;
@@ -105,6 +116,13 @@ pub fn start(
         response: settings.budget * PATIENCE,
     };
     let (keeper, messages) = mpsc::channel(QUEUE);
+    let (board, posts) = Board::new();
+    let reading = board::Duty {
+        target: settings.target.clone(),
+        patience,
+        prefix: settings.key_prefix.clone(),
+        reader,
+    };
     let own = keeper.downgrade();
     let target = settings.target.clone();
     let (hands_of, degraded_of) = (Arc::clone(&hands), Arc::clone(&degraded));
@@ -127,7 +145,10 @@ pub fn start(
             id,
             seed,
         };
-        runtime.block_on(Keeper::run(duty, own, messages, started));
+        runtime.block_on(async {
+            tokio::task::spawn_local(board::serve(reading, posts));
+            Keeper::run(duty, own, messages, started).await;
+        });
     };
     let thread = thread::Builder::new().name("budget".into()).spawn(work)?;
     let first = has_started
@@ -143,6 +164,7 @@ pub fn start(
         hands,
         keeper: keeper.clone(),
         degraded,
+        board,
         wait: settings.budget,
     };
     Ok((budget, KeeperThread { keeper, thread }))

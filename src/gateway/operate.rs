@@ -11,7 +11,7 @@ use super::{
     rulings::{LimitRulings, Rulings},
 };
 use crate::{
-    budget::Claim,
+    budget::{Claim, Notice},
     config::{self, Mode},
     limit::{Charge, Key},
 };
@@ -52,6 +52,15 @@ pub struct KeyView {
     pub retry_after: Option<Duration>,
     /// Where it is kept: `local`, or `lease` for what this gateway has borrowed of a shared one.
     pub source: &'static str,
+}
+
+/// Whom a ruling reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// This gateway.
+    ThisOne,
+    /// Every gateway that shares limits through the same Redis, soon.
+    All,
 }
 
 /// Why a key cannot be shown or ruled on.
@@ -141,6 +150,14 @@ impl Shared {
     /// The name of a key in full, if it is the name of one.
     pub fn key_name(&self, limit: &str, name: &str) -> Result<String, NoKey> {
         Ok(self.named(self.rule(limit)?, name)?.0)
+    }
+
+    /// Lets the gateways that share limits with this one know what has been ruled here. They hear of it within some seconds.
+    pub fn announce(&self, notice: Notice) -> Reach {
+        match &self.budget {
+            Some(budget) if budget.board().post(notice) => Reach::All,
+            _ => Reach::ThisOne,
+        }
     }
 
     /// Whether a limit is kept together with other gateways.

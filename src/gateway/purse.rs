@@ -11,9 +11,12 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::plan::{Plan, PlanError};
+use super::{
+    plan::{Plan, PlanError},
+    rulings::Rulings,
+};
 use crate::{
-    budget::{self, Budget, KeeperThread, SharedLimit},
+    budget::{self, Budget, KeeperThread, Reader, SharedLimit},
     config::Snapshot,
     telemetry::Metrics,
 };
@@ -34,6 +37,7 @@ impl Purse {
         plan: &Plan,
         epoch: Instant,
         metrics: &Metrics,
+        rulings: &Arc<Rulings>,
         previous: Option<&Arc<Purse>>,
     ) -> Result<Option<Arc<Purse>>, PlanError> {
         let Some(redis) = snapshot.redis.as_ref().filter(|_| !plan.shared.is_empty()) else {
@@ -51,7 +55,10 @@ impl Purse {
         }
         let counted = metrics.budget(&budget::FAILURES);
         let max_keys = snapshot.server.max_keys;
-        let (budget, keeper) = budget::start(redis, max_keys, &plan.shared, epoch, counted)?;
+        let rulings = Arc::clone(rulings);
+        let reader = Reader::new(move |posted, is_news| rulings.read(&posted, is_news));
+        let limits = &plan.shared;
+        let (budget, keeper) = budget::start(redis, max_keys, limits, epoch, counted, reader)?;
         Ok(Some(Arc::new(Purse {
             budget,
             keeper: Mutex::new(Some(keeper)),

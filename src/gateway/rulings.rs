@@ -2,7 +2,8 @@
 //! banned, or given something extra.
 //!
 //! **Cost.** A decision reads one byte of each limit that it meets. Only where that says so, the rulings on the limit's keys are
-//! looked up. **Bounds:** [`KEYS_MAX`] keys of each limit. **Time:** a ruling ends by itself when its time has come; whoever runs
+//! looked up. **Bounds:** [`KEYS_MAX`] keys of each limit. **Reach:** where gateways share limits, all of them hear of a ruling
+//! within seconds (`budget::board`); what is left of a boost each counts for itself. **Time:** a ruling ends by itself when its time has come; whoever runs
 //! the process calls [`Rulings::refresh`] every second, which is how late it may be. Reloads change nothing here; a restart
 //! forgets everything.
 
@@ -12,12 +13,16 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU8, AtomicU64, Ordering::Relaxed},
     },
-    time::SystemTime,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use arc_swap::ArcSwap;
+use serde_json::{Value, json};
 
-use crate::config::Mode;
+use crate::{
+    budget::{Notice, Posted},
+    config::Mode,
+};
 
 /// Keys of one limit that rulings may be about.
 pub const KEYS_MAX: usize = 1_000;
@@ -59,6 +64,8 @@ pub struct KeyRuling {
 /// Units that a key may spend before its limit counts again.
 #[derive(Debug)]
 pub struct Boost {
+    /// Tells it from others.
+    pub id: u64,
     /// What was granted.
     pub amount: u64,
     /// Unspent units are gone then.
@@ -69,7 +76,14 @@ pub struct Boost {
 impl Boost {
     /// So many units, none of them spent.
     pub fn new(amount: u64, until: Until) -> Boost {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let id = now.unwrap_or_default().as_micros();
+        Boost::of(u64::try_from(id).unwrap_or(u64::MAX), amount, until)
+    }
+
+    fn of(id: u64, amount: u64, until: Until) -> Boost {
         Boost {
+            id,
             amount,
             until,
             left: AtomicU64::new(amount),
@@ -139,9 +153,14 @@ impl LimitRulings {
 
     /// The ruling on a key, by the form in which access lines show it.
     pub fn on_key(&self, readable: &str) -> Option<KeyRuling> {
-        let ruling = self.keys.load().get(readable).cloned()?;
-        let now = SystemTime::now();
-        ruling.is_in_force(now).then(|| ruling.now(now))
+        let ruling = self.known(readable)?.now(SystemTime::now());
+        ruling.says_something().then_some(ruling)
+    }
+
+    /// The same, with a boost of which nothing is left.
+    fn known(&self, readable: &str) -> Option<KeyRuling> {
+        let ruling = self.keys.load().get(readable).cloned();
+        ruling.filter(|ruling| ruling.is_in_force(SystemTime::now()))
     }
 
     /// All rulings on keys that are in force.
@@ -151,6 +170,7 @@ impl LimitRulings {
         let in_force = keys.iter().filter(|(_, ruling)| ruling.is_in_force(now));
         let mut rulings: Vec<_> = in_force
             .map(|(key, ruling)| (key.clone(), ruling.now(now)))
+            .filter(|(_, ruling)| ruling.says_something())
             .collect();
         rulings.sort_by(|(one, _), (other, _)| one.cmp(other));
         rulings
@@ -196,21 +216,205 @@ impl LimitRulings {
 
 impl KeyRuling {
     fn is_in_force(&self, now: SystemTime) -> bool {
-        self.banned.is_some_and(|until| lasts(until, now)) || self.has_boost(now)
+        // a boost that is spent is remembered, or another gateway's word of it would grant it again
+        let has_boost = self
+            .boost
+            .as_ref()
+            .is_some_and(|boost| lasts(boost.until, now));
+        has_boost || self.banned.is_some_and(|until| lasts(until, now))
     }
 
-    fn has_boost(&self, now: SystemTime) -> bool {
-        let boost = self.boost.as_ref();
-        boost.is_some_and(|boost| lasts(boost.until, now) && boost.left() > 0)
+    fn says_something(&self) -> bool {
+        self.banned.is_some() || self.boost.is_some()
     }
 
     /// Without what is over.
     fn now(&self, now: SystemTime) -> KeyRuling {
         KeyRuling {
             banned: self.banned.filter(|until| lasts(*until, now)),
-            boost: self.boost.clone().filter(|_| self.has_boost(now)),
+            boost: self
+                .boost
+                .clone()
+                .filter(|boost| lasts(boost.until, now) && boost.left() > 0),
         }
     }
+}
+
+/// What a ruling is about, as other gateways are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum About<'a> {
+    /// Every limit.
+    All,
+    /// How a limit acts.
+    Limit(&'a str),
+    /// A key of a limit.
+    Key(&'a str, &'a str),
+}
+
+impl About<'_> {
+    fn subject(self) -> String {
+        match self {
+            About::All => "all".to_owned(),
+            About::Limit(limit) => format!("limit {limit}"),
+            About::Key(limit, key) => format!("key {limit} {key}"),
+        }
+    }
+
+    /// The names of limits have no spaces; those of keys may.
+    fn of(subject: &str) -> Option<About<'_>> {
+        match subject.split_once(' ') {
+            None => (subject == "all").then_some(About::All),
+            Some(("limit", limit)) => Some(About::Limit(limit)),
+            Some(("key", rest)) => {
+                let (limit, key) = rest.split_once(' ')?;
+                Some(About::Key(limit, key))
+            }
+            Some(_) => None,
+        }
+    }
+}
+
+/// Between gateways.
+impl Rulings {
+    /// What is ruled about this, for other gateways.
+    pub fn notice(&self, about: About<'_>) -> Notice {
+        let value = match about {
+            About::All => self.on_all().map(acting_json),
+            About::Limit(limit) => self.on(limit).acting().map(acting_json),
+            About::Key(limit, key) => self.on(limit).known(key).map(|key| key_json(&key)),
+        };
+        let ends = value.as_ref().map(|value| {
+            let ends = [
+                &value["until"],
+                &value["banned"]["until"],
+                &value["boost"]["until"],
+            ];
+            let is_endless = |part: &str| value[part].is_object() && value[part]["until"].is_null();
+            let endless = value.get("mode").is_some() && value["until"].is_null()
+                || is_endless("banned")
+                || is_endless("boost");
+            let last = ends.into_iter().filter_map(Value::as_u64).max();
+            if endless { 0 } else { last.unwrap_or(0) }
+        });
+        Notice {
+            subject: about.subject(),
+            value: value.map(|value| value.to_string()),
+            until_ms: ends.unwrap_or(0),
+        }
+    }
+
+    /// Takes over what is on the board; what is not there any more is over, unless the board is new (`is_news`): then it is
+    /// said which of the rulings here it lacks.
+    pub(super) fn read(&self, posted: &Posted, is_news: bool) -> Vec<Notice> {
+        let mut lacking = Vec::new();
+        for notice in self.notices() {
+            if !posted.contains_key(&notice.subject) {
+                match (is_news, About::of(&notice.subject)) {
+                    (true, _) => lacking.push(notice),
+                    (false, Some(about)) => self.accept(about, &Value::Null),
+                    (false, None) => {}
+                }
+            }
+        }
+        for (subject, value) in posted {
+            let value = serde_json::from_str(value).unwrap_or_default();
+            if let Some(about) = About::of(subject) {
+                self.accept(about, &value);
+            }
+        }
+        lacking
+    }
+
+    fn notices(&self) -> Vec<Notice> {
+        let limits: Vec<(String, Arc<LimitRulings>)> = {
+            let state = lock(&self.state);
+            let limits = state.limits.iter();
+            limits
+                .map(|(name, rulings)| (name.clone(), Arc::clone(rulings)))
+                .collect()
+        };
+        let mut notices = vec![self.notice(About::All)];
+        for (limit, rulings) in &limits {
+            notices.push(self.notice(About::Limit(limit)));
+            for key in rulings.keys.load().keys() {
+                notices.push(self.notice(About::Key(limit, key)));
+            }
+        }
+        notices.retain(|notice| notice.value.is_some());
+        notices
+    }
+
+    /// Rules as another gateway has ruled; `null` takes it back.
+    fn accept(&self, about: About<'_>, value: &Value) {
+        let acting = || {
+            let mode = match value["mode"].as_str()? {
+                "off" => Mode::Off,
+                _ => Mode::Shadow,
+            };
+            let until = moment(&value["until"]);
+            Some(Acting { mode, until })
+        };
+        let known = self.notice(about).value;
+        let known = known.and_then(|known| serde_json::from_str(&known).ok());
+        if known.unwrap_or(Value::Null) == *value {
+            return;
+        }
+        let subject = about.subject();
+        tracing::warn!(subject, ruling = %value, "a ruling of another gateway holds here, too");
+        match about {
+            About::All => self.rule_all(acting()),
+            About::Limit(limit) => self.rule(limit, acting()),
+            About::Key(limit, key) => {
+                let ruled = self.rule_key(limit, key, |ruling| {
+                    let banned = &value["banned"];
+                    ruling.banned = banned.is_object().then(|| moment(&banned["until"]));
+                    let boost = &value["boost"];
+                    let amount = boost["amount"].as_u64();
+                    let (id, until) = (boost["id"].as_u64().unwrap_or(0), moment(&boost["until"]));
+                    let known = ruling.boost.take().filter(|known| known.id == id);
+                    ruling.boost = amount.map(|amount| {
+                        known.unwrap_or_else(|| Arc::new(Boost::of(id, amount, until)))
+                    });
+                });
+                if let Err(full) = ruled {
+                    tracing::warn!(
+                        limit,
+                        key,
+                        "a ruling of another gateway is left out: {full}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn acting_json(acting: Acting) -> Value {
+    let mode = if acting.mode == Mode::Off {
+        "off"
+    } else {
+        "shadow"
+    };
+    json!({ "mode": mode, "until": milliseconds(acting.until) })
+}
+
+/// What is left of a boost is this gateway's own.
+fn key_json(key: &KeyRuling) -> Value {
+    let banned = key
+        .banned
+        .map(|until| json!({ "until": milliseconds(until) }));
+    let boost = key.boost.as_ref().map(|boost| {
+        json!({ "id": boost.id, "amount": boost.amount, "until": milliseconds(boost.until) })
+    });
+    json!({ "banned": banned, "boost": boost })
+}
+
+fn milliseconds(until: Until) -> Option<u64> {
+    let since = until?.duration_since(UNIX_EPOCH).unwrap_or_default();
+    Some(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+fn moment(milliseconds: &Value) -> Until {
+    UNIX_EPOCH.checked_add(Duration::from_millis(milliseconds.as_u64()?))
 }
 
 impl Rulings {

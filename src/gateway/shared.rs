@@ -86,7 +86,7 @@ impl Shared {
         let (key_secret, token_secret) = (secret()?, secret()?);
         let epoch = Instant::now();
         let workers = snapshot.server.worker_threads();
-        let budget = Purse::of(&snapshot, &plan, epoch, &metrics, None)?;
+        let budget = Purse::of(&snapshot, &plan, epoch, &metrics, &rulings, None)?;
         Ok(Self {
             plan,
             store: Arc::new(store),
@@ -119,7 +119,8 @@ impl Shared {
             (None, _) => access_log(&snapshot, &self.metrics)?,
         };
         let before = self.budget.as_ref();
-        let budget = Purse::of(&snapshot, &plan, self.epoch, &self.metrics, before)?;
+        let (epoch, rulings) = (self.epoch, &self.rulings);
+        let budget = Purse::of(&snapshot, &plan, epoch, &self.metrics, rulings, before)?;
         Ok(Self {
             plan,
             budget,

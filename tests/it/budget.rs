@@ -4,6 +4,7 @@ mod chaos;
 mod disagreeing;
 mod failing;
 mod hostile;
+mod rulings;
 mod scripts;
 mod secured;
 mod servers;
