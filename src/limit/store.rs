@@ -184,10 +184,8 @@ impl Store {
         if let Some((cell, old)) = asked.own(self) {
             let proposed = asked.proposed(old);
             match proposed {
-                Ok(new) if new != old => {
-                    if word::swap(cell, words, charge.cost, old, new) {
-                        return push(findings, asked.charged(new, Held::Own));
-                    }
+                Ok(new) if new != old && word::swap(cell, words, charge.cost, old, new) => {
+                    return push(findings, asked.charged(new, Held::Own));
                 }
                 Ok(kept) | Err(kept) if kept == old => {
                     return push(findings, asked.finding(old, proposed.is_err()));

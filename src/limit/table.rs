@@ -314,7 +314,8 @@ impl Table {
         (0..CHOICES).filter_map(move |choice| {
             let hash = start.wrapping_add(stride.wrapping_mul(choice));
             let group = (u64::from(hash).wrapping_mul(count) >> 32) as usize;
-            let words = self.words.get(self.first + group * LINE..)?;
+            let begin = self.first.wrapping_add(group.wrapping_mul(LINE));
+            let words = self.words.get(begin..)?;
             words.first_chunk()
         })
     }
