@@ -39,6 +39,12 @@ else
 end
 local dt = now - ts
 if dt < 0 then dt = 0 end -- the clock went back: no refill, and count on from here
+-- before the reports: nobody knows when what they say was spent, and the bucket may have been full until just now
+local top = cap - o0 - o1
+if level < top then
+  level = level + dt * rate
+  if level > top then level = top end
+end
 local back = 0
 for i = 12, #A, 3 do
   local kind, g, n = A[i], A[i + 1] + 0, A[i + 2] + 0
@@ -58,11 +64,6 @@ for i = 12, #A, 3 do
     end
     if kind == '1' then back = back + n end
   end
-end
-local top = cap - o0 - o1
-if level < top then
-  level = level + dt * rate
-  if level > top then level = top end
 end
 level = level + back
 if level > cap then level = cap end
