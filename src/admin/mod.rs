@@ -2,7 +2,7 @@
 //!
 //! A small HTTP/1 server on the control thread. One request per connection and one deadline for the whole of it: a
 //! scraper that hangs holds one of `CONNECTIONS_MAX` places for `Timeouts::connection`. Pages read no body, operations
-//! ([`api`]) a short one.
+//! (`api`) a short one.
 //! On a loopback address without a token any local process may look; the `Host` check keeps web pages from doing so
 //! through a browser (DNS rebinding).
 

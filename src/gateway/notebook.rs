@@ -2,8 +2,8 @@
 //!
 //! **Bounds.** Of all workers together the last [`DECISIONS`] decisions, each clipped to [`Explanation::CLIPPED_TEXTS`] texts and
 //! bytes; of each limit and worker the [`TOP_KEYS`] keys that are rejected most. A worker explains at most
-//! [`EXPLAINED_PER_SECOND`] decisions a second, of one key [`EXPLAINED_PER_KEY`], so that a flood costs little and does not wash
-//! away what happens to others; and one admission in [`ADMISSION_PAUSE`]. What is beyond is in the metrics and the access
+//! `EXPLAINED_PER_SECOND` decisions a second, of one key `EXPLAINED_PER_KEY`, so that a flood costs little and does not wash
+//! away what happens to others; and one admission in `ADMISSION_PAUSE`. What is beyond is in the metrics and the access
 //! lines only.
 //!
 //! **Cost.** Of an admission that is not explained: a comparison. Of a rejection: a lock that only its worker takes, and is not

@@ -3,7 +3,7 @@
 //! A limit has counters for each form that its words have ([`Form`]: for a bucket its unit of time, for a window its
 //! length): tiers share them, except where their windows differ in length. An id is never given to other counters, because
 //! slots of the table may carry it for as long as the process runs. The next configuration's limit goes on with them where
-//! its rule reads them alike, and else has fresh ones and a past: see [`succession`](super::succession).
+//! its rule reads them alike, and else has fresh ones and a past: see the module `succession`.
 //!
 //! Ids are looked up on the slow path only, and without a lock: two levels of write-once cells.
 

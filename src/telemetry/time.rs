@@ -8,7 +8,7 @@ pub fn date(at: SystemTime) -> String {
     text[..10].iter().map(|&byte| char::from(byte)).collect()
 }
 
-/// As [`rfc3339_millis`], for whoever wants a text.
+/// As `rfc3339_millis`, for whoever wants a text.
 pub fn moment(at: SystemTime) -> String {
     rfc3339_millis(at)
         .iter()
