@@ -233,6 +233,11 @@ fn a_server_that_is_paused_and_killed_costs_its_own_requests_and_nothing_is_leak
     assert!(load(&gateway, 20).iter().all(|status| *status == Some(200)));
 
     server.signal("STOP");
+    eventually("every thread of it to stand still", || {
+        let states = thread_states(server.pid());
+        let is_still = states.iter().all(|state| state == "T");
+        is_still.then_some(()).ok_or(format!("{states:?}"))
+    });
     let statuses = load(&gateway, 10);
     assert!(statuses.iter().all(|s| *s == Some(504)), "{statuses:?}");
     server.signal("CONT");
@@ -248,4 +253,15 @@ fn a_server_that_is_paused_and_killed_costs_its_own_requests_and_nothing_is_leak
     let is_refusal = |status: &Option<u16>| matches!(status, Some(502 | 503));
     assert!(statuses.iter().all(is_refusal), "{statuses:?}");
     quiet(&gateway, before);
+}
+
+/// `T` for each thread that a signal has stopped (proc(5): the third field, behind a name in parentheses).
+fn thread_states(pid: u32) -> Vec<String> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
+    let state = |task: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        let fields = stat.rsplit(") ").next().unwrap_or_default();
+        fields.chars().take(1).collect()
+    };
+    tasks.flatten().map(state).collect()
 }
