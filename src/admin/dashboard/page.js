@@ -200,20 +200,23 @@ async function change(path, method, body) {
 
 const setMode = (limit, mode, span) => change(`limits/${encodeURIComponent(limit)}/mode`, "PUT", span ? { mode, for: span } : { mode });
 
+let toStop = null; // the limit that the question is about, null for all
+
 function confirmOff(limit) {
+  toStop = limit;
   at("confirm-title").textContent = limit ? `Switch ${limit} off?` : "Switch all limits off?";
   at("confirm-text").textContent = limit
     ? "It will reject nobody, here, whatever they send."
     : "Nothing will keep clients from overrunning what is behind this gateway, also over reloads.";
-  const dialog = at("confirm");
-  dialog.returnValue = "cancel";
-  dialog.addEventListener("close", () => {
-    if (dialog.returnValue !== "yes") return;
-    const [mode, span] = [at("confirm-mode").value, at("confirm-for").value];
-    if (limit) setMode(limit, mode, span);
-    else change("kill", "PUT", { mode, for: span });
-  }, { once: true });
-  dialog.showModal();
+  at("confirm").showModal();
+}
+
+// the answer itself, not the dialog's `close`: that comes a moment later, and might be taken for the answer to the next question
+function confirmed(event) {
+  if (event.submitter.value !== "yes") return;
+  const [mode, span] = [at("confirm-mode").value, at("confirm-for").value];
+  if (toStop) setMode(toStop, mode, span);
+  else change("kill", "PUT", { mode, for: span });
 }
 
 function answer(...what) {
@@ -258,6 +261,7 @@ async function tick() {
 }
 
 at("search").addEventListener("submit", (event) => { event.preventDefault(); search(); });
+at("confirm").querySelector("form").addEventListener("submit", confirmed);
 at("kill-all").addEventListener("click", () => confirmOff(null));
 at("config").addEventListener("toggle", async () => {
   if (!at("config").open) return;

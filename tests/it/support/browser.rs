@@ -51,6 +51,8 @@ impl Browser {
             "--no-sandbox",
             "--disable-gpu",
             "--disable-dev-shm-usage",
+            "--disable-background-networking",
+            "--disable-component-update",
         ];
         let options = json!({ "args": arguments });
         let wanted =
