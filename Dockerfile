@@ -1,17 +1,17 @@
-# syntax=docker/dockerfile:1
 # A static binary on an empty image. Build: docker build -t tidegate .
 
 FROM rust:1.95-alpine AS build
-# the TLS library is compiled from C and assembly
-RUN apk add --no-cache build-base cmake perl linux-headers
+# the TLS library and the allocator are compiled from C and assembly
+RUN apk add --no-cache build-base perl linux-headers
 WORKDIR /src
 COPY Cargo.toml Cargo.lock ./
 COPY src ./src
 COPY benches ./benches
-ARG TARGET=x86_64-unknown-linux-musl
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    cargo build --release --locked && cp target/release/tidegate /tidegate
+    target=$(uname -m)-unknown-linux-musl && \
+    cargo build --release --locked --target "$target" && \
+    cp "target/$target/release/tidegate" /tidegate
 
 FROM scratch AS runtime
 COPY --from=build /tidegate /tidegate

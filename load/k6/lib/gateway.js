@@ -5,6 +5,8 @@ import { Counter, Rate, Trend } from 'k6/metrics';
 
 /** The gateways that share one budget. */
 export const TARGETS = (__ENV.TARGETS || 'http://127.0.0.1:8080,http://127.0.0.1:8081').split(',');
+/** Their admin listeners, for the scripts that look at their metrics. */
+export const ADMINS = (__ENV.ADMINS || '').split(',').filter((address) => address);
 /** Seconds of load; the bounds follow from it. */
 export const DURATION = Number(__ENV.DURATION || 10);
 
@@ -54,11 +56,22 @@ export const arrivals = (rate, exec, tags, more = {}) => ({
   ...more,
 });
 
-/** Of a client far over `rate` (per second) with this burst: never more than its limit, and all of it. */
+/** Of a client far over `rate` (per second) with this burst: never more than its limit, and nearly all of it. */
 export const exactly = (rate, burst, seconds = DURATION) => [
   `count<=${Math.floor((rate * seconds + burst) * 1.01)}`,
-  `count>=${Math.floor(rate * seconds * 0.97)}`,
+  `count>=${Math.floor((rate * seconds + burst) * 0.97)}`,
 ];
+
+/** What a gateway measures of itself now: a function from the beginning of a line of /metrics to the sum of what such lines say. */
+export function metricsOf(admin) {
+  const headers = { authorization: `Bearer ${__ENV.ADMIN_TOKEN}` };
+  const response = http.get(`${admin}/metrics`, { headers, responseType: 'text', tags: { name: '/metrics' } });
+  const lines = response.status === 200 ? response.body.split('\n') : [];
+  return (beginning) => {
+    const found = lines.filter((line) => line.startsWith(beginning));
+    return found.length ? found.reduce((sum, line) => sum + Number(line.slice(line.lastIndexOf(' '))), 0) : NaN;
+  };
+}
 
 /** What holds for every script: nothing fails, nothing is left unsent, every refusal says when to come back. */
 export const ALWAYS = {
