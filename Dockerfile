@@ -2,7 +2,7 @@
 
 FROM rust:1.95-alpine AS build
 # the TLS library and the allocator are compiled from C and assembly
-RUN apk add --no-cache build-base perl linux-headers
+RUN apk add --no-cache build-base ca-certificates linux-headers perl
 WORKDIR /src
 COPY Cargo.toml Cargo.lock ./
 COPY src ./src
@@ -14,6 +14,8 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
     cp "target/$target/release/tidegate" /tidegate
 
 FROM scratch AS runtime
+# the authorities that certificates of upstreams, Redis and issuers are checked against
+COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/
 COPY --from=build /tidegate /tidegate
 # nobody; listen above 1024
 USER 65534:65534
