@@ -3,6 +3,8 @@
 import exec from 'k6/execution';
 import { ALWAYS, arrivals, ask, exactly } from './lib/gateway.js';
 
+export { together as teardown } from './lib/gateway.js';
+
 const LIMIT = 100;
 const BURST = 50;
 const LIGHT = 50;
@@ -15,6 +17,7 @@ export const options = {
   },
   thresholds: {
     ...ALWAYS,
+    checks: ['rate==1'],
     'gw_admitted{key:heavy}': exactly(LIMIT, BURST),
     'gw_limited{key:heavy}': ['rate>0.5'],
     'gw_limited{key:light}': ['rate==0'],

@@ -4,6 +4,8 @@
 import exec from 'k6/execution';
 import { ALWAYS, DURATION, TARGETS, arrivals, ask, exactly, nextTarget } from './lib/gateway.js';
 
+export { together as teardown } from './lib/gateway.js';
+
 const LIMIT = 100;
 const BURST = 50;
 const JOINING = __ENV.JOINING;
@@ -18,6 +20,7 @@ export const options = {
   },
   thresholds: {
     ...ALWAYS,
+    checks: ['rate==1'],
     'gw_admitted{key:noisy}': exactly(LIMIT, BURST),
     'gw_limited{key:quiet}': ['rate==0'],
     ...(JOINING ? { 'gw_admitted{node:joining}': ['count>0'] } : {}),

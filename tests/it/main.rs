@@ -23,6 +23,7 @@ mod limiter_vectors;
 mod limit_modes;
 mod limits;
 mod lines;
+mod load_tests;
 mod metric_names;
 mod own_quotas;
 mod operate;
