@@ -4,7 +4,13 @@
 //! so after a quarter of a second without a request hyper hands the connection back: what is left of it is the socket, its clock and, over TLS,
 //! its session. The first bytes of a request bring hyper back, as they have brought it in the first place.
 
-use std::{convert::Infallible, future::poll_fn, pin::Pin, rc::Rc};
+use std::{
+    convert::Infallible,
+    future::poll_fn,
+    pin::Pin,
+    rc::Rc,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, Request, header::CONNECTION};
@@ -20,6 +26,14 @@ use super::{
     streams::Tracked,
     timed_io::TimedIo,
 };
+
+/// Connections that were parked since the process began; one that comes back and is parked again counts again.
+static PARKED: AtomicU64 = AtomicU64::new(0);
+
+/// How many connections have been parked so far: each has let go of its buffers.
+pub fn parked() -> u64 {
+    PARKED.load(Relaxed)
+}
 
 /// Serves one connection to its end.
 pub(super) async fn serve<S, H>(
@@ -46,7 +60,10 @@ where
             }
         }
         match Box::pin(busy(io, &peer, &handler, &ticket)).await? {
-            Some(parked) => io = parked,
+            Some(parked) => {
+                PARKED.fetch_add(1, Relaxed);
+                io = parked;
+            }
             None => return Ok(()),
         }
     }

@@ -40,6 +40,7 @@ use tokio::{
 
 pub use drain::Drain;
 pub use handover::ClientEnd;
+pub use http1::parked;
 pub use ledger::Cut;
 pub use proxy_protocol::ProxyProtocol;
 pub use serve::{Accepted, Handler, Peer};

@@ -22,6 +22,7 @@ use tokio::{
 use super::{
     Observer, Settings, Terms,
     clock::Clock,
+    crowd::Place,
     drain::Ticket,
     handover::Takeover,
     http1, http2,
@@ -171,14 +172,60 @@ impl Accepted {
 }
 
 /// Serves one connection to its end, and keeps what it holds until then.
-pub(super) async fn connection<H: Handler, O: Observer>(
+///
+/// There are many idle connections, so what each holds is counted: this future is what a connection keeps in its task, and
+/// whatever belongs to its beginning, or to what it speaks, is boxed and goes when it is over.
+pub(super) fn connection<H: Handler, O: Observer>(
+    accepted: Accepted,
+    terms: Terms,
+    handler: Rc<H>,
+    observer: Rc<O>,
+    ticket: Ticket,
+    held: impl Sized,
+) -> impl Future<Output = ()> {
+    let beginning = Box::pin(begin(
+        accepted,
+        terms,
+        handler,
+        Rc::clone(&observer),
+        ticket,
+    ));
+    async move {
+        let _held = held;
+        let Some(Begun {
+            conversation,
+            clock,
+            _place,
+        }) = beginning.await
+        else {
+            return;
+        };
+        let ended = conversation.await;
+        if let Some(cut) = clock.cut() {
+            observer.cut(cut);
+        }
+        if let Err(error) = ended {
+            // a client that leaves or talks nonsense is its own business
+            tracing::debug!(%error, "connection ended early");
+        }
+    }
+}
+
+/// A connection that is known to be somebody's, and ready to be spoken on.
+struct Begun {
+    conversation: Pin<Box<dyn Future<Output = hyper::Result<()>>>>,
+    clock: Rc<Clock>,
+    _place: Option<Place>,
+}
+
+/// Whose connection it is, whether there is room for it, and the handshake; `None` where it ends with that.
+async fn begin<H: Handler, O: Observer>(
     mut accepted: Accepted,
     terms: Terms,
     handler: Rc<H>,
     observer: Rc<O>,
     ticket: Ticket,
-    _held: impl Sized,
-) {
+) -> Option<Begun> {
     let ticket = Rc::new(ticket);
     let Terms {
         settings,
@@ -187,41 +234,40 @@ pub(super) async fn connection<H: Handler, O: Observer>(
     } = terms;
     let ip = match accepted.announced(&settings, &ticket).await {
         Ok(Received::From(ip)) => ip,
-        Ok(Received::Nothing) => return,
-        Err(fault) => return observer.not_believed(accepted.peer, fault),
+        Ok(Received::Nothing) => return None,
+        Err(fault) => {
+            observer.not_believed(accepted.peer, fault);
+            return None;
+        }
     };
     // peers on a Unix socket look alike
-    let _place = if matches!(accepted.stream, Stream::Tcp(_)) || ip != accepted.peer {
-        match crowd.enter(ip, &settings.per_address) {
-            Some(place) => Some(place),
-            None => return observer.crowded(ip),
+    let place = if matches!(accepted.stream, Stream::Tcp(_)) || ip != accepted.peer {
+        let place = crowd.enter(ip, &settings.per_address);
+        if place.is_none() {
+            observer.crowded(ip);
+            return None;
         }
+        place
     } else {
         None
     };
     let stream = accepted.stream;
-    let clock;
-    // boxed, so that a connection holds room only for what it speaks, and for a handshake only while that lasts
-    let ended = if let Some(handshakes) = handshakes {
-        let patience = settings.header_timeout;
-        let Some((stream, secured)) = Box::pin(handshakes.accept(stream, patience)).await else {
-            return;
-        };
-        let peer = Rc::new(Peer::new(ip, settings, secured.certificate));
-        clock = Rc::clone(&peer.clock);
-        Box::pin(speak(stream, Some(secured.protocol), peer, handler, ticket)).await
-    } else {
+    let Some(handshakes) = handshakes else {
         let peer = Rc::new(Peer::new(ip, settings, None));
-        clock = Rc::clone(&peer.clock);
-        Box::pin(speak(stream, None, peer, handler, ticket)).await
+        return Some(Begun {
+            clock: Rc::clone(&peer.clock),
+            conversation: Box::pin(speak(stream, None, peer, handler, ticket)),
+            _place: place,
+        });
     };
-    if let Some(cut) = clock.cut() {
-        observer.cut(cut);
-    }
-    if let Err(error) = ended {
-        // a client that leaves or talks nonsense is its own business
-        tracing::debug!(%error, "connection ended early");
-    }
+    let patience = settings.header_timeout;
+    let (stream, secured) = Box::pin(handshakes.accept(stream, patience)).await?;
+    let peer = Rc::new(Peer::new(ip, settings, secured.certificate));
+    Some(Begun {
+        clock: Rc::clone(&peer.clock),
+        conversation: Box::pin(speak(stream, Some(secured.protocol), peer, handler, ticket)),
+        _place: place,
+    })
 }
 
 /// What an HTTP/2 client sends first (RFC 9113 §3.4).
