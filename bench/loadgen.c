@@ -33,7 +33,9 @@ static double now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t);
 
 // Log-linear histogram, 128 steps per octave, in units of 0.1 us.
 static uint64_t hist[64 * 128], total;
+static double most;
 static void record(double s) {
+  if (s > most) most = s;
   uint64_t v = s * 1e7;
   int e = v < 128 ? 0 : 63 - __builtin_clzll(v) - 6;
   hist[e * 128 + (v >> e)]++;
@@ -159,7 +161,7 @@ int main(int argc, char **argv) {
     }
   }
   double el = now() - t0;
-  printf("{\"n\": %llu, \"ok\": %llu, \"rejected\": %llu, \"other\": %llu, \"errors\": %llu, \"rps\": %.1f, \"p50\": %.1f, \"p90\": %.1f, \"p99\": %.1f, \"p999\": %.1f, \"backlog\": %zu}\n",
+  printf("{\"n\": %llu, \"ok\": %llu, \"rejected\": %llu, \"other\": %llu, \"errors\": %llu, \"rps\": %.1f, \"p50\": %.1f, \"p90\": %.1f, \"p99\": %.1f, \"p999\": %.1f, \"max\": %.1f, \"backlog\": %zu}\n",
          (unsigned long long)n_done, (unsigned long long)n_2xx, (unsigned long long)n_429, (unsigned long long)n_other, (unsigned long long)n_err,
-         n_done / el, pct(.5), pct(.9), pct(.99), pct(.999), qt - qh);
+         n_done / el, pct(.5), pct(.9), pct(.99), pct(.999), most * 1e6, qt - qh);
 }

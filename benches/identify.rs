@@ -24,8 +24,8 @@ use rcgen::{
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use tidegate::identity::{
-    ApiKey, ClaimRules, HeldToken, Identifier, KeySet, KeySource, OnInvalid, Settings, TokenCache,
-    TokenSource, Tokens, UserSource,
+    ApiKey, ClaimRules, HeldToken, Identifier, KeySet, KeySource, KnownKeys, OnInvalid, Settings,
+    TokenCache, TokenSource, Tokens, UserSource,
 };
 
 const ROUNDS: usize = 15;
@@ -159,7 +159,7 @@ fn cases() -> Vec<Case> {
         .collect();
     let source = UserSource::ApiKey {
         header: AUTHORIZATION,
-        keys,
+        keys: KnownKeys::new(keys),
         invalid: OnInvalid::Reject,
     };
     cases.push(Case::new(

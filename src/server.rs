@@ -9,6 +9,7 @@
 //! The service manager, if there is one, is told of each state (`notify`). The calling thread becomes the control plane: signals, reloads, the admin listener, checks of upstream servers, upkeep of
 //! the metrics. A request never touches it.
 
+mod aside;
 mod certificates;
 mod descriptors;
 mod errands;
@@ -39,6 +40,7 @@ use crate::{
     telemetry::{self, Metrics},
 };
 
+use aside::{Wave, aside, give_memory_back};
 use certificates::Certificates;
 use errands::UnderWay;
 use reload::{Listening, Reloader};
@@ -323,6 +325,7 @@ impl Running {
         let current = Arc::clone(&self.current);
         self.control.spawn(async move {
             let mut overflow = OverflowSeen::default();
+            let mut wave = Wave::default();
             let mut ticks = tokio::time::interval(METRICS_UPKEEP);
             loop {
                 ticks.tick().await;
@@ -331,6 +334,10 @@ impl Running {
                 shared.rulings().refresh();
                 shared.warn_of_overflow(&mut overflow);
                 shared.follow_wall_clock();
+                if wave.is_over(listener::parked()) {
+                    // what cannot be given back now is kept, and of use later
+                    let _ = aside(give_memory_back).await;
+                }
             }
         });
         notify::tell(notify::READY);

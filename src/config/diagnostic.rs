@@ -301,6 +301,11 @@ pub(crate) fn count(n: usize, noun: &str) -> String {
 /// Text from outside, between backticks: escaped, and cut where it is long.
 pub(super) fn quote(text: &str) -> String {
     const MAX_CHARS: usize = 60;
+    let is_plain = |byte: u8| matches!(byte, b' '..=b'~') && byte != b'\\';
+    if text.len() <= MAX_CHARS && text.bytes().all(is_plain) {
+        // nearly every name, and large files have many
+        return format!("`{text}`");
+    }
     let mut shown: String = text
         .chars()
         .take(MAX_CHARS)

@@ -8,6 +8,7 @@ use std::{
     cell::RefCell,
     collections::BTreeSet,
     ops::{Range, RangeInclusive},
+    rc::Rc,
     time::Duration,
 };
 
@@ -23,7 +24,7 @@ use super::{
     keys::{self, Keys, Status},
     read::Files,
     source::Source,
-    value::{Text, Value},
+    value::{Text, Value, What},
 };
 
 /// One file being read.
@@ -86,7 +87,7 @@ fn syntax_problem(message: &str, before: &str, rest: &str) -> Problem {
 pub(super) struct Section<'a> {
     pub(super) document: Document<'a>,
     /// As messages name it: `[limit.per_ip]`.
-    pub(super) title: String,
+    pub(super) title: Rc<str>,
     /// The table's header, or its name where it has none.
     pub(super) span: Range<usize>,
     keys: &'static Keys,
@@ -100,7 +101,7 @@ impl<'a> Section<'a> {
     /// Opens a table and reports every key that it may not have. `None` is a table that is not there.
     pub(super) fn open(
         document: Document<'a>,
-        title: String,
+        title: impl Into<Rc<str>>,
         span: Range<usize>,
         keys: &'static Keys,
         table: Option<&'a DeTable<'a>>,
@@ -108,7 +109,7 @@ impl<'a> Section<'a> {
         let unread = RefCell::new(keys.built().collect());
         let section = Self {
             document,
-            title,
+            title: title.into(),
             span,
             keys,
             table,
@@ -165,7 +166,7 @@ impl<'a> Section<'a> {
         );
         self.unread.borrow_mut().retain(|unread| *unread != key);
         let (name, value) = self.table?.get_key_value(key)?;
-        let what = format!("{} in {}", quote(key), self.title);
+        let what = What::Key(key, Rc::clone(&self.title));
         Some(Value::new(self.document, what, name.span(), value))
     }
 
@@ -268,7 +269,7 @@ impl<'a> Section<'a> {
         let Some(value) = self.get(key) else {
             return Vec::new();
         };
-        let items = value.items(&format!("[[{key}]]"));
+        let items = value.items(&What::from(format!("[[{key}]]")));
         if value.is_array() && items.iter().all(Value::is_table) {
             return items;
         }

@@ -30,7 +30,8 @@ use std::{
     fmt,
     net::SocketAddr,
     num::NonZeroUsize,
-    path::Path,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
 
@@ -92,6 +93,34 @@ pub fn fingerprint(path: &Path, written: &Written) -> Option<String> {
     }
     let text = read::bytes(path, MAX_BYTES).unwrap_or_default();
     Some(read::hash(&text, &files.seen()))
+}
+
+/// Which files a configuration was read from, their sizes, and when they last changed: alike, nobody has written to them since,
+/// but within the grain of the file system's clock. Costs a system call for each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stamps(Vec<Option<[i64; 5]>>);
+
+impl Stamps {
+    /// Those of a file that is `written` so, as they are on the disk now.
+    pub fn of(path: &Path, written: &Written) -> Stamps {
+        let files = written.files.keys().map(PathBuf::as_path);
+        let stamp = |path: &Path| {
+            let is = path.metadata().ok()?;
+            let changed = [is.ctime(), is.ctime_nsec()];
+            let which = [is.dev() as i64, is.ino() as i64, is.len() as i64];
+            Some([which[0], which[1], which[2], changed[0], changed[1]])
+        };
+        Stamps(std::iter::once(path).chain(files).map(stamp).collect())
+    }
+
+    /// Whether the last change is so long ago that another one would have another time.
+    pub fn are_old(&self, now: SystemTime) -> bool {
+        const GRAIN_SECONDS: i64 = 2;
+        let now = now.duration_since(SystemTime::UNIX_EPOCH);
+        let now = now.map_or(0, |since| since.as_secs() as i64);
+        let mut changes = self.0.iter().flatten();
+        changes.all(|[.., seconds, _]| (GRAIN_SECONDS..).contains(&(now - seconds)))
+    }
 }
 
 /// Reads and compiles a file; its relative paths start at its folder. Blocks on the disk.

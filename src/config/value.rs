@@ -3,8 +3,9 @@
 //! Text goes through `${NAME}` here; what came from the environment may be a secret and is never shown.
 
 use std::{
-    fmt::Display,
+    fmt::{self, Display},
     ops::{Range, RangeInclusive},
+    rc::Rc,
     time::{Duration, SystemTime},
 };
 
@@ -24,11 +25,37 @@ use super::{
     units,
 };
 
+/// How messages name a value. Put together when there is a message: large files have many values and few messages.
+#[derive(Clone)]
+pub(super) enum What {
+    /// `[limit.per_ip]`
+    Named(Rc<str>),
+    /// "`rate` in [limit.per_ip]": a key, and the table that has it.
+    Key(&'static str, Rc<str>),
+    /// "an item of `hosts` in [[route]]".
+    ItemOf(Rc<What>),
+}
+
+impl Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Named(name) => f.write_str(name),
+            Self::Key(key, title) => write!(f, "{} in {title}", quote(key)),
+            Self::ItemOf(list) => write!(f, "an item of {list}"),
+        }
+    }
+}
+
+impl From<String> for What {
+    fn from(name: String) -> What {
+        What::Named(name.into())
+    }
+}
+
 /// One value and the place where it stands.
 pub(super) struct Value<'a> {
     pub(super) document: Document<'a>,
-    /// As messages name it: "`rate` in [limit.per_ip]".
-    pub(super) what: String,
+    pub(super) what: What,
     name_span: Range<usize>,
     value: &'a Spanned<DeValue<'a>>,
 }
@@ -36,7 +63,7 @@ pub(super) struct Value<'a> {
 impl<'a> Value<'a> {
     pub(super) fn new(
         document: Document<'a>,
-        what: String,
+        what: What,
         name_span: Range<usize>,
         value: &'a Spanned<DeValue<'a>>,
     ) -> Self {
@@ -103,7 +130,7 @@ impl<'a> Value<'a> {
             Ok(value) => Some(Text {
                 document: self.document,
                 from_environment: raw.contains("${"),
-                raw: raw.to_owned(),
+                raw,
                 value,
                 span: self.span(),
             }),
@@ -219,11 +246,11 @@ impl<'a> Value<'a> {
             self.error(problem.hint("write a list in brackets, even for one item"));
             return None;
         }
-        Some(self.items(&format!("an item of {}", self.what)))
+        Some(self.items(&What::ItemOf(Rc::new(self.what.clone()))))
     }
 
     /// The items of a list, each to be named `what`; none of anything else.
-    pub(super) fn items(&self, what: &str) -> Vec<Value<'a>> {
+    pub(super) fn items(&self, what: &What) -> Vec<Value<'a>> {
         let items = self
             .value
             .get_ref()
@@ -231,7 +258,7 @@ impl<'a> Value<'a> {
             .into_iter()
             .flat_map(|items| items.iter());
         items
-            .map(|item| Value::new(self.document, what.to_owned(), item.span(), item))
+            .map(|item| Value::new(self.document, what.clone(), item.span(), item))
             .collect()
     }
 
@@ -248,10 +275,15 @@ impl<'a> Value<'a> {
         let entries = self.table().into_iter().flat_map(DeTable::iter);
         let mut entries: Vec<_> = entries
             .map(|(name, value)| {
-                let text = Text::plain(self.document, name.get_ref().to_string(), name.span());
+                let text = Text::plain(self.document, name.get_ref(), name.span());
                 (
                     text,
-                    Value::new(self.document, what(name.get_ref()), name.span(), value),
+                    Value::new(
+                        self.document,
+                        what(name.get_ref()).into(),
+                        name.span(),
+                        value,
+                    ),
                 )
             })
             .collect();
@@ -260,11 +292,15 @@ impl<'a> Value<'a> {
     }
 
     /// This value as a table with these keys.
-    pub(super) fn section(&self, title: String, keys: &'static Keys) -> Option<Section<'a>> {
+    pub(super) fn section(
+        &self,
+        title: impl Into<Rc<str>>,
+        keys: &'static Keys,
+    ) -> Option<Section<'a>> {
         let table = self.table()?;
         Some(Section::open(
             self.document,
-            title,
+            title.into(),
             self.name_span(),
             keys,
             Some(table),
@@ -286,7 +322,7 @@ impl<'a> Value<'a> {
     }
 }
 
-fn out_of_range(what: &str, value: &str, from: &impl Display, to: &impl Display) -> Problem {
+fn out_of_range(what: &What, value: &str, from: &impl Display, to: &impl Display) -> Problem {
     Problem::new(Code::OutOfRange, format!("{what} is out of range: {value}"))
         .label(format!("expected {from} to {to}"))
 }
@@ -296,17 +332,17 @@ pub(super) struct Text<'a> {
     pub(super) document: Document<'a>,
     pub(super) value: String,
     pub(super) span: Range<usize>,
-    raw: String,
+    raw: &'a str,
     /// A part of it was replaced, so it may be a secret.
     pub(super) from_environment: bool,
 }
 
 impl<'a> Text<'a> {
-    fn plain(document: Document<'a>, value: String, span: Range<usize>) -> Self {
+    fn plain(document: Document<'a>, raw: &'a str, span: Range<usize>) -> Self {
         Self {
             document,
-            raw: value.clone(),
-            value,
+            raw,
+            value: raw.to_owned(),
             span,
             from_environment: false,
         }
@@ -314,12 +350,12 @@ impl<'a> Text<'a> {
 
     /// The text as it was written.
     pub(super) fn raw(&self) -> &str {
-        &self.raw
+        self.raw
     }
 
     /// The text as it may be shown: as it was written.
     pub(super) fn shown(&self) -> String {
-        quote(&self.raw)
+        quote(self.raw)
     }
 
     pub(super) fn error(&self, problem: Problem) {

@@ -3,7 +3,7 @@
 //! A [`Snapshot`] is pure text made checked; a plan binds it to this process's limiter and metrics once, so that a
 //! request follows indexes and touches no map.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use super::{
     exceptions::Exceptions,
@@ -179,6 +179,7 @@ impl Plan {
         let ruled = Rulings::default();
         let rule = bind_limit(own, &own::limit(), store, metrics, &ruled, before)?;
         rules.push(Arc::new(rule));
+        let counted = Counted::before(previous, metrics);
         let bind_route = |name: &str, limits: &[usize]| RoutePlan {
             index: None,
             name: name.to_owned(),
@@ -189,13 +190,13 @@ impl Plan {
                 .map(|&limit| LimitPlan {
                     rule: Arc::clone(&rules[limit]),
                     everywhere: snapshot.gateway_limits.contains(&limit),
-                    decisions: metrics.decisions(name, &rules[limit].name),
+                    decisions: counted.decisions(name, &rules[limit].name),
                 })
                 .collect(),
             cost: 1,
             max_body_bytes: None,
             shows_quotas: false,
-            metrics: Arc::new(metrics.route(name)),
+            metrics: counted.route(name),
         };
         let routes = snapshot
             .routes
@@ -285,12 +286,15 @@ impl Plan {
         self.limits.iter().find(|rule| rule.name == name)
     }
 
+    /// Those of the configuration, and our own.
+    fn all_routes(&self) -> impl Iterator<Item = &RoutePlan> {
+        self.routes.iter().chain([&self.unrouted, &self.status])
+    }
+
     /// Every limit that some request meets, once, as the first route meets it that does.
     pub(super) fn met(&self) -> impl Iterator<Item = &LimitPlan> {
         let mut seen: Vec<usize> = Vec::new();
-        self.routes
-            .iter()
-            .chain([&self.unrouted, &self.status])
+        self.all_routes()
             .flat_map(|route| &route.limits)
             .filter(move |limit| {
                 let new = !seen.contains(&limit.rule.place);
@@ -304,6 +308,37 @@ impl Plan {
     /// Whether a path, in the form in which it is matched, is that of the page with a caller's own quotas.
     pub(super) fn is_status_page(&self, path: &str) -> bool {
         self.status_path.as_deref() == Some(path)
+    }
+}
+
+/// The handles of routes: those of the plan before, where it had the route. To make them anew is most of what binding a large
+/// configuration would cost.
+struct Counted<'a> {
+    metrics: &'a Metrics,
+    before: HashMap<&'a str, &'a RoutePlan>,
+}
+
+impl<'a> Counted<'a> {
+    fn before(previous: Option<&'a Plan>, metrics: &'a Metrics) -> Self {
+        let previous = previous.filter(|plan| plan.unrouted.metrics.are_of(metrics));
+        let routes = previous.into_iter().flat_map(Plan::all_routes);
+        Self {
+            metrics,
+            before: routes.map(|route| (route.name.as_str(), route)).collect(),
+        }
+    }
+
+    fn route(&self, name: &str) -> Arc<RouteMetrics> {
+        let new = || Arc::new(self.metrics.route(name));
+        let before = self.before.get(name);
+        before.map_or_else(new, |route| Arc::clone(&route.metrics))
+    }
+
+    fn decisions(&self, route: &str, limit: &str) -> DecisionMetrics {
+        let met = self.before.get(route).map(|route| route.limits.iter());
+        let before = met.and_then(|mut met| met.find(|met| met.rule.name == limit));
+        let new = || self.metrics.decisions(route, limit);
+        before.map_or_else(new, |met| met.decisions.clone())
     }
 }
 

@@ -29,6 +29,7 @@ pub use managed::ManagedFields;
 pub use trusted::TrustedProxies;
 
 use address::{Chain, Doubt, Step};
+pub use credential::KnownKeys;
 use credential::{ApiKeys, Fault, Jwt, User, UserHeader, client_cert};
 
 /// How the client's address and user are found.
@@ -107,7 +108,7 @@ pub enum UserSource {
         /// The header that carries the key.
         header: http::HeaderName,
         /// The known keys.
-        keys: Vec<ApiKey>,
+        keys: KnownKeys,
         /// What an unknown key means.
         invalid: OnInvalid,
     },
@@ -415,7 +416,7 @@ impl Credential {
 }
 
 impl Identifier {
-    /// Indexes networks and keys.
+    /// Indexes networks.
     pub fn new(settings: &Settings) -> Identifier {
         let source = |(place, source): (usize, &UserSource)| match source {
             UserSource::Jwt(source) => Source::Jwt(Box::new(Jwt::new(source, place))),
@@ -423,7 +424,11 @@ impl Identifier {
                 header,
                 keys,
                 invalid,
-            } => Source::ApiKey(ApiKeys::new(header.clone(), keys, *invalid)),
+            } => Source::ApiKey(ApiKeys {
+                header: header.clone(),
+                keys: keys.clone(),
+                invalid: *invalid,
+            }),
             UserSource::Header {
                 header,
                 tier_header,

@@ -17,7 +17,7 @@ fn api_key(header: &'static str, secret: &str, user: &str, invalid: OnInvalid) -
     };
     UserSource::ApiKey {
         header: HeaderName::from_static(header),
-        keys: vec![key],
+        keys: KnownKeys::new(vec![key]),
         invalid,
     }
 }

@@ -21,6 +21,7 @@ use tokio::{
 };
 
 use super::{
+    aside::{aside, give_memory_back},
     certificates::Certificates,
     descriptors,
     errands::{self, UnderWay},
@@ -91,16 +92,20 @@ impl Reloader {
             ));
         };
         let shown = file.display().to_string();
-        let loaded = tokio::task::spawn_blocking(move || config::load(&file)).await;
-        let Loaded { snapshot, warnings } =
-            loaded.map_err(|error| config::unfit(&shown, error.to_string()))??;
-        let changes = Changes::between(self.current.shared().snapshot(), &snapshot);
+        let unfit = |error: &dyn Display| config::unfit(&shown, error.to_string());
+        let running = Arc::clone(self.current.shared().snapshot());
+        let loaded = aside(move || {
+            let loaded = config::load(&file)?;
+            let changes = Changes::between(&running, &loaded.snapshot);
+            Ok((loaded, changes))
+        });
+        let (loaded, changes) = loaded.await.map_err(|error| unfit(&error))??;
+        let Loaded { snapshot, warnings } = loaded;
         let snapshot = Arc::new(snapshot);
         let places = self.places(&snapshot, &shown)?;
         let (before, next) = (self.current.shared(), Arc::clone(&snapshot));
-        let unfit = |error: &dyn Display| config::unfit(&shown, error.to_string());
         // Redis may be slow to answer, and signals are waited for on this thread
-        let shared = tokio::task::spawn_blocking(move || before.succeed(next)).await;
+        let shared = aside(move || before.succeed(next)).await;
         let shared = shared.map_err(|error| unfit(&error))?;
         let shared = Arc::new(shared.map_err(|error| unfit(&error))?);
         let before: Vec<_> = places.iter().map(|place| self.secured(place)).collect();
@@ -260,7 +265,8 @@ impl Reloader {
     }
 }
 
-/// Lets go of what only the configuration before needed, once its last request has ended, or has had its time.
+/// Lets go of what only the configuration before needed, once its last request has ended, or has had its time. The rest of it is
+/// let go of when that request has ended, but never by its worker, which would be kept from others by it.
 fn retire(previous: Arc<Shared>, after: Arc<Shared>) {
     const LOOK: Duration = Duration::from_millis(100);
     let patience = previous.snapshot().server.drain_timeout;
@@ -269,7 +275,16 @@ fn retire(previous: Arc<Shared>, after: Arc<Shared>) {
         while Arc::strong_count(&previous) > 1 && Instant::now() < deadline {
             tokio::time::sleep(LOOK).await;
         }
+        let retired = Arc::clone(&previous);
         // waits for Redis, for a second at most
-        let _ = tokio::task::spawn_blocking(move || previous.retire(&after)).await;
+        let _ = aside(move || retired.retire(&after)).await;
+        while Arc::strong_count(&previous) > 1 {
+            tokio::time::sleep(LOOK).await;
+        }
+        let _ = aside(move || {
+            drop(previous);
+            give_memory_back();
+        })
+        .await;
     });
 }

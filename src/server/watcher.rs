@@ -5,15 +5,25 @@
 //! still being written is waited for: a content counts when two looks in a row have found it. Certificates have a watch of their
 //! own ([`certificates`](super::certificates)), which needs no reload.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, MissedTickBehavior},
 };
 
-use crate::{admin::Reload, config, gateway::Current};
+use crate::{
+    admin::Reload,
+    config::{self, Stamps, Written},
+    gateway::Current,
+};
 
+/// How often what was not touched is read all the same.
+const READ: Duration = Duration::from_secs(60);
 /// How often the files are looked at.
 const POLL: Duration = Duration::from_secs(1);
 /// How often what was refused is tried again: what it lacked (an address, another file) may be there by now.
@@ -24,6 +34,7 @@ pub(super) async fn watch(file: PathBuf, current: Arc<Current>, reloads: mpsc::S
     let mut ticks = tokio::time::interval(POLL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut watch = Watch::default();
+    let mut last: Option<Look> = None;
     loop {
         ticks.tick().await;
         let running = Arc::clone(current.shared().snapshot());
@@ -31,12 +42,15 @@ pub(super) async fn watch(file: PathBuf, current: Arc<Current>, reloads: mpsc::S
             watch = Watch::default();
             continue;
         }
-        let (path, written) = (file.clone(), running.written.clone());
+        let (path, snapshot) = (file.clone(), Arc::clone(&running));
+        let before = last.take();
         // the disk may be slow, and signals are waited for on this thread
-        let looked = tokio::task::spawn_blocking(move || config::fingerprint(&path, &written));
-        let Ok(Some(found)) = looked.await else {
+        let looked =
+            tokio::task::spawn_blocking(move || Look::at(&path, &snapshot.written, before));
+        let Ok(Some(look)) = looked.await else {
             continue;
         };
+        let found = last.insert(look).found.clone();
         if !watch.wants_reload(&found, &running.hash, Instant::now()) {
             continue;
         }
@@ -47,6 +61,35 @@ pub(super) async fn watch(file: PathBuf, current: Arc<Current>, reloads: mpsc::S
         }
         // refused is also what nobody answers
         watch.refused = !matches!(told.await, Ok(Ok(_)));
+    }
+}
+
+/// The files as they were at some moment.
+#[derive(Debug)]
+struct Look {
+    stamps: Stamps,
+    /// Nothing can have been written since without another stamp.
+    is_sure: bool,
+    read: Instant,
+    found: String,
+}
+
+impl Look {
+    /// What the files hold now. Those that nobody has touched are read once a minute only: key files may be large.
+    fn at(path: &Path, written: &Written, before: Option<Look>) -> Option<Look> {
+        let stamps = Stamps::of(path, written);
+        let is_sure = stamps.are_old(SystemTime::now());
+        match before {
+            Some(last) if last.is_sure && last.stamps == stamps && last.read.elapsed() < READ => {
+                Some(last)
+            }
+            _ => Some(Look {
+                stamps,
+                is_sure,
+                read: Instant::now(),
+                found: config::fingerprint(path, written)?,
+            }),
+        }
     }
 }
 
@@ -87,6 +130,36 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_written_at_once_after_a_look_is_seen_though_its_size_is_the_same() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("gateway.toml");
+        let mut last = None;
+        for round in 0..50 {
+            std::fs::write(&path, format!("{:02}", round % 7)).expect("it is written");
+            let look = Look::at(&path, &Written::default(), last.take()).expect("it is a file");
+            let is = config::fingerprint(&path, &Written::default());
+            assert_eq!(Some(&look.found), is.as_ref());
+            last = Some(look);
+        }
+    }
+
+    #[test]
+    fn what_nobody_touches_is_not_read_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("gateway.toml");
+        std::fs::write(&path, "1").expect("it is written");
+        let look = |last| Look::at(&path, &Written::default(), last).expect("it is a file");
+        let mut first = look(None);
+        assert!(!first.is_sure, "it was written just now");
+        first.is_sure = true;
+        let read = first.read;
+        let second = look(Some(first));
+        assert_eq!(second.read, read);
+        std::fs::write(&path, "22").expect("it is written");
+        assert!(look(Some(second)).read > read);
+    }
 
     #[test]
     fn a_content_counts_when_it_stays_and_is_tried_once_then_every_minute() {

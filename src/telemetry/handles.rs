@@ -255,6 +255,11 @@ pub struct RouteMetrics {
 }
 
 impl RouteMetrics {
+    /// Whether they are handles of this registry.
+    pub fn are_of(&self, metrics: &Metrics) -> bool {
+        self.metrics.is(metrics)
+    }
+
     /// Counts one request answered with `code`. One atomic addition, but for the first use of an uncommon code.
     pub fn answered(&self, code: http::StatusCode) {
         let code = code.as_u16();

@@ -230,6 +230,11 @@ impl Metrics {
         metrics
     }
 
+    /// Whether both write to the same registry.
+    pub(super) fn is(&self, other: &Metrics) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
     /// The gateway's own share of a request. Taking the time twice costs more than a decision: sample it.
     pub fn decision_seconds(&self) -> Histogram {
         self.histogram(&DECISION_SECONDS_METRIC, &[])

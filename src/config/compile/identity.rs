@@ -172,7 +172,7 @@ fn user(table: &Value<'_>, base_dir: &Path, users: &mut Users) -> Option<UserSou
         return None;
     };
     let what = "`from` in [[user]]".to_owned();
-    let kind = Value::new(table.document, what, from.span(), from).text()?;
+    let kind = Value::new(table.document, what.into(), from.span(), from).text()?;
     let keys = kind.choice(kinds, &[], "")?;
     let section = table.section(keys.title.to_owned(), keys)?;
     section.get("from");

@@ -18,7 +18,7 @@ use crate::{
         source::Source,
         value::{Text, Value},
     },
-    identity::ApiKey,
+    identity::{ApiKey, KnownKeys},
 };
 
 /// Room for a few hundred thousand keys.
@@ -31,7 +31,7 @@ pub(super) fn load(
     path: &Text<'_>,
     base_dir: &Path,
     tiers: &mut Vec<WrittenTier>,
-) -> Option<Vec<ApiKey>> {
+) -> Option<KnownKeys> {
     let text = match path
         .document
         .files
@@ -69,7 +69,8 @@ pub(super) fn load(
         .map(|(name, table)| api_key(name, table, &mut seen))
         .collect();
     file.finish();
-    keys.into_iter().collect()
+    let keys: Option<Vec<ApiKey>> = keys.into_iter().collect();
+    keys.map(KnownKeys::new)
 }
 
 /// What the entries of a file have in common.
@@ -95,7 +96,7 @@ impl Seen<'_> {
 }
 
 fn api_key(name: &Text<'_>, table: &Value<'_>, seen: &mut Seen<'_>) -> Option<ApiKey> {
-    let section = table.section(table.what.clone(), &keys::API_KEY)?;
+    let section = table.section(table.what.to_string(), &keys::API_KEY)?;
     let digest = section
         .require("sha256", HINT)
         .and_then(|value| value.text());
@@ -146,11 +147,12 @@ fn parse_digest(text: &str) -> Option<[u8; 32]> {
             .to_digit(16)
             .and_then(|digit| u8::try_from(digit).ok())
     };
-    let bytes: Option<Vec<u8>> = pairs
-        .iter()
-        .map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?))
-        .collect();
-    bytes?.try_into().ok()
+    let pairs: &[[u8; 2]; 32] = pairs.try_into().ok()?;
+    let mut bytes = [0; 32];
+    for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
+        *byte = digit(*high)? << 4 | digit(*low)?;
+    }
+    Some(bytes)
 }
 
 #[cfg(test)]

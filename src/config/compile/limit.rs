@@ -46,7 +46,7 @@ pub(super) fn compile(
 ) -> Vec<NamedLimit> {
     let limit = |(name, table): (Text<'_>, Value<'_>)| {
         check_name(&name, "a limit");
-        let section = table.section(table.what.clone(), &keys::LIMIT);
+        let section = table.section(table.what.to_string(), &keys::LIMIT);
         let (compiled, exempt_tiers) = section
             .map(|section| limit(section, &name, users, has_redis))
             .unwrap_or_default();

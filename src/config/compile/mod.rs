@@ -20,7 +20,7 @@ mod upstream;
 
 pub(super) use upstream::parse_server;
 
-use std::path::Path;
+use std::{fmt::Display, path::Path};
 
 use toml::de::DeTable;
 
@@ -110,7 +110,7 @@ fn check_name(name: &Text<'_>, kind: &str) -> bool {
 }
 
 /// Reports an item that stands twice in a list; returns whether it is new.
-fn is_first(item: &Text<'_>, earlier: &[String], list: &str) -> bool {
+fn is_first(item: &Text<'_>, earlier: &[String], list: impl Display) -> bool {
     let first = !earlier.contains(&item.value);
     if !first {
         let message = format!("{} stands twice in {list}", item.shown());

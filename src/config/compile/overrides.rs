@@ -106,6 +106,7 @@ fn refuse_second(value: &Value<'_>, first: &str, second: &str) {
 }
 
 /// What an exception says holds, before its limit is known.
+#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 enum Written<'a> {
     Quota {
         rate: Value<'a>,

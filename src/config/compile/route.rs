@@ -257,7 +257,7 @@ fn limit_list<'a>(
         let first = is_first(
             &text,
             &earlier,
-            &format!("{} of {}", quote(key), section.title),
+            format!("{} of {}", quote(key), section.title),
         );
         earlier.push(text.value.clone());
         let known = names.limits.iter().any(|limit| limit.name == text.value);

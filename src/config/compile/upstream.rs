@@ -49,7 +49,7 @@ pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Vec<Upstream> {
     }
     let upstream = |(name, table): (Text<'_>, Value<'_>)| {
         check_name(&name, "an upstream");
-        let section = table.section(table.what.clone(), &keys::UPSTREAM);
+        let section = table.section(table.what.to_string(), &keys::UPSTREAM);
         let settings = section.and_then(|section| settings(section, &name.value, base_dir));
         Upstream {
             name: name.value,

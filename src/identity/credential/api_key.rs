@@ -4,7 +4,7 @@
 //! one would have to invert SHA-256. The last word is a comparison in constant time nevertheless. A slow password hash would
 //! add nothing for keys of 128 random bits and would be a way to exhaust us.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, ops::Deref, sync::Arc};
 
 use http::{HeaderMap, HeaderName, header::AUTHORIZATION};
 use sha2::{Digest, Sha256};
@@ -16,39 +16,59 @@ use super::{Fault, User, secret_in};
 /// The longest key that is hashed.
 const KEY_MAX_BYTES: usize = 1024;
 
-/// The known keys of one header.
+/// The entries of a keys file, to be looked up by digest. Clones share them.
+#[derive(Clone, Debug)]
+pub struct KnownKeys(Arc<Indexed>);
+
 #[derive(Debug)]
-pub(in crate::identity) struct ApiKeys {
-    header: HeaderName,
-    pub(in crate::identity) invalid: OnInvalid,
+struct Indexed {
     /// Sorted by digest.
-    keys: Box<[ApiKey]>,
+    keys: Vec<ApiKey>,
     /// The first eight bytes of a digest to the first key that has them.
     by_prefix: HashMap<u64, usize>,
 }
 
-impl ApiKeys {
-    /// Indexes keys; of two with one digest the earlier counts. 100,000 keys take well under a second.
-    pub(in crate::identity) fn new(
-        header: HeaderName,
-        keys: &[ApiKey],
-        invalid: OnInvalid,
-    ) -> ApiKeys {
-        let mut keys = keys.to_vec();
+impl KnownKeys {
+    /// Indexes keys; of two with one digest the earlier counts. 100,000 keys take some tens of milliseconds.
+    pub fn new(mut keys: Vec<ApiKey>) -> KnownKeys {
         keys.sort_by_key(|key| key.sha256);
         keys.dedup_by_key(|key| key.sha256);
         let mut by_prefix = HashMap::with_capacity(keys.len());
         for (at, key) in keys.iter().enumerate() {
             by_prefix.entry(prefix(&key.sha256)).or_insert(at);
         }
-        ApiKeys {
-            header,
-            invalid,
-            keys: keys.into(),
-            by_prefix,
-        }
+        KnownKeys(Arc::new(Indexed { keys, by_prefix }))
     }
 
+    fn find(&self, digest: &[u8; 32]) -> Option<&ApiKey> {
+        let Indexed { keys, by_prefix } = &*self.0;
+        let first = *by_prefix.get(&prefix(digest))?;
+        let same_prefix = keys[first..]
+            .iter()
+            .take_while(|key| prefix(&key.sha256) == prefix(digest));
+        same_prefix
+            .into_iter()
+            .find(|key| bool::from(key.sha256.ct_eq(digest)))
+    }
+}
+
+impl Deref for KnownKeys {
+    type Target = [ApiKey];
+
+    fn deref(&self) -> &[ApiKey] {
+        &self.0.keys
+    }
+}
+
+/// The known keys of one header.
+#[derive(Debug)]
+pub(in crate::identity) struct ApiKeys {
+    pub(in crate::identity) header: HeaderName,
+    pub(in crate::identity) invalid: OnInvalid,
+    pub(in crate::identity) keys: KnownKeys,
+}
+
+impl ApiKeys {
     /// The user of the key that the request carries; `None` when it carries none.
     pub(in crate::identity) fn user(&self, headers: &HeaderMap) -> Result<Option<User<'_>>, Fault> {
         let Some(secret) = secret_in(headers, &self.header)? else {
@@ -58,6 +78,7 @@ impl ApiKeys {
             return Err(Fault::Malformed);
         }
         let key = self
+            .keys
             .find(&Sha256::digest(secret).into())
             .ok_or(Fault::Unknown)?;
         Ok(Some(User {
@@ -74,16 +95,6 @@ impl ApiKeys {
             true => Credential::Bearer,
             false => Credential::ApiKey,
         }
-    }
-
-    fn find(&self, digest: &[u8; 32]) -> Option<&ApiKey> {
-        let first = *self.by_prefix.get(&prefix(digest))?;
-        let same_prefix = self.keys[first..]
-            .iter()
-            .take_while(|key| prefix(&key.sha256) == prefix(digest));
-        same_prefix
-            .into_iter()
-            .find(|key| bool::from(key.sha256.ct_eq(digest)))
     }
 }
 
@@ -108,15 +119,15 @@ mod tests {
     }
 
     fn keys(header: HeaderName) -> ApiKeys {
-        ApiKeys::new(
+        ApiKeys {
             header,
-            &[
+            invalid: OnInvalid::Reject,
+            keys: KnownKeys::new(vec![
                 key("alpha", "alice"),
                 key("beta", "bob"),
                 key("alpha", "not alice"),
-            ],
-            OnInvalid::Reject,
-        )
+            ]),
+        }
     }
 
     fn user(header: &HeaderName, lines: &[&[u8]]) -> Result<Option<String>, Fault> {
@@ -188,11 +199,7 @@ mod tests {
             tier: None,
             tenant: None,
         };
-        let keys = ApiKeys::new(
-            HeaderName::from_static("k"),
-            &[key(3), key(1), key(2)],
-            OnInvalid::Reject,
-        );
+        let keys = KnownKeys::new(vec![key(3), key(1), key(2)]);
         for last in 1..=3 {
             assert_eq!(
                 keys.find(&digest(last)).map(|key| key.user.clone()),

@@ -8,6 +8,7 @@ pub mod jwt;
 use http::{HeaderMap, HeaderName, HeaderValue, header::AUTHORIZATION};
 
 pub(super) use api_key::ApiKeys;
+pub use api_key::KnownKeys;
 pub(super) use header::UserHeader;
 pub(super) use jwt::Jwt;
 

@@ -242,7 +242,9 @@ fn exempt(section: &Section<'_>) -> (Exempt, Vec<ExemptTier>) {
 
 /// The texts of a list; reports those that stand twice.
 fn once<'a>(section: &Section<'a>, key: &'static str) -> impl Iterator<Item = Text<'a>> {
-    let what = section.get(key).map(|value: Value<'_>| value.what);
+    let what = section
+        .get(key)
+        .map(|value: Value<'_>| value.what.to_string());
     let mut earlier = Vec::new();
     let texts = section.texts(key).unwrap_or_default().into_iter();
     texts.filter(move |text| {
