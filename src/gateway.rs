@@ -13,6 +13,7 @@
 mod admit;
 mod answer;
 mod body;
+pub mod check;
 mod exceptions;
 mod exchange;
 pub mod explain;

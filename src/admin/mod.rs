@@ -7,6 +7,7 @@
 //! through a browser (DNS rebinding).
 
 mod api;
+mod check;
 mod dashboard;
 mod decisions;
 mod health;
@@ -14,7 +15,13 @@ mod limits;
 mod reload;
 mod status;
 
-use std::{convert::Infallible, future::Future, net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    future::Future,
+    net::IpAddr,
+    sync::{Arc, OnceLock, atomic::AtomicBool},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{
@@ -37,7 +44,7 @@ pub use health::{Readiness, State};
 pub use reload::{Reload, Reloaded};
 
 use crate::{
-    gateway::Current,
+    gateway::{Current, check::Desk},
     response::{Asked, BodyStyle, Refusal, refuse},
     telemetry::{Metrics, metrics::ListenerMetrics},
 };
@@ -81,6 +88,9 @@ struct Inner {
     listener: ListenerMetrics,
     timeouts: Timeouts,
     history: status::History,
+    desk: OnceLock<Option<Desk>>,
+    /// That somebody has asked for a verdict who may not.
+    told_of_stranger: AtomicBool,
 }
 
 /// What answers at a path.
@@ -145,6 +155,8 @@ impl Admin {
             listener,
             timeouts,
             history: status::History::default(),
+            desk: OnceLock::new(),
+            told_of_stranger: AtomicBool::new(false),
         };
         Admin {
             inner: Arc::new(inner),
@@ -218,6 +230,9 @@ impl Admin {
     where
         B: Body<Data = Bytes, Error: Into<api::BoxError>>,
     {
+        if check::is_for(request.uri().path()) {
+            return dressed(self.check(request, peer).await);
+        }
         if !api::is_for(request.uri().path()) {
             return self.answer(&request);
         }

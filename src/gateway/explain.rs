@@ -240,7 +240,7 @@ impl Worker {
     }
 
     /// Reads the fields of the body that limits want; says whether it is longer than the route takes.
-    fn read_body(&self, exchange: &mut Exchange<'_>, described: &Described) -> bool {
+    pub(super) fn read_body(&self, exchange: &mut Exchange<'_>, described: &Described) -> bool {
         let Some(body) = &described.body else {
             return false;
         };

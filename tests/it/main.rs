@@ -11,6 +11,7 @@ mod config;
 mod corpora;
 mod dashboard;
 mod explain;
+mod forward_auth;
 mod grpc;
 mod harness;
 mod http1_vectors;

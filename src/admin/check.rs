@@ -1,0 +1,284 @@
+//! `/check`: a verdict for another proxy, which serves the request itself (forward-auth: nginx's `auth_request`, Caddy's
+//! `forward_auth`, Traefik's `ForwardAuth`, Envoy's `ext_authz`).
+//!
+//! **Who may.** Trusted proxies only, by the address that they connect from: whoever asks says whose request it is, and so whose
+//! quota is spent. A token is not asked for, since `Authorization` is the client's here; nor is a `Host` of this machine, since
+//! proxies send the client's.
+//!
+//! **What is asked.** The client's fields, and beside them what the request was, in the names that proxies use. Whatever is said
+//! twice has to be said alike: a proxy that sets one name and passes the client's other one on would let the client choose
+//! its route.
+
+use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
+
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri,
+    header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, TRAILER},
+    request::Parts,
+    uri::PathAndQuery,
+};
+use http_body::Body;
+use http_body_util::{BodyExt as _, Limited};
+
+use super::{
+    Admin,
+    api::{Answer, BoxError},
+};
+use crate::{
+    gateway::{check::Desk, explain::Described},
+    upstream::headers,
+};
+
+const PATH: &str = "/check";
+
+/// Of a longer body no field has a value, as where a request is served.
+const BODY_MAX_BYTES: usize = 256 * 1024;
+
+/// What a request was, first in the name that Traefik and Caddy use, then in that of nginx's recipes.
+const METHOD: [&str; 2] = ["x-forwarded-method", "x-original-method"];
+const TARGET: [&str; 3] = ["x-forwarded-uri", "x-original-uri", "x-original-url"];
+const FORWARDED_HOST: &str = "x-forwarded-host";
+
+/// What stands for a status that `auth_request` cannot pass on.
+const STATUS: HeaderName = HeaderName::from_static("x-ratelimit-status");
+
+/// Whether a path is ours to answer. Envoy puts the path of the request behind it.
+pub(super) fn is_for(path: &str) -> bool {
+    path.strip_prefix(PATH)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+impl Admin {
+    pub(super) async fn check<B>(&self, request: Request<B>, peer: IpAddr) -> Response<String>
+    where
+        B: Body<Data = Bytes, Error: Into<BoxError>>,
+    {
+        let uri = request.uri();
+        let for_nginx = uri.path() == PATH && uri.query() == Some("style=nginx");
+        let response = match self.verdict(request, peer).await {
+            // every body of ours is UTF-8
+            Ok(response) => response.map(|body| String::from_utf8_lossy(&body).into_owned()),
+            Err(answer) => answer.into_response(),
+        };
+        match for_nginx {
+            true => as_nginx_takes_it(response),
+            false => response,
+        }
+    }
+
+    async fn verdict<B>(&self, request: Request<B>, peer: IpAddr) -> Result<Response<Bytes>, Answer>
+    where
+        B: Body<Data = Bytes, Error: Into<BoxError>>,
+    {
+        if !self.trusts(peer) {
+            if !self.inner.told_of_stranger.swap(true, Relaxed) {
+                tracing::warn!(%peer, "asked /check and is no trusted proxy, so it gets 403: name it in [client_ip] trusted_proxies, if it is yours");
+            }
+            let why = "only a trusted proxy may ask for a verdict";
+            return Err(Answer::error(StatusCode::FORBIDDEN, why));
+        }
+        let (head, body) = request.into_parts();
+        let head = original(head).map_err(|why| Answer::error(StatusCode::BAD_REQUEST, why))?;
+        let body = Limited::new(body, BODY_MAX_BYTES).collect().await.ok();
+        let body = body.map(|body| body.to_bytes().to_vec());
+        let body = body.filter(|body| !body.is_empty());
+        let nobody = || Answer::error(StatusCode::SERVICE_UNAVAILABLE, "nobody can decide now");
+        let desk = self.desk().ok_or_else(nobody)?;
+        let verdict = desk.ask(Described { head, peer, body }).await;
+        verdict.ok_or_else(nobody)
+    }
+
+    /// Whether a peer may say whose request it is; as on the listeners.
+    fn trusts(&self, peer: IpAddr) -> bool {
+        let shared = self.inner.current.shared();
+        let listener = &shared.snapshot().listeners[0];
+        let trusted = listener.per_address.trusted.as_ref();
+        trusted.is_none_or(|trusted| trusted.contains(peer.to_canonical()))
+    }
+
+    /// Opened with the first question: most gateways are never asked one.
+    fn desk(&self) -> Option<&Desk> {
+        let open = || {
+            let opened = Desk::open(self.inner.current.clone());
+            opened
+                .inspect_err(|error| tracing::error!(%error, "cannot decide for other proxies"))
+                .ok()
+        };
+        self.inner.desk.get_or_init(open).as_ref()
+    }
+}
+
+/// `auth_request` knows 2xx, 401 and 403, and answers anything else with 500.
+fn as_nginx_takes_it(mut response: Response<String>) -> Response<String> {
+    let status = response.status();
+    if !status.is_success() && status != StatusCode::UNAUTHORIZED {
+        response
+            .headers_mut()
+            .insert(STATUS, status.as_u16().into());
+        *response.status_mut() = StatusCode::FORBIDDEN;
+    }
+    response
+}
+
+/// The head of the request that the proxy has received. The error is for whoever set the proxy up.
+fn original(mut head: Parts) -> Result<Parts, String> {
+    if let Some(method) = told(&head.headers, &METHOD)? {
+        let method = Method::from_bytes(method.as_bytes());
+        head.method = method.map_err(|_| format!("{} is no method", METHOD[0]))?;
+    }
+    let (host, target) = target(&head)?;
+    let host = match told(&head.headers, &[FORWARDED_HOST])?.cloned().or(host) {
+        Some(host) => host,
+        None => told(&head.headers, &[HOST.as_str()])?
+            .cloned()
+            .ok_or("the host is missing")?,
+    };
+    head.uri = Uri::from(target);
+    let headers = &mut head.headers;
+    headers::remove_hop_by_hop(headers);
+    // the body, if there is one, was the proxy's to frame
+    for name in [&CONTENT_LENGTH, &EXPECT, &TRAILER] {
+        headers.remove(name);
+    }
+    for name in METHOD.iter().chain(&TARGET) {
+        headers.remove(*name);
+    }
+    // a gRPC call is refused in a 200, which a proxy would take for leave
+    let kind = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
+    if kind.is_some_and(|kind| kind.to_ascii_lowercase().starts_with(b"application/grpc")) {
+        headers.remove(CONTENT_TYPE);
+    }
+    headers.insert(HOST, host);
+    Ok(head)
+}
+
+/// What was asked for; and of whom, where that is part of it.
+fn target(head: &Parts) -> Result<(Option<HeaderValue>, PathAndQuery), String> {
+    let Some(written) = told(&head.headers, &TARGET)? else {
+        let own = head.uri.path_and_query().map_or("", PathAndQuery::as_str);
+        let behind = own.strip_prefix(PATH).filter(|rest| rest.starts_with('/'));
+        let behind =
+            behind.ok_or_else(|| format!("{} is missing: what is asked for?", TARGET[0]))?;
+        let target = PathAndQuery::try_from(behind);
+        return Ok((None, target.map_err(|error| error.to_string())?));
+    };
+    let uri = Uri::try_from(written.as_bytes());
+    let uri = uri.map_err(|error| format!("{}: {error}", TARGET[0]))?;
+    let host = uri.authority().map(|host| host.as_str());
+    let host = host.and_then(|host| HeaderValue::from_str(host).ok());
+    let target = uri.into_parts().path_and_query;
+    let target = target.ok_or_else(|| format!("{} has no path", TARGET[0]))?;
+    Ok((host, target))
+}
+
+/// What is told under these names: once, or alike.
+fn told<'a>(headers: &'a HeaderMap, names: &[&str]) -> Result<Option<&'a HeaderValue>, String> {
+    let mut values = names.iter().flat_map(|name| headers.get_all(*name));
+    let first = values.next();
+    match values.all(|other| Some(other) == first) {
+        true => Ok(first),
+        false => Err(format!("{} are not alike", names.join(", "))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn original_of(uri: &str, fields: &[(&str, &str)]) -> Result<String, String> {
+        let mut request = Request::builder().uri(uri).header("host", "edge:9901");
+        for (name, value) in fields {
+            request = request.header(*name, *value);
+        }
+        let (head, ()) = request.body(()).expect("it is a request").into_parts();
+        let head = original(head)?;
+        let host = head.headers[HOST].to_str().expect("text").to_owned();
+        Ok(format!("{} {host} {}", head.method, head.uri))
+    }
+
+    #[test]
+    fn each_proxy_says_in_its_own_way_what_the_request_was() {
+        let uri = ("x-forwarded-uri", "/a?b=c");
+        for (path, fields, expected) in [
+            // Traefik
+            (
+                "/check",
+                &[
+                    ("x-forwarded-method", "PUT"),
+                    ("x-forwarded-host", "shop.example"),
+                    uri,
+                ][..],
+                "PUT shop.example /a?b=c",
+            ),
+            // Caddy sends the client's host as its own
+            ("/check", &[uri], "GET edge:9901 /a?b=c"),
+            // nginx
+            (
+                "/check?style=nginx",
+                &[("x-original-method", "DELETE"), ("x-original-uri", "/d")],
+                "DELETE edge:9901 /d",
+            ),
+            // ingress-nginx
+            (
+                "/check",
+                &[("x-original-url", "https://shop.example:8443/a?b")],
+                "GET shop.example:8443 /a?b",
+            ),
+            // Envoy, with path_prefix
+            (
+                "/check/a/b?style=nginx",
+                &[],
+                "GET edge:9901 /a/b?style=nginx",
+            ),
+        ] {
+            assert_eq!(
+                original_of(path, fields).as_deref(),
+                Ok(expected),
+                "{fields:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_said_twice_is_said_alike_or_the_client_could_choose() {
+        let names = [("x-forwarded-uri", "/cheap"), ("x-original-uri", "/dear")];
+        assert!(original_of("/check", &names).is_err());
+        assert!(
+            original_of(
+                "/check",
+                &[("x-forwarded-uri", "/a"), ("x-forwarded-uri", "/b")]
+            )
+            .is_err()
+        );
+        let alike = [("x-forwarded-uri", "/a"), ("x-original-uri", "/a")];
+        assert!(original_of("/check", &alike).is_ok());
+        let hosts = [
+            ("x-forwarded-uri", "/a"),
+            ("x-forwarded-host", "a"),
+            ("x-forwarded-host", "b"),
+        ];
+        assert!(original_of("/check", &hosts).is_err());
+    }
+
+    #[test]
+    fn what_is_not_said_or_cannot_be_is_an_error() {
+        assert!(
+            original_of("/check", &[]).is_err_and(|why| why.contains("x-forwarded-uri is missing"))
+        );
+        assert!(original_of("/check", &[("x-forwarded-uri", "a b")]).is_err());
+        assert!(
+            original_of(
+                "/check",
+                &[("x-forwarded-uri", "/"), ("x-forwarded-method", "G T")]
+            )
+            .is_err()
+        );
+    }
+
+    #[test]
+    fn only_paths_of_its_own_are_answered() {
+        assert!(is_for("/check") && is_for("/check/a"));
+        assert!(!is_for("/checks") && !is_for("/api/v1/check"));
+    }
+}

@@ -1,0 +1,204 @@
+//! A verdict for another proxy that serves the request itself (forward-auth): the path of a request, up to where it would be
+//! sent on.
+//!
+//! The request is described, as it is for [`explain`](super::explain), but it is decided for good: its limits are charged, the
+//! decision is counted, remembered and logged. Nobody learns how the request ends, so a limit of requests in flight holds
+//! nothing, one that counts answers by their status counts none, and nothing is held until its turn: who asks has a connection
+//! of the admin listener, of which there are few.
+//!
+//! Decisions need a worker, and the admin listener has none: one thread has a worker of its own for them, which opens no
+//! connection. It begins with the first question.
+
+use std::{io, rc::Rc, sync::Arc, thread, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
+use http_body_util::BodyExt as _;
+use tokio::{
+    runtime::LocalOptions,
+    sync::{mpsc, oneshot},
+};
+
+use super::{
+    Body, Current, Exchange, Shared, Worker, answer, exchange::Stopped, explain::Described, record,
+};
+use crate::{
+    identity::HeldToken,
+    listener::{self, Peer},
+    response::{Refusal, X_RATELIMIT_WARNING, X_REQUEST_ID},
+};
+
+/// Questions that may wait; who asks beyond that waits to ask.
+const WAITING: usize = 64;
+/// What the upstream is told where we forward; here whoever asks may pass it on.
+static USER: HeaderName = HeaderName::from_static("x-user-id");
+static TIER: HeaderName = HeaderName::from_static("x-rate-limit-tier");
+static OVER: HeaderName = HeaderName::from_static("x-ratelimit-over");
+/// How long a configuration that no longer runs may be kept.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Where verdicts are asked for. Clones ask at the same place.
+#[derive(Clone, Debug)]
+pub struct Desk {
+    questions: mpsc::Sender<Question>,
+}
+
+#[derive(Debug)]
+struct Question {
+    described: Described,
+    answer: oneshot::Sender<Response<Bytes>>,
+}
+
+impl Desk {
+    /// Decides by the configuration that runs, for as long as somebody may ask. Fails where the system has no thread for it.
+    pub fn open(current: Arc<Current>) -> io::Result<Desk> {
+        let (questions, asked) = mpsc::channel(WAITING);
+        let work = move || match tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build_local(LocalOptions::default())
+        {
+            Ok(runtime) => runtime.block_on(serve(&current, asked)),
+            // whoever asks learns that nobody answers
+            Err(error) => tracing::error!(%error, "cannot decide for other proxies"),
+        };
+        thread::Builder::new()
+            .name("check".to_owned())
+            .spawn(work)?;
+        Ok(Desk { questions })
+    }
+
+    /// What the client would be told: 200 with the fields of an answer where the request would be sent on. `None` where
+    /// nobody can say.
+    pub async fn ask(&self, described: Described) -> Option<Response<Bytes>> {
+        let (answer, told) = oneshot::channel();
+        let question = Question { described, answer };
+        self.questions.send(question).await.ok()?;
+        told.await.ok()
+    }
+}
+
+/// The worker that decides, and the listener whose bounds hold for what is described: the first.
+#[derive(Clone, Debug)]
+struct Clerk {
+    worker: Rc<Worker>,
+    listener: Rc<listener::Settings>,
+}
+
+impl Clerk {
+    fn new(shared: Arc<Shared>, previous: Option<&Clerk>) -> Clerk {
+        let listener = Rc::new(shared.snapshot().listeners[0].clone());
+        let previous = previous.map(|clerk| &*clerk.worker);
+        Clerk {
+            worker: Rc::new(Worker::new(shared, previous)),
+            listener,
+        }
+    }
+}
+
+async fn serve(current: &Current, mut asked: mpsc::Receiver<Question>) {
+    let mut clerk = Clerk::new(current.shared(), None);
+    loop {
+        let question = tokio::time::timeout(LOOK, asked.recv()).await;
+        let shared = current.shared();
+        if !Arc::ptr_eq(&shared, &clerk.worker.shared) {
+            clerk = Clerk::new(shared, Some(&clerk));
+        }
+        match question {
+            Ok(Some(Question { described, answer })) => {
+                let clerk = clerk.clone();
+                // a panic costs this question, whose asker is told that nobody answers
+                tokio::task::spawn_local(async move {
+                    let response = clerk.worker.check(&described, clerk.listener).await;
+                    // whoever asked may have left
+                    let _ = answer.send(response);
+                });
+            }
+            Ok(None) => return,
+            Err(_) => {}
+        }
+    }
+}
+
+impl Worker {
+    async fn check(
+        &self,
+        described: &Described,
+        listener: Rc<listener::Settings>,
+    ) -> Response<Bytes> {
+        let from = Peer::described(described.peer, listener);
+        let token = HeldToken::default();
+        let (head, unrouted) = (&described.head, &self.shared.plan.unrouted);
+        let mut exchange = Exchange::begin(head, &from, &token, unrouted, self.request_ids.next());
+        let response = match self.decide_described(&mut exchange, described).await {
+            Ok(()) => self.let_pass(&exchange),
+            Err(Stopped::Refused(refusal)) => self.refuse(&exchange, &refusal, None),
+            Err(Stopped::Denied) => self.deny(&exchange),
+            Err(Stopped::OwnQuotas) => self.let_pass(&exchange),
+        };
+        let (head, body) = response.into_parts();
+        // what we author is whole, and does not fail
+        let body = body.collect().await;
+        let body = body.map_or_else(|_| Bytes::new(), |body| body.to_bytes());
+        Response::from_parts(head, body)
+    }
+
+    /// The steps of [`decide`](Worker::decide), without what needs the client.
+    async fn decide_described<'a>(
+        &'a self,
+        exchange: &mut Exchange<'a>,
+        described: &Described,
+    ) -> Result<(), Stopped> {
+        let understood = self.understand(exchange)?;
+        let too_large = self.read_body(exchange, described);
+        self.admit(exchange, understood.rejected.is_some(), |_, _| ())
+            .await?;
+        self.note_decision(exchange);
+        self.remember(exchange, &understood);
+        if !exchange.verdict.admitted() {
+            return Err(Stopped::Denied);
+        }
+        exchange.slots.turn_has_come();
+        self.conclude(understood, exchange.route)?;
+        match too_large {
+            true => Err(Refusal::BodyTooLarge.into()),
+            false => Ok(()),
+        }
+    }
+
+    /// 200, with what the client is to be told, and the upstream.
+    fn let_pass(&self, exchange: &Exchange<'_>) -> Response<Body> {
+        let mut response = Response::new(Body::authored(Bytes::new()));
+        let headers = response.headers_mut();
+        headers.insert(&X_REQUEST_ID, exchange.request_id.clone());
+        if let Some(limit) = exchange.warning {
+            say(headers, &X_RATELIMIT_WARNING, limit);
+        }
+        self.fields.borrow_mut().write(
+            headers,
+            StatusCode::OK,
+            &answer::met(exchange, &exchange.verdict.standings()),
+            &self.shared.plan.response,
+            self.shared.wall_clock(exchange.decided_at),
+        );
+        let client = exchange.asked.as_ref().map(|asked| &asked.client);
+        if let Some(user) = client.and_then(|client| client.user) {
+            say(headers, &USER, user);
+        }
+        if let Some(tier) = client.and_then(|client| client.tier) {
+            say(headers, &TIER, tier);
+        }
+        if !exchange.tags.is_empty() {
+            let over = exchange.tags.join(", ");
+            say(headers, &OVER, &over);
+        }
+        record::note(self, exchange, StatusCode::OK, 0, None);
+        response
+    }
+}
+
+/// Says it, if it can be said in a field.
+fn say(headers: &mut HeaderMap, name: &HeaderName, value: &str) {
+    if let Ok(value) = HeaderValue::from_bytes(value.as_bytes()) {
+        headers.insert(name, value);
+    }
+}
