@@ -365,7 +365,7 @@ fn a_log_that_nobody_reads_delays_nobody() {
     for _ in 0..3000 {
         assert_eq!(client.send(&Request::get("/")).status, 502);
     }
-    crate::support::cli::signal(child.id(), "TERM");
+    crate::support::signal::signal(child.id(), "TERM");
     eventually_eq("the gateway has ended", true, || {
         child.try_wait().expect("a child can be asked").is_some()
     });

@@ -16,8 +16,8 @@ use std::{
 use tempfile::TempDir;
 
 use crate::support::{
-    Broken, Client, Gateway, Origin, Request, cli::signal, cli::tidegate_command, eventually,
-    http2::block_on, wait::eventually_eq, wait::pause,
+    Broken, Client, Gateway, Origin, Request, cli::tidegate_command, eventually, http2::block_on,
+    signal::signal, wait::eventually_eq, wait::pause,
 };
 
 /// A gateway that a service manager started: its listening socket was there before it.

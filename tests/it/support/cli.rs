@@ -1,4 +1,4 @@
-//! Commands that end by themselves: `tidegate check`, `curl`, `kill`.
+//! Commands that end by themselves: `tidegate check`, `curl`.
 
 use std::{
     fmt,
@@ -9,7 +9,7 @@ use std::{
     time::Instant,
 };
 
-use super::{gateway::piped, wait::PATIENCE, wait::pause};
+use super::{gateway::piped, signal::signal, wait::PATIENCE, wait::pause};
 
 /// How a command ended.
 pub struct Finished {
@@ -82,15 +82,4 @@ pub fn finish(command: &mut Command, input: &[u8]) -> Finished {
         .expect("the output of a child is readable");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Finished::new(output.status, text(&output.stdout), text(&output.stderr))
-}
-
-/// Sends a signal by name, such as `TERM`, to a process that the test started.
-pub fn signal(pid: u32, name: &str) {
-    let sent = Command::new("sh")
-        .args(["-c", &format!("kill -{name} {pid}")])
-        .status();
-    assert!(
-        sent.is_ok_and(|status| status.success()),
-        "kill -{name} {pid}"
-    );
 }

@@ -14,10 +14,11 @@ use std::{
 use tempfile::TempDir;
 
 use super::{
-    cli::{Finished, signal, tidegate_command},
+    cli::{Finished, tidegate_command},
     http::{Broken, Client, Request, Response},
     metrics::Metrics,
     origin::Origin,
+    signal::signal,
     wait::{PATIENCE, eventually, lock, pause},
 };
 

@@ -18,6 +18,7 @@ pub mod origin;
 pub mod raw;
 pub mod redis;
 pub mod secured;
+pub mod signal;
 pub mod tls;
 pub mod tokens;
 pub mod wait;

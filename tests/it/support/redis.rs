@@ -12,7 +12,7 @@ use redis::{Connection, FromRedisValue, Value};
 use tempfile::TempDir;
 
 use super::{
-    cli::signal,
+    signal::signal,
     wait::{eventually, within},
 };
 
@@ -252,6 +252,9 @@ impl Cluster {
                 "yes",
                 "--cluster-node-timeout",
                 "2000",
+                // a master that is gone costs its own keys only
+                "--cluster-require-full-coverage",
+                "no",
                 "--cluster-port",
                 &bus,
             ])

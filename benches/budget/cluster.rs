@@ -1,0 +1,115 @@
+//! What befalls a cluster, and scripts that a server has forgotten, while requests come.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use redis::Value;
+use tidegate::budget::{Server, Target, WhenDown};
+
+use crate::{
+    gateway::{Answer, Limit, at},
+    load::{Request, Run, Told, until},
+    support::{
+        redis::{Cluster, Redis},
+        wait::within,
+    },
+    verdict::{
+        Bound::{AtMost, Within},
+        Verdicts,
+    },
+};
+
+/// Every request is asked for, and fails where Redis does not answer.
+fn run(seconds: u64) -> Run {
+    Run {
+        gateways: 2,
+        keys: 60,
+        limit: Limit::per_second(20).strict().when_down(WhenDown::Closed),
+        load: 0.8,
+        seconds,
+        deaths: None,
+    }
+}
+
+fn failed(told: &Told) -> Vec<&Request> {
+    let all = told.requests.iter();
+    all.filter(|request| request.decision.answer == Answer::Unavailable)
+        .collect()
+}
+
+/// Item 11.
+pub fn cluster(verdicts: &mut Verdicts) {
+    let one = Redis::start();
+    let told = run(5).go(&at(&one.url()), |begun| {
+        for turn in 1..20 {
+            until(begun, f64::from(turn) / 4.0);
+            one.run::<Value>(&["SCRIPT", "FLUSH"]);
+        }
+    });
+    verdicts.add(
+        11,
+        "SCRIPT FLUSH, 19 times: failed requests",
+        failed(&told).len() as f64,
+        AtMost(0.0),
+    );
+
+    let mut servers = Cluster::start(1);
+    let seed = Server::parse(&servers.seed()).expect("a URL");
+    let target = Target::Cluster(vec![seed]);
+    let told = run(10).go(&target, |begun| {
+        until(begun, 1.0);
+        for part in 0..5 {
+            let slots = part * 500 + 10_923..(part + 1) * 500 + 10_923;
+            servers.begin_to_move(slots.clone(), 2, 1);
+            servers.finish_to_move(slots, 2, 1);
+        }
+        println!(
+            "2500 slots moved in {:?}",
+            begun.elapsed() - Duration::from_secs(1)
+        );
+    });
+    verdicts.add(
+        11,
+        "2,500 slots moved: failed requests",
+        failed(&told).len() as f64,
+        AtMost(0.0),
+    );
+
+    let mut killed = 0.0;
+    let mut kept = 0;
+    let told = run(12).go(&target, |begun| {
+        until(begun, 3.0);
+        kept = servers.masters[0]
+            .keys()
+            .iter()
+            .filter(|key| key.contains("{bench:"))
+            .count();
+        killed = begun.elapsed().as_secs_f64();
+        servers.masters[0].kill();
+        within(Duration::from_secs(8), "the replica to take over", || {
+            let role: Vec<Value> = servers.replicas[0].run(&["ROLE"]);
+            let is_master = role.first() == Some(&Value::BulkString(b"master".to_vec()));
+            is_master.then_some(()).ok_or_else(String::new)
+        });
+        let taken = begun.elapsed().as_secs_f64() - killed;
+        println!("the replica took over {taken:.2} s after its master was killed");
+    });
+    let failed = failed(&told);
+    let last = failed
+        .iter()
+        .map(|request| request.came)
+        .fold(killed, f64::max);
+    let keys: BTreeSet<u64> = failed.iter().map(|request| request.key).collect();
+    println!("{} requests of {} failed", failed.len(), told.asked());
+    verdicts.add(
+        11,
+        "a master killed: s until the last failure (2 s + 2 s)",
+        last - killed,
+        Within(0.1, 4.0),
+    );
+    verdicts.add(
+        11,
+        format!("a master killed, {kept} keys: keys that failed"),
+        keys.len() as f64,
+        Within(1.0, kept as f64),
+    );
+}

@@ -1,0 +1,55 @@
+//! What limits that gateways share promise, measured against a Redis of its own: every figure beside its bound. The items are those
+//! of the list in docs/decisions/0003-global-budget.md.
+//!
+//! `cargo bench --bench budget`, or `-- hand script four eight hot deaths empty away slow cluster lossy`: those parts only, in this
+//! order. All of them take ten minutes; what is timed wants a machine that does nothing else. What needs no clock is tested:
+//! the contracts of the scripts (item 1), several limits on one request (13) and slots (14) in `tests/it/budget`, and the arithmetic
+//! against a model in `src/budget/lease/model.rs`.
+
+#![allow(unreachable_pub, reason = "a program of its own, that nothing links")]
+
+mod cluster;
+mod cost;
+#[path = "../counting/mod.rs"]
+mod counting;
+mod faults;
+mod gateway;
+mod load;
+mod loads;
+mod proxy;
+#[allow(dead_code, reason = "tests ask for more")]
+mod support;
+mod verdict;
+
+use verdict::Verdicts;
+
+/// A part of the list.
+type Part = fn(&mut Verdicts);
+
+const PARTS: [(&str, Part); 11] = [
+    ("hand", cost::hand),
+    ("script", cost::script),
+    ("four", loads::four),
+    ("eight", loads::eight),
+    ("hot", loads::hot),
+    ("deaths", faults::deaths),
+    ("empty", faults::empty),
+    ("away", faults::away),
+    ("slow", faults::slow),
+    ("cluster", cluster::cluster),
+    ("lossy", faults::lossy),
+];
+
+fn main() {
+    // cargo adds options of its own
+    let arguments = std::env::args().skip(1);
+    let wanted: Vec<String> = arguments.filter(|word| !word.starts_with('-')).collect();
+    let mut verdicts = Verdicts::default();
+    for (name, part) in PARTS {
+        if wanted.is_empty() || wanted.iter().any(|word| word == name) {
+            println!("\n# {name}");
+            part(&mut verdicts);
+        }
+    }
+    verdicts.print();
+}

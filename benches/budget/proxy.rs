@@ -1,0 +1,225 @@
+//! Stands between gateways and a Redis: loses some of what they say to each other, or answers like a server that has too much to do.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use tidegate::budget::Target;
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::{TcpListener, TcpStream, tcp::OwnedReadHalf},
+    runtime::LocalOptions,
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
+
+use crate::gateway::at;
+
+/// Runs until it is dropped.
+pub struct Proxy {
+    address: SocketAddr,
+    line: Arc<Mutex<Line>>,
+    _stop: oneshot::Sender<()>,
+}
+
+/// The one line in which all calls are served, one after the other.
+struct Line {
+    /// How long each takes.
+    service: Duration,
+    /// A reply later than this is of no use to anybody.
+    patience: Duration,
+    busy_until: Instant,
+    served: Served,
+    /// Of so many calls one is lost on the way, and of as many the reply.
+    lost: Option<u64>,
+    random: u64,
+}
+
+/// What was served so far.
+#[derive(Clone, Copy, Default)]
+pub struct Served {
+    pub calls: u64,
+    /// Those whose reply came in time.
+    pub useful: u64,
+}
+
+/// What becomes of a call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Served {
+        at: Instant,
+    },
+    /// The connection breaks before it arrives, or before its reply does: what is under way besides goes with it.
+    CallLost,
+    ReplyLost,
+}
+
+impl Proxy {
+    /// Loses one of so many calls, and one of as many replies.
+    pub fn losing(to: SocketAddr, one_of: u64) -> Proxy {
+        Proxy::start(to, Duration::ZERO, Duration::MAX, Some(one_of))
+    }
+
+    /// Serves one call at a time, each for so long; whoever asks has this much patience.
+    pub fn slow(to: SocketAddr, service: Duration, patience: Duration) -> Proxy {
+        Proxy::start(to, service, patience, None)
+    }
+
+    fn start(to: SocketAddr, service: Duration, patience: Duration, lost: Option<u64>) -> Proxy {
+        let line = Arc::new(Mutex::new(Line {
+            service,
+            patience,
+            busy_until: Instant::now(),
+            served: Served::default(),
+            lost,
+            random: 0x9E37_79B9_7F4A_7C15,
+        }));
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
+        let address = socket.local_addr().expect("it is bound");
+        let (stop, stopped) = oneshot::channel();
+        let serving = Arc::clone(&line);
+        thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build_local(LocalOptions::default())
+                .expect("a runtime");
+            runtime.block_on(async {
+                socket.set_nonblocking(true).expect("a socket");
+                let socket = TcpListener::from_std(socket).expect("a socket");
+                let accept = async {
+                    while let Ok((client, _)) = socket.accept().await {
+                        let line = Arc::clone(&serving);
+                        tokio::task::spawn_local(async move {
+                            // a connection that breaks is what it is for
+                            let _ = carry(client, to, &line).await;
+                        });
+                    }
+                };
+                tokio::select! {
+                    () = accept => {}
+                    _ = stopped => {}
+                }
+            });
+        });
+        Proxy {
+            address,
+            line,
+            _stop: stop,
+        }
+    }
+
+    pub fn target(&self) -> Target {
+        at(&format!("redis://{}", self.address))
+    }
+
+    pub fn served(&self) -> Served {
+        lock(&self.line).served
+    }
+
+    /// Nothing is served for so long.
+    pub fn hang(&self, time: Duration) {
+        let mut line = lock(&self.line);
+        line.busy_until = line.busy_until.max(Instant::now()) + time;
+    }
+}
+
+impl Line {
+    fn fate(&mut self, command: &[u8]) -> Fate {
+        let now = Instant::now();
+        if !command.windows(7).any(|word| word == b"EVALSHA") {
+            return Fate::Served {
+                at: now.max(self.busy_until),
+            };
+        }
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        match self.lost.map(|one_of| self.random % one_of) {
+            Some(0) => return Fate::CallLost,
+            Some(1) => return Fate::ReplyLost,
+            _ => {}
+        }
+        let begins = now.max(self.busy_until);
+        self.busy_until = begins + self.service;
+        self.served.calls += 1;
+        self.served.useful += u64::from(self.busy_until - now <= self.patience);
+        Fate::Served {
+            at: self.busy_until,
+        }
+    }
+}
+
+/// One connection, in both directions.
+async fn carry(client: TcpStream, to: SocketAddr, line: &Mutex<Line>) -> io::Result<()> {
+    client.set_nodelay(true)?;
+    let server = TcpStream::connect(to).await?;
+    server.set_nodelay(true)?;
+    let (from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    let back = tokio::task::spawn_local(async move {
+        let _ = tokio::io::copy(&mut from_server, &mut to_client).await;
+    });
+    let (queue, mut queued) = mpsc::channel::<(Instant, Vec<u8>)>(100_000);
+    let forth = tokio::task::spawn_local(async move {
+        while let Some((at, command)) = queued.recv().await {
+            tokio::time::sleep_until(at).await;
+            to_server.write_all(&command).await?;
+        }
+        // long enough for what was sent last to be executed
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        io::Result::Ok(())
+    });
+    let mut from_client = BufReader::new(from_client);
+    while let Ok(command) = read_command(&mut from_client).await {
+        let fate = lock(line).fate(&command);
+        match fate {
+            Fate::Served { at } => _ = queue.send((at, command)).await,
+            Fate::CallLost => break,
+            Fate::ReplyLost => {
+                back.abort();
+                _ = queue.send((Instant::now(), command)).await;
+                break;
+            }
+        }
+    }
+    back.abort();
+    drop((from_client, queue));
+    let _ = forth.await;
+    Ok(())
+}
+
+/// One command, as it was sent: an array of strings.
+async fn read_command(from: &mut BufReader<OwnedReadHalf>) -> io::Result<Vec<u8>> {
+    let mut command = Vec::new();
+    for _ in 0..read_number(from, &mut command).await? {
+        let length = read_number(from, &mut command).await?;
+        let begins = command.len();
+        command.resize(begins + length + 2, 0);
+        from.read_exact(&mut command[begins..]).await?;
+    }
+    Ok(command)
+}
+
+async fn read_number(
+    from: &mut BufReader<OwnedReadHalf>,
+    command: &mut Vec<u8>,
+) -> io::Result<usize> {
+    let begins = command.len();
+    from.read_until(b'\n', command).await?;
+    let digits = command[begins..]
+        .iter()
+        .filter(|byte| byte.is_ascii_digit());
+    let mut digits = digits.peekable();
+    if digits.peek().is_none() {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(digits.fold(0, |number, digit| number * 10 + usize::from(digit - b'0')))
+}
+
+fn lock(line: &Mutex<Line>) -> MutexGuard<'_, Line> {
+    line.lock().unwrap_or_else(PoisonError::into_inner)
+}
