@@ -175,6 +175,7 @@ impl Samples {
         json!({
             "degraded": self.of("tidegate_degraded", &[]) > 0.0,
             "servers_given_up": self.of("tidegate_budget_breaker_open", &[]) as u64,
+            "in_flight_bound": self.of("tidegate_budget_in_flight_bound", &[]) as u64,
             "gateways": self.of("tidegate_budget_gateways", &[]) as u64,
             "calls": { "ok": calls("ok"), "late": calls("late"), "error": calls("error") },
         })

@@ -81,6 +81,12 @@ impl Breaker {
         Allowed::Yes
     }
 
+    /// Whether a call may be made that nobody waits for: the last place is left to those that somebody does.
+    pub(super) fn has_room(&self) -> bool {
+        let after = f64::from(self.in_flight) + 2.0;
+        self.state == State::Closed && self.bound.is_none_or(|bound| after <= bound)
+    }
+
     pub(super) fn ended(&mut self) {
         self.in_flight = self.in_flight.saturating_sub(1);
     }
@@ -136,6 +142,11 @@ impl Breaker {
         } else {
             self.open(now_ns, jitter);
         }
+    }
+
+    /// How many calls it may have in flight; `None` while that does not matter.
+    pub(super) fn bound(&self) -> Option<f64> {
+        self.bound
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -201,6 +212,20 @@ mod tests {
         assert_eq!(enter(&mut breaker), Allowed::Bounded);
         (0..20_000).for_each(|_| breaker.replied());
         (0..1_000).for_each(|_| assert_eq!(enter(&mut breaker), Allowed::Yes));
+    }
+
+    #[test]
+    fn calls_that_nobody_waits_for_leave_the_last_place_to_others() {
+        let mut breaker = Breaker::new();
+        assert!(breaker.has_room(), "nothing is slow");
+        (0..6).for_each(|_| assert_eq!(enter(&mut breaker), Allowed::Yes));
+        breaker.timed_out(BUDGET, BUDGET, 0.5);
+        assert!(!breaker.has_room(), "6 of 3");
+        (0..5).for_each(|_| breaker.ended());
+        assert!(breaker.has_room(), "1 of 3");
+        assert_eq!(enter(&mut breaker), Allowed::Yes);
+        assert!(!breaker.has_room(), "2 of 3");
+        assert_eq!(enter(&mut breaker), Allowed::Yes);
     }
 
     #[test]

@@ -123,8 +123,14 @@ impl Keeper {
             } if leases.has(place, tag) => {
                 leases.unused(wire, now_ns, place, generation, tokens);
             }
+            Message::Unslacked { place, tag, tokens } if leases.has(place, tag) => {
+                leases.unslacked(place, tokens);
+            }
             // about a key that was forgotten meanwhile
-            Message::Low(..) | Message::Return { .. } | Message::Close(_) => {}
+            Message::Low(..)
+            | Message::Return { .. }
+            | Message::Unslacked { .. }
+            | Message::Close(_) => {}
         }
     }
 

@@ -651,6 +651,18 @@ impl Lease {
         self.debt == 0 && quiet_ns >= horizon_ns.saturating_mul(2)
     }
 
+    /// Whether nothing was asked for this key for so long that it is as good as new here: the limit's span, at least two horizons.
+    pub fn is_cold(&self, now_ns: u64, terms: &Terms, horizon_ns: u64) -> bool {
+        let quiet_ns = (terms.span_ns() as u64).max(horizon_ns.saturating_mul(2));
+        self.called_ns
+            .is_none_or(|called| now_ns.saturating_sub(called) >= quiet_ns)
+    }
+
+    /// Whether the pool was short when it was last asked.
+    pub fn is_short(&self) -> bool {
+        self.short
+    }
+
     /// This gateway's part of all demand, 0 to 1; `None` before the first reply.
     pub fn share(&self) -> Option<f64> {
         self.share

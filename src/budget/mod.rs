@@ -1,6 +1,7 @@
 //! One allowance shared by all gateways, kept in Redis: with next to no Redis on the path of a request.
 //!
-//! Read in this order: [`lease`] (the arithmetic of tokens borrowed ahead), `holding` (the same of slots, for requests in flight),
+//! Read in this order: [`lease`] (the arithmetic of tokens borrowed ahead), `slack` (what passes before anybody
+//! is asked), `holding` (the same of slots, for requests in flight),
 //! `hand` (what workers decide with), `keeper` (the task that asks Redis), `breaker` (when to stop asking), `redis` (one
 //! connection), `cluster` (which server keeps a key), and the scripts beside them.
 //!
@@ -23,6 +24,7 @@ mod holding;
 mod keeper;
 mod redis;
 mod settings;
+mod slack;
 mod spend;
 
 use std::{

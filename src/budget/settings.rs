@@ -77,6 +77,8 @@ pub struct SharedLimit {
     /// One for each quota.
     pub(super) tiers: Vec<Tier>,
     pub(super) when_down: WhenDown,
+    /// By which part it may be exceeded, so that keys that are new to a gateway need not be asked for; 0 to 0.1.
+    pub(super) slack: f64,
     /// The key of requests that all share one bucket.
     pub(super) unkeyed: Key,
     pub(super) metrics: LeaseMetrics,
@@ -122,14 +124,23 @@ impl SharedLimit {
             name: name.to_owned(),
             tiers: terms.into_iter().enumerate().map(tier).collect(),
             when_down,
+            slack: 0.0,
             unkeyed: Key(unkeyed),
             metrics,
         }
     }
 
+    /// The same, which may be exceeded by this part, 0 to 0.1.
+    pub fn with_slack(self, slack: f64) -> SharedLimit {
+        SharedLimit { slack, ..self }
+    }
+
     /// Whether both are the same limit with the same terms, and at the same place among the others.
     pub fn is_like(&self, other: &SharedLimit) -> bool {
-        self.name == other.name && self.tiers == other.tiers && self.when_down == other.when_down
+        self.name == other.name
+            && self.tiers == other.tiers
+            && self.when_down == other.when_down
+            && self.slack == other.slack
     }
 
     /// The terms of a tier; of the default one where there is none.

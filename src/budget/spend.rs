@@ -78,6 +78,8 @@ enum What {
     Granted(Grant),
     /// Slots: among the [`Takings::lent`].
     Lent,
+    /// Nothing yet: it passes before Redis is asked.
+    Slack,
     /// Units of this gateway's own bucket.
     Alone,
     /// Nothing: the limit is open while Redis does not answer.
@@ -94,7 +96,7 @@ impl What {
     fn admits(self) -> bool {
         matches!(
             self,
-            What::Hand(_) | What::Granted(_) | What::Lent | What::Alone | What::Open
+            What::Hand(_) | What::Granted(_) | What::Lent | What::Slack | What::Alone | What::Open
         )
     }
 
@@ -298,6 +300,9 @@ impl Budget {
                 }
             }
         };
+        if !what.admits() {
+            claim.limit.metrics.degraded_rejected.increment(1);
+        }
         Taken::of(Some(place), what, Source::Fallback)
     }
 
@@ -343,6 +348,7 @@ impl Budget {
         takings: &mut Takings,
         pending: Pending,
     ) {
+        let asked = deadline - self.wait;
         for (index, mut answered) in pending {
             let answer = match tokio::time::timeout_at(deadline, &mut answered).await {
                 Ok(answer) => answer.ok(),
@@ -356,6 +362,7 @@ impl Budget {
             let (Some(claim), Some(taken)) = (claims.get(index), each.get_mut(index)) else {
                 continue;
             };
+            claim.limit.metrics.waited.record(asked.elapsed());
             let place = answer.as_ref().map(|answer| answer.place).or(taken.place);
             let what = match answer.map(|answer| answer.word) {
                 Some(Word::Granted(grant)) => What::Granted(grant),
@@ -363,6 +370,10 @@ impl Budget {
                 Some(Word::Lent(slots)) => {
                     lent.push(slots);
                     What::Lent
+                }
+                Some(Word::Slack) => {
+                    *taken = Taken::of(place, What::Slack, Source::Lease);
+                    continue;
                 }
                 Some(Word::Refused) => {
                     let hand = place.map(|place| self.hands.hand(place));
@@ -398,6 +409,15 @@ impl Budget {
                     // a keeper that is too busy loses it: the unit counts as spent
                     let _ = self.keeper.try_send(unused);
                 }
+                What::Slack => {
+                    let unused = Message::Unslacked {
+                        place,
+                        tag: claim.tag(),
+                        tokens: claim.cost,
+                    };
+                    // a keeper that is too busy counts it as let through
+                    let _ = self.keeper.try_send(unused);
+                }
                 What::Alone => hand.refund_alone(claim.cost),
                 _ => {}
             }
@@ -416,6 +436,8 @@ impl Budget {
         let remaining = match (taken.what, hand) {
             (What::Refused { .. } | What::Never, _) => 0,
             (What::Alone, Some(hand)) => hand.left_alone(now_ns),
+            // nobody has told yet what is left
+            (What::Slack, _) => capacity.saturating_sub(claim.cost),
             (_, Some(hand)) => {
                 let (held, _) = hand.held(now_ns);
                 let refilled = match terms.algorithm {

@@ -12,10 +12,7 @@ use std::{
     time::Duration,
 };
 
-use toml::{
-    Spanned,
-    de::{DeTable, DeValue},
-};
+use toml::{Spanned, de::DeTable};
 
 use super::{
     code::Code,
@@ -116,23 +113,17 @@ impl<'a> Section<'a> {
             unread,
             in_doubt: RefCell::default(),
         };
-        for (name, value) in table.into_iter().flat_map(DeTable::iter) {
-            section.check_key(name, value);
+        for (name, _) in table.into_iter().flat_map(DeTable::iter) {
+            section.check_key(name);
         }
         section
     }
 
-    fn check_key(&self, name: &Spanned<std::borrow::Cow<'a, str>>, value: &Spanned<DeValue<'a>>) {
+    fn check_key(&self, name: &Spanned<std::borrow::Cow<'a, str>>) {
         let key = name.get_ref().as_ref();
         let title = &self.title;
         let problem = match self.keys.status(key) {
             Some(Status::Built) => return,
-            Some(Status::Only(only, _)) if is_literally(value.get_ref(), only) => return,
-            Some(Status::Only(only, feature)) => {
-                not_built(format!("{} in {title}", quote(key)), feature).hint(format!(
-                    "write {key} = {only}, or remove the key: that is what happens without it"
-                ))
-            }
             Some(Status::NotBuilt(feature)) if self.is_file() => {
                 not_built(format!("[{key}]"), feature).hint("remove the table")
             }
@@ -346,23 +337,4 @@ pub(super) fn not_built(what: String, feature: &str) -> Problem {
         format!("{what} is not built yet: {feature}"),
     )
     .label("not built yet")
-}
-
-/// Whether a value is what `literal` says in TOML.
-fn is_literally(value: &DeValue<'_>, literal: &str) -> bool {
-    let number = |text: &str| text.parse::<f64>().ok();
-    match value {
-        DeValue::String(text) => {
-            literal.strip_prefix('"').and_then(|l| l.strip_suffix('"')) == Some(text)
-        }
-        DeValue::Boolean(value) => literal == if *value { "true" } else { "false" },
-        DeValue::Integer(written) => {
-            written.radix() == 10 && number(written.as_str()) == number(literal)
-        }
-        DeValue::Float(written) => {
-            number(written.as_str()).is_some_and(|written| Some(written) == number(literal))
-        }
-        DeValue::Array(items) => literal == "[]" && items.is_empty(),
-        DeValue::Table(_) | DeValue::Datetime(_) => false,
-    }
 }

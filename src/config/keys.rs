@@ -6,13 +6,11 @@
 pub(super) enum Status {
     /// It does what the documentation says.
     Built,
-    /// Only this value, which is what happens without the key; written as in TOML, then what is missing.
-    Only(&'static str, &'static str),
     /// Refused; what is missing.
     NotBuilt(&'static str),
 }
 
-use Status::{Built, NotBuilt, Only};
+use Status::{Built, NotBuilt};
 
 /// The keys of one table.
 #[derive(Debug)]
@@ -248,10 +246,7 @@ pub(super) static LIMIT: Keys = Keys {
         ("limit", Built),
         ("scope", Built),
         ("sync", Built),
-        (
-            "slack",
-            Only("0.0", "requests that pass before the first call to Redis"),
-        ),
+        ("slack", Built),
         ("on_redis_down", Built),
         ("local_fraction", Built),
         ("exempt", Built),

@@ -63,6 +63,8 @@ pub struct Shared {
     pub sync: budget::Sync,
     /// What it does while Redis does not answer.
     pub when_down: budget::WhenDown,
+    /// By which part it may be exceeded, so that keys that are new to a gateway need not be asked for; 0 to 0.1.
+    pub slack: f64,
 }
 
 impl Limit {

@@ -474,7 +474,10 @@ fn bind_shared(
         };
         terms.part(region_share)
     });
-    let metrics = metrics.lease(&limit.name, shared.when_down.as_str());
+    let (slack, metrics) = (
+        shared.slack,
+        metrics.lease(&limit.name, shared.when_down.as_str()),
+    );
     let shared = SharedLimit::new(
         &limit.name,
         terms.collect(),
@@ -482,5 +485,5 @@ fn bind_shared(
         before,
         metrics,
     );
-    Some(Arc::new(shared))
+    Some(Arc::new(shared.with_slack(slack)))
 }

@@ -65,6 +65,7 @@ impl Metrics {
             by_kind: kinds.iter().map(kind).collect(),
             gateways: self.gauge(&table::BUDGET_GATEWAYS, &[]),
             breaker_open: self.gauge(&table::BUDGET_BREAKER_OPEN, &[]),
+            bound: self.gauge(&table::BUDGET_IN_FLIGHT_BOUND, &[]),
             degraded: self.gauge(&table::DEGRADED, &[]),
         }
     }
@@ -79,7 +80,14 @@ impl Metrics {
             returned: self.counter(&table::LEASE_MOVED, &[limit, "returned"]),
             lapsed: self.counter(&table::LEASE_MOVED, &[limit, "lapsed"]),
             debt: self.counter(&table::LEASE_MOVED, &[limit, "debt"]),
+            slack: self.counter(&table::LEASE_MOVED, &[limit, "slack"]),
+            calls: self.counter(&table::LEASE_CALLS, &[limit]),
+            refused_by_memory: self.counter(&table::LEASE_REFUSED, &[limit, "memory"]),
+            refused_by_redis: self.counter(&table::LEASE_REFUSED, &[limit, "redis"]),
+            waited: self.histogram(&table::LEASE_WAIT_SECONDS, &[limit]),
+            short_keys: self.gauge(&table::LEASE_SHORT_KEYS, &[limit]),
             degraded: self.counter(&table::DEGRADED_DECISIONS, &[limit, behaviour]),
+            degraded_rejected: self.counter(&table::DEGRADED_REJECTED, &[limit, behaviour]),
         }
     }
 
@@ -372,6 +380,8 @@ pub struct BudgetMetrics {
     pub gateways: Gauge,
     /// Servers that are not asked at the moment.
     pub breaker_open: Gauge,
+    /// Calls that the slowest server may have in flight; 0 where none is slow.
+    pub bound: Gauge,
     /// 1 while some shared limit goes on alone.
     pub degraded: Gauge,
 }
@@ -402,8 +412,22 @@ pub struct LeaseMetrics {
     pub lapsed: Counter,
     /// Tokens charged afterwards.
     pub debt: Counter,
-    /// Decisions made alone.
+    /// Units that passed before Redis was asked.
+    pub slack: Counter,
+    /// Calls to Redis.
+    pub calls: Counter,
+    /// Units refused, by a refusal that is remembered.
+    pub refused_by_memory: Counter,
+    /// Units refused after Redis was asked.
+    pub refused_by_redis: Counter,
+    /// How long requests waited that found no token.
+    pub waited: Histogram,
+    /// Keys of which so little is left that they are asked for in turns.
+    pub short_keys: Gauge,
+    /// Decisions made alone, and those of them that rejected.
     pub degraded: Counter,
+    /// See there.
+    pub degraded_rejected: Counter,
 }
 
 /// What an upstream counts.

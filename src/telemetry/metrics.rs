@@ -118,10 +118,22 @@ table! {
         "Gateways that share limits, as this one last heard.";
     BUDGET_BREAKER_OPEN = "tidegate_budget_breaker_open", Kind::Gauge, Count, [],
         "Redis servers that are not asked at the moment, because they do not answer.";
+    BUDGET_IN_FLIGHT_BOUND = "tidegate_budget_in_flight_bound", Kind::Gauge, Count, [],
+        "Calls that a Redis server may have in flight, the smallest such bound; 0 where none has been slow.";
     DEGRADED = "tidegate_degraded", Kind::Gauge, Count, [],
         "1 while some shared limit goes on without the other gateways.";
     DEGRADED_DECISIONS = "tidegate_degraded_decisions_total", Kind::Counter, Count, ["limit", "behaviour"],
         "Decisions of shared limits that were made without Redis.";
+    DEGRADED_REJECTED = "tidegate_degraded_rejected_total", Kind::Counter, Count, ["limit", "behaviour"],
+        "Those of them that rejected.";
+    LEASE_CALLS = "tidegate_lease_calls_total", Kind::Counter, Count, ["limit"],
+        "Calls to Redis for one shared limit.";
+    LEASE_REFUSED = "tidegate_lease_refused_total", Kind::Counter, Count, ["limit", "by"],
+        "Units of a shared limit that were refused while Redis answers.";
+    LEASE_WAIT_SECONDS = "tidegate_lease_wait_seconds", Kind::Histogram(CALL_SECONDS), Seconds, ["limit"],
+        "How long requests waited for Redis that found no token of a shared limit.";
+    LEASE_SHORT_KEYS = "tidegate_lease_short_keys", Kind::Gauge, Count, ["limit"],
+        "Keys of a shared limit of which so little is left that it is asked for in turns.";
     LEASE_KEYS = "tidegate_lease_keys", Kind::Gauge, Count, ["limit"],
         "Keys of a shared limit that this gateway keeps tokens or refusals of.";
     LEASE_TOKENS = "tidegate_lease_tokens", Kind::Gauge, Count, ["limit", "state"],

@@ -9,6 +9,7 @@ mod rulings;
 mod scripts;
 mod secured;
 mod servers;
+mod slack;
 mod slots;
 
 use std::{collections::BTreeMap, thread, time::Instant};

@@ -7,6 +7,7 @@ use crate::budget::{
     hand::{Alone, Hand, Spent, Tag},
     lease::{self, Algorithm, Call, Lease, Report, Terms},
     settings::{SharedLimit, WhenDown},
+    slack::{self, Slack},
 };
 
 /// One key in use.
@@ -17,6 +18,7 @@ pub(super) struct Entry {
     pub(super) key: Rc<str>,
     pub(super) shard: usize,
     pub(super) lease: Lease,
+    pub(super) slack: Slack,
     /// Requests that wait for the next call.
     pub(super) queue: VecDeque<Waiter>,
     pub(super) flight: Option<Flight>,
@@ -25,8 +27,9 @@ pub(super) struct Entry {
     pub(super) poll_ns: Option<u64>,
     /// When it is looked at next.
     pub(super) look_ns: u64,
-    /// What the gauge counts of its tokens.
+    /// What the gauges count of it: tokens, and whether its pool is short.
     pub(super) counted: u64,
+    pub(super) counted_short: bool,
 }
 
 /// A call under way.
@@ -54,8 +57,9 @@ impl Entry {
                 self.lease.lapsed(slot);
             }
         }
-        self.lease
-            .look(now_ns, horizon_ns, held, hand.take_refused());
+        let refused = hand.take_refused();
+        self.limit.metrics.refused_by_memory.increment(refused);
+        self.lease.look(now_ns, horizon_ns, held, refused);
     }
 
     /// Answers those who wait: first with what was granted to them, then from the hand; refuses the rest while the pool is
@@ -82,6 +86,7 @@ impl Entry {
                     hand.put_back(tokens);
                 }
             } else if now_ns < self.refuse_until_ns {
+                self.limit.metrics.refused_by_redis.increment(cost);
                 waiter.tell(place, Word::Refused);
             } else {
                 self.queue.push_back(waiter);
@@ -99,6 +104,60 @@ impl Entry {
             }
             Spent::Refused { .. } | Spent::Nothing => None,
         }
+    }
+
+    /// Whether a request passes before Redis is asked: nothing was asked for its key lately, and there is slack.
+    pub(super) fn passes(
+        &mut self,
+        now_ns: u64,
+        horizon_ns: u64,
+        gateways: f64,
+        cost: u64,
+    ) -> bool {
+        let terms = self.terms();
+        let room = slack::room(self.limit.slack, &terms, gateways);
+        let passes = room > 0
+            && self.lease.is_cold(now_ns, &terms, horizon_ns)
+            && self.slack.spend(now_ns, &terms, room, cost);
+        if passes {
+            self.limit.metrics.slack.increment(cost);
+        }
+        passes
+    }
+
+    /// Charges what passed before Redis was asked, which it is now.
+    pub(super) fn charge_slack(&mut self, now_ns: u64, gateways: f64) {
+        let terms = self.terms();
+        let room = slack::room(self.limit.slack, &terms, gateways);
+        let debt = self.slack.charge(now_ns, &terms, room);
+        self.limit.metrics.debt.increment(debt);
+        self.lease.owe(debt);
+    }
+
+    /// Whether nothing would be lost by forgetting this key.
+    pub(super) fn is_idle(&self, now_ns: u64, horizon_ns: u64, gateways: f64) -> bool {
+        let terms = self.terms();
+        let room = slack::room(self.limit.slack, &terms, gateways);
+        self.lease.is_idle(now_ns, horizon_ns) && self.slack.is_whole(now_ns, &terms, room)
+    }
+
+    /// Brings the gauges up to date.
+    pub(super) fn show(&mut self, held: u64) {
+        let metrics = &self.limit.metrics;
+        metrics.in_hand.increment(held as f64 - self.counted as f64);
+        let is_short = self.lease.is_short();
+        let [now, before] = [is_short, self.counted_short].map(|short| f64::from(u8::from(short)));
+        metrics.short_keys.increment(now - before);
+        (self.counted, self.counted_short) = (held, is_short);
+    }
+
+    /// The gauges count it no more.
+    pub(super) fn hide(&self) {
+        let metrics = &self.limit.metrics;
+        metrics.keys.decrement(1.0);
+        metrics.in_hand.decrement(self.counted as f64);
+        let short = f64::from(u8::from(self.counted_short));
+        metrics.short_keys.decrement(short);
     }
 
     /// Charges what was admitted alone and the store could not know.

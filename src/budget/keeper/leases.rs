@@ -15,6 +15,7 @@ use crate::budget::{
     hand::{Hands, Tag},
     lease::{self, Lease},
     settings::Name,
+    slack::Slack,
 };
 
 /// Keys by the place of their hand.
@@ -56,10 +57,16 @@ impl Leases {
         if let Some(tokens) = entry.spend(now_ns, hand, question.cost) {
             waiter.tell(place, Word::Taken(tokens));
         } else if now_ns < entry.refuse_until_ns {
+            entry.limit.metrics.refused_by_memory.increment(waiter.cost);
             waiter.tell(place, Word::Refused);
+        } else if entry.passes(now_ns, horizon_ns, wire.gateways(), question.cost) {
+            if !waiter.tell(place, Word::Slack) {
+                entry.slack.refund(question.cost);
+            }
         } else if wire.is_open(entry.shard) {
             waiter.tell(place, Word::Alone);
         } else if entry.flight.is_some() && !entry.lease.may_queue(entry.waiting()) {
+            entry.limit.metrics.refused_by_redis.increment(waiter.cost);
             waiter.tell(place, Word::Refused);
         } else {
             entry.queue.push_back(waiter);
@@ -100,12 +107,14 @@ impl Leases {
             key: key.into(),
             shard,
             lease: Lease::default(),
+            slack: Slack::default(),
             queue: VecDeque::new(),
             flight: None,
             refuse_until_ns: 0,
             poll_ns: None,
             look_ns: u64::MAX,
             counted: 0,
+            counted_short: false,
         };
         entry.prepare_alone(now_ns, hands.hand(place), wire.gateways());
         question.limit.metrics.keys.increment(1.0);
@@ -143,6 +152,8 @@ impl Leases {
         // the next request that spends need not say that the hand is low
         hand.set_low(None);
         entry.settle_alone(now_ns, hand, wire.gateways());
+        entry.charge_slack(now_ns, wire.gateways());
+        entry.limit.metrics.calls.increment(1);
         let waiters = std::mem::take(&mut entry.queue);
         let need = waiters.iter().map(|waiter| waiter.cost).sum();
         let (held, _) = hand.held(now_ns);
@@ -296,6 +307,13 @@ impl Leases {
         }
     }
 
+    /// Units that passed before Redis was asked were not used.
+    pub(super) fn unslacked(&mut self, place: usize, tokens: u64) {
+        if let Some(entry) = self.entries.get_mut(&place) {
+            entry.slack.refund(tokens);
+        }
+    }
+
     /// Looks at every key whose time has come.
     pub(super) fn look_at_due(&mut self, wire: &mut Wire, now_ns: u64) {
         while let Some(&Reverse((due, place))) = self.looks.peek()
@@ -331,15 +349,16 @@ impl Leases {
                 }
             } else {
                 let (held, _) = hand.held(now_ns);
-                let surplus = entry.lease.surplus(now_ns, &terms, horizon_ns, held);
-                let back = hand.withdraw(surplus);
-                let (alone, _) = hand.alone(now_ns);
                 let is_open = wire.is_open(entry.shard);
-                let owes = entry.lease.debt() > 0 || alone > 0 && !is_open;
-                let is_idle = held == [0, 0] && entry.lease.is_idle(now_ns, horizon_ns);
-                if back != [0, 0] || owes {
+                let has_room = wire.has_room(entry.shard);
+                let surplus = entry.lease.surplus(now_ns, &terms, horizon_ns, held);
+                let back = hand.withdraw(if has_room { surplus } else { [0, 0] });
+                let (alone, _) = hand.alone(now_ns);
+                let owes = entry.lease.debt() > 0 || alone > 0;
+                let is_idle = held == [0, 0] && entry.is_idle(now_ns, horizon_ns, wire.gateways());
+                if back != [0, 0] || owes && has_room {
                     self.call_back(wire, now_ns, place, false, back);
-                } else if is_idle && !is_open {
+                } else if is_idle && !owes && !is_open {
                     // without Redis a key that is forgotten would begin anew, with a burst that it has had
                     return self.forget(place);
                 }
@@ -350,8 +369,7 @@ impl Leases {
 
     fn forget(&mut self, place: usize) {
         if let Some(entry) = self.entries.remove(&place) {
-            entry.limit.metrics.keys.decrement(1.0);
-            entry.limit.metrics.in_hand.decrement(entry.counted as f64);
+            entry.hide();
         }
         self.hands.release(place);
     }
@@ -364,9 +382,7 @@ impl Leases {
         let horizon_ns = entry.terms().horizon_ns(wire.rtt_ns(entry.shard));
         let (held, _) = self.hands.hand(place).held(now_ns);
         let held: u64 = held.iter().sum();
-        let gauge = &entry.limit.metrics.in_hand;
-        gauge.increment(held as f64 - entry.counted as f64);
-        entry.counted = held;
+        entry.show(held);
         let quiet_ns = now_ns.saturating_add(horizon_ns.saturating_mul(2));
         let mut next = match held {
             0 => quiet_ns,

@@ -24,6 +24,8 @@ pub(in crate::budget) enum Message {
         generation: u32,
         tokens: u64,
     },
+    /// Units that were let through before Redis was asked were not used.
+    Unslacked { place: usize, tag: Tag, tokens: u64 },
     /// Hand everything back, and end.
     Close(Duration),
 }
@@ -54,6 +56,8 @@ pub(in crate::budget) enum Word {
     Taken(lease::Hand),
     /// It has its slots, until it gives them back.
     Lent(Lent),
+    /// It passes before Redis is asked.
+    Slack,
     /// Refused; the hand knows for how long.
     Refused,
     /// Redis does not answer in time: the limit's own way to go on, for which the hand is prepared.

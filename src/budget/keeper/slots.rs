@@ -151,6 +151,7 @@ impl InFlight {
         let need = waiters.iter().map(|waiter| waiter.cost).sum();
         let back = slots.withdraw(surplus);
         entry.limit.metrics.returned.increment(back);
+        entry.limit.metrics.calls.increment(1);
         let id = wire.number();
         let alone = slots.used_alone();
         let declared = entry.holding.declare(now_ns, id, back, alone, need);

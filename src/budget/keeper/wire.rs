@@ -91,6 +91,8 @@ pub(super) struct Wire {
     calls: u64,
     random: u64,
     gateways: f64,
+    /// Whether some server was slow lately.
+    shows_bound: bool,
     /// When to say again that this one lives.
     count_ns: u64,
     /// That a script was refused.
@@ -150,6 +152,7 @@ impl Wire {
             calls: 0,
             random: duty.seed | 1,
             gateways: 1.0,
+            shows_bound: false,
             count_ns: 0,
             script_failed: Throttle::default(),
         }
@@ -237,6 +240,11 @@ impl Wire {
         allowed == Allowed::Yes
     }
 
+    /// Whether this server has room for a call that nobody waits for.
+    pub(super) fn has_room(&self, shard: usize) -> bool {
+        self.shards[shard].breaker.has_room()
+    }
+
     /// The number of the next call.
     pub(super) fn number(&mut self) -> u64 {
         self.calls += 1;
@@ -285,6 +293,7 @@ impl Wire {
         let breaker = &mut self.shards[event.shard].breaker;
         let was_open = breaker.is_open();
         breaker.timed_out(now_ns, budget_ns, jitter);
+        self.show_bound();
         self.ended_badly(event.shard, was_open, Failure::Timeout);
     }
 
@@ -328,6 +337,9 @@ impl Wire {
             self.metrics.ok.increment(1);
             shard.breaker.replied();
             shard.rtt_ns += 0.1 * (taken_ns as f64 - shard.rtt_ns);
+            if shard.breaker.bound().is_some() || self.shows_bound {
+                self.show_bound();
+            }
         }
     }
 
@@ -417,8 +429,16 @@ impl Wire {
         self.show_degraded();
     }
 
+    /// Tells operators how much the slowest server is asked at most.
+    fn show_bound(&mut self) {
+        let bounds = self.shards.iter().filter_map(|shard| shard.breaker.bound());
+        let least = bounds.reduce(f64::min);
+        self.shows_bound = least.is_some();
+        self.metrics.bound.set(least.map_or(0.0, f64::floor));
+    }
+
     /// Tells workers and operators which servers are given up.
-    fn show_degraded(&self) {
+    fn show_degraded(&mut self) {
         let (mut used, mut open) = (0, 0);
         for (index, shard) in self.shards.iter().enumerate() {
             let is_used = self.servers.is_used(index);
@@ -430,6 +450,7 @@ impl Wire {
         self.degraded.all.store(open > 0 && open == used, Relaxed);
         self.metrics.breaker_open.set(f64::from(open));
         self.metrics.degraded.set(f64::from(open.min(1)));
+        self.show_bound();
     }
 
     /// Servers that are new get a breaker.

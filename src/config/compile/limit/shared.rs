@@ -9,12 +9,16 @@ use crate::{
         compile::redis,
         diagnostic::Problem,
         file::{Section, not_built},
+        value::Value,
     },
     limit::Algorithm,
 };
 
 /// The part of a limit that goes on while Redis does not answer.
 const LOCAL_FRACTION: f64 = 0.5;
+
+/// The most that a limit may be exceeded by on purpose, in millionths of it.
+const SLACK_MAX_PPM: u32 = 100_000;
 
 /// Keys that mean nothing to a limit that is not shared.
 const FOREIGN: [&str; 3] = ["sync", "on_redis_down", "local_fraction"];
@@ -29,6 +33,13 @@ pub(super) fn read(section: &Section<'_>, has_redis: bool, limit: &mut Limit) {
     let fraction = section
         .get("local_fraction")
         .map(|value| redis::part(&value));
+    let slack = section.get("slack").and_then(|value| slack(&value));
+    let slack = slack.unwrap_or(0.0);
+    let deny_slack = |message: &str, hint: &str| {
+        if slack > 0.0 {
+            contradiction(section, "slack", message, hint);
+        }
+    };
     match scope {
         None => return,
         Some(false) => {
@@ -42,6 +53,10 @@ pub(super) fn read(section: &Section<'_>, has_redis: bool, limit: &mut Limit) {
                     "write scope = \"global\", or remove the key",
                 );
             }
+            deny_slack(
+                "`slack` is about limits that gateways share, and this one is local",
+                "write scope = \"global\", or remove the key",
+            );
             return;
         }
         Some(true) => {}
@@ -60,6 +75,12 @@ pub(super) fn read(section: &Section<'_>, has_redis: bool, limit: &mut Limit) {
             "sync",
             message,
             "write sync = \"strict\", or another algorithm",
+        );
+    }
+    if is_log || strict == Some(Sync::Strict) || limit.algorithm == Algorithm::Concurrency {
+        deny_slack(
+            "Redis is asked for every request of this limit: none passes before",
+            "write sync = \"lease\" and another algorithm, or remove the key",
         );
     }
     if !has_redis {
@@ -86,7 +107,20 @@ pub(super) fn read(section: &Section<'_>, has_redis: bool, limit: &mut Limit) {
             strict.unwrap_or(Sync::Lease)
         },
         when_down,
+        slack,
     });
+}
+
+/// At most a tenth.
+fn slack(value: &Value<'_>) -> Option<f64> {
+    let share = value.share()?;
+    if share.ppm() > SLACK_MAX_PPM {
+        let message = format!("{} is out of range", value.what);
+        let problem = Problem::new(Code::OutOfRange, message);
+        value.error(problem.label("expected 0 to 0.1"));
+        return None;
+    }
+    Some(f64::from(share.ppm()) / 1e6)
 }
 
 /// What a limit can do alone, and not together with others yet.
