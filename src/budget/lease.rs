@@ -647,8 +647,12 @@ impl Lease {
 
     /// Whether nothing would be lost by forgetting this key: nobody has come for two horizons, and nothing is owed.
     pub fn is_idle(&self, now_ns: u64, horizon_ns: u64) -> bool {
-        let quiet_ns = now_ns.saturating_sub(self.arrived_ns);
-        self.debt == 0 && quiet_ns >= horizon_ns.saturating_mul(2)
+        self.debt == 0 && self.is_quiet(now_ns, horizon_ns.saturating_mul(2))
+    }
+
+    /// Whether nobody has come for so long.
+    pub fn is_quiet(&self, now_ns: u64, time_ns: u64) -> bool {
+        now_ns.saturating_sub(self.arrived_ns) >= time_ns
     }
 
     /// Whether nothing was asked for this key for so long that it is as good as new here: the limit's span, at least two horizons.

@@ -355,8 +355,10 @@ impl Leases {
                 let back = hand.withdraw(if has_room { surplus } else { [0, 0] });
                 let (alone, _) = hand.alone(now_ns);
                 let owes = entry.lease.debt() > 0 || alone > 0;
+                // what a busy key owes goes with its next call
+                let settles = owes && has_room && entry.lease.is_quiet(now_ns, horizon_ns);
                 let is_idle = held == [0, 0] && entry.is_idle(now_ns, horizon_ns, wire.gateways());
-                if back != [0, 0] || owes && has_room {
+                if back != [0, 0] || settles {
                     self.call_back(wire, now_ns, place, false, back);
                 } else if is_idle && !owes && !is_open {
                     // without Redis a key that is forgotten would begin anew, with a burst that it has had
