@@ -269,8 +269,17 @@ fn host_of(authority: &str) -> Option<&str> {
                 .map_or_else(|| rest.is_empty().then_some(""), Some)?,
         )
     } else {
-        let (host, port) = authority.split_once(':').unwrap_or((authority, ""));
-        let named = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+;=".contains(&byte);
+        let colon = authority.bytes().position(|byte| byte == b':');
+        let (host, port) = colon.map_or((authority, ""), |colon| {
+            (&authority[..colon], &authority[colon + 1..])
+        });
+        let named = |byte: u8| {
+            matches!(byte, b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~')
+                || matches!(
+                    byte,
+                    b'!' | b'$' | b'&' | b'\'' | b'(' | b')' | b'*' | b'+' | b';' | b'='
+                )
+        };
         if host.is_empty() || !host.bytes().all(named) {
             return None;
         }

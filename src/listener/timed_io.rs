@@ -18,6 +18,7 @@ use std::{
     time::Duration,
 };
 
+use arrayvec::ArrayVec;
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -194,6 +195,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TimedIo<S> {
     }
 }
 
+/// A head and a small body in one piece: copying them costs less than telling the kernel of two.
+fn gathered(bufs: &[io::IoSlice<'_>]) -> Option<ArrayVec<u8, 2048>> {
+    let length: usize = bufs.iter().map(|buf| buf.len()).sum();
+    let mut whole = ArrayVec::new();
+    if bufs.len() > 1 && length <= whole.capacity() {
+        for buf in bufs {
+            whole.try_extend_from_slice(buf).ok()?;
+        }
+        return Some(whole);
+    }
+    None
+}
+
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for TimedIo<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -263,7 +277,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimedIo<S> {
     ) -> Poll<io::Result<usize>> {
         self.clock.holds_back(true);
         let outcome = match self.poll_make_way(cx) {
-            Poll::Ready(Ok(())) => Pin::new(&mut self.io).poll_write_vectored(cx, bufs),
+            Poll::Ready(Ok(())) => match gathered(bufs) {
+                Some(small) => Pin::new(&mut self.io).poll_write(cx, &small),
+                None => Pin::new(&mut self.io).poll_write_vectored(cx, bufs),
+            },
             blocked => blocked.map_ok(|()| 0),
         };
         self.timed(outcome, cx)

@@ -21,6 +21,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use arrayvec::ArrayVec;
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
@@ -28,7 +29,7 @@ use super::{
     Asked, BodyStyle, FieldsOn, Settings, body,
     members::{self, Listed},
 };
-use crate::limit::Quota;
+use crate::limit::{MAX_LIMITS, Quota};
 
 /// The largest integer of a structured field (RFC 9651 §3.3.1).
 const INTEGER_MAX: u64 = 999_999_999_999_999;
@@ -219,13 +220,19 @@ impl Met<'_> {
     /// rate of the limit, and both readings of the parameter (draft-10 and draft-11) hold. Of what comes back all at once it
     /// is the time until then.
     pub(super) fn effective_window(&self) -> Option<u64> {
-        let window = u128::from(self.policy.window?);
-        let next_unit = u128::from(self.next_unit_ns.div_ceil(NS_PER_SECOND));
+        let window = self.policy.window?;
+        let next_unit = self.next_unit_ns.div_ceil(NS_PER_SECOND);
         if self.policy.refill == Refill::AtOnce && next_unit > 0 {
-            return Some(next_unit.min(u128::from(INTEGER_MAX)) as u64);
+            return Some(next_unit.min(INTEGER_MAX));
         }
-        let share = (u128::from(self.remaining) * window).div_ceil(u128::from(self.policy.quota));
-        Some(share.max(next_unit).min(u128::from(INTEGER_MAX)) as u64)
+        let share = match self.remaining.checked_mul(window) {
+            Some(product) => product.div_ceil(self.policy.quota),
+            // a division of 128 bits, which is slow, is only for numbers that nobody has
+            None => (u128::from(self.remaining) * u128::from(window))
+                .div_ceil(u128::from(self.policy.quota))
+                .min(u128::from(INTEGER_MAX)) as u64,
+        };
+        Some(share.max(next_unit).min(INTEGER_MAX))
     }
 }
 
@@ -268,7 +275,13 @@ impl<'a> Denial<'a> {
 #[derive(Debug)]
 pub struct FieldWriter {
     buffer: BytesMut,
+    /// `RateLimit-Policy` for limits that were written in this order before: the same for each of a route's requests that the
+    /// same limit binds. By the places of the policies in memory, which outlive the writer.
+    written: Vec<(ArrayVec<usize, MAX_LIMITS>, HeaderValue)>,
 }
+
+/// So many values of `RateLimit-Policy` are remembered.
+const MAX_WRITTEN: usize = 8;
 
 impl Default for FieldWriter {
     fn default() -> Self {
@@ -281,6 +294,7 @@ impl FieldWriter {
     pub fn new() -> FieldWriter {
         FieldWriter {
             buffer: BytesMut::with_capacity(BUFFER_BYTES),
+            written: Vec::new(),
         }
     }
 
@@ -311,12 +325,11 @@ impl FieldWriter {
             self.triple(headers, &TRIPLE, binding, reset, upstream_refused);
         }
         if settings.fields.x_ratelimit {
-            let now_ns = now
-                .duration_since(UNIX_EPOCH)
-                .unwrap_or_default()
-                .as_nanos();
-            let reset = (now_ns + u128::from(binding.reset_ns)).div_ceil(u128::from(NS_PER_SECOND));
-            let reset = u64::try_from(reset).unwrap_or(INTEGER_MAX);
+            let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+            let since_second = u64::from(now.subsec_nanos()).saturating_add(binding.reset_ns);
+            let reset = now
+                .as_secs()
+                .saturating_add(since_second.div_ceil(NS_PER_SECOND));
             self.triple(headers, &X_TRIPLE, binding, reset, upstream_refused);
         }
     }
@@ -349,12 +362,7 @@ impl FieldWriter {
             true => members::names(listed, &headers.get_all(name)),
             false => Some(Vec::new()),
         });
-        let taken = theirs
-            .iter()
-            .flatten()
-            .flatten()
-            .cloned()
-            .collect::<Vec<_>>();
+        let taken: Vec<String> = theirs.iter().flatten().flatten().cloned().collect();
         if theirs[0].is_some() {
             headers.append(&RATELIMIT_POLICY, self.policies(met, &taken));
         }
@@ -367,6 +375,27 @@ impl FieldWriter {
         if let ([only], []) = (met, taken) {
             return only.policy.member.clone();
         }
+        if !taken.is_empty() {
+            return self.policies_beside(met, taken);
+        }
+        let place = |met: &Met<'_>| std::ptr::from_ref(met.policy).addr();
+        let mut written = self.written.iter();
+        let known = written.find(|(places, _)| places.iter().copied().eq(met.iter().map(place)));
+        if let Some((_, value)) = known {
+            return value.clone();
+        }
+        // of memory of its own: a slice of the buffer would keep all of that
+        let value = self.policies_beside(met, taken);
+        let value = HeaderValue::from_bytes(value.as_bytes()).unwrap_or(value);
+        if self.written.len() == MAX_WRITTEN {
+            self.written.clear();
+        }
+        let places = met.iter().take(MAX_LIMITS).map(place).collect();
+        self.written.push((places, value.clone()));
+        value
+    }
+
+    fn policies_beside(&mut self, met: &[Met<'_>], taken: &[String]) -> HeaderValue {
         for (at, met) in met.iter().enumerate() {
             self.separate(at);
             self.name(met.policy, taken);

@@ -144,8 +144,8 @@ fn authored(
     style: BodyStyle,
     body: Bytes,
 ) -> Response<Bytes> {
-    // the most that an answer carries: 3 here, Retry-After, 2 + 3 + 3 rate-limit fields; Date and Content-Length follow
-    let mut headers = HeaderMap::with_capacity(14);
+    // 3 here, Retry-After, 2 + 3 rate-limit fields; Date and Content-Length follow. The next larger table is twice that
+    let mut headers = HeaderMap::with_capacity(12);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(style.content_type()));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     if let Some(id) = asked.request_id {

@@ -14,10 +14,11 @@ const HOST_MAX_BYTES: usize = NAME_MAX_BYTES + ".:65535".len();
 /// Brings a host, as it stands in `Host` or `:authority`, to its one spelling. Total and idempotent: what is not a host
 /// comes out as some text that no pattern matches. Allocates only to make letters lower-case.
 pub fn normalise(host: &str) -> Cow<'_, str> {
-    let port = match host.find(']') {
+    let place = |wanted: u8| host.bytes().position(|byte| byte == wanted);
+    let port = match host.starts_with('[').then(|| place(b']')).flatten() {
         // the colons of an IPv6 literal stand inside brackets
         Some(bracket) => Some(bracket + 1).filter(|&end| host[end..].starts_with(':')),
-        None => host.find(':'),
+        None => place(b':'),
     };
     let name = &host[..port.unwrap_or(host.len())];
     let name = name.trim_end_matches('.');
