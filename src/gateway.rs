@@ -57,7 +57,7 @@ use crate::{
     upstream::{
         self, Upstream,
         forward::Failed,
-        headers::{Continued, Outbound},
+        headers::{BodyFraming, Continued, Outbound},
     },
 };
 
@@ -97,7 +97,7 @@ struct Worker {
 
 impl Worker {
     /// Answers one request.
-    async fn serve(&self, request: Request<Incoming>, from: Rc<Peer>) -> Response<Body> {
+    async fn serve(self: Rc<Self>, request: Request<Incoming>, from: Rc<Peer>) -> Response<Body> {
         let (head, body) = request.into_parts();
         let token = HeldToken::default();
         let mut exchange = Exchange::begin(
@@ -196,7 +196,7 @@ impl Worker {
         }
         if exchange.wants_body() && !body.is_end_stream() {
             let read = body.read_ahead(MAX_READ_AHEAD_BYTES);
-            let read = self.while_client_stays(exchange, read).await;
+            let read = Box::pin(self.while_client_stays(exchange, read)).await;
             let read = read.map_err(|error| answer::bad_body(&error))?;
             exchange.body = read.map(|bytes| exchange.fields_of(&bytes));
             exchange.decided_at = Instant::now();
@@ -307,7 +307,8 @@ impl Worker {
         let slots = std::mem::take(&mut exchange.slots);
         let exchange = &*exchange;
         let (head, route) = (exchange.head, exchange.route);
-        let Some(outbound) = self.outbound(exchange, target) else {
+        let framing = upstream::body_framing(&head.method, &body);
+        let Some(outbound) = self.outbound(exchange, target, framing) else {
             return self.refuse(exchange, &Refusal::Internal, None);
         };
         if body.is_too_large() {
@@ -319,8 +320,9 @@ impl Worker {
         }
         let upstream = &self.upstreams[route.upstream];
         let mut record = Record::begin(self, exchange, slots);
+        let body = framing.has_body().then(|| Box::new(body));
         let sent = Instant::now();
-        match upstream::forward(upstream, &outbound, body).await {
+        match upstream::forward(upstream, &outbound, body, sent).await {
             Ok(answered) => {
                 upstream.fleet().metrics().seconds.record(sent.elapsed());
                 record.asked(Some(answered.server), None);
@@ -349,11 +351,13 @@ impl Worker {
         &'a self,
         exchange: &'a Exchange<'_>,
         target: &'a Target<'_>,
+        framing: BodyFraming,
     ) -> Option<Outbound<'a>> {
         let head = exchange.head;
         Some(Outbound {
             method: &head.method,
             target: &target.path_and_query,
+            framing,
             headers: &head.headers,
             host: target.authority,
             scheme: exchange.from.scheme(),

@@ -15,7 +15,7 @@ use arrayvec::ArrayVec;
 
 use super::{
     Exchange, Worker,
-    exchange::Asked,
+    exchange::{Asked, PerLimit},
     plan::{LimitPlan, LimitRule, RoutePlan},
     rulings::{Boost, KeyRuling},
     slots::Slot,
@@ -23,7 +23,7 @@ use super::{
 use crate::{
     config::{Effect, Mode, Share},
     identity::{Client, Keyed, Subject},
-    limit::{Charge, Finding, Held, Key, MAX_LIMITS, Standing, Verdict},
+    limit::{Charge, Finding, Held, Kept, Key, MAX_LIMITS, Standing, Verdict},
     response::Refusal,
 };
 
@@ -94,8 +94,8 @@ pub(super) struct Blocked {
 /// The limits that a request meets, in the order of the route.
 #[derive(Debug, Default)]
 struct Meeting<'a> {
-    acting: ArrayVec<Met<'a>, MAX_LIMITS>,
-    looking_on: ArrayVec<Met<'a>, MAX_LIMITS>,
+    acting: PerLimit<Met<'a>>,
+    looking_on: PerLimit<Met<'a>>,
     /// What it is given besides by operators, and the units taken.
     boosts: Vec<(Arc<Boost>, u64)>,
 }
@@ -161,12 +161,12 @@ impl Worker {
         match &self.shared.budget {
             Some(budget) if meeting.acting.iter().any(Met::is_shared) => {
                 let together = self.ask_together(budget, exchange, now_ns, &meeting.acting);
-                let together = together.await?;
-                exchange.verdict = together.verdict;
+                let together = Box::pin(together).await?;
+                exchange.verdict = together.verdict.keep();
                 exchange.sources = together.sources;
                 exchange.slots.lend(together.lent);
             }
-            _ => self.ask(now_ns, route, &meeting.acting, &mut exchange.verdict),
+            _ => exchange.verdict = self.ask(now_ns, route, &meeting.acting),
         }
         if exchange.verdict.admitted() {
             self.hold(exchange, now_ns, route, &meeting.acting);
@@ -322,13 +322,8 @@ impl Worker {
     }
 
     /// The verdict of the limits that act. On admission those that count now are charged.
-    fn ask<'a>(
-        &self,
-        now_ns: u64,
-        route: &RoutePlan,
-        acting: &[Met<'a>],
-        verdict: &mut Verdict<'a>,
-    ) {
+    fn ask<'a>(&self, now_ns: u64, route: &RoutePlan, acting: &[Met<'a>]) -> Kept<'a> {
+        let mut verdict = Verdict::default();
         let store = &self.shared.store;
         let charges = |later: bool| -> ArrayVec<Charge<'a>, MAX_LIMITS> {
             let chosen = acting.iter().filter(move |met| met.counts_later() == later);
@@ -337,7 +332,8 @@ impl Worker {
         let now = charges(false);
         let looks = self.only_looks;
         if now.len() == acting.len() && !looks && acting.iter().all(|met| met.blocked.is_none()) {
-            return store.admit_into(now_ns, &now, verdict);
+            store.admit_into(now_ns, &now, &mut verdict);
+            return verdict.keep();
         }
         let later = store.peek(now_ns, &charges(true));
         let blocked = acting.iter().any(|met| met.blocked.is_some());
@@ -360,6 +356,7 @@ impl Worker {
             )
         });
         verdict.findings = in_order.collect();
+        verdict.keep()
     }
 
     /// What an admitted request takes with it: slots, places in a queue, its delay.
@@ -372,7 +369,7 @@ impl Worker {
     ) {
         let mut slowed = Duration::ZERO;
         let mut turn = Duration::ZERO;
-        for (met, finding) in acting.iter().zip(&exchange.verdict.findings) {
+        for (met, finding) in acting.iter().zip(exchange.verdict.iter()) {
             let rule = &met.limit.rule;
             let settings = &rule.settings;
             let is_reached = |share: Share| {
@@ -416,24 +413,21 @@ impl Worker {
     ) -> Result<(), Refusal> {
         for met in looking_on {
             let rule = &met.limit.rule;
-            let charge = met.charge(route);
-            let verdict = match (&self.shared.budget, met.counts_later()) {
-                (Some(budget), _) if met.is_shared() => {
+            let found = match &self.shared.budget {
+                Some(budget) if met.is_shared() => {
                     let met = std::slice::from_ref(met);
-                    let together = self.ask_together(budget, exchange, now_ns, met);
+                    let together = Box::pin(self.ask_together(budget, exchange, now_ns, met));
                     let together = together.await?;
                     exchange.slots.lend(together.lent);
-                    together.verdict
+                    together.verdict.findings.first().copied()
                 }
-                (_, true) => self.shared.store.peek(now_ns, &[charge]),
-                (_, false) if self.only_looks => self.shared.store.peek(now_ns, &[charge]),
-                (_, false) => self.shared.store.admit(now_ns, &[charge]),
+                _ => self.found(now_ns, route, met),
             };
-            let Some(finding) = verdict.findings.first() else {
+            let Some(finding) = found else {
                 continue;
             };
-            let found = met.blocked.map(|blocked| blocked.finding(finding));
-            note(met.limit, Noted::LookedOn(found.unwrap_or(*finding)));
+            let closed = met.blocked.map(|blocked| blocked.finding(&finding));
+            note(met.limit, Noted::LookedOn(closed.unwrap_or(finding)));
             let decisions = &met.limit.decisions;
             if finding.denied() || met.blocked.is_some() {
                 if rule.mode() == Mode::Tag {
@@ -455,6 +449,16 @@ impl Worker {
             }
         }
         Ok(())
+    }
+
+    /// What a limit of this process that looks on finds.
+    fn found<'a>(&self, now_ns: u64, route: &RoutePlan, met: &Met<'a>) -> Option<Finding<'a>> {
+        let charges = [met.charge(route)];
+        let verdict = match met.counts_later() || self.only_looks {
+            true => self.shared.store.peek(now_ns, &charges),
+            false => self.shared.store.admit(now_ns, &charges),
+        };
+        verdict.findings.first().copied()
     }
 
     /// Charges the limits that count answers by their status.

@@ -207,7 +207,7 @@ impl Worker {
     /// Counts what each limit decided.
     pub(super) fn note_decision(&self, exchange: &Exchange<'_>) {
         let admitted = exchange.verdict.admitted();
-        for (met, finding) in exchange.met.iter().zip(&exchange.verdict.findings) {
+        for (met, finding) in exchange.met.iter().zip(exchange.verdict.iter()) {
             let decisions = &met.limit.decisions;
             if admitted && finding.delay_ns() > 0 {
                 decisions.delayed.increment(1);
@@ -296,7 +296,7 @@ pub(super) fn told<'a>(met: &super::admit::Met<'a>, standing: &Standing) -> Met<
 
 /// Whether a limit that clients may not know of denies the request.
 fn is_undisclosed(exchange: &Exchange<'_>) -> bool {
-    let mut denying = exchange.met.iter().zip(&exchange.verdict.findings);
+    let mut denying = exchange.met.iter().zip(exchange.verdict.iter());
     denying.any(|(met, finding)| finding.denied() && !met.limit.rule.settings.disclose)
 }
 

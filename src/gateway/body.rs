@@ -29,11 +29,11 @@ enum Source {
     /// Ours.
     Authored(Bytes),
     /// A server's.
-    Remote(ResponseBody<InboundBody>),
+    Remote(ResponseBody<Box<InboundBody>>),
     /// A server's that speaks HTTP/2.
-    Stream(StreamBody<InboundBody>),
+    Stream(Box<StreamBody<Box<InboundBody>>>),
     /// The built-in server's.
-    Echo(EchoBody<InboundBody>),
+    Echo(EchoBody<Box<InboundBody>>),
 }
 
 /// Why a response body ended before its end; the client's connection ends with it.
@@ -75,8 +75,8 @@ impl Body {
     /// The request's body, while it is still being sent.
     pub(super) fn unsent_mut(&mut self) -> Option<&mut InboundBody> {
         match &mut self.source {
-            Source::Remote(body) => body.unsent_mut(),
-            Source::Stream(body) => body.unsent_mut(),
+            Source::Remote(body) => body.unsent_mut().map(Box::as_mut),
+            Source::Stream(body) => body.unsent_mut().map(Box::as_mut),
             Source::Authored(_) | Source::Echo(_) => None,
         }
     }
@@ -87,8 +87,8 @@ impl Body {
     }
 }
 
-impl From<Answer<InboundBody>> for Body {
-    fn from(answer: Answer<InboundBody>) -> Self {
+impl From<Answer<Box<InboundBody>>> for Body {
+    fn from(answer: Answer<Box<InboundBody>>) -> Self {
         Self {
             source: match answer {
                 Answer::Remote(body) => Source::Remote(body),

@@ -2,20 +2,24 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use arrayvec::ArrayVec;
 use http::{HeaderValue, header::CONTENT_TYPE, request::Parts};
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{admit::Met, plan::RoutePlan, slots::Slots};
 use crate::{
     budget::Source,
     identity::{BodyFields, Client, HeldToken, Rejected, Subject},
-    limit::{MAX_LIMITS, Verdict},
+    limit::Kept,
     listener::Peer,
     response::Refusal,
     route::RouteTable,
     telemetry::trace,
 };
+
+/// Something for each limit of a request: in place for four of them, on the heap for more. What is kept while a request is under
+/// way is moved with it, so it is small.
+pub(super) type PerLimit<T> = SmallVec<[T; 4]>;
 
 /// One request, as far as it is understood: each step of the path fills in what it finds.
 #[derive(Debug)]
@@ -35,12 +39,12 @@ pub(super) struct Exchange<'a> {
     /// When the limits were asked: a body may have had to be read before.
     pub(super) decided_at: Instant,
     /// The limits that act on the request, and what each found, in the same order.
-    pub(super) met: ArrayVec<Met<'a>, MAX_LIMITS>,
-    pub(super) verdict: Verdict<'a>,
+    pub(super) met: PerLimit<Met<'a>>,
+    pub(super) verdict: Kept<'a>,
     /// Who decided, where gateways keep some of them together; else none.
-    pub(super) sources: ArrayVec<Option<Source>, MAX_LIMITS>,
+    pub(super) sources: PerLimit<Option<Source>>,
     /// Limits that look on and count the answer.
-    pub(super) counting: ArrayVec<Met<'a>, MAX_LIMITS>,
+    pub(super) counting: Vec<Met<'a>>,
     /// How long it is held before it is sent on.
     pub(super) delay: Duration,
     /// What it holds while it is under way.
@@ -88,11 +92,11 @@ impl<'a> Exchange<'a> {
             route,
             body: None,
             decided_at: arrived,
-            met: ArrayVec::new(),
-            verdict: Verdict::default(),
-            sources: ArrayVec::new(),
+            met: SmallVec::new(),
+            verdict: Kept::default(),
+            sources: SmallVec::new(),
             traced: None,
-            counting: ArrayVec::new(),
+            counting: Vec::new(),
             delay: Duration::ZERO,
             slots: Slots::default(),
             warning: None,

@@ -361,7 +361,7 @@ impl Worker {
     ) -> Outcome {
         let is_it = |met: &admit::Met<'_>| std::ptr::eq(met.limit, limit);
         let place = exchange.met.iter().position(is_it);
-        let Some(finding) = place.and_then(|place| exchange.verdict.findings.get(place)) else {
+        let Some(finding) = place.and_then(|place| exchange.verdict.get(place)) else {
             return not_met("the request was refused before it was asked");
         };
         let standing = finding.standing();
@@ -397,16 +397,16 @@ impl Worker {
         if answer::came_through(&exchange.head.headers, &self.shared.pseudonym) {
             return None;
         }
-        let outbound = self.outbound(exchange, target)?;
-        let upstream = &self.upstreams[exchange.route.upstream];
-        let settings = upstream.fleet().settings();
-        let host = upstream.first_host(outbound.host);
         let framing = match body {
             Some(body) => BodyFraming::Length(body.len() as u64),
             None => BodyFraming::None,
         };
+        let outbound = self.outbound(exchange, target, framing)?;
+        let upstream = &self.upstreams[exchange.route.upstream];
+        let settings = upstream.fleet().settings();
+        let host = upstream.first_host(outbound.host);
         let mut head = BytesMut::new();
-        headers::write_head(&mut head, &outbound, host, framing);
+        headers::write_head(&mut head, &outbound, host);
         let (sets, removes) = compare(&exchange.head.headers, &head, &outbound);
         Some(Forwarded {
             upstream: settings.name.clone(),
@@ -425,7 +425,7 @@ impl Worker {
         if self.only_looks || admitted && !self.admissions.is_next(exchange.decided_at) {
             return;
         }
-        let mut pairs = exchange.met.iter().zip(&exchange.verdict.findings);
+        let mut pairs = exchange.met.iter().zip(exchange.verdict.iter());
         let denying = pairs.find(|(_, finding)| finding.denied());
         let key = denying.and_then(|(met, _)| met.key());
         if self.notebook.may_explain(exchange.decided_at, key) {

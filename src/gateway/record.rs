@@ -225,13 +225,13 @@ impl Worker {
 }
 
 /// A request that waits in the gateway. Dropped before that is over, its client has left.
-struct Waiting<'a> {
+struct Waiting<'a, 'b> {
     worker: &'a Worker,
-    exchange: &'a Exchange<'a>,
+    exchange: &'a Exchange<'b>,
     stayed: bool,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for Waiting<'_, '_> {
     fn drop(&mut self) {
         if !self.stayed {
             note(self.worker, self.exchange, response::client_gone(), 0, None);

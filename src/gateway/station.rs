@@ -47,9 +47,12 @@ impl Station {
 impl Handler for Station {
     type Body = Body;
 
-    async fn handle(self: Rc<Self>, request: Request<Incoming>, from: Rc<Peer>) -> Response<Body> {
-        let worker = self.current();
-        worker.serve(request, from).await
+    fn handle(
+        self: Rc<Self>,
+        request: Request<Incoming>,
+        from: Rc<Peer>,
+    ) -> impl Future<Output = Response<Body>> {
+        self.current().serve(request, from)
     }
 
     fn head_timeout_answer(&self) -> &'static [u8] {

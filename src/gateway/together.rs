@@ -2,7 +2,7 @@
 
 use arrayvec::ArrayVec;
 
-use super::{Exchange, Worker, admit::Met};
+use super::{Exchange, Worker, admit::Met, exchange::PerLimit};
 use crate::{
     budget::{Budget, Claim, Decided, Lent, Name, Source, Unavailable},
     config::Mode,
@@ -18,7 +18,7 @@ pub(super) struct Together<'a> {
     /// What the request holds of them.
     pub(super) lent: Vec<Lent>,
     /// Who decided, in the same order; `None` where the limit is this process's own.
-    pub(super) sources: ArrayVec<Option<Source>, MAX_LIMITS>,
+    pub(super) sources: PerLimit<Option<Source>>,
 }
 
 impl Worker {
@@ -38,12 +38,11 @@ impl Worker {
                 .filter(move |met| !met.is_shared() && met.counts_later() == later);
             chosen.map(|met| met.charge(route)).collect()
         };
-        let shared: ArrayVec<(&Met<'_>, Claim<'_>), MAX_LIMITS> = met
+        let shared: PerLimit<(&Met<'_>, Claim<'_>)> = met
             .iter()
             .filter_map(|met| Some((met, met.claim(route.cost)?)))
             .collect();
-        let claims: ArrayVec<Claim<'_>, MAX_LIMITS> =
-            shared.iter().map(|(_, claim)| *claim).collect();
+        let claims: PerLimit<Claim<'_>> = shared.iter().map(|(_, claim)| *claim).collect();
         let later = store.peek(now_ns, &local(true));
         let blocked = met.iter().any(|met| met.blocked.is_some());
         let decided = if later.admitted() && !blocked && !self.only_looks {

@@ -3,6 +3,7 @@
 use std::ops::Deref;
 
 use arrayvec::ArrayVec;
+use smallvec::SmallVec;
 
 use super::{
     MAX_LIMITS,
@@ -153,7 +154,7 @@ impl From<Standing> for Finding<'_> {
     }
 }
 
-impl Verdict<'_> {
+impl<'a> Verdict<'a> {
     /// Every limit admits (also when there is none).
     #[inline]
     pub fn admitted(&self) -> bool {
@@ -168,9 +169,41 @@ impl Verdict<'_> {
 
     /// What each limit says. It is worked out here, so ask once.
     pub fn standings(&self) -> Standings {
-        let standings = self.findings.iter().map(Finding::standing);
-        Standings(standings.collect())
+        standings(&self.findings)
     }
+
+    /// The same for as long as the request lasts.
+    pub fn keep(&self) -> Kept<'a> {
+        Kept(SmallVec::from_slice(&self.findings))
+    }
+}
+
+/// A verdict that is kept while its request is under way: small, as most requests meet few limits. More than four are on the heap.
+#[derive(Clone, Debug, Default)]
+pub struct Kept<'a>(SmallVec<[Finding<'a>; 4]>);
+
+impl<'a> Deref for Kept<'a> {
+    type Target = [Finding<'a>];
+
+    fn deref(&self) -> &[Finding<'a>] {
+        &self.0
+    }
+}
+
+impl Kept<'_> {
+    /// As [`Verdict::admitted`].
+    pub fn admitted(&self) -> bool {
+        self.iter().all(|finding| !finding.denied)
+    }
+
+    /// As [`Verdict::standings`].
+    pub fn standings(&self) -> Standings {
+        standings(self)
+    }
+}
+
+fn standings(findings: &[Finding<'_>]) -> Standings {
+    Standings(findings.iter().map(Finding::standing).collect())
 }
 
 /// One standing per charge, in the order of the charges.

@@ -31,7 +31,7 @@ mod model;
 #[cfg(test)]
 mod properties;
 
-pub use decision::{Denial, Finding, Held, Standing, Standings, Verdict};
+pub use decision::{Denial, Finding, Held, Kept, Standing, Standings, Verdict};
 pub use quota::{Quota, QuotaError};
 pub use registry::{Attached, TooManyLimits};
 pub use store::{Charge, Store};

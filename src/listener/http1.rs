@@ -82,8 +82,8 @@ where
 {
     let service = service_fn(|request: Request<Incoming>| {
         let in_flight = peer.clock.request();
-        // hyper keeps room for this future while the connection is idle: a pointer, not the whole path of a request
-        let response = Box::pin(Rc::clone(handler).handle(request, Rc::clone(peer)));
+        // hyper keeps room for this future while the connection is busy, and has none once it is parked
+        let response = Rc::clone(handler).handle(request, Rc::clone(peer));
         async move {
             let mut response = response.await;
             if ticket.is_closing() && !response.status().is_informational() {

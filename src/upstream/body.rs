@@ -37,14 +37,18 @@ pub enum Interrupted {
 pub struct ResponseBody<B> {
     framing: Framing,
     /// `None` once the connection went back to the pool or is lost.
-    connection: Option<Connection>,
-    /// What of the request is not sent yet.
-    sending: Option<Sending<B>>,
+    connection: Option<Box<Connection>>,
+    /// What of the request is not sent yet. Boxed, as there is rarely any.
+    sending: Option<Box<Sending<B>>>,
     /// Whether the server stopped reading before the request's end.
     refused_body: bool,
     /// Whether the connection may carry another exchange.
     reusable: bool,
     max_silence: Duration,
+    /// When the head was there.
+    began: Instant,
+    /// Whether anything was waited for since.
+    waited: bool,
     /// Since when the server has sent nothing that we wait for.
     silent_since: Option<Instant>,
 }
@@ -52,11 +56,12 @@ pub struct ResponseBody<B> {
 impl<B> ResponseBody<B> {
     pub(super) fn new(
         framing: Framing,
-        connection: Connection,
+        connection: Box<Connection>,
         sending: Option<Sending<B>>,
         refused_body: bool,
         keep_alive: bool,
         max_silence: Duration,
+        began: Instant,
     ) -> Self {
         let reusable = keep_alive
             && !refused_body
@@ -64,10 +69,12 @@ impl<B> ResponseBody<B> {
         let mut body = Self {
             framing,
             connection: Some(connection),
-            sending,
+            sending: sending.map(Box::new),
             refused_body,
             reusable,
             max_silence,
+            began,
+            waited: false,
             silent_since: None,
         };
         if matches!(body.framing, Framing::Empty) {
@@ -104,7 +111,12 @@ impl<B> ResponseBody<B> {
             && self.sending.is_none()
             && connection.inbox.is_empty()
         {
-            ServerPool::put_back(connection, Instant::now());
+            let now = if self.waited {
+                Instant::now()
+            } else {
+                self.began
+            };
+            ServerPool::put_back(connection, now);
         }
         self.sending = None;
     }
@@ -197,6 +209,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for ResponseBody<B> {
                 },
             }
             let Poll::Ready(filled) = connection.poll_fill(cx) else {
+                this.waited = true;
                 let since = *this.silent_since.get_or_insert_with(Instant::now);
                 ready!(connection.poll_deadline(cx, since + this.max_silence));
                 let why = format!("silent for {:?}", this.max_silence);

@@ -11,16 +11,12 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, Response, header::CONTENT_TYPE};
 use http_body::{Body, Frame, SizeHint};
 
-use super::headers::{self, BodyFraming, Outbound};
+use super::headers::{self, Outbound};
 
 /// Answers `request` with itself.
-pub(super) fn respond<B>(
-    request: &Outbound<'_>,
-    framing: BodyFraming,
-    body: Option<B>,
-) -> Response<EchoBody<B>> {
+pub(super) fn respond<B>(request: &Outbound<'_>, body: Option<B>) -> Response<EchoBody<B>> {
     let mut head = BytesMut::with_capacity(512);
-    headers::write_head(&mut head, request, request.host.as_bytes(), framing);
+    headers::write_head(&mut head, request, request.host.as_bytes());
     let mut response = Response::new(EchoBody {
         head: head.freeze(),
         body,

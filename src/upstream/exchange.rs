@@ -27,17 +27,18 @@ use super::{
 
 /// Sends, and waits for the head of the final response. Interim responses are passed on as they come.
 pub(super) async fn exchange<B>(
-    mut connection: Connection,
+    connection: Box<Connection>,
     sending: Sending<B>,
     settings: &Settings,
     request: &Outbound<'_>,
+    now: Instant,
 ) -> Result<Response<ResponseBody<B>>, Failed<B::Error>>
 where
     B: Body<Data = Bytes> + Unpin,
 {
     let timeout = settings.response_timeout;
-    let mut sending = Some(sending);
-    let mut deadline = Instant::now() + timeout;
+    let (mut connection, mut sending) = (connection, Some(sending));
+    let mut deadline = now + timeout;
     let (mut waited, mut refused_body, mut interim) = (false, false, 0);
     let head = poll_fn(|cx| {
         if let Some(rest) = &mut sending {
@@ -79,6 +80,7 @@ where
     })
     .await?;
     connection.reused = true;
+    let began = Instant::now();
     let mut response = Response::new(ResponseBody::new(
         head.framing,
         connection,
@@ -86,6 +88,7 @@ where
         refused_body,
         head.keep_alive,
         settings.body_timeout,
+        began,
     ));
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers;

@@ -48,7 +48,7 @@ pub enum Answer<B> {
     /// Over a connection of its own.
     Remote(ResponseBody<B>),
     /// Over a stream of a connection.
-    Stream(StreamBody<B>),
+    Stream(Box<StreamBody<B>>),
     /// The built-in server's.
     Echo(EchoBody<B>),
 }
@@ -77,21 +77,20 @@ impl<E> From<UpstreamError> for Failed<E> {
     }
 }
 
-/// Sends the request to a server of the upstream and returns its response, the body still to be read.
+/// Sends the request to a server of the upstream and returns its response, the body still to be read. `body` is the request's,
+/// where it has one.
 pub async fn forward<B>(
     upstream: &Upstream,
     request: &Outbound<'_>,
-    body: B,
+    body: Option<B>,
+    now: Instant,
 ) -> Result<Answered<B>, Unanswered<B::Error>>
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    let framing = body_framing(request.method, &body);
-    let mut unsent =
-        (framing != BodyFraming::None && framing != BodyFraming::Length(0)).then_some(body);
+    let (mut unsent, mut now) = (body, now);
     let is_repeatable = unsent.is_none() && is_idempotent(request.method);
     let fleet = &upstream.fleet;
-    let mut now = Instant::now();
     if let Err(error) = fleet.enter(now) {
         return Err(Unanswered {
             server: None,
@@ -102,7 +101,7 @@ where
     let mut tried = ArrayVec::<usize, { MAX_RETRIES + 1 }>::new();
     let mut server = upstream.choose(request, now);
     loop {
-        let attempt = upstream.attempt(server, request, framing, &mut unsent, is_repeatable);
+        let attempt = upstream.attempt(server, request, &mut unsent, is_repeatable, now);
         let error = match attempt.await {
             Ok(response) => {
                 fleet.succeeded(server);
@@ -203,36 +202,36 @@ impl Upstream {
         &self,
         server: usize,
         request: &Outbound<'_>,
-        framing: BodyFraming,
         unsent: &mut Option<B>,
         is_repeatable: bool,
+        now: Instant,
     ) -> Result<Response<Answer<B>>, Failed<B::Error>>
     where
         B: Body<Data = Bytes> + Unpin,
     {
         let pool = &self.pools[server];
         if matches!(pool.server(), Server::Echo) {
-            let response = echo::respond(request, framing, unsent.take());
+            let response = echo::respond(request, unsent.take());
             return Ok(response.map(Answer::Echo));
         }
         if pool.server().speaks_http2() {
-            let response = self.attempt_http2(pool, request, framing, unsent, is_repeatable);
-            return Ok(response.await?.map(Answer::Stream));
+            // boxed, here and below, so that a request keeps room for what is usual
+            let response = Box::pin(self.attempt_http2(pool, request, unsent, is_repeatable));
+            return Ok(response.await?.map(|body| Answer::Stream(Box::new(body))));
         }
-        let mut connection = pool.take().await?;
+        let mut connection = pool.take(now).await?;
         loop {
             connection.outbox.clear();
             headers::write_head(
                 &mut connection.outbox,
                 request,
                 self.host_for(pool, request.host),
-                framing,
             );
-            let sending = Sending::new(unsent.take(), framing);
+            let sending = Sending::new(unsent.take(), request.framing);
             let reused = connection.reused;
-            match exchange(connection, sending, self.fleet.settings(), request).await {
+            match exchange(connection, sending, self.fleet.settings(), request, now).await {
                 Err(Failed::Upstream(UpstreamError::Closed(_))) if reused && is_repeatable => {
-                    connection = pool.take_fresh().await?;
+                    connection = Box::pin(pool.take_fresh()).await?;
                 }
                 outcome => return outcome.map(|response| response.map(Answer::Remote)),
             }
@@ -252,7 +251,6 @@ impl Upstream {
         &self,
         pool: &Rc<ServerPool>,
         request: &Outbound<'_>,
-        framing: BodyFraming,
         unsent: &mut Option<B>,
         is_repeatable: bool,
     ) -> Result<Response<StreamBody<B>>, Failed<B::Error>>
@@ -261,7 +259,7 @@ impl Upstream {
     {
         let mut is_first = true;
         loop {
-            let head = http2::head(request, self.host_for(pool, request.host), framing)?;
+            let head = http2::head(request, self.host_for(pool, request.host))?;
             let place = Lines::take(pool).await?;
             let reused = place.reused;
             let outcome =
@@ -300,7 +298,8 @@ fn is_idempotent(method: &Method) -> bool {
     )
 }
 
-fn body_framing<B: Body>(method: &Method, body: &B) -> BodyFraming {
+/// How a request with this body is framed towards the server.
+pub fn body_framing<B: Body>(method: &Method, body: &B) -> BodyFraming {
     match body.size_hint().exact() {
         Some(0) if matches!(*method, Method::POST | Method::PUT | Method::PATCH) => {
             BodyFraming::Length(0)

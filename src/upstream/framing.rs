@@ -4,13 +4,16 @@
 //! `Transfer-Encoding`, differing lengths, a coding other than one `chunked`. Chunk sizes are hexadecimal digits that
 //! fit 64 bits, lines end in CR LF and nothing else, extensions are dropped. Every size has a bound, named here.
 
+use std::{mem::MaybeUninit, ops::Range};
+
+use arrayvec::ArrayVec;
 use bytes::{Buf, Bytes, BytesMut};
 use http::{
     HeaderMap, HeaderName, HeaderValue, StatusCode,
-    header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING},
+    header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING, UPGRADE},
 };
 
-use super::{UpstreamError, headers, websocket};
+use super::{UpstreamError, headers};
 
 /// Bytes of a response head.
 pub const MAX_HEAD_BYTES: usize = 64 * 1024;
@@ -56,9 +59,11 @@ pub fn take_head(
     inbox: &mut BytesMut,
     to_head: bool,
 ) -> Result<Option<ResponseHead>, UpstreamError> {
-    let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
-    let mut parsed = httparse::Response::new(&mut fields);
-    let length = match parsed.parse(inbox) {
+    // room that nobody clears: it is larger than all else that a head takes
+    let mut room = [const { MaybeUninit::uninit() }; MAX_FIELDS];
+    let mut parsed = httparse::Response::new(&mut []);
+    let parser = httparse::ParserConfig::default();
+    let length = match parser.parse_response_with_uninit_headers(&mut parsed, inbox, &mut room) {
         Ok(httparse::Status::Complete(length)) => length,
         Ok(httparse::Status::Partial) if inbox.len() < MAX_HEAD_BYTES => return Ok(None),
         Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
@@ -77,53 +82,114 @@ pub fn take_head(
     let http11 = parsed.version == Some(1);
     // where each field lies in the inbox, so that the values can share the head's memory
     let base = inbox.as_ptr() as usize;
-    let place = |part: &[u8]| (part.as_ptr() as usize - base, part.len());
-    let count = parsed.headers.len();
-    let mut places = [((0, 0), (0, 0)); MAX_FIELDS];
-    for (field, slot) in parsed.headers.iter().zip(&mut places) {
-        *slot = (place(field.name.as_bytes()), place(field.value));
-    }
+    let place = |part: &[u8]| {
+        let start = part.as_ptr() as usize - base;
+        start..start + part.len()
+    };
+    let fields = parsed.headers.iter();
+    let places: ArrayVec<(Range<usize>, Range<usize>), MAX_FIELDS> = fields
+        .map(|field| (place(field.name.as_bytes()), place(field.value)))
+        .collect();
     let head = inbox.split_to(length).freeze();
-    let mut headers = HeaderMap::with_capacity(count + 8);
-    for &((name_at, name_len), (value_at, value_len)) in &places[..count] {
-        let name = HeaderName::from_bytes(&head[name_at..name_at + name_len])
+    let mut hop = Hop::default();
+    // with room for ours
+    let mut headers = HeaderMap::with_capacity(places.len() + OURS);
+    for (name, value) in places {
+        let name = HeaderName::from_bytes(&head[name])
             .map_err(|_| UpstreamError::Protocol("a field has no valid name"))?;
-        let value = HeaderValue::from_maybe_shared(head.slice(value_at..value_at + value_len))
+        let value = HeaderValue::from_maybe_shared(head.slice(value))
             .map_err(|_| UpstreamError::Protocol("a field has no valid value"))?;
-        headers.append(name, value);
+        if !hop.take(&name, &value) {
+            headers.append(name, value);
+        }
     }
-    let keep_alive = http11 && !headers::lists_token(&headers, &CONNECTION, "close");
-    let to_websocket =
-        status == StatusCode::SWITCHING_PROTOCOLS && http11 && websocket::switches(&headers);
-    let framing = framing(&mut headers, status, http11, to_head)?;
-    headers::remove_hop_by_hop(&mut headers);
+    for name in &hop.named {
+        headers.remove(name);
+    }
+    let framing = framing(&mut headers, &hop, status, http11, to_head)?;
     Ok(Some(ResponseHead {
         status,
         headers,
         framing,
-        keep_alive,
-        to_websocket,
+        keep_alive: http11 && !hop.closes,
+        to_websocket: status == StatusCode::SWITCHING_PROTOCOLS && http11 && hop.to_websocket(),
     }))
+}
+
+/// Fields that a response usually gets from the gateway.
+const OURS: usize = 6;
+
+/// What a response says of the server's connection, which is not passed on.
+#[derive(Debug, Default)]
+struct Hop {
+    /// `Connection: close`.
+    closes: bool,
+    /// `Connection: upgrade`.
+    upgrades: bool,
+    /// Other fields that `Connection` names.
+    named: Vec<HeaderName>,
+    /// Lines of `Upgrade`, and whether the first is a WebSocket's.
+    protocols: usize,
+    websocket: bool,
+    /// Lines of `Transfer-Encoding`, and whether the first is one `chunked`.
+    codings: usize,
+    chunked: bool,
+}
+
+impl Hop {
+    /// Takes a field up that concerns the connection; `false` where it is one that goes on.
+    fn take(&mut self, name: &HeaderName, value: &HeaderValue) -> bool {
+        if !headers::is_hop_by_hop_in_responses(name) {
+            return false;
+        }
+        let value = value.as_bytes().trim_ascii();
+        if name == CONNECTION {
+            let tokens = value.split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
+            tokens.for_each(|token| self.name(token));
+        } else if name == TRANSFER_ENCODING {
+            if self.codings == 0 {
+                self.chunked = value.eq_ignore_ascii_case(b"chunked");
+            }
+            self.codings += 1;
+        } else if name == UPGRADE {
+            if self.protocols == 0 {
+                self.websocket = value.eq_ignore_ascii_case(b"websocket");
+            }
+            self.protocols += 1;
+        }
+        true
+    }
+
+    fn name(&mut self, token: &[u8]) {
+        if token.eq_ignore_ascii_case(b"keep-alive") {
+        } else if token.eq_ignore_ascii_case(b"close") {
+            self.closes = true;
+        } else if token.eq_ignore_ascii_case(b"upgrade") {
+            self.upgrades = true;
+        } else if let Ok(name) = HeaderName::from_bytes(token)
+            && headers::may_be_named(&name)
+        {
+            self.named.push(name);
+        }
+    }
+
+    fn to_websocket(&self) -> bool {
+        self.upgrades && self.websocket && self.protocols == 1
+    }
 }
 
 /// RFC 9112 §6.3, refusing where the RFC lets us choose.
 fn framing(
     headers: &mut HeaderMap,
+    hop: &Hop,
     status: StatusCode,
     http11: bool,
     to_head: bool,
 ) -> Result<Framing, UpstreamError> {
     let length = content_length(headers)?;
-    let coded = headers.contains_key(TRANSFER_ENCODING);
+    let coded = hop.codings > 0;
     if coded {
-        let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
-        let chunked = codings.next().is_some_and(|coding| {
-            coding
-                .as_bytes()
-                .trim_ascii()
-                .eq_ignore_ascii_case(b"chunked")
-        });
-        if !chunked || codings.next().is_some() {
+        if !hop.chunked || hop.codings > 1 {
             return Err(UpstreamError::Protocol(
                 "the transfer coding is not one `chunked`",
             ));

@@ -128,6 +128,20 @@ fn what_concerns_the_servers_connection_stays_there() {
     assert!(!whole("HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n").keep_alive);
 }
 
+#[test]
+fn a_server_switches_to_websocket_once_and_to_nothing_else() {
+    let switches = |fields: &str| {
+        whole(&format!("HTTP/1.1 101 Switching Protocols\r\n{fields}\r\n")).to_websocket
+    };
+    let (upgrade, connection) = ("Upgrade: WebSocket\r\n", "Connection: Upgrade\r\n");
+    assert!(switches(&format!("{upgrade}{connection}")));
+    assert!(!switches(upgrade));
+    assert!(!switches(connection));
+    assert!(!switches(&format!("Upgrade: h2c\r\n{connection}")));
+    assert!(!switches(&format!("{upgrade}{upgrade}{connection}")));
+    assert!(!whole(&ok(&format!("{upgrade}{connection}"))).to_websocket);
+}
+
 /// The body, the trailers, and what is left behind them.
 type Decoded = (Vec<u8>, Option<HeaderMap>, Vec<u8>);
 

@@ -33,6 +33,8 @@ pub struct Outbound<'a> {
     pub method: &'a Method,
     /// The normalised path with the query: exactly what was matched.
     pub target: &'a str,
+    /// How its body is framed towards the server.
+    pub framing: BodyFraming,
     /// As received; never changed.
     pub headers: &'a HeaderMap,
     /// The authority that the client asked for.
@@ -92,6 +94,13 @@ pub enum BodyFraming {
     Length(u64),
     /// In chunks.
     Chunked,
+}
+
+impl BodyFraming {
+    /// Whether there is anything to send.
+    pub fn has_body(self) -> bool {
+        !matches!(self, BodyFraming::None | BodyFraming::Length(0))
+    }
 }
 
 /// Whether a field concerns one connection only (RFC 9110 §7.6.1). Cheap for the many that do not.
@@ -163,6 +172,22 @@ fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item =
         .map(<[u8]>::trim_ascii)
 }
 
+/// Whether a field of a response concerns the server's connection only. Cheap for the many that do not.
+pub(super) fn is_hop_by_hop_in_responses(name: &HeaderName) -> bool {
+    matches!(name.as_str().len(), 2 | 7 | 10 | 16 | 17)
+        && OF_A_CONNECTION.iter().any(|one| *one == name)
+}
+
+/// What a response says of the server's connection.
+static OF_A_CONNECTION: [&HeaderName; 6] = [
+    &CONNECTION,
+    &KEEP_ALIVE,
+    &PROXY_CONNECTION,
+    &TE,
+    &TRANSFER_ENCODING,
+    &UPGRADE,
+];
+
 /// Removes from a response what concerned only the server's connection.
 pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
     if headers.contains_key(CONNECTION) {
@@ -177,26 +202,19 @@ pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
             headers.remove(name);
         }
     }
-    for name in [
-        &CONNECTION,
-        &KEEP_ALIVE,
-        &PROXY_CONNECTION,
-        &TE,
-        &TRANSFER_ENCODING,
-        &UPGRADE,
-    ] {
+    for name in OF_A_CONNECTION {
         headers.remove(name);
     }
 }
 
 /// Whether `Connection` may name this field: it cannot remove what is end-to-end by nature (RFC 9110 §7.6.1).
-fn may_be_named(name: &HeaderName) -> bool {
+pub(super) fn may_be_named(name: &HeaderName) -> bool {
     ![HOST, CONTENT_LENGTH, COOKIE].contains(name)
         && !["authorization", "set-cookie", "cache-control"].contains(&name.as_str())
 }
 
 /// Writes the whole head of the outbound request: line, fields, empty line. Allocates only as the buffer grows.
-pub fn write_head(out: &mut BytesMut, request: &Outbound<'_>, host: &[u8], framing: BodyFraming) {
+pub fn write_head(out: &mut BytesMut, request: &Outbound<'_>, host: &[u8]) {
     out.put_slice(request.method.as_str().as_bytes());
     out.put_u8(b' ');
     out.put_slice(request.target.as_bytes());
@@ -205,7 +223,7 @@ pub fn write_head(out: &mut BytesMut, request: &Outbound<'_>, host: &[u8], frami
     out.put_slice(b"\r\n");
     write_end_to_end(out, request);
     write_ours(out, request);
-    match framing {
+    match request.framing {
         BodyFraming::None => {}
         BodyFraming::Length(length) => put_field(
             out,
@@ -264,7 +282,9 @@ fn write_end_to_end(out: &mut BytesMut, request: &Outbound<'_>) {
 
 /// `transfer_encoding` and its kin: a server that maps `_` or `.` to `-` would frame the message by it.
 fn is_framing_alias(name: &HeaderName) -> bool {
-    name.as_str().contains(['_', '.'])
+    name.as_str()
+        .bytes()
+        .any(|byte| matches!(byte, b'_' | b'.'))
         && HeaderName::try_from(name.as_str().replace(['_', '.'], "-")).is_ok_and(|name| {
             is_hop_by_hop(&name) || [HOST, CONTENT_LENGTH, EXPECT, TRAILER].contains(&name)
         })
@@ -367,11 +387,13 @@ fn put_addresses(out: &mut BytesMut, request: &Outbound<'_>) {
         out.put_slice(line.as_bytes());
         out.put_slice(b", ");
     }
-    match client.peer {
-        IpAddr::V4(peer) => write!(out, "for={peer}"),
-        IpAddr::V6(peer) => write!(out, "for=\"[{peer}]\""),
-    }
-    .expect("BytesMut grows as needed");
+    let (before, after): (&[u8], &[u8]) = match client.peer {
+        IpAddr::V4(_) => (b"for=", b""),
+        IpAddr::V6(_) => (b"for=\"[", b"]\""),
+    };
+    out.put_slice(before);
+    put_address(out, client.peer);
+    out.put_slice(after);
     out.put_slice(b";proto=");
     out.put_slice(request.scheme.as_bytes());
     out.put_slice(b"\r\n");
@@ -407,6 +429,15 @@ fn put_joined<'a>(
     }
 }
 
+/// As `Display` writes it; IPv4 without its machinery, which costs more than all other fields.
 fn put_address(out: &mut BytesMut, address: IpAddr) {
-    write!(out, "{address}").expect("BytesMut grows as needed");
+    let IpAddr::V4(address) = address else {
+        return write!(out, "{address}").expect("BytesMut grows as needed");
+    };
+    for (place, octet) in address.octets().into_iter().enumerate() {
+        if place > 0 {
+            out.put_u8(b'.');
+        }
+        out.put_slice(itoa::Buffer::new().format(octet).as_bytes());
+    }
 }

@@ -39,7 +39,7 @@ pub use balance::Balance;
 pub use body::ResponseBody;
 pub use endpoint::{Tls, TlsError};
 pub use fleet::Fleet;
-pub use forward::forward;
+pub use forward::{body_framing, forward};
 pub use fuse::Rating;
 pub use health::Health;
 pub use tunnel::Tunnel;

@@ -6,7 +6,7 @@
 
 use std::{
     cell::{Cell, RefCell},
-    future::Future,
+    future::{Future, poll_fn},
     io,
     net::SocketAddr,
     pin::Pin,
@@ -35,7 +35,7 @@ pub struct ServerPool {
     /// The server's own name, for `host = "server"`.
     authority: String,
     open: Cell<usize>,
-    idle: RefCell<Vec<(Connection, Instant)>>,
+    idle: RefCell<Vec<(Box<Connection>, Instant)>>,
     /// Where the server speaks HTTP/2.
     lines: Lines,
     /// Set when the upstream is gone: connections that come back are closed.
@@ -81,30 +81,40 @@ impl ServerPool {
     }
 
     /// An idle connection that is still usable, or a new one.
-    pub(super) async fn take(self: &Rc<Self>) -> Result<Connection, UpstreamError> {
-        let give_up = Instant::now() + self.settings().connect_timeout;
+    pub(super) async fn take(
+        self: &Rc<Self>,
+        now: Instant,
+    ) -> Result<Box<Connection>, UpstreamError> {
         let outstanding = Outstanding::at(self);
+        let mut connection = match poll_fn(|cx| Poll::Ready(self.take_idle(now, cx))).await {
+            Some(idle) => idle,
+            // rare and large: what every request keeps room for is the case above
+            None => Box::pin(self.open_or_wait(now)).await?,
+        };
+        connection.outstanding = Some(outstanding);
+        Ok(connection)
+    }
+
+    /// A new connection, or the next that comes free.
+    async fn open_or_wait(self: &Rc<Self>, now: Instant) -> Result<Box<Connection>, UpstreamError> {
+        let give_up = now + self.settings().connect_timeout;
         loop {
-            if let Some(mut connection) = self.take_idle().await {
-                connection.outstanding = Some(outstanding);
-                return Ok(connection);
-            }
             if self.has_room() {
-                let mut connection = self.connect(give_up).await?;
-                connection.outstanding = Some(outstanding);
-                return Ok(connection);
+                return self.connect(give_up).await;
             }
-            if tokio::time::timeout_at(give_up, self.freed.notified())
-                .await
-                .is_err()
-            {
+            let freed = tokio::time::timeout_at(give_up, self.freed.notified());
+            if freed.await.is_err() {
                 return Err(UpstreamError::Busy(self.settings().max_connections));
+            }
+            let now = Instant::now();
+            if let Some(idle) = poll_fn(|cx| Poll::Ready(self.take_idle(now, cx))).await {
+                return Ok(idle);
             }
         }
     }
 
     /// A new connection, whatever is idle: for the second try after a kept one turned out to be dead.
-    pub(super) async fn take_fresh(self: &Rc<Self>) -> Result<Connection, UpstreamError> {
+    pub(super) async fn take_fresh(self: &Rc<Self>) -> Result<Box<Connection>, UpstreamError> {
         // whatever else is idle is as old as the one that just failed
         self.idle.borrow_mut().clear();
         let give_up = Instant::now() + self.settings().connect_timeout;
@@ -114,10 +124,12 @@ impl ServerPool {
         Ok(connection)
     }
 
-    async fn take_idle(&self) -> Option<Connection> {
+    fn take_idle(&self, now: Instant, cx: &mut Context<'_>) -> Option<Box<Connection>> {
+        let idle_timeout = self.settings().idle_timeout;
         loop {
             let (mut connection, since) = self.idle.borrow_mut().pop()?;
-            if since.elapsed() < self.settings().idle_timeout && connection.is_quiet().await {
+            let idle = now.saturating_duration_since(since);
+            if idle < idle_timeout && connection.is_quiet(cx) {
                 connection.reused = true;
                 return Some(connection);
             }
@@ -128,13 +140,13 @@ impl ServerPool {
     pub(super) async fn connect(
         self: &Rc<Self>,
         give_up: Instant,
-    ) -> Result<Connection, UpstreamError> {
+    ) -> Result<Box<Connection>, UpstreamError> {
         let slot = Slot::open(self);
         let endpoint = self.endpoint();
         // before the addresses are read: a change meanwhile is then seen
         let generation = endpoint.generation();
         let (stream, address) = endpoint.connect(give_up).await?;
-        Ok(Connection {
+        Ok(Box::new(Connection {
             stream,
             address,
             generation,
@@ -144,11 +156,11 @@ impl ServerPool {
             reused: false,
             outstanding: None,
             slot,
-        })
+        }))
     }
 
-    /// Puts a connection back whose exchange ended cleanly.
-    pub(super) fn put_back(mut connection: Connection, now: Instant) {
+    /// Puts a connection back whose exchange ended cleanly, at about `now`.
+    pub(super) fn put_back(mut connection: Box<Connection>, now: Instant) {
         connection.outstanding = None;
         let pool = Rc::clone(&connection.slot.pool);
         if !pool.retired.get() && pool.still_leads_there(&mut connection) {
@@ -264,17 +276,11 @@ impl Connection {
     /// This sees what the runtime has seen. Bytes that arrive between its last look and the next request are taken for that
     /// request's response: HTTP/1.1 has nothing to tell them apart by, and asking the kernel each time would narrow that
     /// gap, not close it. A second response that comes together with the first is always found.
-    async fn is_quiet(&mut self) -> bool {
-        std::future::poll_fn(|cx| {
-            let mut byte = [0];
-            let mut probe = ReadBuf::new(&mut byte);
-            Poll::Ready(
-                Pin::new(&mut self.stream)
-                    .poll_read(cx, &mut probe)
-                    .is_pending(),
-            )
-        })
-        .await
+    fn is_quiet(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut byte = [0];
+        let mut probe = ReadBuf::new(&mut byte);
+        let read = Pin::new(&mut self.stream).poll_read(cx, &mut probe);
+        read.is_pending()
     }
 
     /// Ready when `deadline` has passed.

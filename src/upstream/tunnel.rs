@@ -27,7 +27,7 @@ const READ_BYTES: usize = 16 * 1024;
 /// A server's end of a connection that has left HTTP.
 #[derive(Debug)]
 pub struct Tunnel {
-    connection: Connection,
+    connection: Box<Connection>,
     max_silence: Duration,
 }
 
@@ -43,7 +43,7 @@ pub enum Ended {
 }
 
 impl Tunnel {
-    pub(super) fn new(connection: Connection, max_silence: Duration) -> Self {
+    pub(super) fn new(connection: Box<Connection>, max_silence: Duration) -> Self {
         Self {
             connection,
             max_silence,
@@ -57,7 +57,7 @@ impl Tunnel {
     {
         let Connection {
             mut stream, inbox, ..
-        } = self.connection;
+        } = *self.connection;
         // a server may send at once behind its 101
         let mut down = Way::holding(inbox);
         let mut up = Way::holding(BytesMut::new());

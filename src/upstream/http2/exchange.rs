@@ -26,7 +26,7 @@ use super::{
         exchange::MAX_INTERIM,
         forward::Failed,
         framing::{self, MAX_FIELDS},
-        headers::{self, BodyFraming, Outbound},
+        headers::{self, Outbound},
         stream::Stream,
     },
     body::StreamBody,
@@ -219,7 +219,6 @@ fn body_length(
 pub(in crate::upstream) fn head(
     request: &Outbound<'_>,
     host: &[u8],
-    framing: BodyFraming,
 ) -> Result<Request<()>, UpstreamError> {
     const UNFIT: UpstreamError = UpstreamError::Protocol("the request cannot be told in HTTP/2");
     let mut uri = http::uri::Parts::default();
@@ -230,14 +229,14 @@ pub(in crate::upstream) fn head(
     *head.method_mut() = request.method.clone();
     *head.uri_mut() = Uri::from_parts(uri).map_err(|_| UNFIT)?;
     *head.version_mut() = Version::HTTP_2;
-    *head.headers_mut() = fields(request, host, framing).ok_or(UNFIT)?;
+    *head.headers_mut() = fields(request, host).ok_or(UNFIT)?;
     Ok(head)
 }
 
 /// What [`headers::write_head`] writes, but for what HTTP/2 has other means for.
-fn fields(request: &Outbound<'_>, host: &[u8], framing: BodyFraming) -> Option<HeaderMap> {
+fn fields(request: &Outbound<'_>, host: &[u8]) -> Option<HeaderMap> {
     let mut written = BytesMut::with_capacity(1024);
-    headers::write_head(&mut written, request, host, framing);
+    headers::write_head(&mut written, request, host);
     let line = written.windows(2).position(|two| two == b"\r\n")? + 2;
     let written = written.freeze().slice(line..);
     // a client's fields, and ours

@@ -244,7 +244,7 @@ impl Drop for Opening<'_> {
 }
 
 /// A connection with its place among `max_connections`, as the HTTP/2 library reads and writes it.
-struct Carrier(Connection);
+struct Carrier(Box<Connection>);
 
 impl AsyncRead for Carrier {
     fn poll_read(
