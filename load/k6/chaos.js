@@ -23,7 +23,7 @@ export const options = {
       `count>=${Math.floor(LIMIT * DURATION * 0.75)}`,
     ],
     'gw_limited{key:quiet}': ['rate==0'],
-    http_req_duration: ['p(95)<100'],
+    http_req_duration: ['p(95)<250'],
     checks: ['rate==1'],
   },
 };
