@@ -38,6 +38,15 @@ pub(super) struct Flight {
     pub(super) waiters: VecDeque<Waiter>,
 }
 
+impl Flight {
+    /// Nobody waits for it any more: they go on alone, and whoever waits for the next call with them.
+    pub(super) fn give_up(self, queue: &mut VecDeque<Waiter>, place: usize) {
+        for waiter in self.waiters.into_iter().chain(queue.drain(..)) {
+            waiter.tell(place, Word::Alone);
+        }
+    }
+}
+
 impl Entry {
     pub(super) fn terms(&self) -> Terms {
         self.limit.tier(self.tier).terms

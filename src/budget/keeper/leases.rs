@@ -179,11 +179,8 @@ impl Leases {
         let Some(entry) = self.entry_about(event) else {
             return;
         };
-        let Some(flight) = entry.flight.take_if(|flight| flight.id == event.id) else {
-            return;
-        };
-        for waiter in flight.waiters.into_iter().chain(entry.queue.drain(..)) {
-            waiter.tell(event.place, Word::Alone);
+        if let Some(flight) = entry.flight.take_if(|flight| flight.id == event.id) {
+            flight.give_up(&mut entry.queue, event.place);
         }
     }
 

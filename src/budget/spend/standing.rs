@@ -1,0 +1,91 @@
+//! What clients are told of a shared limit: how much is left, and when to return.
+
+use super::{Budget, Claim, Taken, What};
+use crate::{
+    budget::lease::Algorithm,
+    limit::{Held, Standing, in_flight::RETRY_NS},
+};
+
+impl Budget {
+    /// How a limit stands. An estimate for clients, and never part of a decision.
+    pub(super) fn standing(&self, now_ns: u64, claim: &Claim<'_>, taken: Taken) -> Standing {
+        let terms = &claim.limit.tier(claim.tier).terms;
+        if terms.algorithm == Algorithm::Slots {
+            return self.standing_of_slots(terms.capacity, taken);
+        }
+        let capacity = terms.capacity;
+        let hand = taken.place.map(|place| self.hands.hand(place));
+        let (pool, pool_at_ns, end_ns) = hand.map_or((capacity, now_ns, 0), |hand| hand.pool());
+        let remaining = match (taken.what, hand) {
+            (What::Refused { .. } | What::Never, _) => 0,
+            (What::Alone, Some(hand)) => hand.left_alone(now_ns),
+            // nobody has told yet what is left
+            (What::Slack, _) => capacity.saturating_sub(claim.cost),
+            (_, Some(hand)) => {
+                let (held, _) = hand.held(now_ns);
+                let refilled = match terms.algorithm {
+                    Algorithm::Bucket => terms.refill(now_ns.saturating_sub(pool_at_ns)) as u64,
+                    _ => 0,
+                };
+                let held = held.iter().sum::<u64>();
+                held.saturating_add(pool).saturating_add(refilled)
+            }
+            (_, None) => capacity,
+        };
+        let remaining = remaining.min(capacity);
+        let refill_ns = |tokens: u64| (tokens as f64 * 1e3 / terms.rate).ceil() as u64;
+        let window_ns = end_ns.saturating_sub(now_ns);
+        let (next_unit_ns, reset_ns) = match terms.algorithm {
+            _ if remaining == capacity => (0, 0),
+            Algorithm::Bucket => (refill_ns(1), refill_ns(capacity - remaining)),
+            Algorithm::Fixed => (window_ns, window_ns),
+            // at the latest when this window is no longer looked back at
+            Algorithm::Sliding => (window_ns, window_ns.saturating_add(terms.span_us * 1000)),
+            Algorithm::Log | Algorithm::Slots => (terms.span_us * 1000, terms.span_us * 1000),
+        };
+        let wait_ns = match taken.what {
+            What::Refused { until_ns } => {
+                let more = refill_ns(claim.cost.saturating_sub(1));
+                Some(until_ns.saturating_sub(now_ns).max(1).saturating_add(more))
+            }
+            _ => None,
+        };
+        let never = taken.what == What::Never;
+        Standing {
+            capacity,
+            remaining,
+            retry_after_ns: wait_ns,
+            denied: wait_ns.is_some() || never,
+            never,
+            next_unit_ns: wait_ns.unwrap_or(next_unit_ns),
+            reset_ns: reset_ns.max(wait_ns.unwrap_or(0)),
+            delay_ns: 0,
+            held: Held::Nowhere,
+        }
+    }
+
+    /// The same of a limit on requests in flight: slots, which no clock gives back.
+    fn standing_of_slots(&self, capacity: u64, taken: Taken) -> Standing {
+        let never = taken.what == What::Never;
+        let refused = matches!(taken.what, What::Refused { .. });
+        let slots = taken.place.map(|place| self.hands.slots(place));
+        let left = slots.map_or(capacity, |slots| {
+            slots.free().saturating_add(slots.elsewhere())
+        });
+        Standing {
+            capacity,
+            remaining: if refused || never {
+                0
+            } else {
+                left.min(capacity)
+            },
+            retry_after_ns: refused.then_some(RETRY_NS),
+            denied: refused || never,
+            never,
+            next_unit_ns: 0,
+            reset_ns: 0,
+            delay_ns: 0,
+            held: Held::Nowhere,
+        }
+    }
+}
