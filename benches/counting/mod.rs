@@ -14,18 +14,26 @@ use std::{
 static ALLOCATOR: Counting = Counting;
 
 static BYTES: AtomicUsize = AtomicUsize::new(0);
+static ALLOCATIONS_OF_ALL: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
 /// Allocations of this thread so far.
+#[allow(dead_code, reason = "not everybody who counts asks")]
 pub(super) fn allocations() -> u64 {
     ALLOCATIONS.with(Cell::get)
 }
 
+/// Allocations of all threads so far.
+#[allow(dead_code, reason = "not everybody who counts asks")]
+pub(super) fn allocations_of_all() -> usize {
+    ALLOCATIONS_OF_ALL.load(Relaxed)
+}
+
 /// Bytes that all threads hold.
-#[allow(dead_code, reason = "not every benchmark asks")]
+#[allow(dead_code, reason = "not everybody who counts asks")]
 pub(super) fn held() -> usize {
     BYTES.load(Relaxed)
 }
@@ -34,6 +42,7 @@ struct Counting;
 
 fn count(bytes: usize) {
     BYTES.fetch_add(bytes, Relaxed);
+    ALLOCATIONS_OF_ALL.fetch_add(1, Relaxed);
     ALLOCATIONS.with(|allocations| allocations.set(allocations.get() + 1));
 }
 
