@@ -89,6 +89,8 @@ struct Worker {
     majorities: RefCell<Box<[Majority]>>,
     /// By upstream: what went wrong with it.
     warnings: Vec<Throttle>,
+    /// That requests are shed.
+    shedding: Throttle,
     notebook: Arc<Notebook>,
     admissions: Admissions,
     /// It explains requests that nobody has sent: no limit is charged for them.
@@ -150,6 +152,7 @@ impl Worker {
             notebook,
             admissions: Admissions::default(),
             only_looks: false,
+            shedding: Throttle::default(),
             warnings: upstreams.iter().map(|_| Throttle::default()).collect(),
             upstreams,
             request_ids,
@@ -194,6 +197,7 @@ impl Worker {
         if let Some(max_bytes) = route.max_body_bytes {
             body.set_max_bytes(max_bytes);
         }
+        self.make_room(exchange)?;
         if exchange.wants_body() && !body.is_end_stream() {
             let read = body.read_ahead(MAX_READ_AHEAD_BYTES);
             let read = Box::pin(self.while_client_stays(exchange, read)).await;
@@ -218,6 +222,24 @@ impl Worker {
         exchange.slots.turn_has_come();
         // only now: whoever is refused has waited for its turn too, or refusals would be free
         self.conclude(understood, exchange.route)
+    }
+
+    /// A place among the requests that are under way, before any limit is charged: what is shed costs its client nothing.
+    fn make_room(&self, exchange: &mut Exchange<'_>) -> Result<(), Refusal> {
+        let Some(overload) = &self.shared.overload else {
+            return Ok(());
+        };
+        let priority = exchange.route.priority;
+        let place = overload.enter(priority).ok_or_else(|| {
+            exchange.route.shed.increment(1);
+            if let Some(unsaid) = self.shedding.speak() {
+                let (priority, most) = (priority.as_str(), overload.bound());
+                tracing::warn!(priority, most, unsaid, "overload: a request was shed");
+            }
+            Refusal::Overloaded
+        })?;
+        exchange.slots.occupy(place);
+        Ok(())
     }
 
     /// What becomes of a request that no limit turns away.
@@ -322,7 +344,11 @@ impl Worker {
         let mut record = Record::begin(self, exchange, slots);
         let body = framing.has_body().then(|| Box::new(body));
         let sent = Instant::now();
-        match upstream::forward(upstream, &outbound, body, sent).await {
+        let answered = upstream::forward(upstream, &outbound, body, sent).await;
+        if let Some(overload) = &self.shared.overload {
+            overload.answered(sent.elapsed());
+        }
+        match answered {
             Ok(answered) => {
                 upstream.fleet().metrics().seconds.record(sent.elapsed());
                 record.asked(Some(answered.server), None);

@@ -10,7 +10,7 @@
 //! drain, [`admin`] and [`telemetry`] let an operator see, [`cli`] is what a person types.
 //!
 //! Imports point down this list only (`tests/it/tidy.rs` enforces it):
-//! cli → server → admin → gateway → config → response → (listener | budget | upstream | issuer) → telemetry → route → identity → limit.
+//! cli → server → admin → gateway → config → response → (listener | budget | upstream | overload | issuer) → telemetry → route → identity → limit.
 
 pub mod cli;
 pub mod server;
@@ -22,6 +22,7 @@ pub mod listener;
 pub mod budget;
 pub mod upstream;
 pub mod issuer;
+pub mod overload;
 pub mod telemetry;
 pub mod route;
 pub mod identity;

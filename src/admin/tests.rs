@@ -80,8 +80,10 @@ fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
             limits: vec![0],
             cost: 1,
             max_body_bytes: None,
+            priority: Default::default(),
         }],
         status_path: None,
+        overload: None,
         response: Settings {
             fields: FieldFamilies::default(),
             on: FieldsOn::Always,

@@ -56,7 +56,7 @@ pub(super) static FILE: Keys = Keys {
         ("route", Built),
         ("override", Built),
         ("response", Built),
-        ("overload", NotBuilt("shedding load by priority")),
+        ("overload", Built),
         ("redis", Built),
         ("admin", Built),
         ("log", Built),
@@ -309,8 +309,24 @@ pub(super) static ROUTE: Keys = Keys {
         ("skip_limits", Built),
         ("cost", Built),
         ("max_body_size", Built),
-        ("priority", NotBuilt("shedding load by priority")),
+        ("priority", Built),
     ],
+};
+
+/// `[overload]`.
+pub(super) static OVERLOAD: Keys = Keys {
+    title: "[overload]",
+    keys: &[
+        ("max_in_flight", Built),
+        ("reserve", Built),
+        ("floor", Built),
+    ],
+};
+
+/// `[overload.reserve]`.
+pub(super) static RESERVE: Keys = Keys {
+    title: "[overload.reserve]",
+    keys: &[("critical", Built), ("normal", Built)],
 };
 
 /// `[response]`.

@@ -39,7 +39,7 @@ use diagnostic::Problems;
 use file::Document;
 use source::Source;
 
-use crate::{budget, identity, listener, response, route, telemetry, upstream};
+use crate::{budget, identity, listener, overload, response, route, telemetry, upstream};
 
 /// Reads a file that the configuration names: a regular one, of a bounded size. The error is a phrase that continues
 /// "… cannot be read: ".
@@ -208,6 +208,8 @@ pub struct Snapshot {
     pub response: response::Settings,
     /// Where callers find their own quotas, in the form in which paths are matched.
     pub status_path: Option<String>,
+    /// `[overload]`; `None` where nothing is shed.
+    pub overload: Option<overload::Settings>,
     /// `[redis]`; `None` where no limit is shared.
     pub redis: Option<budget::Settings>,
     /// `[admin]`.
@@ -263,6 +265,8 @@ pub struct Route {
     pub limits: Vec<usize>,
     /// Units that a request takes from each of its limits.
     pub cost: u64,
+    /// Who is shed last under overload.
+    pub priority: overload::Priority,
     /// Bytes of a request body; `None` is the listener's bound.
     pub max_body_bytes: Option<u64>,
 }

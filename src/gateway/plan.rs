@@ -5,6 +5,8 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use metrics::Counter;
+
 use super::{
     exceptions::Exceptions,
     own,
@@ -21,6 +23,7 @@ use crate::{
         Client, Credential, Identifier, KeyParts, ManagedFields, Prefixes, Rejected, address::Doubt,
     },
     limit::{self, Algorithm, Attached, Store},
+    overload::Priority,
     response::{self, Policy},
     route::RouteTable,
     telemetry::{
@@ -83,6 +86,9 @@ pub(super) struct RoutePlan {
     pub(super) wanted_fields: Vec<String>,
     pub(super) cost: u64,
     pub(super) max_body_bytes: Option<u64>,
+    pub(super) priority: Priority,
+    /// Its requests that were shed.
+    pub(super) shed: Counter,
     /// It is the page with a caller's own quotas.
     pub(super) shows_quotas: bool,
     pub(super) metrics: Arc<RouteMetrics>,
@@ -195,6 +201,8 @@ impl Plan {
                 .collect(),
             cost: 1,
             max_body_bytes: None,
+            priority: Priority::Normal,
+            shed: metrics.shed(Priority::Normal.as_str()),
             shows_quotas: false,
             metrics: counted.route(name),
         };
@@ -207,6 +215,8 @@ impl Plan {
                 upstream: route.upstream,
                 cost: route.cost,
                 max_body_bytes: route.max_body_bytes,
+                priority: route.priority,
+                shed: metrics.shed(route.priority.as_str()),
                 ..bind_route(&route.name, &route.limits)
             });
         let patterns: Vec<_> = snapshot

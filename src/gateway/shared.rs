@@ -28,6 +28,7 @@ use crate::{
     config::Snapshot,
     identity::{KeyHasher, KeyRing, KeysUrl},
     limit::Store,
+    overload::Overload,
     telemetry::{
         AccessLines, Metrics,
         access::{AccessLog, LineCap, Style},
@@ -45,6 +46,8 @@ pub struct Shared {
     pub(super) token_secret: [u8; 32],
     /// Where limits are kept together with other gateways.
     pub(super) budget: Option<Arc<Purse>>,
+    /// How many requests are under way, and may be.
+    pub(super) overload: Option<Arc<Overload>>,
     pub(super) decision_seconds: Histogram,
     /// Our name in `Via`: one of its own for each process, so that a loop is told from two gateways in a row.
     pub(super) pseudonym: String,
@@ -93,6 +96,7 @@ impl Shared {
             hasher: KeyHasher::new(key_secret),
             token_secret,
             budget,
+            overload: snapshot.overload.clone().map(Overload::new),
             decision_seconds: metrics.decision_seconds(),
             pseudonym: pseudonym(),
             snapshot,
@@ -124,6 +128,7 @@ impl Shared {
         Ok(Self {
             plan,
             budget,
+            overload: self.overload_of(&snapshot),
             store: Arc::clone(&self.store),
             hasher: self.hasher,
             token_secret: self.token_secret,
@@ -144,6 +149,14 @@ impl Shared {
         })
     }
 
+    /// What is under way goes on being counted, where the bound is as it was.
+    fn overload_of(&self, snapshot: &Snapshot) -> Option<Arc<Overload>> {
+        let wanted = snapshot.overload.as_ref()?;
+        let same = self.overload.as_ref();
+        let same = same.filter(|running| running.settings() == wanted);
+        Some(same.map_or_else(|| Overload::new(wanted.clone()), Arc::clone))
+    }
+
     /// The same plan and the same buckets, with metrics and notes of its own: for trying what it would decide.
     pub(super) fn beside(&self) -> Result<Self, PlanError> {
         let metrics = Metrics::install();
@@ -154,6 +167,7 @@ impl Shared {
             plan,
             metrics,
             budget: self.budget.clone(),
+            overload: None,
             store: Arc::clone(&self.store),
             hasher: self.hasher,
             token_secret: self.token_secret,

@@ -13,6 +13,7 @@ use super::{
 use crate::{
     budget::Lent,
     limit::{Charge, Held, Key},
+    overload::Place,
 };
 
 /// What one request holds. Empty, and without an allocation, for most.
@@ -20,6 +21,8 @@ use crate::{
 pub(super) struct Slots {
     held: Vec<(Arc<Shared>, Slot)>,
     lent: Vec<Lent>,
+    /// Among all requests that are under way.
+    place: Option<Place>,
 }
 
 /// What it holds of one limit.
@@ -47,6 +50,11 @@ impl Slot {
 }
 
 impl Slots {
+    /// Among all requests that are under way.
+    pub(super) fn occupy(&mut self, place: Place) {
+        self.place = Some(place);
+    }
+
     pub(super) fn add(&mut self, shared: &Arc<Shared>, slot: Slot) {
         self.held.push((Arc::clone(shared), slot));
     }

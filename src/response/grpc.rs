@@ -113,6 +113,7 @@ fn status_of(refusal: &Refusal) -> u8 {
         Refusal::UpstreamUnreachable
         | Refusal::UpstreamProtocol
         | Refusal::UpstreamBusy
+        | Refusal::Overloaded
         | Refusal::LimitUnavailable { .. }
         | Refusal::UpstreamBroken { .. }
         | Refusal::UpstreamTimeout => 14,

@@ -61,7 +61,7 @@ pub fn refuse(refusal: &Refusal, asked: &Asked<'_>, style: BodyStyle) -> Respons
         Refusal::MethodNotAllowed { allow } => {
             headers.insert(ALLOW, allow.clone());
         }
-        Refusal::UpstreamBusy | Refusal::LimitUnavailable { .. } => {
+        Refusal::UpstreamBusy | Refusal::Overloaded | Refusal::LimitUnavailable { .. } => {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         Refusal::UpstreamBroken { retry_after } => {

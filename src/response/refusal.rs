@@ -42,6 +42,8 @@ pub enum Refusal {
     },
     /// Every connection to the upstream is in use, and none came free in time.
     UpstreamBusy,
+    /// As many requests are under way as can be served.
+    Overloaded,
     /// The upstream keeps failing, and is left alone for so many seconds.
     UpstreamBroken {
         /// At least 1.
@@ -72,6 +74,7 @@ impl Refusal {
             Refusal::UpstreamUnreachable | Refusal::UpstreamProtocol => StatusCode::BAD_GATEWAY,
             Refusal::LimitUnavailable { .. }
             | Refusal::UpstreamBusy
+            | Refusal::Overloaded
             | Refusal::UpstreamBroken { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Refusal::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
             Refusal::LoopDetected => StatusCode::LOOP_DETECTED,
@@ -101,6 +104,7 @@ impl Refusal {
             Refusal::UpstreamProtocol => "upstream_protocol",
             Refusal::LimitUnavailable { .. } => "limit_unavailable",
             Refusal::UpstreamBusy => "upstream_busy",
+            Refusal::Overloaded => "overloaded",
             Refusal::UpstreamBroken { .. } => "upstream_broken",
             Refusal::UpstreamTimeout => "upstream_timeout",
             Refusal::LoopDetected => "loop_detected",
@@ -128,6 +132,7 @@ impl Refusal {
                 "A limit on these requests cannot be checked at the moment."
             }
             Refusal::UpstreamBusy => "The upstream has no connection to spare.",
+            Refusal::Overloaded => "There are more requests than can be served at the moment.",
             Refusal::UpstreamBroken { .. } => {
                 "The upstream keeps failing and is left alone for now."
             }
@@ -155,6 +160,7 @@ impl Refusal {
             | Refusal::UpstreamProtocol
             | Refusal::LimitUnavailable { .. }
             | Refusal::UpstreamBusy
+            | Refusal::Overloaded
             | Refusal::UpstreamBroken { .. }
             | Refusal::UpstreamTimeout
             | Refusal::LoopDetected => false,

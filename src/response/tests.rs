@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::limit::Quota;
 
-const EVERY: [Refusal; 16] = [
+const EVERY: [Refusal; 17] = [
     Refusal::BadRequest("The Host field is missing."),
     Refusal::Unauthorized {
         challenge: "ApiKey",
@@ -25,6 +25,7 @@ const EVERY: [Refusal; 16] = [
     Refusal::UpstreamUnreachable,
     Refusal::UpstreamProtocol,
     Refusal::UpstreamBusy,
+    Refusal::Overloaded,
     Refusal::UpstreamTimeout,
     Refusal::LoopDetected,
     Refusal::Internal,
@@ -119,6 +120,7 @@ fn refusals_that_can_be_mended_say_how() {
     assert_eq!(head(unauthorized)["www-authenticate"], "ApiKey");
     assert_eq!(head(not_allowed)["allow"], "GET, POST");
     assert_eq!(head(&Refusal::UpstreamBusy)["retry-after"], "1");
+    assert_eq!(head(&Refusal::Overloaded)["retry-after"], "1");
 }
 
 #[test]

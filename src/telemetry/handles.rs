@@ -39,6 +39,11 @@ impl Metrics {
         }
     }
 
+    /// Requests of a priority that were shed.
+    pub fn shed(&self, priority: &str) -> Counter {
+        self.counter(&table::SHED, &[priority])
+    }
+
     /// The limit's handles.
     pub fn limit(&self, limit: &str) -> LimitMetrics {
         LimitMetrics {

@@ -88,6 +88,8 @@ table! {
         "Requests whose answer is not complete yet.";
     TUNNELS = "tidegate_tunnels", Kind::Gauge, Count, ["route"],
         "WebSockets open; each is in flight, too.";
+    SHED = "tidegate_shed_total", Kind::Counter, Count, ["priority"],
+        "Requests that were not served because too many were under way.";
     DECISIONS = "tidegate_decisions_total", Kind::Counter, Count, ["route", "limit", "outcome"],
         "Decisions, one for each limit that a request meets.";
     DECISION_SECONDS_METRIC = "tidegate_decision_seconds", Kind::Histogram(DECISION_SECONDS), Seconds, [],
@@ -235,6 +237,9 @@ impl Metrics {
         metrics.panics().increment(0);
         metrics.log_lines_dropped().increment(0);
         metrics.log_lines_left_out().increment(0);
+        for priority in ["critical", "normal", "low"] {
+            metrics.shed(priority).increment(0);
+        }
         let _ = metrics.spans();
         let _ = metrics.decision_seconds();
         let _ = metrics.handshakes();

@@ -26,6 +26,7 @@ mod limits;
 mod lines;
 mod load_tests;
 mod metric_names;
+mod overload;
 mod own_quotas;
 mod operate;
 mod path_vectors;

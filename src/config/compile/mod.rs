@@ -9,6 +9,7 @@ mod identity;
 mod keys_file;
 mod limit;
 mod listen;
+mod overload;
 mod overrides;
 mod process;
 mod redis;
@@ -58,6 +59,7 @@ pub(super) fn snapshot(
     overrides::compile(&file, users.settings.prefixes(), &mut limits);
     let (response, status_path) = response::compile(&file);
     let routes = route::compile(&file, &upstreams, &limits, status_path.as_deref());
+    let overload = overload::compile(&file);
     let log = process::log(&file);
     let trace = process::trace(&file);
     file.finish();
@@ -87,6 +89,7 @@ pub(super) fn snapshot(
         routes,
         response,
         status_path,
+        overload,
         redis: redis.flatten(),
         admin: admin?,
         log: log?,

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{check_name, check_routes, is_first, limit::NamedLimit, upstream::Upstream};
+use super::{check_name, check_routes, is_first, limit::NamedLimit, overload, upstream::Upstream};
 use crate::{
     config::{
         Route,
@@ -13,6 +13,7 @@ use crate::{
         value::{Text, Value},
     },
     limit::MAX_LIMITS,
+    overload::Priority,
     route::Pattern,
 };
 
@@ -50,6 +51,7 @@ pub(super) struct Written {
     pub(super) cost: Option<u64>,
     pub(super) cost_span: Range<usize>,
     max_body_bytes: Option<Option<u64>>,
+    priority: Option<Priority>,
 }
 
 impl Written {
@@ -61,6 +63,7 @@ impl Written {
             limits: self.limits,
             cost: self.cost?,
             max_body_bytes: self.max_body_bytes?,
+            priority: self.priority?,
         })
     }
 }
@@ -151,6 +154,7 @@ fn route(table: &Value<'_>, names: &Names<'_>) -> Option<Written> {
         cost_span: cost.as_ref().map_or(section.span.clone(), Value::span),
         cost: cost.map_or(Some(1), |value| value.integer(1..=MAX_COST)),
         max_body_bytes: max_body.map_or(Some(None), |value| value.size(0..=u64::MAX).map(Some)),
+        priority: section.choice("priority", overload::PRIORITIES),
         shown: name
             .as_ref()
             .map_or("without a name".to_owned(), Text::shown),

@@ -1,0 +1,64 @@
+//! `[overload]`: how many requests may be under way at once, and who is shed first.
+
+use crate::{
+    config::{Share, code::Code, diagnostic::Problem, file::Section, keys, value::Value},
+    overload::{Bound, Priority, Settings},
+};
+
+const MOST: u64 = 1_000_000;
+/// A fifth is kept for what is critical, and another one from what is low.
+const RESERVE_PPM: u32 = 200_000;
+
+/// The priorities of routes; the first is the default.
+pub(super) const PRIORITIES: &[(&str, Priority)] = &[
+    ("normal", Priority::Normal),
+    ("critical", Priority::Critical),
+    ("low", Priority::Low),
+];
+
+/// The settings; `None` where nothing is shed.
+pub(super) fn compile(file: &Section<'_>) -> Option<Settings> {
+    let section = file.table("overload", &keys::OVERLOAD);
+    let there = section.is_there();
+    let bound = match section.get("max_in_flight") {
+        Some(value) => bound(&value),
+        None => Some(Bound::Adaptive),
+    };
+    let floor = section.get("floor");
+    if let (Some(floor), Some(Bound::Fixed(_)) | None) = (&floor, bound) {
+        let problem = Problem::new(Code::Contradiction, "`floor` is that of an adaptive bound");
+        floor.error(problem.hint("remove it, or write max_in_flight = \"adaptive\""));
+    }
+    let floor = floor
+        .and_then(|value| value.integer(1..=MOST))
+        .unwrap_or(10);
+    let reserve = section.table("reserve", &keys::RESERVE);
+    let kept = |key| {
+        let written: Option<Share> = reserve.get(key).and_then(|value| value.share());
+        written.map_or(RESERVE_PPM, Share::ppm)
+    };
+    let (critical_ppm, normal_ppm) = (kept("critical"), kept("normal"));
+    if critical_ppm + normal_ppm > 1_000_000 {
+        let message = "the shares of `reserve` are more than the whole";
+        let hint = "what is kept for critical and for normal requests together is at most 1";
+        reserve.error(Problem::new(Code::Contradiction, message).hint(hint));
+    }
+    reserve.finish();
+    section.finish();
+    there.then_some(Settings {
+        bound: bound?,
+        critical_ppm,
+        normal_ppm,
+        floor: super::process::to_usize(floor),
+    })
+}
+
+/// `None` is none.
+fn bound(value: &Value<'_>) -> Option<Bound> {
+    if value.is_string() {
+        let choices = [("adaptive", Some(Bound::Adaptive)), ("off", None)];
+        return value.text()?.choice(&choices, &[], "")?;
+    }
+    let bound = value.integer(1..=MOST)?;
+    Some(Bound::Fixed(super::process::to_usize(bound)))
+}
