@@ -5,7 +5,7 @@
 //! client nothing: it comes before the limits.
 //!
 //! **Adaptive.** The bound follows the time that upstreams take to answer, by the gradient of Netflix' concurrency-limits: twice a
-//! second the average is compared with the best one that is known. Up to twice as long is taken for noise; beyond that the
+//! second the average is compared with the best one that is known. Up to twice as long, and ten milliseconds, is taken for noise; beyond that the
 //! bound shrinks in proportion, at most by half. While it is in use and nothing slows down, it grows by its square root. The best
 //! average is forgotten slowly (a tenth of a percent a step), so that a service that has become slower for good is not strangled.
 
@@ -194,12 +194,15 @@ impl Controller {
     /// The next bound, after a step in which answers took `average` microseconds, and as many as `peak` were under way.
     fn next(&mut self, bound: usize, average: f64, peak: usize) -> usize {
         const TOLERATED: f64 = 2.0;
+        /// Nobody notices so little, and what answers within microseconds varies by far more than twice.
+        const UNNOTICED_MICROS: f64 = 10_000.0;
         const FORGOTTEN: f64 = 1.001;
         let best = self
             .best
             .map_or(average, |best| average.min(best * FORGOTTEN));
         self.best = Some(best);
-        let gradient = (TOLERATED * best / average).clamp(0.5, 1.0);
+        let tolerated = TOLERATED * best + UNNOTICED_MICROS;
+        let gradient = (tolerated / average).clamp(0.5, 1.0);
         let whole = bound as f64;
         if gradient < 1.0 {
             // from what was used: a bound that nobody reaches says nothing
@@ -256,25 +259,36 @@ mod tests {
     #[test]
     fn the_bound_shrinks_in_proportion_to_the_delay_and_recovers() {
         let mut controller = Controller::default();
-        controller.next(100, 5_000.0, 100);
-        let slower = controller.next(100, 15_000.0, 100);
+        controller.next(100, 50_000.0, 100);
+        let slower = controller.next(100, 165_000.0, 100);
         assert!((65..=70).contains(&slower), "two thirds: {slower}");
-        assert_eq!(controller.next(100, 500_000.0, 100), 50, "at most by half");
         assert_eq!(
-            controller.next(1_000, 500_000.0, 30),
+            controller.next(100, 5_000_000.0, 100),
+            50,
+            "at most by half"
+        );
+        assert_eq!(
+            controller.next(1_000, 5_000_000.0, 30),
             15,
             "of what was used"
         );
-        assert!(controller.next(50, 6_000.0, 50) > 50);
+        assert!(controller.next(50, 60_000.0, 50) > 50);
+    }
+
+    #[test]
+    fn what_nobody_notices_is_no_overload() {
+        let mut controller = Controller::default();
+        controller.next(100, 40.0, 100);
+        assert_eq!(controller.next(100, 5_000.0, 100), 110);
     }
 
     #[test]
     fn a_service_that_is_slower_for_good_is_not_strangled() {
         let mut controller = Controller::default();
-        controller.next(100, 1_000.0, 100);
+        controller.next(100, 100_000.0, 100);
         let mut bound = 100;
         for _ in 0..3_000 {
-            bound = controller.next(bound, 10_000.0, bound).max(10);
+            bound = controller.next(bound, 1_000_000.0, bound).max(10);
         }
         assert!(bound > 100, "{bound}");
     }
