@@ -400,6 +400,7 @@ impl Worker {
             managed: &self.shared.plan.managed,
             request_id: &exchange.request_id,
             pseudonym: &self.shared.pseudonym,
+            priority: exchange.route.priority.stated(),
             over: &exchange.tags,
             websocket: target.websocket,
             hears: (head.version == Version::HTTP_11).then_some(exchange.from as _),

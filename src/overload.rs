@@ -52,6 +52,11 @@ pub enum Priority {
 }
 
 impl Priority {
+    /// Its name, where it is not the usual one.
+    pub fn stated(self) -> Option<&'static str> {
+        (self != Priority::Normal).then_some(self.as_str())
+    }
+
     /// All of them, the most important first.
     pub const ALL: [Priority; 3] = [Priority::Critical, Priority::Normal, Priority::Low];
 

@@ -20,6 +20,7 @@ use crate::identity::{AddressSource, Client, ManagedFields};
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 static TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
+const X_REQUEST_PRIORITY: &str = "x-request-priority";
 static KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 static PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 static PROXY_AUTHENTICATE: HeaderName = HeaderName::from_static("proxy-authenticate");
@@ -51,6 +52,8 @@ pub struct Outbound<'a> {
     pub request_id: &'a HeaderValue,
     /// Our name in `Via`.
     pub pseudonym: &'a str,
+    /// How important its route is, where that is not the usual.
+    pub priority: Option<&'static str>,
     /// Limits that the request is over, though it was admitted.
     pub over: &'a [&'a str],
     /// Whether it is a valid handshake for WebSocket, to be passed on as one.
@@ -174,8 +177,7 @@ fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item =
 
 /// Whether a field of a response concerns the server's connection only. Cheap for the many that do not.
 pub(super) fn is_hop_by_hop_in_responses(name: &HeaderName) -> bool {
-    matches!(name.as_str().len(), 2 | 7 | 10 | 16 | 17)
-        && OF_A_CONNECTION.iter().any(|one| *one == name)
+    matches!(name.as_str().len(), 2 | 7 | 10 | 16 | 17) && OF_A_CONNECTION.contains(&name)
 }
 
 /// What a response says of the server's connection.
@@ -259,6 +261,7 @@ fn write_end_to_end(out: &mut BytesMut, request: &Outbound<'_>) {
                 *name == TRACEPARENT || (traced.is_root && *name == TRACESTATE)
             })
             || (identified && is_identity(name))
+            || (request.priority.is_some() && name == X_REQUEST_PRIORITY)
             || if trusted {
                 request.managed.alias(name.as_str())
             } else {
@@ -335,6 +338,9 @@ fn write_ours(out: &mut BytesMut, request: &Outbound<'_>) {
     }
     if let Some(tier) = client.tier {
         put_field(out, "x-rate-limit-tier", tier.as_bytes());
+    }
+    if let Some(priority) = request.priority {
+        put_field(out, X_REQUEST_PRIORITY, priority.as_bytes());
     }
     put_joined(
         out,

@@ -127,6 +127,31 @@ fn the_origin_is_told_who_asks_for_what() {
 }
 
 #[test]
+fn the_origin_is_told_how_important_a_request_is_where_that_is_not_usual() {
+    let origin = Origin::ok();
+    let priorities = r#"
+        [[route]]
+        name = "pay"
+        path = "/pay"
+        upstream = "origin"
+        priority = "critical"
+        [[route]]
+        name = "all"
+        path = "/{*rest}"
+        upstream = "origin"
+    "#;
+    let gateway = Gateway::with(&format!("{DISTRUSTING}{priorities}"))
+        .upstream(&origin)
+        .start();
+    for (path, told) in [("/pay", Some("critical")), ("/else", None)] {
+        let claims = Request::get(path).header("x-request-priority", "low");
+        assert_eq!(gateway.send(&claims).status, 200);
+        let seen = origin.requests().pop().expect("one for each");
+        assert_eq!(seen.header("x-request-priority"), told, "{path}");
+    }
+}
+
+#[test]
 fn what_untrusted_peers_claim_is_replaced() {
     let origin = Origin::ok();
     let gateway = Gateway::with(DISTRUSTING).upstream(&origin).start();
