@@ -32,7 +32,7 @@ pub(super) enum What {
     Named(Rc<str>),
     /// "`rate` in [limit.per_ip]": a key, and the table that has it.
     Key(&'static str, Rc<str>),
-    /// "an item of `hosts` in [[route]]".
+    /// `an item of hosts in [[route]]`.
     ItemOf(Rc<What>),
 }
 
