@@ -219,7 +219,8 @@ impl Upstream {
             let response = Box::pin(self.attempt_http2(pool, request, unsent, is_repeatable));
             return Ok(response.await?.map(|body| Answer::Stream(Box::new(body))));
         }
-        let mut connection = pool.take(now).await?;
+        let mut now = now;
+        let mut connection = pool.take(&mut now).await?;
         loop {
             connection.outbox.clear();
             headers::write_head(
@@ -232,6 +233,7 @@ impl Upstream {
             match exchange(connection, sending, self.fleet.settings(), request, now).await {
                 Err(Failed::Upstream(UpstreamError::Closed(_))) if reused && is_repeatable => {
                     connection = Box::pin(pool.take_fresh()).await?;
+                    now = Instant::now();
                 }
                 outcome => return outcome.map(|response| response.map(Answer::Remote)),
             }

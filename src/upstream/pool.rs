@@ -80,16 +80,20 @@ impl ServerPool {
         self.open.get() < self.settings().max_connections
     }
 
-    /// An idle connection that is still usable, or a new one.
+    /// An idle connection that is still usable, or a new one. Where it has to be waited for, `now` moves on.
     pub(super) async fn take(
         self: &Rc<Self>,
-        now: Instant,
+        now: &mut Instant,
     ) -> Result<Box<Connection>, UpstreamError> {
         let outstanding = Outstanding::at(self);
-        let mut connection = match poll_fn(|cx| Poll::Ready(self.take_idle(now, cx))).await {
+        let mut connection = match poll_fn(|cx| Poll::Ready(self.take_idle(*now, cx))).await {
             Some(idle) => idle,
-            // rare and large: what every request keeps room for is the case above
-            None => Box::pin(self.open_or_wait(now)).await?,
+            None => {
+                // rare and large: what every request keeps room for is the case above
+                let opened = Box::pin(self.open_or_wait(*now)).await?;
+                *now = Instant::now();
+                opened
+            }
         };
         connection.outstanding = Some(outstanding);
         Ok(connection)

@@ -7,7 +7,9 @@ use std::{
 };
 
 use crate::support::{
-    Broken, Gate, Gateway, Origin, Request, http2, origin::nobody, wait::eventually_eq,
+    Broken, Gate, Gateway, Origin, Request, http2,
+    origin::nobody,
+    wait::{eventually_eq, pause},
 };
 
 const IMPATIENT: &str = r#"
@@ -82,6 +84,39 @@ fn an_origin_that_resets_is_502() {
     let origin = Origin::new(|exchange| exchange.reset());
     let gateway = Gateway::with("").upstream(&origin).start();
     assert_eq!(gateway.get("/").status, 502);
+}
+
+#[test]
+fn a_request_that_waited_for_a_connection_has_its_whole_response_timeout() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    // one answer keeps the only connection, its head told and its body not ended
+    let origin = Origin::new(move |exchange| {
+        if exchange.request.target == "/long" {
+            exchange.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nlo")?;
+            held.wait();
+            return exchange.write(b"ng");
+        }
+        exchange.respond(200, &[], b"short")
+    });
+    let gateway = Gateway::with(
+        "[server]\nworkers = 1\n[upstream.origin]\nservers = [\"{origin}\"]\nmax_connections = 1\n\
+         connect_timeout = \"20s\"\nresponse_timeout = \"1s\"\n",
+    )
+    .upstream(&origin)
+    .start();
+    thread::scope(|scope| {
+        let long = scope.spawn(|| gateway.get("/long"));
+        origin.wait_for_requests(1);
+        let short = scope.spawn(|| gateway.get("/short"));
+        // longer than the timeout, which has not begun
+        pause(Duration::from_millis(1_500));
+        gate.open();
+        assert_eq!(long.join().expect("answered").text(), "long");
+        let short = short.join().expect("answered");
+        assert_eq!((short.status, short.text().as_str()), (200, "short"));
+    });
+    assert_eq!(origin.connections(), 1);
 }
 
 #[test]
