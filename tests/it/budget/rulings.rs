@@ -39,8 +39,15 @@ fn a_switch_a_ban_and_a_boost_reach_all_gateways_and_end_at_all() {
 
     // a gateway that comes later reads what was ruled before
     let late = shared(&redis, LIMIT);
-    becomes(&late, "the ban to be read", 429);
-    assert_eq!(late.look("/api/v1/limits/shared")["mode"], "shadow");
+    eventually_eq(
+        "the ban and the mode to be read",
+        (json!(true), json!("shadow")),
+        || {
+            let banned = late.look(KEY)["banned"].clone();
+            (banned, late.look("/api/v1/limits/shared")["mode"].clone())
+        },
+    );
+    assert_eq!(late.get("/").status, 429);
     one.change("DELETE", KEY, &Value::Null);
     for gateway in [&one, &other, &late] {
         becomes(gateway, "the ban to be lifted", 200);
