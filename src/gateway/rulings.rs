@@ -346,14 +346,20 @@ impl Rulings {
 
     /// Rules as another gateway has ruled; `null` takes it back.
     fn accept(&self, about: About<'_>, value: &Value) {
-        let acting = || {
-            let mode = match value["mode"].as_str()? {
-                "off" => Mode::Off,
-                _ => Mode::Shadow,
-            };
-            let until = moment(&value["until"]);
-            Some(Acting { mode, until })
+        let mode = match value["mode"].as_str() {
+            None => None,
+            Some("off") => Some(Mode::Off),
+            Some("shadow") => Some(Mode::Shadow),
+            // of a later version
+            Some(_) => {
+                tracing::warn!(subject = about.subject(), ruling = %value, "a ruling of another gateway is not understood");
+                return;
+            }
         };
+        let acting = mode.map(|mode| Acting {
+            mode,
+            until: moment(&value["until"]),
+        });
         let known = self.notice(about).value;
         let known = known.and_then(|known| serde_json::from_str(&known).ok());
         if known.unwrap_or(Value::Null) == *value {
@@ -362,8 +368,8 @@ impl Rulings {
         let subject = about.subject();
         tracing::warn!(subject, ruling = %value, "a ruling of another gateway holds here, too");
         match about {
-            About::All => self.rule_all(acting()),
-            About::Limit(limit) => self.rule(limit, acting()),
+            About::All => self.rule_all(acting),
+            About::Limit(limit) => self.rule(limit, acting),
             About::Key(limit, key) => {
                 let ruled = self.rule_key(limit, key, |ruling| {
                     let banned = &value["banned"];
@@ -555,6 +561,22 @@ mod tests {
             .expect("there is room");
         rulings.refresh();
         assert_eq!(limit.on_keys().len(), 1);
+    }
+
+    #[test]
+    fn a_ruling_of_another_gateway_is_taken_over_and_one_that_is_not_understood_changes_nothing() {
+        let rulings = Rulings::default();
+        let posted =
+            |mode: &str| Posted::from([("limit a".to_owned(), format!("{{\"mode\":\"{mode}\"}}"))]);
+        let mode = || rulings.on("a").in_force().mode();
+        rulings.read(&posted("off"), false);
+        assert_eq!(mode(), Some(Mode::Off));
+        rulings.read(&posted("gentle"), false);
+        assert_eq!(mode(), Some(Mode::Off));
+        rulings.read(&posted("shadow"), false);
+        assert_eq!(mode(), Some(Mode::Shadow));
+        rulings.read(&Posted::new(), false);
+        assert_eq!(mode(), None);
     }
 
     #[test]
