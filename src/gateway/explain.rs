@@ -4,8 +4,11 @@
 //! asks ([`Identifier::reason`](crate::identity::Identifier::reason), `Noted`), and serving a request asks for nothing.
 //! Secrets are neither kept nor shown: of fields of the request only names, of keys what access lines show.
 
+mod recall;
 mod report;
+mod sent;
 mod text;
+mod words;
 
 use std::{
     net::IpAddr,
@@ -13,32 +16,29 @@ use std::{
     rc::Rc,
     sync::Arc,
     task::{Context, Poll, Waker},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
-use bytes::BytesMut;
 use http::{HeaderMap, request::Parts};
 
 use super::{
     Exchange, MAX_READ_AHEAD_BYTES, Shared, Worker,
-    admit::{self, Noted, What},
-    answer,
-    exchange::{Stopped, Target, Understood},
-    notebook::Remembered,
+    admit::{self, Noted},
+    exchange::{Stopped, Target},
     plan::{LimitPlan, PlanError},
 };
 use crate::{
-    config::{Effect, Mode, Snapshot},
+    config::{Mode, Snapshot},
     identity::{
-        Certificate, Client, HeldToken, KeySource, Thought, Tried, UserSource,
+        Certificate, HeldToken, Thought,
         address::{Doubt, ELEMENTS_MAX, Step},
     },
     limit::Standing,
     listener::Peer,
     response::Refusal,
     telemetry::{AccessLines, Metrics, trace::TraceSettings},
-    upstream::headers::{self, BodyFraming, Outbound},
 };
+use words::{allowance, came_of, chosen_by, exception, source};
 
 pub use report::*;
 pub use text::Text;
@@ -386,126 +386,6 @@ impl Worker {
             false => Outcome::Admitted,
         }
     }
-
-    /// What the upstream is told, in the very bytes that it would receive.
-    fn sent_on(
-        &self,
-        exchange: &Exchange<'_>,
-        target: &Target<'_>,
-        body: Option<&[u8]>,
-    ) -> Option<Forwarded> {
-        if answer::came_through(&exchange.head.headers, &self.shared.pseudonym) {
-            return None;
-        }
-        let framing = match body {
-            Some(body) => BodyFraming::Length(body.len() as u64),
-            None => BodyFraming::None,
-        };
-        let outbound = self.outbound(exchange, target, framing)?;
-        let upstream = &self.upstreams[exchange.route.upstream];
-        let settings = upstream.fleet().settings();
-        let host = upstream.first_host(outbound.host);
-        let mut head = BytesMut::new();
-        headers::write_head(&mut head, &outbound, host);
-        let (sets, removes) = compare(&exchange.head.headers, &head, &outbound);
-        Some(Forwarded {
-            upstream: settings.name.clone(),
-            servers: settings.servers.iter().map(ToString::to_string).collect(),
-            delay: exchange.delay,
-            sets,
-            removes,
-        })
-    }
-}
-
-impl Worker {
-    /// Remembers a decision and why it was made: every rejection, as far as there is time for it, and now and then an admission.
-    pub(super) fn remember(&self, exchange: &Exchange<'_>, understood: &Understood<'_>) {
-        let admitted = exchange.verdict.admitted();
-        if self.only_looks || admitted && !self.admissions.is_next(exchange.decided_at) {
-            return;
-        }
-        let mut pairs = exchange.met.iter().zip(exchange.verdict.iter());
-        let denying = pairs.find(|(_, finding)| finding.denied());
-        let key = denying.and_then(|(met, _)| met.key());
-        if self.notebook.may_explain(exchange.decided_at, key) {
-            self.notebook.remember(Remembered {
-                at: SystemTime::now(),
-                request_id: exchange.request_id.to_str().unwrap_or_default().to_owned(),
-                admitted,
-                explanation: Arc::new(self.recall(exchange, understood)),
-            });
-        }
-    }
-
-    /// Explains a decision that has been made.
-    #[cold]
-    fn recall(&self, exchange: &Exchange<'_>, understood: &Understood<'_>) -> Explanation {
-        let (from, headers) = (exchange.from, &exchange.head.headers);
-        let mut explained = self.reason(from.ip, from.certificate.as_ref(), headers, THEN);
-        explained.asked = Some(self.asked(exchange, &understood.target));
-        let noted = self.noted_again(exchange, understood.rejected.is_some());
-        explained.limits = self.limits(exchange, &noted);
-        explained.answer = match (&understood.rejected, &understood.found) {
-            _ if !exchange.verdict.admitted() => denied(exchange),
-            (Some(rejected), _) => Answer::Refused(refused(&Refusal::Unauthorized {
-                challenge: rejected.challenge(),
-            })),
-            (None, Err(refusal)) => Answer::Refused(refused(refusal)),
-            (None, Ok(())) => match self.sent_on(exchange, &understood.target, None) {
-                Some(forwarded) => Answer::Forwarded(forwarded),
-                None => Answer::Refused(refused(&Refusal::Internal)),
-            },
-        };
-        explained.clip();
-        explained
-    }
-
-    /// What each limit of the route had to do with the request.
-    fn noted_again<'a>(
-        &self,
-        exchange: &Exchange<'a>,
-        guesses: bool,
-    ) -> Vec<(&'a LimitPlan, Noted<'a>)> {
-        let mut noted = Vec::new();
-        let Some(asked) = &exchange.asked else {
-            return noted;
-        };
-        let now_ns = self.shared.nanoseconds(exchange.decided_at);
-        exchange.with_subject(&self.shared.plan.table, asked, |subject| {
-            for limit in &exchange.route.limits {
-                let stance = self.stance(asked, limit, guesses, subject);
-                stance.noted(limit, &mut |limit, what| noted.push((limit, what)));
-                if let What::Met(met, false) = &stance.what
-                    && exchange.verdict.admitted()
-                    && !met.is_shared()
-                {
-                    let stands = self
-                        .shared
-                        .store
-                        .peek(now_ns, &[met.charge(exchange.route)]);
-                    let finding = stands.findings.first().copied();
-                    noted.extend(finding.map(|finding| (limit, Noted::LookedOn(finding))));
-                }
-            }
-        });
-        noted
-    }
-
-    /// Counts a rejection among those of its key.
-    pub(super) fn count_rejected(&self, exchange: &Exchange<'_>, met: &admit::Met<'_>) {
-        let rule = &met.limit.rule;
-        let name = || {
-            exchange.asked.as_ref().map_or_else(String::new, |asked| {
-                exchange.with_subject(&self.shared.plan.table, asked, |subject| {
-                    rule.key
-                        .readable(&self.shared.hasher, self.shared.plan.prefixes, subject)
-                })
-            })
-        };
-        self.notebook
-            .rejected(&rule.name, met.key(), exchange.decided_at, name);
-    }
 }
 
 /// 429, and when it would pass.
@@ -532,130 +412,4 @@ fn stands(standing: &Standing) -> Stands {
         remaining: standing.remaining,
         capacity: standing.capacity,
     }
-}
-
-/// A source of users, as a configuration names it.
-fn source(source: &UserSource) -> String {
-    match source {
-        UserSource::ApiKey { header, .. } => format!("api_key in {header}"),
-        UserSource::Jwt(tokens) => match &tokens.keys {
-            KeySource::Fixed(_) => format!("jwt in {}", tokens.header),
-            KeySource::Url(_) => format!(
-                "jwt in {} (its keys are published, and nothing is fetched here)",
-                tokens.header
-            ),
-        },
-        UserSource::Header { header, .. } => format!("header {header}"),
-        UserSource::ClientCert(_) => "client certificate".to_owned(),
-    }
-}
-
-fn came_of(outcome: Tried) -> String {
-    match outcome {
-        Tried::Nothing => "the request has none".to_owned(),
-        Tried::NotFromHere => {
-            "not read: it is believed from trusted proxies only, and the peer is none".to_owned()
-        }
-        Tried::Ignored(fault) => {
-            format!("does not verify ({fault}), and is taken as none (invalid = \"anonymous\")")
-        }
-        Tried::Rejected(fault) => format!("does not verify ({fault}): 401"),
-        Tried::Found => "names the user".to_owned(),
-    }
-}
-
-/// `100/s, burst 200`.
-fn allowance(settings: &crate::config::Limit, tier: usize) -> String {
-    let quota = &settings.quotas[tier];
-    match settings.algorithm.has_burst() {
-        true => format!("{quota}, burst {}", quota.burst),
-        false => quota.to_string(),
-    }
-}
-
-/// Why this quota and no other.
-fn chosen_by(settings: &crate::config::Limit, tier: usize, client: Option<&Client<'_>>) -> String {
-    let named = settings.tiers.iter().any(|(_, index)| *index > 0);
-    match client.and_then(|client| client.tier) {
-        Some(name) if tier > 0 => format!("tier {name}"),
-        Some(name) if named => format!("default: tier {name} has no quota of its own here"),
-        None if named => "default: the client has no tier".to_owned(),
-        _ => String::new(),
-    }
-}
-
-/// The override at this place among the limit's own.
-fn exception(settings: &crate::config::Limit, place: usize) -> String {
-    let Some(exception) = settings.overrides.get(place) else {
-        return "an override".to_owned();
-    };
-    let what = match exception.effect {
-        Effect::Quota(_) => "another rate",
-        Effect::Exempt => "no limit",
-        Effect::Block => "nothing is admitted",
-    };
-    let note = exception.note.as_deref().map(|note| format!(" ({note})"));
-    format!(
-        "an [[override]] for {}: {what}{}",
-        exception.whom,
-        note.unwrap_or_default()
-    )
-}
-
-/// Which fields of the outbound head the client did not send as they are, and which of its fields are not in there.
-fn compare(
-    inbound: &HeaderMap,
-    head: &[u8],
-    outbound: &Outbound<'_>,
-) -> (Vec<(String, String)>, Vec<String>) {
-    /// Fields whose values are ours, or addresses: they hold no secret.
-    const SHOWN: [&str; 13] = [
-        "host",
-        "x-forwarded-for",
-        "x-forwarded-proto",
-        "x-forwarded-host",
-        "x-request-id",
-        "x-user-id",
-        "x-rate-limit-tier",
-        "x-ratelimit-over",
-        "via",
-        "content-length",
-        "transfer-encoding",
-        "te",
-        "connection",
-    ];
-    let lines = head.split(|&byte| byte == b'\n').skip(1);
-    let fields: Vec<(&str, &[u8])> = lines
-        .filter_map(|line| {
-            let colon = line.iter().position(|&byte| byte == b':')?;
-            Some((
-                str::from_utf8(&line[..colon]).ok()?,
-                line[colon + 1..].trim_ascii(),
-            ))
-        })
-        .collect();
-    let came = |name: &str, value: &[u8]| {
-        let mut lines = inbound.get_all(name).iter();
-        lines.any(|line| line.as_bytes().trim_ascii() == value)
-    };
-    let shown = |name: &str, value: &[u8]| {
-        if name == "x-request-id" {
-            return "(a new one for each request)".to_owned();
-        }
-        if !SHOWN.contains(&name) {
-            return "…".to_owned();
-        }
-        // each process has a name of its own
-        let value = value.escape_ascii().to_string();
-        value.replace(outbound.pseudonym, "tidegate-…")
-    };
-    let sets = fields
-        .iter()
-        .filter(|(name, value)| !came(name, value))
-        .map(|(name, value)| ((*name).to_owned(), shown(name, value)))
-        .collect();
-    let gone = inbound
-        .keys()
-        .filter(|name| !fields.iter().any(|(sent, _)| name == sent));
-    (sets, gone.map(ToString::to_string).collect())
 }

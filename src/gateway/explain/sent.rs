@@ -1,0 +1,100 @@
+//! What the upstream of an explained request is told.
+
+use bytes::BytesMut;
+use http::HeaderMap;
+
+use super::report::Forwarded;
+use crate::{
+    gateway::{Exchange, Worker, answer, exchange::Target},
+    upstream::headers::{self, BodyFraming, Outbound},
+};
+
+impl Worker {
+    /// What the upstream is told, in the very bytes that it would receive.
+    pub(super) fn sent_on(
+        &self,
+        exchange: &Exchange<'_>,
+        target: &Target<'_>,
+        body: Option<&[u8]>,
+    ) -> Option<Forwarded> {
+        if answer::came_through(&exchange.head.headers, &self.shared.pseudonym) {
+            return None;
+        }
+        let framing = match body {
+            Some(body) => BodyFraming::Length(body.len() as u64),
+            None => BodyFraming::None,
+        };
+        let outbound = self.outbound(exchange, target, framing)?;
+        let upstream = &self.upstreams[exchange.route.upstream];
+        let settings = upstream.fleet().settings();
+        let host = upstream.first_host(outbound.host);
+        let mut head = BytesMut::new();
+        headers::write_head(&mut head, &outbound, host);
+        let (sets, removes) = compare(&exchange.head.headers, &head, &outbound);
+        Some(Forwarded {
+            upstream: settings.name.clone(),
+            servers: settings.servers.iter().map(ToString::to_string).collect(),
+            delay: exchange.delay,
+            sets,
+            removes,
+        })
+    }
+}
+
+/// Which fields of the outbound head the client did not send as they are, and which of its fields are not in there.
+fn compare(
+    inbound: &HeaderMap,
+    head: &[u8],
+    outbound: &Outbound<'_>,
+) -> (Vec<(String, String)>, Vec<String>) {
+    /// Fields whose values are ours, or addresses: they hold no secret.
+    const SHOWN: [&str; 13] = [
+        "host",
+        "x-forwarded-for",
+        "x-forwarded-proto",
+        "x-forwarded-host",
+        "x-request-id",
+        "x-user-id",
+        "x-rate-limit-tier",
+        "x-ratelimit-over",
+        "via",
+        "content-length",
+        "transfer-encoding",
+        "te",
+        "connection",
+    ];
+    let lines = head.split(|&byte| byte == b'\n').skip(1);
+    let fields: Vec<(&str, &[u8])> = lines
+        .filter_map(|line| {
+            let colon = line.iter().position(|&byte| byte == b':')?;
+            Some((
+                str::from_utf8(&line[..colon]).ok()?,
+                line[colon + 1..].trim_ascii(),
+            ))
+        })
+        .collect();
+    let came = |name: &str, value: &[u8]| {
+        let mut lines = inbound.get_all(name).iter();
+        lines.any(|line| line.as_bytes().trim_ascii() == value)
+    };
+    let shown = |name: &str, value: &[u8]| {
+        if name == "x-request-id" {
+            return "(a new one for each request)".to_owned();
+        }
+        if !SHOWN.contains(&name) {
+            return "…".to_owned();
+        }
+        // each process has a name of its own
+        let value = value.escape_ascii().to_string();
+        value.replace(outbound.pseudonym, "tidegate-…")
+    };
+    let sets = fields
+        .iter()
+        .filter(|(name, value)| !came(name, value))
+        .map(|(name, value)| ((*name).to_owned(), shown(name, value)))
+        .collect();
+    let gone = inbound
+        .keys()
+        .filter(|name| !fields.iter().any(|(sent, _)| name == sent));
+    (sets, gone.map(ToString::to_string).collect())
+}

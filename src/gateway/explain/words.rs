@@ -1,0 +1,78 @@
+//! What explanations call things.
+
+use crate::{
+    config::Effect,
+    identity::{Client, KeySource, Tried, UserSource},
+};
+
+/// A source of users, as a configuration names it.
+pub(super) fn source(source: &UserSource) -> String {
+    match source {
+        UserSource::ApiKey { header, .. } => format!("api_key in {header}"),
+        UserSource::Jwt(tokens) => match &tokens.keys {
+            KeySource::Fixed(_) => format!("jwt in {}", tokens.header),
+            KeySource::Url(_) => format!(
+                "jwt in {} (its keys are published, and nothing is fetched here)",
+                tokens.header
+            ),
+        },
+        UserSource::Header { header, .. } => format!("header {header}"),
+        UserSource::ClientCert(_) => "client certificate".to_owned(),
+    }
+}
+
+pub(super) fn came_of(outcome: Tried) -> String {
+    match outcome {
+        Tried::Nothing => "the request has none".to_owned(),
+        Tried::NotFromHere => {
+            "not read: it is believed from trusted proxies only, and the peer is none".to_owned()
+        }
+        Tried::Ignored(fault) => {
+            format!("does not verify ({fault}), and is taken as none (invalid = \"anonymous\")")
+        }
+        Tried::Rejected(fault) => format!("does not verify ({fault}): 401"),
+        Tried::Found => "names the user".to_owned(),
+    }
+}
+
+/// `100/s, burst 200`.
+pub(super) fn allowance(settings: &crate::config::Limit, tier: usize) -> String {
+    let quota = &settings.quotas[tier];
+    match settings.algorithm.has_burst() {
+        true => format!("{quota}, burst {}", quota.burst),
+        false => quota.to_string(),
+    }
+}
+
+/// Why this quota and no other.
+pub(super) fn chosen_by(
+    settings: &crate::config::Limit,
+    tier: usize,
+    client: Option<&Client<'_>>,
+) -> String {
+    let named = settings.tiers.iter().any(|(_, index)| *index > 0);
+    match client.and_then(|client| client.tier) {
+        Some(name) if tier > 0 => format!("tier {name}"),
+        Some(name) if named => format!("default: tier {name} has no quota of its own here"),
+        None if named => "default: the client has no tier".to_owned(),
+        _ => String::new(),
+    }
+}
+
+/// The override at this place among the limit's own.
+pub(super) fn exception(settings: &crate::config::Limit, place: usize) -> String {
+    let Some(exception) = settings.overrides.get(place) else {
+        return "an override".to_owned();
+    };
+    let what = match exception.effect {
+        Effect::Quota(_) => "another rate",
+        Effect::Exempt => "no limit",
+        Effect::Block => "nothing is admitted",
+    };
+    let note = exception.note.as_deref().map(|note| format!(" ({note})"));
+    format!(
+        "an [[override]] for {}: {what}{}",
+        exception.whom,
+        note.unwrap_or_default()
+    )
+}
