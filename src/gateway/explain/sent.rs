@@ -48,7 +48,7 @@ fn compare(
     outbound: &Outbound<'_>,
 ) -> (Vec<(String, String)>, Vec<String>) {
     /// Fields whose values are ours, or addresses: they hold no secret.
-    const SHOWN: [&str; 13] = [
+    const SHOWN: [&str; 14] = [
         "host",
         "x-forwarded-for",
         "x-forwarded-proto",
@@ -56,6 +56,7 @@ fn compare(
         "x-request-id",
         "x-user-id",
         "x-rate-limit-tier",
+        "x-request-priority",
         "x-ratelimit-over",
         "via",
         "content-length",
