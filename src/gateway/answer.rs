@@ -120,10 +120,7 @@ impl Worker {
         } else {
             met(exchange, &standings)
         };
-        let denial = Denial {
-            met: &met,
-            retry_after_ns: self.return_after_ns(exchange, &standings),
-        };
+        let denial = Denial::new(&met, self.return_after_ns(exchange, &standings));
         let settings = &self.shared.plan.response;
         let response = response::too_many_requests(
             &denial,

@@ -7,26 +7,18 @@
 //! `limit` (the first one that stopped the request) and `retry_after` (seconds; absent where no wait helps).
 
 use bytes::{BufMut, Bytes, BytesMut};
+use http::StatusCode;
 
-use super::{Asked, BodyStyle, Denial, OwnQuota, Refusal, fields::put_number};
+use super::{Asked, BodyStyle, Denial, OwnQuota, Policy, Refusal, fields::put_number};
 use crate::telemetry::json;
 
 /// Nothing that goes into a body is longer: names come from the configuration, ids from us or a trusted proxy.
 const VALUE_MAX_BYTES: usize = 1024;
 
-/// The problem types of the draft, with their titles.
-const QUOTA_EXCEEDED: (&str, &str) = (
-    "https://iana.org/assignments/http-problem-types#quota-exceeded",
-    "Quota Exceeded",
-);
-const ABNORMAL_USAGE: (&str, &str) = (
-    "https://iana.org/assignments/http-problem-types#abnormal-usage-detected",
-    "Abnormal Usage Detected",
-);
-const REDUCED_CAPACITY: (&str, &str) = (
-    "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
-    "Temporary Reduced Capacity",
-);
+/// How the problems of the draft begin, up to the value of `detail`.
+const QUOTA_EXCEEDED: &str = r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":429,"detail":"#;
+const ABNORMAL_USAGE: &str = r#"{"type":"https://iana.org/assignments/http-problem-types#abnormal-usage-detected","title":"Abnormal Usage Detected","status":429,"detail":"#;
+const REDUCED_CAPACITY: &str = r#"{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"Temporary Reduced Capacity","status":503,"detail":"#;
 
 /// The body of a refusal. One allocation.
 pub(super) fn of_refusal(style: BodyStyle, refusal: &Refusal, asked: &Asked<'_>) -> Bytes {
@@ -34,12 +26,10 @@ pub(super) fn of_refusal(style: BodyStyle, refusal: &Refusal, asked: &Asked<'_>)
     let status = refusal.status();
     match style {
         BodyStyle::ProblemJson => {
-            let (kind, title) = match refusal.is_temporary() {
-                true => REDUCED_CAPACITY,
-                // with `about:blank` the title is that of the status code (RFC 9457 §4.2.1)
-                false => ("about:blank", status.canonical_reason().unwrap_or_default()),
-            };
-            put_type(&mut out, (kind, title), status.as_u16());
+            match refusal.is_temporary() {
+                true => out.put_slice(REDUCED_CAPACITY.as_bytes()),
+                false => put_blank(&mut out, status),
+            }
             put(&mut out, refusal.sentence());
             if let Refusal::LimitUnavailable { limit: Some(name) } = refusal {
                 out.put_slice(b",\"violated-policies\":[");
@@ -83,23 +73,20 @@ pub(super) fn put_denial(
     match style {
         BodyStyle::ProblemJson => {
             let closed = denial.named().is_some_and(|met| met.closed);
-            put_type(
-                out,
-                if closed {
-                    ABNORMAL_USAGE
-                } else {
-                    QUOTA_EXCEEDED
-                },
-                429,
-            );
+            let begins = if closed {
+                ABNORMAL_USAGE
+            } else {
+                QUOTA_EXCEEDED
+            };
+            out.put_slice(begins.as_bytes());
             out.put_u8(b'"');
-            put_sentence(out, denial, retry_after, true);
+            put_sentence(out, denial, true);
             out.put_slice(b"\",\"violated-policies\":[");
             for (at, met) in denial.violated().enumerate() {
                 if at > 0 {
                     out.put_u8(b',');
                 }
-                put(out, met.policy.name());
+                put_name(out, met.policy);
             }
             out.put_slice(b"],\"error\":");
             put_plain(out, error);
@@ -108,17 +95,17 @@ pub(super) fn put_denial(
             out.put_slice(b"{\"error\":");
             put_plain(out, error);
             out.put_slice(b",\"status\":429,\"message\":\"");
-            put_sentence(out, denial, retry_after, true);
+            put_sentence(out, denial, true);
             out.put_u8(b'"');
         }
         BodyStyle::Text => {
-            put_sentence(out, denial, retry_after, false);
+            put_sentence(out, denial, false);
             return out.put_u8(b'\n');
         }
     }
     if let Some(met) = denial.named() {
         out.put_slice(b",\"limit\":");
-        put(out, met.policy.name());
+        put_name(out, met.policy);
     }
     if let Some(seconds) = retry_after {
         out.put_slice(b",\"retry_after\":");
@@ -129,29 +116,23 @@ pub(super) fn put_denial(
 
 /// `The limit per_ip (100/s, at most 200 at once) is spent. Try again in 3 s.` Of a limit that is not disclosed only
 /// the wait is told.
-fn put_sentence(out: &mut BytesMut, denial: &Denial<'_>, retry_after: Option<u32>, escaped: bool) {
-    let (before, described, after) = match denial.named() {
-        None => ("Too many requests.", "", ""),
-        Some(met) if met.closed => (
-            "The limit ",
-            met.policy.described(),
-            " is closed to this client.",
-        ),
-        Some(met) if retry_after.is_some() => ("The limit ", met.policy.described(), " is spent."),
-        Some(met) => {
+fn put_sentence(out: &mut BytesMut, denial: &Denial<'_>, in_json: bool) {
+    let retry_after = denial.retry_after();
+    let (before, after) = match denial.named() {
+        None => ("Too many requests.", ""),
+        Some(met) if met.closed => ("The limit ", " is closed to this client."),
+        Some(_) if retry_after.is_some() => ("The limit ", " is spent."),
+        Some(_) => {
             let costs = "This request costs more than the limit ";
-            (
-                costs,
-                met.policy.described(),
-                " ever holds. It can never pass.",
-            )
+            (costs, " ever holds. It can never pass.")
         }
     };
     out.put_slice(before.as_bytes());
-    if escaped {
-        json::put_escaped(out, described.as_bytes(), VALUE_MAX_BYTES);
-    } else {
-        out.put_slice(described.as_bytes());
+    if let Some(met) = denial.named() {
+        out.put_slice(match in_json {
+            true => met.policy.described_in_json(),
+            false => met.policy.described().as_bytes(),
+        });
     }
     out.put_slice(after.as_bytes());
     if let Some(seconds) = retry_after {
@@ -161,14 +142,12 @@ fn put_sentence(out: &mut BytesMut, denial: &Denial<'_>, retry_after: Option<u32
     }
 }
 
-/// The members that a problem begins with, up to the value of `detail`.
-fn put_type(out: &mut BytesMut, (kind, title): (&'static str, &'static str), status: u16) {
-    out.put_slice(b"{\"type\":");
-    put_plain(out, kind);
-    out.put_slice(b",\"title\":");
-    put_plain(out, title);
+/// How a problem begins that has no type of its own: its title is that of the status code (RFC 9457 §4.2.1).
+fn put_blank(out: &mut BytesMut, status: StatusCode) {
+    out.put_slice(b"{\"type\":\"about:blank\",\"title\":");
+    put_plain(out, status.canonical_reason().unwrap_or_default());
     out.put_slice(b",\"status\":");
-    put_number(out, u64::from(status));
+    put_number(out, u64::from(status.as_u16()));
     out.put_slice(b",\"detail\":");
 }
 
@@ -185,6 +164,19 @@ fn put_plain(out: &mut BytesMut, word: &'static str) {
     out.put_u8(b'"');
     out.put_slice(word.as_bytes());
     out.put_u8(b'"');
+}
+
+fn put_name(out: &mut BytesMut, policy: &Policy) {
+    out.put_u8(b'"');
+    out.put_slice(policy.name_in_json());
+    out.put_u8(b'"');
+}
+
+/// A text of a policy as it stands in a JSON string: escaped once, and copied into each body.
+pub(super) fn escaped(text: &str) -> Box<[u8]> {
+    let mut out = Vec::with_capacity(text.len());
+    json::put_escaped(&mut out, text.as_bytes(), VALUE_MAX_BYTES);
+    out.into()
 }
 
 fn put(out: &mut BytesMut, text: &str) {
@@ -209,10 +201,10 @@ pub(super) fn of_quotas(quotas: &[OwnQuota<'_>], asked: &Asked<'_>) -> Bytes {
 fn put_quota(out: &mut BytesMut, own: &OwnQuota<'_>) {
     let policy = own.policy;
     out.put_slice(b"{\"name\":");
-    put(out, policy.name());
-    out.put_slice(b",\"description\":");
-    put(out, policy.described());
-    out.put_slice(b",\"quota\":");
+    put_name(out, policy);
+    out.put_slice(b",\"description\":\"");
+    out.put_slice(policy.described_in_json());
+    out.put_slice(b"\",\"quota\":");
     put_number(out, policy.quota());
     match policy.window() {
         Some(window) => {

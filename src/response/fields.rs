@@ -23,10 +23,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use arrayvec::ArrayVec;
 use bytes::{BufMut, Bytes, BytesMut};
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::RETRY_AFTER};
 
 use super::{
-    Asked, BodyStyle, FieldsOn, Settings, body,
+    Asked, BodyStyle, FieldFamilies, Settings, authored_head, body,
     members::{self, Listed},
 };
 use crate::limit::{MAX_LIMITS, Quota};
@@ -65,6 +65,8 @@ pub struct Policy {
     name: Box<str>,
     /// `per_ip (100/s, at most 200 at once)`.
     described: Box<str>,
+    /// Both as they stand in a JSON string.
+    in_json: [Box<[u8]>; 2],
     /// The most units at once.
     quota: u64,
     /// Seconds in which a spent quota is whole again, rounded up; `None` for slots, which no clock gives back.
@@ -76,6 +78,8 @@ pub struct Policy {
     member: HeaderValue,
     /// The length of `"per_ip"` in `member`.
     name_bytes: usize,
+    /// `"per_ip";r=`.
+    remains: Box<[u8]>,
 }
 
 /// How what was spent comes back.
@@ -135,6 +139,7 @@ impl Policy {
         }
         text.put_u8(b'"');
         let name_bytes = text.len();
+        let remains = [&text, &b";r="[..]].concat().into();
         text.put_slice(b";q=");
         put_number(&mut text, quota.min(INTEGER_MAX));
         match window {
@@ -145,6 +150,7 @@ impl Policy {
             None => text.put_slice(b";qu=\"concurrent-requests\""),
         }
         Ok(Policy {
+            in_json: [name, &described].map(body::escaped),
             name: name.into(),
             described: described.into(),
             quota,
@@ -153,6 +159,7 @@ impl Policy {
             limit: HeaderValue::from(quota.min(INTEGER_MAX)),
             member: value_of(text.freeze()),
             name_bytes,
+            remains,
         })
     }
 
@@ -164,6 +171,16 @@ impl Policy {
     /// The limit with its quota, for a sentence.
     pub(super) fn described(&self) -> &str {
         &self.described
+    }
+
+    /// The name, for a JSON string.
+    pub(super) fn name_in_json(&self) -> &[u8] {
+        &self.in_json[0]
+    }
+
+    /// The limit with its quota, for a sentence in a JSON string.
+    pub(super) fn described_in_json(&self) -> &[u8] {
+        &self.in_json[1]
     }
 
     /// The most units at once.
@@ -239,23 +256,33 @@ impl Met<'_> {
 /// A request that was stopped.
 #[derive(Clone, Copy, Debug)]
 pub struct Denial<'a> {
-    /// Every limit that it met, the binding one first.
-    pub met: &'a [Met<'a>],
-    /// When the same request would be admitted if nobody else spends; `None` when it never will be.
-    pub retry_after_ns: Option<u64>,
+    pub(super) met: &'a [Met<'a>],
+    pub(super) retry_after_ns: Option<u64>,
+    retry_after: Option<u32>,
 }
 
 impl<'a> Denial<'a> {
-    /// `Retry-After`: whole seconds, rounded up, at least 1, not earlier than `t` of any limit that stopped the request.
-    pub fn retry_after(&self) -> Option<u32> {
-        let wait = self.retry_after_ns?.div_ceil(NS_PER_SECOND);
-        let windows = self.violated().filter_map(Met::effective_window);
-        let seconds = windows.fold(wait, u64::max);
-        Some(
+    /// `met` is every limit that it met, the binding one first; `retry_after_ns` when the same request would be admitted if
+    /// nobody else spends, `None` when it never will be.
+    pub fn new(met: &'a [Met<'a>], retry_after_ns: Option<u64>) -> Denial<'a> {
+        let windows = met.iter().filter(|met| met.denied);
+        let windows = windows.filter_map(Met::effective_window);
+        let retry_after = retry_after_ns.map(|wait_ns| {
+            let seconds = windows.fold(wait_ns.div_ceil(NS_PER_SECOND), u64::max);
             u32::try_from(seconds)
                 .unwrap_or(RETRY_AFTER_MAX)
-                .clamp(1, RETRY_AFTER_MAX),
-        )
+                .clamp(1, RETRY_AFTER_MAX)
+        });
+        Denial {
+            met,
+            retry_after_ns,
+            retry_after,
+        }
+    }
+
+    /// `Retry-After`: whole seconds, rounded up, at least 1, not earlier than `t` of any limit that stopped the request.
+    pub fn retry_after(&self) -> Option<u32> {
+        self.retry_after
     }
 
     /// The limit that the answer names: one that no wait helps against, or else the first that stopped the request.
@@ -276,12 +303,31 @@ impl<'a> Denial<'a> {
 pub struct FieldWriter {
     buffer: BytesMut,
     /// `RateLimit-Policy` for limits that were written in this order before: the same for each of a route's requests that the
-    /// same limit binds. By the places of the policies in memory, which outlive the writer.
-    written: Vec<(ArrayVec<usize, MAX_LIMITS>, HeaderValue)>,
+    /// same limit binds.
+    written: Vec<(Places, HeaderValue)>,
+    /// The heads of rejections by the same limits in the same order, with blanks.
+    forms: Vec<(Rejection, HeaderMap)>,
 }
 
-/// So many values of `RateLimit-Policy` are remembered.
+/// Limits in the order in which they are shown, by the places of their policies in memory, which outlive the writer.
+type Places = ArrayVec<usize, MAX_LIMITS>;
+
+/// What the fields of a rejection depend on, but for the values of some.
+#[derive(Debug, PartialEq, Eq)]
+struct Rejection {
+    settings: Settings,
+    has_id: bool,
+    may_return: bool,
+    places: Places,
+}
+
+/// So many values of `RateLimit-Policy` are remembered, and so many heads.
 const MAX_WRITTEN: usize = 8;
+
+/// In place of a value that differs from one rejection to the next.
+const BLANK: HeaderValue = HeaderValue::from_static("");
+/// So many of those a rejection has: its id, `Retry-After`, and what changes in each family.
+const MAX_BLANKS: usize = 7;
 
 impl Default for FieldWriter {
     fn default() -> Self {
@@ -295,6 +341,7 @@ impl FieldWriter {
         FieldWriter {
             buffer: BytesMut::with_capacity(BUFFER_BYTES),
             written: Vec::new(),
+            forms: Vec::new(),
         }
     }
 
@@ -310,9 +357,11 @@ impl FieldWriter {
         settings: &Settings,
         now: SystemTime,
     ) {
-        let Some(binding) = met.first() else { return };
         let denied = met.iter().any(|met| met.denied);
-        if status.is_redirection() || (settings.on == FieldsOn::Rejected && !denied) {
+        let Some(binding) = met.first().filter(|_| settings.on.shows(denied)) else {
+            return;
+        };
+        if status.is_redirection() {
             return;
         }
         self.buffer.reserve(ANSWER_BYTES);
@@ -320,18 +369,95 @@ impl FieldWriter {
         if settings.fields.ratelimit {
             self.list(headers, met);
         }
-        if settings.fields.ratelimit_triple {
-            let reset = binding.reset_ns.div_ceil(NS_PER_SECOND);
-            self.triple(headers, &TRIPLE, binding, reset, upstream_refused);
+        for (names, reset) in families_of_three(settings, binding, now) {
+            let is_theirs = |name| headers.contains_key(name);
+            if !(upstream_refused && names.iter().any(is_theirs)) {
+                let [limit, remaining, at_reset] = names;
+                headers.insert(limit, binding.policy.limit.clone());
+                headers.insert(remaining, self.number(binding.remaining));
+                headers.insert(at_reset, self.number(reset));
+            }
         }
-        if settings.fields.x_ratelimit {
-            let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
-            let since_second = u64::from(now.subsec_nanos()).saturating_add(binding.reset_ns);
-            let reset = now
-                .as_secs()
-                .saturating_add(since_second.div_ceil(NS_PER_SECOND));
-            self.triple(headers, &X_TRIPLE, binding, reset, upstream_refused);
+    }
+
+    /// The head of a rejection. What differs from one rejection by these limits to the next is filled into a form, in the order
+    /// of the form's blanks: copying a table costs a sixth of making one.
+    pub(super) fn rejection(
+        &mut self,
+        denial: &Denial<'_>,
+        asked: &Asked<'_>,
+        settings: &Settings,
+        now: SystemTime,
+    ) -> HeaderMap {
+        self.buffer.reserve(ANSWER_BYTES);
+        let denied = denial.violated().next().is_some();
+        let met = match settings.on.shows(denied) {
+            true => denial.met,
+            false => &[],
+        };
+        let mut values = ArrayVec::<HeaderValue, MAX_BLANKS>::new();
+        values.extend(asked.request_id.cloned());
+        values.extend(denial.retry_after.map(|wait| self.number(u64::from(wait))));
+        if let Some(binding) = met.first() {
+            if settings.fields.ratelimit {
+                values.push(self.standings(met, &[]));
+            }
+            for (_, reset) in families_of_three(settings, binding, now) {
+                values.push(self.number(binding.remaining));
+                values.push(self.number(reset));
+            }
         }
+        let mut head = self.form(denial, asked, settings, met).clone();
+        let blanks = head.values_mut().filter(|value| value.is_empty());
+        blanks.zip(values).for_each(|(blank, value)| *blank = value);
+        head
+    }
+
+    /// The head of a rejection by these limits, with blanks.
+    fn form(
+        &mut self,
+        denial: &Denial<'_>,
+        asked: &Asked<'_>,
+        settings: &Settings,
+        met: &[Met<'_>],
+    ) -> &HeaderMap {
+        let (has_id, may_return) = (asked.request_id.is_some(), denial.retry_after.is_some());
+        let known = self.forms.iter().position(|(known, _)| {
+            known.settings == *settings
+                && (known.has_id, known.may_return) == (has_id, may_return)
+                && are_at(met, &known.places)
+        });
+        let at = known.unwrap_or_else(|| {
+            let mut head = authored_head(settings.body, asked.request_id.map(|_| BLANK));
+            if may_return {
+                head.insert(RETRY_AFTER, BLANK);
+            }
+            if let Some(binding) = met.first() {
+                if settings.fields.ratelimit {
+                    head.insert(&RATELIMIT_POLICY, self.policies(met, &[]));
+                    head.insert(&RATELIMIT, BLANK);
+                }
+                for ([limit, remaining, at_reset], _) in
+                    families_of_three(settings, binding, UNIX_EPOCH)
+                {
+                    head.insert(limit, binding.policy.limit.clone());
+                    head.insert(remaining, BLANK);
+                    head.insert(at_reset, BLANK);
+                }
+            }
+            if self.forms.len() == MAX_WRITTEN {
+                self.forms.clear();
+            }
+            let rejection = Rejection {
+                settings: settings.clone(),
+                has_id,
+                may_return,
+                places: places(met),
+            };
+            self.forms.push((rejection, head));
+            self.forms.len() - 1
+        });
+        &self.forms[at].1
     }
 
     /// The body of a rejection. Makes room for the fields too: memory can be taken again only while no slice is out.
@@ -347,8 +473,12 @@ impl FieldWriter {
     }
 
     /// A number as a value.
-    pub(super) fn number(&mut self, number: u64) -> HeaderValue {
-        put_number(&mut self.buffer, number);
+    fn number(&mut self, number: u64) -> HeaderValue {
+        if number == 0 {
+            // what remains to nearly everybody who is rejected
+            return const { HeaderValue::from_static("0") };
+        }
+        put_number(&mut self.buffer, number.min(INTEGER_MAX));
         self.value()
     }
 
@@ -358,6 +488,13 @@ impl FieldWriter {
             (&RATELIMIT_POLICY, Listed::Policies),
             (&RATELIMIT, Listed::Standings),
         ];
+        // nearly no upstream has any: a look at all names costs less than a search for each of the two
+        let is_theirs = |name: &HeaderName| *name == RATELIMIT || *name == RATELIMIT_POLICY;
+        if !headers.keys().any(is_theirs) {
+            headers.append(&RATELIMIT_POLICY, self.policies(met, &[]));
+            headers.append(&RATELIMIT, self.standings(met, &[]));
+            return;
+        }
         let theirs = fields.map(|(name, listed)| match headers.contains_key(name) {
             true => members::names(listed, &headers.get_all(name)),
             false => Some(Vec::new()),
@@ -378,9 +515,8 @@ impl FieldWriter {
         if !taken.is_empty() {
             return self.policies_beside(met, taken);
         }
-        let place = |met: &Met<'_>| std::ptr::from_ref(met.policy).addr();
         let mut written = self.written.iter();
-        let known = written.find(|(places, _)| places.iter().copied().eq(met.iter().map(place)));
+        let known = written.find(|(places, _)| are_at(met, places));
         if let Some((_, value)) = known {
             return value.clone();
         }
@@ -390,8 +526,7 @@ impl FieldWriter {
         if self.written.len() == MAX_WRITTEN {
             self.written.clear();
         }
-        let places = met.iter().take(MAX_LIMITS).map(place).collect();
-        self.written.push((places, value.clone()));
+        self.written.push((places(met), value.clone()));
         value
     }
 
@@ -408,8 +543,13 @@ impl FieldWriter {
     fn standings(&mut self, met: &[Met<'_>], taken: &[String]) -> HeaderValue {
         for (at, met) in met.iter().enumerate() {
             self.separate(at);
-            self.name(met.policy, taken);
-            self.buffer.put_slice(b";r=");
+            match taken {
+                [] => self.buffer.put_slice(&met.policy.remains),
+                _ => {
+                    self.name(met.policy, taken);
+                    self.buffer.put_slice(b";r=");
+                }
+            }
             put_number(&mut self.buffer, met.remaining.min(INTEGER_MAX));
             if let Some(window) = met.effective_window() {
                 self.buffer.put_slice(b";t=");
@@ -417,23 +557,6 @@ impl FieldWriter {
             }
         }
         self.value()
-    }
-
-    fn triple(
-        &mut self,
-        headers: &mut HeaderMap,
-        [limit, remaining, at_reset]: &'static [HeaderName; 3],
-        binding: &Met<'_>,
-        reset: u64,
-        upstream_refused: bool,
-    ) {
-        let is_theirs = |name| headers.contains_key(name);
-        if upstream_refused && [limit, remaining, at_reset].into_iter().any(is_theirs) {
-            return;
-        }
-        headers.insert(limit, binding.policy.limit.clone());
-        headers.insert(remaining, self.number(binding.remaining.min(INTEGER_MAX)));
-        headers.insert(at_reset, self.number(reset.min(INTEGER_MAX)));
     }
 
     /// The name of a limit in quotes, which none of the upstream's is.
@@ -454,6 +577,42 @@ impl FieldWriter {
     fn value(&mut self) -> HeaderValue {
         value_of(self.buffer.split().freeze())
     }
+}
+
+/// The families of three fields that are asked for, each with its reset: in seconds from now, and since 1970.
+fn families_of_three(
+    settings: &Settings,
+    binding: &Met<'_>,
+    now: SystemTime,
+) -> impl Iterator<Item = (&'static [HeaderName; 3], u64)> {
+    let FieldFamilies {
+        ratelimit_triple,
+        x_ratelimit,
+        ..
+    } = settings.fields;
+    let reset_ns = binding.reset_ns;
+    let from_now = ratelimit_triple.then(|| (&TRIPLE, reset_ns.div_ceil(NS_PER_SECOND)));
+    let since_1970 = x_ratelimit.then(|| {
+        let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let since_second = u64::from(now.subsec_nanos()).saturating_add(reset_ns);
+        let seconds = since_second.div_ceil(NS_PER_SECOND);
+        (&X_TRIPLE, now.as_secs().saturating_add(seconds))
+    });
+    from_now.into_iter().chain(since_1970)
+}
+
+fn places(met: &[Met<'_>]) -> Places {
+    let in_order = met.iter().take(MAX_LIMITS);
+    in_order.map(|met| place(met.policy)).collect()
+}
+
+fn are_at(met: &[Met<'_>], places: &Places) -> bool {
+    let in_order = met.iter().map(|met| place(met.policy));
+    in_order.eq(places.iter().copied())
+}
+
+fn place(policy: &Policy) -> usize {
+    std::ptr::from_ref(policy).addr()
 }
 
 /// Appends `number` in decimal.

@@ -94,18 +94,9 @@ pub fn too_many_requests(
     } else {
         fields.body(settings.body, denial, asked)
     };
-    let mut response = authored(StatusCode::TOO_MANY_REQUESTS, asked, settings.body, body);
-    let headers = response.headers_mut();
-    if let Some(seconds) = denial.retry_after() {
-        headers.insert(RETRY_AFTER, fields.number(u64::from(seconds)));
-    }
-    fields.write(
-        headers,
-        StatusCode::TOO_MANY_REQUESTS,
-        denial.met,
-        settings,
-        now,
-    );
+    let mut response = Response::new(body);
+    *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+    *response.headers_mut() = fields.rejection(denial, asked, settings, now);
     response
 }
 
@@ -137,24 +128,29 @@ pub fn own_quotas(
     response
 }
 
-/// What all our answers share: never stored by a cache, and traceable.
 fn authored(
     status: StatusCode,
     asked: &Asked<'_>,
     style: BodyStyle,
     body: Bytes,
 ) -> Response<Bytes> {
-    // 3 here, Retry-After, 2 + 3 rate-limit fields; Date and Content-Length follow. The next larger table is twice that
-    let mut headers = HeaderMap::with_capacity(12);
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(style.content_type()));
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    if let Some(id) = asked.request_id {
-        headers.insert(&X_REQUEST_ID, id.clone());
-    }
     let mut response = Response::new(body);
     *response.status_mut() = status;
-    *response.headers_mut() = headers;
+    *response.headers_mut() = authored_head(style, asked.request_id.cloned());
     response
+}
+
+/// What all our answers share: never stored by a cache, and traceable.
+fn authored_head(style: BodyStyle, request_id: Option<HeaderValue>) -> HeaderMap {
+    // 3 here, Retry-After, 2 + 3 rate-limit fields; Date and Content-Length follow. The next larger table is twice that
+    let mut headers = HeaderMap::with_capacity(12);
+    headers.insert(CONTENT_TYPE, style.content_type());
+    let no_store = const { HeaderValue::from_static("no-store") };
+    headers.insert(CACHE_CONTROL, no_store);
+    if let Some(id) = request_id {
+        headers.insert(&X_REQUEST_ID, id);
+    }
+    headers
 }
 
 /// What an HTTP/1.1 client is told whose request head did not arrive in time. There is no request to answer, so it is
@@ -199,6 +195,12 @@ pub enum FieldsOn {
     Rejected,
 }
 
+impl FieldsOn {
+    fn shows(self, denied: bool) -> bool {
+        denied || self == FieldsOn::Always
+    }
+}
+
 /// How the body of our own answers is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BodyStyle {
@@ -213,11 +215,14 @@ pub enum BodyStyle {
 
 impl BodyStyle {
     /// The media type of the body.
-    pub fn content_type(self) -> &'static str {
+    pub fn content_type(self) -> HeaderValue {
+        // constants: otherwise each answer would have them checked letter by letter
         match self {
-            BodyStyle::ProblemJson => "application/problem+json",
-            BodyStyle::Json => "application/json",
-            BodyStyle::Text => "text/plain; charset=utf-8",
+            BodyStyle::ProblemJson => {
+                const { HeaderValue::from_static("application/problem+json") }
+            }
+            BodyStyle::Json => const { HeaderValue::from_static("application/json") },
+            BodyStyle::Text => const { HeaderValue::from_static("text/plain; charset=utf-8") },
         }
     }
 }

@@ -194,10 +194,7 @@ fn answers_that_have_left_give_their_memory_to_the_next() {
         never: false,
         closed: false,
     }];
-    let denial = Denial {
-        met: &met,
-        retry_after_ns: Some(7),
-    };
+    let denial = Denial::new(&met, Some(7));
     let fields = FieldFamilies {
         ratelimit: true,
         x_ratelimit: true,
@@ -239,4 +236,75 @@ fn answers_that_have_left_give_their_memory_to_the_next() {
         1,
         "answers that are still on their way are not written over"
     );
+}
+
+fn met(policy: &Policy, denied: bool) -> Met<'_> {
+    Met {
+        policy,
+        remaining: u64::from(!denied),
+        next_unit_ns: 7,
+        reset_ns: 7,
+        denied,
+        never: false,
+        closed: false,
+    }
+}
+
+/// The lines of a rejection's head.
+fn rejection(
+    writer: &mut FieldWriter,
+    met: &[Met<'_>],
+    wait_s: Option<u64>,
+    body: BodyStyle,
+    id: u64,
+) -> Vec<String> {
+    let settings = Settings {
+        fields: FieldFamilies {
+            ratelimit: true,
+            ratelimit_triple: true,
+            x_ratelimit: true,
+        },
+        on: FieldsOn::Always,
+        body,
+    };
+    let denial = Denial::new(met, wait_s.map(|wait| wait * 1_000_000_000));
+    let now = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(id);
+    let id = HeaderValue::from(id);
+    let asked = asked(Version::HTTP_11, &id);
+    let answer = too_many_requests(&denial, &asked, &settings, writer, now);
+    let lines = answer.headers().iter();
+    lines
+        .map(|(name, value)| format!("{name}: {value:?}"))
+        .collect()
+}
+
+#[test]
+fn a_form_that_is_filled_in_again_says_what_has_changed_and_nothing_else() {
+    let quota = Quota {
+        amount: NonZeroU64::MIN,
+        period: std::time::Duration::from_secs(1),
+        burst: NonZeroU64::MIN,
+    };
+    let [one, other] = ["one", "other"].map(|name| Policy::compile(name, &quota).expect("ASCII"));
+    let orders: [&[Met<'_>]; 4] = [
+        &[met(&one, true), met(&other, false)],
+        &[met(&other, true), met(&one, false)],
+        &[met(&one, true)],
+        &[],
+    ];
+    let mut experienced = FieldWriter::new();
+    for id in 1..=3 {
+        for met in orders {
+            for wait_s in [Some(id), None] {
+                for style in [BodyStyle::ProblemJson, BodyStyle::Text] {
+                    let head = rejection(&mut experienced, met, wait_s, style, id);
+                    let new = rejection(&mut FieldWriter::new(), met, wait_s, style, id);
+                    assert_eq!(head, new);
+                    assert_eq!(head[2], format!("x-request-id: \"{id}\""));
+                    let families = 8 * usize::from(!met.is_empty());
+                    assert_eq!(head.len(), 3 + usize::from(wait_s.is_some()) + families);
+                }
+            }
+        }
+    }
 }

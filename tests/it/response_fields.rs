@@ -97,10 +97,7 @@ fn answer(
         grpc: None,
     };
     too_many_requests(
-        &Denial {
-            met,
-            retry_after_ns,
-        },
+        &Denial::new(met, retry_after_ns),
         &asked,
         settings,
         &mut FieldWriter::new(),
@@ -638,10 +635,7 @@ fn refused_call(met: &[Met<'_>], retry_after_ns: Option<u64>) -> Response<Bytes>
         request_id: Some(&id),
         grpc: Some(Grpc::Native),
     };
-    let denial = Denial {
-        met,
-        retry_after_ns,
-    };
+    let denial = Denial::new(met, retry_after_ns);
     let mut writer = FieldWriter::new();
     too_many_requests(&denial, &asked, &SETTINGS, &mut writer, at(1_000))
 }
