@@ -196,16 +196,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TimedIo<S> {
 }
 
 /// A head and a small body in one piece: copying them costs less than telling the kernel of two.
-fn gathered(bufs: &[io::IoSlice<'_>]) -> Option<ArrayVec<u8, 2048>> {
+fn gathered<'a>(
+    bufs: &[io::IoSlice<'_>],
+    room: &'a mut ArrayVec<u8, 2048>,
+) -> Option<&'a ArrayVec<u8, 2048>> {
     let length: usize = bufs.iter().map(|buf| buf.len()).sum();
-    let mut whole = ArrayVec::new();
-    if bufs.len() > 1 && length <= whole.capacity() {
-        for buf in bufs {
-            whole.try_extend_from_slice(buf).ok()?;
-        }
-        return Some(whole);
+    if bufs.len() < 2 || length > room.capacity() {
+        return None;
     }
-    None
+    for buf in bufs {
+        room.try_extend_from_slice(buf).ok()?;
+    }
+    Some(room)
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for TimedIo<S> {
@@ -277,8 +279,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimedIo<S> {
     ) -> Poll<io::Result<usize>> {
         self.clock.holds_back(true);
         let outcome = match self.poll_make_way(cx) {
-            Poll::Ready(Ok(())) => match gathered(bufs) {
-                Some(small) => Pin::new(&mut self.io).poll_write(cx, &small),
+            Poll::Ready(Ok(())) => match gathered(bufs, &mut ArrayVec::new()) {
+                Some(small) => Pin::new(&mut self.io).poll_write(cx, small),
                 None => Pin::new(&mut self.io).poll_write_vectored(cx, bufs),
             },
             blocked => blocked.map_ok(|()| 0),
