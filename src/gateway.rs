@@ -39,7 +39,7 @@ use std::{
     time::SystemTime,
 };
 
-use http::{Request, Response, Uri, Version};
+use http::{Request, Response, Uri, Version, request::Parts};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use tokio::time::Instant;
@@ -51,11 +51,11 @@ use crate::{
         inbound::InboundBody,
         request::{self, Addressed},
     },
-    response::{FieldWriter, Grpc, Refusal},
+    response::{FieldWriter, Refusal},
     route::{Found, host, path},
     telemetry::{access::AccessLog, log::Throttle, trace::Spans},
     upstream::{
-        self, Upstream,
+        self, SpareTable, Upstream,
         forward::Failed,
         headers::{BodyFraming, Continued, Outbound},
     },
@@ -81,6 +81,7 @@ struct Worker {
     request_ids: RequestIds,
     fields: RefCell<FieldWriter>,
     access: Option<AccessLog>,
+    spare: SpareTable,
     spans: Option<Spans>,
     tokens: TokenCache,
     /// Decisions so far, to sample their time and their keys.
@@ -99,18 +100,26 @@ struct Worker {
 
 impl Worker {
     /// Answers one request.
-    async fn serve(self: Rc<Self>, request: Request<Incoming>, from: Rc<Peer>) -> Response<Body> {
+    fn serve(
+        self: Rc<Self>,
+        request: Request<Incoming>,
+        from: Rc<Peer>,
+    ) -> impl Future<Output = Response<Body>> {
+        // before the future is made: it would have room for the request and for its parts
         let (head, body) = request.into_parts();
         let token = HeldToken::default();
-        let mut exchange = Exchange::begin(
-            &head,
-            &from,
-            &token,
-            &self.shared.plan.unrouted,
-            self.request_ids.next(),
-        );
-        let mut body = InboundBody::new(body, &from);
-        if Grpc::of(&head.headers).is_some() {
+        async move {
+            let response = self.answer(&head, body, &from).await;
+            self.spare.keep(head.headers);
+            response
+        }
+    }
+
+    async fn answer(&self, head: &Parts, body: Incoming, from: &Rc<Peer>) -> Response<Body> {
+        let unrouted = &self.shared.plan.unrouted;
+        let mut exchange = Exchange::begin(head, from, &token, unrouted, self.request_ids.next());
+        let mut body = InboundBody::new(body, from);
+        if exchange.grpc.is_some() {
             body.may_trickle();
         }
         let response = match self.decide(&mut exchange, &mut body).await {
@@ -158,6 +167,7 @@ impl Worker {
             request_ids,
             fields: RefCell::default(),
             access: shared.access_log(),
+            spare: SpareTable::default(),
             spans: shared.spans().cloned(),
             tokens: TokenCache::new(shared.token_secret),
             decisions: Cell::new(0),
@@ -264,6 +274,7 @@ impl Worker {
         let head = exchange.head;
         let addressed = request::check(head, &exchange.from.listener).map_err(answer::malformed)?;
         // `*` addresses the whole server: it meets the limits of its root
+        exchange.may_upgrade = addressed.websocket;
         let path = if addressed.path == "*" {
             "/"
         } else {
@@ -405,6 +416,7 @@ impl Worker {
             websocket: target.websocket,
             hears: (head.version == Version::HTTP_11).then_some(exchange.from as _),
         })
+            spare: &self.spare,
     }
 }
 

@@ -325,17 +325,20 @@ impl Worker {
     fn ask<'a>(&self, now_ns: u64, route: &RoutePlan, acting: &[Met<'a>]) -> Kept<'a> {
         let mut verdict = Verdict::default();
         let store = &self.shared.store;
-        let charges = |later: bool| -> ArrayVec<Charge<'a>, MAX_LIMITS> {
+        let charges = |later: bool| {
             let chosen = acting.iter().filter(move |met| met.counts_later() == later);
-            chosen.map(|met| met.charge(route)).collect()
+            chosen.map(|met| met.charge(route))
         };
-        let now = charges(false);
+        // not collected, which would move it with all of its room
+        let mut now = ArrayVec::<Charge<'a>, MAX_LIMITS>::new();
+        now.extend(charges(false));
         let looks = self.only_looks;
         if now.len() == acting.len() && !looks && acting.iter().all(|met| met.blocked.is_none()) {
             store.admit_into(now_ns, &now, &mut verdict);
             return verdict.keep();
         }
-        let later = store.peek(now_ns, &charges(true));
+        let later: ArrayVec<Charge<'a>, MAX_LIMITS> = charges(true).collect();
+        let later = store.peek(now_ns, &later);
         let blocked = acting.iter().any(|met| met.blocked.is_some());
         let stopped = looks || blocked || !later.admitted();
         let now = if stopped {
@@ -386,12 +389,12 @@ impl Worker {
             let slow = settings.slow.filter(|slow| is_reached(slow.at));
             let slow = slow.map_or(Duration::ZERO, |slow| slow.by);
             let delay_ns = finding.delay_ns();
-            let wait = Duration::from_nanos(delay_ns);
-            if !(wait + slow).is_zero() {
+            if delay_ns > 0 || !slow.is_zero() {
+                let wait = Duration::from_nanos(delay_ns);
                 rule.metrics.delayed_seconds.record(wait + slow);
+                slowed = slowed.max(slow);
+                turn = turn.max(wait);
             }
-            slowed = slowed.max(slow);
-            turn = turn.max(wait);
             let held = finding.held();
             if held != Held::Nowhere && (rule.holds_slots || delay_ns > 0) {
                 exchange

@@ -1,8 +1,12 @@
 //! What the client gets: the upstream's response with our fields, a denial, or a refusal; and what is noted of it.
 
-use std::{cell::Cell, time::SystemTime};
+use std::{
+    cell::{Cell, RefCell},
+    time::SystemTime,
+};
 
 use arrayvec::ArrayVec;
+use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{
     HeaderMap, HeaderValue, Method, Response, StatusCode, Version,
     header::{CONNECTION, UPGRADE, VIA},
@@ -22,7 +26,7 @@ use crate::{
         inbound::{InboundBody, InboundError},
         request::{self, Malformed},
     },
-    response::{self, Denial, Grpc, Met, Refusal, X_RATELIMIT_WARNING, X_REQUEST_ID},
+    response::{self, Denial, Met, Refusal, X_RATELIMIT_WARNING, X_REQUEST_ID},
     route::path::PathError,
     upstream::{self, Tunnel, UpstreamError},
 };
@@ -58,7 +62,7 @@ impl Worker {
             unsent.may_pause();
         }
         self.describe(exchange, &mut response, &mut record);
-        response.map(|body| body.record(record))
+        response.map(|source| Body::recorded(source, record))
     }
 
     /// A 101: behind it the connection is the upstream's to talk over, and its slots are held until it ends.
@@ -81,7 +85,7 @@ impl Worker {
                 }
             })
         }));
-        response
+        response.map(|_| Body::authored(Bytes::new()))
     }
 
     /// Notes that there is an answer, and adds what we say to it.
@@ -303,7 +307,7 @@ pub(super) fn asked<'a>(exchange: &'a Exchange<'_>) -> response::Asked<'a> {
         is_head: head.method == Method::HEAD,
         version: head.version,
         request_id: Some(&exchange.request_id),
-        grpc: Grpc::of(&head.headers),
+        grpc: exchange.grpc,
     }
 }
 
@@ -328,7 +332,8 @@ pub(super) fn refuse_upgrade(
     exchange: &Exchange<'_>,
     mut response: Response<Body>,
 ) -> Response<Body> {
-    if response.status() != StatusCode::SWITCHING_PROTOCOLS
+    if exchange.may_upgrade
+        && response.status() != StatusCode::SWITCHING_PROTOCOLS
         && request::asks_for_websocket(exchange.head)
     {
         response
@@ -384,7 +389,10 @@ pub(super) fn bad_body(error: &InboundError) -> Refusal {
 /// The request id that a trusted proxy sent, if it is one: short and visible.
 pub(super) fn trusted_request_id(client: &Client<'_>, headers: &HeaderMap) -> Option<HeaderValue> {
     const MAX_BYTES: usize = 128;
-    let theirs = headers.get(&X_REQUEST_ID).filter(|_| client.peer_trusted)?;
+    let theirs = client
+        .peer_trusted
+        .then(|| headers.get(&X_REQUEST_ID))
+        .flatten()?;
     let fits = (1..=MAX_BYTES).contains(&theirs.len())
         && theirs.as_bytes().iter().all(u8::is_ascii_graphic);
     fits.then(|| theirs.clone())
@@ -406,9 +414,16 @@ pub(super) fn came_through(headers: &HeaderMap, pseudonym: &str) -> bool {
 pub(super) struct RequestIds {
     start: u64,
     count: Cell<u64>,
+    /// `start`, as every id begins.
+    prefix: [u8; 16],
 }
+    /// Ids are slices of it. One that is kept for long keeps all of it, so it is small.
+    buffer: RefCell<BytesMut>,
 
 impl RequestIds {
+/// Room for 32 ids.
+const IDS_BYTES: usize = 1024;
+
     pub(super) fn new() -> Self {
         let mut random = [0; 16];
         if getrandom::fill(&mut random).is_err() {
@@ -426,9 +441,12 @@ impl RequestIds {
                 .fold(0, |number, &byte| number << 8 | u64::from(byte))
         };
         Self {
-            start: number(start),
+        let start = number(start);
+            start,
+            prefix: hexadecimal(start),
             count: Cell::new(number(count)),
         }
+            buffer: RefCell::default(),
     }
 
     /// A number that no other worker has.
@@ -447,16 +465,22 @@ impl RequestIds {
     pub(super) fn next(&self) -> HeaderValue {
         let count = self.count.get().wrapping_add(1);
         self.count.set(count);
-        let id = u128::from(self.start) << 64 | u128::from(mix(count));
-        let mut digits = [0; 32];
-        for (place, digit) in digits.iter_mut().enumerate() {
-            *digit = b"0123456789abcdef"[(id >> (124 - 4 * place)) as usize & 15];
+        let mut buffer = self.buffer.borrow_mut();
+        if buffer.capacity() < 32 {
+            buffer.reserve(IDS_BYTES);
         }
-        HeaderValue::from_bytes(&digits).unwrap_or(HeaderValue::from_static("0"))
+        buffer.put_slice(&self.prefix);
+        buffer.put_slice(&hexadecimal(mix(count)));
+        let id = HeaderValue::from_maybe_shared(buffer.split().freeze());
+        id.unwrap_or(HeaderValue::from_static("0"))
     }
 }
 
 /// The finaliser of SplitMix64: a bijection, so that distinct counts give distinct ids.
+fn hexadecimal(number: u64) -> [u8; 16] {
+    std::array::from_fn(|place| b"0123456789abcdef"[(number >> (60 - 4 * place)) as usize & 15])
+}
+
 fn mix(count: u64) -> u64 {
     let count = (count ^ (count >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let count = (count ^ (count >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

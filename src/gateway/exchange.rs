@@ -12,7 +12,7 @@ use crate::{
     identity::{BodyFields, Client, HeldToken, Rejected, Subject},
     limit::Kept,
     listener::Peer,
-    response::Refusal,
+    response::{Grpc, Refusal},
     route::RouteTable,
     telemetry::trace,
 };
@@ -30,6 +30,10 @@ pub(super) struct Exchange<'a> {
     pub(super) token: &'a HeldToken,
     pub(super) arrived: Instant,
     pub(super) request_id: HeaderValue,
+    /// Which kind of gRPC it speaks, if any.
+    pub(super) grpc: Option<Grpc>,
+    /// Whether it may ask for a WebSocket: until it is known to be valid, any may.
+    pub(super) may_upgrade: bool,
     /// `None` until the request is known to be valid.
     pub(super) asked: Option<Asked<'a>>,
     /// The route that decides, or the plan's stand-in for none.
@@ -88,6 +92,8 @@ impl<'a> Exchange<'a> {
             token,
             arrived,
             request_id,
+            grpc: Grpc::of(&head.headers),
+            may_upgrade: true,
             asked: None,
             route,
             body: None,

@@ -52,7 +52,7 @@ pub struct Addressed<'a> {
 
 /// Checks a request, and says whom it is addressed to. Reads only; allocates nothing.
 pub fn check<'a>(parts: &'a Parts, settings: &Settings) -> Result<Addressed<'a>, Malformed> {
-    check_size(parts, settings)?;
+    let seen = check_size(parts, settings)?;
     match parts.method {
         Method::CONNECT => return Err(Malformed::Tunnel),
         Method::TRACE => return Err(Malformed::Trace),
@@ -62,21 +62,18 @@ pub fn check<'a>(parts: &'a Parts, settings: &Settings) -> Result<Addressed<'a>,
         }
         _ => {}
     }
-    check_framing(&parts.headers)?;
-    let authority = match parts.version {
+    if seen.coding {
+        check_framing(&parts.headers)?;
+    }
+    let (authority, host) = match parts.version {
         Version::HTTP_2 => {
             check_values(&parts.headers)?;
-            authority_http2(parts)?
+            named(authority_http2(parts)?)?
         }
         _ => authority_http1(parts)?,
     };
-    let host = if authority.is_empty() {
-        ""
-    } else {
-        host_of(authority).ok_or(Malformed::Invalid("The host is not valid."))?
-    };
     let path = check_target(&parts.method, &parts.uri)?;
-    let websocket = asks_for_websocket(parts);
+    let websocket = seen.upgrade && asks_for_websocket(parts);
     if websocket {
         check_handshake(parts)?;
     }
@@ -131,7 +128,14 @@ fn check_handshake(parts: &Parts) -> Result<(), Malformed> {
     }
 }
 
-fn check_size(parts: &Parts, settings: &Settings) -> Result<(), Malformed> {
+/// Fields that few requests have: what they are for is looked at where they are.
+#[derive(Debug, Default)]
+struct Seen {
+    coding: bool,
+    upgrade: bool,
+}
+
+fn check_size(parts: &Parts, settings: &Settings) -> Result<Seen, Malformed> {
     let target = parts
         .uri
         .path_and_query()
@@ -142,16 +146,18 @@ fn check_size(parts: &Parts, settings: &Settings) -> Result<(), Malformed> {
     if parts.headers.len() > settings.max_header_count {
         return Err(Malformed::FieldsTooLarge);
     }
-    // a line is its name, ": ", its value and CR LF
-    let fields: usize = parts
-        .headers
-        .iter()
-        .map(|(name, value)| name.as_str().len() + value.len() + 4)
-        .sum();
-    if fields + target > settings.max_header_bytes {
+    let mut seen = Seen::default();
+    let mut bytes = target;
+    for (name, value) in &parts.headers {
+        // a line is its name, ": ", its value and CR LF
+        bytes += name.as_str().len() + value.len() + 4;
+        seen.coding |= *name == TRANSFER_ENCODING;
+        seen.upgrade |= *name == UPGRADE;
+    }
+    if bytes > settings.max_header_bytes {
         return Err(Malformed::FieldsTooLarge);
     }
-    Ok(())
+    Ok(seen)
 }
 
 /// White space at either end of a value, which HTTP/1.1 would have trimmed (RFC 9113 §8.2.1): ` key` and `key` would
@@ -192,32 +198,43 @@ fn check_framing(headers: &HeaderMap) -> Result<(), Malformed> {
     Ok(())
 }
 
+/// An authority, and the host that it names.
+type Named<'a> = (&'a str, &'a str);
+
+fn named(authority: &str) -> Result<Named<'_>, Malformed> {
+    match host_of(authority) {
+        Some(host) => Ok((authority, host)),
+        None => Err(Malformed::Invalid("The host is not valid.")),
+    }
+}
+
 /// One `Host`, unless the target is absolute: then the target says it (RFC 9112 §3.2.2).
-fn authority_http1(parts: &Parts) -> Result<&str, Malformed> {
+fn authority_http1(parts: &Parts) -> Result<Named<'_>, Malformed> {
     let mut lines = parts.headers.get_all(HOST).iter();
     let line = lines.next();
     if lines.next().is_some() {
         return Err(Malformed::Invalid("There is more than one Host."));
     }
-    let host = line.map(text).transpose()?;
-    if let Some(host) = host
-        && !host.is_empty()
-        && host_of(host).is_none()
-    {
-        return Err(Malformed::Invalid("The Host is not valid."));
-    }
+    let line = line.map(text).transpose()?;
+    let host = match line {
+        None | Some("") => None,
+        Some(line) => Some((
+            line,
+            host_of(line).ok_or(Malformed::Invalid("The Host is not valid."))?,
+        )),
+    };
     if let Some(authority) = parts.uri.authority() {
         // without a scheme it is the authority-form, which is CONNECT's alone
         return match parts.uri.scheme_str() {
-            Some("http" | "https") => Ok(authority.as_str()),
+            Some("http" | "https") => named(authority.as_str()),
             _ => Err(Malformed::Invalid("The request target is not valid.")),
         };
     }
-    match host {
-        Some(host) if !host.is_empty() => Ok(host),
-        None if parts.version == Version::HTTP_10 => Ok(""),
-        Some(_) => Err(Malformed::Invalid("The Host is empty.")),
-        None => Err(Malformed::Invalid("There is no Host.")),
+    match (host, line) {
+        (Some(host), _) => Ok(host),
+        (None, None) if parts.version == Version::HTTP_10 => Ok(("", "")),
+        (None, Some(_)) => Err(Malformed::Invalid("The Host is empty.")),
+        (None, None) => Err(Malformed::Invalid("There is no Host.")),
     }
 }
 
@@ -255,6 +272,23 @@ fn check_target<'a>(method: &Method, uri: &'a Uri) -> Result<&'a str, Malformed>
     }
 }
 
+/// What a name consists of, by byte: unreserved characters and sub-delims, but for the comma, which separates names in lists.
+static IN_NAMES: [bool; 256] = {
+    let others = b"-._~!$&'()*+;=";
+    let mut allowed = [false; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        allowed[byte] = (byte as u8).is_ascii_alphanumeric();
+        byte += 1;
+    }
+    let mut at = 0;
+    while at < others.len() {
+        allowed[others[at] as usize] = true;
+        at += 1;
+    }
+    allowed
+};
+
 /// The host of `host[:port]`, or `None` if it is no such thing: RFC 3986 §3.2.2 without user information, and without
 /// percent-escapes, which would be a second spelling.
 fn host_of(authority: &str) -> Option<&str> {
@@ -273,14 +307,7 @@ fn host_of(authority: &str) -> Option<&str> {
         let (host, port) = colon.map_or((authority, ""), |colon| {
             (&authority[..colon], &authority[colon + 1..])
         });
-        let named = |byte: u8| {
-            matches!(byte, b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~')
-                || matches!(
-                    byte,
-                    b'!' | b'$' | b'&' | b'\'' | b'(' | b')' | b'*' | b'+' | b';' | b'='
-                )
-        };
-        if host.is_empty() || !host.bytes().all(named) {
+        if host.is_empty() || !host.bytes().all(|byte| IN_NAMES[usize::from(byte)]) {
             return None;
         }
         (

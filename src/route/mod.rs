@@ -185,12 +185,11 @@ impl RouteTable {
 
     /// The route of a request.
     ///
-    /// `host` is taken as it stands in the request or as [`host::normalise`] gives it (the latter spares a copy of hosts with
-    /// upper-case letters); `key_path` is [`NormalPath::key`](path::NormalPath::key).
+    /// `host` is what [`host::normalise`] gives, `key_path` is [`NormalPath::key`](path::NormalPath::key).
     pub fn find<'t, 'p>(&'t self, host: &str, key_path: &'p str, method: &Method) -> Found<'t, 'p> {
         let host = host::for_lookup(host);
         let mut matched = false;
-        let route = self.visit(&host, key_path, |methods| {
+        let route = self.visit(host, key_path, |methods| {
             matched = true;
             methods
                 .find(method)
@@ -205,7 +204,7 @@ impl RouteTable {
                 },
             ),
             ControlFlow::Continue(()) if matched => {
-                Found::WrongMethod(self.allowed(&host, key_path))
+                Found::WrongMethod(self.allowed(host, key_path))
             }
             ControlFlow::Continue(()) => Found::None,
         }
@@ -220,7 +219,7 @@ impl RouteTable {
     /// Every route for this host and path, the most specific first, whatever its methods. For explaining; allocates.
     pub fn matching(&self, host: &str, key_path: &str) -> Vec<usize> {
         let mut routes = Vec::new();
-        let _: ControlFlow<()> = self.visit(&host::for_lookup(host), key_path, |methods| {
+        let _: ControlFlow<()> = self.visit(host::for_lookup(host), key_path, |methods| {
             routes.extend(methods.routes());
             ControlFlow::Continue(())
         });

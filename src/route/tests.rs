@@ -47,7 +47,7 @@ fn errors(patterns: &[&str]) -> Vec<RouteError> {
 }
 
 fn route(table: &RouteTable, host: &str, path: &str, method: Method) -> Option<usize> {
-    match table.find(host, path, &method) {
+    match table.find(&host::normalise(host), path, &method) {
         Found::Route(route, _) => Some(route),
         Found::WrongMethod(_) | Found::None => None,
     }

@@ -22,8 +22,11 @@ pub fn put_escaped(out: &mut impl BufMut, value: &[u8], max_bytes: usize) {
         Some(head) if value.len() > max_bytes => (without_split_char(head), true),
         _ => (value, false),
     };
-    // nearly every value; what follows costs ten times as much
-    if kept.iter().all(|&byte| is_plain(byte)) {
+    // nearly every value; what follows costs ten times as much. Without a branch for each byte, many are looked at at once
+    if kept
+        .iter()
+        .fold(true, |plain, &byte| plain & is_plain(byte))
+    {
         out.put_slice(kept);
     } else {
         put_unusual(out, kept);
@@ -35,7 +38,7 @@ pub fn put_escaped(out: &mut impl BufMut, value: &[u8], max_bytes: usize) {
 
 /// Visible ASCII and the space, less what JSON escapes.
 fn is_plain(byte: u8) -> bool {
-    matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\'
+    matches!(byte, b' '..=b'~') & (byte != b'"') & (byte != b'\\')
 }
 
 fn put_unusual(out: &mut impl BufMut, value: &[u8]) {

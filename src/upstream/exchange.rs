@@ -107,7 +107,7 @@ fn poll_head(
     let to_head = *request.method == Method::HEAD;
     loop {
         if !connection.inbox.is_empty()
-            && let Some(head) = framing::take_head(&mut connection.inbox, to_head)?
+            && let Some(head) = framing::take_head(&mut connection.inbox, to_head, request.spare)?
         {
             if head.status == StatusCode::SWITCHING_PROTOCOLS {
                 return Poll::Ready(switched(head, request));

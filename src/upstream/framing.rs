@@ -13,7 +13,7 @@ use http::{
     header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING, UPGRADE},
 };
 
-use super::{UpstreamError, headers};
+use super::{SpareTable, UpstreamError, headers};
 
 /// Bytes of a response head.
 pub const MAX_HEAD_BYTES: usize = 64 * 1024;
@@ -58,6 +58,7 @@ pub enum Framing {
 pub fn take_head(
     inbox: &mut BytesMut,
     to_head: bool,
+    spare: &SpareTable,
 ) -> Result<Option<ResponseHead>, UpstreamError> {
     // room that nobody clears: it is larger than all else that a head takes
     let mut room = [const { MaybeUninit::uninit() }; MAX_FIELDS];
@@ -86,27 +87,38 @@ pub fn take_head(
         let start = part.as_ptr() as usize - base;
         start..start + part.len()
     };
-    let fields = parsed.headers.iter();
-    let places: ArrayVec<(Range<usize>, Range<usize>), MAX_FIELDS> = fields
-        .map(|field| (place(field.name.as_bytes()), place(field.value)))
-        .collect();
+    // pushed one by one: what `collect` returns is moved with all of its room
+    let mut places = ArrayVec::<(Range<usize>, Range<usize>), MAX_FIELDS>::new();
+    for field in parsed.headers.iter() {
+        places.push((place(field.name.as_bytes()), place(field.value)));
+    }
     let head = inbox.split_to(length).freeze();
     let mut hop = Hop::default();
+    let mut stated = None;
     // with room for ours
-    let mut headers = HeaderMap::with_capacity(places.len() + OURS);
-    for (name, value) in places {
-        let name = HeaderName::from_bytes(&head[name])
+    let mut headers = spare.take(places.len() + OURS);
+    for (name, value) in &places {
+        let name = HeaderName::from_bytes(&head[name.clone()])
             .map_err(|_| UpstreamError::Protocol("a field has no valid name"))?;
-        let value = HeaderValue::from_maybe_shared(head.slice(value))
+        let value = HeaderValue::from_maybe_shared(head.slice(value.clone()))
             .map_err(|_| UpstreamError::Protocol("a field has no valid value"))?;
-        if !hop.take(&name, &value) {
-            headers.append(name, value);
+        if hop.take(&name, &value) {
+            continue;
         }
+        if name == CONTENT_LENGTH {
+            if stated.is_some() {
+                // several equal lines become one
+                same_length(headers.get(CONTENT_LENGTH), &value)?;
+                continue;
+            }
+            stated = Some(length_of(&value)?);
+        }
+        headers.append(name, value);
     }
     for name in &hop.named {
         headers.remove(name);
     }
-    let framing = framing(&mut headers, &hop, status, http11, to_head)?;
+    let framing = framing(&mut headers, &hop, stated, status, http11, to_head)?;
     Ok(Some(ResponseHead {
         status,
         headers,
@@ -182,11 +194,11 @@ impl Hop {
 fn framing(
     headers: &mut HeaderMap,
     hop: &Hop,
+    length: Option<u64>,
     status: StatusCode,
     http11: bool,
     to_head: bool,
 ) -> Result<Framing, UpstreamError> {
-    let length = content_length(headers)?;
     let coded = hop.codings > 0;
     if coded {
         if !hop.chunked || hop.codings > 1 {
@@ -225,24 +237,34 @@ pub(super) fn content_length(headers: &mut HeaderMap) -> Result<Option<u64>, Ups
     let Some(first) = lines.next() else {
         return Ok(None);
     };
-    let repeated = match lines.next() {
-        Some(second) if second != first || lines.any(|other| other != first) => {
-            return Err(UpstreamError::Protocol("differing Content-Length"));
-        }
-        second => second.is_some(),
-    };
-    let digits = first.as_bytes();
-    let length = std::str::from_utf8(digits)
-        .ok()
-        .filter(|text| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()));
-    let length = length
-        .and_then(|text| text.parse().ok())
-        .ok_or(UpstreamError::Protocol("Content-Length is not a length"))?;
+    let length = length_of(first)?;
+    let mut repeated = false;
+    for line in lines {
+        same_length(Some(first), line)?;
+        repeated = true;
+    }
     if repeated {
         let one = first.clone();
         headers.insert(CONTENT_LENGTH, one);
     }
     Ok(Some(length))
+}
+
+fn length_of(line: &HeaderValue) -> Result<u64, UpstreamError> {
+    let digits = line.as_bytes();
+    let length = std::str::from_utf8(digits)
+        .ok()
+        .filter(|text| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()));
+    length
+        .and_then(|text| text.parse().ok())
+        .ok_or(UpstreamError::Protocol("Content-Length is not a length"))
+}
+
+fn same_length(first: Option<&HeaderValue>, line: &HeaderValue) -> Result<(), UpstreamError> {
+    match first == Some(line) {
+        true => Ok(()),
+        false => Err(UpstreamError::Protocol("differing Content-Length")),
+    }
 }
 
 /// A chunked body as it arrives (RFC 9112 §7.1).

@@ -5,7 +5,11 @@ use bytes::BytesMut;
 use super::*;
 
 fn head(text: &str) -> Result<Option<ResponseHead>, UpstreamError> {
-    take_head(&mut BytesMut::from(text), false)
+    head_of(text.as_bytes())
+}
+
+fn head_of(bytes: &[u8]) -> Result<Option<ResponseHead>, UpstreamError> {
+    take_head(&mut BytesMut::from(bytes), false, &SpareTable::default())
 }
 
 fn whole(text: &str) -> ResponseHead {
@@ -25,7 +29,7 @@ fn a_head_is_taken_when_it_is_complete_and_leaves_the_body() {
         assert!(head(&text[..end]).expect("no error").is_none(), "{end}");
     }
     let mut inbox = BytesMut::from(format!("{text}hello").as_str());
-    let head = take_head(&mut inbox, false)
+    let head = take_head(&mut inbox, false, &SpareTable::default())
         .expect("valid")
         .expect("complete");
     assert!(matches!(head.framing, Framing::Length(5)));
@@ -106,6 +110,7 @@ fn a_response_without_a_body_has_none_whatever_its_fields_say() {
     let to_head = take_head(
         &mut BytesMut::from(ok("Content-Length: 2\r\n").as_str()),
         true,
+        &SpareTable::default(),
     );
     let to_head = to_head.expect("valid").expect("complete");
     assert!(matches!(to_head.framing, Framing::Empty));
@@ -223,7 +228,7 @@ proptest::proptest! {
     #[test]
     fn no_bytes_make_the_reader_panic(bytes: Vec<u8>, step in 1usize..9) {
         let _ = decode(&bytes, step);
-        let _ = take_head(&mut BytesMut::from(&bytes[..]), false);
-        let _ = take_head(&mut BytesMut::from(&[b"HTTP/1.1 200 OK\r\n", &bytes[..]].concat()[..]), false);
+        let _ = head_of(&bytes);
+        let _ = head_of(&[b"HTTP/1.1 200 OK\r\n", &bytes[..]].concat());
     }
 }

@@ -15,6 +15,7 @@ use http::{
     },
 };
 
+use super::SpareTable;
 use crate::identity::{AddressSource, Client, ManagedFields};
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -62,6 +63,8 @@ pub struct Outbound<'a> {
     pub traced: Option<Continued<'a>>,
     /// Who hears the server's interim responses, if the client knows of such.
     pub hears: Option<&'a dyn Hears>,
+    /// Room for the response's fields.
+    pub spare: &'a SpareTable,
 }
 
 /// A trace that goes on behind the gateway (W3C Trace Context §3).
@@ -223,8 +226,8 @@ pub fn write_head(out: &mut BytesMut, request: &Outbound<'_>, host: &[u8]) {
     out.put_slice(b" HTTP/1.1\r\nhost: ");
     out.put_slice(host);
     out.put_slice(b"\r\n");
-    write_end_to_end(out, request);
-    write_ours(out, request);
+    let seen = write_end_to_end(out, request);
+    write_ours(out, request, &seen);
     match request.framing {
         BodyFraming::None => {}
         BodyFraming::Length(length) => put_field(
@@ -236,18 +239,30 @@ pub fn write_head(out: &mut BytesMut, request: &Outbound<'_>, host: &[u8]) {
     }
     if request.websocket {
         out.put_slice(b"connection: upgrade\r\nupgrade: websocket\r\n");
-    } else if lists_token(request.headers, &TE, "trailers") {
+    } else if seen.te && lists_token(request.headers, &TE, "trailers") {
         out.put_slice(b"te: trailers\r\nconnection: te\r\n");
     }
     out.put_slice(b"\r\n");
 }
 
-fn write_end_to_end(out: &mut BytesMut, request: &Outbound<'_>) {
+/// Fields that the client sent and that are looked at again.
+#[derive(Debug, Default)]
+struct Seen {
+    cookie: bool,
+    te: bool,
+    via: bool,
+}
+
+fn write_end_to_end(out: &mut BytesMut, request: &Outbound<'_>) -> Seen {
+    let mut seen = Seen::default();
     let headers = request.headers;
     let lists_fields = headers.contains_key(CONNECTION);
     let trusted = request.client.peer_trusted;
     let identified = request.client.user.is_some();
     for (name, value) in headers {
+        seen.cookie |= *name == COOKIE;
+        seen.te |= *name == TE;
+        seen.via |= *name == VIA;
         let skipped = is_hop_by_hop(name)
             || *name == HOST
             || *name == CONTENT_LENGTH
@@ -274,13 +289,12 @@ fn write_end_to_end(out: &mut BytesMut, request: &Outbound<'_>) {
             put_field(out, name.as_str(), value.as_bytes());
         }
     }
-    // HTTP/2 may split a cookie into crumbs; HTTP/1.1 knows one line (RFC 9113 §8.2.3)
-    put_joined(
-        out,
-        "cookie",
-        headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes),
-        b"; ",
-    );
+    if seen.cookie {
+        // HTTP/2 may split a cookie into crumbs; HTTP/1.1 knows one line (RFC 9113 §8.2.3)
+        let crumbs = headers.get_all(COOKIE).iter();
+        put_joined(out, "cookie", crumbs.map(HeaderValue::as_bytes), b"; ");
+    }
+    seen
 }
 
 /// `transfer_encoding` and its kin: a server that maps `_` or `.` to `-` would frame the message by it.
@@ -310,7 +324,7 @@ fn is_identity(name: &HeaderName) -> bool {
     matches!(name.as_str(), "x-user-id" | "x-rate-limit-tier")
 }
 
-fn write_ours(out: &mut BytesMut, request: &Outbound<'_>) {
+fn write_ours(out: &mut BytesMut, request: &Outbound<'_>, seen: &Seen) {
     let client = request.client;
     let from_trusted = |name: &str| {
         client
@@ -349,9 +363,11 @@ fn write_ours(out: &mut BytesMut, request: &Outbound<'_>) {
         b", ",
     );
     out.put_slice(b"via: ");
-    for line in request.headers.get_all(VIA) {
-        out.put_slice(line.as_bytes());
-        out.put_slice(b", ");
+    if seen.via {
+        for line in request.headers.get_all(VIA) {
+            out.put_slice(line.as_bytes());
+            out.put_slice(b", ");
+        }
     }
     out.put_slice(request.via_version.as_bytes());
     out.put_u8(b' ');
@@ -365,12 +381,9 @@ fn write_ours(out: &mut BytesMut, request: &Outbound<'_>) {
 fn put_addresses(out: &mut BytesMut, request: &Outbound<'_>) {
     let (client, source) = (request.client, request.managed.source());
     let kept = |name: &HeaderName, is_source: bool| {
-        let lines = request.headers.get_all(name).into_iter();
-        lines.take(if client.peer_trusted && is_source {
-            usize::MAX
-        } else {
-            0
-        })
+        let believed = client.peer_trusted && is_source;
+        let lines = believed.then(|| request.headers.get_all(name).into_iter());
+        lines.into_iter().flatten()
     };
     let is_source = *source == AddressSource::XForwardedFor;
     out.put_slice(b"x-forwarded-for: ");

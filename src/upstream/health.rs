@@ -15,7 +15,8 @@ use tokio::{
 };
 
 use super::{
-    Fleet, HostHeader, UpstreamError, endpoint::Endpoint, framing, http2, resolve::Addresses,
+    Fleet, HostHeader, SpareTable, UpstreamError, endpoint::Endpoint, framing, http2,
+    resolve::Addresses,
 };
 
 /// `[upstream.NAME.health]`.
@@ -169,9 +170,10 @@ async fn ask(
     };
     sent.await.map_err(UpstreamError::Closed)?;
     let mut inbox = BytesMut::with_capacity(1024);
+    let spare = SpareTable::default();
     loop {
         // the head is bounded by `framing::MAX_HEAD_BYTES`, and all of it by the timeout
-        while let Some(head) = framing::take_head(&mut inbox, false)? {
+        while let Some(head) = framing::take_head(&mut inbox, false, &spare)? {
             if !head.status.is_informational() {
                 return Ok(head.status);
             }

@@ -27,6 +27,7 @@ pub mod pool;
 mod resolve;
 pub mod retry;
 mod sending;
+mod spare;
 mod stream;
 pub mod tunnel;
 mod websocket;
@@ -42,6 +43,7 @@ pub use fleet::Fleet;
 pub use forward::{body_framing, forward};
 pub use fuse::Rating;
 pub use health::Health;
+pub use spare::SpareTable;
 pub use tunnel::Tunnel;
 
 /// One `[upstream.NAME]` table.
