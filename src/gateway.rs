@@ -62,6 +62,7 @@ use crate::{
 };
 
 use answer::RequestIds;
+use body::Source;
 use exchange::{Asked, Exchange, Stopped, Target, Understood};
 use majority::Majority;
 use notebook::{Admissions, Notebook};
@@ -80,8 +81,8 @@ struct Worker {
     upstreams: Vec<Rc<Upstream>>,
     request_ids: RequestIds,
     fields: RefCell<FieldWriter>,
-    access: Option<AccessLog>,
     spare: SpareTable,
+    access: Option<AccessLog>,
     spans: Option<Spans>,
     tokens: TokenCache,
     /// Decisions so far, to sample their time and their keys.
@@ -107,7 +108,6 @@ impl Worker {
     ) -> impl Future<Output = Response<Body>> {
         // before the future is made: it would have room for the request and for its parts
         let (head, body) = request.into_parts();
-        let token = HeldToken::default();
         async move {
             let response = self.answer(&head, body, &from).await;
             self.spare.keep(head.headers);
@@ -116,6 +116,7 @@ impl Worker {
     }
 
     async fn answer(&self, head: &Parts, body: Incoming, from: &Rc<Peer>) -> Response<Body> {
+        let token = HeldToken::default();
         let unrouted = &self.shared.plan.unrouted;
         let mut exchange = Exchange::begin(head, from, &token, unrouted, self.request_ids.next());
         let mut body = InboundBody::new(body, from);
@@ -166,8 +167,8 @@ impl Worker {
             upstreams,
             request_ids,
             fields: RefCell::default(),
-            access: shared.access_log(),
             spare: SpareTable::default(),
+            access: shared.access_log(),
             spans: shared.spans().cloned(),
             tokens: TokenCache::new(shared.token_secret),
             decisions: Cell::new(0),
@@ -273,8 +274,8 @@ impl Worker {
         let plan = &self.shared.plan;
         let head = exchange.head;
         let addressed = request::check(head, &exchange.from.listener).map_err(answer::malformed)?;
-        // `*` addresses the whole server: it meets the limits of its root
         exchange.may_upgrade = addressed.websocket;
+        // `*` addresses the whole server: it meets the limits of its root
         let path = if addressed.path == "*" {
             "/"
         } else {
@@ -363,7 +364,7 @@ impl Worker {
             Ok(answered) => {
                 upstream.fleet().metrics().seconds.record(sent.elapsed());
                 record.asked(Some(answered.server), None);
-                self.pass_on(exchange, answered.response.map(Body::from), record)
+                self.pass_on(exchange, answered.response.map(Source::from), record)
             }
             Err(unanswered) => {
                 let refusal = match &unanswered.failed {
@@ -415,8 +416,8 @@ impl Worker {
             over: &exchange.tags,
             websocket: target.websocket,
             hears: (head.version == Version::HTTP_11).then_some(exchange.from as _),
-        })
             spare: &self.spare,
+        })
     }
 }
 

@@ -15,6 +15,7 @@ use http_body::Body as _;
 
 use super::{
     Body, Exchange, Worker,
+    body::Source,
     plan::LimitPlan,
     record::{self, Record},
 };
@@ -45,7 +46,7 @@ impl Worker {
     pub(super) fn pass_on(
         &self,
         exchange: &Exchange<'_>,
-        mut response: Response<Body>,
+        mut response: Response<Source>,
         mut record: Record,
     ) -> Response<Body> {
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
@@ -69,7 +70,7 @@ impl Worker {
     fn switch(
         &self,
         exchange: &Exchange<'_>,
-        mut response: Response<Body>,
+        mut response: Response<Source>,
         tunnel: Tunnel,
         mut record: Record,
     ) -> Response<Body> {
@@ -196,7 +197,7 @@ impl Worker {
         match record {
             Some(mut record) => {
                 record.answered(status);
-                response.map(|body| Body::authored(body).record(record))
+                response.map(|body| Body::recorded(Source::authored(body), record))
             }
             None => {
                 record::note(self, exchange, status, response.body().len() as u64, None);
@@ -413,17 +414,17 @@ pub(super) fn came_through(headers: &HeaderMap, pseudonym: &str) -> bool {
 #[derive(Debug)]
 pub(super) struct RequestIds {
     start: u64,
-    count: Cell<u64>,
     /// `start`, as every id begins.
     prefix: [u8; 16],
-}
+    count: Cell<u64>,
     /// Ids are slices of it. One that is kept for long keeps all of it, so it is small.
     buffer: RefCell<BytesMut>,
+}
 
-impl RequestIds {
 /// Room for 32 ids.
 const IDS_BYTES: usize = 1024;
 
+impl RequestIds {
     pub(super) fn new() -> Self {
         let mut random = [0; 16];
         if getrandom::fill(&mut random).is_err() {
@@ -440,13 +441,13 @@ const IDS_BYTES: usize = 1024;
                 .iter()
                 .fold(0, |number, &byte| number << 8 | u64::from(byte))
         };
-        Self {
         let start = number(start);
+        Self {
             start,
             prefix: hexadecimal(start),
             count: Cell::new(number(count)),
-        }
             buffer: RefCell::default(),
+        }
     }
 
     /// A number that no other worker has.
@@ -476,11 +477,11 @@ const IDS_BYTES: usize = 1024;
     }
 }
 
-/// The finaliser of SplitMix64: a bijection, so that distinct counts give distinct ids.
 fn hexadecimal(number: u64) -> [u8; 16] {
     std::array::from_fn(|place| b"0123456789abcdef"[(number >> (60 - 4 * place)) as usize & 15])
 }
 
+/// The finaliser of SplitMix64: a bijection, so that distinct counts give distinct ids.
 fn mix(count: u64) -> u64 {
     let count = (count ^ (count >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let count = (count ^ (count >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

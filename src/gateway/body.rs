@@ -7,6 +7,7 @@ use std::{
 
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body_util::Full;
 
 use super::record::Record;
 use crate::{
@@ -16,23 +17,34 @@ use crate::{
     },
 };
 
-/// The body of a response.
+/// The body of a response, and the record of a request that was sent on. Small: a response goes from hand to hand on its way.
 #[derive(Debug)]
-pub struct Body {
-    source: Source,
-    /// Noted when the body is dropped: sent in full, or given up because the client is gone.
-    record: Option<Record>,
+pub struct Body(Content);
+
+#[derive(Debug)]
+enum Content {
+    /// Ours, to a request that was not sent on: that was noted when the answer was made.
+    Authored(Full<Bytes>),
+    Recorded(Box<Recorded>),
 }
 
 #[derive(Debug)]
-enum Source {
-    /// Ours.
-    Authored(Bytes),
-    /// A server's.
+struct Recorded {
+    source: Source,
+    /// Noted when the body is dropped: sent in full, or given up because the client is gone.
+    record: Record,
+}
+
+/// Who answers a request that was sent on.
+#[derive(Debug)]
+pub(super) enum Source {
+    /// We do, in place of the server.
+    Authored(Full<Bytes>),
+    /// A server.
     Remote(ResponseBody<Box<InboundBody>>),
-    /// A server's that speaks HTTP/2.
+    /// A server that speaks HTTP/2.
     Stream(Box<StreamBody<Box<InboundBody>>>),
-    /// The built-in server's.
+    /// The built-in server.
     Echo(EchoBody<Box<InboundBody>>),
 }
 
@@ -49,53 +61,89 @@ pub enum BodyError {
 
 impl Body {
     pub(super) fn authored(bytes: Bytes) -> Self {
-        Self {
-            source: Source::Authored(bytes),
-            record: None,
-        }
+        Self(Content::Authored(Full::new(bytes)))
+    }
+
+    pub(super) fn recorded(source: Source, record: Record) -> Self {
+        Self(Content::Recorded(Box::new(Recorded { source, record })))
+    }
+}
+
+impl Source {
+    pub(super) fn authored(bytes: Bytes) -> Self {
+        Self::Authored(Full::new(bytes))
     }
 
     /// The server's end of a connection that its response has switched to another protocol. What is left is empty.
     pub(super) fn take_tunnel(&mut self) -> Option<Tunnel> {
-        match std::mem::replace(&mut self.source, Source::Authored(Bytes::new())) {
-            Source::Remote(body) => body.into_tunnel(),
-            Source::Authored(_) | Source::Stream(_) | Source::Echo(_) => None,
+        match std::mem::replace(self, Self::authored(Bytes::new())) {
+            Self::Remote(body) => body.into_tunnel(),
+            Self::Authored(_) | Self::Stream(_) | Self::Echo(_) => None,
         }
     }
 
     /// Whether the request was sent on to its end.
     pub(super) fn request_was_sent(&self) -> bool {
-        match &self.source {
-            Source::Remote(body) => body.request_was_sent(),
-            Source::Stream(body) => body.request_was_sent(),
-            Source::Authored(_) | Source::Echo(_) => true,
+        match self {
+            Self::Remote(body) => body.request_was_sent(),
+            Self::Stream(body) => body.request_was_sent(),
+            Self::Authored(_) | Self::Echo(_) => true,
         }
     }
 
     /// The request's body, while it is still being sent.
     pub(super) fn unsent_mut(&mut self) -> Option<&mut InboundBody> {
-        match &mut self.source {
-            Source::Remote(body) => body.unsent_mut().map(Box::as_mut),
-            Source::Stream(body) => body.unsent_mut().map(Box::as_mut),
-            Source::Authored(_) | Source::Echo(_) => None,
+        match self {
+            Self::Remote(body) => body.unsent_mut().map(Box::as_mut),
+            Self::Stream(body) => body.unsent_mut().map(Box::as_mut),
+            Self::Authored(_) | Self::Echo(_) => None,
         }
-    }
-
-    pub(super) fn record(mut self, record: Record) -> Self {
-        self.record = Some(record);
-        self
     }
 }
 
-impl From<Answer<Box<InboundBody>>> for Body {
+impl From<Answer<Box<InboundBody>>> for Source {
     fn from(answer: Answer<Box<InboundBody>>) -> Self {
-        Self {
-            source: match answer {
-                Answer::Remote(body) => Source::Remote(body),
-                Answer::Stream(body) => Source::Stream(body),
-                Answer::Echo(body) => Source::Echo(body),
-            },
-            record: None,
+        match answer {
+            Answer::Remote(body) => Self::Remote(body),
+            Answer::Stream(body) => Self::Stream(body),
+            Answer::Echo(body) => Self::Echo(body),
+        }
+    }
+}
+
+impl HttpBody for Source {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match &mut *self {
+            Self::Authored(body) => Pin::new(body)
+                .poll_frame(cx)
+                .map_err(|never| match never {}),
+            Self::Remote(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
+            Self::Stream(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
+            Self::Echo(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Authored(body) => body.is_end_stream(),
+            Self::Remote(body) => body.is_end_stream(),
+            Self::Stream(body) => body.is_end_stream(),
+            Self::Echo(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Authored(body) => body.size_hint(),
+            Self::Remote(body) => body.size_hint(),
+            Self::Stream(body) => body.size_hint(),
+            Self::Echo(body) => body.size_hint(),
         }
     }
 }
@@ -108,38 +156,34 @@ impl HttpBody for Body {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let this = &mut *self;
-        let frame = match &mut this.source {
-            Source::Authored(bytes) if bytes.is_empty() => Poll::Ready(None),
-            Source::Authored(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            Source::Remote(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
-            Source::Stream(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
-            Source::Echo(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
-        };
-        if let (Poll::Ready(Some(frame)), Some(record)) = (&frame, &mut this.record) {
-            match frame {
-                Ok(frame) => record.sent(frame.data_ref().map_or(0, Bytes::len)),
-                Err(error) => record.broke(error),
+        let Recorded { source, record } = match &mut self.0 {
+            Content::Authored(body) => {
+                return Pin::new(body)
+                    .poll_frame(cx)
+                    .map_err(|never| match never {});
             }
+            Content::Recorded(recorded) => &mut **recorded,
+        };
+        let frame = Pin::new(source).poll_frame(cx);
+        match &frame {
+            Poll::Ready(Some(Ok(frame))) => record.sent(frame.data_ref().map_or(0, Bytes::len)),
+            Poll::Ready(Some(Err(error))) => record.broke(error),
+            Poll::Ready(None) | Poll::Pending => {}
         }
         frame
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.source {
-            Source::Authored(bytes) => bytes.is_empty(),
-            Source::Remote(body) => body.is_end_stream(),
-            Source::Stream(body) => body.is_end_stream(),
-            Source::Echo(body) => body.is_end_stream(),
+        match &self.0 {
+            Content::Authored(body) => body.is_end_stream(),
+            Content::Recorded(recorded) => recorded.source.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.source {
-            Source::Authored(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Source::Remote(body) => body.size_hint(),
-            Source::Stream(body) => body.size_hint(),
-            Source::Echo(body) => body.size_hint(),
+        match &self.0 {
+            Content::Authored(body) => body.size_hint(),
+            Content::Recorded(recorded) => recorded.source.size_hint(),
         }
     }
 }
