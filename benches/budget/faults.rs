@@ -249,7 +249,9 @@ pub fn slow(verdicts: &mut Verdicts) {
             proxy.hang(Duration::from_secs_f64(OUTAGE));
         });
         let served = proxy.served();
-        let useful = served.useful as f64 * service.as_secs_f64() / (run.seconds as f64 - OUTAGE);
+        let part =
+            |calls: u64| calls as f64 * service.as_secs_f64() / (run.seconds as f64 - OUTAGE);
+        let useful = part(served.useful);
         let of = |what: &str| format!("80 % of the calls, {}: {what}", when_down.as_str());
         verdicts.add(10, of("% busy and useful"), 100.0 * useful, AtLeast(80.0));
         let share = 100.0 * told.admitted() / told.exact(&run.limit, 0.0..f64::MAX);
@@ -260,6 +262,11 @@ pub fn slow(verdicts: &mut Verdicts) {
             served.calls,
             served.useful,
             told.alone()
+        );
+        println!(
+            "{:.1} % of the time went into replies that came too late; Redis had nothing to do for {:.1} s",
+            100.0 * part(served.calls - served.useful),
+            served.idle.as_secs_f64()
         );
     }
 }

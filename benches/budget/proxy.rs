@@ -45,6 +45,8 @@ pub struct Served {
     pub calls: u64,
     /// Those whose reply came in time.
     pub useful: u64,
+    /// For how long there was nothing to do.
+    pub idle: Duration,
 }
 
 /// What becomes of a call.
@@ -144,6 +146,7 @@ impl Line {
             _ => {}
         }
         let begins = now.max(self.busy_until);
+        self.served.idle += begins - self.busy_until;
         self.busy_until = begins + self.service;
         self.served.calls += 1;
         self.served.useful += u64::from(self.busy_until - now <= self.patience);

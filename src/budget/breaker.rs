@@ -8,7 +8,9 @@
 //! ```
 //!
 //! The probe is never a user's request. The bound on calls in flight is what keeps a store near its end from collapsing:
-//! without one, every call waits longer than its request does, and every reply is work for nothing.
+//! without one, every call waits longer than its request does, and every reply is work for nothing. It grows with every reply,
+//! but next to nothing with one that was nearly late. All gateways wait in the same line: if they went on until it is too long
+//! for one, it would be so for all of them at once, each would give Redis up, and together they would leave it idle.
 
 /// Failures in a row that open it; also for how many budgets one may last before it does, where the bound leaves no room for
 /// more of them.
@@ -19,8 +21,10 @@ const OPEN_NS: u64 = 250_000_000;
 const LIFTED: f64 = 256.0;
 /// The bound after a probe was answered.
 const AFTER_PROBE: f64 = 2.0;
-/// Below this bound each reply raises it by a half.
+/// Below this bound a reply that took no time raises it by a half; above, by so much that it has doubled after a few of its size.
 const EAGER: f64 = 4.0;
+/// What a reply left of its budget, to this power, is what it adds of that: at half of the budget a sixteenth.
+const CAUTION: i32 = 4;
 
 /// Whether a call may be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,21 +96,25 @@ impl Breaker {
     }
 
     /// A reply within the budget.
-    pub(super) fn replied(&mut self) {
+    pub(super) fn replied(&mut self, taken_ns: u64, budget_ns: u64) {
         self.failures = 0;
         if let Some(bound) = self.bound {
+            let left = 1.0 - (taken_ns as f64 / budget_ns as f64).min(1.0);
             let step = if bound < EAGER { 0.5 } else { 2.0 / bound };
-            self.bound = Some(bound + step).filter(|&bound| bound < LIFTED);
+            let raised = bound + step * left.powi(CAUTION);
+            self.bound = Some(raised).filter(|&bound| bound < LIFTED);
         }
     }
 
-    /// No reply within the budget. `jitter` is random, 0 to 1.
+    /// No reply within the budget. Calls that were under way together are late together: that is one failure. `jitter` is
+    /// random, 0 to 1.
     pub(super) fn timed_out(&mut self, now_ns: u64, budget_ns: u64, jitter: f64) {
-        if now_ns.saturating_sub(self.halved_ns) >= budget_ns || self.bound.is_none() {
-            self.halved_ns = now_ns;
-            let bound = self.bound.unwrap_or_else(|| f64::from(self.in_flight));
-            self.bound = Some((bound / 2.0).max(1.0));
+        if self.bound.is_some() && now_ns.saturating_sub(self.halved_ns) < budget_ns {
+            return;
         }
+        self.halved_ns = now_ns;
+        let bound = self.bound.unwrap_or_else(|| f64::from(self.in_flight));
+        self.bound = Some((bound / 2.0).max(1.0));
         self.failed(now_ns, jitter);
     }
 
@@ -162,6 +170,9 @@ impl Breaker {
 }
 
 #[cfg(test)]
+mod model;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -177,7 +188,7 @@ mod tests {
         for _ in 0..4 {
             breaker.failed(0, 0.5);
         }
-        breaker.replied();
+        breaker.replied(0, BUDGET);
         for _ in 0..4 {
             breaker.failed(0, 0.5);
         }
@@ -210,8 +221,31 @@ mod tests {
         (0..33).for_each(|_| breaker.ended());
         assert_eq!(enter(&mut breaker), Allowed::Yes, "31 of 32");
         assert_eq!(enter(&mut breaker), Allowed::Bounded);
-        (0..20_000).for_each(|_| breaker.replied());
+        (0..20_000).for_each(|_| breaker.replied(0, BUDGET));
         (0..1_000).for_each(|_| assert_eq!(enter(&mut breaker), Allowed::Yes));
+    }
+
+    #[test]
+    fn calls_that_are_late_together_are_one_failure_of_the_five() {
+        let mut breaker = Breaker::new();
+        for turn in 1..=5 {
+            assert!(!breaker.is_open(), "{turn}");
+            (0..64).for_each(|_| breaker.timed_out(turn * BUDGET, BUDGET, 0.5));
+        }
+        assert!(breaker.is_open());
+    }
+
+    #[test]
+    fn a_reply_raises_the_bound_by_less_the_later_it_comes() {
+        let raised_by = |taken_ns: u64| {
+            let mut breaker = Breaker::new();
+            breaker.probed(0, true, 0.5);
+            breaker.replied(taken_ns, BUDGET);
+            breaker.bound().map(|bound| bound - AFTER_PROBE)
+        };
+        assert_eq!(raised_by(0), Some(0.5));
+        assert_eq!(raised_by(BUDGET / 2), Some(0.03125));
+        assert_eq!(raised_by(BUDGET), Some(0.0));
     }
 
     #[test]
@@ -233,7 +267,7 @@ mod tests {
         let mut breaker = Breaker::new();
         for turn in 1..5 {
             breaker.timed_out(turn * BUDGET, BUDGET, 0.5);
-            breaker.replied();
+            breaker.replied(0, BUDGET);
         }
         assert_eq!(enter(&mut breaker), Allowed::Yes);
     }

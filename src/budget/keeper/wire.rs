@@ -330,12 +330,13 @@ impl Wire {
         self.meet_servers();
         let is_late = self.is_late(now_ns, event);
         let taken_ns = now_ns.saturating_sub(event.sent_ns);
+        let budget_ns = self.budget_ns();
         let shard = &mut self.shards[event.shard];
         shard.breaker.ended();
         self.metrics.seconds.record(Duration::from_nanos(taken_ns));
         if !is_late {
             self.metrics.ok.increment(1);
-            shard.breaker.replied();
+            shard.breaker.replied(taken_ns, budget_ns);
             shard.rtt_ns += 0.1 * (taken_ns as f64 - shard.rtt_ns);
             if shard.breaker.bound().is_some() || self.shows_bound {
                 self.show_bound();
