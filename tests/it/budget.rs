@@ -5,6 +5,7 @@ mod chaos;
 mod disagreeing;
 mod failing;
 mod hostile;
+mod recovery;
 mod rulings;
 mod scripts;
 mod secured;
@@ -12,9 +13,16 @@ mod servers;
 mod slack;
 mod slots;
 
-use std::{collections::BTreeMap, thread, time::Instant};
+use std::{
+    collections::BTreeMap,
+    thread,
+    time::{Duration, Instant},
+};
 
 use crate::support::{Client, Gateway, Redis, Request, eventually, wait::pause};
+
+/// Others have to find out and agree first.
+const FAILOVER: Duration = Duration::from_secs(40);
 
 /// A shared limit on everybody together, with these keys besides.
 fn shared(redis: &Redis, limit: &str) -> Gateway {
@@ -238,7 +246,7 @@ fn clients_are_told_what_is_left_and_when_to_return() {
         (1..=4).contains(&wait),
         "one unit refills in 4 s, but Retry-After is {wait}"
     );
-    pause(std::time::Duration::from_secs(wait));
+    pause(Duration::from_secs(wait));
     assert_eq!(
         client.send(&Request::get("/")).status,
         200,

@@ -14,6 +14,7 @@ use std::{
 use redis::Value;
 
 use super::{
+    FAILOVER,
     servers::{from, per_ip},
     waiting,
 };
@@ -136,9 +137,6 @@ fn until_used_again(gateways: &[Gateway]) {
     }
     println!("used again after {:?}", back.elapsed());
 }
-
-/// Others have to find out and agree first.
-const FAILOVER: Duration = Duration::from_secs(40);
 
 const RATE: f64 = 50.0;
 const BURST: f64 = 500.0;

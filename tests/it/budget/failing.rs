@@ -21,7 +21,7 @@ fn shared_at(url: &str, limit: &str) -> Gateway {
 }
 
 /// So many a second that a test never spends them.
-const PLENTY: &str = "rate = \"1000000/s\"";
+pub const PLENTY: &str = "rate = \"1000000/s\"";
 
 fn passed(gateway: &Gateway, requests: usize) -> usize {
     let statuses = gateway.statuses(&Request::get("/"), requests);
@@ -33,7 +33,7 @@ fn passed(gateway: &Gateway, requests: usize) -> usize {
 }
 
 /// Sends requests until Redis is given up.
-fn until_given_up(gateway: &Gateway) {
+pub fn until_given_up(gateway: &Gateway) {
     eventually("Redis to be given up", || {
         let status = gateway.get("/").status;
         assert!([200, 429, 503].contains(&status), "{status}");

@@ -1,10 +1,10 @@
 //! Redis as people run it: watched by Sentinel, or spread over a cluster.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use redis::Value;
 
-use super::{burst, shared_by, waiting};
+use super::{FAILOVER, burst, shared_by, waiting};
 use crate::support::{
     Gateway, Request,
     redis::{Cluster, Sentinel},
@@ -18,9 +18,6 @@ fn all_pass(gateway: &Gateway, requests: usize) {
     let statuses = gateway.statuses(&Request::get("/"), requests);
     assert!(statuses.iter().all(|&status| status == 200), "{statuses:?}");
 }
-
-/// Others have to find out and agree first.
-const FAILOVER: Duration = Duration::from_secs(40);
 
 /// Waits until calls are answered again, and nothing goes on alone.
 fn until_answered(gateway: &Gateway) {

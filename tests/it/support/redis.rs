@@ -212,12 +212,7 @@ impl Sentinel {
             _folder: folder,
         };
         within(GOSSIP, "the Sentinel to know the replica", || {
-            let client = redis::Client::open(format!("redis://{address}")).expect("a URL");
-            let mut connection = client.get_connection().map_err(|error| error.to_string())?;
-            let replicas: Vec<Value> = redis::cmd("SENTINEL")
-                .arg(&["REPLICAS", "mymaster"])
-                .query(&mut connection)
-                .map_err(|error| error.to_string())?;
+            let replicas: Vec<Value> = ask_sentinel(address, &["REPLICAS", "mymaster"])?;
             let link: String = sentinel.replica.run(&["INFO", "replication"]);
             if replicas.len() == 1 && link.contains("master_link_status:up") {
                 Ok(())
@@ -227,6 +222,16 @@ impl Sentinel {
         });
         sentinel
     }
+}
+
+/// What a Sentinel answers, or why it does not.
+pub fn ask_sentinel<T: FromRedisValue>(address: SocketAddr, words: &[&str]) -> Result<T, String> {
+    let client = redis::Client::open(format!("redis://{address}")).expect("a URL");
+    let ask = |mut connection| redis::cmd("SENTINEL").arg(words).query(&mut connection);
+    client
+        .get_connection()
+        .and_then(ask)
+        .map_err(|error| error.to_string())
 }
 
 impl Drop for Sentinel {
