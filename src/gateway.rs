@@ -101,17 +101,18 @@ struct Worker {
 
 impl Worker {
     /// Answers one request.
-    fn serve(
+    fn serve<R>(
         self: Rc<Self>,
         request: Request<Incoming>,
         from: Rc<Peer>,
-    ) -> impl Future<Output = Response<Body>> {
+        finish: impl FnOnce(Response<Body>) -> R,
+    ) -> impl Future<Output = R> {
         // before the future is made: it would have room for the request and for its parts
         let (head, body) = request.into_parts();
         async move {
             let response = self.answer(&head, body, &from).await;
             self.spare.keep(head.headers);
-            response
+            finish(response)
         }
     }
 

@@ -6,23 +6,20 @@
 
 use std::{
     convert::Infallible,
-    future::{Future, poll_fn},
+    future::poll_fn,
     pin::Pin,
     rc::Rc,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
-    task::{Context, Poll, ready},
 };
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, Request, Response, header::CONNECTION};
-use http_body::Body;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{
     Settings,
-    clock::InFlight,
     drain::Ticket,
     handover::ClientEnd,
     serve::{Handler, Peer, run},
@@ -83,10 +80,17 @@ where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
     H: Handler,
 {
-    let service = service_fn(|request: Request<Incoming>| Answering {
-        in_flight: Some(peer.clock.request()),
-        ticket,
-        response: Rc::clone(handler).handle(request, Rc::clone(peer)),
+    let service = service_fn(|request: Request<Incoming>| {
+        let in_flight = peer.clock.request();
+        let finish = |mut response: Response<H::Body>| {
+            if ticket.is_closing() && !response.status().is_informational() {
+                let close = HeaderValue::from_static("close");
+                response.headers_mut().insert(CONNECTION, close);
+            }
+            Ok::<_, Infallible>(response.map(|body| Tracked::new(body, in_flight, None)))
+        };
+        // hyper keeps room for this future while the connection is busy, and has none once it is parked
+        Rc::clone(handler).handle(request, Rc::clone(peer), finish)
     });
     let mut connection = builder(&peer.listener).serve_connection(TokioIo::new(io), service);
     let end = http1::Connection::graceful_shutdown;
@@ -105,32 +109,6 @@ where
         io.unread(left.read_buf);
     }
     Ok(Some(io))
-}
-
-pin_project_lite::pin_project! {
-    /// A request in the handler's hands. hyper keeps room for this while the connection is busy, and has none once it is parked.
-    /// By hand: an `async` block would have room for the handler's future twice, and move it once more.
-    struct Answering<'a, F> {
-        #[pin]
-        response: F,
-        in_flight: Option<InFlight>,
-        ticket: &'a Ticket,
-    }
-}
-
-impl<F: Future<Output = Response<B>>, B: Body> Future for Answering<'_, F> {
-    type Output = Result<Response<Tracked<B>>, Infallible>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.project();
-        let mut response = ready!(this.response.poll(cx));
-        if this.ticket.is_closing() && !response.status().is_informational() {
-            let close = HeaderValue::from_static("close");
-            response.headers_mut().insert(CONNECTION, close);
-        }
-        let in_flight = this.in_flight.take().expect("ready only once");
-        Poll::Ready(Ok(response.map(|body| Tracked::new(body, in_flight, None))))
-    }
 }
 
 /// A request that asked for an upgrade keeps hyper from closing the connection: it goes to whoever takes it over, or is

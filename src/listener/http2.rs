@@ -2,7 +2,7 @@
 
 use std::{convert::Infallible, pin::pin, rc::Rc};
 
-use http::Request;
+use http::{Request, Response};
 use hyper::{body::Incoming, server::conn::http2, service::service_fn};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -33,14 +33,13 @@ where
     let builder = builder(&peer.listener, streams);
     let service = service_fn(move |request: Request<Incoming>| {
         let in_flight = peer.clock.request();
-        // hyper keeps room for this future in each stream: a pointer, not the whole path of a request
-        let response = Box::pin(Rc::clone(&handler).handle(request, Rc::clone(&peer)));
         let current = Rc::clone(&current);
-        async move {
-            let response = response.await;
+        let finish = move |response: Response<H::Body>| {
             let waiting = current.stream();
             Ok::<_, Infallible>(response.map(|body| Tracked::new(body, in_flight, waiting)))
-        }
+        };
+        // hyper keeps room for this future in each stream: a pointer, not the whole path of a request
+        Box::pin(Rc::clone(&handler).handle(request, Rc::clone(&peer), finish))
     });
     let connection = pin!(builder.serve_connection(TokioIo::new(io), service));
     // GOAWAY leaves no request unanswered that is under way (RFC 9113 §6.8), so it is sent at once

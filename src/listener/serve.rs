@@ -38,12 +38,15 @@ pub trait Handler: 'static {
     /// The body of its responses.
     type Body: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + 'static;
 
-    /// Answers one request. Dropped when the client is gone.
-    fn handle(
+    /// Answers one request; `finish` makes of the answer what is sent. Dropped when the client is gone.
+    ///
+    /// The future is large. One around it, which finishes what this one answers, would be moved with it once more.
+    fn handle<R, F: FnOnce(Response<Self::Body>) -> R>(
         self: Rc<Self>,
         request: Request<Incoming>,
         from: Rc<Peer>,
-    ) -> impl Future<Output = Response<Self::Body>>;
+        finish: F,
+    ) -> impl Future<Output = R>;
 
     /// What an HTTP/1.1 client is told whose request head did not arrive in time, byte for byte.
     fn head_timeout_answer(&self) -> &'static [u8];
