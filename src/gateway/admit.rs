@@ -252,28 +252,29 @@ impl Worker {
             Some((Effect::Exempt, _)) => return (place, Concern::Exempt),
             None => {}
         }
-        let concern = match rule
-            .key
-            .key(rule.settings.missing, hasher, prefixes, subject)
-        {
-            Keyed::Bucket(key) => {
-                let key = (!rule.key.is_empty()).then_some(key);
-                match self.ruled(rule, subject) {
-                    Some(KeyRuling {
-                        banned: Some(until),
-                        ..
-                    }) => blocked = Some(Blocked { until }),
-                    Some(KeyRuling {
-                        boost: Some(boost), ..
-                    }) => return (place, Concern::Boosted(boost)),
-                    _ => {}
-                }
-                Concern::Counted { tier, key, blocked }
-            }
-            Keyed::Skip => Concern::NoKey,
-            Keyed::Missing(_) => Concern::Unkeyed,
+        let key = match rule.key.is_empty() {
+            // one bucket for all
+            true => None,
+            false => match rule
+                .key
+                .key(rule.settings.missing, hasher, prefixes, subject)
+            {
+                Keyed::Bucket(key) => Some(key),
+                Keyed::Skip => return (place, Concern::NoKey),
+                Keyed::Missing(_) => return (place, Concern::Unkeyed),
+            },
         };
-        (place, concern)
+        match self.ruled(rule, subject) {
+            Some(KeyRuling {
+                banned: Some(until),
+                ..
+            }) => blocked = Some(Blocked { until }),
+            Some(KeyRuling {
+                boost: Some(boost), ..
+            }) => return (place, Concern::Boosted(boost)),
+            _ => {}
+        }
+        (place, Concern::Counted { tier, key, blocked })
     }
 
     /// What operators have decided about the key of a request.

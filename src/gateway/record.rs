@@ -139,6 +139,9 @@ struct Told {
 impl Told {
     /// `None` where nobody is told.
     fn of(worker: &Worker, exchange: &Exchange<'_>, retry_after: Option<u32>) -> Option<Self> {
+        if worker.access.is_none() && exchange.traced.is_none() {
+            return None;
+        }
         let allowed = exchange.verdict.admitted();
         let logged = worker.access.as_ref().and_then(|access| {
             let left_out = match allowed {

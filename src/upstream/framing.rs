@@ -251,12 +251,13 @@ pub(super) fn content_length(headers: &mut HeaderMap) -> Result<Option<u64>, Ups
 }
 
 fn length_of(line: &HeaderValue) -> Result<u64, UpstreamError> {
-    let digits = line.as_bytes();
-    let length = std::str::from_utf8(digits)
-        .ok()
-        .filter(|text| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()));
+    let digits = line.as_bytes().iter();
+    let length = digits.clone().try_fold(0_u64, |length, &byte| {
+        let digit = byte.is_ascii_digit().then(|| u64::from(byte - b'0'))?;
+        length.checked_mul(10)?.checked_add(digit)
+    });
     length
-        .and_then(|text| text.parse().ok())
+        .filter(|_| digits.len() > 0)
         .ok_or(UpstreamError::Protocol("Content-Length is not a length"))
 }
 

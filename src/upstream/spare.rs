@@ -22,11 +22,12 @@ impl SpareTable {
         table
     }
 
-    /// Keeps a table that nobody needs any more.
+    /// Keeps a table that nobody needs any more, where there is none.
     pub fn keep(&self, mut table: HeaderMap) {
-        if table.capacity() <= MAX_KEPT_FIELDS {
+        let mut kept = self.0.borrow_mut();
+        if kept.capacity() == 0 && table.capacity() <= MAX_KEPT_FIELDS {
             table.clear();
-            self.0.replace(table);
+            *kept = table;
         }
     }
 }
