@@ -287,7 +287,7 @@ impl Worker {
 
         let tokens = self.tokens(exchange.token);
         let from = exchange.from;
-        let certificate = from.certificate.as_ref();
+        let certificate = from.certificate.as_deref();
         let identified = plan
             .identifier
             .identify(from.ip, certificate, &head.headers, tokens);

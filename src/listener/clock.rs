@@ -72,6 +72,19 @@ impl Clock {
         }
     }
 
+    /// Of a connection that was parked, and fell idle then.
+    pub(super) fn parked(self, since: Instant) -> Self {
+        self.phase.set(Phase::Parked);
+        self.since.set(Some(since));
+        self
+    }
+
+    /// When it fell idle, if it is to be parked.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        let parked = self.phase.get() == Phase::Parked;
+        self.since.get().filter(|_| parked)
+    }
+
     pub(super) fn idle_timeout(&self) -> Duration {
         self.idle_timeout
     }

@@ -9,7 +9,8 @@
 //! know whether it was received. So idle connections are not closed at once: the next request is still answered.
 //!
 //! Connections are not told through a channel that each of them would have to poll on every turn: they leave their
-//! waker here once, look at one flag when they run, and are all woken when it changes.
+//! waker here once, look at one flag when they run, and are all woken when it changes. Those that are parked have no task to
+//! be woken: the lot wakes them at the end.
 
 use std::{
     cell::{Cell, RefCell},
@@ -31,7 +32,7 @@ pub struct Drain {
     next: Cell<u64>,
     open: RefCell<HashMap<u64, Option<Waker>>>,
     empty: Notify,
-    closing: Notify,
+    changed: Notify,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,7 +60,7 @@ impl Drain {
         self.begin();
         let last_call = tokio::time::sleep(LAST_CALL);
         tokio::select! {
-            () = last_call => self.enter_stage(Stage::Ended),
+            () = last_call => self.end(),
             () = self.finished() => {}
         }
         self.finished().await;
@@ -68,7 +69,6 @@ impl Drain {
     /// Closes the listener: nothing is accepted from now on, and every connection learns that it is about to end.
     pub fn begin(&self) {
         self.enter_stage(Stage::Closing);
-        self.closing.notify_waiters();
     }
 
     /// How many connections are open.
@@ -79,7 +79,19 @@ impl Drain {
     /// Returns when the listener closes.
     pub(super) async fn begun(&self) {
         while self.stage.get() == Stage::Open {
-            self.closing.notified().await;
+            self.changed.notified().await;
+        }
+    }
+
+    /// Ends what is idle, now.
+    pub fn end(&self) {
+        self.enter_stage(Stage::Ended);
+    }
+
+    /// Returns when idle connections are to end.
+    pub(super) async fn ended(&self) {
+        while self.stage.get() != Stage::Ended {
+            self.changed.notified().await;
         }
     }
 
@@ -98,6 +110,7 @@ impl Drain {
             .filter_map(Option::take)
             .collect();
         wakers.into_iter().for_each(Waker::wake);
+        self.changed.notify_waiters();
     }
 }
 
@@ -117,6 +130,11 @@ impl Ticket {
     /// Whether the connection should end after the request in hand.
     pub(super) fn should_end(&self) -> bool {
         self.drain.stage.get() == Stage::Ended
+    }
+
+    /// There is no task to be woken for it: it is parked.
+    pub(super) fn wakes_nobody(&self) {
+        self.drain.open.borrow_mut().insert(self.id, None);
     }
 
     /// Wakes this task when either of them changes.

@@ -1,8 +1,8 @@
 //! A connection that speaks HTTP/1: hyper's while something goes on, parked while nothing does.
 //!
 //! hyper holds two buffers of 8 KiB for each connection, whether it is used or not. Most connections are idle most of the time,
-//! so after a quarter of a second without a request hyper hands the connection back: what is left of it is the socket, its clock and, over TLS,
-//! its session. The first bytes of a request bring hyper back, as they have brought it in the first place.
+//! so after a quarter of a second without a request hyper hands the connection back, to be parked ([`super::lot`]). The first
+//! bytes of a request bring hyper back, as they have brought it in the first place.
 
 use std::{
     convert::Infallible,
@@ -16,7 +16,7 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, Request, Response, header::CONNECTION};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::AsyncWrite as _;
 
 use super::{
     Settings,
@@ -35,51 +35,45 @@ pub fn parked() -> u64 {
     PARKED.load(Relaxed)
 }
 
-/// Serves one connection to its end.
-pub(super) async fn serve<S, H>(
-    mut io: Box<TimedIo<S>>,
-    peer: Rc<Peer>,
-    handler: Rc<H>,
-    ticket: Rc<Ticket>,
-) -> hyper::Result<()>
-where
-    S: AsyncRead + AsyncWrite + Unpin + 'static,
-    H: Handler,
-{
+/// Serves one connection to its end (`None`), or until it is to be parked.
+pub(super) async fn serve<H: Handler>(
+    mut io: Box<TimedIo>,
+    peer: &Rc<Peer>,
+    handler: &Rc<H>,
+    ticket: &Ticket,
+) -> hyper::Result<Option<Box<TimedIo>>> {
     peer.clock
         .answer_timeout_with(handler.head_timeout_answer());
-    loop {
-        if !io.has_unread() {
-            let mut seen = BytesMut::new();
-            match poll_fn(|cx| io.poll_read_some(&ticket, true, &mut seen, cx)).await {
-                Ok(0) | Err(_) => {
-                    close(&mut io).await;
-                    return Ok(());
-                }
-                Ok(_) => io.unread(seen.freeze()),
+    if !io.has_unread() {
+        let mut seen = BytesMut::new();
+        match poll_fn(|cx| io.poll_read_some(ticket, true, &mut seen, cx)).await {
+            Ok(0) | Err(_) => {
+                close(&mut io).await;
+                return Ok(None);
             }
+            Ok(_) => io.unread(seen.freeze()),
         }
-        match Box::pin(busy(io, &peer, &handler, &ticket)).await? {
-            Some(parked) => {
+    }
+    loop {
+        match Box::pin(busy(io, peer, handler, ticket)).await? {
+            // the next head has begun to arrive behind the last request
+            Some(idle) if idle.has_unread() => io = idle,
+            Some(idle) => {
                 PARKED.fetch_add(1, Relaxed);
-                io = parked;
+                return Ok(Some(idle));
             }
-            None => return Ok(()),
+            None => return Ok(None),
         }
     }
 }
 
 /// Serves requests, until the connection ends (`None`) or has been idle for long enough to be parked.
-async fn busy<S, H>(
-    io: Box<TimedIo<S>>,
+async fn busy<H: Handler>(
+    io: Box<TimedIo>,
     peer: &Rc<Peer>,
     handler: &Rc<H>,
-    ticket: &Rc<Ticket>,
-) -> hyper::Result<Option<Box<TimedIo<S>>>>
-where
-    S: AsyncRead + AsyncWrite + Unpin + 'static,
-    H: Handler,
-{
+    ticket: &Ticket,
+) -> hyper::Result<Option<Box<TimedIo>>> {
     let service = service_fn(|request: Request<Incoming>| {
         let in_flight = peer.clock.request();
         let finish = |mut response: Response<H::Body>| {
@@ -104,7 +98,6 @@ where
         return Ok(None);
     }
     if !left.read_buf.is_empty() {
-        // the next head has begun to arrive behind the last request
         peer.clock.bytes_arrived(left.read_buf.len());
         io.unread(left.read_buf);
     }
@@ -113,10 +106,7 @@ where
 
 /// A request that asked for an upgrade keeps hyper from closing the connection: it goes to whoever takes it over, or is
 /// closed here. During a drain it may go on until `drain_timeout`.
-async fn after_http<S>(mut io: Box<TimedIo<S>>, unread: Bytes, peer: &Peer)
-where
-    S: AsyncRead + AsyncWrite + Unpin + 'static,
-{
+async fn after_http(mut io: Box<TimedIo>, unread: Bytes, peer: &Peer) {
     match peer.take_over() {
         Some(takeover) => {
             let _in_flight = peer.clock.request();
@@ -129,7 +119,7 @@ where
     }
 }
 
-async fn close<S: AsyncRead + AsyncWrite + Unpin>(io: &mut TimedIo<S>) {
+async fn close(io: &mut TimedIo) {
     // a client that is gone is closed as well
     let _ = poll_fn(|cx| Pin::new(&mut *io).poll_shutdown(cx)).await;
 }

@@ -5,7 +5,6 @@ use std::{convert::Infallible, pin::pin, rc::Rc};
 use http::{Request, Response};
 use hyper::{body::Incoming, server::conn::http2, service::service_fn};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{
     Settings,
@@ -16,16 +15,12 @@ use super::{
 };
 
 /// Serves one connection to its end.
-pub(super) async fn serve<S, H>(
-    io: Box<TimedIo<S>>,
+pub(super) async fn serve<H: Handler>(
+    io: Box<TimedIo>,
     peer: Rc<Peer>,
     handler: Rc<H>,
-    ticket: Rc<Ticket>,
-) -> hyper::Result<()>
-where
-    S: AsyncRead + AsyncWrite + Unpin + 'static,
-    H: Handler,
-{
+    ticket: &Ticket,
+) -> hyper::Result<()> {
     let clock = Rc::clone(&peer.clock);
     clock.bytes_are_frames();
     let current = Rc::new(Current::default());
@@ -45,7 +40,7 @@ where
     // GOAWAY leaves no request unanswered that is under way (RFC 9113 §6.8), so it is sent at once
     let end = http2::Connection::graceful_shutdown;
     let is_time = Ticket::is_closing;
-    let ended = run(connection, &ticket, &clock, is_time, end).await;
+    let ended = run(connection, ticket, &clock, is_time, end).await;
     ended.unwrap_or(Ok(()))
 }
 

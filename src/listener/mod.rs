@@ -13,6 +13,7 @@ pub mod inbound;
 mod inherited;
 mod interim;
 mod ledger;
+mod lot;
 pub mod proxy_protocol;
 pub mod request;
 pub mod serve;
@@ -316,7 +317,15 @@ impl Entrance {
         observer: Rc<O>,
         connections: Arc<Semaphore>,
     ) -> io::Result<()> {
-        let acceptor = Acceptor::register(socket)?;
+        let failed = |error: &io::Error| observer.accept_failed(error);
+        let acceptor = Acceptor::register(socket).inspect_err(failed)?;
+        let (lot, watch) = lot::Lot::new().inspect_err(failed)?;
+        let house = Rc::new(serve::House {
+            handler,
+            observer,
+            lot,
+        });
+        tokio::task::spawn_local(watch_over(Rc::clone(&house), watch, Rc::clone(&self)));
         loop {
             let accepted = tokio::select! {
                 biased;
@@ -326,7 +335,7 @@ impl Entrance {
             let accepted = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    observer.accept_failed(&error);
+                    house.observer.accept_failed(&error);
                     pause_after(&error).await;
                     continue;
                 }
@@ -335,11 +344,11 @@ impl Entrance {
             let Ok(permit) = Arc::clone(&connections).acquire_owned().await else {
                 return Ok(());
             };
-            self.serve(accepted, &handler, &observer, Some(permit));
+            self.serve(accepted, &house, Some(permit));
         }
         // closing a socket resets the connections in its queue
         for accepted in acceptor.rest()? {
-            self.serve(accepted, &handler, &observer, None);
+            self.serve(accepted, &house, None);
         }
         Ok(())
     }
@@ -347,22 +356,27 @@ impl Entrance {
     fn serve<H: Handler, O: Observer + 'static>(
         &self,
         accepted: Accepted,
-        handler: &Rc<H>,
-        observer: &Rc<O>,
+        house: &Rc<serve::House<H, O>>,
         permit: Option<OwnedSemaphorePermit>,
     ) {
-        let open = observer.opened();
-        let serving = serve::connection(
-            accepted,
-            self.terms.borrow().clone(),
-            Rc::clone(handler),
-            Rc::clone(observer),
-            self.drain.enter(),
-            (permit, open),
-        );
+        let held = serve::Held::new(self.drain.enter(), permit, house.observer.opened());
+        let terms = self.terms.borrow().clone();
+        let serving = serve::connection(accepted, terms, Rc::clone(house), held);
         // a panic costs this connection, which drops what it held; the panic hook has counted and logged it
         tokio::task::spawn_local(serving);
     }
+}
+
+/// Serves parked connections again when there is a reason to, until the last has ended.
+async fn watch_over<H: Handler, O: Observer + 'static>(
+    house: Rc<serve::House<H, O>>,
+    watch: lot::Watch,
+    entrance: Rc<Entrance>,
+) {
+    let again = |parked| {
+        tokio::task::spawn_local(serve::again(parked, Rc::clone(&house)));
+    };
+    house.lot.watch(watch, entrance.drain.ended(), again).await;
 }
 
 /// Waits where an immediate second try would only fail again: out of descriptors or memory.

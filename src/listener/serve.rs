@@ -4,7 +4,9 @@ use std::{
     cell::RefCell,
     fmt,
     future::{Future, poll_fn},
+    io,
     net::IpAddr,
+    os::fd::{AsRawFd, RawFd},
     pin::Pin,
     rc::Rc,
     task::Poll,
@@ -15,8 +17,9 @@ use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::Body;
 use hyper::body::Incoming;
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
     net::{TcpStream, UnixStream},
+    sync::OwnedSemaphorePermit,
+    time::Instant,
 };
 
 use super::{
@@ -27,6 +30,7 @@ use super::{
     handover::Takeover,
     http1, http2,
     interim::Interim,
+    lot::Lot,
     proxy_protocol::{self, Received},
     stream::Stream,
     timed_io::TimedIo,
@@ -66,7 +70,7 @@ pub struct Peer {
     /// The listener's settings.
     pub listener: Rc<Settings>,
     /// The certificate that the client has proved to hold.
-    pub certificate: Option<Certificate>,
+    pub certificate: Option<Rc<Certificate>>,
     pub(super) clock: Rc<Clock>,
     interim: Rc<Interim>,
     takeover: RefCell<Option<Takeover>>,
@@ -81,8 +85,12 @@ impl fmt::Debug for Peer {
 }
 
 impl Peer {
-    fn new(ip: IpAddr, listener: Rc<Settings>, certificate: Option<Certificate>) -> Self {
-        let clock = Clock::new(listener.header_timeout, listener.idle_timeout);
+    fn new(
+        ip: IpAddr,
+        listener: Rc<Settings>,
+        certificate: Option<Rc<Certificate>>,
+        clock: Clock,
+    ) -> Self {
         Self {
             ip,
             listener,
@@ -95,7 +103,8 @@ impl Peer {
 
     /// One that nobody is connected to, for explaining what would become of its requests.
     pub fn described(ip: IpAddr, listener: Rc<Settings>) -> Self {
-        Self::new(ip, listener, None)
+        let clock = Clock::new(listener.header_timeout, listener.idle_timeout);
+        Self::new(ip, listener, None, clock)
     }
 
     /// `http` or `https`: how the client reached us.
@@ -174,68 +183,120 @@ impl Accepted {
     }
 }
 
-/// Serves one connection to its end, and keeps what it holds until then.
-///
-/// There are many idle connections, so what each holds is counted: this future is what a connection keeps in its task, and
-/// whatever belongs to its beginning, or to what it speaks, is boxed and goes when it is over.
-pub(super) fn connection<H: Handler, O: Observer>(
-    accepted: Accepted,
-    terms: Terms,
-    handler: Rc<H>,
-    observer: Rc<O>,
+/// What the connections of one entrance are served with.
+pub(super) struct House<H, O: Observer> {
+    pub(super) handler: Rc<H>,
+    pub(super) observer: Rc<O>,
+    /// Where they wait when they are idle.
+    pub(super) lot: Lot<Parked<O::Open>>,
+}
+
+/// What a connection holds from its acceptance to its end.
+pub(super) struct Held<K> {
     ticket: Ticket,
-    held: impl Sized,
-) -> impl Future<Output = ()> {
-    let beginning = Box::pin(begin(
-        accepted,
-        terms,
-        handler,
-        Rc::clone(&observer),
-        ticket,
-    ));
-    async move {
-        let _held = held;
-        let Some(Begun {
-            conversation,
-            clock,
-            _place,
-        }) = beginning.await
-        else {
-            return;
-        };
-        let ended = conversation.await;
-        if let Some(cut) = clock.cut() {
-            observer.cut(cut);
-        }
-        if let Err(error) = ended {
-            // a client that leaves or talks nonsense is its own business
-            tracing::debug!(%error, "connection ended early");
+    /// Among the connections of its address.
+    place: Option<Place>,
+    _permit: Option<OwnedSemaphorePermit>,
+    _open: K,
+}
+
+impl<K> Held<K> {
+    pub(super) fn new(ticket: Ticket, permit: Option<OwnedSemaphorePermit>, open: K) -> Self {
+        Self {
+            ticket,
+            place: None,
+            _permit: permit,
+            _open: open,
         }
     }
 }
 
-/// A connection that is known to be somebody's, and ready to be spoken on.
-struct Begun {
-    conversation: Pin<Box<dyn Future<Output = hyper::Result<()>>>>,
-    clock: Rc<Clock>,
-    _place: Option<Place>,
+/// A connection that is idle: all that there is of it.
+pub(super) struct Parked<K> {
+    stream: Stream,
+    since: Instant,
+    ip: IpAddr,
+    listener: Rc<Settings>,
+    certificate: Option<Rc<Certificate>>,
+    held: Held<K>,
 }
 
-/// Whose connection it is, whether there is room for it, and the handshake; `None` where it ends with that.
-async fn begin<H: Handler, O: Observer>(
+impl<K> AsRawFd for Parked<K> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.stream.as_raw_fd()
+    }
+}
+
+/// Serves a connection from its first byte.
+///
+/// Many send nothing for a while, so what each holds is counted: what belongs to the beginning, or to what is spoken, is boxed,
+/// and not there before it begins or when it is over.
+pub(super) async fn connection<H: Handler, O: Observer>(
+    accepted: Accepted,
+    terms: Terms,
+    house: Rc<House<H, O>>,
+    held: Held<O::Open>,
+) {
+    let begun = Box::pin(begin(accepted, terms, &*house.observer, held)).await;
+    let Some((stream, agreed, peer, held)) = begun else {
+        return;
+    };
+    let mut io = timed(stream, &peer);
+    let protocol = match agreed {
+        Some(protocol) => protocol,
+        None if peer.listener.http2 => first_protocol(&mut io, &held.ticket).await,
+        None => Protocol::Http1,
+    };
+    Box::pin(speak(io, protocol, peer, house, held)).await;
+}
+
+/// Goes on with a connection that was parked: there is something to read, or it is time to end.
+pub(super) async fn again<H: Handler, O: Observer>(
+    parked: Parked<O::Open>,
+    house: Rc<House<H, O>>,
+) {
+    let Parked {
+        mut stream,
+        since,
+        ip,
+        listener,
+        certificate,
+        held,
+    } = parked;
+    let woken = stream.read_at_rest().and_then(|first| {
+        stream.wake()?;
+        Ok(first)
+    });
+    let first = match woken {
+        Ok(first) => first,
+        Err(error) => {
+            tracing::debug!(%error, "an idle connection ended");
+            return;
+        }
+    };
+    let clock = Clock::new(listener.header_timeout, listener.idle_timeout).parked(since);
+    let peer = Rc::new(Peer::new(ip, listener, certificate, clock));
+    let mut io = timed(stream, &peer);
+    if !first.is_empty() {
+        peer.clock.bytes_arrived(first.len());
+        io.unread(first);
+    }
+    speak(io, Protocol::Http1, peer, house, held).await;
+}
+
+/// Whose connection it is, whether there is room for it, and the handshake with what it agrees on; `None` where it ends with that.
+async fn begin<O: Observer>(
     mut accepted: Accepted,
     terms: Terms,
-    handler: Rc<H>,
-    observer: Rc<O>,
-    ticket: Ticket,
-) -> Option<Begun> {
-    let ticket = Rc::new(ticket);
+    observer: &O,
+    mut held: Held<O::Open>,
+) -> Option<(Stream, Option<Protocol>, Rc<Peer>, Held<O::Open>)> {
     let Terms {
         settings,
         handshakes,
         crowd,
     } = terms;
-    let ip = match accepted.announced(&settings, &ticket).await {
+    let ip = match accepted.announced(&settings, &held.ticket).await {
         Ok(Received::From(ip)) => ip,
         Ok(Received::Nothing) => return None,
         Err(fault) => {
@@ -244,60 +305,85 @@ async fn begin<H: Handler, O: Observer>(
         }
     };
     // peers on a Unix socket look alike
-    let place = if matches!(accepted.stream, Stream::Tcp(_)) || ip != accepted.peer {
-        let place = crowd.enter(ip, &settings.per_address);
-        if place.is_none() {
+    if matches!(accepted.stream, Stream::Tcp(_)) || ip != accepted.peer {
+        held.place = crowd.enter(ip, &settings.per_address);
+        if held.place.is_none() {
             observer.crowded(ip);
             return None;
         }
-        place
-    } else {
-        None
+    }
+    let (stream, agreed, certificate) = match handshakes {
+        None => (accepted.stream, None, None),
+        Some(handshakes) => {
+            let handshake = handshakes.accept(accepted.stream, settings.header_timeout);
+            let (stream, secured) = Box::pin(handshake).await?;
+            (stream, Some(secured.protocol), secured.certificate)
+        }
     };
-    let stream = accepted.stream;
-    let Some(handshakes) = handshakes else {
-        let peer = Rc::new(Peer::new(ip, settings, None));
-        return Some(Begun {
-            clock: Rc::clone(&peer.clock),
-            conversation: Box::pin(speak(stream, None, peer, handler, ticket)),
-            _place: place,
-        });
-    };
-    let patience = settings.header_timeout;
-    let (stream, secured) = Box::pin(handshakes.accept(stream, patience)).await?;
-    let peer = Rc::new(Peer::new(ip, settings, secured.certificate));
-    Some(Begun {
-        clock: Rc::clone(&peer.clock),
-        conversation: Box::pin(speak(stream, Some(secured.protocol), peer, handler, ticket)),
-        _place: place,
-    })
+    let clock = Clock::new(settings.header_timeout, settings.idle_timeout);
+    let peer = Rc::new(Peer::new(ip, settings, certificate, clock));
+    Some((stream, agreed, peer, held))
 }
 
-/// What an HTTP/2 client sends first (RFC 9113 §3.4).
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-
-/// `agreed` is what the handshake settled; without one, the first bytes tell.
-async fn speak<S, H>(
-    io: S,
-    agreed: Option<Protocol>,
-    peer: Rc<Peer>,
-    handler: Rc<H>,
-    ticket: Rc<Ticket>,
-) -> hyper::Result<()>
-where
-    S: AsyncRead + AsyncWrite + Unpin + 'static,
-    H: Handler,
-{
+fn timed(stream: Stream, peer: &Peer) -> Box<TimedIo> {
     let (clock, interim) = (Rc::clone(&peer.clock), Rc::clone(&peer.interim));
-    let mut io = Box::new(TimedIo::new(io, clock, interim));
-    let http2 = match agreed {
-        Some(protocol) => protocol == Protocol::Http2,
-        None => peer.listener.http2 && begins_with_preface(&mut io, &ticket).await,
+    Box::new(TimedIo::new(stream, clock, interim))
+}
+
+/// Serves requests until the connection ends, or is parked.
+async fn speak<H: Handler, O: Observer>(
+    io: Box<TimedIo>,
+    protocol: Protocol,
+    peer: Rc<Peer>,
+    house: Rc<House<H, O>>,
+    held: Held<O::Open>,
+) {
+    let (handler, ticket) = (&house.handler, &held.ticket);
+    let served = match protocol {
+        Protocol::Http1 => http1::serve(io, &peer, handler, ticket).await,
+        Protocol::Http2 => {
+            let (peer, handler) = (Rc::clone(&peer), Rc::clone(handler));
+            let served = Box::pin(http2::serve(io, peer, handler, ticket)).await;
+            served.map(|()| None)
+        }
     };
-    match http2 {
-        true => Box::pin(http2::serve(io, peer, handler, ticket)).await,
-        false => http1::serve(io, peer, handler, ticket).await,
+    if let Some(cut) = peer.clock.cut() {
+        house.observer.cut(cut);
     }
+    let parked = match served {
+        Ok(Some(idle)) => park(idle.into_stream(), &peer, &house, held),
+        Ok(None) => Ok(()),
+        Err(error) => {
+            // a client that leaves or talks nonsense is its own business
+            tracing::debug!(%error, "connection ended early");
+            Ok(())
+        }
+    };
+    if let Err(error) = parked {
+        // its next request would have found it closed a little later
+        tracing::debug!(%error, "an idle connection cannot be parked, and is closed");
+    }
+}
+
+fn park<H, O: Observer>(
+    mut stream: Stream,
+    peer: &Peer,
+    house: &House<H, O>,
+    held: Held<O::Open>,
+) -> io::Result<()> {
+    let since = peer.clock.idle_since().unwrap_or_else(Instant::now);
+    let until = since + peer.clock.idle_timeout();
+    stream.rest()?;
+    held.ticket.wakes_nobody();
+    let parked = Parked {
+        stream,
+        since,
+        ip: peer.ip,
+        listener: Rc::clone(&peer.listener),
+        certificate: peer.certificate.clone(),
+        held,
+    };
+    house.lot.park(parked, until)
 }
 
 /// Polls a connection to its end; asks it to end when it is time, and in HTTP/2 when it has been idle for too long (RFC 9113
@@ -339,11 +425,11 @@ where
     .await
 }
 
+/// What an HTTP/2 client sends first (RFC 9113 §3.4).
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
 /// Reads just enough to tell HTTP/2 from HTTP/1, and gives it back. Bounded by the header timeout.
-async fn begins_with_preface<S: AsyncRead + AsyncWrite + Unpin>(
-    io: &mut TimedIo<S>,
-    ticket: &Ticket,
-) -> bool {
+async fn first_protocol(io: &mut TimedIo, ticket: &Ticket) -> Protocol {
     let mut seen = BytesMut::new();
     while seen.len() < PREFACE.len() && PREFACE.starts_with(&seen) {
         let is_first = seen.is_empty();
@@ -352,7 +438,10 @@ async fn begins_with_preface<S: AsyncRead + AsyncWrite + Unpin>(
             Ok(_) => {}
         }
     }
-    let http2 = seen.starts_with(PREFACE);
+    let protocol = match seen.starts_with(PREFACE) {
+        true => Protocol::Http2,
+        false => Protocol::Http1,
+    };
     io.unread(seen.freeze());
-    http2
+    protocol
 }

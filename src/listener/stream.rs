@@ -1,28 +1,109 @@
-//! The socket of a connection, of either kind.
+//! What a connection is read from and written to: a socket of either kind, or TLS over one.
 
 use std::{
-    io,
+    io::{self, Read as _},
+    mem, net,
+    os::{
+        fd::{AsRawFd, RawFd},
+        unix,
+    },
     pin::Pin,
     task::{Context, Poll},
 };
 
+use bytes::Bytes;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpStream, UnixStream},
 };
+use tokio_rustls::server::TlsStream;
 
-/// One type for both, so that what is built on top of it is compiled once.
+/// One type for all, so that what is built on top of it is compiled once.
 #[derive(Debug)]
 pub(super) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
+    /// A session is large, and is boxed once so that it is not moved about.
+    Tls(Box<TlsStream<Stream>>),
+    /// Nothing waits for it here, and the runtime holds nothing for it.
+    Resting(Resting),
+    /// It could not be put to rest, or woken: closed.
+    Gone,
 }
 
-macro_rules! either {
+/// A socket that no runtime knows.
+#[derive(Debug)]
+pub(super) enum Resting {
+    Tcp(net::TcpStream),
+    Unix(unix::net::UnixStream),
+}
+
+impl Stream {
+    /// Takes the socket from the runtime, which keeps some hundred bytes for each that it waits for. Until it is woken, it
+    /// can only be closed, or waited for by its descriptor.
+    pub(super) fn rest(&mut self) -> io::Result<()> {
+        if let Self::Tls(session) = self {
+            return session.get_mut().0.rest();
+        }
+        *self = match mem::replace(self, Self::Gone) {
+            Self::Tcp(socket) => Self::Resting(Resting::Tcp(socket.into_std()?)),
+            Self::Unix(socket) => Self::Resting(Resting::Unix(socket.into_std()?)),
+            other => other,
+        };
+        Ok(())
+    }
+
+    /// The first that has arrived while it was at rest: read before it is woken, it saves the runtime a turn. Nothing where there
+    /// is nothing, and over TLS, whose records are read when it is awake. Fails where the other end has left.
+    pub(super) fn read_at_rest(&mut self) -> io::Result<Bytes> {
+        let mut some = [0; 4 * 1024];
+        let read = match self {
+            Self::Resting(Resting::Tcp(socket)) => socket.read(&mut some),
+            Self::Resting(Resting::Unix(socket)) => socket.read(&mut some),
+            _ => return Ok(Bytes::new()),
+        };
+        match read {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => Ok(Bytes::copy_from_slice(&some[..count])),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Bytes::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Gives it back to the runtime of this thread.
+    pub(super) fn wake(&mut self) -> io::Result<()> {
+        if let Self::Tls(session) = self {
+            return session.get_mut().0.wake();
+        }
+        *self = match mem::replace(self, Self::Gone) {
+            Self::Resting(Resting::Tcp(socket)) => Self::Tcp(TcpStream::from_std(socket)?),
+            Self::Resting(Resting::Unix(socket)) => Self::Unix(UnixStream::from_std(socket)?),
+            other => other,
+        };
+        Ok(())
+    }
+}
+
+impl AsRawFd for Stream {
+    fn as_raw_fd(&self) -> RawFd {
+        match self {
+            Self::Tcp(socket) => socket.as_raw_fd(),
+            Self::Unix(socket) => socket.as_raw_fd(),
+            Self::Tls(session) => session.get_ref().0.as_raw_fd(),
+            Self::Resting(Resting::Tcp(socket)) => socket.as_raw_fd(),
+            Self::Resting(Resting::Unix(socket)) => socket.as_raw_fd(),
+            Self::Gone => -1,
+        }
+    }
+}
+
+macro_rules! each {
     ($stream:expr, $method:ident($($argument:expr),*)) => {
         match $stream.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).$method($($argument),*),
-            Self::Unix(stream) => Pin::new(stream).$method($($argument),*),
+            Self::Tcp(socket) => Pin::new(socket).$method($($argument),*),
+            Self::Unix(socket) => Pin::new(socket).$method($($argument),*),
+            Self::Tls(session) => Pin::new(session).$method($($argument),*),
+            Self::Resting(_) | Self::Gone => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
         }
     };
 }
@@ -33,7 +114,7 @@ impl AsyncRead for Stream {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        either!(self, poll_read(cx, buf))
+        each!(self, poll_read(cx, buf))
     }
 }
 
@@ -43,7 +124,7 @@ impl AsyncWrite for Stream {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        either!(self, poll_write(cx, buf))
+        each!(self, poll_write(cx, buf))
     }
 
     fn poll_write_vectored(
@@ -51,19 +132,19 @@ impl AsyncWrite for Stream {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        either!(self, poll_write_vectored(cx, bufs))
+        each!(self, poll_write_vectored(cx, bufs))
     }
 
-    /// Both kinds write many slices with one call.
+    /// All kinds write many slices with one call.
     fn is_write_vectored(&self) -> bool {
         true
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        either!(self, poll_flush(cx))
+        each!(self, poll_flush(cx))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        either!(self, poll_shutdown(cx))
+        each!(self, poll_shutdown(cx))
     }
 }

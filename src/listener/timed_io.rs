@@ -25,15 +25,15 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
-use super::{clock::Clock, drain::Ticket, interim::Interim, ledger::Cut};
+use super::{clock::Clock, drain::Ticket, interim::Interim, ledger::Cut, stream::Stream};
 
 /// How long an answer may take that goes to a client which has closed its side.
 const HALF_CLOSED_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A socket and its clock.
 #[derive(Debug)]
-pub(super) struct TimedIo<S> {
-    io: S,
+pub(super) struct TimedIo {
+    io: Stream,
     /// Bytes that were read before the protocol was known.
     prefix: Bytes,
     clock: Rc<Clock>,
@@ -51,8 +51,8 @@ pub(super) struct TimedIo<S> {
     half_closed: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> TimedIo<S> {
-    pub(super) fn new(io: S, clock: Rc<Clock>, interim: Rc<Interim>) -> Self {
+impl TimedIo {
+    pub(super) fn new(io: Stream, clock: Rc<Clock>, interim: Rc<Interim>) -> Self {
         Self {
             io,
             prefix: Bytes::new(),
@@ -65,6 +65,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TimedIo<S> {
             is_shut: false,
             half_closed: None,
         }
+    }
+
+    /// The socket, once there is nothing to be timed.
+    pub(super) fn into_stream(self) -> Stream {
+        self.io
     }
 
     /// Gives bytes back, to be read again first.
@@ -210,7 +215,7 @@ fn gathered<'a>(
     Some(room)
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for TimedIo<S> {
+impl AsyncRead for TimedIo {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -258,7 +263,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for TimedIo<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimedIo<S> {
+impl AsyncWrite for TimedIo {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -201,6 +201,7 @@ impl House {
                     "drain_timeout has passed: leaving what is still in flight"
                 );
             }
+            drain.end();
         });
     }
 

@@ -7,6 +7,7 @@ mod failures;
 mod headers;
 mod http2_servers;
 mod interim;
+mod parking;
 mod responses;
 mod streaming;
 mod websockets;

@@ -45,7 +45,7 @@ impl Worker {
     #[cold]
     fn recall(&self, exchange: &Exchange<'_>, understood: &Understood<'_>) -> Explanation {
         let (from, headers) = (exchange.from, &exchange.head.headers);
-        let mut explained = self.reason(from.ip, from.certificate.as_ref(), headers, THEN);
+        let mut explained = self.reason(from.ip, from.certificate.as_deref(), headers, THEN);
         explained.asked = Some(self.asked(exchange, &understood.target));
         let noted = self.noted_again(exchange, understood.rejected.is_some());
         explained.limits = self.limits(exchange, &noted);

@@ -14,15 +14,14 @@ use std::{
 };
 
 use rustls::{Error, HandshakeKind};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    sync::Notify,
-};
+use tokio::sync::Notify;
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use super::{Tls, client};
 use crate::{
-    identity::Certificate, listener::serve::Protocol, telemetry::handles::HandshakeMetrics,
+    identity::Certificate,
+    listener::{serve::Protocol, stream::Stream},
+    telemetry::handles::HandshakeMetrics,
 };
 
 /// The handshakes of one listener on one worker.
@@ -41,7 +40,7 @@ pub(in crate::listener) struct Secured {
     /// What was agreed on; HTTP/1.1 where nothing was (RFC 9113 §3.2).
     pub(in crate::listener) protocol: Protocol,
     /// Who the client has proved to be.
-    pub(in crate::listener) certificate: Option<Certificate>,
+    pub(in crate::listener) certificate: Option<Rc<Certificate>>,
 }
 
 impl Handshakes {
@@ -55,13 +54,12 @@ impl Handshakes {
         }
     }
 
-    /// The server's side of a handshake, counted by its outcome; `None` where it came to nothing within `patience`. A session is
-    /// large, and is boxed once so that it is not moved about.
-    pub(in crate::listener) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+    /// The server's side of a handshake, counted by its outcome; `None` where it came to nothing within `patience`.
+    pub(in crate::listener) async fn accept(
         self: &Rc<Self>,
-        stream: S,
+        stream: Stream,
         patience: Duration,
-    ) -> Option<(Box<TlsStream<S>>, Secured)> {
+    ) -> Option<(Stream, Secured)> {
         let place = self.enter();
         let acceptor = TlsAcceptor::from(self.tls.current.load_full());
         let outcome = tokio::select! {
@@ -84,7 +82,7 @@ impl Handshakes {
         }
     }
 
-    fn settle<S>(&self, stream: Box<TlsStream<S>>) -> Option<(Box<TlsStream<S>>, Secured)> {
+    fn settle(&self, stream: Box<TlsStream<Stream>>) -> Option<(Stream, Secured)> {
         let session = stream.get_ref().1;
         let chain = session.peer_certificates();
         let certificate = chain
@@ -104,9 +102,9 @@ impl Handshakes {
                 Some(b"h2") => Protocol::Http2,
                 _ => Protocol::Http1,
             },
-            certificate: certificate.flatten(),
+            certificate: certificate.flatten().map(Rc::new),
         };
-        Some((stream, secured))
+        Some((Stream::Tls(stream), secured))
     }
 
     fn failed(&self, error: &io::Error) {
