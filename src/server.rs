@@ -85,8 +85,8 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// How often histograms are folded: each sample waits in memory until then.
-const METRICS_UPKEEP: Duration = Duration::from_secs(1);
+/// How often what runs beside the requests is looked after.
+const UPKEEP: Duration = Duration::from_secs(1);
 /// How often idle upstream connections are looked at.
 const SWEEP: Duration = Duration::from_secs(5);
 
@@ -326,11 +326,10 @@ impl Running {
         self.control.spawn(async move {
             let mut overflow = OverflowSeen::default();
             let mut wave = Wave::default();
-            let mut ticks = tokio::time::interval(METRICS_UPKEEP);
+            let mut ticks = tokio::time::interval(UPKEEP);
             loop {
                 ticks.tick().await;
                 let shared = current.shared();
-                shared.metrics().run_upkeep();
                 shared.rulings().refresh();
                 shared.warn_of_overflow(&mut overflow);
                 shared.follow_wall_clock();

@@ -3,7 +3,7 @@
 //! The table below is the truth; `docs/metrics.md` is compared with it, and both with what `/metrics` shows. Each
 //! [`Metrics`] has a registry of its own, so several gateways can live in one process. Handles are resolved when
 //! a configuration is built (see [`handles`](super::handles)): on the path of a request a counter costs one atomic
-//! addition, a histogram one push to a lock-free list that [`Metrics::run_upkeep`] folds into buckets.
+//! addition, a [histogram](super::histogram) two.
 //!
 //! Labels take their values from the configuration and from closed lists, never from a request.
 
@@ -14,15 +14,13 @@ use std::{
 };
 
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, Unit};
-use metrics_exporter_prometheus::{
-    Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
-};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
 pub use super::handles::{
     BudgetMetrics, DecisionMetrics, HandshakeMetrics, Held, IdentityMetrics, IssuerMetrics,
     LeaseMetrics, LimitMetrics, ListenerMetrics, RouteMetrics, SpanMetrics, UpstreamMetrics,
 };
-use super::process;
+use super::{histogram::Histograms, process};
 
 /// One row of the table.
 #[derive(Clone, Copy, Debug)]
@@ -195,6 +193,7 @@ pub struct Metrics {
 struct Shared {
     recorder: PrometheusRecorder,
     handle: PrometheusHandle,
+    histograms: Histograms,
     running_config: Mutex<Option<Gauge>>,
     refreshers: Mutex<Vec<Box<dyn Fn() + Send>>>,
 }
@@ -202,27 +201,21 @@ struct Shared {
 impl Metrics {
     /// A new registry that describes every metric and holds those without a configured label, at zero.
     pub fn install() -> Metrics {
-        let mut builder = PrometheusBuilder::new().with_recommended_naming(true);
-        for metric in ALL {
-            if let Kind::Histogram(bounds) = metric.kind {
-                builder = builder
-                    .set_buckets_for_metric(Matcher::Full(metric.name.to_owned()), bounds)
-                    .expect("the bounds in the table are not empty");
-            }
-        }
+        let builder = PrometheusBuilder::new().with_recommended_naming(true);
         let recorder = builder.build_recorder();
         for metric in ALL {
             let (name, unit, help) = (metric.name.into(), Some(metric.unit), metric.help.into());
             match metric.kind {
                 Kind::Counter => recorder.describe_counter(name, unit, help),
                 Kind::Gauge => recorder.describe_gauge(name, unit, help),
-                Kind::Histogram(_) => recorder.describe_histogram(name, unit, help),
+                Kind::Histogram(_) => {}
             }
         }
         let handle = recorder.handle();
         let shared = Shared {
             recorder,
             handle,
+            histograms: Histograms::default(),
             running_config: Mutex::default(),
             refreshers: Mutex::default(),
         };
@@ -305,14 +298,9 @@ impl Metrics {
             refresh();
         }
         let mut text = self.shared.handle.render();
+        self.shared.histograms.render(&mut text);
         process::render(&mut text);
         in_order(&text)
-    }
-
-    /// Folds the samples of histograms into their buckets. To be called every second or so: between calls, a sample
-    /// holds 16 bytes.
-    pub fn run_upkeep(&self) {
-        self.shared.handle.run_upkeep();
     }
 
     pub(super) fn counter(&self, metric: &Metric, labels: &[&str]) -> Counter {
@@ -328,9 +316,7 @@ impl Metrics {
     }
 
     pub(super) fn histogram(&self, metric: &Metric, labels: &[&str]) -> Histogram {
-        self.shared
-            .recorder
-            .register_histogram(&key(metric, labels), &METADATA)
+        self.shared.histograms.handle(metric, labels)
     }
 }
 
@@ -389,7 +375,7 @@ fn key(metric: &Metric, labels: &[&str]) -> Key {
 }
 
 /// What these locks guard is whole between any two statements, so a panic elsewhere does not spoil it.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

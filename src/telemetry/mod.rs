@@ -2,6 +2,7 @@
 
 pub mod access;
 pub mod handles;
+mod histogram;
 pub mod json;
 pub mod log;
 pub mod metrics;
