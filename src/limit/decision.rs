@@ -203,26 +203,18 @@ impl Kept<'_> {
 }
 
 fn standings(findings: &[Finding<'_>]) -> Standings {
-    // filled where it is: a collected list is moved with all of its room
-    let mut told = Standings::default();
-    told.standings
-        .extend(findings.iter().map(Finding::standing));
-    told.binding = binding(&told.standings);
-    told
+    Standings(findings.iter().map(Finding::standing).collect())
 }
 
 /// One standing per charge, in the order of the charges.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Standings {
-    standings: ArrayVec<Standing, MAX_LIMITS>,
-    binding: Option<usize>,
-}
+pub struct Standings(ArrayVec<Standing, MAX_LIMITS>);
 
 impl Deref for Standings {
     type Target = [Standing];
 
     fn deref(&self) -> &[Standing] {
-        &self.standings
+        &self.0
     }
 }
 
@@ -239,8 +231,7 @@ pub struct Denial {
 impl Standings {
     /// The limit that takes longest; `None` when the request is admitted.
     pub fn denial(&self) -> Option<Denial> {
-        let limit = self.binding?;
-        let standing = self.get(limit).filter(|standing| standing.denied)?;
+        let (limit, standing) = self.longest()?;
         Some(Denial {
             limit,
             retry_after_ns: standing.retry_after_ns,
@@ -250,34 +241,30 @@ impl Standings {
     /// Index of the limit that is worth reporting: on denial the one that takes longest, else the one with the least
     /// share of its capacity left (the first of equals). `None` when there is no limit.
     pub fn binding(&self) -> Option<usize> {
-        self.binding
-    }
-}
-
-fn binding(standings: &[Standing]) -> Option<usize> {
-    if let Some(limit) = longest(standings) {
-        return Some(limit);
-    }
-    let mut tightest: Option<(usize, &Standing)> = None;
-    for (index, standing) in standings.iter().enumerate() {
-        if tightest.is_none_or(|(_, least)| tighter(standing, least)) {
-            tightest = Some((index, standing));
+        if let Some((limit, _)) = self.longest() {
+            return Some(limit);
         }
-    }
-    tightest.map(|(index, _)| index)
-}
-
-/// The first denying standing with the longest wait.
-fn longest(standings: &[Standing]) -> Option<usize> {
-    let mut longest: Option<(usize, &Standing)> = None;
-    for (index, standing) in standings.iter().enumerate() {
-        if standing.denied
-            && longest.is_none_or(|(_, other)| standing.severity() > other.severity())
-        {
-            longest = Some((index, standing));
+        let mut tightest: Option<(usize, &Standing)> = None;
+        for (index, standing) in self.iter().enumerate() {
+            if tightest.is_none_or(|(_, least)| tighter(standing, least)) {
+                tightest = Some((index, standing));
+            }
         }
+        tightest.map(|(index, _)| index)
     }
-    longest.map(|(index, _)| index)
+
+    /// The first denying standing with the longest wait.
+    fn longest(&self) -> Option<(usize, &Standing)> {
+        let mut longest: Option<(usize, &Standing)> = None;
+        for (index, standing) in self.iter().enumerate() {
+            if standing.denied
+                && longest.is_none_or(|(_, other)| standing.severity() > other.severity())
+            {
+                longest = Some((index, standing));
+            }
+        }
+        longest
+    }
 }
 
 /// Whether `a` has a smaller share of its capacity left than `b`: `a.remaining / a.capacity < b.remaining / b.capacity`.
