@@ -27,8 +27,8 @@ const WARM_UP: u64 = 500;
 const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nServer: origin\r\nDate: Sat, 21 Nov 2026 12:00:00 GMT\r\nContent-Type: text/plain\r\nContent-Length: 12\r\nConnection: keep-alive\r\n\r\nhello, world";
 
 /// Half an allocation more than is needed today. The bound of the design is 20 (and none for the decision itself: `cargo bench --bench decide`).
-const PROXIED: f64 = 6.5;
-const REJECTED: f64 = 6.5;
+const PROXIED: f64 = 3.5;
+const REJECTED: f64 = 4.5;
 
 /// An origin that answers every request alike, and allocates nothing once a connection is open.
 fn origin() -> SocketAddr {
