@@ -263,24 +263,14 @@ pub(super) async fn again<H: Handler, O: Observer>(
         certificate,
         held,
     } = parked;
-    let woken = stream.read_at_rest().and_then(|first| {
-        stream.wake()?;
-        Ok(first)
-    });
-    let first = match woken {
-        Ok(first) => first,
-        Err(error) => {
-            tracing::debug!(%error, "an idle connection ended");
-            return;
-        }
-    };
+    // nothing is read before: what the runtime has not seen yet it takes for blocked, and an answer would wait for a turn
+    if let Err(error) = stream.wake() {
+        tracing::debug!(%error, "an idle connection is lost");
+        return;
+    }
     let clock = Clock::new(listener.header_timeout, listener.idle_timeout).parked(since);
     let peer = Rc::new(Peer::new(ip, listener, certificate, clock));
-    let mut io = timed(stream, &peer);
-    if !first.is_empty() {
-        peer.clock.bytes_arrived(first.len());
-        io.unread(first);
-    }
+    let io = timed(stream, &peer);
     speak(io, Protocol::Http1, peer, house, held).await;
 }
 

@@ -1,8 +1,7 @@
 //! What a connection is read from and written to: a socket of either kind, or TLS over one.
 
 use std::{
-    io::{self, Read as _},
-    mem, net,
+    io, mem, net,
     os::{
         fd::{AsRawFd, RawFd},
         unix,
@@ -11,7 +10,6 @@ use std::{
     task::{Context, Poll},
 };
 
-use bytes::Bytes;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpStream, UnixStream},
@@ -51,23 +49,6 @@ impl Stream {
             other => other,
         };
         Ok(())
-    }
-
-    /// The first that has arrived while it was at rest: read before it is woken, it saves the runtime a turn. Nothing where there
-    /// is nothing, and over TLS, whose records are read when it is awake. Fails where the other end has left.
-    pub(super) fn read_at_rest(&mut self) -> io::Result<Bytes> {
-        let mut some = [0; 4 * 1024];
-        let read = match self {
-            Self::Resting(Resting::Tcp(socket)) => socket.read(&mut some),
-            Self::Resting(Resting::Unix(socket)) => socket.read(&mut some),
-            _ => return Ok(Bytes::new()),
-        };
-        match read {
-            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(count) => Ok(Bytes::copy_from_slice(&some[..count])),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Bytes::new()),
-            Err(error) => Err(error),
-        }
     }
 
     /// Gives it back to the runtime of this thread.

@@ -1,6 +1,6 @@
 //! Connections that have been silent for long enough to be parked: they are still whose they were, and still counted.
 
-use std::{io::Read as _, os::unix::net::UnixStream, time::Duration};
+use std::{io::Read as _, net::Shutdown, os::unix::net::UnixStream, time::Duration};
 
 use crate::support::{
     Client, Gateway, Origin, Request,
@@ -80,6 +80,35 @@ fn the_address_that_a_proxy_header_named_stays() {
         assert_eq!(seen.header("x-forwarded-for"), Some("192.0.2.7"));
         pause(PARKED);
     }
+}
+
+#[test]
+fn a_client_that_closes_its_side_behind_its_request_gets_its_answer() {
+    let gateway = Gateway::with("").start();
+    let mut client = gateway.connect();
+    assert_eq!(client.send(&Request::get("/")).status, 200);
+    pause(PARKED);
+    // both are there when it is woken
+    client
+        .write(&Request::get("/").to_bytes())
+        .expect("the connection is open");
+    client
+        .stream()
+        .shutdown(Shutdown::Write)
+        .expect("the connection is open");
+    assert_eq!(client.read_response("GET").expect("an answer").status, 200);
+    assert!(client.closes_within(SOON));
+}
+
+#[test]
+fn a_head_that_begins_has_to_end() {
+    let gateway =
+        Gateway::with("[[listen]]\naddress = \"127.0.0.1:0\"\nheader_timeout = \"1s\"\n").start();
+    let mut client = gateway.connect();
+    assert_eq!(client.send(&Request::get("/")).status, 200);
+    pause(PARKED);
+    client.write(b"GET ").expect("the connection is open");
+    assert_eq!(client.read_response("GET").expect("an answer").status, 408);
 }
 
 #[test]
