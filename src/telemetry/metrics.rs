@@ -3,7 +3,7 @@
 //! The table below is the truth; `docs/metrics.md` is compared with it, and both with what `/metrics` shows. Each
 //! [`Metrics`] has a registry of its own, so several gateways can live in one process. Handles are resolved when
 //! a configuration is built (see [`handles`](super::handles)): on the path of a request a counter costs one atomic
-//! addition, a [histogram](super::histogram) two.
+//! addition, a histogram (`histogram.rs`) two.
 //!
 //! Labels take their values from the configuration and from closed lists, never from a request.
 
