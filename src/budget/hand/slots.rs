@@ -113,6 +113,11 @@ impl Slots<'_> {
         self.0[REFUSE_UNTIL_NS].store(refuse_until_ns, Release);
     }
 
+    /// What was refused may be granted now.
+    pub(in crate::budget) fn forget_refusal(&self) {
+        self.0[REFUSE_UNTIL_NS].store(0, Release);
+    }
+
     /// As many requests as may be under way here without a store.
     pub(in crate::budget) fn prepare_alone(&self, most: u64) {
         self.0[ALONE_MOST].store(most, Release);

@@ -149,6 +149,11 @@ impl InFlight {
         }
         let waiters = std::mem::take(&mut entry.queue);
         let need = waiters.iter().map(|waiter| waiter.cost).sum();
+        if surplus > 0 {
+            // first: whoever comes between would be refused a slot that is on its way back
+            entry.refuse_until_ns = 0;
+            slots.forget_refusal();
+        }
         let back = slots.withdraw(surplus);
         entry.limit.metrics.returned.increment(back);
         entry.limit.metrics.calls.increment(1);

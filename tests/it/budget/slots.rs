@@ -228,6 +228,21 @@ fn a_slot_of_a_request_that_another_limit_refuses_is_free_at_once() {
 }
 
 #[test]
+fn who_comes_alone_is_not_refused_a_slot_that_is_on_its_way_back() {
+    let (redis, origin) = (Redis::start(), Origin::ok());
+    let gateway = gateway(&redis, &origin, "limit = 1");
+    let mut client = gateway.connect();
+    let mut ask = || assert_eq!(client.send(&Request::get("/")).status, 200);
+    for turn in 0..40 {
+        ask();
+        // a free slot sets out after some 20 ms, and a refusal is remembered for up to 25
+        redis.run::<Value>(&["CLIENT", "PAUSE", "40", "ALL"]);
+        pause(Duration::from_millis(20 + turn % 5));
+        ask();
+    }
+}
+
+#[test]
 fn a_gateway_that_is_stopped_gives_its_slots_back_at_once() {
     let (redis, origin) = (Redis::start(), Origin::ok());
     let mut stops = gateway(&redis, &origin, "limit = 20");
