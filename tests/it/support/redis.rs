@@ -391,8 +391,15 @@ fn is_up(child: &mut Child, address: SocketAddr) -> bool {
             return Ok(false);
         }
         let client = redis::Client::open(format!("redis://{address}")).expect("a URL");
-        match client.get_connection() {
-            Ok(_) => Ok(true),
+        let pid = format!("process_id:{}\r\n", child.id());
+        let told = client.get_connection().and_then(|mut connection| {
+            redis::cmd("INFO")
+                .arg("server")
+                .query::<String>(&mut connection)
+        });
+        match told {
+            // another test's server may have taken the port
+            Ok(told) => Ok(told.contains(&pid)),
             // it answers, and wants a password
             Err(error) if error.kind() == redis::ErrorKind::AuthenticationFailed => Ok(true),
             Err(error) if error.code() == Some("NOAUTH") => Ok(true),
