@@ -42,7 +42,7 @@ pub(super) struct Lot {
     pub(super) granted: u64,
     /// Until when free slots may be taken.
     pub(super) good_until_ns: u64,
-    /// Until when requests that find no free slot are refused.
+    /// Until when requests that find no free slot are refused; 0 where they are not.
     pub(super) refuse_until_ns: u64,
 }
 
@@ -117,14 +117,18 @@ impl Holding {
             let share = declared as f64 / reply.demand.max(declared) as f64;
             self.share = Some(self.share.map_or(share, |known| 0.7 * known + 0.3 * share));
         }
-        let pause_ns = match (reply.pool, terms.ahead) {
-            (0, true) => (PAUSE_NS as f64 * (0.75 + 0.5 * jitter)) as u64,
+        let refuse_until_ns = match (reply.pool, terms.ahead) {
+            (0, true) => {
+                let pause_ns = (PAUSE_NS as f64 * (0.75 + 0.5 * jitter)) as u64;
+                now_ns.saturating_add(pause_ns)
+            }
+            // not even until now: requests that are being decided have begun a little earlier
             _ => 0,
         };
         Some(Lot {
             granted,
             good_until_ns: sent_ns.saturating_add(GOOD_NS),
-            refuse_until_ns: now_ns.saturating_add(pause_ns),
+            refuse_until_ns,
         })
     }
 

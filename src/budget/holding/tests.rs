@@ -83,13 +83,13 @@ fn a_free_slot_is_kept_for_a_moment_unless_others_want_it() {
 #[test]
 fn a_refusal_is_remembered_for_a_moment_and_not_at_all_where_every_request_asks() {
     for (terms, expected) in [
-        (Terms::slots(4, true), 20 * MS),
+        (Terms::slots(4, true), 21 * MS),
         (Terms::slots(4, false), 0),
     ] {
         let mut holding = Holding::default();
         holding.declare(0, 1, 0, 0, 1);
         let lot = holding.replied(MS, 0, 1, &granted(0, 0, 10), &terms, 0.5);
-        assert_eq!(lot.expect("the last call").refuse_until_ns, MS + expected);
+        assert_eq!(lot.expect("the last call").refuse_until_ns, expected);
     }
 }
 
