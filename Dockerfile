@@ -6,7 +6,6 @@ RUN apk add --no-cache build-base ca-certificates linux-headers perl
 WORKDIR /src
 COPY Cargo.toml Cargo.lock ./
 COPY src ./src
-COPY benches ./benches
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
     target=$(uname -m)-unknown-linux-musl && \

@@ -1,8 +1,8 @@
 //! What the load tests stand on, where k6 is not: their configuration is valid, and each of them has a fault that it finds.
 
-use std::{fs, path::Path};
+use std::{env, fs, os::unix::fs::symlink, path::Path, process::Command};
 
-use crate::support::tidegate;
+use crate::support::{cli::finish, gateway::piped, tidegate};
 
 fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"))
@@ -59,4 +59,40 @@ fn every_load_test_has_a_fault_that_it_finds_and_that_can_be_made() {
 fn the_compose_file_knows_the_token_of_its_gateways() {
     let token = read("load/config/admin.token");
     assert!(read("docker-compose.yml").contains(&format!("ADMIN_TOKEN: \"{}\"", token.trim())));
+}
+
+/// Cargo asks for every test and bench that the manifest names without a path, also where it builds none of them.
+#[test]
+fn the_image_is_built_from_files_that_cargo_takes_for_the_whole_package() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (dockerfile, sent) = (read("Dockerfile"), read(".dockerignore"));
+    let copied: Vec<&str> = dockerfile
+        .lines()
+        .filter(|line| line.starts_with("COPY ") && !line.contains("--from="))
+        .flat_map(|line| {
+            let words: Vec<&str> = line.split_whitespace().skip(1).collect();
+            words[..words.len() - 1].to_vec()
+        })
+        .collect();
+    assert!(copied.contains(&"src"), "{copied:?}");
+    for name in copied {
+        assert!(
+            sent.lines().any(|line| line == format!("!{name}")),
+            ".dockerignore keeps {name} from the build"
+        );
+        let path = fs::canonicalize(name).unwrap_or_else(|error| panic!("{name}: {error}"));
+        symlink(path, folder.path().join(name)).expect("a link");
+    }
+    // the manifest is read before the program is looked for, and nothing is built
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let arguments = ["build", "--locked", "--offline", "--bin", "none-such"];
+    let read = finish(
+        piped(&mut cargo)
+            .args(arguments)
+            .current_dir(folder.path())
+            .env("CARGO_TARGET_DIR", folder.path().join("target")),
+        b"",
+    );
+    let wanted = "no bin target named `none-such`";
+    assert!(read.stderr.contains(wanted), "{read}");
 }
