@@ -119,6 +119,10 @@ fn limit_json(limit: &LimitView, samples: &[Sample]) -> Value {
     let near = samples.iter().filter(mine);
     let near = near.filter(|sample| sample.name == "tidegate_near_limit_total");
     let near: f64 = near.map(|sample| sample.value).sum();
+    // of a shared limit, what this gateway holds of Redis's count; its own buckets are in use where Redis is not
+    let held = samples.iter().filter(mine);
+    let held = held.filter(|sample| sample.name == "tidegate_lease_keys");
+    let held: f64 = held.map(|sample| sample.value).sum();
     let tier = |place: usize| {
         let named = settings.tiers.iter().filter(|(_, quota)| *quota == place);
         named.map(|(name, _)| name.as_str()).collect::<Vec<_>>()
@@ -143,7 +147,7 @@ fn limit_json(limit: &LimitView, samples: &[Sample]) -> Value {
         "mode": mode_name(limit.mode),
         "configured_mode": mode_name(settings.mode),
         "ruling": limit.rulings.acting().map(acting),
-        "keys": limit.keys,
+        "keys": limit.keys + held as u64,
         "evictions": limit.evictions,
         "overflows": limit.overflowed,
         "decisions": decisions,

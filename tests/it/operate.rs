@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Client, Gateway, Request, eventually, tidegate, wait::eventually_eq};
+use crate::support::{Client, Gateway, Redis, Request, eventually, tidegate, wait::eventually_eq};
 
 const LIMITED: &str = r#"
     [gateway]
@@ -53,6 +53,21 @@ fn every_limit_is_shown_with_its_decisions_and_who_is_rejected_most() {
             .status,
         404
     );
+}
+
+#[test]
+fn keys_of_a_limit_that_redis_keeps_are_counted_too() {
+    let redis = Redis::start();
+    let shared = format!("[redis]\nurl = \"{}\"", redis.url());
+    let limits = LIMITED.replace("burst = 3", "burst = 3\nscope = \"global\"");
+    let gateway = Gateway::with(&format!("{limits}{shared}")).start();
+    assert_eq!(
+        gateway.statuses(&Request::get("/"), 4),
+        [200, 200, 200, 429]
+    );
+    eventually_eq("the key that is limited now", json!(1), || {
+        gateway.look("/api/v1/limits")["limits"][0]["keys"].clone()
+    });
 }
 
 #[test]

@@ -139,6 +139,7 @@ function limits(status, before, seconds) {
   rows("limits", status.limits.map((limit) => {
     const old = before && before.status.limits.find((one) => one.name === limit.name);
     const per = (outcome) => old ? rate(limit.decisions[outcome], old.decisions[outcome], seconds) : 0;
+    const would = per("shadow_rejected") + per("tagged");
     const ruled = limit.ruling || (status.kill ? status.kill : null);
     const mode = element("span", { class: `badge ${ruled ? "bad" : limit.mode === "enforce" ? "good" : "warn"}` }, limit.mode);
     const button = limit.ruling
@@ -150,8 +151,8 @@ function limits(status, before, seconds) {
       element("td", {}, element("b", {}, limit.name), element("br"), element("small", {}, `${quota} ${per_key}${limit.scope === "global" ? ", shared" : ""}`)),
       element("td", {}, mode, limit.ruling ? element("small", {}, element("br"), until(limit.ruling)) : null),
       element("td", { class: "n" }, number(per("admitted") + per("delayed"))),
-      element("td", { class: "n" }, number(per("rejected"))),
-      element("td", { class: "n" }, count(limit.near_limit)),
+      element("td", { class: "n" }, number(per("rejected")), would ? element("small", {}, element("br"), `${number(would)} would be`) : null),
+      element("td", { class: "n" }, number(old ? rate(limit.near_limit, old.near_limit, seconds) : 0)),
       element("td", { class: "n" }, count(limit.keys)),
       element("td", {}, button));
   }), "no limit is configured");
