@@ -52,9 +52,10 @@ pub enum Kind {
 const EXCHANGE_SECONDS: &[f64] = &[
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 ];
-/// From a decision on a hot key to a worker that was off the processor.
+/// From a decision on a hot key to one that waited for a Redis far away, or for a worker that was off the processor.
 const DECISION_SECONDS: &[f64] = &[
-    2.5e-7, 5e-7, 1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 1e-4, 1e-3, 1e-2,
+    2.5e-7, 5e-7, 1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3,
+    1e-2, 2.5e-2, 5e-2, 0.1,
 ];
 /// From a Redis on the same host to one that is given up.
 const CALL_SECONDS: &[f64] = &[
@@ -91,7 +92,7 @@ table! {
     DECISIONS = "tidegate_decisions_total", Kind::Counter, Count, ["route", "limit", "outcome"],
         "Decisions, one for each limit that a request meets.";
     DECISION_SECONDS_METRIC = "tidegate_decision_seconds", Kind::Histogram(DECISION_SECONDS), Seconds, [],
-        "Time the gateway itself takes to decide on a request, sampled.";
+        "Time from the arrival of a request to the decision on it, sampled.";
     NEAR_LIMIT = "tidegate_near_limit_total", Kind::Counter, Count, ["limit"],
         "Requests that passed with little of the limit left, from warn_at on.";
     DELAYED = "tidegate_delayed_seconds", Kind::Histogram(WAIT_SECONDS), Seconds, ["limit"],

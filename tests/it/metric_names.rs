@@ -33,6 +33,36 @@ fn the_dashboard_and_the_alerts_ask_for_metrics_that_exist() {
     }
 }
 
+/// A fixed range says too little of a load of ten seconds, and nothing where scrapes are a minute apart.
+#[test]
+fn the_dashboard_takes_rates_over_the_interval_of_the_scrapes() {
+    let read =
+        |file: &str| fs::read_to_string(file).unwrap_or_else(|error| panic!("{file}: {error}"));
+    let dashboard = read("load/grafana/dashboards/gateway.json");
+    let exprs: Vec<&str> = dashboard
+        .lines()
+        .filter(|line| line.contains("\"expr\""))
+        .collect();
+    assert!(exprs.len() > 20, "{}", exprs.len());
+    for expr in exprs {
+        let ranges = expr.matches('[').count();
+        let right = expr.matches("[$__rate_interval]").count();
+        assert_eq!(ranges, right, "{expr}");
+        assert_eq!(ranges > 0, expr.contains("rate("), "{expr}");
+    }
+    let seconds = |file: &str, key: &str| {
+        let text = read(file);
+        let mut found = text
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix(key));
+        found.next().map(str::to_owned)
+    };
+    let scraped = seconds("load/prometheus/prometheus.yml", "scrape_interval: ");
+    assert!(scraped.is_some());
+    let known = seconds("load/grafana/datasources/prometheus.yml", "timeInterval: ");
+    assert_eq!(known, scraped);
+}
+
 #[test]
 fn every_metric_that_dashboards_rely_on_is_there_before_the_first_request() {
     let redis = Redis::start();
