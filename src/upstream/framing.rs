@@ -405,6 +405,10 @@ fn take_trailers(inbox: &mut BytesMut) -> Result<Option<HeaderMap>, &'static str
     let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
     let mut trailers = HeaderMap::new();
     let length = match httparse::parse_headers(inbox, &mut fields) {
+        // the parser takes a bare LF for the end of a line
+        Ok(httparse::Status::Complete((length, _))) if has_bare_lf(&inbox[..length]) => {
+            return Err("a line of the trailers ends in a bare LF");
+        }
         Ok(httparse::Status::Complete((length, fields))) => {
             for field in fields.iter() {
                 let name = HeaderName::from_bytes(field.name.as_bytes())
@@ -423,6 +427,11 @@ fn take_trailers(inbox: &mut BytesMut) -> Result<Option<HeaderMap>, &'static str
     };
     inbox.advance(length);
     Ok(Some(trailers))
+}
+
+fn has_bare_lf(lines: &[u8]) -> bool {
+    let mut ends = lines.iter().enumerate().filter(|&(_, &byte)| byte == b'\n');
+    ends.any(|(at, _)| at == 0 || lines[at - 1] != b'\r')
 }
 
 #[cfg(test)]

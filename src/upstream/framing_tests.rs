@@ -202,6 +202,8 @@ fn a_chunk_that_two_parsers_could_read_differently_is_refused() {
         "fffffffffffffffff5\r\nhello\r\n0\r\n\r\n",
         "10000000000000005\r\nhello\r\n0\r\n\r\n",
         "5\r\nhello\r\n0\r\nX T: v\r\n\r\n",
+        "5\r\nhello\r\n0\r\nX: y\n\r\n",
+        "5\r\nhello\r\n0\r\n\n",
     ] {
         for step in [1, 2, bytes.len()] {
             let outcome = decode(bytes.as_bytes(), step);
