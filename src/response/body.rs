@@ -9,7 +9,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use http::StatusCode;
 
-use super::{Asked, BodyStyle, Denial, OwnQuota, Policy, Refusal, fields::put_number};
+use super::{Asked, BodyStyle, Denial, OwnQuota, Policy, Refusal, policy::put_number};
 use crate::telemetry::json;
 
 /// Nothing that goes into a body is longer: names come from the configuration, ids from us or a trusted proxy.

@@ -28,14 +28,10 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::RETRY_AFTER};
 use super::{
     Asked, BodyStyle, FieldFamilies, Settings, authored_head, body,
     members::{self, Listed},
+    policy::{Denial, INTEGER_MAX, Met, NS_PER_SECOND, Policy, put_number, value_of},
 };
-use crate::limit::{MAX_LIMITS, Quota};
+use crate::limit::MAX_LIMITS;
 
-/// The largest integer of a structured field (RFC 9651 §3.3.1).
-const INTEGER_MAX: u64 = 999_999_999_999_999;
-/// What every client can hold as seconds.
-const RETRY_AFTER_MAX: u32 = 2_147_483_647;
-const NS_PER_SECOND: u64 = 1_000_000_000;
 /// One buffer serves dozens of answers before it is asked for again.
 const BUFFER_BYTES: usize = 8 * 1024;
 /// The fields of three limits in every family take less, and so does a body.
@@ -54,249 +50,8 @@ static X_TRIPLE: [HeaderName; 3] = [
     HeaderName::from_static("x-ratelimit-reset"),
 ];
 
-/// The name of a limit cannot be told to a client: only printable ASCII can (RFC 9651 §3.3.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the name of a limit is sent to clients: it must be printable ASCII, and not empty")]
-pub struct BadPolicyName;
-
-/// What can be said of a limit before any request: prepared once for each limit and tier.
-#[derive(Clone, Debug)]
-pub struct Policy {
-    name: Box<str>,
-    /// `per_ip (100/s, at most 200 at once)`.
-    described: Box<str>,
-    /// Both as they stand in a JSON string.
-    in_json: [Box<[u8]>; 2],
-    /// The most units at once.
-    quota: u64,
-    /// Seconds in which a spent quota is whole again, rounded up; `None` for slots, which no clock gives back.
-    window: Option<u64>,
-    refill: Refill,
-    /// `200`.
-    limit: HeaderValue,
-    /// `"per_ip";q=200;w=2`.
-    member: HeaderValue,
-    /// The length of `"per_ip"` in `member`.
-    name_bytes: usize,
-    /// `"per_ip";r=`.
-    remains: Box<[u8]>,
-}
-
-/// How what was spent comes back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Refill {
-    /// Unit by unit: a bucket, a window that slides.
-    Gradual,
-    /// At a moment that the next unit waits for: a window that begins anew, a log whose oldest entry leaves.
-    AtOnce,
-}
-
 /// What goes before our name of a limit where the upstream has one of that name, too.
 const OURS: &str = "gateway.";
-
-impl Policy {
-    /// Prepares what is said of the limit `name` with `quota`.
-    pub fn compile(name: &str, quota: &Quota) -> Result<Policy, BadPolicyName> {
-        let burst = quota.burst.get();
-        let full_after_ns = u128::from(burst).saturating_mul(quota.period.as_nanos());
-        let per_second = u128::from(quota.amount.get()) * u128::from(NS_PER_SECOND);
-        let window = full_after_ns
-            .div_ceil(per_second)
-            .clamp(1, u128::from(INTEGER_MAX)) as u64;
-        Policy::new(name, describe(name, quota), burst, Some(window))
-    }
-
-    /// The same of a limit that gives back all at once what was spent together: a fixed window, a log.
-    pub fn of_window(name: &str, quota: &Quota) -> Result<Policy, BadPolicyName> {
-        let refill = Refill::AtOnce;
-        Ok(Policy {
-            refill,
-            ..Policy::compile(name, quota)?
-        })
-    }
-
-    /// Prepares what is said of the limit `name` that lets so many requests be in flight.
-    pub fn of_slots(name: &str, slots: u64) -> Result<Policy, BadPolicyName> {
-        Policy::new(name, format!("{name} ({slots} at a time)"), slots, None)
-    }
-
-    fn new(
-        name: &str,
-        described: String,
-        quota: u64,
-        window: Option<u64>,
-    ) -> Result<Policy, BadPolicyName> {
-        if name.is_empty() || !name.bytes().all(|byte| (0x20..=0x7e).contains(&byte)) {
-            return Err(BadPolicyName);
-        }
-        let mut text = BytesMut::with_capacity(name.len() + 48);
-        text.put_u8(b'"');
-        for byte in name.bytes() {
-            if matches!(byte, b'"' | b'\\') {
-                text.put_u8(b'\\');
-            }
-            text.put_u8(byte);
-        }
-        text.put_u8(b'"');
-        let name_bytes = text.len();
-        let remains = [&text, &b";r="[..]].concat().into();
-        text.put_slice(b";q=");
-        put_number(&mut text, quota.min(INTEGER_MAX));
-        match window {
-            Some(window) => {
-                text.put_slice(b";w=");
-                put_number(&mut text, window);
-            }
-            None => text.put_slice(b";qu=\"concurrent-requests\""),
-        }
-        Ok(Policy {
-            in_json: [name, &described].map(body::escaped),
-            name: name.into(),
-            described: described.into(),
-            quota,
-            window,
-            refill: Refill::Gradual,
-            limit: HeaderValue::from(quota.min(INTEGER_MAX)),
-            member: value_of(text.freeze()),
-            name_bytes,
-            remains,
-        })
-    }
-
-    /// The limit's name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The limit with its quota, for a sentence.
-    pub(super) fn described(&self) -> &str {
-        &self.described
-    }
-
-    /// The name, for a JSON string.
-    pub(super) fn name_in_json(&self) -> &[u8] {
-        &self.in_json[0]
-    }
-
-    /// The limit with its quota, for a sentence in a JSON string.
-    pub(super) fn described_in_json(&self) -> &[u8] {
-        &self.in_json[1]
-    }
-
-    /// The most units at once.
-    pub(super) fn quota(&self) -> u64 {
-        self.quota
-    }
-
-    /// Seconds in which a spent quota is whole again; `None` for slots.
-    pub(super) fn window(&self) -> Option<u64> {
-        self.window
-    }
-
-    fn quoted_name(&self) -> &[u8] {
-        &self.member.as_bytes()[..self.name_bytes]
-    }
-
-    /// How often [`OURS`] stands before the name so that it is none of these.
-    fn clashes(&self, taken: &[String]) -> usize {
-        let is_taken = |clashes: &usize| {
-            let ours = OURS.repeat(*clashes);
-            taken
-                .iter()
-                .any(|name| name.strip_prefix(&*ours) == Some(&*self.name))
-        };
-        (0..=taken.len())
-            .find(|clashes| !is_taken(clashes))
-            .unwrap_or(0)
-    }
-}
-
-/// One limit that a request met, after the decision.
-#[derive(Clone, Copy, Debug)]
-pub struct Met<'a> {
-    /// The limit, for the client's tier.
-    pub policy: &'a Policy,
-    /// Whole units left.
-    pub remaining: u64,
-    /// Until one more unit is there; 0 when the bucket is full.
-    pub next_unit_ns: u64,
-    /// Until the bucket is full.
-    pub reset_ns: u64,
-    /// Whether this limit stopped the request.
-    pub denied: bool,
-    /// Whether it always will, because the request costs more than the bucket holds.
-    pub never: bool,
-    /// Whether an exception closes the limit to this client.
-    pub closed: bool,
-}
-
-impl Met<'_> {
-    /// `t`: the seconds for which the client should make do with what remains.
-    ///
-    /// `ceil(max(until one more unit, remaining · w / q))`. Dividing what remains by `t` then never gives more than the
-    /// rate of the limit, and both readings of the parameter (draft-10 and draft-11) hold. Of what comes back all at once it
-    /// is the time until then.
-    pub(super) fn effective_window(&self) -> Option<u64> {
-        let window = self.policy.window?;
-        let next_unit = self.next_unit_ns.div_ceil(NS_PER_SECOND);
-        if self.policy.refill == Refill::AtOnce && next_unit > 0 {
-            return Some(next_unit.min(INTEGER_MAX));
-        }
-        let share = match self.remaining.checked_mul(window) {
-            Some(product) => product.div_ceil(self.policy.quota),
-            // a division of 128 bits, which is slow, is only for numbers that nobody has
-            None => (u128::from(self.remaining) * u128::from(window))
-                .div_ceil(u128::from(self.policy.quota))
-                .min(u128::from(INTEGER_MAX)) as u64,
-        };
-        Some(share.max(next_unit).min(INTEGER_MAX))
-    }
-}
-
-/// A request that was stopped.
-#[derive(Clone, Copy, Debug)]
-pub struct Denial<'a> {
-    pub(super) met: &'a [Met<'a>],
-    pub(super) retry_after_ns: Option<u64>,
-    retry_after: Option<u32>,
-}
-
-impl<'a> Denial<'a> {
-    /// `met` is every limit that it met, the binding one first; `retry_after_ns` when the same request would be admitted if
-    /// nobody else spends, `None` when it never will be.
-    pub fn new(met: &'a [Met<'a>], retry_after_ns: Option<u64>) -> Denial<'a> {
-        let windows = met.iter().filter(|met| met.denied);
-        let windows = windows.filter_map(Met::effective_window);
-        let retry_after = retry_after_ns.map(|wait_ns| {
-            let seconds = windows.fold(wait_ns.div_ceil(NS_PER_SECOND), u64::max);
-            u32::try_from(seconds)
-                .unwrap_or(RETRY_AFTER_MAX)
-                .clamp(1, RETRY_AFTER_MAX)
-        });
-        Denial {
-            met,
-            retry_after_ns,
-            retry_after,
-        }
-    }
-
-    /// `Retry-After`: whole seconds, rounded up, at least 1, not earlier than `t` of any limit that stopped the request.
-    pub fn retry_after(&self) -> Option<u32> {
-        self.retry_after
-    }
-
-    /// The limit that the answer names: one that no wait helps against, or else the first that stopped the request.
-    pub(super) fn named(&self) -> Option<&'a Met<'a>> {
-        self.violated()
-            .find(|met| met.never)
-            .or_else(|| self.violated().next())
-    }
-
-    /// The limits that stopped it, in order.
-    pub(super) fn violated(&self) -> impl Iterator<Item = &'a Met<'a>> + use<'a> {
-        self.met.iter().filter(|met| met.denied)
-    }
-}
 
 /// Writes field values, and the body of a rejection, into a buffer that it reuses. One for each worker.
 #[derive(Debug)]
@@ -373,7 +128,7 @@ impl FieldWriter {
             let is_theirs = |name| headers.contains_key(name);
             if !(upstream_refused && names.iter().any(is_theirs)) {
                 let [limit, remaining, at_reset] = names;
-                headers.insert(limit, binding.policy.limit.clone());
+                headers.insert(limit, binding.policy.limit().clone());
                 headers.insert(remaining, self.number(binding.remaining));
                 headers.insert(at_reset, self.number(reset));
             }
@@ -397,7 +152,11 @@ impl FieldWriter {
         };
         let mut values = ArrayVec::<HeaderValue, MAX_BLANKS>::new();
         values.extend(asked.request_id.cloned());
-        values.extend(denial.retry_after.map(|wait| self.number(u64::from(wait))));
+        values.extend(
+            denial
+                .retry_after()
+                .map(|wait| self.number(u64::from(wait))),
+        );
         if let Some(binding) = met.first() {
             if settings.fields.ratelimit {
                 values.push(self.standings(met, &[]));
@@ -421,7 +180,7 @@ impl FieldWriter {
         settings: &Settings,
         met: &[Met<'_>],
     ) -> &HeaderMap {
-        let (has_id, may_return) = (asked.request_id.is_some(), denial.retry_after.is_some());
+        let (has_id, may_return) = (asked.request_id.is_some(), denial.retry_after().is_some());
         let known = self.forms.iter().position(|(known, _)| {
             known.settings == *settings
                 && (known.has_id, known.may_return) == (has_id, may_return)
@@ -440,7 +199,7 @@ impl FieldWriter {
                 for ([limit, remaining, at_reset], _) in
                     families_of_three(settings, binding, UNIX_EPOCH)
                 {
-                    head.insert(limit, binding.policy.limit.clone());
+                    head.insert(limit, binding.policy.limit().clone());
                     head.insert(remaining, BLANK);
                     head.insert(at_reset, BLANK);
                 }
@@ -510,7 +269,7 @@ impl FieldWriter {
 
     fn policies(&mut self, met: &[Met<'_>], taken: &[String]) -> HeaderValue {
         if let ([only], []) = (met, taken) {
-            return only.policy.member.clone();
+            return only.policy.member().clone();
         }
         if !taken.is_empty() {
             return self.policies_beside(met, taken);
@@ -534,7 +293,7 @@ impl FieldWriter {
         for (at, met) in met.iter().enumerate() {
             self.separate(at);
             self.name(met.policy, taken);
-            let parameters = &met.policy.member.as_bytes()[met.policy.name_bytes..];
+            let (_, parameters) = met.policy.name_and_parameters();
             self.buffer.put_slice(parameters);
         }
         self.value()
@@ -544,7 +303,7 @@ impl FieldWriter {
         for (at, met) in met.iter().enumerate() {
             self.separate(at);
             match taken {
-                [] => self.buffer.put_slice(&met.policy.remains),
+                [] => self.buffer.put_slice(met.policy.remains()),
                 _ => {
                     self.name(met.policy, taken);
                     self.buffer.put_slice(b";r=");
@@ -562,10 +321,11 @@ impl FieldWriter {
     /// The name of a limit in quotes, which none of the upstream's is.
     fn name(&mut self, policy: &Policy, taken: &[String]) {
         self.buffer.put_u8(b'"');
-        for _ in 0..policy.clashes(taken) {
+        for _ in 0..clashes(policy, taken) {
             self.buffer.put_slice(OURS.as_bytes());
         }
-        self.buffer.put_slice(&policy.quoted_name()[1..]);
+        let (quoted, _) = policy.name_and_parameters();
+        self.buffer.put_slice(&quoted[1..]);
     }
 
     fn separate(&mut self, at: usize) {
@@ -577,6 +337,19 @@ impl FieldWriter {
     fn value(&mut self) -> HeaderValue {
         value_of(self.buffer.split().freeze())
     }
+}
+
+/// How often [`OURS`] stands before the limit's name so that it is none of these.
+fn clashes(policy: &Policy, taken: &[String]) -> usize {
+    let is_taken = |clashes: &usize| {
+        let ours = OURS.repeat(*clashes);
+        taken
+            .iter()
+            .any(|name| name.strip_prefix(&*ours) == Some(policy.name()))
+    };
+    (0..=taken.len())
+        .find(|clashes| !is_taken(clashes))
+        .unwrap_or(0)
 }
 
 /// The families of three fields that are asked for, each with its reset: in seconds from now, and since 1970.
@@ -615,16 +388,5 @@ fn place(policy: &Policy) -> usize {
     std::ptr::from_ref(policy).addr()
 }
 
-/// Appends `number` in decimal.
-pub(super) fn put_number(out: &mut BytesMut, number: u64) {
-    out.put_slice(itoa::Buffer::new().format(number).as_bytes());
-}
-
-fn value_of(bytes: Bytes) -> HeaderValue {
-    HeaderValue::from_maybe_shared(bytes)
-        .expect("names are checked when compiled, the rest is ASCII of ours")
-}
-
-fn describe(name: &str, quota: &Quota) -> String {
-    format!("{name} ({quota}, at most {} at once)", quota.burst)
-}
+#[cfg(test)]
+mod tests;

@@ -7,6 +7,7 @@ mod body;
 mod fields;
 mod grpc;
 mod members;
+mod policy;
 mod refusal;
 
 use std::time::SystemTime;
@@ -17,8 +18,9 @@ use http::{
     header::{ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
 };
 
-pub use fields::{BadPolicyName, Denial, FieldWriter, Met, Policy};
+pub use fields::FieldWriter;
 pub use grpc::Grpc;
+pub use policy::{BadPolicyName, Denial, Met, Policy};
 pub use refusal::Refusal;
 
 /// `X-Request-Id`.

@@ -1,11 +1,8 @@
-//! Refusals, each with its head and body, and the buffer that answers share.
-
-use std::num::NonZeroU64;
+//! Refusals, each with its head and body.
 
 use serde_json::{Value, json};
 
 use super::*;
-use crate::limit::Quota;
 
 const EVERY: [Refusal; 17] = [
     Refusal::BadRequest("The Host field is missing."),
@@ -31,7 +28,7 @@ const EVERY: [Refusal; 17] = [
     Refusal::Internal,
 ];
 
-fn asked(version: Version, id: &HeaderValue) -> Asked<'_> {
+pub(super) fn asked(version: Version, id: &HeaderValue) -> Asked<'_> {
     Asked {
         is_head: false,
         version,
@@ -163,148 +160,4 @@ fn request_id_that_is_not_text_leaves_the_body_valid() {
     );
     let body: Value = serde_json::from_slice(response.body()).expect("it is JSON");
     assert_eq!(body["request_id"], "\u{fffd}\u{fffd}");
-}
-
-/// The addresses of everything that a rejection took from the writer's buffer.
-fn addresses(response: &Response<Bytes>) -> Vec<usize> {
-    let values = ["ratelimit", "x-ratelimit-reset", "retry-after"]
-        .map(|name| response.headers()[name].as_bytes());
-    values
-        .into_iter()
-        .chain([&response.body()[..]])
-        .map(|bytes| bytes.as_ptr().addr())
-        .collect()
-}
-
-#[test]
-fn answers_that_have_left_give_their_memory_to_the_next() {
-    let one = NonZeroU64::MIN;
-    let quota = Quota {
-        amount: one,
-        period: std::time::Duration::from_secs(1),
-        burst: one,
-    };
-    let policy = Policy::compile("p", &quota).expect("the name is printable");
-    let met = [Met {
-        policy: &policy,
-        remaining: 0,
-        next_unit_ns: 7,
-        reset_ns: 7,
-        denied: true,
-        never: false,
-        closed: false,
-    }];
-    let denial = Denial::new(&met, Some(7));
-    let fields = FieldFamilies {
-        ratelimit: true,
-        x_ratelimit: true,
-        ..FieldFamilies::default()
-    };
-    let settings = Settings {
-        fields,
-        on: FieldsOn::Always,
-        body: BodyStyle::ProblemJson,
-    };
-    let id = HeaderValue::from_static("1");
-    let mut writer = FieldWriter::new();
-    let mut answer = || {
-        too_many_requests(
-            &denial,
-            &asked(Version::HTTP_11, &id),
-            &settings,
-            &mut writer,
-            SystemTime::UNIX_EPOCH,
-        )
-    };
-
-    let seen: std::collections::BTreeSet<usize> =
-        (0..1000).flat_map(|_| addresses(&answer())).collect();
-    let (first, last) = (
-        seen.first().expect("answers were made"),
-        seen.last().expect("answers were made"),
-    );
-    assert!(
-        last - first < 8 * 1024,
-        "a thousand answers fit one buffer of 8 KiB, one after another"
-    );
-
-    let held: Vec<_> = (0..100).map(|_| answer()).collect();
-    let bodies: std::collections::BTreeSet<&[u8]> =
-        held.iter().map(|response| &response.body()[..]).collect();
-    assert_eq!(
-        bodies.len(),
-        1,
-        "answers that are still on their way are not written over"
-    );
-}
-
-fn met(policy: &Policy, denied: bool) -> Met<'_> {
-    Met {
-        policy,
-        remaining: u64::from(!denied),
-        next_unit_ns: 7,
-        reset_ns: 7,
-        denied,
-        never: false,
-        closed: false,
-    }
-}
-
-/// The lines of a rejection's head.
-fn rejection(
-    writer: &mut FieldWriter,
-    met: &[Met<'_>],
-    wait_s: Option<u64>,
-    body: BodyStyle,
-    id: u64,
-) -> Vec<String> {
-    let settings = Settings {
-        fields: FieldFamilies {
-            ratelimit: true,
-            ratelimit_triple: true,
-            x_ratelimit: true,
-        },
-        on: FieldsOn::Always,
-        body,
-    };
-    let denial = Denial::new(met, wait_s.map(|wait| wait * 1_000_000_000));
-    let now = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(id);
-    let id = HeaderValue::from(id);
-    let asked = asked(Version::HTTP_11, &id);
-    let answer = too_many_requests(&denial, &asked, &settings, writer, now);
-    let lines = answer.headers().iter();
-    lines
-        .map(|(name, value)| format!("{name}: {value:?}"))
-        .collect()
-}
-
-#[test]
-fn a_form_that_is_filled_in_again_says_what_has_changed_and_nothing_else() {
-    let quota = Quota {
-        amount: NonZeroU64::MIN,
-        period: std::time::Duration::from_secs(1),
-        burst: NonZeroU64::MIN,
-    };
-    let [one, other] = ["one", "other"].map(|name| Policy::compile(name, &quota).expect("ASCII"));
-    let orders: [&[Met<'_>]; 4] = [
-        &[met(&one, true), met(&other, false)],
-        &[met(&other, true), met(&one, false)],
-        &[met(&one, true)],
-        &[],
-    ];
-    let mut experienced = FieldWriter::new();
-    for id in 1..=3 {
-        for met in orders {
-            for wait_s in [Some(id), None] {
-                for style in [BodyStyle::ProblemJson, BodyStyle::Text] {
-                    let head = rejection(&mut experienced, met, wait_s, style, id);
-                    let new = rejection(&mut FieldWriter::new(), met, wait_s, style, id);
-                    assert_eq!(head, new);
-                    assert_eq!(head[2], format!("x-request-id: \"{id}\""));
-                    let families = 8 * usize::from(!met.is_empty());
-                    assert_eq!(head.len(), 3 + usize::from(wait_s.is_some()) + families);
-                }
-            }
-        }
-    }
 }
