@@ -1,6 +1,7 @@
 //! The body of a response, whoever wrote it, and what is noted when it ends.
 
 use std::{
+    convert::Infallible,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -57,6 +58,12 @@ pub enum BodyError {
     /// The request's side, while the built-in server was sending it back.
     #[error(transparent)]
     Inbound(#[from] InboundError),
+}
+
+impl From<Infallible> for BodyError {
+    fn from(never: Infallible) -> Self {
+        match never {}
+    }
 }
 
 impl Body {
@@ -120,9 +127,7 @@ impl HttpBody for Source {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match &mut *self {
-            Self::Authored(body) => Pin::new(body)
-                .poll_frame(cx)
-                .map_err(|never| match never {}),
+            Self::Authored(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
             Self::Remote(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
             Self::Stream(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
             Self::Echo(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
@@ -158,9 +163,7 @@ impl HttpBody for Body {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let Recorded { source, record } = match &mut self.0 {
             Content::Authored(body) => {
-                return Pin::new(body)
-                    .poll_frame(cx)
-                    .map_err(|never| match never {});
+                return Pin::new(body).poll_frame(cx).map_err(BodyError::from);
             }
             Content::Recorded(recorded) => &mut **recorded,
         };
