@@ -219,11 +219,7 @@ impl Worker {
         }
         self.admit(exchange, understood.rejected.is_some(), |_, _| ())
             .await?;
-        self.note_decision(exchange);
-        self.remember(exchange, &understood);
-        if !exchange.verdict.admitted() {
-            return Err(Stopped::Denied);
-        }
+        self.settle(exchange, &understood)?;
         if !exchange.delay.is_zero() {
             // a client that leaves meanwhile takes its place in the queue with it
             exchange.from.needs_client(true);
@@ -252,6 +248,16 @@ impl Worker {
         })?;
         exchange.slots.occupy(place);
         Ok(())
+    }
+
+    /// The decision is made: it is counted, and remembered with its reasons. Whoever is denied goes no further.
+    fn settle(&self, exchange: &Exchange<'_>, understood: &Understood<'_>) -> Result<(), Stopped> {
+        self.note_decision(exchange);
+        self.remember(exchange, understood);
+        match exchange.verdict.admitted() {
+            true => Ok(()),
+            false => Err(Stopped::Denied),
+        }
     }
 
     /// What becomes of a request that no limit turns away.

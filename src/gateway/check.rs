@@ -152,11 +152,7 @@ impl Worker {
         let too_large = self.read_body(exchange, described);
         self.admit(exchange, understood.rejected.is_some(), |_, _| ())
             .await?;
-        self.note_decision(exchange);
-        self.remember(exchange, &understood);
-        if !exchange.verdict.admitted() {
-            return Err(Stopped::Denied);
-        }
+        self.settle(exchange, &understood)?;
         exchange.slots.turn_has_come();
         self.conclude(understood, exchange.route)?;
         match too_large {
