@@ -50,6 +50,31 @@ pub enum Held {
 }
 
 impl Standing {
+    /// How a limit stands that counts what was `used` of late, to a request that is not charged. `wait_ns` is the least wait until
+    /// at most so many units count, which are fewer than now.
+    #[inline]
+    pub(super) fn of_count(
+        used: u64,
+        limit: u64,
+        cost: u64,
+        wait_ns: impl Fn(u64) -> u64,
+    ) -> Standing {
+        let never = cost > limit;
+        let denied = cost > 0 && used.saturating_add(cost) > limit;
+        let fewer = used.min(limit).checked_sub(1);
+        Standing {
+            capacity: limit,
+            remaining: limit.saturating_sub(used),
+            retry_after_ns: (denied && !never).then(|| wait_ns(limit.saturating_sub(cost))),
+            denied,
+            never,
+            next_unit_ns: fewer.map_or(0, &wait_ns),
+            reset_ns: if used == 0 { 0 } else { wait_ns(0) },
+            delay_ns: 0,
+            held: Held::Nowhere,
+        }
+    }
+
     /// Longest wait first: never, then the longest `retry_after_ns`. `None` when this limit admits.
     fn severity(&self) -> Option<u64> {
         // a wait of u64::MAX ns is 584 years, so sharing the value with "never" misleads nobody

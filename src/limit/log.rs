@@ -27,7 +27,7 @@ use std::{
 };
 
 use super::{
-    Held, Key, Quota, QuotaError, Standing,
+    Key, Quota, QuotaError, Standing,
     bucket::STEP_BACK_NS,
     quota::MAX_LOG,
     succession::Spent,
@@ -447,22 +447,8 @@ impl Ring {
     }
 
     fn standing(&self, view: &View, limit: u64, ask: &Ask) -> Standing {
-        let used = view.used;
-        let never = ask.cost > limit;
-        let denied = ask.cost > 0 && used.saturating_add(ask.cost) > limit;
-        let wait_ns = |target: u64| self.wait_ns(view, ask.now_ns, target);
-        let fewer = used.min(limit).checked_sub(1);
-        Standing {
-            capacity: limit,
-            remaining: limit.saturating_sub(used),
-            retry_after_ns: (denied && !never).then(|| wait_ns(limit.saturating_sub(ask.cost))),
-            denied,
-            never,
-            next_unit_ns: fewer.map_or(0, wait_ns),
-            reset_ns: if used == 0 { 0 } else { wait_ns(0) },
-            delay_ns: 0,
-            held: Held::Nowhere,
-        }
+        let wait_ns = |target| self.wait_ns(view, ask.now_ns, target);
+        Standing::of_count(view.used, limit, ask.cost, wait_ns)
     }
 
     /// The least wait until at most `target` units count, which are fewer than now.

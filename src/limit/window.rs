@@ -47,7 +47,7 @@
 
 use std::num::NonZeroU64;
 
-use super::{Held, Quota, QuotaError, Standing, bucket::STEP_BACK_NS, words::Ask};
+use super::{Quota, QuotaError, Standing, bucket::STEP_BACK_NS, words::Ask};
 
 /// The uptime for which every index fits: 9 years.
 const UPTIME_NS: u64 = 9 * 366 * 24 * 3_600 * 1_000_000_000;
@@ -372,21 +372,7 @@ impl Windows {
     pub(super) fn standing(&self, ask: &Ask, word: u64) -> Standing {
         let Window { layout, limit } = *self.window(ask.tier);
         let view = layout.view(ask.now_ns, ask.spread, word);
-        let used = layout.used(&view);
-        let never = ask.cost > limit;
-        let denied = ask.cost > 0 && used.saturating_add(ask.cost) > limit;
-        let wait_ns = |target: u64| layout.wait_ns(&view, target);
-        let fewer = used.min(limit).checked_sub(1);
-        Standing {
-            capacity: limit,
-            remaining: limit.saturating_sub(used),
-            retry_after_ns: (denied && !never).then(|| wait_ns(limit.saturating_sub(ask.cost))),
-            denied,
-            never,
-            next_unit_ns: fewer.map_or(0, wait_ns),
-            reset_ns: if used == 0 { 0 } else { wait_ns(0) },
-            delay_ns: 0,
-            held: Held::Nowhere,
-        }
+        let wait_ns = |target| layout.wait_ns(&view, target);
+        Standing::of_count(layout.used(&view), limit, ask.cost, wait_ns)
     }
 }
