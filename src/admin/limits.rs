@@ -291,18 +291,10 @@ fn change(
     let key = shared
         .key_name(limit, key)
         .map_err(|error| refused(&error))?;
-    let ruled = shared.rulings().rule_key(limit, &key, change);
-    ruled.map_err(|full| Answer::error(StatusCode::CONFLICT, full.to_string()))?;
-    let reach = announce(shared, About::Key(limit, &key));
+    let reach = rule(shared, limit, &key, change)?;
     let ends = until.map_or_else(|| "taken back".to_owned(), telemetry::moment);
     tracing::warn!(from = %call.from, limit, key, until = ends, reach, "an operator has {what} a key");
-    let view = shared
-        .key(limit, &key, None)
-        .map_err(|error| refused(&error))?;
-    let mut json = key_json(shared, limit, &view);
-    json["reach"] = json!(reach);
-    json["ok"] = json!(true);
-    Ok(Answer::ok(json))
+    changed(shared, limit, &key, reach)
 }
 
 /// `DELETE`: as if the key had never been seen; bans and boosts end.
@@ -311,19 +303,34 @@ fn reset(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer,
     let key = shared
         .key_name(limit, key)
         .map_err(|error| refused(&error))?;
-    let lifted = shared.rulings().rule_key(limit, &key, |ruling| {
+    let reach = rule(shared, limit, &key, |ruling| {
         *ruling = KeyRuling::default();
-    });
-    lifted.map_err(|full| Answer::error(StatusCode::CONFLICT, full.to_string()))?;
-    let reach = announce(shared, About::Key(limit, &key));
+    })?;
     if shared.is_shared(limit) {
         let why = "bans and boosts of this key have ended; what gateways have counted together cannot be forgotten: grant the key something with …/boost";
         return Err(Answer::error(StatusCode::CONFLICT, why));
     }
     shared.reset(limit, &key).map_err(|error| refused(&error))?;
     tracing::warn!(from = %call.from, limit, key, "an operator has reset a key");
+    changed(shared, limit, &key, reach)
+}
+
+/// Rules on a key here, and lets other gateways know; says whom that reaches.
+fn rule(
+    shared: &Shared,
+    limit: &str,
+    key: &str,
+    change: impl FnOnce(&mut KeyRuling),
+) -> Result<&'static str, Answer> {
+    let ruled = shared.rulings().rule_key(limit, key, change);
+    ruled.map_err(|full| Answer::error(StatusCode::CONFLICT, full.to_string()))?;
+    Ok(announce(shared, About::Key(limit, key)))
+}
+
+/// A key as it stands after a change.
+fn changed(shared: &Shared, limit: &str, key: &str, reach: &'static str) -> Result<Answer, Answer> {
     let view = shared
-        .key(limit, &key, None)
+        .key(limit, key, None)
         .map_err(|error| refused(&error))?;
     let mut json = key_json(shared, limit, &view);
     json["reach"] = json!(reach);
