@@ -185,6 +185,11 @@ impl<'a> Section<'a> {
         self.document.error(self.span.clone(), problem);
     }
 
+    /// Warns of the table as a whole.
+    pub(super) fn warn(&self, problem: Problem) {
+        self.document.warn(self.span.clone(), problem);
+    }
+
     /// Nothing that is listed as built was ignored.
     pub(super) fn finish(self) {
         debug_assert!(

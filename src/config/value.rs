@@ -88,6 +88,10 @@ impl<'a> Value<'a> {
         self.document.error(self.span(), problem);
     }
 
+    pub(super) fn warn(&self, problem: Problem) {
+        self.document.warn(self.span(), problem);
+    }
+
     pub(super) fn wrong_type(&self, expected: &str) -> Problem {
         let found = match self.value.get_ref() {
             DeValue::String(_) => "a string",
@@ -360,6 +364,10 @@ impl<'a> Text<'a> {
 
     pub(super) fn error(&self, problem: Problem) {
         self.document.error(self.span.clone(), problem);
+    }
+
+    pub(super) fn warn(&self, problem: Problem) {
+        self.document.warn(self.span.clone(), problem);
     }
 
     /// Parses, or reports why not; says nothing of the value when it comes from the environment.

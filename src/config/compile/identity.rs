@@ -36,10 +36,7 @@ pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Users {
             header.shown()
         );
         let hint = "name your proxies, such as trusted_proxies = [\"10.0.0.0/8\"], or write header = \"none\"";
-        header.document.warn(
-            header.span.clone(),
-            Problem::new(Code::HeaderNeverRead, message).hint(hint),
-        );
+        header.warn(Problem::new(Code::HeaderNeverRead, message).hint(hint));
     }
     let settings = Settings {
         trusted_proxies: networks(&proxies),
@@ -72,9 +69,7 @@ fn trusted_hops(
     let written = section.get("trusted_hops")?;
     let hops = section.integer("trusted_hops", 1, 1..=ELEMENTS_MAX as u64);
     let warn = |code, message, hint| {
-        written
-            .document
-            .warn(written.span(), Problem::new(code, message).hint(hint));
+        written.warn(Problem::new(code, message).hint(hint));
     };
     match address_from {
         Some(AddressSource::None | AddressSource::Single(_)) => {
@@ -103,10 +98,7 @@ fn networks(written: &[Text<'_>]) -> Vec<IpNet> {
         if trusts_everybody(&network) {
             let message = format!("{} trusts everybody as a proxy", text.shown());
             let hint = "anyone can then choose the address that limits count by: name your proxies' networks";
-            text.document.warn(
-                text.span.clone(),
-                Problem::new(Code::TrustsEverybody, message).hint(hint),
-            );
+            text.warn(Problem::new(Code::TrustsEverybody, message).hint(hint));
         }
         Some(network)
     };
@@ -221,10 +213,7 @@ fn header(section: &Section<'_>, settings: &Settings) -> Option<UserSource> {
     if settings.trusted_proxies.is_empty() && settings.trusted_hops.is_none() {
         let message = "this table never finds a user: its header is believed from trusted proxies only, and there are none";
         let problem = Problem::new(Code::NeverIdentified, message);
-        section.document.warn(
-            section.span.clone(),
-            problem.hint("name them: [client_ip] trusted_proxies = [\"127.0.0.1\"]"),
-        );
+        section.warn(problem.hint("name them: [client_ip] trusted_proxies = [\"127.0.0.1\"]"));
     }
     let header = header_key(section, "header", "x-user-id");
     let tier_header = section

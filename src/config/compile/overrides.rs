@@ -291,7 +291,7 @@ fn until(value: &Value<'_>, now: SystemTime) -> Option<SystemTime> {
         let message = "this exception is over: it changes nothing";
         let problem = Problem::new(Code::Expired, message);
         let hint = "remove it, or write a later day";
-        value.document.warn(value.span(), problem.hint(hint));
+        value.warn(problem.hint(hint));
     }
     Some(until)
 }

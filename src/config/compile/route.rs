@@ -307,10 +307,7 @@ fn limits_of(section: &Section<'_>, names: &Names<'_>) -> Vec<usize> {
                 text.shown()
             );
             let hint = "only limits of [gateway] limits can be skipped";
-            text.document.warn(
-                text.span.clone(),
-                Problem::new(Code::SkipsNothing, message).hint(hint),
-            );
+            text.warn(Problem::new(Code::SkipsNothing, message).hint(hint));
         }
     }
     let mut met = names.everywhere.clone();

@@ -152,7 +152,7 @@ fn warn_of_expiry<'a, 't: 'a>(files: impl Iterator<Item = &'a Text<'t>>, materia
             let message = format!("{} {doubt}", text.shown());
             let problem = Problem::new(Code::CertificateExpires, message);
             let hint = "renew it; replaced files are taken up while the gateway runs";
-            text.document.warn(text.span.clone(), problem.hint(hint));
+            text.warn(problem.hint(hint));
         }
     }
 }

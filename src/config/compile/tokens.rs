@@ -159,10 +159,7 @@ fn keys_url(text: &Text<'_>) -> Option<Uri> {
     if url.scheme_str() == Some("http") && !is_here {
         let message = format!("the keys behind {} come in the clear", text.shown());
         let hint = "whoever can change them on the way can be any user: use https://";
-        text.document.warn(
-            text.span.clone(),
-            Problem::new(Code::KeysInTheClear, message).hint(hint),
-        );
+        text.warn(Problem::new(Code::KeysInTheClear, message).hint(hint));
     }
     Some(url)
 }
@@ -194,10 +191,7 @@ fn key_file(
                 let message = format!("a key in {} is not used: {reason}", path.shown());
                 let hint =
                     "its tokens are rejected: name its algorithm in `algorithms`, or take it out";
-                path.document.warn(
-                    path.span.clone(),
-                    Problem::new(Code::UnusedKey, message).hint(hint),
-                );
+                path.warn(Problem::new(Code::UnusedKey, message).hint(hint));
             }
             set
         }),
@@ -274,10 +268,7 @@ fn warn_of_strangers(section: &Section<'_>, rules: &ClaimRules) {
         (Some(_), _) => "add audience = \"…\", as the `aud` of your tokens says",
         (None, _) => "add issuer = \"…\", as the `iss` of your tokens says",
     };
-    section.document.warn(
-        section.span.clone(),
-        Problem::new(Code::TokenForAnyone, message).hint(missing),
-    );
+    section.warn(Problem::new(Code::TokenForAnyone, message).hint(missing));
 }
 
 fn not_empty(text: &Text<'_>) -> Option<String> {

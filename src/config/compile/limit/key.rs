@@ -64,19 +64,13 @@ pub(super) fn key(value: &Value<'_>, users: &identity::Settings) -> Option<Vec<K
                 text.value
             );
             let hint = "the limit is skipped where a part of its key is missing: add [[user]], or use \"user_or_ip\"";
-            text.document.warn(
-                text.span.clone(),
-                Problem::new(Code::NeverIdentified, message).hint(hint),
-            );
+            text.warn(Problem::new(Code::NeverIdentified, message).hint(hint));
         }
         let is_token = |source: &UserSource| matches!(source, UserSource::Jwt(_));
         if matches!(part, KeyPart::Claim(_)) && !users.users.iter().any(is_token) {
             let message = "no request has a claim: no [[user]] table reads tokens";
             let hint = "the limit is skipped where a part of its key is missing: add [[user]] from = \"jwt\"";
-            text.document.warn(
-                text.span.clone(),
-                Problem::new(Code::NeverIdentified, message).hint(hint),
-            );
+            text.warn(Problem::new(Code::NeverIdentified, message).hint(hint));
         }
         parts.push(part);
     }
