@@ -2,62 +2,17 @@
 
 use std::{
     io,
-    sync::{Arc, Mutex, mpsc},
+    sync::{Arc, mpsc},
     thread,
     time::UNIX_EPOCH,
 };
 
-use metrics::CounterFn;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::telemetry::witness::{Count, Kept};
 
 const PATIENCE: Duration = Duration::from_secs(10);
-
-#[derive(Debug, Default)]
-struct Count(std::sync::atomic::AtomicU64);
-
-impl CounterFn for Count {
-    fn increment(&self, value: u64) {
-        self.0
-            .fetch_add(value, std::sync::atomic::Ordering::Relaxed);
-    }
-
-    fn absolute(&self, value: u64) {
-        self.0
-            .fetch_max(value, std::sync::atomic::Ordering::Relaxed);
-    }
-}
-
-impl Count {
-    fn get(&self) -> u64 {
-        self.0.load(std::sync::atomic::Ordering::Relaxed)
-    }
-}
-
-#[derive(Clone, Default)]
-struct Kept(Arc<Mutex<Vec<u8>>>);
-
-impl Kept {
-    fn text(&self) -> String {
-        String::from_utf8(self.0.lock().expect("no test panics with it").clone())
-            .expect("lines are UTF-8")
-    }
-}
-
-impl Write for Kept {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0
-            .lock()
-            .expect("no test panics with it")
-            .extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 /// Says that it was reached, then waits until the test lets it go.
 struct Stuck {

@@ -154,43 +154,10 @@ fn filter(level: LogLevel) -> LevelFilter {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
-    };
+    use std::sync::Arc;
 
     use super::*;
-
-    /// What was logged.
-    #[derive(Clone, Default)]
-    struct Kept(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Kept {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0
-                .lock()
-                .expect("no test panics with it")
-                .extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    #[derive(Default)]
-    struct Count(AtomicU64);
-
-    impl metrics::CounterFn for Count {
-        fn increment(&self, value: u64) {
-            self.0.fetch_add(value, Ordering::Relaxed);
-        }
-
-        fn absolute(&self, value: u64) {
-            self.0.fetch_max(value, Ordering::Relaxed);
-        }
-    }
+    use crate::telemetry::witness::{Count, Kept};
 
     fn logged(format: LogFormat, terminal: bool, act: impl FnOnce()) -> String {
         let kept = Kept::default();
@@ -201,8 +168,7 @@ mod tests {
         };
         let dispatch = dispatch(&settings, terminal, move || writer.clone());
         tracing::dispatcher::with_default(&dispatch, act);
-        let bytes = kept.0.lock().expect("no test panics with it").clone();
-        String::from_utf8(bytes).expect("log lines are UTF-8")
+        kept.text()
     }
 
     #[test]
@@ -254,6 +220,6 @@ mod tests {
                 .as_str()
                 .is_some_and(|file| file.ends_with("log.rs"))
         );
-        assert!(count.0.load(Ordering::Relaxed) >= 1);
+        assert!(count.get() >= 1);
     }
 }

@@ -13,6 +13,8 @@ pub mod queue;
 mod samples;
 mod time;
 pub mod trace;
+#[cfg(test)]
+mod witness;
 
 pub use self::{
     metrics::Metrics,

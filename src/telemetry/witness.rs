@@ -1,0 +1,54 @@
+//! For tests: what was written, and what was counted.
+
+use std::{
+    io,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+/// Keeps everything that is written to any of its clones.
+#[derive(Clone, Default)]
+pub(super) struct Kept(Arc<Mutex<Vec<u8>>>);
+
+impl Kept {
+    pub(super) fn text(&self) -> String {
+        let bytes = self.0.lock().expect("no test panics with it").clone();
+        String::from_utf8(bytes).expect("lines are UTF-8")
+    }
+}
+
+impl io::Write for Kept {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0
+            .lock()
+            .expect("no test panics with it")
+            .extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A counter that can be read.
+#[derive(Debug, Default)]
+pub(super) struct Count(AtomicU64);
+
+impl Count {
+    pub(super) fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+impl metrics::CounterFn for Count {
+    fn increment(&self, value: u64) {
+        self.0.fetch_add(value, Relaxed);
+    }
+
+    fn absolute(&self, value: u64) {
+        self.0.fetch_max(value, Relaxed);
+    }
+}
