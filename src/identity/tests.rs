@@ -54,7 +54,7 @@ impl Memory {
     }
 }
 
-fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+pub(super) fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
     lines
         .iter()
         .map(|(name, value)| {

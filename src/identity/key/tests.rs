@@ -6,6 +6,7 @@ use http::HeaderName;
 use proptest::prelude::*;
 
 use super::*;
+use crate::identity::tests::headers;
 
 const PREFIXES: Prefixes = Prefixes { ipv4: 32, ipv6: 64 };
 
@@ -42,18 +43,6 @@ fn key_of(parts: &[KeyPart], subject: &Subject<'_>) -> Option<Key> {
 
 fn readable(parts: &[KeyPart], subject: &Subject<'_>) -> String {
     KeyParts::new("limit", parts.to_vec()).readable(&hasher(), PREFIXES, subject)
-}
-
-fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
-    lines
-        .iter()
-        .map(|(name, value)| {
-            (
-                HeaderName::from_static(name),
-                HeaderValue::from_static(value),
-            )
-        })
-        .collect()
 }
 
 #[test]
