@@ -369,10 +369,7 @@ fn slots_are_held_until_the_answer_has_ended_and_never_leaked() {
     let mut first = gateway.connect();
     let mut second = gateway.connect();
     for client in [&mut first, &mut second] {
-        client
-            .write(&Request::get("/").to_bytes())
-            .expect("it leaves");
-        client.read_head().expect("the head arrives before the end");
+        client.begin(&Request::get("/"));
     }
     let denied = gateway.get("/");
     assert_eq!((denied.status, denied.retry_after()), (429, Some(1)));

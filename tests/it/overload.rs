@@ -39,10 +39,7 @@ fn slow(gate: &Gate) -> Origin {
 fn under_way(gateway: &Gateway, target: &str, count: usize) -> Vec<Client> {
     let begin = |_| {
         let mut client = gateway.connect();
-        let request = Request::get(target).to_bytes();
-        client.write(&request).expect("it leaves");
-        let head = client.read_head().expect("an answer begins");
-        assert_eq!(head.status, 200, "{target}");
+        assert_eq!(client.begin(&Request::get(target)).status, 200, "{target}");
         client
     };
     (0..count).map(begin).collect()

@@ -315,8 +315,7 @@ fn websocket(address: SocketAddr, over: Arc<AtomicBool>) -> Load {
             .header("upgrade", "websocket")
             .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
             .header("sec-websocket-version", "13");
-        client.write(&handshake.to_bytes()).expect("it leaves");
-        assert_eq!(client.read_head().expect("an answer").status, 101);
+        assert_eq!(client.begin(&handshake).status, 101);
         let mut exchanged = 0;
         while !over.load(SeqCst) {
             client.write(b"ping").expect("an open WebSocket");
@@ -406,8 +405,7 @@ fn a_websocket_that_goes_on_is_cut_at_the_deadline() {
         .header("upgrade", "websocket")
         .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
         .header("sec-websocket-version", "13");
-    client.write(&handshake.to_bytes()).expect("it leaves");
-    assert_eq!(client.read_head().expect("an answer").status, 101);
+    assert_eq!(client.begin(&handshake).status, 101);
     gateway.signal("TERM");
     assert_eq!(gateway.wait().code(), Some(0));
     assert!(client.closes_within(Duration::from_secs(10)));

@@ -40,10 +40,7 @@ fn gateway(redis: &Redis, origin: &Origin, limit: &str) -> Gateway {
 /// Sends a request whose answer does not end; the client that holds its slot, or `None` where it was refused.
 fn hold(gateway: &Gateway) -> Option<Client> {
     let mut client = gateway.connect();
-    client
-        .write(&Request::get("/slow").to_bytes())
-        .expect("it leaves");
-    let head = client.read_head().expect("an answer begins");
+    let head = client.begin(&Request::get("/slow"));
     assert!([200, 429].contains(&head.status), "{}", head.status);
     (head.status == 200).then_some(client)
 }
@@ -178,10 +175,7 @@ fn without_redis_slots_go_on_with_a_part_or_open_or_closed_and_are_counted_when_
         let mut held = Vec::new();
         for _ in 0..12 {
             let mut client = gateway.connect();
-            client
-                .write(&Request::get("/slow").to_bytes())
-                .expect("it leaves");
-            match client.read_head().expect("an answer begins").status {
+            match client.begin(&Request::get("/slow")).status {
                 200 => held.push(client),
                 429 if behaviour == "local" => {}
                 503 if behaviour == "closed" => {}

@@ -59,10 +59,7 @@ fn big_bodies_pass_both_ways_and_memory_stays_flat() {
     );
     assert_eq!(origin.requests()[1].body_length, BIG);
 
-    client
-        .write(&Request::get("/").to_bytes())
-        .expect("the request leaves");
-    assert_eq!(client.read_head().expect("an answer").status, 200);
+    assert_eq!(client.begin(&Request::get("/")).status, 200);
     assert_eq!(client.discard(BIG), Ok(BIG));
 
     let grown = gateway.peak_memory_bytes() - before;
@@ -154,10 +151,7 @@ fn a_reader_that_stops_stops_the_origin() {
     });
     let gateway = Gateway::with(LARGE).upstream(&origin).start();
     let mut client = gateway.connect();
-    client
-        .write(&Request::get("/").to_bytes())
-        .expect("the request leaves");
-    assert_eq!(client.read_head().expect("an answer").status, 200);
+    assert_eq!(client.begin(&Request::get("/")).status, 200);
     let settled = settle(&written);
     // the buffers of two connections in two kernels' hands, and the gateway's own bounded one
     assert!(

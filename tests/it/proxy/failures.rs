@@ -159,13 +159,7 @@ fn a_slow_body_is_not_a_slow_origin() {
     });
     let gateway = Gateway::with(IMPATIENT).upstream(&origin).start();
     let mut client = gateway.connect();
-    client
-        .write(&Request::get("/").to_bytes())
-        .expect("the request leaves");
-    assert_eq!(
-        client.read_head().expect("the head comes first").status,
-        200
-    );
+    assert_eq!(client.begin(&Request::get("/")).status, 200);
     assert_eq!(client.discard(2), Ok(2), "and what there is of the body");
     assert!(
         !client.closes_within(Duration::from_millis(500)),

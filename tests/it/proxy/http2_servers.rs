@@ -273,10 +273,7 @@ fn a_client_that_leaves_takes_its_stream_with_it() {
     });
     let gateway = through(&origin);
     let mut client = gateway.connect();
-    client
-        .write(&Request::get("/").to_bytes())
-        .expect("the request leaves");
-    assert_eq!(client.read_head().expect("a head").status, 200);
+    assert_eq!(client.begin(&Request::get("/")).status, 200);
     drop(client);
     origin.wait_for_resets(1);
     gateway.wait_for_metric(r#"tidegate_in_flight{route="all"}"#, 0.0);
@@ -304,10 +301,7 @@ fn a_client_that_reads_nothing_stops_its_own_stream_and_no_other() {
     let stalled: Vec<_> = (0..8)
         .map(|_| {
             let mut client = gateway.connect();
-            client
-                .write(&Request::get("/endless").to_bytes())
-                .expect("the request leaves");
-            assert_eq!(client.read_head().expect("a head").status, 200);
+            assert_eq!(client.begin(&Request::get("/endless")).status, 200);
             client
         })
         .collect();

@@ -31,10 +31,7 @@ fn each_event_arrives_before_the_next_is_sent() {
     });
     let gateway = Gateway::with("").upstream(&origin).start();
     let mut client = gateway.connect();
-    client
-        .write(&Request::get("/events").to_bytes())
-        .expect("the request leaves");
-    let head = client.read_head().expect("the head comes first");
+    let head = client.begin(&Request::get("/events"));
     assert_eq!(head.header("content-type"), Some("text/event-stream"));
     for count in 0..20 {
         let expected = chunk(&format!("data: {count}\n\n"));
@@ -105,10 +102,7 @@ fn a_client_that_reads_nothing_gives_back_its_slot_and_the_origin_in_bounded_tim
     let origin = endless();
     let gateway = Gateway::with(SLOTS).upstream(&origin).start();
     let mut client = gateway.connect();
-    client
-        .write(&Request::get("/endless").to_bytes())
-        .expect("the request leaves");
-    assert_eq!(client.read_head().expect("a head").status, 200);
+    assert_eq!(client.begin(&Request::get("/endless")).status, 200);
     assert_eq!(gateway.get("/").status, 429, "it holds the slot");
     // it stays, and takes nothing
     eventually_eq("the origin is let go", 1, || origin.aborted());
@@ -122,10 +116,7 @@ fn a_client_that_leaves_half_way_gives_back_its_slot_and_the_origin() {
     let origin = endless();
     let gateway = Gateway::with(SLOTS).upstream(&origin).start();
     let mut client = gateway.connect();
-    client
-        .write(&Request::get("/endless").to_bytes())
-        .expect("the request leaves");
-    assert_eq!(client.read_head().expect("a head").status, 200);
+    assert_eq!(client.begin(&Request::get("/endless")).status, 200);
     assert_eq!(client.discard(100_000), Ok(100_000));
     drop(client);
     eventually_eq("the origin is let go", 1, || origin.aborted());

@@ -46,10 +46,7 @@ fn send_back(exchange: &mut Exchange<'_>) -> std::io::Result<()> {
 /// A connection over which a WebSocket was opened.
 fn open(gateway: &Gateway) -> Client {
     let mut client = gateway.connect();
-    client
-        .write(&handshake().to_bytes())
-        .expect("the handshake leaves");
-    let agreed = client.read_head().expect("an answer");
+    let agreed = client.begin(&handshake());
     assert_eq!(agreed.status, 101, "{agreed:?}");
     client
 }
@@ -78,10 +75,7 @@ fn a_websocket_passes_in_both_directions() {
     let origin = echo();
     let gateway = Gateway::with("").upstream(&origin).start();
     let mut client = gateway.connect();
-    client
-        .write(&handshake().to_bytes())
-        .expect("the handshake leaves");
-    let agreed = client.read_head().expect("an answer");
+    let agreed = client.begin(&handshake());
     assert_eq!(agreed.status, 101);
     assert_eq!(agreed.header("upgrade"), Some("websocket"));
     assert_eq!(agreed.header("connection"), Some("upgrade"));
@@ -464,13 +458,7 @@ fn a_list_of_upgrades_asks_for_websocket_only() {
         .header("upgrade", "h2c, WebSocket")
         .header("sec-websocket-key", KEY)
         .header("http2-settings", "AAMAAABkAARAAAAAAAIAAAAA");
-    client
-        .write(&request.to_bytes())
-        .expect("the handshake leaves");
-    assert_eq!(
-        client.read_head().map(|head: Response| head.status),
-        Ok(101)
-    );
+    assert_eq!(client.begin(&request).status, 101);
     assert_eq!(origin.request().header("upgrade"), Some("websocket"));
     assert_eq!(origin.request().header("http2-settings"), None);
 }
