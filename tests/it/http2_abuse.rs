@@ -33,12 +33,7 @@ fn streams(count: u32) -> impl Iterator<Item = u32> {
 #[test]
 fn a_rapid_reset_is_charged_and_ends_the_connection() {
     let gate = Gate::default();
-    let shut = gate.clone();
-    let origin = Origin::new(move |exchange| {
-        exchange.read_body()?;
-        shut.wait();
-        exchange.respond(200, &[], b"late")
-    });
+    let origin = Origin::gated(&gate);
     let gateway = Gateway::with(
         r#"
         [limit.all]
@@ -77,12 +72,7 @@ fn a_rapid_reset_is_charged_and_ends_the_connection() {
 #[test]
 fn resets_that_the_gateway_is_provoked_to_end_the_connection() {
     let gate = Gate::default();
-    let shut = gate.clone();
-    let origin = Origin::new(move |exchange| {
-        exchange.read_body()?;
-        shut.wait();
-        exchange.respond(200, &[], b"late")
-    });
+    let origin = Origin::gated(&gate);
     let gateway = Gateway::with("").upstream(&origin).start();
     let mut attacker = Connection::open(gateway.address(), &[]);
     attacker.discard_answers();
@@ -98,12 +88,7 @@ fn resets_that_the_gateway_is_provoked_to_end_the_connection() {
 #[test]
 fn abandoned_requests_end_the_connection_even_where_each_was_seen() {
     let gate = Gate::default();
-    let shut = gate.clone();
-    let origin = Origin::new(move |exchange| {
-        exchange.read_body()?;
-        shut.wait();
-        exchange.respond(200, &[], b"late")
-    });
+    let origin = Origin::gated(&gate);
     let gateway = Gateway::with("").upstream(&origin).start();
     let mut attacker = Connection::open(gateway.address(), &[]);
     attacker.discard_answers();

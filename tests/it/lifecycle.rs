@@ -19,16 +19,6 @@ const LIMITED: &str = r#"
     burst = 2
 "#;
 
-/// An origin that answers when the gate is open.
-fn gated(gate: &Gate) -> Origin {
-    let gate = gate.clone();
-    Origin::new(move |exchange| {
-        exchange.read_body()?;
-        gate.wait();
-        exchange.respond(200, &[], b"late")
-    })
-}
-
 #[test]
 fn the_banner_says_where_it_listens_what_it_limits_and_where_the_admin_page_is() {
     let origin = Origin::ok();
@@ -171,7 +161,7 @@ fn metrics_count_what_happened() {
 #[test]
 fn sigterm_finishes_what_is_in_flight_and_exits_0() {
     let gate = Gate::default();
-    let origin = gated(&gate);
+    let origin = Origin::gated(&gate);
     let mut gateway = Gateway::with(LIMITED).upstream(&origin).start();
     let mut client = gateway.connect();
     let in_flight = thread::spawn(move || client.try_send(&Request::get("/slow")));
@@ -231,7 +221,7 @@ fn ctrl_c_drains_like_sigterm() {
 #[test]
 fn the_drain_gives_up_at_its_deadline() {
     let gate = Gate::default();
-    let origin = gated(&gate);
+    let origin = Origin::gated(&gate);
     let mut gateway = Gateway::with("[server]\nworkers = 1\ndrain_timeout = \"300ms\"\n")
         .upstream(&origin)
         .start();

@@ -285,12 +285,7 @@ fn a_file_is_left_alone_where_it_is_not_to_be_watched() {
 #[test]
 fn a_request_in_flight_ends_as_it_began() {
     let gate = Gate::default();
-    let open = gate.clone();
-    let origin = Origin::new(move |exchange| {
-        exchange.read_body()?;
-        open.wait();
-        exchange.respond(200, &[], b"late")
-    });
+    let origin = Origin::gated(&gate);
     let gateway = Gateway::with(LIMITED).upstream(&origin).start();
     let mut client = gateway.connect();
     let in_flight = thread::spawn(move || client.send(&Request::get("/slow")));

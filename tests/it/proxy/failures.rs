@@ -122,12 +122,7 @@ fn a_request_that_waited_for_a_connection_has_its_whole_response_timeout() {
 #[test]
 fn a_slow_origin_is_504_after_the_response_timeout() {
     let gate = Gate::default();
-    let held = gate.clone();
-    let origin = Origin::new(move |exchange| {
-        exchange.read_body()?;
-        held.wait();
-        exchange.respond(200, &[], b"too late")
-    });
+    let origin = Origin::gated(&gate);
     let gateway = Gateway::with(IMPATIENT).upstream(&origin).start();
     let asked = Instant::now();
     let response = gateway.get("/");
@@ -143,7 +138,7 @@ fn a_slow_origin_is_504_after_the_response_timeout() {
         "given up after {waited:?} only"
     );
     // the late answer is never given to somebody else
-    assert_eq!(gateway.get("/").text(), "too late", "a fresh exchange");
+    assert_eq!(gateway.get("/").text(), "late", "a fresh exchange");
     assert_eq!(origin.connections(), 2);
 }
 

@@ -13,7 +13,7 @@ use std::{
 
 use super::{
     http::{Broken, End, read_body, read_head, values},
-    wait::{PATIENCE, eventually, lock},
+    wait::{Gate, PATIENCE, eventually, lock},
 };
 
 /// A request as the origin saw it.
@@ -160,6 +160,16 @@ impl Origin {
         Origin::new(|exchange| {
             let body = exchange.read_body()?;
             exchange.respond(200, &[], &body)
+        })
+    }
+
+    /// Reads each request whole and answers 200 with the body `late` when the gate is open.
+    pub fn gated(gate: &Gate) -> Origin {
+        let gate = gate.clone();
+        Origin::new(move |exchange| {
+            exchange.read_body()?;
+            gate.wait();
+            exchange.respond(200, &[], b"late")
         })
     }
 

@@ -24,12 +24,7 @@ fn servers_take_turns() {
 #[test]
 fn a_server_that_is_slow_gets_fewer_requests() {
     let gate = Gate::default();
-    let held = gate.clone();
-    let slow = Origin::new(move |exchange| {
-        exchange.read_body()?;
-        held.wait();
-        exchange.respond(200, &[], b"slow")
-    });
+    let slow = Origin::gated(&gate);
     let fast = Origin::ok();
     let least = upstream(&[&slow, &fast], "balance = \"least_requests\"");
     let gateway = Gateway::with(&least.replace("workers = 1", "workers = 2")).start();
