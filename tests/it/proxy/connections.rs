@@ -6,6 +6,15 @@ use crate::support::{Client, Gateway, Origin, Request, curl::curl, http2, raw, w
 
 const SOON: Duration = Duration::from_secs(5);
 
+const ONE: &str = r#"
+    [gateway]
+    limits = ["one"]
+    [limit.one]
+    key = ["ip"]
+    rate = "1/h"
+    burst = 1
+"#;
+
 #[test]
 fn one_connection_serves_many_requests_on_both_sides() {
     let origin = Origin::ok();
@@ -42,10 +51,7 @@ fn pipelined_requests_are_answered_in_order() {
 
 #[test]
 fn of_two_pipelined_requests_the_one_over_the_limit_is_rejected() {
-    let gateway = Gateway::with(
-        "[gateway]\nlimits = [\"one\"]\n[limit.one]\nkey = [\"ip\"]\nrate = \"1/h\"\nburst = 1\n",
-    )
-    .start();
+    let gateway = Gateway::with(ONE).start();
     let mut client = gateway.connect();
     client
         .write(&[Request::get("/a").to_bytes(), Request::get("/b").to_bytes()].concat())
@@ -61,10 +67,7 @@ fn of_two_pipelined_requests_the_one_over_the_limit_is_rejected() {
 
 #[test]
 fn a_rejected_request_with_a_small_body_does_not_derail_the_next() {
-    let gateway = Gateway::with(
-        "[gateway]\nlimits = [\"one\"]\n[limit.one]\nkey = [\"ip\"]\nrate = \"1/h\"\nburst = 1\n",
-    )
-    .start();
+    let gateway = Gateway::with(ONE).start();
     let mut client = gateway.connect();
     assert_eq!(client.send(&Request::get("/")).status, 200);
     let rejected = client.send(&Request::post(
