@@ -1,14 +1,14 @@
 //! The HTTP/2 vectors of `tests/vectors/http_vectors.json`: field sets, some of them malformed, sent frame by frame to
 //! the real gateway with an origin behind it.
 
-use std::{thread, time::Duration};
+use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::{
-    http1_vectors::{expected, text, vectors},
+    http1_vectors::{all_at_once, all_in_order, expected, none_differs, text, vectors},
     support::{
-        Gateway, Origin, Seen,
+        Gateway, Origin,
         frames::{self, Block, Outcome},
         wait::PATIENCE,
     },
@@ -92,15 +92,8 @@ fn every_http2_vector_ends_as_listed() {
             .upstream(&origin)
             .start();
     let address = gateway.address();
-    let outcomes: Vec<Outcome> = thread::scope(|scope| {
-        let threads: Vec<_> = vectors
-            .iter()
-            .map(|vector| scope.spawn(move || frames::send(address, &block(vector), PATIENCE)))
-            .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().expect("a vector's thread"))
-            .collect()
+    let outcomes = all_at_once(&vectors, |_, vector| {
+        frames::send(address, &block(vector), PATIENCE)
     });
     let mut wrong = Vec::new();
     for (vector, outcome) in vectors.iter().zip(&outcomes) {
@@ -119,26 +112,8 @@ fn every_http2_vector_ends_as_listed() {
             )),
         }
     }
-    assert!(
-        wrong.is_empty(),
-        "{} of {} vectors differ:\n{}",
-        wrong.len(),
-        vectors.len(),
-        wrong.join("\n")
-    );
-
-    let seen = origin.requests();
-    assert!(
-        seen.len() >= 8,
-        "only {} requests reached the origin",
-        seen.len()
-    );
-    let faults: Vec<String> = seen.iter().flat_map(Seen::faults).collect();
-    assert!(
-        faults.is_empty(),
-        "what reached the origin:\n{}",
-        faults.join("\n")
-    );
+    none_differs(&wrong, &vectors);
+    all_in_order(&origin, 8);
     assert_eq!(gateway.metric("tidegate_panics_total"), 0.0);
 }
 
