@@ -16,8 +16,14 @@ use std::{
 use tempfile::TempDir;
 
 use crate::support::{
-    Broken, Client, Gateway, Origin, Request, cli::tidegate_command, eventually, http2::block_on,
-    signal::signal, wait::eventually_eq, wait::pause,
+    Broken, Client, Gateway, Origin, Request,
+    cli::tidegate_command,
+    eventually,
+    http2::block_on,
+    signal::signal,
+    wait::eventually_eq,
+    wait::pause,
+    websocket::{AGREED, echo, handshake, send_back},
 };
 
 /// A gateway that a service manager started: its listening socket was there before it.
@@ -304,18 +310,11 @@ fn http2(address: SocketAddr) -> Load {
     })
 }
 
-const AGREED: &str = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
-
 /// Talks over a WebSocket until `over`, and on until the other end is told.
 fn websocket(address: SocketAddr, over: Arc<AtomicBool>) -> Load {
     thread::spawn(move || {
         let mut client = Client::connect(address);
-        let handshake = Request::get("/chat")
-            .header("connection", "Upgrade")
-            .header("upgrade", "websocket")
-            .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
-            .header("sec-websocket-version", "13");
-        assert_eq!(client.begin(&handshake).status, 101);
+        assert_eq!(client.begin(&handshake()).status, 101);
         let mut exchanged = 0;
         while !over.load(SeqCst) {
             client.write(b"ping").expect("an open WebSocket");
@@ -340,10 +339,7 @@ fn sigterm_under_load_fails_no_request_that_was_accepted() {
             return exchange.respond(200, &[], &body);
         }
         exchange.write(AGREED.as_bytes())?;
-        while let Ok(bytes) = exchange.read_some() {
-            exchange.write(&bytes)?;
-        }
-        exchange.close()
+        send_back(exchange)
     });
     let mut gateway = Gateway::with("[server]\ndrain_timeout = \"60s\"\n")
         .upstream(&origin)
@@ -389,23 +385,12 @@ fn sigterm_under_load_fails_no_request_that_was_accepted() {
 
 #[test]
 fn a_websocket_that_goes_on_is_cut_at_the_deadline() {
-    let origin = Origin::new(|exchange| {
-        exchange.write(AGREED.as_bytes())?;
-        while let Ok(bytes) = exchange.read_some() {
-            exchange.write(&bytes)?;
-        }
-        exchange.close()
-    });
+    let origin = echo();
     let mut gateway = Gateway::with("[server]\ndrain_timeout = \"1500ms\"\n")
         .upstream(&origin)
         .start();
     let mut client = Client::connect(gateway.address());
-    let handshake = Request::get("/chat")
-        .header("connection", "Upgrade")
-        .header("upgrade", "websocket")
-        .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
-        .header("sec-websocket-version", "13");
-    assert_eq!(client.begin(&handshake).status, 101);
+    assert_eq!(client.begin(&handshake()).status, 101);
     gateway.signal("TERM");
     assert_eq!(gateway.wait().code(), Some(0));
     assert!(client.closes_within(Duration::from_secs(10)));

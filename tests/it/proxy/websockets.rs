@@ -8,40 +8,10 @@ use std::{
 };
 
 use crate::support::{
-    Broken, Client, Gateway, Origin, Request, Response, eventually, origin::Exchange, raw,
+    Broken, Client, Gateway, Origin, Request, Response, eventually, raw,
     wait::eventually_eq,
+    websocket::{AGREED, KEY, echo, handshake, send_back},
 };
-
-/// RFC 6455 §1.3.
-const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
-const AGREED: &str = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
-
-fn handshake() -> Request {
-    Request::get("/chat")
-        .header("connection", "keep-alive, Upgrade")
-        .header("upgrade", "websocket")
-        .header("sec-websocket-key", KEY)
-        .header("sec-websocket-version", "13")
-        .header("sec-websocket-protocol", "chat")
-}
-
-/// An origin that agrees, and sends every byte back until the client has ended.
-fn echo() -> Origin {
-    Origin::new(|exchange| {
-        if exchange.request.header("upgrade").is_none() {
-            return exchange.respond(200, &[], b"ok");
-        }
-        exchange.write(AGREED.as_bytes())?;
-        send_back(exchange)
-    })
-}
-
-fn send_back(exchange: &mut Exchange<'_>) -> std::io::Result<()> {
-    while let Ok(bytes) = exchange.read_some() {
-        exchange.write(&bytes)?;
-    }
-    exchange.close()
-}
 
 /// A connection over which a WebSocket was opened.
 fn open(gateway: &Gateway) -> Client {

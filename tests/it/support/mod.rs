@@ -22,6 +22,7 @@ pub mod signal;
 pub mod tls;
 pub mod tokens;
 pub mod wait;
+pub mod websocket;
 
 pub use self::redis::Redis;
 pub use cli::tidegate;
