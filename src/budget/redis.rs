@@ -7,6 +7,7 @@
 
 use std::{
     cell::{Cell, RefCell},
+    io,
     time::Duration,
 };
 
@@ -15,7 +16,11 @@ use redis::{
     IntoConnectionInfo, RedisError, ServerErrorKind, TlsCertificates, Value,
     aio::MultiplexedConnection, io::tcp::TcpSettings,
 };
-use tokio::sync::Notify;
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader},
+    net::TcpStream,
+    sync::Notify,
+};
 
 use super::lease::Reply;
 
@@ -241,6 +246,27 @@ impl Server {
         let client = Client::build_with_tls(self.0, certificates);
         let client = client.map_err(|error| error.to_string())?;
         Ok(Server(client.get_connection_info().clone()))
+    }
+
+    /// What it says to everybody before it closes, if it does: a Redis in protected mode explains itself, and is not heard where
+    /// the connection is reset by what was sent meanwhile. So this sends nothing.
+    async fn parting_words(&self, patience: Duration) -> Option<String> {
+        const MAX_BYTES: u64 = 512;
+        let ConnectionAddr::Tcp(host, port) = self.0.addr() else {
+            return None;
+        };
+        let heard = tokio::time::timeout(patience, async {
+            let stream = TcpStream::connect((host.as_str(), *port)).await?;
+            let mut line = Vec::new();
+            let mut words = BufReader::new(stream.take(MAX_BYTES));
+            words.read_until(b'\n', &mut line).await?;
+            io::Result::Ok(line)
+        });
+        let line = heard.await.ok()?.ok()?;
+        let line = String::from_utf8_lossy(line.strip_prefix(b"-")?);
+        // the first sentence says it; advice for half a page follows
+        let sentence = line.split(". ").next()?;
+        Some(sentence.trim_end().replace(char::is_control, " "))
     }
 
     /// The same, elsewhere: `host:port`, where no host is this one's.
@@ -486,10 +512,18 @@ impl Link {
             .set_response_timeout(Some(self.patience.response))
             .set_pipeline_buffer_size(PIPELINE);
         let client = Client::open(server.0.clone()).map_err(failed)?;
-        client
-            .get_multiplexed_async_connection_with_config(&config)
-            .await
-            .map_err(failed)
+        let opening = client.get_multiplexed_async_connection_with_config(&config);
+        let error = match opening.await {
+            Ok(connection) => return Ok(connection),
+            Err(error) => error,
+        };
+        let was_cut =
+            error.kind() == ErrorKind::Io && !error.is_connection_refusal() && !error.is_timeout();
+        let failure = failed(error);
+        if was_cut && let Some(words) = server.parting_words(self.patience.connect).await {
+            self.trouble.replace(words);
+        }
+        Err(failure)
     }
 }
 

@@ -196,3 +196,26 @@ fn a_reply_without_end_is_cut_off_and_its_memory_is_given_back() {
     let peak = gateway.peak_memory_bytes();
     assert!(peak < 1 << 30, "{peak} bytes");
 }
+
+#[test]
+fn a_redis_that_lets_nobody_in_is_named_with_its_own_words() {
+    const WORDS: &[u8] = b"-DENIED Redis is running in protected mode because no password is set. In this mode connections are only accepted from the loopback interface.\r\n";
+    let socket = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
+    let url = format!("redis://{}", socket.local_addr().expect("it is bound"));
+    thread::spawn(move || {
+        for mut stream in socket.incoming().flatten() {
+            // as Redis does it: whatever the client sends meanwhile resets the connection
+            let _ = stream.write_all(WORDS);
+        }
+    });
+    let gateway = shared_at(&url, "rate = \"5/h\"\nburst = 5\non_redis_down = \"local\"");
+    assert_eq!(gateway.get("/").status, 200);
+    within(Duration::from_secs(10), "it is told why", || {
+        let log = gateway.stderr();
+        match log.contains("DENIED Redis is running in protected mode because no password is set\"")
+        {
+            true => Ok(()),
+            false => Err(log),
+        }
+    });
+}
