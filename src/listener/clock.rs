@@ -130,9 +130,11 @@ impl Clock {
         self.needs_client.set(needs);
     }
 
-    /// The client has sent all that it will (it may have closed its side, as `nc` does), and an answer is on its way.
+    /// The client has sent all that it will (it may have closed its side, as `nc` does), and an answer is on its way: until the
+    /// last of it has left, which is later than its end where the client takes it slowly.
     pub(super) fn answers_a_whole_request(&self) -> bool {
-        self.in_flight.get() > 0 && !self.frames.get() && !self.needs_client.get()
+        let is_under_way = self.in_flight.get() > 0 || self.holds_back.get();
+        is_under_way && !self.frames.get() && !self.needs_client.get()
     }
 
     /// Bytes of a body went by, in either direction.

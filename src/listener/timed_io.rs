@@ -305,6 +305,10 @@ impl AsyncWrite for TimedIo {
             blocked => blocked,
         };
         self.clock.holds_back(outcome.is_pending());
+        if self.half_closed.is_some() && !self.clock.answers_a_whole_request() {
+            // that was all: nothing else wakes whoever waits to hear that the client has closed its side
+            cx.waker().wake_by_ref();
+        }
         self.timed(outcome, cx)
     }
 

@@ -1,6 +1,13 @@
 //! Responses that take their time: server-sent events, long polls, and clients that do not take them.
 
-use std::{io::Read, sync::mpsc, time::Duration};
+use std::{
+    io::{self, Read, Write},
+    net::Shutdown,
+    sync::mpsc,
+    time::{Duration, Instant},
+};
+
+use socket2::{Domain, Socket, Type};
 
 use crate::support::{
     Gate, Gateway, Origin, Request,
@@ -117,4 +124,52 @@ fn a_client_that_leaves_half_way_gives_back_its_slot_and_the_origin() {
     eventually_eq("the origin is let go", 1, || origin.aborted());
     eventually_eq("the slot is back", 200, || gateway.get("/").status);
     gateway.wait_for_metric(r#"tidegate_in_flight{route="all"}"#, 0.0);
+}
+
+/// A client as from far away: its packets are short, and it has little room for them.
+fn far_away(gateway: &Gateway) -> Socket {
+    let client = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    client.set_recv_buffer_size(4 * 1024).expect("it is small");
+    client.set_tcp_mss(536).expect("it is small");
+    client.set_read_timeout(Some(PATIENCE)).expect("above zero");
+    client
+        .connect(&gateway.address().into())
+        .expect("it listens");
+    client
+}
+
+#[test]
+fn a_client_that_closes_its_side_and_reads_slowly_gets_the_whole_answer_and_its_end() {
+    /// Shorter than the gateway waits for a client that has closed its side.
+    const SOON: Duration = Duration::from_millis(1500);
+    let origin = Origin::new(|exchange| {
+        let length = exchange.request.target[1..].parse();
+        let length = length.map_err(io::Error::other)?;
+        exchange.respond(200, &[], &vec![b'x'; length])
+    });
+    let gateway = Gateway::with("").upstream(&origin).start();
+    // how much of the end the gateway still holds when it has all of the answer depends on the length
+    for length in (64..448).step_by(16).map(|kibibytes| kibibytes * 1024) {
+        let mut client = far_away(&gateway);
+        let request = Request::get(&format!("/{length}"));
+        client
+            .write_all(&request.to_bytes())
+            .expect("the request leaves");
+        client.shutdown(Shutdown::Write).expect("it is connected");
+        let mut answer = Vec::new();
+        let mut piece = [0; 16 * 1024];
+        let mut last = Instant::now();
+        loop {
+            match client.read(&mut piece).expect("the answer goes on") {
+                0 => break,
+                count => answer.extend_from_slice(&piece[..count]),
+            }
+            pause(Duration::from_micros(300));
+            last = Instant::now();
+        }
+        let body = answer.iter().rev().take_while(|byte| **byte == b'x');
+        assert_eq!(body.count(), length, "the end of the answer is missing");
+        let waited = last.elapsed();
+        assert!(waited < SOON, "it hears of the end {waited:?} later");
+    }
 }
