@@ -17,7 +17,7 @@ use super::{
     Body, Exchange, Worker,
     body::Source,
     plan::LimitPlan,
-    record::{self, Record},
+    record::{self, Ours, Record},
 };
 use crate::{
     identity::{Client, Rejected},
@@ -151,7 +151,7 @@ impl Worker {
             // what it means: a gRPC call is told in a 200
             StatusCode::TOO_MANY_REQUESTS,
             response.body().len() as u64,
-            retry_after,
+            Ours::Denied { retry_after },
         );
         response.map(Body::authored)
     }
@@ -196,11 +196,12 @@ impl Worker {
         self.count_answer(exchange, status);
         match record {
             Some(mut record) => {
-                record.answered(status);
+                record.refused(refusal);
                 response.map(|body| Body::recorded(Source::authored(body), record))
             }
             None => {
-                record::note(self, exchange, status, response.body().len() as u64, None);
+                let (bytes, ours) = (response.body().len() as u64, Ours::Refused(refusal.slug()));
+                record::note(self, exchange, status, bytes, ours);
                 response.map(Body::authored)
             }
         }

@@ -20,7 +20,10 @@ use tokio::{
 };
 
 use super::{
-    Body, Current, Exchange, Shared, Worker, answer, exchange::Stopped, explain::Described, record,
+    Body, Current, Exchange, Shared, Worker, answer,
+    exchange::Stopped,
+    explain::Described,
+    record::{self, Ours},
 };
 use crate::{
     identity::HeldToken,
@@ -187,7 +190,7 @@ impl Worker {
             let over = exchange.tags.join(", ");
             say(headers, &OVER, &over);
         }
-        record::note(self, exchange, StatusCode::OK, 0, None);
+        record::note(self, exchange, StatusCode::OK, 0, Ours::Asked);
         response
     }
 }

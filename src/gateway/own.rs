@@ -12,7 +12,7 @@ use super::{
     admit::{Concern, Met},
     answer,
     plan::LimitPlan,
-    record,
+    record::{self, Ours},
 };
 use crate::{
     config,
@@ -66,7 +66,7 @@ impl Worker {
             self.shared.wall_clock(exchange.decided_at),
         );
         let bytes = response.body().len() as u64;
-        record::note(self, exchange, StatusCode::OK, bytes, None);
+        record::note(self, exchange, StatusCode::OK, bytes, Ours::Asked);
         response.map(Body::authored)
     }
 

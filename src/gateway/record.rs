@@ -12,7 +12,7 @@ use super::{Exchange, Worker, body::BodyError, exchange::Traced, slots::Slots};
 use crate::{
     budget::Source,
     identity::Client,
-    response,
+    response::{self, Refusal},
     telemetry::{
         access::{AccessLog, LimitPart, Line, Went},
         handles::{Held, RouteMetrics},
@@ -30,6 +30,8 @@ pub(super) struct Record {
     server: Option<usize>,
     /// What went wrong with it.
     error: Option<&'static str>,
+    /// Why the answer is ours all the same.
+    refused: Option<&'static str>,
     arrived: Instant,
     /// `None` until there is an answer.
     status: Option<StatusCode>,
@@ -51,6 +53,7 @@ impl Record {
             fleet: Arc::clone(fleet),
             server: None,
             error: None,
+            refused: None,
             arrived: exchange.arrived,
             status: None,
             bytes: 0,
@@ -64,6 +67,12 @@ impl Record {
     pub(super) fn answered(&mut self, status: StatusCode) {
         self.status = Some(status);
         self.metrics.answered(status);
+    }
+
+    /// There is an answer of ours in place of a server's.
+    pub(super) fn refused(&mut self, refusal: &Refusal) {
+        self.refused = Some(refusal.slug());
+        self.answered(refusal.status());
     }
 
     /// Which server was asked last, and how it failed.
@@ -103,9 +112,20 @@ impl Drop for Record {
                 server: self.server.map(|server| self.fleet.server_name(server)),
                 error: self.error,
             };
-            told.tell(status, Some(went), self.bytes, duration);
+            told.tell(status, Some(went), self.refused, self.bytes, duration);
         }
     }
+}
+
+/// Why an answer is ours.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Ours {
+    /// It is what was asked for, or nobody is there to hear another.
+    Asked,
+    /// A limit denies the request, for so many seconds.
+    Denied { retry_after: Option<u32> },
+    /// Something else is in the way: its name.
+    Refused(&'static str),
 }
 
 /// Notes an answer of ours to a request that was not sent on; it is complete when it is made.
@@ -114,13 +134,18 @@ pub(super) fn note(
     exchange: &Exchange<'_>,
     status: StatusCode,
     bytes: u64,
-    retry_after: Option<u32>,
+    ours: Ours,
 ) {
+    let (retry_after, refused) = match ours {
+        Ours::Asked => (None, None),
+        Ours::Denied { retry_after } => (retry_after, None),
+        Ours::Refused(name) => (None, Some(name)),
+    };
     let duration = exchange.arrived.elapsed();
     exchange.route.metrics.answered(status);
     exchange.route.metrics.request_seconds.record(duration);
     if let Some(told) = Told::of(worker, exchange, retry_after) {
-        told.tell(status, None, bytes, duration);
+        told.tell(status, None, refused, bytes, duration);
     }
 }
 
@@ -164,8 +189,16 @@ impl Told {
         })
     }
 
-    fn tell(&self, status: StatusCode, went: Option<Went<'_>>, bytes: u64, duration: Duration) {
+    fn tell(
+        &self,
+        status: StatusCode,
+        went: Option<Went<'_>>,
+        refused: Option<&'static str>,
+        bytes: u64,
+        duration: Duration,
+    ) {
         let line = Line {
+            error: refused,
             trace: self.span.as_ref().map(|(_, place)| place.trace_id()),
             left_out: self.left_out,
             ..self.kept.line(status, went, bytes, duration)
@@ -237,7 +270,8 @@ struct Waiting<'a, 'b> {
 impl Drop for Waiting<'_, '_> {
     fn drop(&mut self) {
         if !self.stayed {
-            note(self.worker, self.exchange, response::client_gone(), 0, None);
+            let gone = response::client_gone();
+            note(self.worker, self.exchange, gone, 0, Ours::Asked);
         }
     }
 }
@@ -322,6 +356,7 @@ impl Kept {
             status: status.as_u16(),
             limit,
             went,
+            error: None,
             trace: None,
             left_out: 0,
             bytes,

@@ -60,6 +60,8 @@ pub struct Line<'a> {
     pub limit: Option<LimitPart<'a>>,
     /// Where the request went, if it was sent on.
     pub went: Option<Went<'a>>,
+    /// Why the gateway did not serve it, other than by a limit: `error` of the answer's body.
+    pub error: Option<&'static str>,
     /// The trace that it belongs to, where it has a span.
     pub trace: Option<u128>,
     /// Rejections before this one that got no line.
@@ -213,6 +215,7 @@ fn format(out: &mut Vec<u8>, style: Style, line: &Line<'_>) {
         fields.optional("server", went.server.map(str::as_bytes));
         fields.optional("upstream_error", went.error.map(str::as_bytes));
     }
+    fields.optional("error", line.error.map(str::as_bytes));
     fields.number("bytes", line.bytes);
     fields.number(
         "seconds",

@@ -67,6 +67,7 @@ fn line() -> Line<'static> {
             source: "local",
         }),
         went: None,
+        error: None,
         trace: Some(0x4bf9),
         left_out: 7,
         bytes: 312,

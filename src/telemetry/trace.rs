@@ -191,9 +191,11 @@ fn put_attributes(out: &mut Vec<u8>, method: &str, line: &Line<'_>, allowed: boo
     }
     if let Some(went) = line.went {
         put("tidegate.upstream", Value::Text(went.upstream.as_bytes()));
-        if let Some(error) = went.error {
-            put("error.type", Value::Text(error.as_bytes()));
-        }
+    }
+    // of what the gateway says in place of a server, what was wrong with the server tells more
+    let refused = line.error.filter(|_| line.status >= 500);
+    if let Some(error) = line.went.and_then(|went| went.error).or(refused) {
+        put("error.type", Value::Text(error.as_bytes()));
     }
 }
 

@@ -83,6 +83,32 @@ fn beyond_the_bound_the_least_important_are_shed_first_and_charged_for_nothing()
 }
 
 #[test]
+fn the_access_line_of_what_is_shed_says_so() {
+    let log = "[log]\naccess = \"all\"\nformat = \"json\"\n[overload]\nmax_in_flight = 1\n";
+    let gateway = Gateway::with(&format!("{log}{ROUTES}")).start();
+    // the only place is kept for what is critical
+    assert_eq!(gateway.get("/shed").status, 503);
+    assert_eq!(gateway.get("/a/../../b").status, 400);
+    assert_eq!(gateway.get("/pay").status, 200);
+    let said = |path: &str| {
+        let output = gateway.output();
+        let lines = output
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok());
+        let mut lines = lines.filter(|line: &serde_json::Value| line["path"] == path);
+        let line = lines.next()?;
+        Some(line["error"].as_str().unwrap_or("none").to_owned())
+    };
+    for (path, error) in [
+        ("/shed", "overloaded"),
+        ("/a/../../b", "bad_request"),
+        ("/pay", "none"),
+    ] {
+        eventually_eq(path, Some(error.to_owned()), || said(path));
+    }
+}
+
+#[test]
 fn who_has_left_holds_no_place() {
     let gate = Gate::default();
     let origin = slow(&gate);

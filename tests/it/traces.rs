@@ -159,6 +159,16 @@ fn an_upstream_that_fails_is_an_error_of_the_span() {
 }
 
 #[test]
+fn why_the_gateway_does_not_serve_a_request_is_an_error_of_its_span() {
+    let collector = Collector::start();
+    let toml = traced(&collector, "1", "[overload]\nmax_in_flight = 1\n");
+    let gateway = Gateway::with(&toml).start();
+    assert_eq!(gateway.get("/").status, 503, "one place is kept");
+    let spans = collector.wait_for(1);
+    assert_eq!(attribute(&spans[0], "error.type"), "overloaded");
+}
+
+#[test]
 fn without_a_collector_a_trace_passes_as_it_came() {
     let origin = Origin::echo();
     let gateway = Gateway::with("").upstream(&origin).start();
