@@ -1,7 +1,8 @@
 //! Every answer that the gateway authors; the only place with status codes.
 //!
 //! [`refuse`] answers what cannot be served, [`too_many_requests`] what a limit stops, [`own_quotas`] who asks how they
-//! stand, and [`FieldWriter`] tells clients about their limits on these and on forwarded responses. `Date` and `Content-Length` are the server library's.
+//! stand, and [`FieldWriter`] tells clients about their limits on these and on forwarded responses; what is said of a limit is
+//! its [`Policy`]. `Date` and `Content-Length` are the server library's.
 
 mod body;
 mod fields;
