@@ -85,7 +85,13 @@ impl Admin {
         let body = body.filter(|body| !body.is_empty());
         let nobody = || Answer::error(StatusCode::SERVICE_UNAVAILABLE, "nobody can decide now");
         let desk = self.desk().ok_or_else(nobody)?;
-        let verdict = desk.ask(Described { head, peer, body }).await;
+        let described = Described {
+            head,
+            peer,
+            certificate: None,
+            body,
+        };
+        let verdict = desk.ask(described).await;
         verdict.ok_or_else(nobody)
     }
 

@@ -14,9 +14,10 @@ use super::{
 };
 use crate::{
     gateway::{
-        explain::{Described, Explanation, Outcome, Text},
+        explain::{Described, Explanation, Outcome, Text, Unexplained},
         notebook::Remembered,
     },
+    listener::tls::Presented,
     telemetry,
 };
 
@@ -53,12 +54,16 @@ impl Admin {
             return Answer::wrong_method("POST");
         }
         let explained = call
-            .takes(&["method", "url", "headers", "peer", "body"])
+            .takes(&["method", "url", "headers", "peer", "client_cert", "body"])
             .and_then(|()| described(&call.body))
             .and_then(|described| {
                 let explained = self.inner.current.shared().explain(&described);
                 explained.map_err(|error| {
-                    Answer::error(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
+                    let status = match error {
+                        Unexplained::Certificate(_) => StatusCode::BAD_REQUEST,
+                        Unexplained::Plan(_) => StatusCode::INTERNAL_SERVER_ERROR,
+                    };
+                    Answer::error(status, error.to_string())
                 })
             });
         match explained {
@@ -147,9 +152,9 @@ fn with_text(explanation: &Explanation) -> Value {
 }
 
 /// `{"method":"POST","url":"/login","headers":{"host":"…"},"peer":"203.0.113.9","body":"…"}`.
-fn described(body: &Value) -> Result<Described, Answer> {
+fn described(described: &Value) -> Result<Described, Answer> {
     let bad = |why: &str| Answer::error(StatusCode::BAD_REQUEST, why);
-    let text = |name: &str, default: &str| match &body[name] {
+    let text = |name: &str, default: &str| match &described[name] {
         Value::Null => Ok(default.to_owned()),
         Value::String(text) => Ok(text.clone()),
         _ => Err(bad(&format!("{name} is a text"))),
@@ -165,7 +170,7 @@ fn described(body: &Value) -> Result<Described, Answer> {
         .filter(|_| uri.authority().is_none() || uri.scheme().is_some());
     let target = target.ok_or_else(|| bad("url is no URL: write http://HOST/PATH or /PATH"))?;
     let mut request = Request::builder().method(method).uri(target.as_str());
-    for (name, value) in pairs(&body["headers"]).ok_or_else(|| bad(HEADERS))? {
+    for (name, value) in pairs(&described["headers"]).ok_or_else(|| bad(HEADERS))? {
         let name = HeaderName::from_str(&name).map_err(|_| bad(HEADERS))?;
         let value = HeaderValue::from_str(&value).map_err(|_| bad(HEADERS))?;
         request = request.header(name, value);
@@ -183,7 +188,7 @@ fn described(body: &Value) -> Result<Described, Answer> {
     }
     let peer = text("peer", "127.0.0.1")?;
     let peer: IpAddr = peer.parse().map_err(|_| bad("peer is no IP address"))?;
-    let body = match &body["body"] {
+    let body = match &described["body"] {
         Value::Null => None,
         Value::String(text) => Some(text.clone().into_bytes()),
         _ => return Err(bad("body is a text")),
@@ -194,7 +199,20 @@ fn described(body: &Value) -> Result<Described, Answer> {
     {
         head.headers.insert(CONTENT_LENGTH, body.len().into());
     }
-    Ok(Described { head, peer, body })
+    let certificate = match &described["client_cert"] {
+        Value::Null => None,
+        Value::String(pem) => {
+            let presented = Presented::parse(pem.as_bytes());
+            Some(presented.map_err(|fault| bad(&format!("client_cert {fault}")))?)
+        }
+        _ => return Err(bad("client_cert is a text: a certificate in PEM form")),
+    };
+    Ok(Described {
+        head,
+        peer,
+        certificate,
+        body,
+    })
 }
 
 const HEADERS: &str =

@@ -1,7 +1,13 @@
 //! `tidegate explain`: what becomes of a described request, step by step: by a configuration file, or by a gateway that runs and
 //! what it has counted; and why a request that such a gateway has decided was answered as it was.
 
-use std::{io::Write as _, net::IpAddr, path::PathBuf, process::ExitCode};
+use std::{
+    fs,
+    io::Write as _,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
@@ -16,6 +22,7 @@ use super::{ConfigFile, admin::AdminAddress, check::Format};
 use crate::{
     config,
     gateway::explain::{Described, Text, explain as explain_request},
+    listener::tls::Presented,
 };
 
 /// What `tidegate explain` is told.
@@ -28,7 +35,7 @@ pub struct ExplainArgs {
     #[arg(value_name = "[METHOD] URL", num_args = 1..=2, required_unless_present = "request_id")]
     request: Vec<String>,
     /// A request that a gateway has decided, by the X-Request-Id of its answer
-    #[arg(long, value_name = "ID", conflicts_with_all = ["request", "config", "headers", "data"])]
+    #[arg(long, value_name = "ID", conflicts_with_all = ["request", "config", "headers", "client_cert", "data"])]
     request_id: Option<String>,
     #[command(flatten)]
     gateway: AdminAddress,
@@ -41,6 +48,9 @@ pub struct ExplainArgs {
     /// Who is connected: the client, or the last proxy before the gateway
     #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
     peer: IpAddr,
+    /// The certificate that the client shows in the handshake (mutual TLS), in PEM; its key is not needed
+    #[arg(long, value_name = "FILE")]
+    client_cert: Option<PathBuf>,
     /// The request's body, for limits that are keyed by a field of it; a form, unless a content-type says otherwise
     #[arg(short, long, value_name = "BODY")]
     data: Option<String>,
@@ -66,9 +76,8 @@ fn try_explain(args: &ExplainArgs) -> anyhow::Result<()> {
     }
     let described = described(args)?;
     if args.gateway.admin.is_some() && args.config.is_none() {
-        let explained = args
-            .gateway
-            .ask("POST", "explain", &asked(args, &described)?)?;
+        let asked = asked(args, &described)?;
+        let explained = args.gateway.ask("POST", "explain", &asked)?;
         return show(args, &explained);
     }
     let file = ConfigFile {
@@ -115,13 +124,18 @@ fn asked(args: &ExplainArgs, described: &Described) -> anyhow::Result<Value> {
         ]))
     });
     let fields: Vec<Value> = fields.collect::<anyhow::Result<_>>()?;
-    Ok(json!({
+    let mut asked = json!({
         "method": described.head.method.as_str(),
         "url": described.head.uri.to_string(),
         "headers": fields,
         "peer": described.peer.to_string(),
         "body": args.data,
-    }))
+    });
+    // only where there is one: an older gateway takes no such key
+    if let Some(presented) = &described.certificate {
+        asked["client_cert"] = json!(presented.pem());
+    }
+    Ok(asked)
 }
 
 /// What a gateway has explained.
@@ -186,7 +200,17 @@ fn described(args: &ExplainArgs) -> anyhow::Result<Described> {
     Ok(Described {
         head,
         peer: args.peer,
+        certificate: args.client_cert.as_deref().map(presented).transpose()?,
         body: args.data.as_ref().map(|body| body.clone().into_bytes()),
+    })
+}
+
+/// The certificate in a file.
+fn presented(file: &Path) -> anyhow::Result<Presented> {
+    let shown = file.display();
+    let pem = fs::read(file).with_context(|| format!("{shown} cannot be read"))?;
+    Presented::parse(&pem).map_err(|fault| {
+        anyhow::anyhow!("{shown} {fault}: give the client's certificate in PEM form, before those that lead to its authority")
     })
 }
 

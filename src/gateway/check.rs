@@ -128,7 +128,7 @@ impl Worker {
         described: &Described,
         listener: Rc<listener::Settings>,
     ) -> Response<Bytes> {
-        let from = Peer::described(described.peer, listener);
+        let from = Peer::described(described.peer, listener, None);
         let token = HeldToken::default();
         let (head, unrouted) = (&described.head, &self.shared.plan.unrouted);
         let mut exchange = Exchange::begin(head, &from, &token, unrouted, self.request_ids.next());

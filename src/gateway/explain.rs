@@ -16,7 +16,7 @@ use std::{
     rc::Rc,
     sync::Arc,
     task::{Context, Poll, Waker},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use http::{HeaderMap, request::Parts};
@@ -34,7 +34,10 @@ use crate::{
         address::{Doubt, ELEMENTS_MAX, Step},
     },
     limit::Standing,
-    listener::Peer,
+    listener::{
+        self, Peer,
+        tls::{NotTaken, Presented},
+    },
     response::Refusal,
     telemetry::{AccessLines, Metrics, trace::TraceSettings},
 };
@@ -50,19 +53,33 @@ pub struct Described {
     pub head: Parts,
     /// Who is connected: the socket's peer, or the one that a PROXY header names.
     pub peer: IpAddr,
+    /// The certificate that the client shows in the handshake.
+    pub certificate: Option<Presented>,
     /// Its body.
     pub body: Option<Vec<u8>>,
 }
 
+/// Why a request cannot be explained.
+#[derive(Debug, thiserror::Error)]
+pub enum Unexplained {
+    /// The configuration does not fit this process.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The client never comes to its request.
+    #[error(transparent)]
+    Certificate(#[from] NotTaken),
+}
+
 /// Explains one request as the first of a gateway that has just started: no bucket has been spent from. Opens no
 /// connection and writes no line.
-pub fn explain(mut snapshot: Snapshot, described: &Described) -> Result<Explanation, PlanError> {
+pub fn explain(mut snapshot: Snapshot, described: &Described) -> Result<Explanation, Unexplained> {
     snapshot.log.access = AccessLines::Off;
     // a limit that gateways share is explained as if this one had it to itself
     snapshot.redis = None;
     snapshot.trace = TraceSettings::default();
     let shared = Shared::new(Arc::new(snapshot), Metrics::install())?;
-    Ok(Worker::new(Arc::new(shared), None).explain(described, FRESH))
+    let worker = Worker::new(Arc::new(shared), None);
+    Ok(worker.explain(described, FRESH)?)
 }
 
 /// When explanations are true: of a gateway that has just started, one that runs, and a request that was decided.
@@ -72,10 +89,10 @@ const THEN: &str = "as they stood when it was decided";
 
 impl Shared {
     /// Explains one request as if this gateway were asked it now. Charges nothing, counts nothing, opens no connection.
-    pub fn explain(&self, described: &Described) -> Result<Explanation, PlanError> {
+    pub fn explain(&self, described: &Described) -> Result<Explanation, Unexplained> {
         let mut worker = Worker::new(Arc::new(self.beside()?), None);
         worker.only_looks = true;
-        Ok(worker.explain(described, NOW))
+        Ok(worker.explain(described, NOW)?)
     }
 }
 
@@ -89,13 +106,13 @@ fn at_once(decision: impl Future<Output = Result<(), Refusal>>) -> Result<(), Re
 }
 
 impl Worker {
-    fn explain(&self, described: &Described, when: &'static str) -> Explanation {
+    fn explain(&self, described: &Described, when: &'static str) -> Result<Explanation, NotTaken> {
         let plan = &self.shared.plan;
         let head = &described.head;
-        // a request that is described comes without a handshake
-        let mut explained = self.reason(described.peer, None, &head.headers, when);
-        let listener = Rc::new(self.shared.snapshot().listeners[0].clone());
-        let from = Peer::described(described.peer, listener);
+        let (listener, holder) = self.enter(described)?;
+        let mut explained = self.reason(described.peer, holder.as_ref(), &head.headers, when);
+        let listener = Rc::new(listener.clone());
+        let from = Peer::described(described.peer, listener, holder.map(Rc::new));
         let token = HeldToken::default();
         let mut exchange =
             Exchange::begin(head, &from, &token, &plan.unrouted, self.request_ids.next());
@@ -103,7 +120,7 @@ impl Worker {
             Ok(understood) => understood,
             Err(refusal) => {
                 explained.answer = Answer::Refused(refused(&refusal));
-                return explained;
+                return Ok(explained);
             }
         };
         explained.asked = Some(self.asked(&exchange, &understood.target));
@@ -133,7 +150,29 @@ impl Worker {
                 None => Answer::Refused(refused(&Refusal::Internal)),
             },
         };
-        explained
+        Ok(explained)
+    }
+
+    /// Where the request arrives: at the first listener; with a certificate at the first that takes it, and who its holder is.
+    fn enter(
+        &self,
+        described: &Described,
+    ) -> Result<(&listener::Settings, Option<Certificate>), NotTaken> {
+        let listeners = &self.shared.snapshot().listeners;
+        let Some(presented) = &described.certificate else {
+            return Ok((&listeners[0], None));
+        };
+        let now = SystemTime::now();
+        let mut refused = NotTaken::NotAsked;
+        for listener in listeners {
+            let tls = listener.tls.as_ref();
+            match tls.map(|tls| tls.holder(presented, now)) {
+                Some(Ok(holder)) => return Ok((listener, Some(holder))),
+                Some(Err(why)) if refused == NotTaken::NotAsked => refused = why,
+                Some(Err(_)) | None => {}
+            }
+        }
+        Err(refused)
     }
 
     /// Who asks, thought by thought.
@@ -160,7 +199,7 @@ impl Worker {
                 }
                 Thought::User { place, outcome } => users.push(UserTried {
                     source: identity.users.get(place).map_or_else(String::new, source),
-                    outcome: came_of(outcome),
+                    outcome: came_of(outcome, identity.users.get(place), certificate),
                 }),
             },
         );

@@ -139,6 +139,26 @@ pub enum CertificateField {
     Fingerprint,
 }
 
+impl CertificateField {
+    /// All of them.
+    pub const ALL: [CertificateField; 4] = [
+        CertificateField::CommonName,
+        CertificateField::SanDns,
+        CertificateField::SanUri,
+        CertificateField::Fingerprint,
+    ];
+
+    /// As in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            CertificateField::CommonName => "common_name",
+            CertificateField::SanDns => "san_dns",
+            CertificateField::SanUri => "san_uri",
+            CertificateField::Fingerprint => "fingerprint",
+        }
+    }
+}
+
 /// What a verified client certificate says of its holder. Every value of a field, in the certificate's order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Certificate {

@@ -102,9 +102,13 @@ impl Peer {
     }
 
     /// One that nobody is connected to, for explaining what would become of its requests.
-    pub fn described(ip: IpAddr, listener: Rc<Settings>) -> Self {
+    pub fn described(
+        ip: IpAddr,
+        listener: Rc<Settings>,
+        certificate: Option<Rc<Certificate>>,
+    ) -> Self {
         let clock = Clock::new(listener.header_timeout, listener.idle_timeout);
-        Self::new(ip, listener, None, clock)
+        Self::new(ip, listener, certificate, clock)
     }
 
     /// `http` or `https`: how the client reached us.

@@ -5,7 +5,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::support::{Gateway, Origin, Request, cli::Finished, tidegate};
+use crate::support::{
+    Gateway, Origin, Request,
+    cli::Finished,
+    gateway::Builder,
+    tidegate,
+    tls::{Authority, Hello},
+};
 
 fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/explain")
@@ -29,7 +35,10 @@ fn masked(text: &str) -> String {
 
 /// Compares with `NAME.txt`, or writes it when UPDATE_GOLDEN=1 is set.
 fn prints(name: &str, arguments: &[&str]) {
-    let explained = explain(arguments);
+    is_golden(name, &explain(arguments));
+}
+
+fn is_golden(name: &str, explained: &Finished) {
     assert_eq!(explained.code, Some(0), "{explained}");
     assert_eq!(explained.stderr, "", "{explained}");
     let found = masked(&explained.stdout);
@@ -277,5 +286,111 @@ fn a_gateway_does_what_was_explained() {
             let name = name.as_str().expect("a text");
             assert_eq!(seen.header(name), None, "{target}: {name}");
         }
+    }
+}
+
+/// A gateway that asks for certificates of clients, and counts users by their names.
+fn mutual(server: &Authority, clients: &Authority) -> Builder {
+    let issued = server.server(&["api.example.com"]);
+    let toml = r#"
+        [[listen]]
+        address = "127.0.0.1:0"
+        [[listen]]
+        address = "127.0.0.1:0"
+        [listen.tls]
+        certificates = [{ cert = "server.pem", key = "server.key" }]
+        client_ca = "clients.pem"
+        [[user]]
+        from = "client_cert"
+        field = "san_uri"
+        [[user]]
+        from = "client_cert"
+        [limit.per_user]
+        key = ["user"]
+        rate = "60/min"
+        burst = 20
+        [gateway]
+        limits = ["per_user"]
+        [upstream.origin]
+        servers = ["{origin}"]
+        "#;
+    Gateway::with(toml)
+        .file("server.pem", &issued.cert)
+        .file("server.key", &issued.key)
+        .file("clients.pem", &clients.pem)
+}
+
+#[test]
+fn a_client_certificate_names_the_user_as_in_a_handshake() {
+    let (server, clients) = (Authority::new("server"), Authority::new("clients"));
+    let alice = clients.client("alice", &[]);
+    let (folder, _) = mutual(&server, &clients)
+        .upstream_at("http://127.0.0.1:9000")
+        .write();
+    // many keep both in one file
+    let both = format!("{}{}", alice.key, alice.cert);
+    fs::write(folder.path().join("alice.pem"), &both).expect("a writable folder");
+    let described = ["https://api.example.com/", "--client-cert", "alice.pem"];
+    let explain = |folder: &Path, more: &[&str]| {
+        tidegate(folder, &[&["explain"], &described[..], more].concat())
+    };
+    is_golden("certificate", &explain(folder.path(), &[]));
+
+    let origin = Origin::ok();
+    let gateway = mutual(&server, &clients).upstream(&origin).start();
+    fs::write(gateway.folder().join("alice.pem"), &both).expect("a writable folder");
+    let admin = format!("http://{}", gateway.admin_address());
+    let explained = explain(gateway.folder(), &["--admin", &admin, "--format", "json"]);
+    let json: serde_json::Value = serde_json::from_str(&explained.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {explained}"));
+    assert_eq!(json["limits"][0]["key"], "user=alice", "{explained}");
+    let hello = Hello::with_certificate(&server, "api.example.com", &alice);
+    let mut client = hello.connect(gateway.listeners()[1]).expect("a handshake");
+    assert_eq!(client.send(&Request::get("/")).status, 200);
+    let seen = origin.requests().pop().expect("a request");
+    assert_eq!(seen.header("x-user-id"), Some("alice"));
+    assert_eq!(seen.header("x-forwarded-proto"), Some("https"));
+}
+
+#[test]
+fn a_client_certificate_that_cannot_be_explained_says_why() {
+    let (server, clients) = (Authority::new("server"), Authority::new("clients"));
+    let gateway = mutual(&server, &clients).start();
+    let folder = gateway.folder();
+    let write = |name: &str, text: &str| {
+        fs::write(folder.join(name), text).expect("a writable folder");
+    };
+    write("stranger.pem", &server.client("alice", &[]).cert);
+    write("alice.key", &clients.client("alice", &[]).key);
+    let damaged = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    write("damaged.pem", damaged);
+    write("cut.pem", &damaged[..40]);
+    let nobody = "[upstream.a]\nservers = [\"builtin:echo\"]\n[[route]]\nname = \"all\"\npath = \"/{*rest}\"\nupstream = \"a\"\n";
+    write("plain.toml", nobody);
+    let admin = format!("http://{}", gateway.admin_address());
+    for (certificate, config, part) in [
+        ("nowhere.pem", "gateway.toml", "nowhere.pem cannot be read"),
+        (
+            "alice.key",
+            "gateway.toml",
+            "alice.key holds no certificate",
+        ),
+        ("damaged.pem", "gateway.toml", "it is damaged"),
+        ("cut.pem", "gateway.toml", "is not in PEM form"),
+        ("stranger.pem", "gateway.toml", "has signed it"),
+        ("stranger.pem", "plain.toml", "no [[listen]] asks"),
+        ("stranger.pem", &admin, "has signed it"),
+    ] {
+        let by = match config.starts_with("http") {
+            true => ["--admin", config],
+            false => ["--config", config],
+        };
+        let arguments = [&["explain", "/", "--client-cert", certificate], &by[..]];
+        let explained = tidegate(folder, &arguments.concat());
+        assert_eq!(explained.code, Some(1), "{certificate}: {explained}");
+        assert!(
+            explained.stderr.contains(part),
+            "{certificate}: {explained}"
+        );
     }
 }

@@ -200,12 +200,7 @@ fn api_key(section: &Section<'_>, base_dir: &Path, users: &mut Users) -> Option<
 
 fn client_cert(section: &Section<'_>, users: &mut Users) -> Option<UserSource> {
     users.by_certificate.push(section.span.clone());
-    let fields = [
-        ("common_name", CertificateField::CommonName),
-        ("san_dns", CertificateField::SanDns),
-        ("san_uri", CertificateField::SanUri),
-        ("fingerprint", CertificateField::Fingerprint),
-    ];
+    let fields = CertificateField::ALL.map(|field| (field.name(), field));
     section.choice("field", &fields).map(UserSource::ClientCert)
 }
 

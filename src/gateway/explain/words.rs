@@ -2,7 +2,7 @@
 
 use crate::{
     config::Effect,
-    identity::{Client, KeySource, Tried, UserSource},
+    identity::{Certificate, Client, KeySource, Tried, UserSource},
 };
 
 /// A source of users, as a configuration names it.
@@ -17,12 +17,20 @@ pub(super) fn source(source: &UserSource) -> String {
             ),
         },
         UserSource::Header { header, .. } => format!("header {header}"),
-        UserSource::ClientCert(_) => "client certificate".to_owned(),
+        UserSource::ClientCert(field) => format!("client certificate, {}", field.name()),
     }
 }
 
-pub(super) fn came_of(outcome: Tried) -> String {
+pub(super) fn came_of(
+    outcome: Tried,
+    source: Option<&UserSource>,
+    certificate: Option<&Certificate>,
+) -> String {
     match outcome {
+        Tried::Nothing if matches!(source, Some(UserSource::ClientCert(_))) => match certificate {
+            Some(_) => "it has no such field".to_owned(),
+            None => "the client shows none".to_owned(),
+        },
         Tried::Nothing => "the request has none".to_owned(),
         Tried::NotFromHere => {
             "not read: it is believed from trusted proxies only, and the peer is none".to_owned()

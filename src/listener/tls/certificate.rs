@@ -298,7 +298,7 @@ pub(super) fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
 
-fn chain_of(bytes: &[u8]) -> Result<Vec<CertificateDer<'static>>, Fault> {
+pub(super) fn chain_of(bytes: &[u8]) -> Result<Vec<CertificateDer<'static>>, Fault> {
     let chain: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(bytes).collect();
     let chain = chain.map_err(|_| Fault::NotPem)?;
     match chain.is_empty() {

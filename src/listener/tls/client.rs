@@ -1,12 +1,90 @@
-//! What a verified client certificate says of its holder, read once for each connection.
+//! What a verified client certificate says of its holder, read once for each connection; and what it would say of one that
+//! somebody describes.
 
-use rustls::pki_types::CertificateDer;
-use sha2::{Digest as _, Sha256};
 use std::time::SystemTime;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use rustls::{
+    CertificateError, Error,
+    pki_types::{CertificateDer, UnixTime},
+};
+use sha2::{Digest as _, Sha256};
 use x509_parser::{certificate::X509Certificate, extensions::GeneralName, prelude::FromDer as _};
 
-use super::certificate::moment;
+use super::{
+    Settings,
+    certificate::{Fault, chain_of, moment},
+};
 use crate::identity::Certificate;
+
+/// The certificate of a client that somebody describes, and those that lead to its authority.
+#[derive(Clone, Debug)]
+pub struct Presented(Vec<CertificateDer<'static>>);
+
+impl Presented {
+    /// Reads PEM, the client's own certificate first. Whether it has the key to it cannot be known here, and is taken for granted.
+    pub fn parse(pem: &[u8]) -> Result<Presented, Fault> {
+        let chain = chain_of(pem)?;
+        for der in &chain {
+            X509Certificate::from_der(der)
+                .map_err(|_| Fault::BadCertificate("it is damaged".to_owned()))?;
+        }
+        Ok(Presented(chain))
+    }
+
+    /// The certificates in PEM, and nothing else that stood beside them.
+    pub fn pem(&self) -> String {
+        let mut pem = String::new();
+        for der in &self.0 {
+            let encoded = STANDARD.encode(der);
+            pem.push_str("-----BEGIN CERTIFICATE-----\n");
+            for line in encoded.as_bytes().chunks(64) {
+                pem.push_str(&String::from_utf8_lossy(line));
+                pem.push('\n');
+            }
+            pem.push_str("-----END CERTIFICATE-----\n");
+        }
+        pem
+    }
+}
+
+/// Why a client with a certificate comes to no request. The text is a sentence.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotTaken {
+    /// The client is not asked, so it shows none.
+    #[error(
+        "no [[listen]] asks clients for a certificate: one does with client_ca in its [listen.tls]"
+    )]
+    NotAsked,
+    /// The handshake fails.
+    #[error("the handshake with this certificate fails: {0}")]
+    Refused(String),
+}
+
+impl Settings {
+    /// The holder of a certificate, verified as in a handshake.
+    pub fn holder(&self, presented: &Presented, now: SystemTime) -> Result<Certificate, NotTaken> {
+        let verifier = self.material.client_verifier.as_ref();
+        let verifier = verifier.ok_or(NotTaken::NotAsked)?;
+        let (first, others) = presented.0.split_first().ok_or(NotTaken::NotAsked)?;
+        let since = now.duration_since(SystemTime::UNIX_EPOCH);
+        let at = UnixTime::since_unix_epoch(since.unwrap_or_default());
+        verifier
+            .verify_client_cert(first, others, at)
+            .map_err(|error| NotTaken::Refused(why(&error)))?;
+        holder(first, now).ok_or_else(|| NotTaken::Refused("it cannot be read".to_owned()))
+    }
+}
+
+fn why(error: &Error) -> String {
+    match error {
+        Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
+            "none of the authorities in client_ca has signed it".to_owned()
+        }
+        Error::InvalidCertificate(error) => error.to_string(),
+        error => error.to_string(),
+    }
+}
 
 /// The certificate's fields; `None` where it is not valid now. It was when it was verified, but a session that is resumed
 /// by a ticket may outlive it.

@@ -29,6 +29,7 @@ use rustls::{
 use by_name::ByName;
 use certificate::{Digests, Files, Material, Problem, Read, provider};
 
+pub use client::{NotTaken, Presented};
 pub use handshake::Handshakes;
 
 /// `[listen.tls]`.
