@@ -20,7 +20,7 @@ use crate::{
     gateway::{
         Shared,
         operate::{KeyView, LimitView, NoKey, Reach},
-        rulings::{About, Acting, Boost, KeyRuling, LimitRulings, Until},
+        rulings::{About, Acting, Boost, KeyRuling, LimitRulings, Rulings, TooManyRulings, Until},
     },
     telemetry::{self, Sample},
 };
@@ -64,11 +64,15 @@ impl Admin {
         let answered = match call.method {
             Method::GET | Method::HEAD => Ok(Answer::ok(json!({ "kill": kill(&shared) }))),
             Method::PUT | Method::POST => set_mode(&shared, None, call),
-            Method::DELETE => call.takes(&[]).map(|()| {
-                shared.rulings().rule_all(None);
-                let reach = announce(&shared, About::All);
+            Method::DELETE => call.takes(&[]).and_then(|()| {
+                let reach = rule(&shared, About::All, |rulings| {
+                    rulings.rule_all(None);
+                    Ok(())
+                })?;
                 tracing::warn!(from = %call.from, reach, "every limit acts as configured again");
-                Answer::ok(json!({ "ok": true, "kill": null, "reach": reach }))
+                Ok(Answer::ok(
+                    json!({ "ok": true, "kill": null, "reach": reach }),
+                ))
             }),
             _ => Err(Answer::wrong_method("GET, PUT, DELETE")),
         };
@@ -231,14 +235,17 @@ fn set_mode(shared: &Shared, limit: Option<&str>, call: &Call) -> Result<Answer,
         return Err(Answer::error(StatusCode::BAD_REQUEST, why));
     }
     let ruling = mode.map(|mode| Acting { mode, until });
-    match limit {
-        Some(limit) => {
-            known(shared, limit)?;
-            shared.rulings().rule(limit, ruling);
-        }
-        None => shared.rulings().rule_all(ruling),
+    if let Some(limit) = limit {
+        known(shared, limit)?;
     }
-    let reach = announce(shared, limit.map_or(About::All, About::Limit));
+    let about = limit.map_or(About::All, About::Limit);
+    let reach = rule(shared, about, |rulings| {
+        match limit {
+            Some(limit) => rulings.rule(limit, ruling),
+            None => rulings.rule_all(ruling),
+        }
+        Ok(())
+    })?;
     let mode = mode.map_or("configured", mode_name);
     let ends = until.map_or_else(|| "taken back".to_owned(), telemetry::moment);
     tracing::warn!(from = %call.from, limit = limit.unwrap_or("(all)"), mode, until = ends, reach, "an operator has changed how a limit acts");
@@ -291,7 +298,9 @@ fn change(
     let key = shared
         .key_name(limit, key)
         .map_err(|error| refused(&error))?;
-    let reach = rule(shared, limit, &key, change)?;
+    let reach = rule(shared, About::Key(limit, &key), |rulings| {
+        rulings.rule_key(limit, &key, change)
+    })?;
     let ends = until.map_or_else(|| "taken back".to_owned(), telemetry::moment);
     tracing::warn!(from = %call.from, limit, key, until = ends, reach, "an operator has {what} a key");
     changed(shared, limit, &key, reach)
@@ -303,8 +312,8 @@ fn reset(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer,
     let key = shared
         .key_name(limit, key)
         .map_err(|error| refused(&error))?;
-    let reach = rule(shared, limit, &key, |ruling| {
-        *ruling = KeyRuling::default();
+    let reach = rule(shared, About::Key(limit, &key), |rulings| {
+        rulings.rule_key(limit, &key, |ruling| *ruling = KeyRuling::default())
     })?;
     if shared.is_shared(limit) {
         let why = "bans and boosts of this key have ended; what gateways have counted together cannot be forgotten: grant the key something with …/boost";
@@ -315,16 +324,17 @@ fn reset(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer,
     changed(shared, limit, &key, reach)
 }
 
-/// Rules on a key here, and lets other gateways know; says whom that reaches.
+/// Rules here, and lets other gateways know; says whom that reaches.
 fn rule(
     shared: &Shared,
-    limit: &str,
-    key: &str,
-    change: impl FnOnce(&mut KeyRuling),
+    about: About<'_>,
+    rule: impl FnOnce(&Rulings) -> Result<(), TooManyRulings>,
 ) -> Result<&'static str, Answer> {
-    let ruled = shared.rulings().rule_key(limit, key, change);
-    ruled.map_err(|full| Answer::error(StatusCode::CONFLICT, full.to_string()))?;
-    Ok(announce(shared, About::Key(limit, key)))
+    match shared.rule_and_tell(about, rule) {
+        Ok(Reach::All) => Ok("all gateways"),
+        Ok(Reach::ThisOne) => Ok("this gateway"),
+        Err(full) => Err(Answer::error(StatusCode::CONFLICT, full.to_string())),
+    }
 }
 
 /// A key as it stands after a change.
@@ -336,14 +346,6 @@ fn changed(shared: &Shared, limit: &str, key: &str, reach: &'static str) -> Resu
     json["reach"] = json!(reach);
     json["ok"] = json!(true);
     Ok(Answer::ok(json))
-}
-
-/// Lets other gateways know what is ruled now; says whom that reaches.
-fn announce(shared: &Shared, about: About<'_>) -> &'static str {
-    match shared.announce(shared.rulings().notice(about)) {
-        Reach::All => "all gateways",
-        Reach::ThisOne => "this gateway",
-    }
 }
 
 fn known(shared: &Shared, limit: &str) -> Result<(), Answer> {

@@ -8,9 +8,17 @@
 //! again with every poll, so that a ruling outlives the time without Redis; the newest of a subject stays. **Bounds:** [`SUBJECTS_MAX`]
 //! subjects on the board, [`UNPOSTED_MAX`] that wait to be posted. Others hear of a post within [`POLL`] and a call.
 //!
+//! **Order.** A ruling and its post are one step, and so is what is taken over from the board with what was posted meanwhile:
+//! otherwise a ruling that is made while the board is read would be undone by what was on the board before it.
+//!
 //! Where the board is new to a gateway, or has lost what was on it (it is another one), everybody posts what it knows again.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use redis::Value;
 use tokio::{sync::mpsc, time::MissedTickBehavior};
@@ -62,18 +70,78 @@ impl fmt::Debug for Reader {
 
 /// Where notices are handed in.
 #[derive(Clone, Debug)]
-pub struct Board(mpsc::Sender<Notice>);
+pub struct Board {
+    posts: mpsc::Sender<Notice>,
+    order: Order,
+}
+
+/// What is handed in, for the board's task.
+#[derive(Debug)]
+pub(super) struct Posts {
+    posts: mpsc::Receiver<Notice>,
+    order: Order,
+}
+
+/// Held by whoever rules and posts, and by whoever takes over what is on the board.
+#[derive(Clone, Debug, Default)]
+struct Order(Arc<Mutex<()>>);
+
+impl Order {
+    fn hold(&self) -> MutexGuard<'_, ()> {
+        // it guards nothing that could be half done
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 impl Board {
     /// A board, and what is handed in there.
-    pub(super) fn new() -> (Board, mpsc::Receiver<Notice>) {
+    pub(super) fn new() -> (Board, Posts) {
         let (board, posts) = mpsc::channel(QUEUE);
-        (Board(board), posts)
+        let order = Order::default();
+        let handed_in = Posts {
+            posts,
+            order: order.clone(),
+        };
+        (
+            Board {
+                posts: board,
+                order,
+            },
+            handed_in,
+        )
     }
 
-    /// Posts something, as soon as Redis takes it; false where too much waits already.
-    pub fn post(&self, notice: Notice) -> bool {
-        self.0.try_send(notice).is_ok()
+    /// Rules, and posts what was ruled, as soon as Redis takes it; false where too much waits already. Waits while what is
+    /// on the board is taken over: milliseconds, where there is much.
+    pub fn post<E>(&self, rule: impl FnOnce() -> Result<Notice, E>) -> Result<bool, E> {
+        let _order = self.order.hold();
+        let notice = rule()?;
+        Ok(self.posts.try_send(notice).is_ok())
+    }
+}
+
+impl Posts {
+    /// Takes over what was on the board, where there is a reader for it: with what was handed in since, which is newer. What
+    /// is ruled from now on comes after. What is to be posted goes to `unposted`.
+    fn take_over(
+        &mut self,
+        mut posted: Posted,
+        reader: Option<(&mut Reader, bool)>,
+        unposted: &mut BTreeMap<String, Notice>,
+    ) {
+        let _order = self.order.hold();
+        while let Ok(notice) = self.posts.try_recv() {
+            match notice.value.clone() {
+                Some(value) => posted.insert(notice.subject.clone(), value),
+                None => posted.remove(&notice.subject),
+            };
+            keep(unposted, notice);
+        }
+        if let Some((reader, is_news)) = reader {
+            for notice in (reader.0)(posted, is_news) {
+                keep(unposted, notice);
+            }
+        }
     }
 }
 
@@ -86,7 +154,7 @@ pub(super) struct Duty {
 }
 
 /// Posts and polls until nobody can hand anything in any more.
-pub(super) async fn serve(duty: Duty, mut posts: mpsc::Receiver<Notice>) {
+pub(super) async fn serve(duty: Duty, mut posts: Posts) {
     let servers = Servers::new(&duty.target, duty.patience);
     let script = Script::new(include_str!("board.lua"));
     let key = format!("{}:{{board}}", duty.prefix);
@@ -98,12 +166,12 @@ pub(super) async fn serve(duty: Duty, mut posts: mpsc::Receiver<Notice>) {
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
-            notice = posts.recv() => match notice {
+            notice = posts.posts.recv() => match notice {
                 Some(notice) => keep(&mut unposted, notice),
                 None => return,
             },
         }
-        while let Ok(notice) = posts.try_recv() {
+        while let Ok(notice) = posts.posts.try_recv() {
             keep(&mut unposted, notice);
         }
         let mut arguments = vec![read.clone().unwrap_or_default(), SUBJECTS_MAX.to_string()];
@@ -115,27 +183,17 @@ pub(super) async fn serve(duty: Duty, mut posts: mpsc::Receiver<Notice>) {
                 notice.value.clone().unwrap_or_default(),
             ]);
         }
-        let Some((state, mut posted)) = look(&servers, &script, &key, &arguments).await else {
+        let Some((state, posted)) = look(&servers, &script, &key, &arguments).await else {
             continue;
         };
         unposted.clear();
-        // what was handed in meanwhile is newer than what was read
-        while let Ok(notice) = posts.try_recv() {
-            match notice.value.clone() {
-                Some(value) => posted.insert(notice.subject.clone(), value),
-                None => posted.remove(&notice.subject),
-            };
-            keep(&mut unposted, notice);
-        }
         let board = |state: &str| state.split('-').next().map(str::to_owned);
         let is_news = read
             .as_deref()
             .is_none_or(|read| board(read) != board(&state));
-        if read.as_ref() != Some(&state) {
-            for notice in (reader.0)(posted, is_news) {
-                keep(&mut unposted, notice);
-            }
-        }
+        let is_other = read.as_ref() != Some(&state);
+        let reading = is_other.then_some((&mut reader, is_news));
+        posts.take_over(posted, reading, &mut unposted);
         read = Some(state);
         if !unposted.is_empty() {
             ticks.reset_immediately();
@@ -173,5 +231,94 @@ async fn look(
             servers.refresh().await;
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        convert::Infallible,
+        sync::mpsc::{Receiver, sync_channel},
+        thread,
+    };
+
+    use super::*;
+
+    const SUBJECT: &str = "limit a";
+
+    fn notice() -> Result<Notice, Infallible> {
+        Ok(Notice {
+            subject: SUBJECT.to_owned(),
+            value: Some("off".to_owned()),
+            until_ms: 0,
+        })
+    }
+
+    /// Long enough for a thread that nothing holds up.
+    fn waits(whether: &Receiver<()>) -> bool {
+        whether.recv_timeout(Duration::from_millis(200)).is_err()
+    }
+
+    #[test]
+    fn what_is_ruled_while_the_board_is_taken_over_comes_after_what_was_on_it() {
+        let (board, mut posts) = Board::new();
+        let here = Arc::new(Mutex::new(String::new()));
+        let (operators, operator) = sync_channel(1);
+        let set = |here: &Mutex<String>, ruling: &str| {
+            *here.lock().expect("nobody panics") = ruling.to_owned();
+        };
+        let read = Arc::clone(&here);
+        let mut reader = Reader::new(move |posted, _| {
+            let (board, here) = (board.clone(), Arc::clone(&read));
+            let (ruling, ruled) = sync_channel(1);
+            let rules = move || {
+                board.post(|| {
+                    set(&here, "off");
+                    // whoever reads may have given up waiting for it
+                    let _ = ruling.send(());
+                    notice()
+                })
+            };
+            operators
+                .send(thread::spawn(rules))
+                .expect("the test waits");
+            assert!(waits(&ruled), "it is ruled between two steps of one");
+            set(&read, posted.get(SUBJECT).map_or("as configured", |on| on));
+            Vec::new()
+        });
+        let mut unposted = BTreeMap::new();
+        posts.take_over(Posted::new(), Some((&mut reader, false)), &mut unposted);
+        let operator = operator.recv().expect("it was started");
+        assert_eq!(operator.join().expect("no panic"), Ok(true));
+        assert_eq!(*here.lock().expect("nobody panics"), "off");
+        assert!(unposted.is_empty(), "it is posted with the next look");
+    }
+
+    #[test]
+    fn what_was_ruled_before_is_taken_over_with_what_is_on_the_board() {
+        let (board, mut posts) = Board::new();
+        let mut reading = None;
+        let is_posted = board.post(|| {
+            let (done, is_done) = sync_channel(1);
+            reading = Some(thread::spawn(move || {
+                let (seen, all) = sync_channel(1);
+                let mut reader = Reader::new(move |posted, _| {
+                    seen.send(posted).expect("it is waited for");
+                    Vec::new()
+                });
+                let mut unposted = BTreeMap::new();
+                posts.take_over(Posted::new(), Some((&mut reader, false)), &mut unposted);
+                // whoever rules may have given up waiting for it
+                let _ = done.send(());
+                (all.recv().expect("it was read"), unposted.len())
+            }));
+            assert!(waits(&is_done), "it is read between two steps of one");
+            notice()
+        });
+        assert_eq!(is_posted, Ok(true));
+        let reading = reading.map(thread::JoinHandle::join);
+        let (seen, unposted) = reading.expect("it was started").expect("no panic");
+        assert_eq!(seen.get(SUBJECT).map(String::as_str), Some("off"));
+        assert_eq!(unposted, 1);
     }
 }

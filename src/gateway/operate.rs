@@ -8,10 +8,10 @@ use super::{
     Shared,
     notebook::{Notebooks, TopKey},
     plan::LimitRule,
-    rulings::{LimitRulings, Rulings},
+    rulings::{About, LimitRulings, Rulings, TooManyRulings},
 };
 use crate::{
-    budget::{Claim, Notice},
+    budget::Claim,
     config::{self, Mode},
     limit::{Charge, Key},
 };
@@ -152,11 +152,26 @@ impl Shared {
         Ok(self.named(self.rule(limit)?, name)?.0)
     }
 
-    /// Lets the gateways that share limits with this one know what has been ruled here. They hear of it within some seconds.
-    pub fn announce(&self, notice: Notice) -> Reach {
-        match &self.budget {
-            Some(budget) if budget.board().post(notice) => Reach::All,
-            _ => Reach::ThisOne,
+    /// Rules about something, and lets the gateways that share limits with this one know. They hear of it within some seconds.
+    pub fn rule_and_tell(
+        &self,
+        about: About<'_>,
+        rule: impl FnOnce(&Rulings) -> Result<(), TooManyRulings>,
+    ) -> Result<Reach, TooManyRulings> {
+        let ruled = || {
+            rule(&self.rulings)?;
+            Ok(self.rulings.notice(about))
+        };
+        let is_posted = match &self.budget {
+            Some(budget) => budget.board().post(ruled)?,
+            None => {
+                ruled()?;
+                false
+            }
+        };
+        match is_posted {
+            true => Ok(Reach::All),
+            false => Ok(Reach::ThisOne),
         }
     }
 
