@@ -61,6 +61,11 @@ const DECISION_SECONDS: &[f64] = &[
 const CALL_SECONDS: &[f64] = &[
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
 ];
+/// From a turn that comes at once to the longest that a limit may hold a request for.
+const DELAY_SECONDS: &[f64] = &[
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+    300.0, 3600.0,
+];
 /// From "in a moment" to "tomorrow".
 const WAIT_SECONDS: &[f64] = &[
     1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 21_600.0, 86_400.0,
@@ -95,7 +100,7 @@ table! {
         "Time from the arrival of a request to the decision on it, sampled.";
     NEAR_LIMIT = "tidegate_near_limit_total", Kind::Counter, Count, ["limit"],
         "Requests that passed with little of the limit left, from warn_at on.";
-    DELAYED = "tidegate_delayed_seconds", Kind::Histogram(WAIT_SECONDS), Seconds, ["limit"],
+    DELAYED = "tidegate_delayed_seconds", Kind::Histogram(DELAY_SECONDS), Seconds, ["limit"],
         "How long the limit held requests before they were sent on.";
     RETRY_AFTER = "tidegate_retry_after_seconds", Kind::Histogram(WAIT_SECONDS), Seconds, ["limit"],
         "Wait that rejected clients were told.";

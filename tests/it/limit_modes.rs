@@ -276,6 +276,10 @@ fn a_limit_that_delays_sends_requests_on_at_its_rate_and_rejects_a_full_queue() 
         );
     }
     assert!(outcome(&gateway, "delayed") >= 3.0);
+    // a turn of 100 ms can be told from one of 300
+    let short = gateway.metric(r#"tidegate_delayed_seconds_bucket{limit="l",le="0.25"}"#);
+    let all = gateway.metric(r#"tidegate_delayed_seconds_count{limit="l"}"#);
+    assert!(short > 0.0 && short < all, "{short} of {all}");
 }
 
 #[test]
