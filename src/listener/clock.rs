@@ -207,9 +207,9 @@ impl Clock {
         self.phase.get() == Phase::Parked && !self.holds_back.get() && self.in_flight.get() == 0
     }
 
-    /// Whether something was written that has not left yet.
-    pub(super) fn holds_back(&self, holds: bool) {
-        self.holds_back.set(holds);
+    /// Whether something was written that has not left yet; says whether that was so before.
+    pub(super) fn holds_back(&self, holds: bool) -> bool {
+        self.holds_back.replace(holds)
     }
 
     /// Until when the wait that begins or goes on now may last; `None` while a request is in the handler's hands.

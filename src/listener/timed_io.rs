@@ -304,9 +304,10 @@ impl AsyncWrite for TimedIo {
             Poll::Ready(Ok(())) => Pin::new(&mut this.io).poll_flush(cx),
             blocked => blocked,
         };
-        self.clock.holds_back(outcome.is_pending());
-        if self.half_closed.is_some() && !self.clock.answers_a_whole_request() {
-            // that was all: nothing else wakes whoever waits to hear that the client has closed its side
+        let held_back = self.clock.holds_back(outcome.is_pending());
+        if held_back && self.half_closed.is_some() && !self.clock.answers_a_whole_request() {
+            // that was all: nothing else wakes whoever waits to hear that the client has closed its side. Once, as a tunnel
+            // flushes whenever it runs
             cx.waker().wake_by_ref();
         }
         self.timed(outcome, cx)

@@ -8,8 +8,8 @@ use std::{
 };
 
 use crate::support::{
-    Broken, Client, Gateway, Origin, Request, Response, eventually, raw,
-    wait::eventually_eq,
+    Broken, Client, Gate, Gateway, Origin, Request, Response, eventually, raw,
+    wait::{eventually_eq, pause},
     websocket::{AGREED, KEY, echo, handshake, send_back},
 };
 
@@ -105,6 +105,36 @@ fn megabytes_pass_both_ways_at_once() {
     writing.join().expect("the writer's thread");
     assert!(received == expected, "{} bytes came back", received.len());
     gateway.wait_for_metric(r#"tidegate_tunnels{route="all"}"#, 0.0);
+}
+
+#[test]
+fn a_client_that_closes_its_side_before_it_is_agreed_to_costs_nothing_while_the_other_side_is_silent()
+ {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let origin = Origin::new(move |exchange| {
+        // by then the gateway knows that the client says no more
+        pause(Duration::from_millis(300));
+        exchange.write(AGREED.as_bytes())?;
+        held.wait();
+        exchange.close()
+    });
+    let gateway = Gateway::with("").upstream(&origin).start();
+    let mut client = gateway.connect();
+    client
+        .write(&handshake().to_bytes())
+        .expect("the handshake leaves");
+    client
+        .stream()
+        .shutdown(Shutdown::Write)
+        .expect("a connected stream");
+    assert_eq!(client.read_head().expect("an answer").status, 101);
+    let before = gateway.metric("process_cpu_seconds_total");
+    assert!(!client.closes_within(Duration::from_millis(1500)));
+    let spent = gateway.metric("process_cpu_seconds_total") - before;
+    assert!(spent < 0.5, "{spent} s of CPU for a tunnel that is idle");
+    gate.open();
+    assert!(client.closes_within(Duration::from_secs(10)));
 }
 
 #[test]
