@@ -20,6 +20,7 @@ use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader},
     net::TcpStream,
     sync::Notify,
+    time::Instant,
 };
 
 use super::lease::Reply;
@@ -250,12 +251,12 @@ impl Server {
 
     /// What it says to everybody before it closes, if it does: a Redis in protected mode explains itself, and is not heard where
     /// the connection is reset by what was sent meanwhile. So this sends nothing.
-    async fn parting_words(&self, patience: Duration) -> Option<String> {
+    async fn parting_words(&self, give_up: Instant) -> Option<String> {
         const MAX_BYTES: u64 = 512;
         let ConnectionAddr::Tcp(host, port) = self.0.addr() else {
             return None;
         };
-        let heard = tokio::time::timeout(patience, async {
+        let heard = tokio::time::timeout_at(give_up, async {
             let stream = TcpStream::connect((host.as_str(), *port)).await?;
             let mut line = Vec::new();
             let mut words = BufReader::new(stream.take(MAX_BYTES));
@@ -512,6 +513,8 @@ impl Link {
             .set_response_timeout(Some(self.patience.response))
             .set_pipeline_buffer_size(PIPELINE);
         let client = Client::open(server.0.clone()).map_err(failed)?;
+        // what is heard of it afterwards is within the same bound: calls wait meanwhile
+        let give_up = Instant::now() + self.patience.connect;
         let opening = client.get_multiplexed_async_connection_with_config(&config);
         let error = match opening.await {
             Ok(connection) => return Ok(connection),
@@ -520,7 +523,7 @@ impl Link {
         let was_cut =
             error.kind() == ErrorKind::Io && !error.is_connection_refusal() && !error.is_timeout();
         let failure = failed(error);
-        if was_cut && let Some(words) = server.parting_words(self.patience.connect).await {
+        if was_cut && let Some(words) = server.parting_words(give_up).await {
             self.trouble.replace(words);
         }
         Err(failure)
