@@ -36,7 +36,7 @@ impl Script {
     pub(super) fn new(source: &'static str) -> Script {
         Script {
             source,
-            sha: redis::Script::new(source).get_hash().to_owned(),
+            sha: sha1_smol::Sha1::from(source).digest().to_string(),
         }
     }
 }

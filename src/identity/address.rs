@@ -22,8 +22,6 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::{AddressSource, TrustedProxies, forwarded};
 
-mod ipv6;
-
 /// The most elements of a list that are looked at; an honest chain of proxies has two or three.
 pub const ELEMENTS_MAX: usize = 32;
 
@@ -334,7 +332,7 @@ pub fn parse(text: &[u8]) -> Option<IpAddr> {
         if !port.is_empty() && !is_port(port.strip_prefix(':')?) {
             return None;
         }
-        return ipv6::parse(address.as_bytes()).map(canonical_v6);
+        return address.parse().ok().map(canonical_v6);
     }
     match text.split_once(':') {
         None => text.parse::<Ipv4Addr>().ok().map(IpAddr::V4),
@@ -343,7 +341,7 @@ pub fn parse(text: &[u8]) -> Option<IpAddr> {
             .ok()
             .filter(|_| is_port(port))
             .map(IpAddr::V4),
-        Some(_) => ipv6::parse(text.as_bytes()).map(canonical_v6),
+        Some(_) => text.parse().ok().map(canonical_v6),
     }
 }
 

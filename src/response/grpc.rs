@@ -13,8 +13,9 @@ use http::{
     header::{CACHE_CONTROL, CONTENT_TYPE},
 };
 
+use prost::Message as _;
+
 use super::{Asked, Denial, Refusal, X_REQUEST_ID};
-use crate::telemetry::protobuf::{put_bytes, put_number};
 
 static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 static GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
@@ -136,21 +137,60 @@ fn percent_encoded(text: &str) -> Bytes {
     out.freeze()
 }
 
-/// `google.rpc.Status { code, message, details: [RetryInfo { retry_delay }] }` in Protocol Buffers and Base64.
+/// The value of `grpc-status-details-bin`: a `google.rpc.Status` with one `RetryInfo`, in unpadded Base64.
 fn details(wait_ms: u64) -> String {
-    let mut delay = Vec::new();
-    put_number(&mut delay, 1, wait_ms / 1000);
-    put_number(&mut delay, 2, wait_ms % 1000 * 1_000_000);
-    let mut retry_info = Vec::new();
-    put_bytes(&mut retry_info, 1, &delay);
-    let mut any = Vec::new();
-    put_bytes(&mut any, 1, b"type.googleapis.com/google.rpc.RetryInfo");
-    put_bytes(&mut any, 2, &retry_info);
-    let mut status = Vec::new();
-    put_number(&mut status, 1, u64::from(RESOURCE_EXHAUSTED));
-    put_bytes(&mut status, 2, EXHAUSTED.as_bytes());
-    put_bytes(&mut status, 3, &any);
-    BASE64_STANDARD_NO_PAD.encode(status)
+    let retry_info = RetryInfo {
+        retry_delay: Some(Duration {
+            seconds: i64::try_from(wait_ms / 1000).unwrap_or(i64::MAX),
+            // below 10^9
+            nanos: (wait_ms % 1000 * 1_000_000) as i32,
+        }),
+    };
+    let status = Status {
+        code: i32::from(RESOURCE_EXHAUSTED),
+        message: EXHAUSTED.to_owned(),
+        details: vec![Any {
+            type_url: "type.googleapis.com/google.rpc.RetryInfo".to_owned(),
+            value: retry_info.encode_to_vec(),
+        }],
+    };
+    BASE64_STANDARD_NO_PAD.encode(status.encode_to_vec())
+}
+
+/// `google.rpc.Status`.
+#[derive(prost::Message)]
+struct Status {
+    #[prost(int32, tag = "1")]
+    code: i32,
+    #[prost(string, tag = "2")]
+    message: String,
+    #[prost(message, repeated, tag = "3")]
+    details: Vec<Any>,
+}
+
+/// `google.protobuf.Any`.
+#[derive(prost::Message)]
+struct Any {
+    #[prost(string, tag = "1")]
+    type_url: String,
+    #[prost(bytes = "vec", tag = "2")]
+    value: Vec<u8>,
+}
+
+/// `google.rpc.RetryInfo`.
+#[derive(prost::Message)]
+struct RetryInfo {
+    #[prost(message, optional, tag = "1")]
+    retry_delay: Option<Duration>,
+}
+
+/// `google.protobuf.Duration`.
+#[derive(prost::Message)]
+struct Duration {
+    #[prost(int64, tag = "1")]
+    seconds: i64,
+    #[prost(int32, tag = "2")]
+    nanos: i32,
 }
 
 #[cfg(test)]

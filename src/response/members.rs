@@ -1,11 +1,13 @@
-//! What an upstream's own `RateLimit` and `RateLimit-Policy` fields say: are they lists as draft-11 has them, and which
-//! names do they use?
+//! Whether an upstream's own `RateLimit` and `RateLimit-Policy` fields are lists as draft-11 has them, and the names
+//! that they use.
 //!
-//! Both are Lists of Structured Fields (RFC 9651 §4.2) whose members are names with parameters. A client ignores a list of which one
-//! member is malformed, ours included: so ours are not added to one, nor under a name that is taken. Names as Tokens are let
-//! pass beside Strings, as the draft's authors consider. Read only where an upstream sends such a field.
+//! Both are Lists of Structured Fields (RFC 9651 §4.2) whose members are names with parameters. A client ignores a list with a
+//! malformed member, ours included. So tidegate adds its members to well-formed lists only, and never under a name that is
+//! taken. Names that are Tokens pass beside Strings, as the draft's authors consider. Read only where an upstream sends
+//! such a field.
 
 use http::header::{GetAll, HeaderValue};
+use sfv::{BareItem, List, ListEntry, Parameters, Parser};
 
 /// One of the two fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,176 +18,44 @@ pub(super) enum Listed {
     Standings,
 }
 
-/// The names of the field's members, over all of its lines; `None` where it is not what the draft says.
+/// The names of the field's members, over all of its lines; `None` where the field is not as the draft says.
 pub(super) fn names(listed: Listed, lines: &GetAll<'_, HeaderValue>) -> Option<Vec<String>> {
     let lines: Vec<&[u8]> = lines.iter().map(HeaderValue::as_bytes).collect();
-    let text = lines.join(&b", "[..]);
-    let mut rest = Rest(&text);
-    rest.skip(b" ");
-    let mut names = Vec::new();
-    while !rest.0.is_empty() {
-        names.push(rest.member(listed)?);
-        rest.skip(b" \t");
-        if rest.0.is_empty() {
-            break;
-        }
-        rest.take(b',')?;
-        rest.skip(b" \t");
-        if rest.0.is_empty() {
-            return None;
-        }
-    }
-    Some(names)
-}
-
-/// What is still to be read.
-struct Rest<'a>(&'a [u8]);
-
-/// A value, as far as anybody here needs it.
-#[derive(Debug, PartialEq, Eq)]
-enum Bare {
-    Integer(i64),
-    String(String),
-    Token(String),
-    Bytes,
-    /// Decimal, boolean, date, display string.
-    Other,
-}
-
-impl Rest<'_> {
-    fn skip(&mut self, any: &[u8]) {
-        while self.0.first().is_some_and(|byte| any.contains(byte)) {
-            self.0 = &self.0[1..];
-        }
-    }
-
-    fn take(&mut self, byte: u8) -> Option<()> {
-        self.0 = self.0.strip_prefix(&[byte])?;
-        Some(())
-    }
-
-    fn next(&mut self) -> Option<u8> {
-        let (&first, rest) = self.0.split_first()?;
-        self.0 = rest;
-        Some(first)
-    }
-
-    /// As many bytes as are `like` this.
-    fn run(&mut self, like: impl Fn(u8) -> bool) -> &[u8] {
-        let end = self.0.iter().position(|&byte| !like(byte));
-        let (run, rest) = self.0.split_at(end.unwrap_or(self.0.len()));
-        self.0 = rest;
-        run
-    }
-
-    /// The name of a member whose parameters are what the field needs; of a parameter that is repeated, the last counts.
-    fn member(&mut self, listed: Listed) -> Option<String> {
-        let (Bare::String(name) | Bare::Token(name)) = self.bare()? else {
-            return None;
-        };
-        let mut amount = None;
-        let mut seconds = None;
-        let mut fits = [true; 2];
-        while self.take(b';').is_some() {
-            self.skip(b" ");
-            let key = self.key()?;
-            let value = match self.take(b'=') {
-                Some(()) => self.bare()?,
-                None => Bare::Other,
-            };
-            match (listed, key.as_slice()) {
-                (Listed::Policies, b"q") | (Listed::Standings, b"r") => amount = Some(value),
-                (Listed::Policies, b"w") | (Listed::Standings, b"t") => seconds = Some(value),
-                (Listed::Policies, b"qu") => fits[0] = matches!(value, Bare::String(_)),
-                (_, b"pk") => fits[1] = value == Bare::Bytes,
-                _ => {}
-            }
-        }
-        let least = match listed {
-            Listed::Policies => 1,
-            Listed::Standings => 0,
-        };
-        let good = matches!(amount, Some(Bare::Integer(0..)))
-            && seconds.is_none_or(|it| matches!(it, Bare::Integer(n) if n >= least))
-            && fits == [true; 2];
-        good.then_some(name)
-    }
-
-    fn key(&mut self) -> Option<Vec<u8>> {
-        let starts = |byte: &u8| byte.is_ascii_lowercase() || *byte == b'*';
-        self.0.first().filter(|&byte| starts(byte))?;
-        let like = |byte: u8| {
-            byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-.*".contains(&byte)
-        };
-        Some(self.run(like).to_vec())
-    }
-
-    fn bare(&mut self) -> Option<Bare> {
-        match *self.0.first()? {
-            b'-' | b'0'..=b'9' => self.number(),
-            b'"' => self.string(),
-            b'*' | b'a'..=b'z' | b'A'..=b'Z' => {
-                let like =
-                    |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~:/".contains(&byte);
-                let token = self.run(like).to_vec();
-                String::from_utf8(token).ok().map(Bare::Token)
-            }
-            b':' => self.bytes(),
-            b'?' => {
-                self.next();
-                matches!(self.next()?, b'0' | b'1').then_some(Bare::Other)
-            }
-            b'@' => {
-                self.next();
-                matches!(self.number()?, Bare::Integer(_)).then_some(Bare::Other)
-            }
-            b'%' => {
-                self.next();
-                self.take(b'"')?;
-                let like = |byte: u8| (0x20..=0x7e).contains(&byte) && byte != b'"';
-                self.run(like);
-                self.take(b'"').map(|()| Bare::Other)
-            }
+    let list: List = Parser::new(&lines.join(&b", "[..])).parse().ok()?;
+    list.into_iter()
+        .map(|entry| match entry {
+            ListEntry::Item(item) if has_parameters(listed, &item.params) => match item.bare_item {
+                BareItem::String(name) => Some(name.into()),
+                BareItem::Token(name) => Some(name.into()),
+                _ => None,
+            },
             _ => None,
-        }
-    }
+        })
+        .collect()
+}
 
-    /// At most 15 digits, or 12 and three behind the point.
-    fn number(&mut self) -> Option<Bare> {
-        let negative = self.take(b'-').is_some();
-        let digits = self.run(|byte| byte.is_ascii_digit());
-        let (count, whole) = (
-            digits.len(),
-            str::from_utf8(digits).ok()?.parse::<i64>().ok()?,
-        );
-        if self.take(b'.').is_none() {
-            return (count <= 15).then_some(Bare::Integer(if negative { -whole } else { whole }));
-        }
-        let fraction = self.run(|byte| byte.is_ascii_digit()).len();
-        (count <= 12 && (1..=3).contains(&fraction)).then_some(Bare::Other)
-    }
-
-    fn string(&mut self) -> Option<Bare> {
-        self.take(b'"')?;
-        let mut text = String::new();
-        loop {
-            match self.next()? {
-                b'"' => return Some(Bare::String(text)),
-                b'\\' => match self.next()? {
-                    escaped @ (b'"' | b'\\') => text.push(char::from(escaped)),
-                    _ => return None,
-                },
-                byte @ 0x20..=0x7e => text.push(char::from(byte)),
-                _ => return None,
-            }
-        }
-    }
-
-    fn bytes(&mut self) -> Option<Bare> {
-        self.take(b':')?;
-        self.run(|byte| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte));
-        self.take(b':').map(|()| Bare::Bytes)
-    }
+/// Whether a member has the parameters that the field needs, and every parameter that the draft defines its type.
+fn has_parameters(listed: Listed, parameters: &Parameters) -> bool {
+    let integer = |name: &str| match parameters.get(name) {
+        None => Ok(None),
+        Some(BareItem::Integer(number)) => Ok(Some(i64::from(*number))),
+        Some(_) => Err(()),
+    };
+    let (amount, seconds, least_seconds) = match listed {
+        Listed::Policies => (integer("q"), integer("w"), 1),
+        Listed::Standings => (integer("r"), integer("t"), 0),
+    };
+    let unit_fits = listed != Listed::Policies
+        || parameters
+            .get("qu")
+            .is_none_or(|unit| matches!(unit, BareItem::String(_)));
+    let key_fits = parameters
+        .get("pk")
+        .is_none_or(|key| matches!(key, BareItem::ByteSequence(_)));
+    matches!(amount, Ok(Some(0..)))
+        && seconds.is_ok_and(|seconds| seconds.is_none_or(|seconds| seconds >= least_seconds))
+        && unit_fits
+        && key_fits
 }
 
 #[cfg(test)]

@@ -22,11 +22,15 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
+use prost::Message as _;
+
 use super::{
     handles::SpanMetrics,
     log::Throttle,
-    protobuf::{put_bytes, put_length},
-    trace::put_text,
+    otlp_messages::{
+        ExportTraceServiceRequest, InstrumentationScope, KeyValue, Resource, ResourceSpans,
+        ScopeSpans, Span,
+    },
 };
 
 /// Spans that may wait for the collector.
@@ -93,7 +97,7 @@ impl fmt::Display for Collector {
 /// The queue of spans; clones feed the same thread.
 #[derive(Clone, Debug)]
 pub struct Spans {
-    queue: mpsc::Sender<Vec<u8>>,
+    queue: mpsc::Sender<Span>,
     metrics: SpanMetrics,
     closing: Arc<watch::Sender<bool>>,
     ended: Arc<std::sync::Mutex<std_mpsc::Receiver<()>>>,
@@ -132,8 +136,8 @@ impl Spans {
         })
     }
 
-    /// Queues an encoded span. Never waits; one that finds no room is dropped and counted.
-    pub fn push(&self, span: Vec<u8>) {
+    /// Queues a span. Never waits: a span that finds no room is dropped and counted.
+    pub fn push(&self, span: Span) {
         if self.queue.try_send(span).is_err() {
             self.metrics.dropped.increment(1);
         }
@@ -154,7 +158,7 @@ impl Spans {
 /// What the sending thread keeps.
 struct Sender {
     collector: Collector,
-    waiting: mpsc::Receiver<Vec<u8>>,
+    waiting: mpsc::Receiver<Span>,
     close: watch::Receiver<bool>,
     metrics: SpanMetrics,
     line: Option<SendRequest<Bytes>>,
@@ -180,7 +184,7 @@ impl Sender {
         loop {
             let batch = self.batch().await;
             if !batch.is_empty() {
-                self.send(&batch).await;
+                self.send(batch).await;
             } else if *self.close.borrow() || self.waiting.is_closed() {
                 return;
             }
@@ -188,7 +192,7 @@ impl Sender {
     }
 
     /// The spans of the next call; none when the queue is empty and was closed.
-    async fn batch(&mut self) -> Vec<Vec<u8>> {
+    async fn batch(&mut self) -> Vec<Span> {
         let mut batch = Vec::new();
         let first = tokio::select! {
             biased;
@@ -213,7 +217,7 @@ impl Sender {
         batch
     }
 
-    async fn send(&mut self, batch: &[Vec<u8>]) {
+    async fn send(&mut self, batch: Vec<Span>) {
         let count = batch.len() as u64;
         let sent = timeout(CALL_TIMEOUT, self.call(message(batch))).await;
         match sent.unwrap_or(Err(SendError::Timeout)) {
@@ -320,34 +324,30 @@ fn status(fields: &HeaderMap) -> Result<(), SendError> {
     }
 }
 
-/// `ExportTraceServiceRequest` in the frame of a gRPC message.
-fn message(spans: &[Vec<u8>]) -> Bytes {
-    let mut resource = Vec::new();
-    put_text(&mut resource, 1, "service.name", "tidegate");
-    put_text(
-        &mut resource,
-        1,
-        "service.version",
-        env!("CARGO_PKG_VERSION"),
-    );
-    let mut scope = Vec::new();
-    put_bytes(&mut scope, 1, b"tidegate");
-    let mut of_scope = Vec::new();
-    put_bytes(&mut of_scope, 1, &scope);
-    for span in spans {
-        put_bytes(&mut of_scope, 2, span);
-    }
-    let mut of_resource = Vec::new();
-    put_bytes(&mut of_resource, 1, &resource);
-    put_bytes(&mut of_resource, 2, &of_scope);
-    let mut request = Vec::with_capacity(of_resource.len() + 8);
-    put_length(&mut request, 1, of_resource.len());
-    request.extend_from_slice(&of_resource);
-
-    let mut framed = BytesMut::with_capacity(request.len() + 5);
+/// An `ExportTraceServiceRequest` in the frame of a gRPC message.
+fn message(spans: Vec<Span>) -> Bytes {
+    let request = ExportTraceServiceRequest {
+        resource_spans: vec![ResourceSpans {
+            resource: Some(Resource {
+                attributes: vec![
+                    KeyValue::text("service.name", "tidegate".to_owned()),
+                    KeyValue::text("service.version", env!("CARGO_PKG_VERSION").to_owned()),
+                ],
+            }),
+            scope_spans: vec![ScopeSpans {
+                scope: Some(InstrumentationScope {
+                    name: "tidegate".to_owned(),
+                }),
+                spans,
+            }],
+        }],
+    };
+    let length = request.encoded_len();
+    let mut framed = BytesMut::with_capacity(length + 5);
+    // not compressed
     framed.put_u8(0);
-    framed.put_u32(u32::try_from(request.len()).unwrap_or(u32::MAX));
-    framed.put_slice(&request);
+    framed.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
+    framed.put_slice(&request.encode_to_vec());
     framed.freeze()
 }
 

@@ -12,7 +12,7 @@ use http::HeaderValue;
 
 use super::{
     access::{Line, VALUE_MAX_BYTES},
-    protobuf::{put_bytes, put_choice, put_fixed64, put_number},
+    otlp_messages::{KeyValue, Span, SpanKind, SpanStatus, StatusCode},
 };
 
 pub use super::otlp::{BadCollector, Collector, Spans};
@@ -113,37 +113,32 @@ impl Place {
         HeaderValue::try_from(text).ok()
     }
 
-    /// The span of a request as OTLP has it (`opentelemetry.proto.trace.v1.Span`).
-    pub fn span_of(&self, line: &Line<'_>, allowed: bool) -> Vec<u8> {
-        let mut out = Vec::with_capacity(512);
-        put_bytes(&mut out, 1, &self.trace.to_be_bytes());
-        put_bytes(&mut out, 2, &self.span.to_be_bytes());
-        if let Some(parent) = self.parent {
-            put_bytes(&mut out, 4, &parent.to_be_bytes());
-        }
+    /// The span of a request, from what its access line says.
+    pub fn span_of(&self, line: &Line<'_>, allowed: bool) -> Span {
         let method = known_method(line.method);
-        let name = format!("{method} {}", line.route.unwrap_or_default());
-        put_bytes(&mut out, 5, name.as_bytes());
-        put_number(&mut out, 6, SERVER);
         let start = line
             .time
             .duration_since(SystemTime::UNIX_EPOCH)
             .unwrap_or_default();
         let nanoseconds = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(0);
-        put_fixed64(&mut out, 7, nanoseconds(start));
-        put_fixed64(&mut out, 8, nanoseconds(start + line.duration));
-        put_attributes(&mut out, method, line, allowed);
-        if line.status >= 500 {
-            put_bytes(&mut out, 15, &[3 << 3, ERROR]);
+        let is_error = line.status >= 500;
+        Span {
+            trace_id: self.trace.to_be_bytes().to_vec(),
+            span_id: self.span.to_be_bytes().to_vec(),
+            parent_span_id: self
+                .parent
+                .map_or_else(Vec::new, |parent| parent.to_be_bytes().to_vec()),
+            name: format!("{method} {}", line.route.unwrap_or_default()),
+            kind: SpanKind::Server.into(),
+            start_time_unix_nano: nanoseconds(start),
+            end_time_unix_nano: nanoseconds(start + line.duration),
+            attributes: attributes(method, line, allowed),
+            status: is_error.then(|| SpanStatus {
+                code: StatusCode::Error.into(),
+            }),
         }
-        out
     }
 }
-
-/// `SPAN_KIND_SERVER`.
-const SERVER: u64 = 2;
-/// `STATUS_CODE_ERROR`.
-const ERROR: u8 = 2;
 
 /// Names of spans come from closed lists: a client may call its method what it likes.
 fn known_method(method: &[u8]) -> &'static str {
@@ -154,68 +149,37 @@ fn known_method(method: &[u8]) -> &'static str {
     known.copied().unwrap_or("HTTP")
 }
 
-enum Value<'a> {
-    Text(&'a [u8]),
-    Number(u64),
-    Boolean(bool),
-}
-
-fn put_attributes(out: &mut Vec<u8>, method: &str, line: &Line<'_>, allowed: bool) {
-    let mut put = |name: &str, value: Value<'_>| put_attribute(out, 9, name, &value);
+fn attributes(method: &str, line: &Line<'_>, allowed: bool) -> Vec<KeyValue> {
     let method = if method == "HTTP" { "_OTHER" } else { method };
-    put("http.request.method", Value::Text(method.as_bytes()));
-    put("url.path", Value::Text(line.path));
-    if let Some(host) = line.host {
-        put("server.address", Value::Text(host));
-    }
-    if let Some(address) = line.client_ip {
-        put(
-            "client.address",
-            Value::Text(address.to_string().as_bytes()),
-        );
-    }
-    put(
-        "http.response.status_code",
-        Value::Number(line.status.into()),
+    let mut attributes = vec![
+        KeyValue::text("http.request.method", method.to_owned()),
+        KeyValue::number("http.response.status_code", line.status.into()),
+        KeyValue::boolean("ratelimit.allowed", allowed),
+    ];
+    let mut text = |key: &str, value: Option<&[u8]>| {
+        attributes.extend(value.map(|value| KeyValue::text(key, printable(value).into_owned())));
+    };
+    text("url.path", Some(line.path));
+    text("server.address", line.host);
+    let address = line.client_ip.map(|address| address.to_string());
+    text("client.address", address.as_deref().map(str::as_bytes));
+    text("tidegate.request_id", Some(line.request_id));
+    text("tidegate.route", line.route.map(str::as_bytes));
+    text(
+        "tidegate.upstream",
+        line.went.map(|went| went.upstream.as_bytes()),
     );
-    put("tidegate.request_id", Value::Text(line.request_id));
-    if let Some(route) = line.route {
-        put("tidegate.route", Value::Text(route.as_bytes()));
-    }
-    put("ratelimit.allowed", Value::Boolean(allowed));
-    if let Some(limit) = line.limit {
-        put("ratelimit.limit", Value::Text(limit.name.as_bytes()));
-        put("ratelimit.key", Value::Text(limit.key));
-        put("ratelimit.remaining", Value::Number(limit.remaining));
-        put("ratelimit.source", Value::Text(limit.source.as_bytes()));
-    }
-    if let Some(went) = line.went {
-        put("tidegate.upstream", Value::Text(went.upstream.as_bytes()));
-    }
     // of what the gateway says in place of a server, what was wrong with the server tells more
     let refused = line.error.filter(|_| line.status >= 500);
-    if let Some(error) = line.went.and_then(|went| went.error).or(refused) {
-        put("error.type", Value::Text(error.as_bytes()));
+    let error = line.went.and_then(|went| went.error).or(refused);
+    text("error.type", error.map(str::as_bytes));
+    if let Some(limit) = line.limit {
+        text("ratelimit.limit", Some(limit.name.as_bytes()));
+        text("ratelimit.key", Some(limit.key));
+        text("ratelimit.source", Some(limit.source.as_bytes()));
+        attributes.push(KeyValue::number("ratelimit.remaining", limit.remaining));
     }
-}
-
-/// `opentelemetry.proto.common.v1.KeyValue`.
-fn put_attribute(out: &mut Vec<u8>, field: u8, name: &str, value: &Value<'_>) {
-    let mut any = Vec::with_capacity(32);
-    match value {
-        Value::Text(text) => put_bytes(&mut any, 1, printable(text).as_bytes()),
-        Value::Boolean(yes) => put_choice(&mut any, 2, u64::from(*yes)),
-        Value::Number(number) => put_choice(&mut any, 3, *number),
-    }
-    let mut pair = Vec::with_capacity(name.len() + any.len() + 4);
-    put_bytes(&mut pair, 1, name.as_bytes());
-    put_bytes(&mut pair, 2, &any);
-    put_bytes(out, field, &pair);
-}
-
-/// A text attribute of something else than a span.
-pub(super) fn put_text(out: &mut Vec<u8>, field: u8, name: &str, text: &str) {
-    put_attribute(out, field, name, &Value::Text(text.as_bytes()));
+    attributes
 }
 
 /// UTF-8, and no longer than a value of an access line.
