@@ -18,6 +18,7 @@ mod http1_vectors;
 mod http2_abuse;
 mod http2_vectors;
 mod identity_vectors;
+mod judge;
 mod jwt_vectors;
 mod lifecycle;
 mod limiter_vectors;

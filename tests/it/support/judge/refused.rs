@@ -1,0 +1,268 @@
+//! Whether clients were refused what the limit owes them, and whether `Retry-After` is true.
+//!
+//! For each refused request d the judge works out the longest wait that an exact limiter could have told it, under the worst
+//! order: each request that had ended when d was sent was charged at its end, and each concurrent one just before d. Where
+//! even that wait is none, the request was refused wrongly. Where it is shorter by more than a second than `Retry-After`, the
+//! header is too late.
+
+use super::{Counting, Fault, Record, Rule, SECOND, Time};
+
+/// Wrong refusals and untrue waits.
+pub fn refused(rule: &Rule, history: &[Record]) -> Vec<Fault> {
+    let mut refused: Vec<usize> = (0..history.len())
+        .filter(|&index| history[index].verdict == super::Verdict::Refused)
+        .filter(|&index| history[index].cost <= rule.capacity())
+        .collect();
+    refused.sort_unstable_by_key(|&index| history[index].start);
+    let charges = Charges::of(history);
+    let mut bucket = BucketSweep::new(rule, &charges);
+    let mut faults = Vec::new();
+    for &index in &refused {
+        let record = &history[index];
+        let needed = match rule.counting {
+            Counting::Bucket => bucket.wait(record),
+            Counting::FixedWindow => fixed_window(rule, &charges, record),
+            Counting::SlidingWindow => sliding_window(rule, &charges, record),
+            Counting::SlidingLog => sliding_log(rule, &charges, record),
+        };
+        if needed <= 0 {
+            let since = -needed;
+            faults.push(Fault::WronglyRefused {
+                request: index,
+                since,
+            });
+        }
+        let told = record.retry_after.filter(|told| {
+            let because_of_window = record.window.is_some_and(|window| *told <= window);
+            *told > 1 && !because_of_window
+        });
+        if told.is_some_and(|told| i64::from(told - 1) * SECOND > needed.max(0) + rule.slack) {
+            faults.push(Fault::TooLate {
+                request: index,
+                needed,
+            });
+        }
+    }
+    faults.extend(too_early(rule, history, &refused, &charges));
+    faults
+}
+
+/// Whatever may have been charged, in the order of starts and in the order of ends, with sums.
+struct Charges {
+    /// Start, end, cost.
+    by_start: Vec<(Time, Time, u64)>,
+    by_end: Vec<(Time, Time, u64)>,
+    /// Of the first so many.
+    cost_by_start: Vec<u64>,
+    cost_by_end: Vec<u64>,
+    /// Of those from each place of `by_end` on, the earliest start.
+    earliest_start: Vec<Time>,
+}
+
+impl Charges {
+    fn of(history: &[Record]) -> Charges {
+        let mut by_start: Vec<(Time, Time, u64)> = history
+            .iter()
+            .filter_map(|record| Some((record.start, record.charged_until()?, record.cost)))
+            .collect();
+        by_start.sort_unstable();
+        let mut by_end = by_start.clone();
+        by_end.sort_unstable_by_key(|charge| charge.1);
+        let mut earliest_start: Vec<Time> = by_end
+            .iter()
+            .rev()
+            .scan(Time::MAX, |earliest, charge| {
+                *earliest = charge.0.min(*earliest);
+                Some(*earliest)
+            })
+            .collect();
+        earliest_start.reverse();
+        Charges {
+            cost_by_start: sums(&by_start),
+            cost_by_end: sums(&by_end),
+            by_start,
+            by_end,
+            earliest_start,
+        }
+    }
+
+    /// The cost of what had begun by this moment.
+    fn begun(&self, by: Time) -> u64 {
+        self.cost_by_start[self.by_start.partition_point(|charge| charge.0 <= by)]
+    }
+
+    /// The cost of what had ended by this moment.
+    fn ended(&self, by: Time) -> u64 {
+        self.cost_by_end[self.by_end.partition_point(|charge| charge.1 <= by)]
+    }
+
+    /// The cost of what may have been charged between two moments: it had begun by the latter and had not ended by the former.
+    /// (What had ended by `from` had begun by `to`, as `from <= to`.)
+    fn between(&self, from: Time, to: Time) -> u64 {
+        self.begun(to) - self.ended(from)
+    }
+}
+
+fn sums(charges: &[(Time, Time, u64)]) -> Vec<u64> {
+    let running = charges.iter().scan(0, |sum, charge| {
+        *sum += charge.2;
+        Some(*sum)
+    });
+    std::iter::once(0).chain(running).collect()
+}
+
+/// A bucket in which everything is charged at its end; asked in the order of starts.
+struct BucketSweep<'a> {
+    rule: &'a Rule,
+    charges: &'a Charges,
+    next: usize,
+    /// In units of 1 / `period`.
+    level: i128,
+    at: Time,
+}
+
+impl BucketSweep<'_> {
+    fn new<'a>(rule: &'a Rule, charges: &'a Charges) -> BucketSweep<'a> {
+        BucketSweep {
+            rule,
+            charges,
+            next: 0,
+            level: i128::from(rule.burst) * i128::from(rule.period),
+            at: Time::MIN / 4,
+        }
+    }
+
+    fn after(&self, time: Time) -> i128 {
+        let full = i128::from(self.rule.burst) * i128::from(self.rule.period);
+        let refilled = i128::from(self.rule.amount) * i128::from(time - self.at);
+        full.min(self.level + refilled)
+    }
+
+    fn wait(&mut self, record: &Record) -> Time {
+        let period = i128::from(self.rule.period);
+        while let Some(&(_, end, cost)) = self.charges.by_end.get(self.next) {
+            if end > record.start {
+                break;
+            }
+            self.level = self.after(end) - i128::from(cost) * period;
+            self.at = end;
+            self.next += 1;
+        }
+        let concurrent = self.charges.between(record.start, record.end);
+        let level = self.after(record.start - self.rule.slack) - i128::from(concurrent) * period;
+        let missing = i128::from(record.cost) * period - level;
+        let amount = i128::from(self.rule.amount);
+        let wait = if missing <= 0 {
+            missing / amount
+        } else {
+            (missing + amount - 1) / amount
+        };
+        Time::try_from(wait).unwrap_or(Time::MAX / 4)
+    }
+}
+
+/// The longest wait over the windows in which the request may have been decided.
+fn over_windows(rule: &Rule, record: &Record, wait: impl Fn(i64) -> Time) -> Time {
+    let (first, last) = rule.windows_of(record.start - rule.slack, record.end + rule.slack);
+    (first..=last).map(wait).max().unwrap_or(0)
+}
+
+fn fixed_window(rule: &Rule, charges: &Charges, record: &Record) -> Time {
+    over_windows(rule, record, |window| {
+        let spent = charges.between(rule.begins(window) - rule.slack - 1, record.end);
+        if spent + record.cost <= rule.amount {
+            0
+        } else {
+            rule.ends(window) - record.start
+        }
+    })
+}
+
+fn sliding_window(rule: &Rule, charges: &Charges, record: &Record) -> Time {
+    let (period, slack) = (i128::from(rule.period), rule.slack);
+    over_windows(rule, record, |window| {
+        let current = charges.between(rule.begins(window) - slack - 1, record.end);
+        let previous = charges.between(
+            rule.begins(window - 1) - slack - 1,
+            // what was charged in the window before was charged before this one began
+            (rule.ends(window - 1) + slack).min(record.end),
+        );
+        let target = i128::from(rule.amount) - i128::from(record.cost);
+        // count · left / period <= room: how far into the window that is, at the latest
+        let faded = |count: u64, room: i128| match i128::from(count) {
+            0 => 0,
+            count => (period - (room * period / count).min(period)).max(0),
+        };
+        let latest_begin = rule.ends(window - 1);
+        let room = target - i128::from(current);
+        let from_begin = if room >= 0 {
+            faded(previous, room)
+        } else {
+            period + faded(current, target)
+        };
+        let admissible = i128::from(latest_begin) + from_begin;
+        let wait = admissible - i128::from(record.start - slack);
+        // the window begins after the request at the latest: nothing is to be waited for
+        let wait = if room >= 0 && from_begin == 0 {
+            0
+        } else {
+            wait
+        };
+        Time::try_from(wait).unwrap_or(Time::MAX / 4)
+    })
+}
+
+fn sliding_log(rule: &Rule, charges: &Charges, record: &Record) -> Time {
+    let room = rule.amount - record.cost;
+    let from = record.start - rule.period - rule.slack;
+    let mut left = charges.between(from, record.end);
+    if left <= room {
+        return 0;
+    }
+    // concurrent ones last: they may have been charged just before
+    let first = charges.by_end.partition_point(|charge| charge.1 <= from);
+    for &(start, end, cost) in &charges.by_end[first..] {
+        if start > record.end {
+            continue;
+        }
+        left -= cost;
+        if left <= room {
+            let charged = end.min(record.end);
+            return (charged + rule.period + rule.slack - record.start).max(1);
+        }
+    }
+    Time::MAX / 4
+}
+
+/// Refused again at the time that `Retry-After` said, though nobody had spent anything since.
+fn too_early(rule: &Rule, history: &[Record], refused: &[usize], charges: &Charges) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    for &index in refused {
+        let record = &history[index];
+        let Some(seconds) = record.retry_after else {
+            continue;
+        };
+        let due = record.end + i64::from(seconds) * SECOND + rule.slack;
+        let later = charges
+            .by_end
+            .partition_point(|charge| charge.1 < record.start);
+        let spent_from = charges.earliest_start.get(later).copied();
+        let spent_from = spent_from.unwrap_or(Time::MAX);
+        let from = refused.partition_point(|&other| history[other].start < due);
+        let again = refused[from..]
+            .iter()
+            .copied()
+            .take_while(|&other| history[other].start < spent_from)
+            .find(|&other| {
+                let again = &history[other];
+                again.end < spent_from && again.cost <= record.cost
+            });
+        if let Some(again) = again {
+            faults.push(Fault::TooEarly {
+                refused: index,
+                again,
+            });
+        }
+    }
+    faults
+}
