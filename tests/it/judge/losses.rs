@@ -1,0 +1,154 @@
+//! What is admitted beyond a limit when Redis loses what it knew, for every algorithm and every way of losing it.
+//!
+//! It takes about three minutes and so runs only when it is asked for:
+//! `TIDEGATE_JUDGE_LOSSES=1 cargo test --test it judge::losses -- --nocapture`.
+
+use std::{env, net::SocketAddr, sync::Arc, thread, time::Duration};
+
+use super::{
+    clients::{self, Clock},
+    plan::{Arrivals, Configuration},
+    set::known,
+    table::{PAIRS, beyond, start},
+};
+use crate::support::{
+    Gateway, Redis,
+    judge::{MILLISECOND, SECOND, Time, beyond::beyond as excess},
+    random::Random,
+    wait::pause,
+};
+
+/// How Redis loses what it knew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Loss {
+    Nothing,
+    Flush,
+    RestartEmpty,
+    /// Restarted from what it had saved so long ago.
+    Snapshot(Duration),
+    /// The keys of the limits alone.
+    Eviction,
+}
+
+const LOSSES: [Loss; 6] = [
+    Loss::Nothing,
+    Loss::Flush,
+    Loss::RestartEmpty,
+    Loss::Snapshot(Duration::from_secs(1)),
+    Loss::Snapshot(Duration::from_secs(7)),
+    Loss::Eviction,
+];
+
+const BURST: u64 = 600;
+const PERIOD_MS: u64 = 24_000;
+
+/// After the beginning of a window, when nine tenths are spent. Later gateways refuse from memory and ask nothing.
+const LOST_AFTER: Time = 7_300 * MILLISECOND;
+
+/// In per cent of the burst.
+const GOAL: f64 = 2.0;
+
+#[test]
+fn what_redis_loses_is_hardly_admitted_again() {
+    if env::var("TIDEGATE_JUDGE_LOSSES").is_err() {
+        return;
+    }
+    let names = PAIRS.map(|(algorithm, scope)| format!("{algorithm}, {scope:?}"));
+    println!("\nbeyond the limit, per cent of the burst of {BURST}\n");
+    println!(
+        "| | {} |\n|---|{}",
+        names.join(" | "),
+        "---|".repeat(PAIRS.len())
+    );
+    let mut missed = Vec::new();
+    for loss in LOSSES {
+        let excesses = lose(loss).map(|units| 100.0 * units as f64 / BURST as f64);
+        println!(
+            "| {loss:?} | {} |",
+            excesses.map(|part| format!("{part:.1}")).join(" | ")
+        );
+        for (name, excess) in names.iter().zip(excesses) {
+            if excess > GOAL {
+                missed.push(format!("{loss:?}, {name}: {excess:.1} %"));
+            }
+        }
+    }
+    assert!(
+        missed.is_empty(),
+        "more than {GOAL} %:\n{}",
+        missed.join("\n")
+    );
+}
+
+/// The worst excess of each pair, in units.
+fn lose(loss: Loss) -> [u64; PAIRS.len()] {
+    let limits = PAIRS.map(|(algorithm, scope)| Configuration {
+        algorithm,
+        scope,
+        amount: BURST,
+        period_ms: PERIOD_MS,
+        burst: BURST,
+        costs: vec![1],
+        gateways: vec![0, 1, 2],
+        arrivals: Arrivals::Poisson,
+        // what is left of a bucket falls as fast as that of a window: it refills meanwhile
+        load: if algorithm == "token_bucket" {
+            4.0
+        } else {
+            3.0
+        },
+        most_requests: f64::MAX,
+        on_redis_down: "local",
+    });
+    let mut redis = Redis::start();
+    let gateways = start(&redis, &limits, 3);
+    let clock = Arc::new(Clock::start());
+    let period = PERIOD_MS.cast_signed() * MILLISECOND;
+    let boundaries = clock.boundaries(period);
+    let begins = (clock.now() - boundaries.earliest).div_euclid(period) + 1;
+    let begins = boundaries.earliest + begins * period + 200 * MILLISECOND;
+    let mut random = Random::new(1);
+    let span = (begins, begins + 23 * SECOND);
+    let mut planned = Vec::new();
+    for (number, limit) in limits.iter().enumerate() {
+        planned.extend(limit.requests(number, span, boundaries, &mut random).0);
+    }
+    let addresses: Vec<SocketAddr> = gateways.iter().map(Gateway::address).collect();
+    let clients = {
+        let clock = Arc::clone(&clock);
+        thread::spawn(move || clients::run(&clock, &addresses, planned, Vec::new()))
+    };
+    let until = |time: Time| {
+        let ahead = (time - clock.now()).max(0);
+        pause(Duration::from_nanos(ahead.unsigned_abs()));
+    };
+    let lost = begins + LOST_AFTER;
+    if let Loss::Snapshot(age) = loss {
+        until(lost - Time::try_from(age.as_nanos()).unwrap_or(0));
+        redis.run::<()>(&["SAVE"]);
+    }
+    until(lost);
+    match loss {
+        Loss::Nothing => {}
+        Loss::Flush => redis.run::<()>(&["FLUSHALL"]),
+        // it starts from what it has saved, if it has
+        Loss::RestartEmpty | Loss::Snapshot(_) => redis.restart(),
+        Loss::Eviction => {
+            for key in redis.keys() {
+                if key.starts_with("tidegate:{c") {
+                    redis.run::<()>(&["DEL", &key]);
+                }
+            }
+        }
+    }
+    let histories = clients.join().expect("the clients end");
+    clock.look();
+    let mut number = 0;
+    limits.map(|limit| {
+        let faults: Vec<_> = excess(&known(&limit, &clock), &histories[&number])
+            .into_iter()
+            .collect();
+        number += 1;
+        beyond(&faults)
+    })
+}

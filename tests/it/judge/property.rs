@@ -1,0 +1,68 @@
+//! Random configurations, judged: whatever clients see is within what the limits promise.
+//!
+//! A *set* is a Redis, some gateways at different distances from it, and dozens of limits, each with requests of its own; one
+//! event befalls it half-way. Every limit is one configuration. `cargo test --test it judge::property` runs 200 of them.
+//!
+//! | variable | meaning | default |
+//! |---|---|---|
+//! | `TIDEGATE_JUDGE_CONFIGURATIONS` | how many; 10,000 by hand | `200` |
+//! | `TIDEGATE_JUDGE_SEED` | of the first set; each next one takes the next number | `1` |
+//! | `TIDEGATE_JUDGE_EVENT` | the event of all sets, such as `Reload` | each in turn |
+//!
+//! A fault is printed with the seed of its set, the configuration and the least history that shows it:
+//! `TIDEGATE_JUDGE_SEED=17 TIDEGATE_JUDGE_CONFIGURATIONS=25 cargo test --test it judge::property` runs that set again.
+
+use std::{
+    env,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+};
+
+use super::{
+    set::{EACH, Set},
+    verdicts::Summary,
+};
+use crate::support::wait::lock;
+
+/// Sets that run side by side.
+const AT_ONCE: usize = 3;
+
+#[test]
+fn limits_of_random_configurations_keep_their_promises() {
+    let number = |name: &str, default: u64| {
+        let text = env::var(name).ok();
+        text.map_or(default, |text| text.parse().expect(name))
+    };
+    let configurations = number("TIDEGATE_JUDGE_CONFIGURATIONS", 200);
+    let seed = number("TIDEGATE_JUDGE_SEED", 1);
+    let (next, last) = (
+        AtomicU64::new(seed),
+        seed + configurations.div_ceil(EACH as u64),
+    );
+    let summary = Mutex::new(Summary::default());
+    thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Relaxed);
+                    if seed >= last {
+                        return;
+                    }
+                    let judged = Set::new(seed).run();
+                    lock(&summary).add(&judged);
+                }
+            });
+        }
+    });
+    let summary = summary.into_inner().unwrap_or_else(PoisonError::into_inner);
+    summary.print();
+    assert!(
+        summary.broken.is_empty(),
+        "{} promises are broken:\n{}",
+        summary.broken.len(),
+        summary.broken.join("\n")
+    );
+}
