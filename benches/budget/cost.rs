@@ -64,12 +64,13 @@ pub fn script(verdicts: &mut Verdicts) {
     let redis = Redis::start();
     let client = redis::Client::open(redis.url()).expect("a URL");
     let mut connection = client.get_connection().expect("it answers");
-    let bucket = redis::Script::new(include_str!("../../src/budget/bucket.lua"));
-    let slots = redis::Script::new(include_str!("../../src/budget/slots.lua"));
-    for script in [&bucket, &slots] {
-        let load = script.prepare_invoke().load(&mut connection);
-        load.expect("it loads");
-    }
+    let mut load = |script: &str| -> String {
+        let mut load = redis::cmd("SCRIPT");
+        load.arg("LOAD").arg(script);
+        load.query(&mut connection).expect("it loads")
+    };
+    let bucket = load(include_str!("../../src/budget/bucket.lua"));
+    let slots = load(include_str!("../../src/budget/slots.lua"));
     let key = |number: usize| format!("tidegate:{{per_user:{:022}}}", number % 1_000);
     let lease = "1000 0.001 1000000 1 40 0.5 41 812.513 51234 1000000 987 0 1795281 38";
     let held = "0123456789abcdef 1000 3 1 10000000 1";
@@ -78,8 +79,8 @@ pub fn script(verdicts: &mut Verdicts) {
         call.arg(format!("n:{}", number % 1_000));
         call
     };
-    let of_bucket = |number: usize| call(bucket.get_hash(), &key(number), lease);
-    let of_slots = |number: usize| call(slots.get_hash(), &format!("{}s", key(number)), held);
+    let of_bucket = |number: usize| call(&bucket, &key(number), lease);
+    let of_slots = |number: usize| call(&slots, &format!("{}s", key(number)), held);
     for (pipeline, most) in [(1, 2.0), (16, 8.0)] {
         let mut micros = |make: &dyn Fn(usize) -> redis::Cmd| {
             least_micros(&redis, &mut connection, pipeline, make)
