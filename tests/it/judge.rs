@@ -5,6 +5,8 @@ mod clients;
 mod losses;
 mod plan;
 mod property;
+mod refusals;
 mod set;
 mod table;
 mod verdicts;
+mod workplace;

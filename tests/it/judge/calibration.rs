@@ -3,10 +3,10 @@
 use crate::support::{
     judge::{
         Boundaries, Counting, Fault, MILLISECOND, Record, Rule, SECOND, Time, Verdict,
-        beyond::most_at_work,
         exact::{Exact, compare, seconds},
         judge,
         shrink::{lines, shrink},
+        slots::{self, most_at_work},
     },
     random::Random,
 };
@@ -316,8 +316,38 @@ fn an_excess_of_a_thousand_requests_shrinks_to_those_that_show_it() {
 #[test]
 fn slots_in_use_at_the_origin_are_counted_at_their_highest() {
     let at_work = [(0, 10, 1), (5, 20, 2), (10, 15, 1), (20, 30, 3)];
-    assert_eq!(most_at_work(&at_work), 3);
-    assert_eq!(most_at_work(&[(0, 10, 1), (9, 20, 3)]), 4);
+    assert_eq!(most_at_work(&at_work), (3, 10));
+    assert_eq!(most_at_work(&[(0, 10, 1), (9, 20, 3)]), (4, 9));
+    assert!(slots::beyond(3, &at_work).is_none());
+    assert!(slots::beyond(2, &at_work).is_some());
+}
+
+#[test]
+fn who_is_refused_while_a_slot_is_free_is_found() {
+    let record = |start: Time, end: Time, verdict: Verdict| Record {
+        gateway: 0,
+        cost: 1,
+        start,
+        end,
+        verdict,
+        retry_after: None,
+        window: None,
+        remaining: None,
+    };
+    let busy = [
+        record(0, 100, Verdict::Admitted),
+        record(10, 100, Verdict::Admitted),
+        record(50, 60, Verdict::Refused),
+        record(105, 106, Verdict::Refused),
+        record(200, 201, Verdict::Refused),
+    ];
+    assert!(slots::refused(3, &busy[..2], 10).is_empty());
+    let faults = slots::refused(2, &busy, 10);
+    let wrong = Fault::WronglyRefused {
+        request: 4,
+        since: 0,
+    };
+    assert_eq!(faults, [wrong]);
 }
 
 #[test]

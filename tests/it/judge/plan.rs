@@ -2,7 +2,10 @@
 
 use std::{fmt::Write, time::Duration};
 
-use super::clients::{Lone, Planned};
+use super::{
+    clients::{Lone, Planned},
+    workplace::WORKS_MS,
+};
 use crate::support::{
     far_redis::Distance,
     judge::{Boundaries, Counting, MILLISECOND, Rule, SECOND, Time},
@@ -68,9 +71,15 @@ pub const ALGORITHMS: [&str; 6] = [
 
 impl Configuration {
     pub fn random(random: &mut Random, gateways: usize) -> Configuration {
-        let algorithm = *random.pick(&ALGORITHMS);
+        // requests in flight are counted, too, one time in eight
+        let slots = random.is(0.125);
+        let algorithm = if slots {
+            "concurrency"
+        } else {
+            *random.pick(&ALGORITHMS)
+        };
         let scope = *random.pick(&[Scope::Local, Scope::Lease, Scope::Strict, Scope::Lease]);
-        let arrivals = *random.pick(&[
+        let mut arrivals = *random.pick(&[
             Arrivals::Steady,
             Arrivals::Poisson,
             Arrivals::Edges,
@@ -79,7 +88,10 @@ impl Configuration {
             Arrivals::Lone,
             Arrivals::Lone,
         ]);
-        let amount = random.within(1, 60).unsigned_abs();
+        if slots && matches!(arrivals, Arrivals::Lone | Arrivals::Edges) {
+            arrivals = Arrivals::Poisson;
+        }
+        let amount = random.within(1, if slots { 12 } else { 60 }).unsigned_abs();
         let period_ms = random.within(500, 3_000).unsigned_abs();
         // a bucket that fills within a few seconds
         let fills = random.within(1, 3_000).unsigned_abs();
@@ -106,6 +118,9 @@ impl Configuration {
             most_requests: 60.0,
             on_redis_down: "closed",
         };
+        if slots {
+            configuration.burst = amount;
+        }
         let capacity = configuration.rule().capacity();
         let costs = match random.within(0, 3) {
             0 | 1 => vec![1],
@@ -119,6 +134,25 @@ impl Configuration {
         };
         configuration.costs = costs;
         configuration
+    }
+
+    /// The same limit with another algorithm and another period, of the same capacity or another.
+    pub fn exchanged(&self, random: &mut Random) -> Configuration {
+        let mut exchanged = self.changed(random);
+        if self.counts_slots() {
+            return exchanged;
+        }
+        exchanged.algorithm = *random.pick(&ALGORITHMS);
+        exchanged.period_ms = random.within(500, 3_000).unsigned_abs();
+        let dearest = self.costs.iter().copied().max().unwrap_or(1);
+        exchanged.amount = exchanged.amount.max(dearest);
+        exchanged.burst = exchanged.burst.max(dearest);
+        exchanged
+    }
+
+    /// Whether it counts requests in flight.
+    pub fn counts_slots(&self) -> bool {
+        self.algorithm == "concurrency"
     }
 
     pub fn counting(&self) -> Counting {
@@ -148,7 +182,7 @@ impl Configuration {
         changed.burst = other(random, self.burst);
         // no route may cost more than its limit holds
         match self.counting() {
-            Counting::Bucket => changed.burst = changed.burst.max(dearest),
+            Counting::Bucket if !self.counts_slots() => changed.burst = changed.burst.max(dearest),
             _ => changed.amount = changed.amount.max(dearest),
         }
         changed
@@ -164,10 +198,13 @@ impl Configuration {
         } = self;
         let _ = write!(
             to,
-            "[limit.c{number}]\nkey = [\"header:x-key\"]\nalgorithm = \"{algorithm}\"\n\
-             rate = \"{amount}/{period_ms}ms\"\n"
+            "[limit.c{number}]\nkey = [\"header:x-key\"]\nalgorithm = \"{algorithm}\"\n"
         );
-        if self.counting() == Counting::Bucket {
+        let _ = match self.counts_slots() {
+            true => writeln!(to, "limit = {amount}"),
+            false => writeln!(to, "rate = \"{amount}/{period_ms}ms\""),
+        };
+        if self.counting() == Counting::Bucket && !self.counts_slots() {
             let _ = writeln!(to, "burst = {}", self.burst);
         }
         if self.scope != Scope::Local {
@@ -182,11 +219,16 @@ impl Configuration {
         let mut costs = self.costs.clone();
         costs.sort_unstable();
         costs.dedup();
+        let upstream = if self.counts_slots() {
+            "workplace"
+        } else {
+            "origin"
+        };
         for cost in costs {
             let _ = write!(
                 to,
                 "[[route]]\nname = \"c{number}k{cost}\"\npath = \"/c{number}/k{cost}\"\n\
-                 upstream = \"origin\"\nlimits = [\"c{number}\"]\ncost = {cost}\n"
+                 upstream = \"{upstream}\"\nlimits = [\"c{number}\"]\ncost = {cost}\n"
             );
         }
     }
@@ -207,6 +249,9 @@ impl Configuration {
         } else {
             "gateways"
         };
+        if self.counts_slots() {
+            return format!("Concurrency {scope:?} {count}");
+        }
         format!("{:?} {scope:?} {count}", self.counting())
     }
 
@@ -229,7 +274,11 @@ impl Configuration {
             return (Vec::new(), Some(lone));
         }
         let mean = self.costs.iter().sum::<u64>() as f64 / self.costs.len() as f64;
-        let units = self.load * self.amount as f64 * 1_000.0 / self.period_ms as f64;
+        let period_ms = match self.counts_slots() {
+            true => (WORKS_MS.0 + WORKS_MS.1) as f64 / 2.0,
+            false => self.period_ms as f64,
+        };
+        let units = self.load * self.amount as f64 * 1_000.0 / period_ms;
         let rate = (units / mean).clamp(2.0, self.most_requests);
         let times = match self.arrivals {
             Arrivals::Edges => self.edges((from, to), boundaries, rate, random),

@@ -6,15 +6,18 @@ use super::{
     clients::{self, Clock, Histories, Planned},
     plan::{Configuration, Scope, distance},
     verdicts::Judged,
+    workplace::Workplace,
 };
 use crate::support::{
     Gateway, Redis,
     far_redis::{Distance, FarRedis},
     judge::{
-        Fault, MILLISECOND, Record, Rule, SECOND, Time, Verdict,
-        exact::compare,
-        judge,
+        Counting, Fault, MILLISECOND, Record, Rule, SECOND, Time, Verdict,
+        exact::{Comparison, compare},
+        judge, judge_admitted, judge_refused,
         shrink::{lines, shrink},
+        slots::{self, AtWork},
+        used::surely_used,
     },
     random::Random,
     wait::pause,
@@ -26,12 +29,17 @@ pub const EACH: usize = 25;
 /// How long requests come to a set.
 const LASTS: Time = 6 * SECOND;
 
+/// How long a slot may be on its way back: the gateway notices late that an answer has ended, and tells Redis.
+const LINGERS: Time = 300 * MILLISECOND;
+
 /// What befalls a set half-way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     Nothing,
     /// Another rate and burst, at all gateways.
     Reload,
+    /// Another algorithm and window besides.
+    Exchange,
     Flush,
     /// One gateway, at once.
     Kill,
@@ -43,10 +51,11 @@ pub enum Event {
     Restart,
 }
 
-const EVENTS: [Event; 8] = [
+const EVENTS: [Event; 9] = [
     Event::Nothing,
     Event::Reload,
     Event::Nothing,
+    Event::Exchange,
     Event::Flush,
     Event::Kill,
     Event::Terminate,
@@ -85,7 +94,10 @@ impl Set {
             .collect();
         let changed = limits
             .iter()
-            .map(|limit| limit.changed(&mut random))
+            .map(|limit| match event {
+                Event::Exchange => limit.exchanged(&mut random),
+                _ => limit.changed(&mut random),
+            })
             .collect();
         Set {
             seed,
@@ -97,7 +109,7 @@ impl Set {
         }
     }
 
-    fn toml(&self, url: &str, limits: &[Configuration]) -> String {
+    fn toml(&self, url: &str, origin: &Workplace, limits: &[Configuration]) -> String {
         let budget = if self.event == Event::Pause {
             "200ms"
         } else {
@@ -105,8 +117,11 @@ impl Set {
         };
         let mut toml = format!(
             "[server]\nworkers = {}\n\
-             [redis]\nurl = \"{url}\"\nbudget = \"{budget}\"\nconnect_timeout = \"2s\"\n",
-            1 + self.seed % 2
+             [redis]\nurl = \"{url}\"\nbudget = \"{budget}\"\nconnect_timeout = \"2s\"\n\
+             [upstream.origin]\nservers = [\"builtin:echo\"]\n\
+             [upstream.workplace]\nservers = [\"{}\"]\n",
+            1 + self.seed % 2,
+            origin.url()
         );
         for (number, limit) in limits.iter().enumerate() {
             limit.write(number, &mut toml);
@@ -119,10 +134,12 @@ impl Set {
         let mut redis = Redis::start();
         let address = SocketAddr::from(([127, 0, 0, 1], redis.port()));
         let far = FarRedis::start(address, &self.distances, self.seed);
-        let start =
-            |number: usize| Gateway::with(&self.toml(&far.url(number), &self.limits)).start();
-        let mut gateways: Vec<Gateway> = (0..self.distances.len()).map(start).collect();
         let clock = Arc::new(Clock::start());
+        let origin = Workplace::start(&clock, self.seed);
+        let start = |number: usize| {
+            Gateway::with(&self.toml(&far.url(number), &origin, &self.limits)).start()
+        };
+        let mut gateways: Vec<Gateway> = (0..self.distances.len()).map(start).collect();
         let begins = clock.now() + 100 * MILLISECOND;
         let span = (begins, begins + LASTS);
         let (mut planned, mut lone) = (Vec::new(), Vec::new());
@@ -138,10 +155,10 @@ impl Set {
             thread::spawn(move || clients::run(&clock, &addresses, planned, lone))
         };
         pause(Duration::from_nanos((LASTS / 2).unsigned_abs()));
-        let event = self.befall(&clock, &mut gateways, &mut redis, &far);
+        let event = self.befall(&clock, &mut gateways, &mut redis, (&far, &origin));
         let histories = clients.join().expect("the clients end");
         clock.look();
-        self.judge(&clock, &histories, event)
+        self.judge(&clock, &origin, &histories, event)
     }
 
     fn befall(
@@ -149,14 +166,14 @@ impl Set {
         clock: &Clock,
         gateways: &mut [Gateway],
         redis: &mut Redis,
-        far: &FarRedis,
+        (far, origin): (&FarRedis, &Workplace),
     ) -> Span {
         let begun = clock.now();
         match self.event {
             Event::Nothing => {}
-            Event::Reload => thread::scope(|scope| {
+            Event::Reload | Event::Exchange => thread::scope(|scope| {
                 for (number, gateway) in gateways.iter().enumerate() {
-                    let toml = self.toml(&far.url(number), &self.changed);
+                    let toml = self.toml(&far.url(number), origin, &self.changed);
                     scope.spawn(move || gateway.reconfigure(&toml));
                 }
             }),
@@ -173,19 +190,30 @@ impl Set {
         (begun, clock.now())
     }
 
-    fn judge(&self, clock: &Clock, histories: &Histories, event: Span) -> Vec<Judged> {
+    fn judge(
+        &self,
+        clock: &Clock,
+        origin: &Workplace,
+        histories: &Histories,
+        event: Span,
+    ) -> Vec<Judged> {
         let mut all = Vec::new();
         for (number, limit) in self.limits.iter().enumerate() {
             let history = histories.get(&number).map_or(&[][..], Vec::as_slice);
             let rule = known(limit, clock);
             let faults = match self.event {
+                _ if limit.counts_slots() => {
+                    self.judge_slots(number, &origin.of(number), history, event)
+                }
                 Event::Nothing | Event::Kill | Event::Terminate | Event::Pause => {
-                    shown(&rule, history)
+                    shown(&rule, history, judge(&rule, history))
                 }
                 Event::Flush | Event::Restart => across(&rule, &rule, history, event),
-                Event::Reload => {
+                Event::Reload | Event::Exchange => {
                     let changed = known(&self.changed[number], clock);
-                    across(&rule, &changed, history, event)
+                    let mut faults = across(&rule, &changed, history, event);
+                    faults.extend(carried(&rule, &changed, history, event));
+                    faults
                 }
             };
             all.push(Judged {
@@ -204,11 +232,54 @@ impl Set {
                     .iter()
                     .filter(|record| record.verdict == Verdict::Refused)
                     .count(),
-                compared: compare(&rule, history),
+                compared: match limit.counts_slots() {
+                    true => Comparison::default(),
+                    false => compare(&rule, history),
+                },
                 faults,
             });
         }
         all
+    }
+
+    /// Slots are counted at the origin. After a reload those count that began behind it.
+    fn judge_slots(
+        &self,
+        number: usize,
+        at_work: &[AtWork],
+        history: &[Record],
+        (begun, over): Span,
+    ) -> Vec<Shown> {
+        let (before, after) = (&self.limits[number], &self.changed[number]);
+        let mut faults = Vec::new();
+        let reloaded = matches!(self.event, Event::Reload | Event::Exchange);
+        if reloaded {
+            let (mut early, mut late) = (at_work.to_vec(), at_work.to_vec());
+            early.retain(|work| work.1 < begun);
+            late.retain(|work| work.0 > over);
+            faults.extend(slots::beyond(before.amount, &early));
+            faults.extend(slots::beyond(after.amount, &late));
+        } else {
+            faults.extend(slots::beyond(before.amount, at_work));
+        }
+        // who is killed gives nothing back for ten seconds
+        let until = if self.event == Event::Nothing {
+            Time::MAX
+        } else {
+            begun
+        };
+        let mut early = history.to_vec();
+        early.retain(|record| record.end < until);
+        faults.extend(slots::refused(before.amount, &early, LINGERS));
+        let text = |fault: &Fault| match fault {
+            Fault::WronglyRefused { request, .. } => early[*request].to_string(),
+            _ => String::new(),
+        };
+        let shown = faults.into_iter().map(|fault| {
+            let text = text(&fault);
+            (fault, text)
+        });
+        shown.collect()
     }
 }
 
@@ -225,14 +296,53 @@ pub fn known(limit: &Configuration, clock: &Clock) -> Rule {
 /// A fault, and the least history that shows it.
 pub type Shown = (Fault, String);
 
-fn shown(rule: &Rule, history: &[Record]) -> Vec<Shown> {
-    let faults = judge(rule, history);
+fn shown(rule: &Rule, history: &[Record], faults: Vec<Fault>) -> Vec<Shown> {
     let show = |fault: Fault| {
         let least = shrink(rule, history, &fault);
         let text = lines(&least);
         (fault, text)
     };
     faults.into_iter().map(show).collect()
+}
+
+/// What was spent under one rule counts under the next, as if it had been spent at the change.
+fn carried(before: &Rule, after: &Rule, history: &[Record], change: Span) -> Vec<Shown> {
+    let slides = matches!(
+        after.counting,
+        Counting::SlidingLog | Counting::SlidingWindow
+    );
+    if slides && (before.counting, before.period) == (after.counting, after.period) {
+        // its counters go on, and with them the times at which they were spent
+        return Vec::new();
+    }
+    let used = surely_used(before, history, change).min(after.capacity());
+    let mut later: Vec<Record> = history
+        .iter()
+        .filter(|record| record.start > change.1)
+        .copied()
+        .collect();
+    if let Some(any) = later.first().copied() {
+        later.push(Record {
+            cost: used,
+            start: change.0,
+            end: change.1,
+            verdict: Verdict::Admitted,
+            ..any
+        });
+    }
+    let faults = shown(after, &later, judge_admitted(after, &later));
+    faults
+        .into_iter()
+        .map(|(fault, text)| {
+            (
+                Fault::Forgotten {
+                    used,
+                    excess: fault.excess(),
+                },
+                text,
+            )
+        })
+        .collect()
 }
 
 /// The time before an event is judged by one rule, and the time after it by another. At worst everything was spent when
@@ -250,7 +360,7 @@ fn across(before: &Rule, after: &Rule, history: &[Record], (begun, over): Span) 
             ..*record
         })
         .collect();
-    let mut faults = shown(before, &earlier);
+    let mut faults = shown(before, &earlier, judge(before, &earlier));
     let later: Vec<Record> = history
         .iter()
         .filter(|record| record.start > over)
@@ -262,8 +372,7 @@ fn across(before: &Rule, after: &Rule, history: &[Record], (begun, over): Span) 
         *end = record.end.min(*end);
     }
     let asked = first.values().copied().max().unwrap_or(over);
-    let is_beyond = |shown: &Shown| shown.0.is_beyond();
-    faults.extend(shown(after, &later).into_iter().filter(is_beyond));
+    faults.extend(shown(after, &later, judge_admitted(after, &later)));
     let mut spent: Vec<Record> = history
         .iter()
         .filter(|record| record.end > asked)
@@ -279,10 +388,6 @@ fn across(before: &Rule, after: &Rule, history: &[Record], (begun, over): Span) 
         });
         spent.retain(|record| record.start >= asked || record.verdict != Verdict::Refused);
     }
-    faults.extend(
-        shown(after, &spent)
-            .into_iter()
-            .filter(|shown| !is_beyond(shown)),
-    );
+    faults.extend(shown(after, &spent, judge_refused(after, &spent)));
     faults
 }

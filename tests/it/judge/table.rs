@@ -154,9 +154,5 @@ pub fn start(redis: &Redis, limits: &[Configuration], gateways: usize) -> Vec<Ga
 
 /// The worst excess among faults, in units.
 pub fn beyond(faults: &[Fault]) -> u64 {
-    let excesses = faults.iter().map(|fault| match fault {
-        Fault::Beyond { excess, .. } => *excess,
-        _ => 0,
-    });
-    excesses.max().unwrap_or(0)
+    faults.iter().map(Fault::excess).max().unwrap_or(0)
 }

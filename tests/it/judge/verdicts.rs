@@ -27,10 +27,13 @@ pub struct Judged {
 
 impl Judged {
     fn describe(&self, (fault, history): &Shown) -> String {
-        let change = if self.event == Event::Reload {
+        let change = if matches!(self.event, Event::Reload | Event::Exchange) {
             format!(
-                " -> {}/{}ms burst {}",
-                self.changed.amount, self.changed.period_ms, self.changed.burst
+                " -> {} {}/{}ms burst {}",
+                self.changed.algorithm,
+                self.changed.amount,
+                self.changed.period_ms,
+                self.changed.burst
             )
         } else {
             String::new()
@@ -56,7 +59,13 @@ struct Exception {
 const EXCEPTIONS: &[Exception] = &[
     Exception {
         why: "docs/decisions/0003: of a limit that is nearly spent, tokens may be in hand at another gateway",
-        covers: |judged, fault| !judged.limit.is_exact() && !fault.is_beyond(),
+        covers: |judged, fault| !judged.limit.is_exact() && fault.excess() == 0,
+    },
+    Exception {
+        why: "a shared limit that changes its algorithm or window forgets what was spent",
+        covers: |judged, fault| {
+            judged.limit.scope != Scope::Local && matches!(fault, Fault::Forgotten { .. })
+        },
     },
     Exception {
         why: "docs/decisions/0003: what Redis loses is admitted again where no gateway remembers it",

@@ -211,25 +211,3 @@ fn sliding_log(rule: &Rule, admitted: &[&Record]) -> Option<Excess> {
     }
     worst
 }
-
-/// A request at work at its origin: from when until when, and its slots.
-pub type AtWork = (Time, Time, u64);
-
-/// The most slots in use at once: what the origin saw, not clients.
-pub fn most_at_work(at_work: &[AtWork]) -> u64 {
-    let begun = at_work.iter().map(|&(from, _, slots)| (from, 1, slots));
-    // one that ends in the moment in which another begins may have ended before
-    let ended = at_work.iter().map(|&(_, to, slots)| (to, 0, slots));
-    let mut changes: Vec<(Time, u8, u64)> = begun.chain(ended).collect();
-    changes.sort_unstable();
-    let (mut now, mut most) = (0_u64, 0);
-    for (_, begins, slots) in changes {
-        if begins == 1 {
-            now += slots;
-        } else {
-            now -= slots;
-        }
-        most = most.max(now);
-    }
-    most
-}

@@ -10,6 +10,7 @@
 //! | [`Fault::Beyond`] | requests that lie wholly in one window were admitted, and together they exceed what any limiter may admit there |
 //! | [`Fault::WronglyRefused`] | an exact limiter would have admitted the request even if every concurrent request had been decided just before it |
 //! | [`Fault::TooEarly`] | a client waited for `Retry-After`, nobody spent anything meanwhile, and it was refused again |
+//! | [`Fault::Forgotten`] | after a change of the rule more is admitted than is left of the new quota, less what was surely spent before |
 //! | [`Fault::TooLate`] | under the worst order the request was admissible more than a second before the time in `Retry-After` |
 //!
 //! Gateways read whole microseconds of Redis's clock, which runs at its own speed: [`Rule::slack`] is the part of each time
@@ -21,6 +22,8 @@ pub mod beyond;
 pub mod exact;
 pub mod refused;
 pub mod shrink;
+pub mod slots;
+pub mod used;
 
 use std::fmt;
 
@@ -220,6 +223,8 @@ pub enum Fault {
     TooEarly { refused: usize, again: usize },
     /// The request was admissible after this time at the latest.
     TooLate { request: usize, needed: Time },
+    /// A change of the rule forgot some of what was surely spent before.
+    Forgotten { used: u64, excess: u64 },
 }
 
 impl Fault {
@@ -229,6 +234,15 @@ impl Fault {
             Fault::WronglyRefused { .. } => "wrongly refused",
             Fault::TooEarly { .. } => "Retry-After too early",
             Fault::TooLate { .. } => "Retry-After too late",
+            Fault::Forgotten { .. } => "forgotten by a change",
+        }
+    }
+
+    /// Units that are too many.
+    pub fn excess(&self) -> u64 {
+        match self {
+            Fault::Beyond { excess, .. } | Fault::Forgotten { excess, .. } => *excess,
+            _ => 0,
         }
     }
 
@@ -243,28 +257,40 @@ const FINEST_CELL: Time = 256;
 
 /// Everything that the history of one key proves against its limit. The order of the records does not matter.
 pub fn judge(rule: &Rule, history: &[Record]) -> Vec<Fault> {
-    if rule.has_windows() && rule.boundaries.error > rule.period / FINEST_CELL {
-        return judge_cells(rule, history);
-    }
-    let mut faults: Vec<Fault> = beyond::beyond(rule, history).into_iter().collect();
-    faults.extend(refused::refused(rule, history));
-    faults
+    in_cells(rule, &|rule| {
+        let mut faults: Vec<Fault> = beyond::beyond(rule, history).into_iter().collect();
+        faults.extend(refused::refused(rule, history));
+        faults
+    })
 }
 
-/// The faults in that half of the boundaries' range that explains the history better.
-fn judge_cells(rule: &Rule, history: &[Record]) -> Vec<Fault> {
+/// Only what was admitted beyond the limit: for a history whose refusals have reasons that are not in it.
+pub fn judge_admitted(rule: &Rule, history: &[Record]) -> Vec<Fault> {
+    in_cells(rule, &|rule| {
+        beyond::beyond(rule, history).into_iter().collect()
+    })
+}
+
+/// Only what was refused: for a history with charges that the limit did not make.
+pub fn judge_refused(rule: &Rule, history: &[Record]) -> Vec<Fault> {
+    in_cells(rule, &|rule| refused::refused(rule, history))
+}
+
+/// The faults with those boundaries that explain the history best.
+fn in_cells(rule: &Rule, judge: &dyn Fn(&Rule) -> Vec<Fault>) -> Vec<Fault> {
     let Boundaries { earliest, error } = rule.boundaries;
+    if !rule.has_windows() || error <= rule.period / FINEST_CELL {
+        return judge(rule);
+    }
     let half = error / 2;
     let mut fewest: Option<Vec<Fault>> = None;
     for (earliest, error) in [(earliest, half), (earliest + half, error - half)] {
         let boundaries = Boundaries { earliest, error };
-        let faults = judge(
-            &Rule {
-                boundaries,
-                ..*rule
-            },
-            history,
-        );
+        let cell = Rule {
+            boundaries,
+            ..*rule
+        };
+        let faults = in_cells(&cell, judge);
         if faults.is_empty() {
             return faults;
         }

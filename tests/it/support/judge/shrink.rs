@@ -1,6 +1,6 @@
 //! The least of a history that still shows a fault.
 
-use super::{Fault, Record, Rule, judge};
+use super::{Fault, Record, Rule, judge_admitted};
 
 /// The records that matter for a fault, in the order of their starts.
 ///
@@ -20,6 +20,7 @@ pub fn shrink(rule: &Rule, history: &[Record], fault: &Fault) -> Vec<Record> {
         Fault::WronglyRefused { request, .. } | Fault::TooLate { request, .. } => {
             around(rule, history, &[*request])
         }
+        Fault::Forgotten { .. } => history.to_vec(),
         Fault::TooEarly { refused, again } => around(rule, history, &[*refused, *again]),
     };
     kept.sort_unstable_by_key(|record| record.start);
@@ -27,7 +28,7 @@ pub fn shrink(rule: &Rule, history: &[Record], fault: &Fault) -> Vec<Record> {
 }
 
 fn drop_while_beyond(rule: &Rule, mut history: Vec<Record>) -> Vec<Record> {
-    let is_beyond = |history: &[Record]| judge(rule, history).iter().any(Fault::is_beyond);
+    let is_beyond = |history: &[Record]| !judge_admitted(rule, history).is_empty();
     let mut size = history.len().div_ceil(2);
     while size > 0 {
         let mut at = 0;

@@ -1,0 +1,81 @@
+//! A refusal changes nothing: two equal runs, one with requests between that are all refused, see the same verdicts and remainders.
+
+use super::plan::ALGORITHMS;
+use crate::support::{Client, Gateway, Request, random::Random};
+
+/// The most that is spent at once, and the cost of the requests that are refused.
+const CAPACITY: u64 = 40;
+
+/// A day long, so that nothing comes back during a run.
+fn limits(scope: &str) -> String {
+    let mut toml = String::from(
+        "[limit.shut]\nkey = [\"header:x-key\"]\nalgorithm = \"fixed_window\"\nrate = \"1/d\"\n\
+         [[route]]\nname = \"shut\"\npath = \"/shut\"\nupstream = \"origin\"\nlimits = [\"shut\"]\n",
+    );
+    for algorithm in ALGORITHMS {
+        let burst = match algorithm {
+            "token_bucket" | "gcra" | "leaky_bucket" => format!("burst = {CAPACITY}\n"),
+            _ => String::new(),
+        };
+        toml += &format!(
+            "[limit.{algorithm}]\nkey = [\"header:x-key\"]\nalgorithm = \"{algorithm}\"\n\
+             rate = \"{CAPACITY}/d\"\n{burst}{scope}\n"
+        );
+        for (name, cost, limits) in [
+            ("one", 1, format!("\"{algorithm}\"")),
+            ("three", 3, format!("\"{algorithm}\"")),
+            ("all", CAPACITY, format!("\"{algorithm}\"")),
+            ("shut", 1, format!("\"{algorithm}\", \"shut\"")),
+            ("shut-last", 1, format!("\"shut\", \"{algorithm}\"")),
+        ] {
+            toml += &format!(
+                "[[route]]\nname = \"{algorithm}-{name}\"\npath = \"/{algorithm}/{name}\"\n\
+                 upstream = \"origin\"\nlimits = [{limits}]\ncost = {cost}\n"
+            );
+        }
+    }
+    toml
+}
+
+/// What a client is told of one request.
+type Told = (u16, Option<String>, Option<String>);
+
+/// Random requests of one key, and between them, if so wished, such as are refused by this limit or by another.
+fn tell(client: &mut Client, algorithm: &str, key: &str, between: bool) -> Vec<Told> {
+    let key = format!("{algorithm}-{key}");
+    let mut send = |path: &str| {
+        let response = client.send(&Request::get(path).header("x-key", &key));
+        let header = |name: &str| response.header(name).map(str::to_owned);
+        (
+            response.status,
+            header("x-ratelimit-remaining"),
+            header("x-ratelimit-limit"),
+        )
+    };
+    assert_eq!(send("/shut").0, 200);
+    let mut random = Random::new(3);
+    let mut told = vec![send(&format!("/{algorithm}/one"))];
+    for _ in 0..40 {
+        if between {
+            for name in ["all", "shut", "shut-last", "all"] {
+                let refused = send(&format!("/{algorithm}/{name}"));
+                assert_eq!(refused.0, 429, "{algorithm}/{name}");
+            }
+        }
+        let name = *random.pick(&["one", "one", "three"]);
+        told.push(send(&format!("/{algorithm}/{name}")));
+    }
+    told
+}
+
+#[test]
+fn a_refusal_changes_nothing_for_a_local_limit() {
+    let gateway = Gateway::with(&limits("scope = \"local\"")).start();
+    let mut client = gateway.connect();
+    for algorithm in ALGORITHMS {
+        let alone = tell(&mut client, algorithm, "alone", false);
+        let beside = tell(&mut client, algorithm, "beside", true);
+        assert_eq!(alone, beside, "{algorithm}");
+        assert!(alone.iter().any(|told| told.0 == 429), "{algorithm}");
+    }
+}
