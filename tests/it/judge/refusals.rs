@@ -19,7 +19,16 @@ fn limits(scope: &str) -> String {
         };
         toml += &format!(
             "[limit.{algorithm}]\nkey = [\"header:x-key\"]\nalgorithm = \"{algorithm}\"\n\
-             rate = \"{CAPACITY}/d\"\n{burst}{scope}\n"
+             rate = \"{CAPACITY}/d\"\n{burst}{}\n",
+            // of a log nothing can be leased
+            scope.replace(
+                "lease",
+                if algorithm == "sliding_log" {
+                    "strict"
+                } else {
+                    "lease"
+                }
+            )
         );
         for (name, cost, limits) in [
             ("one", 1, format!("\"{algorithm}\"")),

@@ -269,10 +269,21 @@ impl Set {
             begun
         };
         let mut early = history.to_vec();
-        early.retain(|record| record.end < until);
+        early.retain(|record| match record.verdict {
+            Verdict::Refused => record.end < until,
+            _ => record.start < until,
+        });
         faults.extend(slots::refused(before.amount, &early, LINGERS));
         let text = |fault: &Fault| match fault {
-            Fault::WronglyRefused { request, .. } => early[*request].to_string(),
+            Fault::WronglyRefused { request, .. } => {
+                let refused = early[*request];
+                let mut near = early.clone();
+                near.retain(|record| {
+                    record.end + LINGERS >= refused.start && record.start <= refused.end
+                });
+                near.sort_unstable_by_key(|record| record.start);
+                lines(&near)
+            }
             _ => String::new(),
         };
         let shown = faults.into_iter().map(|fault| {
