@@ -3,6 +3,7 @@
 use crate::support::{
     judge::{
         Boundaries, Counting, Fault, MILLISECOND, Record, Rule, SECOND, Time, Verdict,
+        beyond::beyond,
         exact::{Exact, compare, seconds},
         judge,
         shrink::{lines, shrink},
@@ -311,6 +312,34 @@ fn an_excess_of_a_thousand_requests_shrinks_to_those_that_show_it() {
     let fault = faults.iter().find(|fault| fault.is_beyond());
     let least = shrink(&rule, &history, fault.expect("six in a second"));
     assert_eq!(least.len(), 6, "{}", lines(&least));
+}
+
+#[test]
+fn the_worst_excess_of_a_bucket_is_that_of_all_windows() {
+    for seed in 0..200 {
+        let mut random = Random::new(seed);
+        let rule = any_rule(Counting::Bucket, &mut random);
+        let load = Load {
+            requests: 60,
+            pause: rule.period / random.within(20, 120),
+            most_cost: rule.burst.min(3),
+            most_delay: random.within(1, 100) * MILLISECOND,
+        };
+        let history = history(&rule, Flaw::TokenTooMany, load, &mut random);
+        let admitted = || history.iter().filter(|record| record.charged());
+        let mut worst = 0;
+        for from in admitted().map(|record| record.start) {
+            for to in admitted().map(|record| record.end).filter(|&to| to > from) {
+                let inside = admitted().filter(|record| from <= record.start && record.end <= to);
+                let cost: u64 = inside.map(|record| record.cost).sum();
+                let refilled = rule.amount as f64 * (to - from) as f64 / rule.period as f64;
+                let excess = cost as f64 - rule.burst as f64 - refilled;
+                worst = worst.max(excess.ceil() as u64);
+            }
+        }
+        let found = beyond(&rule, &history).map_or(0, |fault| fault.excess());
+        assert_eq!(found, worst, "seed {seed}");
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | `TIDEGATE_JUDGE_CONFIGURATIONS` | how many; 10,000 by hand | `200` |
 //! | `TIDEGATE_JUDGE_SEED` | of the first set; each next one takes the next number | `1` |
+//! | `TIDEGATE_JUDGE_SETS` | sets that run side by side | `3` |
 //! | `TIDEGATE_JUDGE_EVENT` | the event of all sets, such as `Reload` | each in turn |
 //!
 //! A fault is printed with the seed of its set, the configuration and the least history that shows it:
@@ -27,8 +28,8 @@ use super::{
 };
 use crate::support::wait::lock;
 
-/// Sets that run side by side.
-const AT_ONCE: usize = 3;
+/// Of the requests to leases, the part that may be refused wrongly: tokens are in hand at another gateway, or on their way back.
+const LEASES_REFUSED_WRONGLY: f64 = 0.15;
 
 #[test]
 fn limits_of_random_configurations_keep_their_promises() {
@@ -44,7 +45,7 @@ fn limits_of_random_configurations_keep_their_promises() {
     );
     let summary = Mutex::new(Summary::default());
     thread::scope(|scope| {
-        for _ in 0..AT_ONCE {
+        for _ in 0..number("TIDEGATE_JUDGE_SETS", 3) {
             scope.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, Relaxed);
@@ -59,6 +60,12 @@ fn limits_of_random_configurations_keep_their_promises() {
     });
     let summary = summary.into_inner().unwrap_or_else(PoisonError::into_inner);
     summary.print();
+    let share = summary.leases_refused_wrongly();
+    println!(
+        "{:.1} % of the requests to leases were refused wrongly",
+        100.0 * share
+    );
+    assert!(share <= LEASES_REFUSED_WRONGLY, "{share}");
     assert!(
         summary.broken.is_empty(),
         "{} promises are broken:\n{}",

@@ -102,6 +102,8 @@ pub struct Summary {
     configurations: usize,
     requests: usize,
     refused: usize,
+    /// Requests to leases, and those that were refused wrongly.
+    leases: (usize, usize),
     /// By event, class and kind of fault: configurations that show it, faults.
     kinds: BTreeMap<String, (usize, usize)>,
     /// By class: configurations, requests, refused, and the comparison.
@@ -121,6 +123,11 @@ impl Summary {
             class.0 += 1;
             class.1 += judged.requests;
             class.2 += judged.refused;
+            if !judged.limit.is_exact() {
+                let wrong = |shown: &&Shown| matches!(shown.0, Fault::WronglyRefused { .. });
+                self.leases.0 += judged.requests;
+                self.leases.1 += judged.faults.iter().filter(wrong).count();
+            }
             if judged.event == Event::Nothing {
                 class.3.add(judged.compared);
             }
@@ -147,6 +154,10 @@ impl Summary {
                 sums.1 += count;
             }
         }
+    }
+
+    pub fn leases_refused_wrongly(&self) -> f64 {
+        self.leases.1 as f64 / self.leases.0.max(1) as f64
     }
 
     pub fn print(&self) {
