@@ -212,7 +212,15 @@ impl Set {
                 Event::Reload | Event::Exchange => {
                     let changed = known(&self.changed[number], clock);
                     let mut faults = across(&rule, &changed, history, event);
-                    faults.extend(carried(&rule, &changed, history, event));
+                    let (begun, over) = event;
+                    let mut later = history.to_vec();
+                    later.retain(|record| record.start > over);
+                    let change = match limit.scope {
+                        Scope::Local => event,
+                        _ => (begun, first_admitted(&later).unwrap_or(over)),
+                    };
+                    let used = surely_used(&rule, history, change);
+                    faults.extend(carried((&rule, &changed), later, used, change));
                     faults
                 }
             };
@@ -316,22 +324,30 @@ fn shown(rule: &Rule, history: &[Record], faults: Vec<Fault>) -> Vec<Shown> {
     faults.into_iter().map(show).collect()
 }
 
+/// Redis learns of a change when a key is next asked for, and until then the key counts by the old rule. That was when the
+/// first request behind the change was admitted, or before.
+fn first_admitted(later: &[Record]) -> Option<Time> {
+    let admitted = later.iter().filter(|record| record.charged());
+    admitted.map(|record| record.end).min()
+}
+
 /// What was spent under one rule counts under the next, as if it had been spent at the change.
-fn carried(before: &Rule, after: &Rule, history: &[Record], change: Span) -> Vec<Shown> {
-    let slides = matches!(
-        after.counting,
-        Counting::SlidingLog | Counting::SlidingWindow
-    );
-    if slides && (before.counting, before.period) == (after.counting, after.period) {
-        // its counters go on, and with them the times at which they were spent
+fn carried(
+    (before, after): (&Rule, &Rule),
+    mut later: Vec<Record>,
+    used: u64,
+    change: Span,
+) -> Vec<Shown> {
+    // counters that go on keep the times at which they were spent
+    let goes_on = match (before.counting, after.counting) {
+        (Counting::SlidingLog, Counting::SlidingLog) => true,
+        (Counting::SlidingWindow, Counting::SlidingWindow) => before.period == after.period,
+        _ => false,
+    };
+    if goes_on {
         return Vec::new();
     }
-    let used = surely_used(before, history, change).min(after.capacity());
-    let mut later: Vec<Record> = history
-        .iter()
-        .filter(|record| record.start > change.1)
-        .copied()
-        .collect();
+    let used = used.min(after.capacity());
     if let Some(any) = later.first().copied() {
         later.push(Record {
             cost: used,
