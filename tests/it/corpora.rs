@@ -4,6 +4,14 @@ use std::{fs, path::Path};
 
 #[path = "../../fuzz/checks/address.rs"]
 mod address;
+#[path = "../../fuzz/checks/body.rs"]
+mod body;
+#[path = "../../fuzz/checks/configuration.rs"]
+mod configuration;
+#[path = "../../fuzz/checks/path.rs"]
+mod path;
+#[path = "../../fuzz/checks/response.rs"]
+mod response;
 #[path = "../../fuzz/checks/token.rs"]
 mod token;
 
@@ -35,4 +43,21 @@ fn the_corpora_of_addresses_and_proxy_headers_break_nothing() {
     replay("forwarded", address::forwarded);
     replay("proxy_v1", address::proxy_v1);
     replay("proxy_v2", address::proxy_v2);
+}
+
+#[test]
+fn the_corpora_of_paths_and_of_answers_break_nothing() {
+    replay("path", path::check);
+    replay("response", response::check);
+}
+
+#[test]
+fn the_corpora_of_configurations_and_rates_break_nothing() {
+    replay("configuration", configuration::text);
+    replay("rate", configuration::rate);
+}
+
+#[test]
+fn the_corpus_of_bodies_breaks_nothing() {
+    replay("body", body::check);
 }

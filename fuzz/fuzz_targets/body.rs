@@ -1,0 +1,7 @@
+//! `body::check` for random bytes.
+#![no_main]
+
+#[path = "../checks/body.rs"]
+mod body;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| body::check(data));

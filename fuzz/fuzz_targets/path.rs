@@ -1,0 +1,7 @@
+//! `path::check` for random bytes.
+#![no_main]
+
+#[path = "../checks/path.rs"]
+mod path;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| path::check(data));
