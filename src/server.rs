@@ -212,6 +212,7 @@ pub fn start(
         admin_address.ip(),
         readiness.clone(),
         reloads.clone(),
+        descriptors::for_admin(),
     );
     let (admin_open, mut is_open) = watch::channel(true);
     let closed = async move {

@@ -14,10 +14,13 @@ use http::{
     request::Parts,
 };
 use http_body::Body;
-use http_body_util::{BodyExt, Limited};
 use serde_json::{Value, json};
 
-use super::{Admin, reload, text};
+use super::{
+    Admin,
+    connections::{AdminConnection, NoBody},
+    reload, text,
+};
 
 /// Bytes of a request body.
 const BODY_MAX_BYTES: usize = 64 * 1024;
@@ -50,6 +53,11 @@ impl Answer {
 
     pub(super) fn nothing() -> Self {
         Self::error(StatusCode::NOT_FOUND, "there is nothing at this path")
+    }
+
+    pub(super) fn busy() -> Self {
+        let why = "too much is asked for at once; ask again in a moment";
+        Self::error(StatusCode::SERVICE_UNAVAILABLE, why)
     }
 
     pub(super) fn wrong_method(allow: &'static str) -> Self {
@@ -88,9 +96,6 @@ pub(super) struct Call {
     pub(super) from: IpAddr,
 }
 
-/// What hyper's bodies and others' fail with.
-pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
-
 const PREFIX: &str = "/api/v1/";
 
 /// Whether a path is ours to answer.
@@ -100,14 +105,23 @@ pub(super) fn is_for(path: &str) -> bool {
 
 impl Admin {
     /// Answers a request that may ask.
-    pub(super) async fn call<B>(&self, request: Request<B>, from: IpAddr) -> Answer
+    pub(super) async fn call<B>(
+        &self,
+        request: Request<B>,
+        from: IpAddr,
+        connection: &AdminConnection,
+    ) -> Answer
     where
-        B: Body<Data = Bytes, Error: Into<BoxError>>,
+        B: Body<Data = Bytes>,
     {
         let (head, body) = request.into_parts();
-        match read(&head, body, from).await {
-            Ok(call) => self.perform(&call).await,
-            Err(answer) => answer,
+        let call = match read(&head, body, from, connection).await {
+            Ok(call) => call,
+            Err(answer) => return answer,
+        };
+        match connection.work(&self.inner.connections.operations) {
+            Some(_permit) => self.perform(&call).await,
+            None => Answer::busy(),
         }
     }
 
@@ -175,9 +189,14 @@ impl Call {
 }
 
 /// The request as an operation sees it.
-async fn read<B>(head: &Parts, body: B, from: IpAddr) -> Result<Call, Answer>
+async fn read<B>(
+    head: &Parts,
+    body: B,
+    from: IpAddr,
+    connection: &AdminConnection,
+) -> Result<Call, Answer>
 where
-    B: Body<Data = Bytes, Error: Into<BoxError>>,
+    B: Body<Data = Bytes>,
 {
     let bad = |why: &str| Answer::error(StatusCode::BAD_REQUEST, why);
     let rest = head.uri.path().strip_prefix(PREFIX);
@@ -195,18 +214,21 @@ where
     if changes {
         refuse_pages(&head.headers)?;
     }
-    let Ok(collected) = Limited::new(body, BODY_MAX_BYTES).collect().await else {
-        let why = format!("the body is cut short, or longer than {BODY_MAX_BYTES} bytes");
-        return Err(Answer::error(StatusCode::PAYLOAD_TOO_LARGE, why));
-    };
-    let bytes = collected.to_bytes();
-    let body = match bytes.is_empty() {
+    let held = connection.body(body, BODY_MAX_BYTES).await;
+    let held = held.map_err(|none| match none {
+        NoBody::NoRoom => Answer::busy(),
+        NoBody::TooLong | NoBody::Broken => {
+            let why = format!("the body is cut short, or longer than {BODY_MAX_BYTES} bytes");
+            Answer::error(StatusCode::PAYLOAD_TOO_LARGE, why)
+        }
+    })?;
+    let body = match held.bytes.is_empty() {
         true => Value::Null,
         false if !is_json(&head.headers) => {
             let why = "send the body with content-type: application/json";
             return Err(Answer::error(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
         }
-        false => serde_json::from_slice(&bytes)
+        false => serde_json::from_slice(&held.bytes)
             .map_err(|error| bad(&format!("the body is not JSON: {error}")))?,
     };
     Ok(Call {

@@ -1,7 +1,7 @@
 //! `/check`: a verdict for another proxy, which serves the request itself (forward-auth: nginx's `auth_request`, Caddy's
 //! `forward_auth`, Traefik's `ForwardAuth`, Envoy's `ext_authz`).
 //!
-//! **Who may.** Trusted proxies only, by the address that they connect from: whoever asks says whose request it is, and so whose
+//! **Who may.** Trusted proxies only, by the address that they connect from: the peer says whose request it is, and so whose
 //! quota is spent. A token is not asked for, since `Authorization` is the client's here; nor is a `Host` of this machine, since
 //! proxies send the client's.
 //!
@@ -9,7 +9,7 @@
 //! twice has to be said alike: a proxy that sets one name and passes the client's other one on would let the client choose
 //! its route.
 
-use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
+use std::{mem, net::IpAddr, sync::atomic::Ordering::Relaxed};
 
 use bytes::Bytes;
 use http::{
@@ -19,11 +19,11 @@ use http::{
     uri::PathAndQuery,
 };
 use http_body::Body;
-use http_body_util::{BodyExt as _, Limited};
 
 use super::{
     Admin,
-    api::{Answer, BoxError},
+    api::Answer,
+    connections::{AdminConnection, NoBody},
 };
 use crate::{
     gateway::{check::Desk, explain::Described},
@@ -50,13 +50,18 @@ pub(super) fn is_for(path: &str) -> bool {
 }
 
 impl Admin {
-    pub(super) async fn check<B>(&self, request: Request<B>, peer: IpAddr) -> Response<String>
+    pub(super) async fn check<B>(
+        &self,
+        request: Request<B>,
+        peer: IpAddr,
+        connection: &AdminConnection,
+    ) -> Response<String>
     where
-        B: Body<Data = Bytes, Error: Into<BoxError>>,
+        B: Body<Data = Bytes>,
     {
         let uri = request.uri();
         let for_nginx = uri.path() == PATH && uri.query() == Some("style=nginx");
-        let response = match self.verdict(request, peer).await {
+        let response = match self.verdict(request, peer, connection).await {
             // every body of ours is UTF-8
             Ok(response) => response.map(|body| String::from_utf8_lossy(&body).into_owned()),
             Err(answer) => answer.into_response(),
@@ -67,9 +72,14 @@ impl Admin {
         }
     }
 
-    async fn verdict<B>(&self, request: Request<B>, peer: IpAddr) -> Result<Response<Bytes>, Answer>
+    async fn verdict<B>(
+        &self,
+        request: Request<B>,
+        peer: IpAddr,
+        connection: &AdminConnection,
+    ) -> Result<Response<Bytes>, Answer>
     where
-        B: Body<Data = Bytes, Error: Into<BoxError>>,
+        B: Body<Data = Bytes>,
     {
         if !self.trusts(peer) {
             if !self.inner.told_of_stranger.swap(true, Relaxed) {
@@ -80,19 +90,31 @@ impl Admin {
         }
         let (head, body) = request.into_parts();
         let head = original(head).map_err(|why| Answer::error(StatusCode::BAD_REQUEST, why))?;
-        let body = Limited::new(body, BODY_MAX_BYTES).collect().await.ok();
-        let body = body.map(|body| body.to_bytes().to_vec());
-        let body = body.filter(|body| !body.is_empty());
+        let mut held = match connection.body(body, BODY_MAX_BYTES).await {
+            Ok(held) => Some(held).filter(|held| !held.bytes.is_empty()),
+            Err(NoBody::TooLong | NoBody::Broken) => None,
+            Err(NoBody::NoRoom) => return Err(self.busy()),
+        };
+        let permit = connection.work(&self.inner.connections.checks);
+        let _permit = permit.ok_or_else(|| self.busy())?;
         let nobody = || Answer::error(StatusCode::SERVICE_UNAVAILABLE, "nobody can decide now");
         let desk = self.desk().ok_or_else(nobody)?;
         let described = Described {
             head,
             peer,
             certificate: None,
-            body,
+            // its share of the memory for bodies is held until the end
+            body: held.as_mut().map(|held| mem::take(&mut held.bytes)),
         };
         let verdict = desk.ask(described).await;
         verdict.ok_or_else(nobody)
+    }
+
+    fn busy(&self) -> Answer {
+        if !self.inner.told_of_busy.swap(true, Relaxed) {
+            tracing::warn!("more is asked of /check at once than it can decide: some get 503");
+        }
+        Answer::busy()
     }
 
     /// Whether a peer may say whose request it is; as on the listeners.

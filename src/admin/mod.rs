@@ -1,13 +1,13 @@
 //! What an operator asks a running process.
 //!
-//! A small HTTP/1 server on the control thread. One request per connection and one deadline for the whole of it: a
-//! scraper that hangs holds one of `CONNECTIONS_MAX` places for `Timeouts::connection`. Pages read no body, operations
-//! (`api`) a short one.
+//! A small HTTP/1 server on the control thread. One request per connection and one deadline for the whole of it. A client
+//! that is slow keeps nobody out: `connections` says what is bounded. Pages read no body, operations (`api`) a short one.
 //! On a loopback address without a token any local process may look; the `Host` check keeps web pages from doing so
 //! through a browser (DNS rebinding).
 
 mod api;
 mod check;
+mod connections;
 mod dashboard;
 mod decisions;
 mod health;
@@ -18,6 +18,7 @@ mod status;
 use std::{
     convert::Infallible,
     future::Future,
+    io,
     net::IpAddr,
     sync::{Arc, OnceLock, atomic::AtomicBool},
     time::Duration,
@@ -35,13 +36,16 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use subtle::ConstantTimeEq;
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, mpsc},
+    sync::mpsc,
     task::JoinSet,
     time,
 };
 
+pub use connections::WAITING_MAX;
 pub use health::{Readiness, State};
 pub use reload::{Reload, Reloaded};
+
+use connections::{AdminConnection, ConnectionTable};
 
 use crate::{
     gateway::{Current, check::Desk},
@@ -49,12 +53,12 @@ use crate::{
     telemetry::{Metrics, metrics::ListenerMetrics},
 };
 
-/// Connections at once; more wait in the kernel's queue.
-const CONNECTIONS_MAX: usize = 64;
 const HEAD_MAX_BYTES: usize = 16 * 1024;
 const HEAD_MAX_FIELDS: usize = 64;
 /// After a failed accept: descriptors do not come back sooner by asking in a loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Why a connection is closed that makes room for another one.
+const CROWDED: &str = "crowded";
 /// What answers in flight get when the process ends.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 const TIMEOUTS: Timeouts = Timeouts {
@@ -89,8 +93,11 @@ struct Inner {
     timeouts: Timeouts,
     history: status::History,
     desk: OnceLock<Option<Desk>>,
+    connections: Arc<ConnectionTable>,
     /// That somebody has asked for a verdict who may not.
     told_of_stranger: AtomicBool,
+    /// That more was asked of `/check` than may be at work.
+    told_of_busy: AtomicBool,
 }
 
 /// What answers at a path.
@@ -128,14 +135,16 @@ impl Endpoint {
 }
 
 impl Admin {
-    /// The pages of the gateway that runs, on a listener at `address`. Whoever asks for a reload is passed on to `reloads`.
+    /// The pages of the gateway that runs, on a listener at `address`. Requests for a reload are passed on to `reloads`.
+    /// At most `waiting` connections wait for their clients, and never more than [`WAITING_MAX`].
     pub fn new(
         current: Arc<Current>,
         address: IpAddr,
         readiness: Readiness,
         reloads: mpsc::Sender<Reload>,
+        waiting: usize,
     ) -> Admin {
-        Admin::with_timeouts(current, address, readiness, reloads, TIMEOUTS)
+        Admin::with_timeouts(current, address, readiness, reloads, waiting, TIMEOUTS)
     }
 
     fn with_timeouts(
@@ -143,10 +152,11 @@ impl Admin {
         address: IpAddr,
         readiness: Readiness,
         reloads: mpsc::Sender<Reload>,
+        waiting: usize,
         timeouts: Timeouts,
     ) -> Admin {
         let metrics = current.shared().metrics().clone();
-        let listener = metrics.listener("admin", &[]);
+        let listener = metrics.listener("admin", &[CROWDED]);
         let inner = Inner {
             current,
             metrics,
@@ -156,7 +166,9 @@ impl Admin {
             timeouts,
             history: status::History::default(),
             desk: OnceLock::new(),
+            connections: Arc::new(ConnectionTable::new(waiting)),
             told_of_stranger: AtomicBool::new(false),
+            told_of_busy: AtomicBool::new(false),
         };
         Admin {
             inner: Arc::new(inner),
@@ -167,35 +179,36 @@ impl Admin {
     /// Serves until `shutdown` resolves, then gives answers in flight a second. Never fails: what goes wrong with one
     /// connection, or with accepting one, is counted and logged.
     pub async fn serve(self, listener: TcpListener, shutdown: impl Future<Output = ()>) {
-        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let mut connections = JoinSet::new();
         let mut noting = JoinSet::new();
         noting.spawn(self.clone().keep_history());
         tokio::pin!(shutdown);
+        // accepted, and perhaps not taken in yet: the other branches must not drop it
+        let mut arrived = None;
         loop {
-            let accepted = async {
-                let place = Arc::clone(&places)
-                    .acquire_owned()
-                    .await
-                    .expect("the semaphore is never closed");
-                (listener.accept().await, place)
+            let entered = async {
+                let peer = match &arrived {
+                    Some((_, peer)) => *peer,
+                    None => {
+                        let (stream, peer) = listener.accept().await?;
+                        arrived.insert((stream, peer.ip())).1
+                    }
+                };
+                let crowded = || self.inner.listener.cut(CROWDED);
+                Ok(self.inner.connections.enter(peer, crowded).await)
             };
             tokio::select! {
                 () = &mut shutdown => break,
                 Some(_) = connections.join_next() => {}
-                (accepted, place) = accepted => match accepted {
-                    Ok((stream, peer)) => {
+                entered = entered => match (entered, arrived.take()) {
+                    (Ok(connection), Some((stream, peer))) => {
                         let admin = self.clone();
                         connections.spawn(async move {
-                            admin.connection(stream, peer.ip()).await;
-                            drop(place);
+                            admin.connection(stream, peer, &connection).await;
                         });
                     }
-                    Err(error) => {
-                        self.inner.listener.accept_failed(&error);
-                        tracing::warn!(%error, "the admin listener could not accept a connection");
-                        time::sleep(ACCEPT_PAUSE).await;
-                    }
+                    (Ok(_), None) => {}
+                    (Err(error), _) => self.pause_after(&error).await,
                 }
             }
         }
@@ -205,11 +218,17 @@ impl Admin {
         let _ = time::timeout(DRAIN_TIMEOUT, finished).await;
     }
 
-    async fn connection(&self, stream: TcpStream, peer: IpAddr) {
+    async fn pause_after(&self, error: &io::Error) {
+        self.inner.listener.accept_failed(error);
+        tracing::warn!(%error, "the admin listener could not accept a connection");
+        time::sleep(ACCEPT_PAUSE).await;
+    }
+
+    async fn connection(&self, stream: TcpStream, peer: IpAddr, connection: &AdminConnection) {
         let _open = self.inner.listener.open();
         let timeouts = self.inner.timeouts;
         let service = service_fn(|request: Request<Incoming>| async move {
-            Ok::<_, Infallible>(self.respond(request, peer).await)
+            Ok::<_, Infallible>(self.respond(request, peer, connection).await)
         });
         let served = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -218,26 +237,36 @@ impl Admin {
             .max_headers(HEAD_MAX_FIELDS)
             .max_header_size(HEAD_MAX_BYTES)
             .serve_connection(TokioIo::new(stream), service);
-        match time::timeout(timeouts.connection, served).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(%error, "an admin connection broke off"),
-            Err(_) => tracing::debug!("an admin connection took too long"),
+        let served = time::timeout(timeouts.connection, served);
+        tokio::select! {
+            biased;
+            () = connection.closed() => tracing::debug!(%peer, "an admin connection was closed to make room"),
+            served = served => match served {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(%error, "an admin connection broke off"),
+                Err(_) => tracing::debug!("an admin connection took too long"),
+            }
         }
     }
 
     /// The answer to a request.
-    async fn respond<B>(&self, request: Request<B>, peer: IpAddr) -> Response<String>
+    async fn respond<B>(
+        &self,
+        request: Request<B>,
+        peer: IpAddr,
+        connection: &AdminConnection,
+    ) -> Response<String>
     where
-        B: Body<Data = Bytes, Error: Into<api::BoxError>>,
+        B: Body<Data = Bytes>,
     {
         if check::is_for(request.uri().path()) {
-            return dressed(self.check(request, peer).await);
+            return dressed(self.check(request, peer, connection).await);
         }
         if !api::is_for(request.uri().path()) {
             return self.answer(&request);
         }
         let response = match self.may_ask(&request, false) {
-            Ok(()) => self.call(request, peer).await.into_response(),
+            Ok(()) => self.call(request, peer, connection).await.into_response(),
             Err(refusal) => refused(&request, &refusal),
         };
         dressed(response)

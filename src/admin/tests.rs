@@ -118,6 +118,9 @@ fn admin(address: &str, token: Option<&str>) -> Admin {
     admin_with(address, token, TIMEOUTS)
 }
 
+/// Connections that may wait.
+const WAITING: usize = 40;
+
 fn admin_with(address: &str, token: Option<&str>, timeouts: Timeouts) -> Admin {
     let readiness = Readiness::default();
     readiness.set(State::Ready);
@@ -128,6 +131,7 @@ fn admin_with(address: &str, token: Option<&str>, timeouts: Timeouts) -> Admin {
         at.ip(),
         readiness,
         reloads,
+        WAITING,
         timeouts,
     )
 }
@@ -464,7 +468,7 @@ async fn heads_without_end_are_refused() {
 }
 
 #[tokio::test]
-async fn silent_clients_hold_a_place_only_until_their_deadline() {
+async fn silent_clients_are_closed_at_their_deadline() {
     let instant = Duration::from_millis(1);
     for timeouts in [
         Timeouts {
@@ -478,7 +482,7 @@ async fn silent_clients_hold_a_place_only_until_their_deadline() {
     ] {
         let serving = Serving::of(admin_with("127.0.0.1:9901", None, timeouts)).await;
         let mut silent = Vec::new();
-        for _ in 0..CONNECTIONS_MAX + 1 {
+        for _ in 0..WAITING + 1 {
             silent.push(serving.connect().await);
         }
         for stream in &mut silent {

@@ -25,6 +25,14 @@ pub(super) fn warn_if_few(wanted: usize) {
     }
 }
 
+/// How many connections of the admin listener may wait for their clients: a small part of the share that is kept.
+pub(super) fn for_admin() -> usize {
+    const PART: usize = 24;
+    const LEAST: usize = 16;
+    let most = crate::admin::WAITING_MAX;
+    raise().map_or(most, |all| (all / PART).clamp(LEAST, most))
+}
+
 fn room(all: usize) -> usize {
     all - all / KEPT
 }

@@ -4,6 +4,7 @@
     reason = "`pub` in support/ marks the language of the tests"
 )]
 
+mod admin_listener;
 mod answers;
 mod budget;
 mod cli;

@@ -1,0 +1,386 @@
+//! Bounds of the admin listener: clients that are slow cannot keep others out.
+//!
+//! A connection *waits* while its client is the one who is slow: before the request has arrived, and while the answer is taken.
+//! It *works* while this process is. Waiting connections are cheap and many; when there is no room for another one, the oldest of
+//! the peer that has the most is closed. Work is bounded for each kind of request, so that operators and forward-auth cannot
+//! starve each other, and a place for it is taken only when the request is complete. Probes need no place at all.
+//!
+//! ```text
+//! accept ──waits──▶ head and body ──works (a permit)──▶ answer ──waits──▶ taken, closed
+//!          └─ the oldest of the peer with the most is closed when there is no room ─┘
+//! ```
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::IpAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body::Body;
+use http_body_util::BodyExt as _;
+use ipnet::IpNet;
+use tokio::{
+    sync::{Notify, Semaphore, SemaphorePermit},
+    time::{self, Instant},
+};
+
+use crate::identity::Prefixes;
+
+/// Connections that wait for their clients, at most: 512, fewer where there are few file descriptors.
+pub const WAITING_MAX: usize = 512;
+/// The part of them that one peer may have: the others find room without closing anything.
+const PER_PEER: (usize, usize) = (3, 4);
+/// Questions of `/check` at work, for each connection that may wait.
+const CHECKS_PER_WAITING: usize = 2;
+/// Operations of the API at work.
+const OPERATIONS_MAX: usize = 32;
+/// Bytes of request bodies held at once, of all connections.
+const BODIES_MAX_BYTES: usize = 32 << 20;
+/// A connection that is younger is not closed to make room: its request may be on the way.
+const GRACE: Duration = Duration::from_millis(100);
+
+/// The connections of the listener, and the permits for work.
+#[derive(Debug)]
+pub(super) struct ConnectionTable {
+    waiting: Mutex<WaitingConnections>,
+    /// A connection has left, or works.
+    left: Notify,
+    waiting_max: usize,
+    pub(super) checks: Semaphore,
+    pub(super) operations: Semaphore,
+    bodies: Semaphore,
+}
+
+/// The connections that wait, oldest first.
+#[derive(Debug, Default)]
+struct WaitingConnections {
+    next: u64,
+    by_age: BTreeMap<u64, WaitingConnection>,
+    by_peer: HashMap<IpNet, usize>,
+}
+
+#[derive(Debug)]
+struct WaitingConnection {
+    peer: IpNet,
+    since: Instant,
+    close: Arc<Notify>,
+}
+
+impl ConnectionTable {
+    pub(super) fn new(waiting_max: usize) -> ConnectionTable {
+        let waiting_max = waiting_max.clamp(1, WAITING_MAX);
+        ConnectionTable {
+            waiting: Mutex::default(),
+            left: Notify::new(),
+            waiting_max,
+            checks: Semaphore::new(waiting_max * CHECKS_PER_WAITING),
+            operations: Semaphore::new(OPERATIONS_MAX),
+            bodies: Semaphore::new(BODIES_MAX_BYTES),
+        }
+    }
+
+    /// Takes a connection in. Where there is no room, closes an older one, for each of which it calls `closes`; where all are
+    /// young, waits until one of them is not, a tenth of a second at most.
+    pub(super) async fn enter(self: &Arc<Self>, ip: IpAddr, closes: impl Fn()) -> AdminConnection {
+        let peer = Prefixes::default().aggregate(ip);
+        loop {
+            let left = self.left.notified();
+            let oldest = self.table().oldest_in_the_way(peer, self.waiting_max);
+            let youth = match oldest {
+                None => break,
+                Some((place, since)) => match GRACE.checked_sub(since.elapsed()) {
+                    None => {
+                        self.close(place);
+                        closes();
+                        continue;
+                    }
+                    Some(youth) => youth,
+                },
+            };
+            tokio::select! {
+                () = left => {}
+                () = time::sleep(youth) => {}
+            }
+        }
+        let connection = AdminConnection {
+            table: Arc::clone(self),
+            peer,
+            place: Mutex::default(),
+            close: Arc::default(),
+        };
+        connection.wait_for_client();
+        connection
+    }
+
+    fn close(&self, place: u64) {
+        let closed = self.table().remove(place);
+        if let Some(closed) = closed {
+            closed.close.notify_one();
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, WaitingConnections> {
+        // nothing here panics half-way
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl WaitingConnections {
+    /// The connection that has to leave before this peer may have another one.
+    fn oldest_in_the_way(&self, peer: IpNet, most: usize) -> Option<(u64, Instant)> {
+        let (part, whole) = PER_PEER;
+        let own = self.by_peer.get(&peer).copied().unwrap_or_default();
+        let peer = if own >= (most * part / whole).max(1) {
+            peer
+        } else if self.by_age.len() >= most {
+            let (peer, _) = self.by_peer.iter().max_by_key(|(_, count)| **count)?;
+            *peer
+        } else {
+            return None;
+        };
+        let mut by_age = self.by_age.iter();
+        let (place, waiter) = by_age.find(|(_, waiter)| waiter.peer == peer)?;
+        Some((*place, waiter.since))
+    }
+
+    fn insert(&mut self, peer: IpNet, close: &Arc<Notify>) -> u64 {
+        let place = self.next;
+        self.next += 1;
+        *self.by_peer.entry(peer).or_default() += 1;
+        let waiter = WaitingConnection {
+            peer,
+            since: Instant::now(),
+            close: Arc::clone(close),
+        };
+        self.by_age.insert(place, waiter);
+        place
+    }
+
+    fn remove(&mut self, place: u64) -> Option<WaitingConnection> {
+        let waiter = self.by_age.remove(&place)?;
+        if let Some(count) = self.by_peer.get_mut(&waiter.peer) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_peer.remove(&waiter.peer);
+            }
+        }
+        Some(waiter)
+    }
+}
+
+/// One connection, in the table for as long as it waits.
+#[derive(Debug)]
+pub(super) struct AdminConnection {
+    table: Arc<ConnectionTable>,
+    peer: IpNet,
+    /// Where it is in the table; `None` while it works.
+    place: Mutex<Option<u64>>,
+    close: Arc<Notify>,
+}
+
+impl AdminConnection {
+    /// Ends when this connection is to make room.
+    pub(super) async fn closed(&self) {
+        self.close.notified().await;
+    }
+
+    /// A permit for the work that the request asks for, and the connection is not closed meanwhile. `None` where as much is at
+    /// work as may be.
+    pub(super) fn work<'a>(&'a self, of: &'a Semaphore) -> Option<WorkPermit<'a>> {
+        let permit = of.try_acquire().ok()?;
+        self.leave();
+        Some(WorkPermit {
+            connection: self,
+            _permit: permit,
+        })
+    }
+
+    /// A whole body, of which `most` bytes may be. It waits for its client meanwhile.
+    pub(super) async fn body<B>(&self, body: B, most: usize) -> Result<HeldBody<'_>, NoBody>
+    where
+        B: Body<Data = Bytes>,
+    {
+        let mut held = HeldBody {
+            bytes: Vec::new(),
+            permit: None,
+        };
+        let mut body = std::pin::pin!(body);
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|_| NoBody::Broken)?;
+            let Ok(data) = frame.into_data() else {
+                continue;
+            };
+            if held.bytes.len() + data.len() > most {
+                return Err(NoBody::TooLong);
+            }
+            let count = u32::try_from(data.len()).map_err(|_| NoBody::TooLong)?;
+            let bodies = &self.table.bodies;
+            let permit = bodies.try_acquire_many(count).map_err(|_| NoBody::NoRoom)?;
+            match &mut held.permit {
+                Some(held) => held.merge(permit),
+                None => held.permit = Some(permit),
+            }
+            held.bytes.extend_from_slice(&data);
+        }
+        Ok(held)
+    }
+
+    fn wait_for_client(&self) {
+        let place = self.table.table().insert(self.peer, &self.close);
+        *self.place() = Some(place);
+    }
+
+    fn leave(&self) {
+        let place = self.place().take();
+        if let Some(place) = place {
+            self.table.table().remove(place);
+            self.table.left.notify_one();
+        }
+    }
+
+    fn place(&self) -> MutexGuard<'_, Option<u64>> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for AdminConnection {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// Leave to work; the connection waits for its client again when it is dropped.
+#[derive(Debug)]
+pub(super) struct WorkPermit<'a> {
+    connection: &'a AdminConnection,
+    _permit: SemaphorePermit<'a>,
+}
+
+impl Drop for WorkPermit<'_> {
+    fn drop(&mut self) {
+        self.connection.wait_for_client();
+    }
+}
+
+/// A body that has arrived, and its share of the memory for bodies.
+#[derive(Debug)]
+pub(super) struct HeldBody<'a> {
+    pub(super) bytes: Vec<u8>,
+    permit: Option<SemaphorePermit<'a>>,
+}
+
+/// Why there is no body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoBody {
+    /// It is longer than this request may have.
+    TooLong,
+    /// It broke off.
+    Broken,
+    /// Other bodies take all the memory for bodies.
+    NoRoom,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    async fn enter(table: &Arc<ConnectionTable>, from: &str) -> AdminConnection {
+        table.enter(ip(from), || ()).await
+    }
+
+    fn is_closed(connection: &AdminConnection) -> bool {
+        connection.place().is_some_and(|place| {
+            let table = connection.table.table();
+            !table.by_age.contains_key(&place)
+        })
+    }
+
+    #[tokio::test]
+    async fn the_oldest_of_the_peer_with_the_most_makes_room() {
+        let table = Arc::new(ConnectionTable::new(4));
+        let other = enter(&table, "192.0.2.9").await;
+        let crowd = [
+            enter(&table, "192.0.2.1").await,
+            enter(&table, "192.0.2.1").await,
+            enter(&table, "192.0.2.1").await,
+        ];
+        let next = enter(&table, "192.0.2.2").await;
+        let closed = crowd.each_ref().map(is_closed);
+        assert_eq!(closed, [true, false, false]);
+        assert!(!is_closed(&other) && !is_closed(&next));
+        crowd[0].closed().await;
+    }
+
+    #[tokio::test]
+    async fn a_peer_at_its_bound_closes_its_own_only() {
+        let table = Arc::new(ConnectionTable::new(4));
+        let other = enter(&table, "192.0.2.9").await;
+        let mut crowd = Vec::new();
+        for _ in 0..9 {
+            crowd.push(enter(&table, "2001:db8::1").await);
+            crowd.push(enter(&table, "2001:db8::2").await);
+        }
+        let open = crowd.iter().filter(|connection| !is_closed(connection));
+        assert_eq!(open.count(), 3, "a home is one peer");
+        assert!(!is_closed(&other));
+        assert_eq!(table.table().by_age.len(), 4);
+    }
+
+    #[tokio::test]
+    async fn a_young_connection_is_not_closed_for_a_younger_one() {
+        let table = Arc::new(ConnectionTable::new(1));
+        let first = enter(&table, "192.0.2.1").await;
+        let start = Instant::now();
+        let _second = enter(&table, "192.0.2.2").await;
+        assert!(is_closed(&first) && start.elapsed() >= GRACE);
+        let start = Instant::now();
+        let _third = {
+            let leaves = async {
+                time::sleep(GRACE / 2).await;
+                drop(_second);
+            };
+            tokio::join!(enter(&table, "192.0.2.3"), leaves).0
+        };
+        assert!(
+            start.elapsed() < GRACE,
+            "one that leaves makes room at once"
+        );
+    }
+
+    #[tokio::test]
+    async fn what_works_is_not_closed_and_waits_again_afterwards() {
+        let table = Arc::new(ConnectionTable::new(1));
+        let busy = enter(&table, "192.0.2.1").await;
+        {
+            let _permit = busy.work(&table.operations).expect("there is room");
+            let _next = enter(&table, "192.0.2.1").await;
+            assert!(busy.place().is_none() && !is_closed(&busy));
+        }
+        assert!(busy.place().is_some());
+        let permits: Vec<_> = (0..3).map(|_| busy.work(&table.checks)).collect();
+        let granted: Vec<_> = permits.iter().map(Option::is_some).collect();
+        assert_eq!(granted, [true, true, false]);
+    }
+
+    #[tokio::test]
+    async fn bodies_have_a_bound_each_and_all_together() {
+        let table = Arc::new(ConnectionTable::new(4));
+        let connection = enter(&table, "192.0.2.1").await;
+        let body = |bytes: usize| http_body_util::Full::new(Bytes::from(vec![b'a'; bytes]));
+        let short = connection.body(body(10), 10).await.expect("it fits");
+        assert_eq!(short.bytes.len(), 10);
+        let too_long = connection.body(body(11), 10).await;
+        assert_eq!(too_long.err(), Some(NoBody::TooLong));
+        let all = connection.body(body(BODIES_MAX_BYTES), usize::MAX).await;
+        assert_eq!(all.err(), Some(NoBody::NoRoom));
+        drop(short);
+        let all = connection.body(body(BODIES_MAX_BYTES), usize::MAX).await;
+        assert!(all.is_ok(), "memory comes back");
+    }
+}
