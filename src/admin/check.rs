@@ -5,6 +5,10 @@
 //! quota is spent. A token is not asked for, since `Authorization` is the client's here; nor is a `Host` of this machine, since
 //! proxies send the client's.
 //!
+//! **Whose identity headers count.** Nobody's, unless `[admin] check_identity_from` names the peer. A proxy passes the client's
+//! fields on, so the header that names a user (`[[user]] from = "header"`) is the client's own word: to trust a proxy's
+//! `X-Forwarded-For` is not to trust that.
+//!
 //! **What is asked.** The client's fields, and beside them what the request was, in the names that proxies use. Whatever is said
 //! twice has to be said alike: a proxy that sets one name and passes the client's other one on would let the client choose
 //! its route.
@@ -27,6 +31,7 @@ use super::{
 };
 use crate::{
     gateway::{check::Desk, explain::Described},
+    identity::UserSource,
     upstream::headers,
 };
 
@@ -88,7 +93,8 @@ impl Admin {
             let why = "only a trusted proxy may ask for a verdict";
             return Err(Answer::error(StatusCode::FORBIDDEN, why));
         }
-        let (head, body) = request.into_parts();
+        let (mut head, body) = request.into_parts();
+        self.forget_identity(&mut head.headers, peer);
         let head = original(head).map_err(|why| Answer::error(StatusCode::BAD_REQUEST, why))?;
         let mut held = match connection.body(body, BODY_MAX_BYTES).await {
             Ok(held) => Some(held).filter(|held| !held.bytes.is_empty()),
@@ -115,6 +121,34 @@ impl Admin {
             tracing::warn!("more is asked of /check at once than it can decide: some get 503");
         }
         Answer::busy()
+    }
+
+    /// Removes the fields that name a user and a tier, unless this peer is believed to have verified them.
+    fn forget_identity(&self, headers: &mut HeaderMap, peer: IpAddr) {
+        let shared = self.inner.current.shared();
+        let snapshot = shared.snapshot();
+        let believed = &snapshot.admin.check_identity_from;
+        if believed.contains(peer.to_canonical()) {
+            return;
+        }
+        let mut forgotten = None;
+        for source in &snapshot.identity.users {
+            if let UserSource::Header {
+                header,
+                tier_header,
+            } = source
+            {
+                for name in std::iter::once(header).chain(tier_header) {
+                    forgotten = headers.remove(name).map(|_| name).or(forgotten);
+                }
+            }
+        }
+        if let Some(header) = forgotten
+            && !self.inner.told_of_identity.swap(true, Relaxed)
+        {
+            tracing::warn!(%peer, %header, "a request to /check names its user in a header, which is ignored: let the proxy clear it; \
+                if the proxy itself has verified it, name the proxy in [admin] check_identity_from");
+        }
     }
 
     /// Whether a peer may say whose request it is; as on the listeners.

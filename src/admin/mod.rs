@@ -98,6 +98,8 @@ struct Inner {
     told_of_stranger: AtomicBool,
     /// That more was asked of `/check` than may be at work.
     told_of_busy: AtomicBool,
+    /// That a proxy passed on an identity that it is not believed to have verified.
+    told_of_identity: AtomicBool,
 }
 
 /// What answers at a path.
@@ -169,6 +171,7 @@ impl Admin {
             connections: Arc::new(ConnectionTable::new(waiting)),
             told_of_stranger: AtomicBool::new(false),
             told_of_busy: AtomicBool::new(false),
+            told_of_identity: AtomicBool::new(false),
         };
         Admin {
             inner: Arc::new(inner),

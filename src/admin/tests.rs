@@ -92,6 +92,7 @@ fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
         admin: config::Admin {
             address: address.parse().expect("tests use real addresses"),
             token: token.map(str::to_owned),
+            check_identity_from: identity::TrustedProxies::default(),
         },
         log: LogSettings::default(),
         trace: crate::telemetry::trace::TraceSettings::default(),

@@ -366,7 +366,11 @@ pub(super) static SENTINEL: Keys = Keys {
 /// `[admin]`.
 pub(super) static ADMIN: Keys = Keys {
     title: "[admin]",
-    keys: &[("address", Built), ("token_file", Built)],
+    keys: &[
+        ("address", Built),
+        ("token_file", Built),
+        ("check_identity_from", Built),
+    ],
 };
 
 /// `[log]`.

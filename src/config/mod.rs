@@ -278,6 +278,8 @@ pub struct Admin {
     pub address: SocketAddr,
     /// The bearer token; required unless the address is loopback.
     pub token: Option<String>,
+    /// Peers of `/check` whose identity headers are believed.
+    pub check_identity_from: identity::TrustedProxies,
 }
 
 /// What a configuration that is correct cannot be put to work for.
@@ -292,6 +294,7 @@ impl fmt::Debug for Admin {
         f.debug_struct("Admin")
             .field("address", &self.address)
             .field("token", &token)
+            .field("check_identity_from", &self.check_identity_from)
             .finish()
     }
 }

@@ -33,7 +33,7 @@ use crate::{
 
 /// Questions that may wait; who asks beyond that waits to ask.
 const WAITING: usize = 64;
-/// What the upstream is told where we forward; here whoever asks may pass it on.
+/// What the upstream receives where we forward; here the proxy that asks passes it on.
 static USER: HeaderName = HeaderName::from_static("x-user-id");
 static TIER: HeaderName = HeaderName::from_static("x-rate-limit-tier");
 static OVER: HeaderName = HeaderName::from_static("x-ratelimit-over");
@@ -179,25 +179,21 @@ impl Worker {
             &self.shared.plan.response,
             self.shared.wall_clock(exchange.decided_at),
         );
+        // always: a proxy that copies them then replaces whatever the client has sent
         let client = exchange.asked.as_ref().map(|asked| &asked.client);
-        if let Some(user) = client.and_then(|client| client.user) {
-            say(headers, &USER, user);
-        }
-        if let Some(tier) = client.and_then(|client| client.tier) {
-            say(headers, &TIER, tier);
-        }
-        if !exchange.tags.is_empty() {
-            let over = exchange.tags.join(", ");
-            say(headers, &OVER, &over);
-        }
+        let user = client.and_then(|client| client.user);
+        let tier = client.and_then(|client| client.tier);
+        say(headers, &USER, user.unwrap_or_default());
+        say(headers, &TIER, tier.unwrap_or_default());
+        say(headers, &OVER, &exchange.tags.join(", "));
         record::note(self, exchange, StatusCode::OK, 0, Ours::Asked);
         response
     }
 }
 
-/// Says it, if it can be said in a field.
+/// Writes a field; what no field can hold is left empty.
 fn say(headers: &mut HeaderMap, name: &HeaderName, value: &str) {
-    if let Ok(value) = HeaderValue::from_bytes(value.as_bytes()) {
-        headers.insert(name, value);
-    }
+    let value = HeaderValue::from_bytes(value.as_bytes());
+    let value = value.unwrap_or(HeaderValue::from_static(""));
+    headers.insert(name, value);
 }

@@ -1,5 +1,7 @@
 //! `/check`: what other proxies are told that serve requests themselves and ask whether they may.
 
+mod recipes;
+
 use crate::support::{Client, Gateway, Request, Response, wait::eventually_eq};
 
 const LIMITED: &str = r#"
@@ -32,6 +34,11 @@ const LIMITED: &str = r#"
     upstream = "origin"
 "#;
 
+/// With a proxy that verifies users itself.
+fn believing(toml: &str) -> String {
+    format!("[admin]\naddress = \"127.0.0.1:0\"\ncheck_identity_from = [\"127.0.0.0/8\"]\n{toml}")
+}
+
 /// What a proxy asks for a client at this address, about a request for this target.
 fn question(path: &str, client: &str, target: &str) -> Request {
     Request::get(path)
@@ -51,7 +58,7 @@ fn statuses(gateway: &Gateway, question: &Request, count: usize) -> Vec<u16> {
 
 #[test]
 fn a_verdict_is_what_the_client_would_be_told_and_costs_the_same() {
-    let gateway = Gateway::with(LIMITED).start();
+    let gateway = Gateway::with(&believing(LIMITED)).start();
     let asked = question("/check", "203.0.113.9", "/a?b=c");
     let first = ask(
         &gateway,
@@ -144,6 +151,31 @@ fn whoever_is_no_trusted_proxy_spends_nobody_s_quota() {
     assert_eq!(gateway.metric("tidegate_decisions_total"), 0.0);
     let said = || gateway.stderr().matches("asked /check").count();
     eventually_eq("the log says it once", 1, said);
+}
+
+#[test]
+fn a_user_in_a_header_is_believed_from_named_peers_only() {
+    let elsewhere = believing(LIMITED).replace("127.0.0.0/8", "10.0.0.5");
+    for toml in [LIMITED, &elsewhere] {
+        let gateway = Gateway::with(toml).start();
+        let asked = question("/check", "203.0.113.9", "/")
+            .header("x-user-id", "admin")
+            .header("x-user-tier", "pro");
+        let verdict = ask(&gateway, &asked);
+        assert_eq!(verdict.status, 200);
+        for name in ["x-user-id", "x-rate-limit-tier", "x-ratelimit-over"] {
+            assert_eq!(verdict.header(name), Some(""), "it replaces the client's");
+        }
+        let said = || gateway.stderr().matches("check_identity_from").count();
+        eventually_eq("the log says it", 1, said);
+        ask(&gateway, &asked);
+        eventually_eq("once", 1, said);
+        // on a listener the same proxy is believed, as before
+        let served = Request::get("/")
+            .header("x-forwarded-for", "203.0.113.9")
+            .header("x-user-id", "admin");
+        assert_eq!(gateway.send(&served).status, 200);
+    }
 }
 
 #[test]

@@ -92,7 +92,7 @@ fn prefix(section: &Section<'_>, key: &'static str, default: u8, longest: u8) ->
     u8::try_from(bits).unwrap_or(default)
 }
 
-fn networks(written: &[Text<'_>]) -> Vec<IpNet> {
+pub(super) fn networks(written: &[Text<'_>]) -> Vec<IpNet> {
     let network = |text: &Text<'_>| {
         let network = text.parse("a network", parse_network)?;
         if trusts_everybody(&network) {

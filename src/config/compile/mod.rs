@@ -51,7 +51,7 @@ pub(super) fn snapshot(
     let server = process::server(&file);
     let listeners = listen::compile(&file, base_dir, &users.settings, &server);
     check_users::check_certificates(document, &users, &listeners);
-    let admin = process::admin(&file, base_dir, &listeners);
+    let admin = process::admin(&file, base_dir, &listeners, &users.settings);
     let upstreams = upstream::compile(&file, base_dir);
     let redis = redis::compile(&file, base_dir);
     let mut limits = limit::compile(&file, &users.settings, redis.is_some());

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use super::identity::networks;
 use crate::{
     config::{
         Admin, Server, Share,
@@ -16,6 +17,7 @@ use crate::{
         keys, read,
         value::Text,
     },
+    identity::{self, TrustedProxies, UserSource},
     listener::{self, Address},
     telemetry::{
         AccessLines, LogFormat, LogLevel, LogSettings,
@@ -81,11 +83,15 @@ pub(super) fn admin(
     file: &Section<'_>,
     base_dir: &Path,
     listeners: &[(listener::Settings, std::ops::Range<usize>)],
+    identity: &identity::Settings,
 ) -> Option<Admin> {
     let section = file.table("admin", &keys::ADMIN);
     let written = section.get("address").map(|value| value.text());
     let token_file = section.get("token_file").map(|value| value.text());
+    let believed = section.texts("check_identity_from").unwrap_or_default();
     section.finish();
+    warn_of_nobody(&believed, identity);
+    let check_identity_from = TrustedProxies::new(&networks(&believed));
     let (address, span) = match written {
         Some(text) => {
             let text = text?;
@@ -109,7 +115,34 @@ pub(super) fn admin(
             format!("the admin listener and a [[listen]] table have the same address {address}");
         error(Problem::new(Code::Duplicate, message).hint("give one of them another port"));
     }
-    Some(Admin { address, token })
+    Some(Admin {
+        address,
+        token,
+        check_identity_from,
+    })
+}
+
+/// Warns of a `check_identity_from` that changes nothing: no header names a user, or its peers may not ask.
+fn warn_of_nobody(believed: &[Text<'_>], identity: &identity::Settings) {
+    let Some(first) = believed.first() else {
+        return;
+    };
+    let from_header = |source: &UserSource| matches!(source, UserSource::Header { .. });
+    let asks = !identity.trusted_proxies.is_empty() || identity.trusted_hops.is_some();
+    let (message, hint) = if !identity.users.iter().any(from_header) {
+        (
+            "`check_identity_from` changes nothing: no header names a user",
+            "add a [[user]] table with from = \"header\", or remove this key",
+        )
+    } else if !asks {
+        (
+            "`check_identity_from` changes nothing: only trusted proxies may ask /check, and there are none",
+            "name them: [client_ip] trusted_proxies = [\"127.0.0.1\"]",
+        )
+    } else {
+        return;
+    };
+    first.warn(Problem::new(Code::HeaderNeverRead, message).hint(hint));
 }
 
 fn parse_address(text: &str) -> Result<SocketAddr, Problem> {
