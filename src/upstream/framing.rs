@@ -382,8 +382,10 @@ fn size_line(inbox: &[u8]) -> Result<Option<(u64, usize)>, &'static str> {
         .iter()
         .take_while(|byte| byte.is_ascii_hexdigit())
         .count();
-    match line.get(digits) {
-        None | Some(b';' | b' ' | b'\t') => {}
+    // white space may stand before an extension or the end (RFC 9112 §7.1.1), and nothing else
+    let mut behind = line[digits..].iter();
+    match behind.find(|byte| !matches!(byte, b' ' | b'\t')) {
+        None | Some(b';') => {}
         Some(_) => return Err("a chunk size is not hexadecimal"),
     }
     let mut size = 0u64;

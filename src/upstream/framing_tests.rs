@@ -194,6 +194,8 @@ fn a_chunk_that_two_parsers_could_read_differently_is_refused() {
         "5;a\nb\r\nhello\r\n0\r\n\r\n",
         "5;a\rb\r\nhello\r\n0\r\n\r\n",
         "0x5\r\nhello\r\n0\r\n\r\n",
+        "5 0\r\nhello\r\n0\r\n\r\n",
+        "5\t;a\r\nhello\r\n0 b\r\n\r\n",
         "+5\r\nhello\r\n0\r\n\r\n",
         "-5\r\nhello\r\n0\r\n\r\n",
         " 5\r\nhello\r\n0\r\n\r\n",
