@@ -3,7 +3,7 @@
 //! A diagnostic stands alone: it holds the one line that it shows, copied and redacted when it is made, so a
 //! report outlives the text. Reports are bounded ([`MAX_SHOWN`]), and so is a shown line ([`MAX_LINE_BYTES`]).
 
-use std::{cell::RefCell, fmt, ops::Range};
+use std::{borrow::Cow, cell::RefCell, fmt, ops::Range};
 
 use annotate_snippets::{
     AnnotationKind, Group, Level, Origin, Renderer, Snippet, normalize_untrusted_str,
@@ -157,6 +157,22 @@ impl fmt::Display for Report {
 
 impl std::error::Error for Report {}
 
+/// A text of somebody else's as a terminal may show it.
+fn shown(text: &str) -> String {
+    normalize_untrusted_str(&without_commands(text))
+}
+
+/// Without the controls U+0080 to U+009F, with which terminals begin commands as with ESC. Takes as many bytes as before, so that
+/// what is marked stays marked; the other controls are replaced where the text is laid out.
+fn without_commands(text: &str) -> Cow<'_, str> {
+    const IN_THEIR_PLACE: &str = "\u{b7}";
+    let is_command = |c: char| matches!(c, '\u{80}'..='\u{9f}');
+    match text.contains(is_command) {
+        true => text.replace(is_command, IN_THEIR_PLACE).into(),
+        false => text.into(),
+    }
+}
+
 impl Diagnostic {
     fn render(&self, renderer: &Renderer) -> String {
         let level = match self.severity {
@@ -164,10 +180,10 @@ impl Diagnostic {
             Severity::Warning => Level::WARNING,
         };
         let title = level
-            .primary_title(normalize_untrusted_str(&self.message))
+            .primary_title(shown(&self.message))
             .id(self.code.as_str());
         let mut group = Group::with_title(title);
-        let origin = Origin::path(normalize_untrusted_str(&self.file));
+        let origin = Origin::path(shown(&self.file));
         group = match &self.place {
             Some(Place {
                 line,
@@ -175,20 +191,16 @@ impl Diagnostic {
                 marked,
                 ..
             }) => {
-                let label = (!self.label.is_empty()).then(|| normalize_untrusted_str(&self.label));
+                let label = (!self.label.is_empty()).then(|| shown(&self.label));
                 let annotation = AnnotationKind::Primary.span(marked.clone()).label(label);
-                let snippet = Snippet::source(text).line_start(*line);
-                group.element(
-                    snippet
-                        .path(normalize_untrusted_str(&self.file))
-                        .annotation(annotation),
-                )
+                let snippet = Snippet::source(without_commands(text)).line_start(*line);
+                group.element(snippet.path(shown(&self.file)).annotation(annotation))
             }
             Some(place) => group.element(origin.line(place.line).char_column(place.column)),
             None => group.element(origin),
         };
         if !self.hint.is_empty() {
-            group = group.element(Level::HELP.message(normalize_untrusted_str(&self.hint)));
+            group = group.element(Level::HELP.message(shown(&self.hint)));
         }
         renderer.render(&[group])
     }
