@@ -69,7 +69,10 @@ pub fn script(verdicts: &mut Verdicts) {
         load.arg("LOAD").arg(script);
         load.query(&mut connection).expect("it loads")
     };
-    let bucket = load(include_str!("../../src/budget/bucket.lua"));
+    let bucket = load(concat!(
+        include_str!("../../src/budget/state.lua"),
+        include_str!("../../src/budget/bucket.lua")
+    ));
     let slots = load(include_str!("../../src/budget/slots.lua"));
     let key = |number: usize| format!("tidegate:{{per_user:{:022}}}", number % 1_000);
     let lease = "1000 0.001 1000000 1 40 0.5 41 812.513 51234 1000000 987 0 1795281 38";

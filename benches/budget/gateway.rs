@@ -104,7 +104,7 @@ impl Gateway {
             region_share: 1.0,
         };
         let epoch = Instant::now();
-        let counters = metrics.budget(&budget::FAILURES);
+        let counters = metrics.budget(&budget::FAILURES, &budget::LOSSES);
         let limits = [Arc::clone(&shared)];
         let nobody = budget::Reader::new(|_, _| Vec::new());
         let (budget, keeper) =

@@ -127,6 +127,10 @@ fn limit_json(limit: &LimitView, samples: &[Sample]) -> Value {
     let held = samples.iter().filter(mine);
     let held = held.filter(|sample| sample.name == "tidegate_lease_keys");
     let held: f64 = held.map(|sample| sample.value).sum();
+    let disagree = samples.iter().filter(mine);
+    let disagree = disagree
+        .filter(|sample| sample.name == "tidegate_lease_disagreement")
+        .any(|sample| sample.value > 0.0);
     let tier = |place: usize| {
         let named = settings.tiers.iter().filter(|(_, quota)| *quota == place);
         named.map(|(name, _)| name.as_str()).collect::<Vec<_>>()
@@ -148,6 +152,7 @@ fn limit_json(limit: &LimitView, samples: &[Sample]) -> Value {
         "key": settings.key.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "quotas": quotas,
         "scope": if settings.shared.is_some() { "global" } else { "local" },
+        "gateways_disagree": disagree,
         "mode": mode_name(limit.mode),
         "configured_mode": mode_name(settings.mode),
         "ruling": limit.rulings.acting().map(acting),

@@ -25,7 +25,7 @@ use tokio::{sync::mpsc, time::MissedTickBehavior};
 
 use super::{
     cluster::Servers,
-    redis::{Patience, Script, Target},
+    redis::{Patience, Script, ScriptCall, Target},
 };
 
 /// How often the board is looked at.
@@ -214,7 +214,11 @@ async fn look(
     key: &str,
     arguments: &[String],
 ) -> Option<(String, Posted)> {
-    match servers.call(script, key, arguments).await {
+    let arguments: Vec<Vec<u8>> = arguments
+        .iter()
+        .map(|argument| argument.clone().into_bytes())
+        .collect();
+    match servers.call(script, ScriptCall::new(key, &arguments)).await {
         Ok(Value::Array(reply)) => {
             let texts = reply
                 .into_iter()

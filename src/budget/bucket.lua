@@ -6,51 +6,113 @@
 -- The state is what is spent, not what is left, so a changed capacity keeps it. Time is Redis's own; numbers that need 16
 -- digits never pass through a string.
 --
--- KEYS[1]  the bucket: one string of 32 bytes
+-- KEYS[1]  the bucket: one string of 58 bytes, see state.lua   [2]  where gateways kept it before, in the first call only
 -- ARGV  1 capacity                 2 tokens per µs             3 generation length, µs
 --       4 need: requests waiting   5 want: tokens ahead        6 part of the pool for `want`
 --       7 arrivals since last call 8 this gateway's rate, req/s
 --       9 µs since last call (0: first)                       10 memory of the demand, µs
---      11 level of a bucket that does not exist: what the gateway remembers
---      12.. triples (kind, generation, tokens): 0 spent, 1 handed back, 2 debt to charge
+--      11 what the gateway remembers, see state.lua
+--      12.. triples (kind, generation, tokens): 0 spent, 1 handed back, 2 debt to charge, 3 out, since a loss forgot it
 -- Reply 1 granted for need   2 granted for want   3 generation   4 µs `want` tokens stay good
---       5 whole tokens left  6 µs until one token, 0 if there is one   7 1: the key was new
---       8 demand of all gateways, requests per 1000 s
+--       5 whole tokens left  6 µs until one token, 0 if there is one   7 incarnation; 65536 more where gateways
+--       with other terms count the same key   8 demand of all gateways, requests per 1000 s   9 µs until full   10 0
 local A = ARGV
 local cap, rate, tau = A[1] + 0, A[2] + 0, A[3] + 0
 local need, want = A[4] + 0, A[5] + 0
-local t = redis.call('TIME')
-local now = t[1] * 1000000 + t[2]
 local gen_now = now / tau
 gen_now = gen_now - gen_now % 1
 local g32 = gen_now % 4294967296
+local knew, alive, run, memory_spent, _ = 0, 1, 0, -1, nil
+if #A[11] >= 12 then knew, _, alive, run, memory_spent = struct.unpack('<HBBI4f', A[11]) end
 -- o0, o1: tokens leased and not yet reported, of this generation and of the one before
-local level, ts, gen, o0, o1, dem, fresh = 0, now, g32, 0, 0, 0, 0
-local s = redis.call('GET', KEYS[1])
-if s and #s == 32 then
-  level, ts, gen, o0, o1, dem = struct.unpack('<ddI4I4I4f', s)
-  level = cap - level
-  if gen ~= g32 then
-    if (g32 - gen) % 4294967296 == 1 then o1, o0 = o0, 0 else o0, o1 = 0, 0 end
+-- since: granted, less what came back, since the incarnation began
+local inc, of, told, doubt = 0, 0, 0, 0
+local spent, ts, gen, o0, o1, dem, since = 0, now, g32, 0, 0, 0, 0
+local rare, others, set, member, elsewhere, disagree = nil, nil, false, nil, 0, 0
+local s = redis.pcall('GET', KEYS[1])
+local own = false
+if s and #s == 58 then
+  local form, c, r
+  form, inc, of, told, doubt, c, r, _, spent, ts, gen, o0, o1, dem, since =
+    struct.unpack('<c1HI4BHffI4ddI4I4I4ff', s)
+  c, r = c / cap - 1, r / rate - 1
+  own = form == 'B' and c < ALIKE and c > -ALIKE and r < ALIKE and r > -ALIKE
+end
+if not own then
+  inc, of, told, doubt = 0, 0, 0, 0
+  spent, ts, gen, o0, o1, dem, since = 0, now, g32, 0, 0, 0, 0
+  if not s and KEYS[2] then s = redis.pcall('GET', KEYS[2]) end
+  if s and #s == 32 then
+    -- from a gateway that knew no sections
+    spent, ts, gen, o0, o1, dem = struct.unpack('<ddI4I4I4f', s)
+  elseif s then
+    rare = rarely()
+    local body, head, before
+    local function mine(form, body)
+      if form ~= 'B' then return false end
+      local c, r = struct.unpack('<ff', body)
+      c, r = c / cap - 1, r / rate - 1
+      return c < ALIKE and c > -ALIKE and r < ALIKE and r > -ALIKE
+    end
+    body, head, before, others, set, member, disagree = rare.sections(s, mine)
+    if head then _, inc, of, told, doubt = struct.unpack('<c1HI4BH', head) else s = false end
+    if body then
+      _, _, _, spent, ts, gen, o0, o1, dem, since = struct.unpack('<ffI4ddI4I4I4ff', body)
+    elseif before then
+      spent = before
+      if spent > cap then spent = cap end
+    end
+    elsewhere = rare.out_elsewhere(others)
   end
-else
-  level, fresh = A[11] + 0, 1
-  if level > cap then level = cap end
+end
+-- what this gateway's memory says that is spent, where something was lost since it called last
+local least, doubt_left, doubt_units = 0, 0, 0
+if inc ~= knew or (run ~= of and run ~= 0) or doubt ~= 0 then
+  rare = rare or rarely()
+  if inc == 0 then
+    inc, of, told = rare.incarnate(knew), run, 1
+    if knew ~= 0 and memory_spent >= 0 then
+      least = memory_spent
+      if not s then doubt = rare.doubt_until(cap / rate, alive) end
+    end
+  elseif run ~= of and run ~= 0 and of ~= 0 then
+    -- an earlier run of the server wrote it, and may have written more that is gone
+    inc, of, told, since = rare.incarnate(inc), run, 1, 0
+    least, doubt = memory_spent, rare.doubt_until(cap / rate, alive)
+  else
+    if run ~= 0 then of = run end
+    if inc ~= knew then
+      if told < 255 then told = told + 1 end
+      if knew ~= 0 and memory_spent > 0 then least = memory_spent + since end
+    end
+  end
+  if least > cap then least = cap end
+  doubt_left, doubt_units = rare.doubt_left(doubt, told, alive), rare.doubt_units(cap / rate)
+  if doubt_left == 0 then doubt = 0 end
+end
+local level = cap - spent
+if gen ~= g32 then
+  if (g32 - gen) % 4294967296 == 1 then o1, o0 = o0, 0 else o0, o1 = 0, 0 end
 end
 local dt = now - ts
 if dt < 0 then dt = 0 end -- the clock went back: no refill, and count on from here
 -- before the reports: nobody knows when what they say was spent, and the bucket may have been full until just now
-local top = cap - o0 - o1
+local top = cap - o0 - o1 - elsewhere
 if level < top then
   level = level + dt * rate
   if level > top then level = top end
 end
+if level > cap - least then level = cap - least end
+local level_before = level
 local back = 0
 for i = 12, #A, 3 do
   local kind, g, n = A[i], A[i + 1] + 0, A[i + 2] + 0
   if kind == '2' then
     level = level - n
     if level < -cap then level = -cap end
+  elseif kind == '3' then
+    -- a loss took it off the books
+    if g == g32 then o0 = o0 + n elseif (g32 - g) % 4294967296 == 1 then o1 = o1 + n end
   else
     -- never more than is known to be out
     if g == g32 then
@@ -67,6 +129,14 @@ for i = 12, #A, 3 do
 end
 level = level + back
 if level > cap then level = cap end
+-- while gateways may know of more that is spent, little is granted
+local held = 0
+if doubt_left > 0 then
+  local few = cap * FEW
+  if few < 1 then few = 1 end
+  few = few - few % 1 + rate * (doubt_units - doubt_left) * 65536 - since - level_before + level
+  if few < level then level, held = few, level - few end
+end
 local memory = A[10] + 0
 dem = dem * math.exp(-dt / memory) + A[7] * 1000000 / memory
 local a, spec, whole = 0, 0, level - level % 1
@@ -92,9 +162,21 @@ if whole > 0 then
 else
   whole = 0
 end
--- lives until it is full and every lease is dead: then a missing key means the same
-local ttl = (cap - level) / rate / 1000 + tau / 500
-redis.call('SET', KEYS[1], struct.pack('<ddI4I4I4f', cap - level, now, g32, o0, o1, dem), 'PX', ttl - ttl % 1 + 1)
 local wait = 0
 if level < 1 then wait = (1 - level) / rate + 1 end
-return {a, spec, g32, (gen_now + 2) * tau - now, whole, wait, fresh, dem * 1000}
+if held > 0 then
+  level = level + held
+  if wait > doubt_left * 65536 then wait = doubt_left * 65536 end
+end
+local granted = level_before - level
+-- lives until it is full and every lease is dead: then a missing key means the same
+local ttl = (cap - level) / rate / 1000 + tau / 500
+ttl = ttl - ttl % 1 + 1
+local state = struct.pack('<c1HI4BHffI4ddI4I4I4ff', 'B', inc, of, told, doubt, cap, rate, tau, cap - level, now, g32, o0, o1, dem, since + granted)
+if others then
+  for _, section in ipairs(others) do rare.charge(section, granted, cap - level) end
+  rare.write(state, others, set, member, ttl)
+else
+  redis.call('SET', KEYS[1], state, 'PX', ttl)
+end
+return {a, spec, g32, (gen_now + 2) * tau - now, whole, wait, inc + 65536 * disagree, dem * 1000, (cap - level) / rate, 0}

@@ -11,7 +11,7 @@ use std::{
 
 use redis::Value;
 
-use super::redis::{Failure, Link, Patience, Redirect, Script, Server, Target};
+use super::redis::{Failure, Link, Patience, Redirect, Script, ScriptCall, Server, Target};
 
 /// Slots of a cluster.
 const SLOTS: usize = 16_384;
@@ -90,13 +90,15 @@ impl Servers {
     pub(super) async fn call(
         &self,
         script: &Script,
-        key: &str,
-        arguments: &[String],
+        mut call: ScriptCall<'_>,
     ) -> Result<Value, Failure> {
+        let key = call.key;
+        // a second one may be kept elsewhere
+        call.former_key = call.former_key.filter(|_| self.slots.is_none());
         let mut link = self.link(self.shard_of(key));
         let mut is_asking = false;
         for _ in 0..=MAX_REDIRECTS {
-            match link.call(script, key, arguments, is_asking).await {
+            match link.call(script, &call, is_asking).await {
                 Ok(value) => return Ok(value),
                 Err((failure, None)) => return Err(failure),
                 Err((failure, Some(redirect))) => {

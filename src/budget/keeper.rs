@@ -41,6 +41,7 @@ use wire::{Event, EventKind, Wire};
 pub(super) use entry::alone;
 pub(super) use message::{Answer, Grant, Message, Question, Word};
 pub(super) use slots::most_alone;
+pub(super) use wire::Loss;
 
 /// Messages that may wait for the keeper, and events.
 pub(super) const QUEUE: usize = 16_384;
@@ -159,7 +160,14 @@ impl Keeper {
                 leases.moved(wire);
                 in_flight.moved(wire);
             }
-            EventKind::Counted(gateways) => wire.counted(gateways),
+            EventKind::Counted { gateways, is_new } => {
+                wire.counted(now_ns, event.shard, gateways, is_new);
+                leases.look_at_disagreements(now_ns);
+            }
+        }
+        while let Some(shard) = wire.take_loss() {
+            leases.lost(now_ns, shard);
+            in_flight.lost(wire, now_ns, shard);
         }
         if leases.has(event.place, event.tag) {
             leases.settle(wire, now_ns, event.place);

@@ -15,8 +15,11 @@
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
+mod memory;
 mod terms;
 
+use memory::Memory;
+pub use memory::Recollection;
 use terms::PAUSE_MIN_NS;
 pub use terms::{Algorithm, Terms};
 
@@ -68,6 +71,13 @@ pub enum Report {
         /// How many.
         tokens: u64,
     },
+    /// Still out of a generation, which the store forgot with a loss.
+    Out {
+        /// Of which generation.
+        generation: u32,
+        /// How many.
+        tokens: u64,
+    },
     /// Admitted without the store, which has to be told.
     Debt {
         /// How many.
@@ -103,8 +113,8 @@ pub struct Call {
     pub since_us: u64,
     /// The memory of the store's estimate of demand.
     pub memory_us: u64,
-    /// What a key that the store does not know has: the level of a bucket, the count of a window.
-    pub unknown: u64,
+    /// What was last seen of the key, for a store that has lost something.
+    pub memory: Recollection,
     /// What became of tokens since the last call.
     pub reports: Vec<Report>,
 }
@@ -124,10 +134,14 @@ pub struct Reply {
     pub pool: u64,
     /// Until there is one; 0 if there is.
     pub wait_us: u64,
-    /// The store did not know the key.
-    pub new: bool,
+    /// Which incarnation of the key's state this is: another one after a loss.
+    pub incarnation: u16,
+    /// Gateways with other terms count the same key.
+    pub disagrees: bool,
     /// All gateways' requests per 1000 s.
     pub demand: u64,
+    /// Of a bucket, µs until it is full; of a window, the counts of this one and of the one before.
+    pub state: [u64; 2],
 }
 
 /// What a reply means for the hand.
@@ -143,6 +157,8 @@ pub struct Granted {
     pub replaces: bool,
     /// Until when requests are refused without a call.
     pub refuse_until_ns: Option<u64>,
+    /// The store has lost something of the key since the reply before.
+    pub is_lost: bool,
 }
 
 /// The pool as the store last told.
@@ -176,6 +192,9 @@ pub struct Lease {
     called_ns: Option<u64>,
     pool: Option<Pool>,
     share: Option<f64>,
+    memory: Memory,
+    /// What the store had on its books before it lost them.
+    forgotten: Vec<(u32, u64)>,
 }
 
 impl Lease {
@@ -287,12 +306,18 @@ impl Lease {
 
     /// Units were granted to a request that did not use them, and nobody else may: they go back with the next call.
     pub fn unused(&mut self, generation: u32, tokens: u64) {
+        self.memory.returned(generation, tokens);
         self.unused.push((generation, tokens));
     }
 
-    /// Whether units wait to go back.
-    pub fn has_unused(&self) -> bool {
-        !self.unused.is_empty()
+    /// Whether the store should be told something even if nobody waits: units go back, or a log has lost them.
+    pub fn has_news(&self) -> bool {
+        !self.unused.is_empty() || self.memory.tells()
+    }
+
+    /// Whether a store that has lost the key would have to be told of it.
+    pub fn remembers(&self, now_ns: u64, terms: &Terms) -> bool {
+        self.memory.matters(now_ns, terms)
     }
 
     /// Begins a call. `hand` is what is in hand now.
@@ -317,7 +342,7 @@ impl Lease {
             rate: self.rate,
             since_us: since_ns.map_or(0, |ns| ns.div_euclid(1000).max(1)),
             memory_us: horizon_ns.max(1_000_000_000).div_euclid(1000),
-            unknown: self.unknown(now_ns, terms),
+            memory: self.memory.recollection(now_ns, terms),
             reports,
         }
     }
@@ -327,6 +352,8 @@ impl Lease {
     fn reports(&mut self, terms: &Terms, hand: Hand, back: Hand) -> Vec<Report> {
         let mut reports = Vec::new();
         let is_bucket = terms.algorithm == Algorithm::Bucket;
+        let forgotten = std::mem::take(&mut self.forgotten).into_iter();
+        reports.extend(forgotten.map(|(generation, tokens)| Report::Out { generation, tokens }));
         for ((book, left), tokens) in self.books.iter_mut().zip(hand).zip(back) {
             let generation = book.generation;
             let kept = i64::try_from(left).unwrap_or(i64::MAX);
@@ -372,6 +399,14 @@ impl Lease {
         self.debt = self
             .debt
             .saturating_sub(std::mem::take(&mut self.debt_sent));
+        let is_lost = self.memory.saw(now_ns, sent_ns, terms, reply);
+        if is_lost && terms.algorithm == Algorithm::Bucket {
+            let out = self.books.iter().filter_map(|book| {
+                let tokens = u64::try_from(book.out).ok().filter(|&tokens| tokens > 0)?;
+                Some((book.generation, tokens))
+            });
+            self.forgotten = out.collect();
+        }
         let valid_ns = (reply.valid_us as f64 * 1e3 * VALIDITY) as u64;
         let deadline_ns = sent_ns.saturating_add(valid_ns);
         self.pool = Some(Pool {
@@ -410,7 +445,9 @@ impl Lease {
             deadline_ns,
             bank,
             replaces,
-            refuse_until_ns,
+            // a log that has lost something is told first, and asked again
+            refuse_until_ns: refuse_until_ns.filter(|_| !self.memory.tells()),
+            is_lost,
         }
     }
 
@@ -549,21 +586,6 @@ impl Lease {
             Algorithm::Fixed if now_ns < pool.until_ns => pool.tokens as f64,
             Algorithm::Fixed => capacity,
             _ => (pool.tokens as f64 + terms.refill(age_ns)).min(capacity),
-        })
-    }
-
-    /// What this gateway knows of a key that the store has forgotten: it is what makes a store that restarts empty harmless.
-    fn unknown(&self, now_ns: u64, terms: &Terms) -> u64 {
-        let known = self.pool.map(|pool| match terms.algorithm {
-            Algorithm::Bucket => self
-                .pool(now_ns, terms)
-                .map_or(terms.capacity, |level| level as u64),
-            _ if now_ns < pool.until_ns => terms.capacity.saturating_sub(pool.tokens),
-            _ => 0,
-        });
-        known.unwrap_or(match terms.algorithm {
-            Algorithm::Bucket => terms.capacity,
-            _ => 0,
         })
     }
 

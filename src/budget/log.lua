@@ -3,18 +3,90 @@
 -- Each unit is an entry, stamped with the moment it was granted; it counts for one window. What is granted and then not
 -- used, because another limit refuses the request, is taken out again by the number of the call that granted it.
 --
--- KEYS[1]  the log: a sorted set
+-- KEYS[1]  the log: a sorted set, whose last member is its state, see state.lua   [2]  where gateways kept it before
 -- ARGV  1 limit   2 window, µs   3 need: units wanted   4 this gateway's name, the same in none other
 --       5 number of this call, modulo 2^32
---       6.. triples (kind, number of a call, units): 1 handed back, 2 debt to charge
--- Reply as bucket.lua: 1 granted, 3 number of the call, 5 units left, 6 µs until the next is possible; the rest is 0
+--       6 what the gateway remembers, see state.lua: f is how many units of its own, and after a loss they follow, each
+--         I4 number of the call, H units, I6 µs since then
+--       7.. triples (kind, number of a call, units): 1 handed back, 2 debt to charge
+-- Reply as bucket.lua: 1 granted, 3 number of the call, 5 units left, 6 µs until the next is possible, 7; the rest is 0
 local A = ARGV
 local limit, win, need = A[1] + 0, A[2] + 0, A[3] + 0
-local t = redis.call('TIME')
-local now = t[1] * 1000000 + t[2]
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - win)
+local knew, alive, run, own_units, _ = 0, 1, 0, -1, nil
+if #A[6] >= 12 then knew, _, alive, run, own_units = struct.unpack('<HBBI4f', A[6]) end
+local rare, others, set, member, disagree = nil, nil, true, nil, 0
+local inc, of, told, doubt, since = 0, 0, 0, 0, 0
+local own, s = false, redis.pcall('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
+local was = s
+if s[2] == 'inf' and #s[1] == 24 then
+  local form, length
+  form, inc, of, told, doubt, length, _, since = struct.unpack('<c1HI4BHI6ff', s[1])
+  own, member = form == 'L' and length == win, s[1]
+end
+if not own then
+  rare = rare or rarely()
+  inc, of, told, doubt, since, member = 0, 0, 0, 0, 0, nil
+  if not s.err and #s == 0 and KEYS[2] then
+    -- from a gateway that knew no sections
+    redis.call('ZUNIONSTORE', KEYS[1], 1, KEYS[2])
+  end
+  if s.err then s = redis.call('GET', KEYS[1]) end
+  local body, head, before
+  local function mine(form, body) return form == 'L' and struct.unpack('<I6', body) == win end
+  body, head, before, others, set, member, disagree = rare.sections(s, mine)
+  if head then _, inc, of, told, doubt = struct.unpack('<c1HI4BH', head) end
+  if body then
+    _, _, since = struct.unpack('<I6ff', body)
+  elseif before then
+    if type(s) == 'string' then redis.call('DEL', KEYS[1]) end
+    -- what the terms before had counted is spent now, but for what these count anyway
+    set = true
+    local has = redis.call('ZCOUNT', KEYS[1], '(' .. string.format('%.0f', now - win), '(inf')
+    for i = 1, math.min(limit, math.ceil(before - ALIKE)) - has do
+      redis.call('ZADD', KEYS[1], now, 'x:' .. string.format('%.0f', now) .. ':' .. i)
+    end
+  end
+  if #others == 0 then others = nil end
+end
+local longest = win
+if others then
+  for _, section in ipairs(others) do
+    if section[1] == 'L' then longest = math.max(longest, (struct.unpack('<I6', section[3]))) end
+  end
+end
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - longest)
+local doubt_left = 0
+if inc ~= knew or (run ~= of and run ~= 0) or doubt ~= 0 or #A[6] > 12 then
+  rare = rare or rarely()
+  local tells = knew == 0 or own_units <= 0 or #A[6] > 12
+  if inc == 0 then
+    inc, of = rare.incarnate(knew), run
+    told = tells and 1 or 0
+    if knew ~= 0 and own_units >= 0 and not was.err and #was == 0 then doubt = rare.doubt_until(win, alive) end
+  elseif run ~= of and run ~= 0 and of ~= 0 then
+    -- an earlier run of the server wrote it, and may have written more that is gone
+    inc, of, since = rare.incarnate(inc), run, 0
+    told = tells and 1 or 0
+    doubt = rare.doubt_until(win, alive)
+  else
+    if run ~= 0 then of = run end
+    if tells and (inc ~= knew or #A[6] > 12) and told < 255 then told = told + 1 end
+  end
+  -- its own entries, as they were
+  for at = 13, #A[6] - 11, 12 do
+    local call, units, age = struct.unpack('<I4HI6', A[6], at)
+    if age < win then
+      for i = 1, units do
+        redis.call('ZADD', KEYS[1], 'NX', now - age, A[4] .. ':' .. call .. ':' .. i)
+      end
+    end
+  end
+  doubt_left = rare.doubt_left(doubt, told, alive)
+  if doubt_left == 0 then doubt = 0 end
+end
+local before = 0
 local debt = 0
-for i = 6, #A, 3 do
+for i = 7, #A, 3 do
   if A[i] == '1' then
     local left = A[i + 2] + 0
     local n = 1
@@ -23,28 +95,60 @@ for i = 6, #A, 3 do
     while left > 0 and n > 1 do
       n, left = n - 1, left - 1
       redis.call('ZREM', KEYS[1], A[4] .. ':' .. A[i + 1] .. ':' .. n)
+      before = before + 1
     end
   elseif A[i] == '2' then
     debt = debt + A[i + 2]
   end
 end
-local n = redis.call('ZCARD', KEYS[1])
+local n
+if others then
+  n = redis.call('ZCOUNT', KEYS[1], '(' .. string.format('%.0f', now - win), '(inf')
+else
+  n = redis.call('ZCARD', KEYS[1])
+  if member then n = n - 1 end
+end
+before = before + n
 -- a debt is charged as far as there is room: a log cannot owe
 if debt > limit - n then debt = limit - n end
 for i = 1, debt do redis.call('ZADD', KEYS[1], now, A[4] .. ':' .. A[5] .. ':d' .. i) end
 if debt > 0 then n = n + debt end
+-- while gateways may know of more that is spent, little is granted
+local held = 0
+if doubt_left > 0 then
+  local few = limit * FEW
+  if few < 1 then few = 1 end
+  few = few - few % 1 - since - n + before
+  if limit - few > n then held = limit - few - n end
+end
 local granted = need
-if granted > limit - n then granted = limit - n end
+if granted > limit - n - held then granted = limit - n - held end
 if granted < 0 then granted = 0 end
 for i = 1, granted do redis.call('ZADD', KEYS[1], now, A[4] .. ':' .. A[5] .. ':' .. i) end
 n = n + granted
-if n > 0 then redis.call('PEXPIRE', KEYS[1], math.ceil(win / 1000) + 1) end
 local wait = 0
 if n >= limit then
   -- the oldest that has to leave before one fits
-  local o = redis.call('ZRANGE', KEYS[1], n - limit, n - limit, 'WITHSCORES')
+  local o = redis.call('ZRANGE', KEYS[1], -(member and limit + 1 or limit), -(member and limit + 1 or limit), 'WITHSCORES')
   wait = math.max(1, o[2] + win - now)
+elseif n + held >= limit then
+  wait = doubt_left * 65536
 end
-local left = limit - n
+local left = limit - n - held
 if left < 0 then left = 0 end
-return {granted, 0, A[5] + 0, 0, left, wait, 0, 0}
+local life = math.ceil(win / 1000) + 1
+local delta = n - before
+local state = struct.pack('<c1HI4BHI6ff', 'L', inc, of, told, doubt, win, limit, doubt > 0 and since + delta or 0)
+if others then
+  for _, section in ipairs(others) do
+    if section[1] ~= 'L' then rare.charge(section, delta, n) end
+  end
+  rare.write(state, others, set, member, life)
+else
+  if state ~= member then
+    if member then redis.call('ZREM', KEYS[1], member) end
+    redis.call('ZADD', KEYS[1], '+inf', state)
+  end
+  redis.call('PEXPIRE', KEYS[1], life)
+end
+return {granted, 0, A[5] + 0, 0, left, wait, inc + 65536 * disagree, 0, 0, 0}

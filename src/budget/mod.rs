@@ -39,7 +39,7 @@ use tokio::{runtime::LocalOptions, sync::mpsc, time::Instant};
 pub use board::{Board, Notice, Posted, Reader};
 pub use hand::Lent;
 pub use redis::{Server, Target, Tls};
-pub use settings::{FAILURES, Name, Settings, SharedLimit, Sync, WhenDown};
+pub use settings::{FAILURES, LOSSES, Name, Settings, SharedLimit, Sync, WhenDown};
 pub use spend::{Claim, Decided, Source, Unavailable};
 
 use cluster::MAX_SHARDS;

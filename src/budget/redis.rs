@@ -6,6 +6,7 @@
 //! wait for the one attempt under way. A probe always opens a new connection: a half-open one may look alive for minutes.
 
 use std::{
+    borrow::Cow,
     cell::{Cell, RefCell},
     io,
     time::Duration,
@@ -23,21 +24,65 @@ use tokio::{
     time::Instant,
 };
 
-use super::lease::Reply;
+use super::lease::{Recollection, Reply};
 
 /// A script, and the digest under which a server that has seen it knows it.
 #[derive(Debug)]
 pub(super) struct Script {
-    source: &'static str,
+    source: Cow<'static, str>,
     sha: String,
 }
 
 impl Script {
-    pub(super) fn new(source: &'static str) -> Script {
-        Script {
-            source,
-            sha: sha1_smol::Sha1::from(source).digest().to_string(),
+    pub(super) fn new(source: impl Into<Cow<'static, str>>) -> Script {
+        let source = source.into();
+        let sha = sha1_smol::Sha1::from(source.as_bytes()).digest().to_string();
+        Script { source, sha }
+    }
+}
+
+/// What a script is called with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ScriptCall<'a> {
+    /// Decides which server is asked.
+    pub(super) key: &'a str,
+    /// A second key, where there is one server for all.
+    pub(super) former_key: Option<&'a str>,
+    pub(super) arguments: &'a [Vec<u8>],
+    /// The argument that says in which run of the server something was seen.
+    pub(super) memory_at: Option<usize>,
+}
+
+impl<'a> ScriptCall<'a> {
+    /// On one key.
+    pub(super) fn new(key: &'a str, arguments: &'a [Vec<u8>]) -> ScriptCall<'a> {
+        ScriptCall {
+            key,
+            former_key: None,
+            arguments,
+            memory_at: None,
         }
+    }
+
+    fn command(&self, command: &str, script: &str, run: [u8; 4]) -> Cmd {
+        let mut call = redis::cmd(command);
+        call.arg(script);
+        match self.former_key {
+            Some(former) => call.arg(2).arg(self.key).arg(former),
+            None => call.arg(1).arg(self.key),
+        };
+        for (index, argument) in self.arguments.iter().enumerate() {
+            if self.memory_at == Some(index) {
+                let mut memory = argument.clone();
+                if let Some(place) = memory.get_mut(Recollection::RUN) {
+                    place.copy_from_slice(&run);
+                }
+                call.arg(memory);
+            } else {
+                call.arg(argument);
+            }
+        }
+        call
     }
 }
 
@@ -309,6 +354,8 @@ pub(super) struct Link {
     state: RefCell<State>,
     changed: Notify,
     number: Cell<u64>,
+    /// Which run of the server the last connection was to; 0 where it does not say.
+    run: Cell<u32>,
     /// What it last said, or what its connection did.
     trouble: RefCell<String>,
 }
@@ -340,6 +387,7 @@ impl Link {
             state: RefCell::new(State::Down),
             changed: Notify::new(),
             number: Cell::new(0),
+            run: Cell::new(0),
             trouble: RefCell::default(),
         }
     }
@@ -347,6 +395,12 @@ impl Link {
     /// For people.
     pub(super) fn address(&self) -> String {
         self.target.address()
+    }
+
+    /// Which run of the server this was last connected to: another number after a restart, or on another server; 0 where it is not
+    /// known.
+    pub(super) fn run(&self) -> u32 {
+        self.run.get()
     }
 
     /// For people: the last error, in the words of the server, or of the system.
@@ -369,23 +423,23 @@ impl Link {
         }
     }
 
-    /// Runs a script on one key; `asks` says that another server of the cluster sent the call here this once. A redirect
-    /// comes with the failure that it is where nobody follows it.
+    /// Runs a script; `asks` says that another server of the cluster sent the call here this once. A redirect comes with the
+    /// failure that it is where nobody follows it.
     pub(super) async fn call(
         &self,
         script: &Script,
-        key: &str,
-        arguments: &[String],
+        call: &ScriptCall<'_>,
         asks: bool,
     ) -> Result<Value, (Failure, Option<Redirect>)> {
         let unconnected = |failure| (failure, None);
         let (mut connection, number) = self.connection().await.map_err(unconnected)?;
-        let known = script_call("EVALSHA", &script.sha, key, arguments);
+        let run = self.run.get().to_le_bytes();
+        let known = call.command("EVALSHA", &script.sha, run);
         let mut result = send(&mut connection, known, asks).await;
         if let Err(error) = &result
             && error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
         {
-            let whole = script_call("EVAL", script.source, key, arguments);
+            let whole = call.command("EVAL", &script.source, run);
             result = send(&mut connection, whole, asks).await;
         }
         result.map_err(|error| {
@@ -419,7 +473,7 @@ impl Link {
     pub(super) async fn probe(&self, key: &str) -> Result<(), Failure> {
         const WRITE: &str = "return redis.call('SET', KEYS[1], 1, 'PX', 1000)";
         let mut connection = self.open().await?;
-        let write = script_call("EVAL", WRITE, key, &[]);
+        let write = ScriptCall::new(key, &[]).command("EVAL", WRITE, [0; 4]);
         let written = connection.send_packed_command(&write).await;
         match written.and_then(Value::extract_error) {
             Ok(Value::Okay) => {}
@@ -479,18 +533,30 @@ impl Link {
 
     /// A new connection: where Sentinels know the master, to the one that they name now.
     async fn open(&self) -> Result<MultiplexedConnection, Failure> {
-        match &self.target {
-            Target::One(server) => self.open_to(server).await,
+        let mut connection = match &self.target {
+            Target::One(server) => self.open_to(server).await?,
             Target::Sentinel { master, nodes, via } => {
-                for node in nodes {
-                    if let Some(server) = self.master(node, master, via).await {
-                        return self.open_to(&server).await;
-                    }
-                }
-                Err(Failure::Connection)
+                self.open_to_master(nodes, master, via).await?
             }
-            Target::Cluster(_) => Err(Failure::Connection),
+            Target::Cluster(_) => return Err(Failure::Connection),
+        };
+        self.run.set(run_of(&mut connection).await);
+        Ok(connection)
+    }
+
+    /// A connection to the server that the first Sentinel to answer calls the master.
+    async fn open_to_master(
+        &self,
+        sentinels: &[Server],
+        name: &str,
+        via: &Server,
+    ) -> Result<MultiplexedConnection, Failure> {
+        for sentinel in sentinels {
+            if let Some(server) = self.master(sentinel, name, via).await {
+                return self.open_to(&server).await;
+            }
         }
+        Err(Failure::Connection)
     }
 
     /// The master, as one Sentinel knows it.
@@ -530,6 +596,18 @@ impl Link {
     }
 }
 
+/// Which run of its program a server is: 32 bits of its `run_id`; 0 where it does not say, or may not.
+async fn run_of(connection: &mut MultiplexedConnection) -> u32 {
+    let mut info = redis::cmd("INFO");
+    let answer = connection.send_packed_command(info.arg("server")).await;
+    let answer = answer.and_then(Value::extract_error).unwrap_or(Value::Nil);
+    let text: String = redis::from_redis_value(answer).unwrap_or_default();
+    text.lines()
+        .find_map(|line| line.strip_prefix("run_id:")?.get(..8))
+        .and_then(|digits| u32::from_str_radix(digits, 16).ok())
+        .unwrap_or(0)
+}
+
 /// Sends one command, after `ASKING` where it is a guest.
 async fn send(
     connection: &mut MultiplexedConnection,
@@ -546,18 +624,12 @@ async fn send(
     answers.pop().unwrap_or(Value::Nil).extract_error()
 }
 
-fn script_call(command: &str, script: &str, key: &str, arguments: &[String]) -> Cmd {
-    let mut call = redis::cmd(command);
-    call.arg(script).arg(1).arg(key).arg(arguments);
-    call
-}
-
 /// What the scripts answer, or that it is something else.
 pub(super) fn reply(value: &Value) -> Result<Reply, Failure> {
     let Value::Array(items) = value else {
         return Err(Failure::Malformed);
     };
-    let mut numbers = [0_u64; 8];
+    let mut numbers = [0_u64; 10];
     if items.len() != numbers.len() {
         return Err(Failure::Malformed);
     }
@@ -567,7 +639,19 @@ pub(super) fn reply(value: &Value) -> Result<Reply, Failure> {
         };
         *number = u64::try_from(*value).map_err(|_| Failure::Malformed)?;
     }
-    let [need, want, generation, valid_us, pool, wait_us, new, demand] = numbers;
+    let [
+        need,
+        want,
+        generation,
+        valid_us,
+        pool,
+        wait_us,
+        marks,
+        demand,
+        state @ ..,
+    ] = numbers;
+    // the incarnation, and above it whether gateways disagree
+    let incarnation = u16::try_from(marks & u64::from(u16::MAX));
     Ok(Reply {
         need,
         want,
@@ -575,7 +659,9 @@ pub(super) fn reply(value: &Value) -> Result<Reply, Failure> {
         valid_us,
         pool,
         wait_us,
-        new: new == 1,
+        incarnation: incarnation.map_err(|_| Failure::Malformed)?,
+        disagrees: marks > u64::from(u16::MAX),
         demand,
+        state,
     })
 }

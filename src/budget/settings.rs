@@ -1,6 +1,9 @@
 //! What the edge is told: where Redis is, and what a limit that gateways share is like. Valid when it gets here.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
 
 use sha2::{Digest, Sha256};
 
@@ -70,6 +73,9 @@ pub const FAILURES: [&str; Failure::ALL.len()] = {
     labels
 };
 
+/// How data of Redis can be lost, as a metric's label.
+pub const LOSSES: [&str; 3] = super::keeper::Loss::LABELS;
+
 /// A limit that gateways share.
 #[derive(Debug)]
 pub struct SharedLimit {
@@ -82,6 +88,43 @@ pub struct SharedLimit {
     /// The key of requests that all share one bucket.
     pub(super) unkeyed: Key,
     pub(super) metrics: LeaseMetrics,
+    /// Whether gateways differ about it.
+    pub(super) disagreement: Disagreement,
+}
+
+/// Gateways with other terms count the same keys: they were reloaded one before the other, or never will be.
+#[derive(Debug, Default)]
+pub(super) struct Disagreement {
+    /// When it was first seen, of times that follow each other closely, and last; 0: never.
+    since_ns: AtomicU64,
+    seen_ns: AtomicU64,
+}
+
+/// A change that all gateways follow is seen once. One that lasts for so long is a disagreement, until it has not been seen for
+/// as long as this.
+const DISAGREES_NS: u64 = 2_000_000_000;
+const AGREES_NS: u64 = 60_000_000_000;
+
+impl Disagreement {
+    /// It was seen now.
+    pub(super) fn seen(&self, now_ns: u64) {
+        if !self.is_recent(now_ns) {
+            self.since_ns.store(now_ns, Relaxed);
+        }
+        self.seen_ns.store(now_ns, Relaxed);
+    }
+
+    fn is_recent(&self, now_ns: u64) -> bool {
+        let seen_ns = self.seen_ns.load(Relaxed);
+        seen_ns != 0 && now_ns.saturating_sub(seen_ns) < AGREES_NS
+    }
+
+    /// Whether it lasts.
+    pub(super) fn lasts(&self, now_ns: u64) -> bool {
+        let seen_ns = self.seen_ns.load(Relaxed);
+        let lasted_ns = seen_ns.saturating_sub(self.since_ns.load(Relaxed));
+        self.is_recent(now_ns) && lasted_ns >= DISAGREES_NS
+    }
 }
 
 /// One quota of a shared limit.
@@ -127,6 +170,7 @@ impl SharedLimit {
             slack: 0.0,
             unkeyed: Key(unkeyed),
             metrics,
+            disagreement: Disagreement::default(),
         }
     }
 
@@ -158,16 +202,28 @@ impl SharedLimit {
         self.tiers.len()
     }
 
-    /// The key in Redis of one bucket. What is in braces decides on the slot of a cluster. The form of its state is part of the
-    /// hash, so that a limit that counts differently now does not read what it cannot; its amounts are not, so that a changed
-    /// rate keeps what was spent.
+    /// The key in Redis of one bucket. What is in braces decides on the slot of a cluster. How it is counted is no part of the
+    /// hash: a limit that counts in another way now goes on from what was spent. Slots are no debt to any other algorithm.
     pub(super) fn redis_key(&self, prefix: &str, terms: &Terms, name: Name) -> String {
-        let form: (u8, u64) = match terms.algorithm {
+        let form = match terms.algorithm {
+            Algorithm::Slots => (4, 0),
+            _ => (0, 0),
+        };
+        self.key_of(prefix, form, name)
+    }
+
+    /// Where older gateways kept the same, if they did.
+    pub(super) fn former_key(&self, prefix: &str, terms: &Terms, name: Name) -> Option<String> {
+        let form = match terms.algorithm {
             Algorithm::Bucket => (1, 0),
             Algorithm::Fixed | Algorithm::Sliding => (2, terms.span_us),
             Algorithm::Log => (3, terms.span_us),
-            Algorithm::Slots => (4, 0),
+            Algorithm::Slots => return None,
         };
+        Some(self.key_of(prefix, form, name))
+    }
+
+    fn key_of(&self, prefix: &str, form: (u8, u64), name: Name) -> String {
         let digest = Sha256::new()
             .chain_update([form.0])
             .chain_update(form.1.to_le_bytes())
@@ -201,6 +257,17 @@ fn base64url(bytes: impl Iterator<Item = u8>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gateways_disagree_when_they_differ_for_longer_than_a_reload_takes() {
+        let (disagreement, second) = (Disagreement::default(), 1_000_000_000);
+        disagreement.seen(second);
+        disagreement.seen(2 * second);
+        assert!(!disagreement.lasts(2 * second), "a reload");
+        disagreement.seen(4 * second);
+        assert!(disagreement.lasts(4 * second));
+        assert!(!disagreement.lasts(64 * second), "they agree again");
+    }
 
     #[test]
     fn base64url_is_that_of_the_rfc() {

@@ -62,4 +62,4 @@ local left = limit - sum
 if left < 0 then left = 0 end
 wanted = wanted - now
 if wanted < 0 then wanted = 0 end
-return {granted, 0, 0, 0, left, wanted, 0, sum}
+return {granted, 0, 0, 0, left, wanted, 0, sum, 0, 0}

@@ -4,36 +4,102 @@
 -- the last window's length. Nothing refills behind a lease, so what is spent need not be reported; what is handed back is
 -- taken off the window that it belongs to.
 --
--- KEYS[1]  the counter: one string of 36 bytes
+-- KEYS[1]  the counter: one string of 58 bytes, see state.lua   [2]  where gateways kept it before, in the first call only
 -- ARGV  1 limit                    2 window, µs                3 1: sliding, 0: fixed
 --       4 need: requests waiting   5 want: tokens ahead        6 part of the pool for `want`
 --       7 arrivals since last call 8 this gateway's rate, req/s
 --       9 µs since last call (0: first)                       10 memory of the demand, µs
---      11 count of a counter that does not exist: what the gateway remembers
+--      11 what the gateway remembers, see state.lua
 --      12.. triples (kind, window, tokens): 1 handed back, 2 debt to charge
--- Reply as bucket.lua; 3 is the window's number modulo 2^32, 4 the µs to its end
+-- Reply as bucket.lua; 3 is the window's number modulo 2^32, 4 the µs to its end, 9 its count, 10 that of the one before
 local A = ARGV
 local limit, win, slide = A[1] + 0, A[2] + 0, A[3] == '1'
 local need, want = A[4] + 0, A[5] + 0
-local t = redis.call('TIME')
-local now = t[1] * 1000000 + t[2]
-local w = now / win
-w = w - w % 1
-local wid, cur, prev, dem, ts, fresh = w, 0, 0, 0, now, 0
-local s = redis.call('GET', KEYS[1])
-if s and #s == 36 then
-  wid, cur, prev, ts, dem = struct.unpack('<ddddf', s)
-  if w > wid then
-    if w == wid + 1 then prev = cur else prev = 0 end
-    cur, wid = 0, w
-  elseif w < wid - 1 then
-    -- the clock went back by more than a window: start over
-    wid, cur, prev = w, 0, 0
-  end
-  -- w == wid - 1: a small step back; stay in the window that was already open
-else
-  cur, fresh = A[11] + 0, 1
+local form = slide and 'S' or 'F'
+local w = (now - now % win) / win
+local knew, knew_window, alive, run, memory_cur, memory_prev = 0, 0, 1, 0, -1, 0
+if #A[11] >= 16 then knew, knew_window, alive, run, memory_cur, memory_prev = struct.unpack('<HBBI4ff', A[11]) end
+-- since, since_prev: granted, less what came back, since the incarnation began, in this window and in the one before
+local inc, of, told, doubt = 0, 0, 0, 0
+local wid, cur, prev, ts, dem, since, since_prev = w, 0, 0, 0, 0, 0, 0
+local rare, others, set, member, disagree, _ = nil, nil, false, nil, 0, nil
+local millis = (now - now % 1024) / 1024 % 4294967296
+ts = millis
+local s = redis.pcall('GET', KEYS[1])
+local own = false
+if s and #s == 58 then
+  local f, length, most
+  f, inc, of, told, doubt, length, most, wid, cur, prev, ts, dem, since, since_prev =
+    struct.unpack('<c1HI4BHI6fI6ddI4fff', s)
+  most = most / limit - 1
+  own = f == form and length == win and most < ALIKE and most > -ALIKE
 end
+if not own then
+  inc, of, told, doubt = 0, 0, 0, 0
+  wid, cur, prev, ts, dem, since, since_prev = w, 0, 0, millis, 0, 0, 0
+  if not s and KEYS[2] then s = redis.pcall('GET', KEYS[2]) end
+  if s and #s == 36 then
+    -- from a gateway that knew no sections
+    wid, cur, prev, _, dem = struct.unpack('<ddddf', s)
+  elseif s then
+    rare = rarely()
+    local body, head, before, first
+    local function mine(f, body)
+      if f ~= form then return false end
+      local length, most = struct.unpack('<I6f', body)
+      most = most / limit - 1
+      return length == win and most < ALIKE and most > -ALIKE
+    end
+    body, head, before, others, set, member, disagree, first = rare.sections(s, mine)
+    if head then _, inc, of, told, doubt = struct.unpack('<c1HI4BH', head) else s = false end
+    if body then
+      _, _, wid, cur, prev, ts, dem, since, since_prev = struct.unpack('<I6fI6ddI4fff', body)
+    elseif before and first[1] == form and struct.unpack('<I6', first[3]) == win then
+      -- another amount of the same window
+      _, _, wid, cur, prev = struct.unpack('<I6fI6dd', first[3])
+      cur, prev = math.min(limit, cur), math.min(limit, prev)
+    elseif before then
+      -- whole units, and all of them at most
+      cur = math.min(limit, math.ceil(before - ALIKE))
+    end
+  end
+end
+if w > wid then
+  if w == wid + 1 then prev, since_prev = cur, since else prev, since_prev = 0, 0 end
+  cur, since, wid = 0, 0, w
+  -- what was lost of a window that is over does not matter
+  if not slide then doubt = 0 end
+elseif w < wid - 1 then
+  -- the clock went back by more than a window: start over
+  wid, cur, prev, since, since_prev = w, 0, 0, 0, 0
+end
+-- w == wid - 1: a small step back; stay in the window that was already open
+local doubt_left = 0
+if inc ~= knew or (run ~= of and run ~= 0) or doubt ~= 0 then
+  rare = rare or rarely()
+  local before, is_lost = inc, false
+  -- what is remembered counts in the window that it belongs to
+  local age = (wid - knew_window) % 256
+  local remembers = knew ~= 0 and memory_cur >= 0 and (age == 0 or slide and age == 1)
+  if inc == 0 then
+    inc, of, told, is_lost = rare.incarnate(knew), run, 1, remembers and not s
+  elseif run ~= of and run ~= 0 and of ~= 0 then
+    -- an earlier run of the server wrote it, and may have written more that is gone
+    inc, of, told, since, since_prev, is_lost = rare.incarnate(inc), run, 1, 0, 0, true
+  else
+    if run ~= 0 then of = run end
+    if inc ~= knew and told < 255 then told = told + 1 end
+  end
+  if is_lost then doubt = rare.doubt_until(win, alive) end
+  if remembers and before ~= knew or remembers and inc ~= before then
+    if age == 1 then memory_cur, memory_prev = -since, memory_cur end
+    cur = math.max(cur, math.min(limit, memory_cur + since))
+    prev = math.max(prev, math.min(limit, memory_prev + since_prev))
+  end
+  doubt_left = rare.doubt_left(doubt, told, alive)
+  if doubt_left == 0 then doubt = 0 end
+end
+local cur_before, prev_before = cur, prev
 local into = now - wid * win
 if into < 0 then into = 0 end
 local w32 = wid % 4294967296
@@ -52,10 +118,19 @@ for i = 12, #A, 3 do
     end
   end
 end
+since_prev = since_prev + prev - prev_before
 local room = limit - cur
 if slide then room = room - prev * (1 - into / win) end
-local dt = now - ts
-if dt < 0 then dt = 0 end
+-- while gateways may know of more that is spent, little is granted
+local held = 0
+if doubt_left > 0 then
+  local few = limit * FEW
+  if few < 1 then few = 1 end
+  few = few - few % 1 - since - (slide and since_prev or 0) - (cur - cur_before)
+  if few < room then room, held = few, room - few end
+end
+local dt = (millis - ts) % 4294967296 * 1024
+if dt > 4e12 then dt = 0 end
 local memory = A[10] + 0
 dem = dem * math.exp(-dt / memory) + A[7] * 1000000 / memory
 local a, spec, whole = 0, 0, room - room % 1
@@ -87,7 +162,7 @@ end
 local left = win - into
 -- a sliding window is remembered for one more
 local ttl = (slide and left + win or left) / 1000
-redis.call('SET', KEYS[1], struct.pack('<ddddf', wid, cur, prev, now, dem), 'PX', ttl - ttl % 1 + 1)
+ttl = ttl - ttl % 1 + 1
 local wait = 0
 if room < 1 then
   wait = left
@@ -95,7 +170,7 @@ if room < 1 then
     local free = limit - 1 - cur
     if free >= 0 then
       -- in this window, when enough of the previous one has left
-      wait = (1 - free / prev) * win - into
+      wait = prev > 0 and (1 - free / prev) * win - into or 0
     else
       -- in the next window, where this one is the previous
       wait = left + (1 - (limit - 1) / cur) * win
@@ -103,5 +178,14 @@ if room < 1 then
     if wait < 1 then wait = 1 end
   end
   wait = wait - wait % 1 + 1
+  if held > 0 then wait = math.min(left, doubt_left * 65536) end
 end
-return {a, spec, w32, left, whole, wait, fresh, dem * 1000}
+local granted = cur - cur_before
+local state = struct.pack('<c1HI4BHI6fI6ddI4fff', form, inc, of, told, doubt, win, limit, wid, cur, prev, millis, dem, since + granted, since_prev)
+if others then
+  for _, section in ipairs(others) do rare.charge(section, granted + prev - prev_before, limit - room) end
+  rare.write(state, others, set, member, ttl)
+else
+  redis.call('SET', KEYS[1], state, 'PX', ttl)
+end
+return {a, spec, w32, left, whole, wait, inc + 65536 * disagree, dem * 1000, math.ceil(cur), math.ceil(prev)}

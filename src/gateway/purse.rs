@@ -53,7 +53,7 @@ impl Purse {
         if let Some(same) = previous.filter(is_same) {
             return Ok(Some(Arc::clone(same)));
         }
-        let counted = metrics.budget(&budget::FAILURES);
+        let counted = metrics.budget(&budget::FAILURES, &budget::LOSSES);
         let max_keys = snapshot.server.max_keys;
         let rulings = Arc::clone(rulings);
         let reader = Reader::new(move |posted, is_news| rulings.read(&posted, is_news));

@@ -59,15 +59,17 @@ impl Metrics {
     }
 
     /// The handles of what is shared with other gateways; errors are counted under one of `kinds`.
-    pub fn budget(&self, kinds: &[&'static str]) -> BudgetMetrics {
+    pub fn budget(&self, kinds: &[&'static str], losses: &[&'static str]) -> BudgetMetrics {
         let calls = |outcome| self.counter(&table::BUDGET_CALLS, &[outcome]);
         let kind = |&kind| (kind, self.counter(&table::BUDGET_ERRORS, &[kind]));
+        let loss = |&kind| (kind, self.counter(&table::BUDGET_LOSSES, &[kind]));
         BudgetMetrics {
             ok: calls("ok"),
             late: calls("late"),
             errors: calls("error"),
             seconds: self.histogram(&table::BUDGET_CALL_SECONDS, &[]),
             by_kind: kinds.iter().map(kind).collect(),
+            losses: losses.iter().map(loss).collect(),
             gateways: self.gauge(&table::BUDGET_GATEWAYS, &[]),
             breaker_open: self.gauge(&table::BUDGET_BREAKER_OPEN, &[]),
             bound: self.gauge(&table::BUDGET_IN_FLIGHT_BOUND, &[]),
@@ -91,6 +93,7 @@ impl Metrics {
             refused_by_redis: self.counter(&table::LEASE_REFUSED, &[limit, "redis"]),
             waited: self.histogram(&table::LEASE_WAIT_SECONDS, &[limit]),
             short_keys: self.gauge(&table::LEASE_SHORT_KEYS, &[limit]),
+            disagreement: self.gauge(&table::LEASE_DISAGREEMENT, &[limit]),
             degraded: self.counter(&table::DEGRADED_DECISIONS, &[limit, behaviour]),
             degraded_rejected: self.counter(&table::DEGRADED_REJECTED, &[limit, behaviour]),
         }
@@ -381,6 +384,7 @@ pub struct BudgetMetrics {
     /// How long calls took that were answered.
     pub seconds: Histogram,
     by_kind: Vec<(&'static str, Counter)>,
+    losses: Vec<(&'static str, Counter)>,
     /// Gateways that are known to live.
     pub gateways: Gauge,
     /// Servers that are not asked at the moment.
@@ -392,6 +396,13 @@ pub struct BudgetMetrics {
 }
 
 impl BudgetMetrics {
+    /// Counts a loss of data under its kind.
+    pub fn lost(&self, kind: &str) {
+        if let Some((_, counter)) = self.losses.iter().find(|(known, _)| *known == kind) {
+            counter.increment(1);
+        }
+    }
+
     /// Counts a failure under its kind.
     pub fn failed(&self, kind: &str) {
         if let Some((_, counter)) = self.by_kind.iter().find(|(known, _)| *known == kind) {
@@ -429,6 +440,8 @@ pub struct LeaseMetrics {
     pub waited: Histogram,
     /// Keys of which so little is left that they are asked for in turns.
     pub short_keys: Gauge,
+    /// 1 while gateways with other terms count the same keys.
+    pub disagreement: Gauge,
     /// Decisions made alone, and those of them that rejected.
     pub degraded: Counter,
     /// See there.

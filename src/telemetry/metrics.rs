@@ -120,6 +120,8 @@ table! {
         "How long Redis took to answer such a call.";
     BUDGET_ERRORS = "tidegate_budget_errors_total", Kind::Counter, Count, ["kind"],
         "Calls and probes that failed.";
+    BUDGET_LOSSES = "tidegate_budget_losses_total", Kind::Counter, Count, ["kind"],
+        "Losses of data in Redis that this gateway found out: servers restarted or emptied, and keys.";
     BUDGET_GATEWAYS = "tidegate_budget_gateways", Kind::Gauge, Count, [],
         "Gateways that share limits, as this one last heard.";
     BUDGET_BREAKER_OPEN = "tidegate_budget_breaker_open", Kind::Gauge, Count, [],
@@ -140,6 +142,8 @@ table! {
         "How long requests waited for Redis that found no token of a shared limit.";
     LEASE_SHORT_KEYS = "tidegate_lease_short_keys", Kind::Gauge, Count, ["limit"],
         "Keys of a shared limit of which so little is left that it is asked for in turns.";
+    LEASE_DISAGREEMENT = "tidegate_lease_disagreement", Kind::Gauge, Count, ["limit"],
+        "1 while gateways with another configuration of a shared limit count the same keys.";
     LEASE_KEYS = "tidegate_lease_keys", Kind::Gauge, Count, ["limit"],
         "Keys of a shared limit that this gateway keeps tokens or refusals of.";
     LEASE_TOKENS = "tidegate_lease_tokens", Kind::Gauge, Count, ["limit", "state"],
@@ -242,7 +246,7 @@ impl Metrics {
         let _ = metrics.spans();
         let _ = metrics.decision_seconds();
         let _ = metrics.handshakes();
-        let _ = metrics.budget(&[]);
+        let _ = metrics.budget(&[], &[]);
         metrics
     }
 

@@ -21,7 +21,7 @@ fn configured(metrics: &Metrics) -> RouteMetrics {
     let _ = metrics.listener("127.0.0.1:8080", &["resets"]);
     let _ = metrics.identity("api_key", &["unknown"]);
     let _ = metrics.issuer("https://issuer.example/keys");
-    let _ = metrics.budget(&["timeout"]);
+    let _ = metrics.budget(&["timeout"], &["key"]);
     let _ = metrics.lease("per_user", "local");
     metrics.config_loaded("abc", UNIX_EPOCH + Duration::from_secs(7));
     metrics.route("search")

@@ -1,10 +1,12 @@
 //! One budget for several gateways, in a Redis of the test's own.
 
 mod aggregate;
+mod changes;
 mod chaos;
 mod disagreeing;
 mod failing;
 mod hostile;
+mod losses;
 mod recovery;
 mod rulings;
 mod scripts;

@@ -148,7 +148,7 @@ function limits(status, before, seconds) {
     const quota = limit.quotas.map((one) => (one.tiers.length ? `${one.tiers.join(", ")}: ` : "") + one.rate).join("; ");
     const per_key = limit.key.length ? `per ${limit.key.join(" + ")}` : "for all together";
     return element("tr", {},
-      element("td", {}, element("b", {}, limit.name), element("br"), element("small", {}, `${quota} ${per_key}${limit.scope === "global" ? ", shared" : ""}`)),
+      element("td", {}, element("b", {}, limit.name), element("br"), element("small", {}, `${quota} ${per_key}${limit.scope === "global" ? ", shared" : ""}`), limit.gateways_disagree ? element("small", { class: "warn" }, element("br"), "gateways count it differently") : null),
       element("td", {}, mode, limit.ruling ? element("small", {}, element("br"), until(limit.ruling)) : null),
       element("td", { class: "n" }, number(per("admitted") + per("delayed"))),
       element("td", { class: "n" }, number(per("rejected")), would ? element("small", {}, element("br"), `${number(would)} would be`) : null),

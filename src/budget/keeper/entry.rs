@@ -17,6 +17,8 @@ pub(super) struct Entry {
     pub(super) tag: Tag,
     pub(super) key: Rc<str>,
     pub(super) shard: usize,
+    /// Where gateways kept it before, for the first call.
+    pub(super) former_key: Option<Rc<str>>,
     pub(super) lease: Lease,
     pub(super) slack: Slack,
     /// Requests that wait for the next call.
@@ -143,6 +145,11 @@ impl Entry {
         self.lease.owe(debt);
     }
 
+    /// Whether a Redis that has lost this key should be told of it at once.
+    pub(super) fn remembers(&self, now_ns: u64) -> bool {
+        self.lease.remembers(now_ns, &self.terms())
+    }
+
     /// Whether nothing would be lost by forgetting this key.
     pub(super) fn is_idle(&self, now_ns: u64, horizon_ns: u64, gateways: f64) -> bool {
         let terms = self.terms();
@@ -220,15 +227,30 @@ pub(in crate::budget) fn alone(
     })
 }
 
-/// The arguments of a call, as its script reads them: numbers as decimal text.
-pub(super) fn arguments(terms: &Terms, call: &Call, id: &str, number: u64) -> Vec<String> {
+/// Which argument says what this gateway remembers.
+pub(super) fn memory_at(algorithm: Algorithm) -> usize {
+    match algorithm {
+        Algorithm::Log => 5,
+        _ => 10,
+    }
+}
+
+/// The arguments of a call, as its script reads them: numbers as decimal text, but for the memory.
+pub(super) fn arguments(
+    terms: &Terms,
+    call: &Call,
+    (id, number): (&str, u64),
+    gateways: f64,
+) -> Vec<Vec<u8>> {
+    let memory = call.memory.bytes(terms.algorithm, gateways);
     let mut arguments = match terms.algorithm {
         Algorithm::Log => vec![
-            terms.capacity.to_string(),
-            terms.span_us.to_string(),
-            call.need.to_string(),
-            id.to_owned(),
-            (number & u64::from(u32::MAX)).to_string(),
+            terms.capacity.to_string().into(),
+            terms.span_us.to_string().into(),
+            call.need.to_string().into(),
+            id.into(),
+            (number & u64::from(u32::MAX)).to_string().into(),
+            memory,
         ],
         algorithm => {
             let [second, third] = match algorithm {
@@ -239,18 +261,18 @@ pub(super) fn arguments(terms: &Terms, call: &Call, id: &str, number: u64) -> Ve
                 }
             };
             vec![
-                terms.capacity.to_string(),
-                second,
-                third,
-                call.need.to_string(),
-                call.want.to_string(),
-                call.part.to_string(),
-                call.arrivals.to_string(),
+                terms.capacity.to_string().into(),
+                second.into(),
+                third.into(),
+                call.need.to_string().into(),
+                call.want.to_string().into(),
+                call.part.to_string().into(),
+                call.arrivals.to_string().into(),
                 // an estimate, and every byte travels
-                format!("{:.3}", call.rate),
-                call.since_us.to_string(),
-                call.memory_us.to_string(),
-                call.unknown.to_string(),
+                format!("{:.3}", call.rate).into(),
+                call.since_us.to_string().into(),
+                call.memory_us.to_string().into(),
+                memory,
             ]
         }
     };
@@ -259,8 +281,10 @@ pub(super) fn arguments(terms: &Terms, call: &Call, id: &str, number: u64) -> Ve
             Report::Spent { generation, tokens } => (0, *generation, tokens.to_string()),
             Report::Returned { generation, tokens } => (1, *generation, tokens.to_string()),
             Report::Debt { tokens } => (2, 0, tokens.to_string()),
+            Report::Out { generation, tokens } => (3, *generation, tokens.to_string()),
         };
-        arguments.extend([kind.to_string(), generation.to_string(), tokens]);
+        let words = [kind.to_string(), generation.to_string(), tokens];
+        arguments.extend(words.map(String::into_bytes));
     }
     arguments
 }

@@ -3,18 +3,19 @@
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap, VecDeque},
+    rc::Rc,
     sync::Arc,
 };
 
 use super::{
-    entry::{Entry, Flight, arguments},
+    entry::{Entry, Flight, arguments, memory_at},
     message::{Grant, Question, Waiter, Word},
     wire::{About, Event, Wire},
 };
 use crate::budget::{
     hand::{Hands, Tag},
     lease::{self, Lease},
-    settings::Name,
+    settings::{Name, SharedLimit},
     slack::Slack,
 };
 
@@ -23,7 +24,18 @@ pub(super) struct Leases {
     hands: Arc<Hands>,
     entries: HashMap<usize, Entry>,
     looks: BinaryHeap<Reverse<(u64, usize)>>,
+    /// Keys of which a Redis that has lost them is to be told, and when the next ones are.
+    telling: VecDeque<usize>,
+    tell_ns: u64,
+    /// Limits about which gateways differ.
+    disagreeing: Vec<Arc<SharedLimit>>,
 }
+
+/// After a loss so many keys are told at once, and the next ones so much later.
+const TOLD_AT_ONCE: usize = 32;
+const TELL_PAUSE_NS: u64 = 5_000_000;
+/// Keys that nobody asks for are kept while they are no more than these, if a Redis that loses them would have to be told.
+const MAX_REMEMBERED: usize = 65_536;
 
 impl Leases {
     pub(super) fn new(hands: Arc<Hands>) -> Leases {
@@ -31,6 +43,9 @@ impl Leases {
             hands,
             entries: HashMap::new(),
             looks: BinaryHeap::new(),
+            telling: VecDeque::new(),
+            tell_ns: u64::MAX,
+            disagreeing: Vec::new(),
         }
     }
 
@@ -106,6 +121,10 @@ impl Leases {
             tag: question.tag,
             key: key.into(),
             shard,
+            former_key: question
+                .limit
+                .former_key(wire.prefix(), &tier.terms, name)
+                .map(Rc::from),
             lease: Lease::default(),
             slack: Slack::default(),
             queue: VecDeque::new(),
@@ -169,9 +188,12 @@ impl Leases {
             tag: entry.tag,
             shard: entry.shard,
             key: entry.key.clone(),
+            former_key: entry.former_key.clone(),
             algorithm: terms.algorithm,
+            memory_at: Some(memory_at(terms.algorithm)),
         };
-        wire.send(now_ns, id, about, arguments(&terms, &call, wire.id(), id));
+        let arguments = arguments(&terms, &call, (wire.id(), id), wire.gateways());
+        wire.send(now_ns, id, about, arguments);
     }
 
     /// Tells whoever waits for a call that it brings nothing in time; the next request makes a call of its own.
@@ -213,6 +235,20 @@ impl Leases {
         let granted = entry
             .lease
             .replied(now_ns, sent_ns, &terms, rtt_ns, reply, jitter);
+        entry.former_key = None;
+        if granted.is_lost {
+            wire.lost_key(event.shard);
+        }
+        let mut disagreeing = None;
+        if reply.disagrees {
+            let limit = &entry.limit;
+            let was_known = limit.disagreement.lasts(now_ns);
+            limit.disagreement.seen(now_ns);
+            if !was_known && limit.disagreement.lasts(now_ns) {
+                wire.disagree(limit);
+                disagreeing = Some(Arc::clone(limit));
+            }
+        }
         if granted.replaces {
             let lapsed = hand.empty(granted.slot);
             entry.limit.metrics.lapsed.increment(lapsed);
@@ -243,6 +279,7 @@ impl Leases {
         } else if unused > 0 {
             entry.lease.unused(reply.generation, unused);
         }
+        self.disagreeing.extend(disagreeing);
         self.go_on(wire, now_ns, event.place, false);
     }
 
@@ -255,7 +292,7 @@ impl Leases {
         if entry.flight.is_some() {
             return;
         }
-        if !entry.queue.is_empty() || entry.lease.has_unused() {
+        if !entry.queue.is_empty() || entry.lease.has_news() {
             return self.call(wire, now_ns, place, true);
         }
         let hand = self.hands.hand(place);
@@ -311,8 +348,51 @@ impl Leases {
         }
     }
 
+    /// Gateways may agree again about limits about which they differed.
+    pub(super) fn look_at_disagreements(&mut self, now_ns: u64) {
+        self.disagreeing.retain(|limit| {
+            let lasts = limit.disagreement.lasts(now_ns);
+            limit.metrics.disagreement.set(f64::from(u8::from(lasts)));
+            lasts
+        });
+    }
+
+    /// A server has lost something: every key of it that is remembered is told, a few at a time.
+    pub(super) fn lost(&mut self, now_ns: u64, shard: usize) {
+        let keys = self.entries.iter();
+        let keys = keys.filter(|(_, entry)| entry.shard == shard && entry.remembers(now_ns));
+        self.telling = keys.map(|(&place, _)| place).collect();
+        self.tell_ns = now_ns;
+    }
+
+    fn tell(&mut self, wire: &mut Wire, now_ns: u64) {
+        if now_ns < self.tell_ns {
+            return;
+        }
+        for _ in 0..TOLD_AT_ONCE {
+            let Some(place) = self.telling.pop_front() else {
+                self.tell_ns = u64::MAX;
+                return;
+            };
+            let entry = self.entries.get(&place);
+            let Some(entry) = entry.filter(|entry| entry.flight.is_none()) else {
+                // a call under way tells it
+                continue;
+            };
+            if wire.has_room(entry.shard) {
+                self.call(wire, now_ns, place, false);
+                self.settle(wire, now_ns, place);
+            } else {
+                self.telling.push_back(place);
+                break;
+            }
+        }
+        self.tell_ns = now_ns.saturating_add(TELL_PAUSE_NS);
+    }
+
     /// Looks at every key whose time has come.
     pub(super) fn look_at_due(&mut self, wire: &mut Wire, now_ns: u64) {
+        self.tell(wire, now_ns);
         while let Some(&Reverse((due, place))) = self.looks.peek()
             && due <= now_ns
         {
@@ -327,10 +407,12 @@ impl Leases {
 
     /// When a key is to be looked at next.
     pub(super) fn next_ns(&self) -> u64 {
-        self.looks.peek().map_or(u64::MAX, |&Reverse((due, _))| due)
+        let look_ns = self.looks.peek().map_or(u64::MAX, |&Reverse((due, _))| due);
+        look_ns.min(self.tell_ns)
     }
 
     fn look(&mut self, wire: &mut Wire, now_ns: u64, place: usize) {
+        let may_remember = self.entries.len() <= MAX_REMEMBERED;
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
         };
@@ -354,7 +436,10 @@ impl Leases {
                 let owes = entry.lease.debt() > 0 || alone > 0;
                 // what a busy key owes goes with its next call
                 let settles = owes && has_room && entry.lease.is_quiet(now_ns, horizon_ns);
-                let is_idle = held == [0, 0] && entry.is_idle(now_ns, horizon_ns, wire.gateways());
+                let is_kept = may_remember && entry.remembers(now_ns);
+                let is_idle = held == [0, 0]
+                    && !is_kept
+                    && entry.is_idle(now_ns, horizon_ns, wire.gateways());
                 if back != [0, 0] || settles {
                     self.call_back(wire, now_ns, place, false, back);
                 } else if is_idle && !owes && !is_open {
@@ -431,6 +516,9 @@ impl Leases {
     pub(super) fn forget_all(&mut self) {
         let places: Vec<usize> = self.entries.keys().copied().collect();
         places.into_iter().for_each(|place| self.forget(place));
+        for limit in self.disagreeing.drain(..) {
+            limit.metrics.disagreement.set(0.0);
+        }
     }
 
     /// Whether calls are under way.

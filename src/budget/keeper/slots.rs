@@ -169,13 +169,16 @@ impl InFlight {
             (LIFE_NS / 1000).to_string(),
             id.to_string(),
         ];
+        let arguments = arguments.into_iter().map(String::into_bytes).collect();
         entry.flight = Some(Flight { id, waiters });
         let about = About {
             place,
             tag: entry.tag,
             shard: entry.shard,
             key: Rc::clone(&entry.key),
+            former_key: None,
             algorithm: terms.algorithm,
+            memory_at: None,
         };
         wire.send(now_ns, id, about, arguments);
     }
@@ -322,6 +325,16 @@ impl InFlight {
         if next < entry.look_ns {
             entry.look_ns = next;
             self.looks.push(Reverse((next, place)));
+        }
+    }
+
+    /// A server has lost something: what is held is declared anew at once.
+    pub(super) fn lost(&mut self, wire: &mut Wire, now_ns: u64, shard: usize) {
+        let keys = self.entries.iter();
+        let keys = keys.filter(|(_, entry)| entry.shard == shard && entry.flight.is_none());
+        let places: Vec<usize> = keys.map(|(&place, _)| place).collect();
+        for place in places {
+            self.call(wire, now_ns, place, 0);
         }
     }
 

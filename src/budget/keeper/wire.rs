@@ -20,7 +20,8 @@ use crate::{
         cluster::Servers,
         hand::Tag,
         lease::{self, Algorithm},
-        redis::{Failure, Script, reply},
+        redis::{Failure, Script, ScriptCall, reply},
+        settings::SharedLimit,
     },
     telemetry::{handles::BudgetMetrics, log::Throttle},
 };
@@ -42,8 +43,34 @@ pub(super) enum EventKind {
     Probed(Result<(), Failure>),
     /// The servers of a cluster keep other slots now.
     Moved,
-    /// So many gateways live.
-    Counted(u64),
+    /// So many gateways live; and whether this one was not known to.
+    Counted {
+        gateways: u64,
+        is_new: bool,
+    },
+}
+
+/// How data of Redis was lost, as a metric's label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::budget) enum Loss {
+    /// Another run of a server answers, or another server: what it has may be old, or nothing.
+    Restarted,
+    /// A server has forgotten that this gateway lives: it was emptied.
+    Emptied,
+    /// The state of one key was gone, or was an older one.
+    Key,
+}
+
+impl Loss {
+    pub(in crate::budget) const LABELS: [&str; 3] = ["restarted", "emptied", "key"];
+
+    fn label(self) -> &'static str {
+        match self {
+            Loss::Restarted => "restarted",
+            Loss::Emptied => "emptied",
+            Loss::Key => "key",
+        }
+    }
 }
 
 impl Event {
@@ -66,13 +93,23 @@ pub(super) struct About {
     pub(super) tag: Tag,
     pub(super) shard: usize,
     pub(super) key: Rc<str>,
+    /// Where gateways kept it before, if this one has not asked yet.
+    pub(super) former_key: Option<Rc<str>>,
     pub(super) algorithm: Algorithm,
+    /// Which argument says what this gateway remembers.
+    pub(super) memory_at: Option<usize>,
 }
 
 /// One Redis that keeps some of the keys: its own breaker, its own distance.
 struct Shard {
     breaker: Breaker,
     rtt_ns: f64,
+    /// Which run of it answered last; 0 where it is not known.
+    run: u32,
+    /// When it last noted that this gateway lives.
+    noted_ns: Option<u64>,
+    /// Something was lost there, and nobody has been told yet.
+    has_lost: bool,
 }
 
 /// Every server, and how it has been doing.
@@ -97,6 +134,9 @@ pub(super) struct Wire {
     count_ns: u64,
     /// That a script was refused.
     script_failed: Throttle,
+    /// That something was lost: of a server, of a key.
+    server_lost: Throttle,
+    key_lost: Throttle,
 }
 
 /// Until a call has been timed.
@@ -119,9 +159,18 @@ impl Scripts {
     fn new() -> Scripts {
         Scripts {
             nodes: Script::new(include_str!("../nodes.lua")),
-            bucket: Script::new(include_str!("../bucket.lua")),
-            window: Script::new(include_str!("../window.lua")),
-            log: Script::new(include_str!("../log.lua")),
+            bucket: Script::new(concat!(
+                include_str!("../state.lua"),
+                include_str!("../bucket.lua")
+            )),
+            window: Script::new(concat!(
+                include_str!("../state.lua"),
+                include_str!("../window.lua")
+            )),
+            log: Script::new(concat!(
+                include_str!("../state.lua"),
+                include_str!("../log.lua")
+            )),
             slots: Script::new(include_str!("../slots.lua")),
         }
     }
@@ -155,6 +204,8 @@ impl Wire {
             shows_bound: false,
             count_ns: 0,
             script_failed: Throttle::default(),
+            server_lost: Throttle::default(),
+            key_lost: Throttle::default(),
         }
     }
 
@@ -252,7 +303,7 @@ impl Wire {
     }
 
     /// Sends a call; what becomes of it comes back as an event.
-    pub(super) fn send(&self, now_ns: u64, id: u64, about: About, arguments: Vec<String>) {
+    pub(super) fn send(&self, now_ns: u64, id: u64, about: About, arguments: Vec<Vec<u8>>) {
         let (servers, scripts) = (Rc::clone(&self.servers), Rc::clone(&self.scripts));
         let (events, budget) = (self.events.clone(), self.budget);
         tokio::task::spawn_local(async move {
@@ -265,7 +316,12 @@ impl Wire {
                 kind,
             };
             let script = scripts.of(about.algorithm);
-            let call = servers.call(script, &about.key, &arguments);
+            let call = ScriptCall {
+                former_key: about.former_key.as_deref(),
+                memory_at: about.memory_at,
+                ..ScriptCall::new(&about.key, &arguments)
+            };
+            let call = servers.call(script, call);
             tokio::pin!(call);
             let ended = tokio::select! {
                 biased;
@@ -328,6 +384,7 @@ impl Wire {
     pub(super) fn answered(&mut self, now_ns: u64, event: &Event) {
         // a redirect may have led to a server that was not known
         self.meet_servers();
+        self.look_at_run(event.shard);
         let is_late = self.is_late(now_ns, event);
         let taken_ns = now_ns.saturating_sub(event.sent_ns);
         let budget_ns = self.budget_ns();
@@ -459,6 +516,9 @@ impl Wire {
         let new = || Shard {
             breaker: Breaker::new(),
             rtt_ns: RTT_NS,
+            run: 0,
+            noted_ns: None,
+            has_lost: false,
         };
         self.shards.resize_with(self.servers.count(), new);
     }
@@ -479,25 +539,120 @@ impl Wire {
         self.show_degraded();
     }
 
-    /// Says that this gateway lives, or that it goes, and learns how many do.
+    /// Says that this gateway lives, or that it goes, and learns how many do: at the server that counts them, and at every
+    /// other that keeps keys, so that one which was emptied is found out.
     pub(super) fn count(&self, goes: bool) -> tokio::task::JoinHandle<()> {
         let key = format!("{}:gateways", self.prefix);
+        let counting = self.servers.shard_of(&key);
+        if !goes {
+            let others = (0..self.shards.len())
+                .filter(|&shard| shard != counting && self.servers.is_used(shard));
+            for shard in others.filter(|&shard| !self.is_open(shard)) {
+                let probe = self.servers.probe_key(&self.prefix, shard);
+                self.note(shard, format!("{probe}:gateways"), false, false);
+            }
+        }
+        self.note(counting, key, goes, true)
+    }
+
+    fn note(
+        &self,
+        shard: usize,
+        key: String,
+        goes: bool,
+        counts: bool,
+    ) -> tokio::task::JoinHandle<()> {
         let goes = u8::from(goes).to_string();
-        let arguments = [self.id.clone(), GONE_MS.to_string(), goes];
+        let arguments = [self.id.clone(), GONE_MS.to_string(), goes].map(String::into_bytes);
         let (servers, scripts) = (Rc::clone(&self.servers), Rc::clone(&self.scripts));
         let events = self.events.clone();
         tokio::task::spawn_local(async move {
+            let call = ScriptCall::new(&key, &arguments);
             // where it fails, the last number holds
-            if let Ok(Value::Int(count)) = servers.call(&scripts.nodes, &key, &arguments).await {
-                let count = u64::try_from(count).unwrap_or(0);
-                let event = Event::about(0, EventKind::Counted(count));
-                let _ = events.send(event).await;
+            if let Ok(Value::Array(answer)) = servers.call(&scripts.nodes, call).await
+                && let [Value::Int(gateways), Value::Int(new)] = answer[..]
+            {
+                let gateways = if counts { gateways } else { 0 };
+                let kind = EventKind::Counted {
+                    gateways: u64::try_from(gateways).unwrap_or(0),
+                    is_new: new == 1,
+                };
+                let _ = events.send(Event::about(shard, kind)).await;
             }
         })
     }
 
-    pub(super) fn counted(&mut self, gateways: u64) {
-        self.gateways = gateways.max(1) as f64;
-        self.metrics.gateways.set(self.gateways);
+    /// A server has noted that this gateway lives; `gateways` is 0 where it does not count them.
+    pub(super) fn counted(&mut self, now_ns: u64, shard: usize, gateways: u64, is_new: bool) {
+        if gateways > 0 {
+            self.gateways = gateways as f64;
+            self.metrics.gateways.set(self.gateways);
+        }
+        self.meet_servers();
+        self.look_at_run(shard);
+        let before_ns = self.shards[shard].noted_ns.replace(now_ns);
+        // one that was silent for long was forgotten by rights
+        let is_recent =
+            before_ns.is_some_and(|before| now_ns.saturating_sub(before) < GONE_MS / 2 * 1_000_000);
+        if is_new && is_recent && !self.shards[shard].has_lost {
+            self.lost(shard, Loss::Emptied);
+        }
+    }
+
+    /// Notes which run of a server answers.
+    fn look_at_run(&mut self, shard: usize) {
+        let run = self.servers.link(shard).run();
+        let before = self.shards[shard].run;
+        if run == before || run == 0 {
+            return;
+        }
+        self.shards[shard].run = run;
+        if before != 0 {
+            self.shards[shard].noted_ns = None;
+            self.lost(shard, Loss::Restarted);
+        }
+    }
+
+    fn lost(&mut self, shard: usize, loss: Loss) {
+        self.shards[shard].has_lost = true;
+        self.metrics.lost(loss.label());
+        if let Some(unsaid) = self.server_lost.speak() {
+            tracing::warn!(
+                redis = self.servers.link(shard).address(),
+                kind = loss.label(),
+                unsaid,
+                "Redis may have lost what was counted: gateways tell it what they remember"
+            );
+        }
+    }
+
+    /// A server that has lost something since this was last asked.
+    pub(super) fn take_loss(&mut self) -> Option<usize> {
+        let shard = self.shards.iter().position(|shard| shard.has_lost)?;
+        self.shards[shard].has_lost = false;
+        Some(shard)
+    }
+
+    /// The state of one key was gone, or was an older one.
+    pub(super) fn lost_key(&self, shard: usize) {
+        self.metrics.lost(Loss::Key.label());
+        if let Some(unsaid) = self.key_lost.speak() {
+            tracing::warn!(
+                redis = self.servers.link(shard).address(),
+                kind = Loss::Key.label(),
+                unsaid,
+                "Redis has lost what was counted of a key: it goes on from what gateways remember"
+            );
+        }
+    }
+
+    /// Gateways differ about a limit, and have for a while.
+    pub(super) fn disagree(&self, limit: &SharedLimit) {
+        limit.metrics.disagreement.set(1.0);
+        tracing::warn!(
+            limit = limit.name,
+            "gateways share this limit and count it differently: each keeps its own quota and charges what all admit; \
+             give all gateways the same configuration"
+        );
     }
 }

@@ -51,6 +51,8 @@ impl Store {
             let (of, tokens, returned) = match *report {
                 Report::Spent { generation, tokens } => (generation, tokens as f64, false),
                 Report::Returned { generation, tokens } => (generation, tokens as f64, true),
+                // this store loses nothing
+                Report::Out { .. } => continue,
                 Report::Debt { tokens } => {
                     self.level = (self.level - tokens as f64).max(-capacity);
                     continue;
@@ -87,8 +89,10 @@ impl Store {
             valid_us: u64::from(generation + 2) * tau_us - now_ns / 1000,
             pool: (whole - need - want) as u64,
             wait_us: wait_us as u64,
-            new: false,
+            incarnation: 1,
+            disagrees: false,
             demand: 0,
+            state: [0; 2],
         }
     }
 }

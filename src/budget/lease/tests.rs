@@ -19,8 +19,10 @@ fn reply(need: u64, want: u64, pool: u64) -> Reply {
         valid_us: 1_000_000,
         pool,
         wait_us: if pool == 0 { 10_000 } else { 0 },
-        new: false,
+        incarnation: 1,
+        disagrees: false,
         demand: 0,
+        state: [0; 2],
     }
 }
 
@@ -153,26 +155,95 @@ fn a_short_pool_is_asked_in_pauses_that_grow_while_they_bring_little() {
 }
 
 #[test]
-fn a_store_that_has_forgotten_is_told_what_is_remembered() {
+fn a_store_that_may_have_lost_a_key_is_told_what_was_seen_of_it() {
     let (terms, mut lease) = (terms(true), Lease::default());
     let horizon = terms.horizon_ns(MS);
     let call = lease.call(0, &terms, horizon, [0, 0], Ask::default());
-    assert_eq!(call.unknown, 100, "nothing is known: full");
-    lease.replied(0, 0, &terms, MS, &reply(0, 0, 20), 0.5);
+    assert_eq!(call.memory.incarnation, 0, "nothing was seen");
+    let seen = Reply {
+        // 800 ms until it is full: eighty are spent
+        state: [800_000, 0],
+        ..reply(0, 0, 20)
+    };
+    lease.replied(0, 0, &terms, MS, &seen, 0.5);
     let call = lease.call(SECOND / 2, &terms, horizon, [0, 0], Ask::default());
-    assert_eq!(call.unknown, 70, "twenty, and half a second's refill");
+    assert_eq!(call.memory.incarnation, 1);
+    assert_eq!(
+        call.memory.spent, 30.0,
+        "eighty, less half a second's refill"
+    );
+    let call = lease.call(10 * SECOND, &terms, horizon, [0, 0], Ask::default());
+    assert_eq!(call.memory.spent, -1.0, "it may be gone by itself");
 }
 
 #[test]
-fn a_window_tells_its_count_while_it_is_open() {
-    let terms = Terms::new(Algorithm::Fixed, 100, Duration::from_secs(1), 100, true);
+fn a_window_is_remembered_with_its_number_and_its_counts() {
+    let terms = Terms::new(Algorithm::Sliding, 100, Duration::from_secs(1), 100, true);
     let mut lease = Lease::default();
     let horizon = terms.horizon_ns(MS);
-    lease.replied(0, 0, &terms, MS, &reply(0, 0, 20), 0.5);
+    let seen = Reply {
+        state: [80, 60],
+        ..reply(0, 0, 20)
+    };
+    lease.replied(0, 0, &terms, MS, &seen, 0.5);
     let call = lease.call(SECOND / 2, &terms, horizon, [0, 0], Ask::default());
-    assert_eq!(call.unknown, 80);
+    let memory = &call.memory;
+    assert_eq!(
+        (memory.window, memory.spent, memory.before),
+        (6, 80.0, 60.0)
+    );
+    let call = lease.call(3 * SECOND, &terms, horizon, [0, 0], Ask::default());
+    assert_eq!(call.memory.spent, -1.0, "both windows are over");
+}
+
+#[test]
+fn after_a_loss_the_store_learns_what_is_still_out_and_a_log_its_entries() {
+    let (terms, mut lease) = (terms(true), Lease::default());
+    let horizon = terms.horizon_ns(MS);
+    lease.replied(0, 0, &terms, MS, &reply(0, 20, 50), 0.5);
+    let another = Reply {
+        incarnation: 2,
+        ..reply(0, 0, 50)
+    };
+    assert!(lease.replied(MS, MS, &terms, MS, &another, 0.5).is_lost);
+    let call = lease.call(2 * MS, &terms, horizon, [20, 0], Ask::default());
+    let (generation, tokens) = (6, 20);
+    assert_eq!(call.reports, [Report::Out { generation, tokens }]);
+    assert!(
+        !lease
+            .replied(3 * MS, 3 * MS, &terms, MS, &another, 0.5)
+            .is_lost
+    );
+
+    let terms = Terms::new(Algorithm::Log, 5, Duration::from_secs(60), 5, false);
+    let mut lease = Lease::default();
+    lease.replied(0, 0, &terms, MS, &reply(3, 0, 2), 0.5);
     let call = lease.call(SECOND, &terms, horizon, [0, 0], Ask::default());
-    assert_eq!(call.unknown, 0, "the window is over");
+    assert_eq!((call.memory.spent, call.memory.entries.len()), (3.0, 0));
+    let granted = lease.replied(
+        SECOND,
+        SECOND,
+        &terms,
+        MS,
+        &Reply { pool: 0, ..another },
+        0.5,
+    );
+    assert_eq!(
+        granted.refuse_until_ns, None,
+        "it is told first, and asked again"
+    );
+    assert!(lease.has_news());
+    let call = lease.call(2 * SECOND, &terms, horizon, [0, 0], Ask::default());
+    assert_eq!(call.memory.entries, [(6, 3, 2_000_000)]);
+    lease.replied(
+        3 * SECOND,
+        3 * SECOND,
+        &terms,
+        MS,
+        &Reply { pool: 0, ..another },
+        0.5,
+    );
+    assert!(!lease.has_news());
 }
 
 #[test]

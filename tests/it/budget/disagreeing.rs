@@ -25,26 +25,6 @@ fn of_two_amounts_of_one_limit_each_gateway_keeps_its_own_and_both_count_togethe
 }
 
 #[test]
-fn a_limit_that_counts_in_another_way_now_does_not_read_what_it_cannot() {
-    let redis = Redis::start();
-    for limit in [
-        "rate = \"5/d\"\nburst = 5",
-        "rate = \"5/d\"\nalgorithm = \"fixed_window\"",
-        "rate = \"5/2d\"\nalgorithm = \"fixed_window\"",
-        "rate = \"5/d\"\nalgorithm = \"sliding_log\"",
-        "algorithm = \"concurrency\"\nlimit = 5",
-    ] {
-        let gateway = shared(&redis, &format!("{limit}\nsync = \"strict\""));
-        assert_eq!(passed(&gateway, 5), 5, "{limit}");
-        assert_eq!(
-            gateway.metric("tidegate_budget_errors_total"),
-            0.0,
-            "{limit}"
-        );
-    }
-}
-
-#[test]
 fn what_another_program_stores_under_a_key_costs_that_key_only() {
     let redis = Redis::start();
     let gateway = Gateway::with(&format!(

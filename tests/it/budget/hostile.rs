@@ -57,7 +57,7 @@ fn serve(
         if command.first().is_some_and(|word| word == b"EVALSHA") && !is_count {
             answer(&mut stream)?;
         } else if is_count {
-            stream.write_all(b":2\r\n")?;
+            stream.write_all(b"*2\r\n:2\r\n:0\r\n")?;
         } else {
             stream.write_all(b"+OK\r\n")?;
         }
@@ -101,22 +101,22 @@ const LIMITS: [&str; 4] = [
 #[test]
 fn numbers_at_the_ends_of_what_there_is_decide_requests_and_break_nothing() {
     let (least, most) = (i64::MIN, i64::MAX);
-    let answers: Vec<[i64; 8]> = vec![
-        [most; 8],
-        [least; 8],
-        [-1; 8],
-        [0; 8],
-        [1, 0, 0, most, most, 0, 0, most],
-        [most, most, 4_294_967_295, most, 0, most, 1, 0],
-        [0, most, 4_294_967_295, most, most, 0, 0, 0],
-        [0, 0, 4_294_967_296, 0, 0, 0, 0, 0],
-        [1, 3, 7, 0, 0, 0, 0, 0],
-        [0, 0, 0, 0, 0, most, 0, 0],
+    let answers: Vec<[i64; 10]> = vec![
+        [most; 10],
+        [least; 10],
+        [-1; 10],
+        [0; 10],
+        [1, 0, 0, most, most, 0, 0, most, 0, 0],
+        [most, most, 4_294_967_295, most, 0, most, 1, 0, most, most],
+        [0, most, 4_294_967_295, most, most, 0, 0, 0, 0, most],
+        [0, 0, 4_294_967_296, 0, 0, 0, 0, 0, 0, 0],
+        [1, 3, 7, 0, 0, 0, 65_537, 0, most, 0],
+        [0, 0, 0, 0, 0, most, 0, 0, 0, 0],
     ];
     for limit in LIMITS {
         for numbers in &answers {
             let text = numbers.iter().map(|number| format!(":{number}\r\n"));
-            let reply = format!("*8\r\n{}", text.collect::<String>());
+            let reply = format!("*10\r\n{}", text.collect::<String>());
             let impostor = Impostor::answering(move |stream| stream.write_all(reply.as_bytes()));
             let gateway = shared_at(&impostor.url, limit);
             for _ in 0..12 {
@@ -138,8 +138,8 @@ fn replies_of_another_kind_are_failures_and_the_limit_goes_on_alone() {
         "$5\r\nhello\r\n",
         "*0\r\n",
         "*-1\r\n",
-        "*8\r\n$1\r\n1\r\n$1\r\n1\r\n$1\r\n1\r\n$1\r\n1\r\n$1\r\n1\r\n$1\r\n1\r\n$1\r\n1\r\n$1\r\n1\r\n",
-        "*9\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n",
+        "*10\r\n$1\r\n1\r\n$1\r\n1\r\n$1\r\n1\r\n$1\r\n1\r\n$1\r\n1\r\n$1\r\n1\r\n$1\r\n1\r\n$1\r\n1\r\n$1\r\n1\r\n$1\r\n1\r\n",
+        "*8\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n",
         "%1\r\n+a\r\n:1\r\n",
         ",inf\r\n",
         "(99999999999999999999999999\r\n",

@@ -6,14 +6,23 @@ use redis::Value;
 
 use crate::support::{Redis, wait::pause};
 
-const BUCKET: &str = include_str!("../../../src/budget/bucket.lua");
-const WINDOW: &str = include_str!("../../../src/budget/window.lua");
-const LOG: &str = include_str!("../../../src/budget/log.lua");
+const BUCKET: &str = concat!(
+    include_str!("../../../src/budget/state.lua"),
+    include_str!("../../../src/budget/bucket.lua")
+);
+const WINDOW: &str = concat!(
+    include_str!("../../../src/budget/state.lua"),
+    include_str!("../../../src/budget/window.lua")
+);
+const LOG: &str = concat!(
+    include_str!("../../../src/budget/state.lua"),
+    include_str!("../../../src/budget/log.lua")
+);
 
 const KEY: &str = "tidegate:{test:key}";
 const HOUR_US: f64 = 3_600e6;
 
-/// The eight numbers that a script answers.
+/// The ten numbers that a script answers.
 #[derive(Debug, PartialEq)]
 struct Answer {
     need: i64,
@@ -22,7 +31,7 @@ struct Answer {
     valid_us: i64,
     pool: i64,
     wait_us: i64,
-    new: i64,
+    incarnation: i64,
     demand: i64,
 }
 
@@ -30,7 +39,18 @@ fn run(redis: &Redis, script: &str, arguments: &[String]) -> Answer {
     let mut command = vec!["EVAL", script, "1", KEY];
     command.extend(arguments.iter().map(String::as_str));
     let numbers: Vec<i64> = redis.run(&command);
-    let [need, want, generation, valid_us, pool, wait_us, new, demand] = numbers[..] else {
+    let [
+        need,
+        want,
+        generation,
+        valid_us,
+        pool,
+        wait_us,
+        incarnation,
+        demand,
+        ..,
+    ] = numbers[..]
+    else {
         panic!("{numbers:?}")
     };
     Answer {
@@ -40,7 +60,7 @@ fn run(redis: &Redis, script: &str, arguments: &[String]) -> Answer {
         valid_us,
         pool,
         wait_us,
-        new,
+        incarnation,
         demand,
     }
 }
@@ -61,17 +81,6 @@ const SLOW: Bucket = Bucket {
 
 impl Bucket {
     fn call(&self, redis: &Redis, need: u64, want: u64, reports: &[(u8, i64, i64)]) -> Answer {
-        self.remembered(redis, self.capacity, need, want, reports)
-    }
-
-    fn remembered(
-        &self,
-        redis: &Redis,
-        level: f64,
-        need: u64,
-        want: u64,
-        reports: &[(u8, i64, i64)],
-    ) -> Answer {
         let mut arguments: Vec<String> = vec![
             self.capacity.to_string(),
             (self.rate / 1e6).to_string(),
@@ -83,7 +92,8 @@ impl Bucket {
             "1".into(),
             "0".into(),
             "1000000".into(),
-            level.to_string(),
+            // nothing is remembered
+            "0".into(),
         ];
         for (kind, generation, tokens) in reports {
             arguments.extend([kind.to_string(), generation.to_string(), tokens.to_string()]);
@@ -94,8 +104,9 @@ impl Bucket {
 
 /// Moves the moment of the last call, as a step of the clock would.
 fn step_clock(redis: &Redis, by_us: f64) {
-    let script = "local level, ts, gen, o0, o1, dem = struct.unpack('<ddI4I4I4f', redis.call('GET', KEYS[1]))
-        redis.call('SET', KEYS[1], struct.pack('<ddI4I4I4f', level, ts - ARGV[1], gen, o0, o1, dem), 'KEEPTTL')
+    let script = "local s = redis.call('GET', KEYS[1])
+        local ts = struct.unpack('<d', s, 31)
+        redis.call('SET', KEYS[1], string.sub(s, 1, 30) .. struct.pack('<d', ts - ARGV[1]) .. string.sub(s, 39), 'KEEPTTL')
         return redis.status_reply('OK')";
     redis.run::<Value>(&["EVAL", script, "1", KEY, &by_us.to_string()]);
 }
@@ -104,14 +115,13 @@ fn step_clock(redis: &Redis, by_us: f64) {
 fn those_who_wait_come_before_what_is_taken_ahead() {
     let redis = Redis::start();
     let answer = SLOW.call(&redis, 98, 50, &[]);
-    assert_eq!(
-        (answer.need, answer.want, answer.pool, answer.new),
-        (98, 2, 0, 1)
-    );
+    assert_eq!((answer.need, answer.want, answer.pool), (98, 2, 0));
+    let incarnation = answer.incarnation;
+    assert!(incarnation > 0);
     let answer = SLOW.call(&redis, 5, 5, &[]);
     assert_eq!(
-        (answer.need, answer.want, answer.pool, answer.new),
-        (0, 0, 0, 0)
+        (answer.need, answer.want, answer.pool, answer.incarnation),
+        (0, 0, 0, incarnation)
     );
     // a thousand seconds for one token
     assert!(
@@ -237,12 +247,6 @@ fn a_bucket_lives_until_it_is_full_and_its_leases_are_dead() {
 }
 
 #[test]
-fn a_bucket_that_is_not_there_has_what_the_gateway_remembers() {
-    let redis = Redis::start();
-    assert_eq!(SLOW.remembered(&redis, 7.0, 10, 0, &[]).need, 7);
-}
-
-#[test]
 fn a_changed_capacity_keeps_what_was_spent() {
     let redis = Redis::start();
     SLOW.call(&redis, 30, 0, &[]);
@@ -346,13 +350,13 @@ fn a_new_window_is_open_and_a_sliding_one_looks_back() {
     );
 }
 
-/// The window's number and the moment of the last call, so many windows later than they are.
-fn step_window(redis: &Redis, windows: f64, window_us: u64) {
-    let script = "local wid, cur, prev, ts, dem = struct.unpack('<ddddf', redis.call('GET', KEYS[1]))
-        redis.call('SET', KEYS[1], struct.pack('<ddddf', wid + ARGV[1], cur, prev, ts + ARGV[1] * ARGV[2], dem), 'KEEPTTL')
+/// The window's number, so many windows later than it is.
+fn step_window(redis: &Redis, windows: f64) {
+    let script = "local s = redis.call('GET', KEYS[1])
+        local wid = struct.unpack('<I6', s, 21)
+        redis.call('SET', KEYS[1], string.sub(s, 1, 20) .. struct.pack('<I6', wid + ARGV[1]) .. string.sub(s, 27), 'KEEPTTL')
         return redis.status_reply('OK')";
-    let (windows, window) = (windows.to_string(), window_us.to_string());
-    redis.run::<Value>(&["EVAL", script, "1", KEY, &windows, &window]);
+    redis.run::<Value>(&["EVAL", script, "1", KEY, &windows.to_string()]);
 }
 
 #[test]
@@ -372,7 +376,7 @@ fn a_clock_that_steps_leaves_a_window_open_closes_it_or_starts_over() {
     ] {
         let redis = Redis::start();
         assert_eq!(window(&redis, slides, 10, DAY_US, 8, 0, &[]).need, 8);
-        step_window(&redis, -f64::from(windows), DAY_US);
+        step_window(&redis, -f64::from(windows));
         let answer = window(&redis, slides, 10, DAY_US, 0, 0, &[]);
         assert_eq!(answer.pool, left, "{slides} {windows}: {answer:?}");
         let ttl: i64 = redis.run(&["PTTL", KEY]);
@@ -416,6 +420,8 @@ fn log(
         need.to_string(),
         gateway.into(),
         number.to_string(),
+        // nothing is remembered
+        "0".into(),
     ];
     for (kind, generation, tokens) in reports {
         arguments.extend([kind.to_string(), generation.to_string(), tokens.to_string()]);
@@ -437,6 +443,8 @@ fn a_log_is_exact_and_gives_back_by_the_number_of_the_call() {
         answer.pool, 3,
         "and the third, but nothing of another gateway"
     );
+    redis.run::<Value>(&["DEL", KEY]);
+    assert_eq!(log(&redis, 5, 1_000, 5, "a", 3, &[]).need, 5);
     pause(Duration::from_millis(5));
     assert_eq!(
         log(&redis, 5, 1_000, 5, "a", 4, &[]).need,

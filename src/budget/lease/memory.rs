@@ -1,0 +1,207 @@
+//! What this gateway remembers of a key, so that a Redis that loses data costs next to nothing.
+//!
+//! Every grant is seen by the gateway that receives it, so the gateway that called last knows what the store had counted, and
+//! the greatest memory of all gateways, each aged to now, is the state before the loss. A state has an *incarnation*: a number
+//! that a loss changes. Each call says which one this gateway saw last and what it had counted; the script merges where they
+//! differ (`state.lua`).
+
+use std::collections::VecDeque;
+
+use super::{Algorithm, Reply, Terms};
+
+/// Clocks drift apart, and a call may be executed some time after it was sent: a key this close to its end may be gone.
+const MARGIN_NS: u64 = 200_000_000;
+/// Calls of one key whose entries in a log are remembered.
+const MAX_ENTRIES: usize = 1024;
+
+/// What the last reply said of a key.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Memory {
+    /// 0 before the first reply.
+    incarnation: u16,
+    /// Units spent; for windows, the count of this one and of the one before.
+    counts: [f64; 2],
+    window: u32,
+    at_ns: u64,
+    sent_ns: u64,
+    /// Until then the key cannot be gone by itself.
+    until_ns: u64,
+    /// Of a log: what this gateway was granted, oldest first.
+    entries: VecDeque<Entry>,
+    /// The log has lost them, and has to be told.
+    tells: bool,
+}
+
+/// Units that one call put into a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    call: u32,
+    units: u16,
+    at_ns: u64,
+}
+
+/// What a call says of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Recollection {
+    /// 0: nothing was seen yet.
+    pub incarnation: u16,
+    /// Modulo 256.
+    pub window: u8,
+    /// Below 0: the key may be gone by itself.
+    pub spent: f32,
+    /// Of the window before.
+    pub before: f32,
+    /// Of a log that has lost them: call, units, age in µs.
+    pub entries: Vec<(u32, u16, u64)>,
+}
+
+impl Memory {
+    /// A reply to a call that was sent at `sent_ns`. Whether something was lost since the reply before.
+    pub(super) fn saw(&mut self, now_ns: u64, sent_ns: u64, terms: &Terms, reply: &Reply) -> bool {
+        if sent_ns < self.sent_ns {
+            // a late reply to an earlier call knows less
+            return false;
+        }
+        let is_lost = self.misses(sent_ns, terms, reply);
+        let [first, second] = reply.state.map(|count| count as f64);
+        self.counts = match terms.algorithm {
+            Algorithm::Bucket => [first * terms.rate, 0.0],
+            _ => [first, second],
+        };
+        let lives_us = match terms.algorithm {
+            Algorithm::Bucket => {
+                reply.state[0].saturating_add(terms.generation_us().saturating_mul(2))
+            }
+            Algorithm::Fixed => reply.valid_us,
+            Algorithm::Sliding => reply.valid_us.saturating_add(terms.span_us),
+            _ if reply.pool < terms.capacity => terms.span_us,
+            _ => 0,
+        };
+        let lives_ns = lives_us.saturating_mul(1000).saturating_sub(MARGIN_NS);
+        self.until_ns = sent_ns.saturating_add(lives_ns);
+        if self.tells && !is_lost {
+            self.tells = false;
+        }
+        if is_lost && !self.entries.is_empty() {
+            self.tells = true;
+        }
+        (self.incarnation, self.window) = (reply.incarnation, reply.generation);
+        (self.at_ns, self.sent_ns) = (now_ns, sent_ns);
+        if terms.algorithm == Algorithm::Log && reply.need > 0 {
+            self.remember(now_ns, terms, reply.generation, reply.need);
+        }
+        is_lost
+    }
+
+    /// Whether the state that a reply tells of is not the one that was seen before, though it should have lasted.
+    fn misses(&self, sent_ns: u64, terms: &Terms, reply: &Reply) -> bool {
+        if self.incarnation == 0 || self.incarnation == reply.incarnation {
+            return false;
+        }
+        let windows = reply.generation.wrapping_sub(self.window);
+        match terms.algorithm {
+            Algorithm::Fixed => windows == 0,
+            Algorithm::Sliding => windows <= 1,
+            _ => sent_ns < self.until_ns,
+        }
+    }
+
+    fn remember(&mut self, now_ns: u64, terms: &Terms, call: u32, units: u64) {
+        let horizon_ns = now_ns.saturating_sub(terms.span_us.saturating_mul(1000));
+        while self
+            .entries
+            .front()
+            .is_some_and(|entry| entry.at_ns < horizon_ns)
+            || self.entries.len() >= MAX_ENTRIES
+        {
+            self.entries.pop_front();
+        }
+        let units = u16::try_from(units).unwrap_or(u16::MAX);
+        let at_ns = now_ns;
+        self.entries.push_back(Entry { call, units, at_ns });
+    }
+
+    /// Units of a log went back.
+    pub(super) fn returned(&mut self, call: u32, units: u64) {
+        let mut entries = self.entries.iter_mut();
+        if let Some(entry) = entries.find(|entry| entry.call == call) {
+            let units = u16::try_from(units).unwrap_or(u16::MAX);
+            entry.units = entry.units.saturating_sub(units);
+        }
+    }
+
+    /// What the next call says.
+    pub(super) fn recollection(&self, now_ns: u64, terms: &Terms) -> Recollection {
+        let age_us = |at_ns: u64| now_ns.saturating_sub(at_ns).div_euclid(1000);
+        let is_gone = now_ns >= self.until_ns;
+        let mut entries = Vec::new();
+        let [spent, before] = match terms.algorithm {
+            _ if is_gone => [-1.0, 0.0],
+            // aged by no more than has passed
+            Algorithm::Bucket => {
+                let [spent, _] = self.counts;
+                [
+                    (spent - terms.rate * age_us(self.at_ns) as f64).max(0.0),
+                    0.0,
+                ]
+            }
+            Algorithm::Log => {
+                let kept = self
+                    .entries
+                    .iter()
+                    .filter(|entry| entry.units > 0 && age_us(entry.at_ns) < terms.span_us);
+                let units: f64 = kept.clone().map(|entry| f64::from(entry.units)).sum();
+                if self.tells {
+                    entries.extend(kept.map(|it| (it.call, it.units, age_us(it.at_ns))));
+                }
+                [units, 0.0]
+            }
+            _ => self.counts,
+        };
+        Recollection {
+            incarnation: self.incarnation,
+            window: self.window.to_le_bytes()[0],
+            spent: spent as f32,
+            before: before as f32,
+            entries,
+        }
+    }
+
+    /// Whether the log has to be told at once.
+    pub(super) fn tells(&self) -> bool {
+        self.tells
+    }
+
+    /// Whether a store that forgot the key now would have to be told of it.
+    pub(super) fn matters(&self, now_ns: u64, terms: &Terms) -> bool {
+        self.incarnation != 0 && now_ns < self.until_ns && {
+            let told = self.recollection(now_ns, terms);
+            told.spent >= 1.0 || told.before >= 1.0
+        }
+    }
+}
+
+impl Recollection {
+    /// As the scripts read it; `run` is filled in where the connection is known.
+    pub fn bytes(&self, algorithm: Algorithm, gateways: f64) -> Vec<u8> {
+        let gateways = (gateways as u64).clamp(1, 255).to_le_bytes()[0];
+        let mut bytes = Vec::with_capacity(16);
+        bytes.extend(self.incarnation.to_le_bytes());
+        bytes.extend([self.window, gateways]);
+        bytes.extend([0; 4]);
+        bytes.extend(self.spent.to_le_bytes());
+        match algorithm {
+            Algorithm::Fixed | Algorithm::Sliding => bytes.extend(self.before.to_le_bytes()),
+            _ => {}
+        }
+        for (call, units, age_us) in &self.entries {
+            bytes.extend(call.to_le_bytes());
+            bytes.extend(units.to_le_bytes());
+            bytes.extend(age_us.to_le_bytes().into_iter().take(6));
+        }
+        bytes
+    }
+
+    /// Where the run of the server is in these bytes.
+    pub const RUN: std::ops::Range<usize> = 4..8;
+}

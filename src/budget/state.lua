@@ -1,0 +1,198 @@
+-- The state of a key, read and written the same way by bucket.lua, window.lua and log.lua, before each of which this stands.
+--
+-- One string: a header of 10 bytes, the section of the terms that were asked for last, and the sections of other terms that
+-- still count (after a reload, or in a rollout): what one grants, all are charged. While one of them is a log, the key is a
+-- sorted set with the log's entries, and the string is its last member, with the score +inf.
+--
+--   header  c1 form of the first section, H incarnation, I4 run, B gateways that have told, H end of the doubt (65.5 ms; 0: none)
+--   B       f capacity, f tokens per µs, I4 generation length, d spent, d moment, I4 generation, I4 out, I4 out before,
+--           f demand, f granted in this incarnation
+--   F, S    I6 window length, f limit, I6 window, d count, d count before, I4 moment (1.024 ms), f demand, f granted in this
+--           incarnation in this window, f in the one before
+--   L       I6 window length, f limit, f granted in this incarnation
+--   others  c1 form, I4 the second in which it was last asked for, and the section
+--
+-- An incarnation is what one key is from its making to its loss. A gateway remembers what it saw after its last call, and the
+-- incarnation that it saw. Where the state has another incarnation, something was lost in between, and what the gateway
+-- remembers is merged: of all gateways the one that called last knows exactly what was spent.
+--
+-- memory (an argument): H incarnation (0: none), B window modulo 256, B gateways alive, I4 run, f spent or count
+-- (below 0: the key may be gone by itself), f count before
+local ALIKE = 1e-6
+-- how long, and how much, is granted after a loss before all gateways have told what they remember
+local DOUBT, FEW = 46, 0.02
+-- for how long the section of terms that nobody asks for is kept, and the most of them
+local KEEP, MOST = 120, 3
+
+local now
+do
+  local t = redis.call('TIME')
+  now = t[1] * 1000000 + t[2]
+end
+
+
+-- What most calls do not need: keys that are new, states that were lost, terms that changed.
+local function rarely()
+  local function doubt_left(doubt, told, alive)
+    if doubt == 0 or told >= alive then return 0 end
+    local left = (doubt - (now - now % 65536) / 65536) % 65536
+    if left > DOUBT then left = 0 end
+    return left
+  end
+
+  -- How long a doubt lasts: no longer than it takes to come back from having spent everything.
+  local function doubt_units(span)
+    local units = (span - span % 65536) / 65536 + 1
+    if units > DOUBT then units = DOUBT end
+    return units
+  end
+
+  local function doubt_until(span, alive)
+    if alive < 2 then return 0 end
+    local till = ((now - now % 65536) / 65536 + doubt_units(span)) % 65536
+    if till == 0 then till = 1 end
+    return till
+  end
+
+  -- An incarnation that is not the one before.
+  local function incarnate(before)
+    local inc = (now - now % 64) / 64 % 65535 + 1
+    if inc == before then inc = inc % 65535 + 1 end
+    return inc
+  end
+
+  -- Units that a section counts as spent now.
+  local function used(form, body)
+    if form == 'B' then
+      local _, rate, _, spent, ts = struct.unpack('<ffI4dd', body)
+      if now > ts then spent = spent - (now - ts) * rate end
+      if spent < 0 then spent = 0 end
+      return spent
+    elseif form == 'L' then
+      local win = struct.unpack('<I6', body)
+      return redis.call('ZCOUNT', KEYS[1], '(' .. string.format('%.0f', now - win), '(inf')
+    end
+    local win, _, wid, cur, prev = struct.unpack('<I6fI6dd', body)
+    local w = (now - now % win) / win
+    if w > wid then
+      if w == wid + 1 then prev = cur else prev = 0 end
+      cur, wid = 0, w
+    end
+    if form == 'F' then return cur end
+    local into = now - wid * win
+    if into < 0 then into = 0 end
+    return cur + prev * (1 - into / win)
+  end
+
+  -- The sections of a state that is not one section of the caller's own terms: the caller's (nil: none yet), the header, what the
+  -- terms before had counted (nil: nothing is known), all others, whether the key is a sorted set and its member, whether
+  -- gateways differ, and the section of the terms before.
+  local function sections(s, mine)
+    local SIZE = { B = 48, F = 48, S = 48, L = 14 }
+    local set, member = false, nil
+    if type(s) == 'table' then
+      local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
+      set, s = true, false
+      if last[2] == 'inf' then s, member = last[1], last[1] end
+    end
+    local all, head = {}, nil
+    if s and SIZE[string.sub(s, 1, 1)] and #s >= 10 + SIZE[string.sub(s, 1, 1)] then
+      local form, at = string.sub(s, 1, 1), 11
+      head = string.sub(s, 1, 10)
+      all[1] = { form, false, string.sub(s, at, at + SIZE[form] - 1) }
+      at = at + SIZE[form]
+      while #s > at + 5 do
+        form = string.sub(s, at, at)
+        local asked = struct.unpack('<I4', s, at + 1)
+        if not SIZE[form] then break end
+        all[#all + 1] = { form, asked, string.sub(s, at + 5, at + 4 + SIZE[form]) }
+        at = at + 5 + SIZE[form]
+      end
+    end
+    local own, before, second, disagree = nil, nil, (now - now % 1000000) / 1000000, 0
+    local others = {}
+    for i, section in ipairs(all) do
+      if mine(section[1], section[3]) then
+        own = section[3]
+        -- these terms were asked for before others were, and are again: two gateways differ
+        if i > 1 then disagree = 1 end
+      elseif not section[2] or (section[2] + KEEP >= second and #others < MOST) then
+        section[2] = section[2] or second
+        others[#others + 1] = section
+      end
+    end
+    if all[1] and not own then before = used(all[1][1], all[1][3]) end
+    return own, head, before, others, set, member, disagree, all[1]
+  end
+
+  -- Leases of other terms that are still out: nothing refills behind them.
+  local function out_elsewhere(others)
+    local sum = 0
+    for _, section in ipairs(others) do
+      if section[1] == 'B' then
+        local _, _, tau, _, _, gen, o0, o1 = struct.unpack('<ffI4ddI4I4I4', section[3])
+        local g = (now - now % tau) / tau % 4294967296
+        if g == gen then sum = sum + o0 + o1 elseif (g - gen) % 4294967296 == 1 then sum = sum + o0 end
+      end
+    end
+    return sum
+  end
+
+  -- Charges a section of other terms with `n` more units, or gives some back; `mine` is what the caller's own terms count now.
+  local function charge(section, n, mine)
+    local form, body = section[1], section[3]
+    if form == 'B' then
+      local cap, rate, tau, _, _, gen, o0, o1, dem, since = struct.unpack('<ffI4ddI4I4I4ff', body)
+      local spent = used(form, body)
+      local after = spent + n
+      if n < 0 then
+        -- what comes back was part of more than this bucket could count
+        local least = mine
+        if least > cap then least = cap end
+        if after < least then after = least end
+        if after > spent then after = spent end
+      elseif after > cap then
+        after = cap
+      end
+      section[3] = struct.pack('<ffI4ddI4I4I4ff', cap, rate, tau, after, now, gen, o0, o1, dem, since)
+    elseif form == 'L' then
+      for i = 1, n do
+        redis.call('ZADD', KEYS[1], now, 'x:' .. string.format('%.0f', now) .. ':' .. i)
+      end
+    else
+      local win, limit, wid, cur, prev, ts, dem, s0, s1 = struct.unpack('<I6fI6ddI4fff', body)
+      local w = (now - now % win) / win
+      if w > wid then
+        if w == wid + 1 then prev, s1 = cur, s0 else prev, s1 = 0, 0 end
+        wid, cur, s0 = w, 0, 0
+      end
+      -- nobody waits longer than after having spent all of these terms
+      if cur + n < limit then cur = math.max(0, cur + n) elseif cur < limit then cur = limit end
+      section[3] = struct.pack('<I6fI6ddI4fff', win, limit, wid, cur, prev, ts, dem, s0, s1)
+    end
+  end
+
+  -- Writes a state of several sections, or one that is or was a log's.
+  local function write(first, others, set, member, ttl)
+    local parts, log = { first }, string.sub(first, 1, 1) == 'L'
+    for _, section in ipairs(others) do
+      parts[#parts + 1] = section[1] .. struct.pack('<I4', section[2]) .. section[3]
+      log = log or section[1] == 'L'
+    end
+    if #others > 0 and ttl < KEEP * 1000 then ttl = KEEP * 1000 end
+    local state = table.concat(parts)
+    if log ~= set then redis.call('DEL', KEYS[1]) end
+    if log then
+      if member and member ~= state then redis.call('ZREM', KEYS[1], member) end
+      redis.call('ZADD', KEYS[1], '+inf', state)
+      redis.call('PEXPIRE', KEYS[1], ttl)
+    else
+      redis.call('SET', KEYS[1], state, 'PX', ttl)
+    end
+  end
+
+  return {
+    doubt_left = doubt_left, doubt_units = doubt_units, doubt_until = doubt_until, incarnate = incarnate, sections = sections,
+    out_elsewhere = out_elsewhere, charge = charge, write = write,
+  }
+end

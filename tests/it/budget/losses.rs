@@ -1,0 +1,353 @@
+//! What Redis loses: whatever gateway asks first, and whether a key is gone or merely old, at most a fiftieth of the burst is admitted
+//! beyond the limit, and the loss is said once and counted.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use redis::Value;
+
+use super::{FAILOVER, refilled};
+use crate::support::{
+    Client, Gateway, Redis, Request, eventually,
+    redis::{Sentinel, ask_sentinel},
+    wait::{pause, within},
+};
+
+/// Each with a burst of 600 that hardly comes back while a test runs.
+const KINDS: [(&str, &str); 7] = [
+    ("bucket", "rate = \"600/h\"\nburst = 600"),
+    (
+        "bucket_strict",
+        "rate = \"600/h\"\nburst = 600\nsync = \"strict\"",
+    ),
+    ("fixed", "rate = \"600/30d\"\nalgorithm = \"fixed_window\""),
+    (
+        "fixed_strict",
+        "rate = \"600/30d\"\nalgorithm = \"fixed_window\"\nsync = \"strict\"",
+    ),
+    (
+        "sliding",
+        "rate = \"600/30d\"\nalgorithm = \"sliding_window\"",
+    ),
+    (
+        "sliding_strict",
+        "rate = \"600/30d\"\nalgorithm = \"sliding_window\"\nsync = \"strict\"",
+    ),
+    (
+        "log",
+        "rate = \"600/d\"\nalgorithm = \"sliding_log\"\nsync = \"strict\"",
+    ),
+];
+
+/// What may be admitted beyond the limit after a loss: a fiftieth.
+const BEYOND: usize = 12;
+
+/// How long gateways take to find out that a server has lost something, and to tell it: a heartbeat, and the doubt.
+const DOUBT: Duration = Duration::from_millis(3_500);
+
+/// A limit of each kind, each on a path of its own.
+fn config(redis: &str) -> String {
+    let limits = KINDS.map(|(name, limit)| {
+        format!(
+            "[limit.{name}]\nkey = []\nscope = \"global\"\non_redis_down = \"closed\"\n{limit}\n\
+             [[route]]\nname = \"{name}\"\npath = \"/{name}\"\nupstream = \"origin\"\nlimits = [\"{name}\"]\n"
+        )
+    });
+    format!(
+        "[redis]\n{redis}\nbudget = \"1s\"\nconnect_timeout = \"2s\"\n{}",
+        limits.concat()
+    )
+}
+
+/// So many gateways that know of each other.
+fn gateways(redis: &str, count: usize) -> Vec<Gateway> {
+    let start = |_| Gateway::with(&config(redis)).start();
+    let gateways: Vec<Gateway> = (0..count).map(start).collect();
+    for gateway in &gateways {
+        gateway.wait_for_metric("tidegate_budget_gateways", count as f64);
+    }
+    gateways
+}
+
+fn url(redis: &Redis) -> String {
+    format!("url = {:?}", redis.url())
+}
+
+/// How many of so many requests are admitted; those that find no Redis are sent again.
+fn spend(gateway: &Gateway, kind: &str, requests: usize) -> usize {
+    let mut client = gateway.connect();
+    let request = Request::get(&format!("/{kind}"));
+    let mut admitted = 0;
+    for _ in 0..requests {
+        let status = within(Duration::from_secs(20), "Redis to answer", || match client
+            .send(&request)
+            .status
+        {
+            503 => {
+                pause(Duration::from_millis(20));
+                Err("503".to_owned())
+            }
+            status => Ok(status),
+        });
+        admitted += usize::from(status == 200);
+        assert!([200, 429].contains(&status), "{kind}: {status}");
+    }
+    admitted
+}
+
+/// A has spent 1 of each limit, B the rest, and Redis loses something: A asks first, then B, then both when the doubt is over.
+fn a_loss_costs_little(redis: &mut Redis, before: impl Fn(&Redis), loses: impl Fn(&mut Redis)) {
+    let gateways = gateways(&url(redis), 2);
+    let [a, b] = &gateways[..] else {
+        unreachable!()
+    };
+    let begun = Instant::now();
+    for (kind, _) in KINDS {
+        assert_eq!(spend(a, kind, 1), 1, "{kind}");
+    }
+    before(redis);
+    for (kind, _) in KINDS {
+        let rest = spend(b, kind, 599);
+        // a lease of the other may hold some
+        assert!(
+            (580..=599 + refilled(begun)).contains(&rest),
+            "{kind}: {rest}"
+        );
+    }
+    loses(redis);
+    let mut beyond = BTreeMap::new();
+    for gateway in [a, b] {
+        for (kind, _) in KINDS {
+            *beyond.entry(kind).or_insert(0) += spend(gateway, kind, 60);
+        }
+    }
+    pause(DOUBT);
+    for gateway in [a, b] {
+        for (kind, _) in KINDS {
+            *beyond.entry(kind).or_insert(0) += spend(gateway, kind, 60);
+        }
+    }
+    println!("{beyond:?}");
+    for (kind, beyond) in beyond {
+        assert!(
+            beyond <= BEYOND + refilled(begun),
+            "{kind}: {beyond} beyond"
+        );
+    }
+}
+
+fn said_once(gateway: &Gateway, words: &str) {
+    eventually("the log to say so", || {
+        let log = gateway.stderr();
+        match log.matches(words).count() {
+            0 => Err(log),
+            _ => Ok(()),
+        }
+    });
+}
+
+#[test]
+fn a_flushed_redis_is_told_what_every_gateway_remembers() {
+    let mut redis = Redis::start();
+    a_loss_costs_little(
+        &mut redis,
+        |_| {},
+        |redis| _ = redis.run::<Value>(&["FLUSHALL"]),
+    );
+}
+
+#[test]
+fn a_redis_that_restarts_empty_is_told_what_every_gateway_remembers() {
+    let mut redis = Redis::start();
+    a_loss_costs_little(&mut redis, |_| {}, Redis::restart);
+}
+
+#[test]
+fn a_redis_that_restarts_from_an_old_snapshot_is_told_what_came_after_it() {
+    let mut redis = Redis::start();
+    let save = |redis: &Redis| _ = redis.run::<Value>(&["SAVE"]);
+    a_loss_costs_little(&mut redis, save, Redis::restart);
+}
+
+#[test]
+fn keys_that_are_evicted_are_told_by_every_gateway_that_asks() {
+    let mut redis = Redis::start();
+    a_loss_costs_little(
+        &mut redis,
+        |_| {},
+        |redis| {
+            for key in redis.keys() {
+                if !key.ends_with(":gateways") {
+                    redis.run::<Value>(&["DEL", &key]);
+                }
+            }
+        },
+    );
+}
+
+#[test]
+fn a_gateway_without_requests_tells_a_flushed_redis_what_it_knows() {
+    let redis = Redis::start();
+    let gateways = gateways(&url(&redis), 2);
+    let begun = Instant::now();
+    for (kind, _) in KINDS {
+        assert_eq!(spend(&gateways[0], kind, 1), 1);
+        spend(&gateways[1], kind, 599);
+    }
+    redis.run::<Value>(&["FLUSHALL"]);
+    // the second is not asked any more
+    let mut beyond = BTreeMap::new();
+    let until = Instant::now() + DOUBT * 2;
+    while Instant::now() < until {
+        for (kind, _) in KINDS {
+            *beyond.entry(kind).or_insert(0) += spend(&gateways[0], kind, 20);
+        }
+        pause(Duration::from_millis(100));
+    }
+    for (kind, beyond) in &beyond {
+        assert!(
+            *beyond <= BEYOND + refilled(begun),
+            "{kind}: {beyond} beyond"
+        );
+    }
+    said_once(&gateways[1], "Redis may have lost what was counted");
+    said_once(&gateways[0], "Redis has lost what was counted of a key");
+    let emptied = gateways[1].metric("tidegate_budget_losses_total{kind=\"emptied\"}");
+    assert!(emptied >= 1.0, "{emptied}");
+    let keys = gateways[0].metric("tidegate_budget_losses_total{kind=\"key\"}");
+    assert!(keys >= KINDS.len() as f64, "{keys}");
+}
+
+#[test]
+fn one_gateway_alone_goes_on_from_what_it_remembers_without_a_pause() {
+    let redis = Redis::start();
+    let gateways = gateways(&url(&redis), 1);
+    for (kind, _) in KINDS {
+        assert_eq!(spend(&gateways[0], kind, 300), 300);
+    }
+    redis.run::<Value>(&["FLUSHALL"]);
+    let begun = Instant::now();
+    for (kind, _) in KINDS {
+        let rest = spend(&gateways[0], kind, 330);
+        assert!(
+            (295..=300 + refilled(begun)).contains(&rest),
+            "{kind}: {rest}"
+        );
+    }
+}
+
+#[test]
+fn a_replica_that_takes_over_without_the_last_grants_is_told_of_them() {
+    let mut sentinel = Sentinel::start();
+    let nodes = sentinel.address;
+    let redis = format!("sentinel = {{ master = \"mymaster\", nodes = [\"{nodes}\"] }}");
+    let gateways = gateways(&redis, 2);
+    let begun = Instant::now();
+    for (kind, _) in KINDS {
+        assert_eq!(spend(&gateways[0], kind, 1), 1);
+    }
+    eventually("the replica to have it all", || {
+        let (here, there) = (sentinel.master.keys().len(), sentinel.replica.keys().len());
+        (here == there)
+            .then_some(())
+            .ok_or_else(|| there.to_string())
+    });
+    // it does not hear of what comes now
+    sentinel.replica.pause();
+    for (kind, _) in KINDS {
+        spend(&gateways[1], kind, 599);
+    }
+    sentinel.master.kill();
+    sentinel.replica.resume();
+    within(FAILOVER, "the Sentinel to name the replica", || {
+        let (_, port): (String, u16) =
+            ask_sentinel(nodes, &["GET-MASTER-ADDR-BY-NAME", "mymaster"])?;
+        let is_replica = port == sentinel.replica.port();
+        is_replica.then_some(()).ok_or_else(|| port.to_string())
+    });
+    let mut beyond = BTreeMap::new();
+    for _ in 0..2 {
+        for (gateway, (kind, _)) in [0, 1]
+            .into_iter()
+            .flat_map(|at| KINDS.map(|kind| (at, kind)))
+        {
+            *beyond.entry(kind).or_insert(0) += spend(&gateways[gateway], kind, 60);
+        }
+        pause(DOUBT);
+    }
+    println!("{beyond:?}");
+    for (kind, beyond) in beyond {
+        assert!(
+            beyond <= BEYOND + refilled(begun),
+            "{kind}: {beyond} beyond"
+        );
+    }
+}
+
+/// Three gateways under three times the limit, of each kind, while Redis loses something: what is admitted beyond, by kind.
+fn under_load(loses: impl Fn(&mut Redis), before: impl Fn(&Redis)) {
+    let mut redis = Redis::start();
+    let gateways = gateways(&url(&redis), 3);
+    let stop = Arc::new(AtomicBool::new(false));
+    let begun = Instant::now();
+    let clients: Vec<_> = gateways
+        .iter()
+        .flat_map(|gateway| KINDS.map(|(kind, _)| (gateway.address(), kind)))
+        .map(|(address, kind)| {
+            let stop = Arc::clone(&stop);
+            thread::spawn(move || {
+                let mut client = Client::connect(address);
+                let request = Request::get(&format!("/{kind}"));
+                let mut admitted = 0;
+                while !stop.load(Relaxed) {
+                    admitted += usize::from(client.send(&request).status == 200);
+                    pause(Duration::from_millis(2));
+                }
+                (kind, admitted)
+            })
+        })
+        .collect();
+    // about half of the burst is spent
+    pause(Duration::from_millis(500));
+    before(&redis);
+    pause(Duration::from_millis(300));
+    loses(&mut redis);
+    pause(Duration::from_secs(6));
+    stop.store(true, Relaxed);
+    let mut admitted = BTreeMap::new();
+    for client in clients {
+        let (kind, count) = client.join().expect("a client");
+        *admitted.entry(kind).or_insert(0) += count;
+    }
+    println!("{admitted:?}");
+    for (kind, admitted) in admitted {
+        assert!(
+            admitted <= 600 + BEYOND + refilled(begun),
+            "{kind}: {admitted} of 600"
+        );
+        assert!(admitted >= 580, "{kind}: {admitted} of 600");
+    }
+}
+
+#[test]
+fn under_three_times_the_load_a_flush_admits_a_fiftieth_beyond_at_most() {
+    under_load(|redis| _ = redis.run::<Value>(&["FLUSHALL"]), |_| {});
+}
+
+#[test]
+fn under_three_times_the_load_a_restart_from_a_snapshot_admits_a_fiftieth_beyond_at_most() {
+    let save = |redis: &Redis| _ = redis.run::<Value>(&["SAVE"]);
+    under_load(Redis::restart, save);
+}
+
+#[test]
+fn under_three_times_the_load_a_restart_without_data_admits_a_fiftieth_beyond_at_most() {
+    under_load(Redis::restart, |_| {});
+}
