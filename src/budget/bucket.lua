@@ -67,7 +67,7 @@ if not own then
 end
 -- what this gateway's memory says that is spent, where something was lost since it called last
 local least, doubt_left, doubt_units = 0, 0, 0
-if inc ~= knew or (run ~= of and run ~= 0) or doubt ~= 0 then
+if inc == 0 or inc ~= knew or (run ~= of and run ~= 0) or doubt ~= 0 then
   rare = rare or rarely()
   if inc == 0 then
     inc, of, told = rare.incarnate(knew), run, 1

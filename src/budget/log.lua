@@ -56,7 +56,7 @@ if others then
 end
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - longest)
 local doubt_left = 0
-if inc ~= knew or (run ~= of and run ~= 0) or doubt ~= 0 or #A[6] > 12 then
+if inc == 0 or inc ~= knew or (run ~= of and run ~= 0) or doubt ~= 0 or #A[6] > 12 then
   rare = rare or rarely()
   local tells = knew == 0 or own_units <= 0 or #A[6] > 12
   if inc == 0 then

@@ -75,7 +75,7 @@ elseif w < wid - 1 then
 end
 -- w == wid - 1: a small step back; stay in the window that was already open
 local doubt_left = 0
-if inc ~= knew or (run ~= of and run ~= 0) or doubt ~= 0 then
+if inc == 0 or inc ~= knew or (run ~= of and run ~= 0) or doubt ~= 0 then
   rare = rare or rarely()
   local before, is_lost = inc, false
   -- what is remembered counts in the window that it belongs to

@@ -128,6 +128,8 @@ pub(super) struct Wire {
     calls: u64,
     random: u64,
     gateways: f64,
+    /// After a loss, how many there were, and until when that holds.
+    at_least: (f64, u64),
     /// Whether some server was slow lately.
     shows_bound: bool,
     /// When to say again that this one lives.
@@ -201,6 +203,7 @@ impl Wire {
             calls: 0,
             random: duty.seed | 1,
             gateways: 1.0,
+            at_least: (0.0, 0),
             shows_bound: false,
             count_ns: 0,
             script_failed: Throttle::default(),
@@ -585,7 +588,17 @@ impl Wire {
     /// A server has noted that this gateway lives; `gateways` is 0 where it does not count them.
     pub(super) fn counted(&mut self, now_ns: u64, shard: usize, gateways: u64, is_new: bool) {
         if gateways > 0 {
-            self.gateways = gateways as f64;
+            let count = gateways as f64;
+            if is_new && count < self.gateways {
+                // a server that was emptied counts from one on: the others say soon that they live
+                self.at_least = (self.gateways, now_ns.saturating_add(GONE_MS * 1_000_000));
+            }
+            let (least, until_ns) = self.at_least;
+            self.gateways = if now_ns < until_ns {
+                count.max(least)
+            } else {
+                count
+            };
             self.metrics.gateways.set(self.gateways);
         }
         self.meet_servers();

@@ -176,8 +176,14 @@ fn former_key(commands: &Value, key: &str) -> String {
 #[test]
 fn gateways_that_disagree_about_a_limit_say_so() {
     let redis = Redis::start();
-    let one = shared(&redis, &format!("rate = \"100/d\"\nburst = 100{STRICT}"));
-    let other = shared(&redis, &format!("rate = \"1000/d\"\nburst = 100{STRICT}"));
+    let one = shared(
+        &redis,
+        &format!("rate = \"100000/d\"\nburst = 100000{STRICT}"),
+    );
+    let other = shared(
+        &redis,
+        &format!("rate = \"200000/d\"\nburst = 100000{STRICT}"),
+    );
     eventually("one of them to say so", || {
         passed(&one, 1);
         passed(&other, 1);

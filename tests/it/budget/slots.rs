@@ -259,7 +259,7 @@ fn declare(redis: &Redis, who: &str, held: u64, need: u64, number: u64, life_ms:
     let answer: Vec<i64> = redis.run(&[
         "EVAL", SLOTS, "1", KEY, who, "10", &held, &need, &life, &number,
     ]);
-    let [granted, 0, 0, 0, left, wanted, 0, sum] = answer[..] else {
+    let [granted, 0, 0, 0, left, wanted, 0, sum, ..] = answer[..] else {
         panic!("{answer:?}")
     };
     [granted, left, i64::from(wanted > 0), sum]
