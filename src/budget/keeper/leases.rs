@@ -361,7 +361,8 @@ impl Leases {
     pub(super) fn lost(&mut self, now_ns: u64, shard: usize) {
         let keys = self.entries.iter();
         let keys = keys.filter(|(_, entry)| entry.shard == shard && entry.remembers(now_ns));
-        self.telling = keys.map(|(&place, _)| place).collect();
+        // a key that is there already is told once more, which changes nothing
+        self.telling.extend(keys.map(|(&place, _)| place));
         self.tell_ns = now_ns;
     }
 
