@@ -36,7 +36,9 @@ pub(super) struct Script {
 impl Script {
     pub(super) fn new(source: impl Into<Cow<'static, str>>) -> Script {
         let source = source.into();
-        let sha = sha1_smol::Sha1::from(source.as_bytes()).digest().to_string();
+        let sha = sha1_smol::Sha1::from(source.as_bytes())
+            .digest()
+            .to_string();
         Script { source, sha }
     }
 }

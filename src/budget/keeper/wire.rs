@@ -1,7 +1,9 @@
 //! Calls to Redis as the keeper makes them: whether one may be made, what becomes of it, and which servers are given up.
 //!
 //! Nothing here waits: a call is a task of its own, and what becomes of it comes back as an [`Event`]. One that has taken the
-//! budget is reported as overdue first, and as ended when it ends, however late that is.
+//! budget is reported as overdue first, and as ended when it ends, however late that is. `losses` finds out what Redis has lost.
+
+mod losses;
 
 use std::{
     rc::Rc,
@@ -9,7 +11,6 @@ use std::{
     time::Duration,
 };
 
-use redis::Value;
 use tokio::{sync::mpsc, time::Instant};
 
 use super::Duty;
@@ -21,10 +22,11 @@ use crate::{
         hand::Tag,
         lease::{self, Algorithm},
         redis::{Failure, Script, ScriptCall, reply},
-        settings::SharedLimit,
     },
     telemetry::{handles::BudgetMetrics, log::Throttle},
 };
+
+pub(in crate::budget) use losses::Loss;
 
 /// What has become of a call, or of a question about a server.
 pub(super) struct Event {
@@ -48,29 +50,6 @@ pub(super) enum EventKind {
         gateways: u64,
         is_new: bool,
     },
-}
-
-/// How data of Redis was lost, as a metric's label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::budget) enum Loss {
-    /// Another run of a server answers, or another server: what it has may be old, or nothing.
-    Restarted,
-    /// A server has forgotten that this gateway lives: it was emptied.
-    Emptied,
-    /// The state of one key was gone, or was an older one.
-    Key,
-}
-
-impl Loss {
-    pub(in crate::budget) const LABELS: [&str; 3] = ["restarted", "emptied", "key"];
-
-    fn label(self) -> &'static str {
-        match self {
-            Loss::Restarted => "restarted",
-            Loss::Emptied => "emptied",
-            Loss::Key => "key",
-        }
-    }
 }
 
 impl Event {
@@ -540,132 +519,5 @@ impl Wire {
     pub(super) fn moved(&mut self) {
         self.meet_servers();
         self.show_degraded();
-    }
-
-    /// Says that this gateway lives, or that it goes, and learns how many do: at the server that counts them, and at every
-    /// other that keeps keys, so that one which was emptied is found out.
-    pub(super) fn count(&self, goes: bool) -> tokio::task::JoinHandle<()> {
-        let key = format!("{}:gateways", self.prefix);
-        let counting = self.servers.shard_of(&key);
-        if !goes {
-            let others = (0..self.shards.len())
-                .filter(|&shard| shard != counting && self.servers.is_used(shard));
-            for shard in others.filter(|&shard| !self.is_open(shard)) {
-                let probe = self.servers.probe_key(&self.prefix, shard);
-                self.note(shard, format!("{probe}:gateways"), false, false);
-            }
-        }
-        self.note(counting, key, goes, true)
-    }
-
-    fn note(
-        &self,
-        shard: usize,
-        key: String,
-        goes: bool,
-        counts: bool,
-    ) -> tokio::task::JoinHandle<()> {
-        let goes = u8::from(goes).to_string();
-        let arguments = [self.id.clone(), GONE_MS.to_string(), goes].map(String::into_bytes);
-        let (servers, scripts) = (Rc::clone(&self.servers), Rc::clone(&self.scripts));
-        let events = self.events.clone();
-        tokio::task::spawn_local(async move {
-            let call = ScriptCall::new(&key, &arguments);
-            // where it fails, the last number holds
-            if let Ok(Value::Array(answer)) = servers.call(&scripts.nodes, call).await
-                && let [Value::Int(gateways), Value::Int(new)] = answer[..]
-            {
-                let gateways = if counts { gateways } else { 0 };
-                let kind = EventKind::Counted {
-                    gateways: u64::try_from(gateways).unwrap_or(0),
-                    is_new: new == 1,
-                };
-                let _ = events.send(Event::about(shard, kind)).await;
-            }
-        })
-    }
-
-    /// A server has noted that this gateway lives; `gateways` is 0 where it does not count them.
-    pub(super) fn counted(&mut self, now_ns: u64, shard: usize, gateways: u64, is_new: bool) {
-        if gateways > 0 {
-            let count = gateways as f64;
-            if is_new && count < self.gateways {
-                // a server that was emptied counts from one on: the others say soon that they live
-                self.at_least = (self.gateways, now_ns.saturating_add(GONE_MS * 1_000_000));
-            }
-            let (least, until_ns) = self.at_least;
-            self.gateways = if now_ns < until_ns {
-                count.max(least)
-            } else {
-                count
-            };
-            self.metrics.gateways.set(self.gateways);
-        }
-        self.meet_servers();
-        self.look_at_run(shard);
-        let before_ns = self.shards[shard].noted_ns.replace(now_ns);
-        // one that was silent for long was forgotten by rights
-        let is_recent =
-            before_ns.is_some_and(|before| now_ns.saturating_sub(before) < GONE_MS / 2 * 1_000_000);
-        if is_new && is_recent && !self.shards[shard].has_lost {
-            self.lost(shard, Loss::Emptied);
-        }
-    }
-
-    /// Notes which run of a server answers.
-    fn look_at_run(&mut self, shard: usize) {
-        let run = self.servers.link(shard).run();
-        let before = self.shards[shard].run;
-        if run == before || run == 0 {
-            return;
-        }
-        self.shards[shard].run = run;
-        if before != 0 {
-            self.shards[shard].noted_ns = None;
-            self.lost(shard, Loss::Restarted);
-        }
-    }
-
-    fn lost(&mut self, shard: usize, loss: Loss) {
-        self.shards[shard].has_lost = true;
-        self.metrics.lost(loss.label());
-        if let Some(unsaid) = self.server_lost.speak() {
-            tracing::warn!(
-                redis = self.servers.link(shard).address(),
-                kind = loss.label(),
-                unsaid,
-                "Redis may have lost what was counted: gateways tell it what they remember"
-            );
-        }
-    }
-
-    /// A server that has lost something since this was last asked.
-    pub(super) fn take_loss(&mut self) -> Option<usize> {
-        let shard = self.shards.iter().position(|shard| shard.has_lost)?;
-        self.shards[shard].has_lost = false;
-        Some(shard)
-    }
-
-    /// The state of one key was gone, or was an older one.
-    pub(super) fn lost_key(&self, shard: usize) {
-        self.metrics.lost(Loss::Key.label());
-        if let Some(unsaid) = self.key_lost.speak() {
-            tracing::warn!(
-                redis = self.servers.link(shard).address(),
-                kind = Loss::Key.label(),
-                unsaid,
-                "Redis has lost what was counted of a key: it goes on from what gateways remember"
-            );
-        }
-    }
-
-    /// Gateways differ about a limit, and have for a while.
-    pub(super) fn disagree(&self, limit: &SharedLimit) {
-        limit.metrics.disagreement.set(1.0);
-        tracing::warn!(
-            limit = limit.name,
-            "gateways share this limit and count it differently: each keeps its own quota and charges what all admit; \
-             give all gateways the same configuration"
-        );
     }
 }
