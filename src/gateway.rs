@@ -41,14 +41,13 @@ use std::{
 
 use http::{Request, Response, Uri, Version, request::Parts};
 use http_body::Body as _;
-use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use crate::{
     identity::{HeldToken, TokenCache, Tokens},
     listener::{
         Peer,
-        inbound::InboundBody,
+        inbound::{InboundBody, RequestBody},
         request::{self, Addressed},
     },
     response::{FieldWriter, Refusal},
@@ -103,7 +102,7 @@ impl Worker {
     /// Answers one request.
     fn serve<R>(
         self: Rc<Self>,
-        request: Request<Incoming>,
+        request: Request<RequestBody>,
         from: Rc<Peer>,
         finish: impl FnOnce(Response<Body>) -> R,
     ) -> impl Future<Output = R> {
@@ -116,7 +115,7 @@ impl Worker {
         }
     }
 
-    async fn answer(&self, head: &Parts, body: Incoming, from: &Rc<Peer>) -> Response<Body> {
+    async fn answer(&self, head: &Parts, body: RequestBody, from: &Rc<Peer>) -> Response<Body> {
         let token = HeldToken::default();
         let unrouted = &self.shared.plan.unrouted;
         let mut exchange = Exchange::begin(head, from, &token, unrouted, self.request_ids.next());
@@ -208,6 +207,10 @@ impl Worker {
         let route = exchange.route;
         if let Some(max_bytes) = route.max_body_bytes {
             body.set_max_bytes(max_bytes);
+        }
+        let fleet = self.shared.plan.upstreams.get(route.upstream);
+        if exchange.grpc.is_some() && fleet.is_some_and(|fleet| fleet.settings().speaks_http2()) {
+            body.bound_messages();
         }
         self.make_room(exchange)?;
         if exchange.wants_body() && !body.is_end_stream() {

@@ -10,7 +10,7 @@
 //! drain, [`admin`] and [`telemetry`] let an operator see, [`cli`] is what a person types.
 //!
 //! Imports point down this list only (`tests/it/tidy.rs` enforces it):
-//! cli → server → admin → gateway → config → response → (listener | budget | upstream | overload | issuer) → telemetry → route → identity → limit.
+//! cli → server → admin → gateway → config → response → (listener | budget | upstream | overload | issuer) → receive_buffer → telemetry → route → identity → limit.
 
 pub mod cli;
 pub mod server;
@@ -23,6 +23,7 @@ pub mod budget;
 pub mod upstream;
 pub mod issuer;
 pub mod overload;
+pub mod receive_buffer;
 pub mod telemetry;
 pub mod route;
 pub mod identity;

@@ -63,7 +63,10 @@ impl Worker {
             unsent.may_pause();
         }
         self.describe(exchange, &mut response, &mut record);
-        response.map(|source| Body::recorded(source, record))
+        // in HTTP/1 there may be no room for trailers
+        let is_http2 = exchange.head.version == Version::HTTP_2;
+        let grpc = exchange.grpc.filter(|_| is_http2);
+        response.map(|source| Body::recorded(source, record, grpc))
     }
 
     /// A 101: behind it the connection is the upstream's to talk over, and its slots are held until it ends.
@@ -197,7 +200,7 @@ impl Worker {
         match record {
             Some(mut record) => {
                 record.refused(refusal);
-                response.map(|body| Body::recorded(Source::authored(body), record))
+                response.map(|body| Body::recorded(Source::authored(body), record, None))
             }
             None => {
                 let (bytes, ours) = (response.body().len() as u64, Ours::Refused(refusal.slug()));
@@ -338,9 +341,12 @@ pub(super) fn refuse_upgrade(
         && response.status() != StatusCode::SWITCHING_PROTOCOLS
         && request::asks_for_websocket(exchange.head)
     {
-        response
-            .headers_mut()
-            .insert(CONNECTION, HeaderValue::from_static("close"));
+        let headers = response.headers_mut();
+        let connection = match headers.contains_key(UPGRADE) {
+            true => "close, upgrade",
+            false => "close",
+        };
+        headers.insert(CONNECTION, HeaderValue::from_static(connection));
     }
     response
 }
@@ -385,6 +391,8 @@ pub(super) fn bad_body(error: &InboundError) -> Refusal {
         InboundError::Broken(_) => {
             Refusal::BadRequest("The request body is not framed as its head announces.")
         }
+        InboundError::Left(_) => Refusal::ClientLeft,
+        InboundError::Cut(_) => Refusal::ConnectionCut,
     }
 }
 

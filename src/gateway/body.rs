@@ -10,9 +10,10 @@ use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::Full;
 
-use super::record::Record;
+use super::{answer::bad_body, record::Record};
 use crate::{
     listener::inbound::{InboundBody, InboundError},
+    response::Grpc,
     upstream::{
         ResponseBody, Tunnel, body::Interrupted, echo::EchoBody, forward::Answer, http2::StreamBody,
     },
@@ -34,6 +35,10 @@ struct Recorded {
     source: Source,
     /// Noted when the body is dropped: sent in full, or given up because the client is gone.
     record: Record,
+    /// The call that it answers, if it is one.
+    grpc: Option<Grpc>,
+    /// It has ended before its source.
+    has_ended: bool,
 }
 
 /// Who answers a request that was sent on.
@@ -60,6 +65,50 @@ pub enum BodyError {
     Inbound(#[from] InboundError),
 }
 
+impl BodyError {
+    /// What is wrong with the request, where that is why the response ends.
+    fn of_request(&self) -> Option<&InboundError> {
+        match self {
+            Self::Inbound(error) => Some(error),
+            Self::Interrupted(Interrupted::RequestBody(error)) => error.downcast_ref(),
+            Self::Interrupted(Interrupted::Server(_)) => None,
+        }
+    }
+}
+
+impl Recorded {
+    fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if self.has_ended {
+            return Poll::Ready(None);
+        }
+        let frame = Pin::new(&mut self.source).poll_frame(cx);
+        match &frame {
+            Poll::Ready(Some(Ok(frame))) => {
+                self.record.sent(frame.data_ref().map_or(0, Bytes::len));
+            }
+            Poll::Ready(Some(Err(error))) => {
+                let Some(inbound) = error.of_request() else {
+                    self.record.broke(error);
+                    return frame;
+                };
+                let refusal = bad_body(inbound);
+                self.record.request_broke(&refusal, error);
+                if let Some(trailers) = self.grpc.and_then(|grpc| grpc.trailers(&refusal)) {
+                    // the call ends with a status of its own, and what is left of it is let go of
+                    self.has_ended = true;
+                    self.source = Source::authored(Bytes::new());
+                    return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
+                }
+            }
+            Poll::Ready(None) | Poll::Pending => {}
+        }
+        frame
+    }
+}
+
 impl From<Infallible> for BodyError {
     fn from(never: Infallible) -> Self {
         match never {}
@@ -71,8 +120,13 @@ impl Body {
         Self(Content::Authored(Full::new(bytes)))
     }
 
-    pub(super) fn recorded(source: Source, record: Record) -> Self {
-        Self(Content::Recorded(Box::new(Recorded { source, record })))
+    pub(super) fn recorded(source: Source, record: Record, grpc: Option<Grpc>) -> Self {
+        Self(Content::Recorded(Box::new(Recorded {
+            source,
+            record,
+            grpc,
+            has_ended: false,
+        })))
     }
 }
 
@@ -161,25 +215,16 @@ impl HttpBody for Body {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let Recorded { source, record } = match &mut self.0 {
-            Content::Authored(body) => {
-                return Pin::new(body).poll_frame(cx).map_err(BodyError::from);
-            }
-            Content::Recorded(recorded) => &mut **recorded,
-        };
-        let frame = Pin::new(source).poll_frame(cx);
-        match &frame {
-            Poll::Ready(Some(Ok(frame))) => record.sent(frame.data_ref().map_or(0, Bytes::len)),
-            Poll::Ready(Some(Err(error))) => record.broke(error),
-            Poll::Ready(None) | Poll::Pending => {}
+        match &mut self.0 {
+            Content::Authored(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
+            Content::Recorded(recorded) => recorded.poll_frame(cx),
         }
-        frame
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
             Content::Authored(body) => body.is_end_stream(),
-            Content::Recorded(recorded) => recorded.source.is_end_stream(),
+            Content::Recorded(recorded) => recorded.has_ended || recorded.source.is_end_stream(),
         }
     }
 

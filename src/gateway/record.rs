@@ -95,6 +95,12 @@ impl Record {
         self.fleet.metrics().body_errors.increment(1);
         tracing::debug!(%error, "a response was cut short");
     }
+
+    /// The response ends early because the request's body does: nothing is wrong with the server.
+    pub(super) fn request_broke(&mut self, refusal: &Refusal, error: &BodyError) {
+        self.refused = Some(refusal.slug());
+        tracing::debug!(%error, "a request body broke off behind the head of the response");
+    }
 }
 
 impl Drop for Record {

@@ -7,11 +7,10 @@
 use std::{cell::RefCell, rc::Rc, sync::Arc};
 
 use http::{Request, Response};
-use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use super::{Body, Shared, Worker};
-use crate::listener::{Handler, Peer};
+use crate::listener::{Handler, Peer, inbound::RequestBody};
 
 /// The gateway on one worker thread.
 #[derive(Debug)]
@@ -49,7 +48,7 @@ impl Handler for Station {
 
     fn handle<R, F: FnOnce(Response<Body>) -> R>(
         self: Rc<Self>,
-        request: Request<Incoming>,
+        request: Request<RequestBody>,
         from: Rc<Peer>,
         finish: F,
     ) -> impl Future<Output = R> {

@@ -11,7 +11,10 @@ use std::{cell::Cell, rc::Rc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::ledger::{Cut, Ledger};
+use super::{
+    http2::FrameHead,
+    ledger::{Cut, Ledger},
+};
 
 /// What a connection waits for, and since when.
 #[derive(Debug)]
@@ -137,16 +140,20 @@ impl Clock {
         is_under_way && !self.frames.get() && !self.needs_client.get()
     }
 
-    /// Bytes of a body went by, in either direction.
-    pub(super) fn body_passed(&self, bytes: usize) {
-        self.ledger.useful(bytes as u64);
+    /// A piece of an answer was given to be sent.
+    pub(super) fn answer_passed(&self, bytes: usize) {
+        self.ledger.answer(bytes as u64);
     }
 
-    pub(super) fn bytes_arrived(&self, count: usize) {
-        if self.frames.get() {
-            let arrived = self.ledger.arrived(count, Instant::now);
-            self.settle(arrived);
-        } else if self.phase.get() != Phase::Head {
+    /// A frame of HTTP/2 arrives.
+    pub(super) fn frame(&self, frame: &FrameHead) {
+        let taken = self.ledger.frame(frame, Instant::now);
+        self.settle(taken);
+    }
+
+    /// Bytes of HTTP/1 arrived, and something of a request among them. HTTP/2 begins a request when its head is whole.
+    pub(super) fn bytes_arrived(&self) {
+        if !self.frames.get() && self.phase.get() != Phase::Head {
             self.phase.set(Phase::Head);
             self.since.set(None);
         }
@@ -157,6 +164,16 @@ impl Clock {
         if let Err(cut) = outcome {
             self.cut.set(Some(cut));
         }
+    }
+
+    /// The h2 crate has given up the connection.
+    pub(super) fn lost(&self, error: &h2::Error) {
+        self.cut.set(self.why_cut(error));
+    }
+
+    /// Why the connection is cut short, if it is: by us, or by the h2 crate.
+    pub(super) fn why_cut(&self, error: &h2::Error) -> Option<Cut> {
+        self.cut.get().or_else(|| self.ledger.ended_by(error))
     }
 
     /// Why the connection is cut short, if it is.

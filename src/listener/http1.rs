@@ -13,7 +13,10 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderValue, Request, Response, header::CONNECTION};
+use http::{
+    HeaderValue, Request, Response,
+    header::{CONNECTION, UPGRADE},
+};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWrite as _;
@@ -22,6 +25,7 @@ use super::{
     Settings,
     drain::Ticket,
     handover::ClientEnd,
+    inbound::RequestBody,
     serve::{Handler, Peer, run},
     streams::Tracked,
     timed_io::TimedIo,
@@ -78,13 +82,17 @@ async fn busy<H: Handler>(
         let in_flight = peer.clock.request();
         let finish = |mut response: Response<H::Body>| {
             if ticket.is_closing() && !response.status().is_informational() {
-                let close = HeaderValue::from_static("close");
-                response.headers_mut().insert(CONNECTION, close);
+                let headers = response.headers_mut();
+                let connection = match headers.contains_key(UPGRADE) {
+                    true => "close, upgrade",
+                    false => "close",
+                };
+                headers.insert(CONNECTION, HeaderValue::from_static(connection));
             }
             Ok::<_, Infallible>(response.map(|body| Tracked::new(body, in_flight, None)))
         };
         // hyper keeps room for this future while the connection is busy, and has none once it is parked
-        Rc::clone(handler).handle(request, Rc::clone(peer), finish)
+        Rc::clone(handler).handle(request.map(RequestBody::Http1), Rc::clone(peer), finish)
     });
     let mut connection = builder(&peer.listener).serve_connection(TokioIo::new(io), service);
     let end = http1::Connection::graceful_shutdown;
@@ -98,7 +106,7 @@ async fn busy<H: Handler>(
         return Ok(None);
     }
     if !left.read_buf.is_empty() {
-        peer.clock.bytes_arrived(left.read_buf.len());
+        peer.clock.bytes_arrived();
         io.unread(left.read_buf);
     }
     Ok(Some(io))

@@ -1,18 +1,50 @@
 //! A connection that speaks HTTP/2, each of its streams one request.
+//!
+//! The h2 crate is driven here without hyper's server, which offers no say in how request bodies are received: see
+//! [`crate::receive_buffer`].
 
-use std::{convert::Infallible, pin::pin, rc::Rc};
+mod frame_io;
+mod frame_meter;
+mod request_body;
+mod respond;
 
-use http::{Request, Response};
-use hyper::{body::Incoming, server::conn::http2, service::service_fn};
-use hyper_util::rt::TokioIo;
+use std::{
+    future::Future,
+    pin::{Pin, pin},
+    rc::Rc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use h2::{
+    RecvStream,
+    server::{self, Handshake, SendResponse},
+};
+use http::Request;
+
+pub use request_body::StreamRequestBody;
 
 use super::{
     Settings,
     drain::Ticket,
+    inbound::RequestBody,
     serve::{Handler, Peer, run},
-    streams::{Current, Streams, Tracked},
+    streams::{self, Tracked, Waiting},
     timed_io::TimedIo,
 };
+use crate::receive_buffer::{DATA_FRAME_BUDGET, ReceiveBuffers};
+use frame_io::FrameIo;
+pub(super) use frame_meter::FrameHead;
+
+/// Bytes that a client may send on one stream, and on all, before any of them is taken.
+const WINDOW: u32 = 1 << 20;
+/// Bytes of an answer that wait for a client's window, for each stream.
+const MAX_WAITING_BYTES: usize = 64 * 1024;
+/// Room for heads that are over our bounds, so that they are answered by us: the h2 crate would answer 431 without telling
+/// anybody. It counts 32 bytes for each field besides.
+const HEAD_HEADROOM: usize = 96 * 1024;
+/// Streams that the h2 crate may reset for what is wrong with them, in the life of a connection.
+const MAX_FAULTY_STREAMS: usize = 1024;
 
 /// Serves one connection to its end.
 pub(super) async fn serve<H: Handler>(
@@ -20,37 +52,116 @@ pub(super) async fn serve<H: Handler>(
     peer: Rc<Peer>,
     handler: Rc<H>,
     ticket: &Ticket,
-) -> hyper::Result<()> {
+) -> Result<(), h2::Error> {
     let clock = Rc::clone(&peer.clock);
     clock.bytes_are_frames();
-    let current = Rc::new(Current::default());
-    let streams = Streams::new(Rc::clone(&clock), Rc::clone(&current));
-    let builder = builder(&peer.listener, streams);
-    let service = service_fn(move |request: Request<Incoming>| {
-        let in_flight = peer.clock.request();
-        let current = Rc::clone(&current);
-        let finish = move |response: Response<H::Body>| {
-            let waiting = current.stream();
-            Ok::<_, Infallible>(response.map(|body| Tracked::new(body, in_flight, waiting)))
-        };
-        // hyper keeps room for this future in each stream: a pointer, not the whole path of a request
-        Box::pin(Rc::clone(&handler).handle(request, Rc::clone(&peer), finish))
-    });
-    let connection = pin!(builder.serve_connection(TokioIo::new(io), service));
+    let connection = pin!(Connection::begin(io, peer, handler));
     // GOAWAY leaves no request unanswered that is under way (RFC 9113 §6.8), so it is sent at once
-    let end = http2::Connection::graceful_shutdown;
     let is_time = Ticket::is_closing;
-    let ended = run(connection, ticket, &clock, is_time, end).await;
-    ended.unwrap_or(Ok(()))
+    let ended = run(connection, ticket, &clock, is_time, |mut connection| {
+        connection.end();
+    });
+    ended.await.unwrap_or(Ok(()))
 }
 
-fn builder(settings: &Settings, streams: Streams) -> http2::Builder<Streams> {
-    /// Bytes of an answer that wait for a client's window, for each stream.
-    const MAX_WAITING_BYTES: usize = 64 * 1024;
-    let mut builder = http2::Builder::new(streams);
+/// One connection, and what its streams need.
+struct Connection<H> {
+    state: State,
+    is_ending: bool,
+    buffers: Rc<ReceiveBuffers>,
+    peer: Rc<Peer>,
+    handler: Rc<H>,
+}
+
+enum State {
+    Greeting(Handshake<FrameIo, Bytes>),
+    Open(server::Connection<FrameIo, Bytes>),
+}
+
+impl<H: Handler> Connection<H> {
+    fn begin(io: Box<TimedIo>, peer: Rc<Peer>, handler: Rc<H>) -> Self {
+        let buffers = Rc::new(ReceiveBuffers::default());
+        let io = FrameIo::new(io, Rc::clone(&buffers), Rc::clone(&peer.clock));
+        Self {
+            state: State::Greeting(builder(&peer.listener).handshake(io)),
+            is_ending: false,
+            buffers,
+            peer,
+            handler,
+        }
+    }
+
+    /// Takes no new requests, and ends when those under way are answered.
+    fn end(&mut self) {
+        self.is_ending = true;
+        if let State::Open(connection) = &mut self.state {
+            connection.graceful_shutdown();
+        }
+    }
+
+    fn poll_requests(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), h2::Error>> {
+        loop {
+            let connection = match &mut self.state {
+                State::Greeting(handshake) => {
+                    let mut connection = ready!(Pin::new(handshake).poll(cx))?;
+                    if self.is_ending {
+                        connection.graceful_shutdown();
+                    }
+                    self.state = State::Open(connection);
+                    continue;
+                }
+                State::Open(connection) => connection,
+            };
+            let Some(accepted) = ready!(connection.poll_accept(cx)) else {
+                return Poll::Ready(Ok(()));
+            };
+            let (request, respond) = accepted?;
+            self.serve_stream(request, respond);
+        }
+    }
+
+    fn serve_stream(&self, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
+        let clock = &self.peer.clock;
+        let in_flight = clock.request();
+        let waiting = Rc::new(Waiting::default());
+        let (head, stream) = request.into_parts();
+        let body = StreamRequestBody::new(stream, &head.headers, &self.buffers);
+        let request = Request::from_parts(head, RequestBody::Http2(body));
+        let from = Rc::clone(&self.peer);
+        let watched = Rc::clone(&waiting);
+        // boxed, so that it can be let go of before the answer is sent
+        let handling = Box::pin(Rc::clone(&self.handler).handle(request, from, |response| {
+            response.map(|body| Tracked::new(body, in_flight, Some(watched)))
+        }));
+        streams::spawn(respond::respond(handling, respond), clock, waiting);
+    }
+}
+
+impl<H: Handler> Future for Connection<H> {
+    type Output = Result<(), h2::Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let outcome = self.poll_requests(cx);
+        if outcome.is_pending() {
+            self.buffers.end_turn(cx);
+        }
+        if let Poll::Ready(Err(error)) = &outcome {
+            self.peer.clock.lost(error);
+        }
+        outcome
+    }
+}
+
+fn builder(settings: &Settings) -> server::Builder {
+    let head_bytes = settings.max_header_bytes + settings.max_uri_bytes + HEAD_HEADROOM;
+    let mut builder = server::Builder::new();
     builder
+        .initial_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
+        .data_frame_budget(DATA_FRAME_BUDGET)
         .max_concurrent_streams(settings.max_streams)
-        .max_header_list_size(u32::try_from(settings.max_header_bytes).unwrap_or(u32::MAX))
-        .max_send_buf_size(MAX_WAITING_BYTES);
+        .max_header_list_size(u32::try_from(head_bytes).unwrap_or(u32::MAX))
+        .max_local_error_reset_streams(Some(MAX_FAULTY_STREAMS))
+        .max_send_buffer_size(MAX_WAITING_BYTES);
     builder
 }

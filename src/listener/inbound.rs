@@ -18,7 +18,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
 
-use super::Peer;
+use super::{Peer, http2::StreamRequestBody, ledger::Cut};
 
 /// Why a request body ended before its end.
 #[derive(Debug, thiserror::Error)]
@@ -35,15 +35,70 @@ pub enum InboundError {
     /// It is read ahead, and was not here in time; 408.
     #[error("the request body was not whole within {0:?}")]
     Late(Duration),
-    /// Its bytes are not framed as announced, or the client is gone; 400 if anybody still listens.
+    /// Its bytes are not framed as announced, or an HTTP/1 client is gone; 400 if anybody still listens.
     #[error("the request body cannot be read: {0}")]
-    Broken(hyper::Error),
+    Broken(ReadError),
+    /// The client has taken its request back, or has left. HTTP/2 only.
+    #[error("the client has left: {0}")]
+    Left(h2::Error),
+    /// The whole connection was cut short, for what the client does.
+    #[error("{0}")]
+    Cut(Cut),
+}
+
+/// Why a request body cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// As HTTP/1.
+    #[error(transparent)]
+    Http1(#[from] hyper::Error),
+    /// As HTTP/2.
+    #[error(transparent)]
+    Http2(#[from] h2::Error),
+}
+
+/// A request body without any bounds of ours.
+#[derive(Debug)]
+pub enum RequestBody {
+    /// Of HTTP/1.
+    Http1(Incoming),
+    /// Of an HTTP/2 stream.
+    Http2(StreamRequestBody),
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = ReadError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ReadError>>> {
+        match &mut *self {
+            Self::Http1(body) => Pin::new(body).poll_frame(cx).map_err(ReadError::from),
+            Self::Http2(body) => Pin::new(body).poll_frame(cx).map_err(ReadError::from),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Http1(body) => body.is_end_stream(),
+            Self::Http2(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Http1(body) => body.size_hint(),
+            Self::Http2(body) => body.size_hint(),
+        }
+    }
 }
 
 /// The body of a request, with the bounds that it is held to.
 #[derive(Debug)]
 pub struct InboundBody {
-    body: Incoming,
+    body: RequestBody,
     max_bytes: u64,
     seen_bytes: u64,
     from: Rc<Peer>,
@@ -58,11 +113,48 @@ pub struct InboundBody {
     may_pause: bool,
     /// What was read before it was asked for, to be handed on first.
     ahead: VecDeque<Frame<Bytes>>,
+    /// Of gRPC, where each message is bounded instead of the whole.
+    messages: Option<Messages>,
+}
+
+/// The messages of a gRPC call, found by their prefixes: one byte of flags, four of length.
+#[derive(Debug, Default)]
+struct Messages {
+    prefix: [u8; 5],
+    prefix_bytes: usize,
+    /// Bytes of the message under way that are still to come.
+    left: u64,
+}
+
+impl Messages {
+    /// The size of the largest message that begins in these bytes, with its prefix; 0 where none does.
+    fn largest_in(&mut self, mut bytes: &[u8]) -> u64 {
+        let mut largest = 0;
+        loop {
+            let skipped =
+                usize::try_from(self.left).map_or(bytes.len(), |left| left.min(bytes.len()));
+            self.left -= skipped as u64;
+            bytes = &bytes[skipped..];
+            if bytes.is_empty() {
+                return largest;
+            }
+            let taken = (self.prefix.len() - self.prefix_bytes).min(bytes.len());
+            self.prefix[self.prefix_bytes..][..taken].copy_from_slice(&bytes[..taken]);
+            self.prefix_bytes += taken;
+            bytes = &bytes[taken..];
+            if self.prefix_bytes == self.prefix.len() {
+                let [_, length @ ..] = self.prefix;
+                self.left = u64::from(u32::from_be_bytes(length));
+                self.prefix_bytes = 0;
+                largest = largest.max(self.left + self.prefix.len() as u64);
+            }
+        }
+    }
 }
 
 impl InboundBody {
     /// Held to the bounds of the listener that it came through.
-    pub fn new(body: Incoming, from: &Rc<Peer>) -> Self {
+    pub fn new(body: RequestBody, from: &Rc<Peer>) -> Self {
         Self {
             body,
             max_bytes: from.listener.max_body_bytes,
@@ -74,12 +166,18 @@ impl InboundBody {
             timer: None,
             may_pause: false,
             ahead: VecDeque::new(),
+            messages: None,
         }
     }
 
     /// It may be as slow as it likes, though not silent: a stream of messages whose pace is the client's business.
     pub fn may_trickle(&mut self) {
         self.min_rate = 0;
+    }
+
+    /// It is a gRPC call to a server of gRPC: the bound on its length holds for each message, not for all of them.
+    pub fn bound_messages(&mut self) {
+        self.messages = Some(Messages::default());
     }
 
     /// Another bound on its length.
@@ -95,7 +193,7 @@ impl InboundBody {
 
     /// Whether its announced length is above the bound.
     pub fn is_too_large(&self) -> bool {
-        self.size_hint().lower() > self.max_bytes
+        self.messages.is_none() && self.size_hint().lower() > self.max_bytes
     }
 
     /// Reads the whole body into memory, to look at it before it is handed on, unchanged. `None` where it is longer than
@@ -169,6 +267,18 @@ impl InboundBody {
         allowed.saturating_sub(self.waited)
     }
 
+    /// What it means that the body ends before its end.
+    fn failure(&self, error: ReadError) -> InboundError {
+        let ReadError::Http2(error) = error else {
+            return InboundError::Broken(error);
+        };
+        match self.from.why_cut(&error) {
+            Some(cut) => InboundError::Cut(cut),
+            None if error.is_remote() || error.is_io() => InboundError::Left(error),
+            None => InboundError::Broken(error.into()),
+        }
+    }
+
     fn arrived(&mut self) {
         if let Some(since) = self.silent_since.take() {
             self.waited = self.waited.saturating_add(since.elapsed());
@@ -196,13 +306,16 @@ impl Body for InboundBody {
         if let Some(Ok(frame)) = &frame
             && let Some(data) = frame.data_ref()
         {
-            this.from.body_arrived(data.len());
             this.seen_bytes = this.seen_bytes.saturating_add(data.len() as u64);
-            if this.seen_bytes > this.max_bytes {
+            let length = match &mut this.messages {
+                Some(messages) => messages.largest_in(data),
+                None => this.seen_bytes,
+            };
+            if length > this.max_bytes {
                 return Poll::Ready(Some(Err(InboundError::TooLarge(this.max_bytes))));
             }
         }
-        Poll::Ready(frame.map(|frame| frame.map_err(InboundError::Broken)))
+        Poll::Ready(frame.map(|frame| frame.map_err(|error| this.failure(error))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -224,5 +337,28 @@ impl Body for InboundBody {
             }
         }
         hint
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_measured_however_their_bytes_are_cut() {
+        let mut bytes = Vec::new();
+        for length in [0_u32, 8, 300, 1] {
+            bytes.push(0);
+            bytes.extend_from_slice(&length.to_be_bytes());
+            bytes.resize(bytes.len() + length as usize, 0xff);
+        }
+        for size in [1, 2, 4, 5, 6, 13, 100, 1000] {
+            let mut messages = Messages::default();
+            let largest = bytes.chunks(size).map(|part| messages.largest_in(part));
+            assert_eq!(largest.max(), Some(305), "in parts of {size} bytes");
+            assert_eq!((messages.left, messages.prefix_bytes), (0, 0));
+        }
+        let announced = [0, 0xff, 0xff, 0xff, 0xff];
+        assert_eq!(Messages::default().largest_in(&announced), (1 << 32) + 4);
     }
 }

@@ -2,22 +2,32 @@
 //!
 //! HTTP/2 lets a client make much work with few bytes: streams that are opened and reset (CVE-2023-44487), streams that it
 //! makes *us* reset (CVE-2025-8671), PING, SETTINGS, PRIORITY and WINDOW_UPDATE without end. Each of them is legal once. So
-//! a connection has an account: it is cut when most of its requests were abandoned, or when it brings more frames than
-//! its requests, their bodies and our answers explain. The h2 crate bounds what can be seen in one frame or field block
-//! (CONTINUATION, field lists, empty and tiny DATA).
+//! a connection has an account: it is cut when most of its requests were abandoned, or when it brings more frames of control
+//! than its requests and our answers explain.
+//!
+//! DATA that carries something is never counted. Flow control bounds how much of it there is, and the body's own bounds
+//! (size, pace) apply to it. The h2 crate bounds what can be seen in one frame or field block (CONTINUATION, field lists,
+//! empty DATA); a connection that it ends for that is a [`Cut`] like ours.
 
 use std::{cell::Cell, time::Duration};
 
+use h2::Reason;
 use tokio::time::Instant;
+
+use super::http2::FrameHead;
 
 /// Requests that may be abandoned before it matters what else the client does: tabs are closed, searches retyped.
 const MAX_ABANDONED: u32 = 200;
 /// Bytes of frames for nothing: 60,000 PINGs.
 const GRACE_BYTES: u64 = 1 << 20;
-/// Bytes that come with a request and are not read: its head, and a body that is refused, up to the stream's first window.
-const BYTES_PER_REQUEST: u64 = 80 * 1024;
+/// Frames of control that come with a request besides its head: RST_STREAM, PRIORITY, WINDOW_UPDATE.
+const BYTES_PER_REQUEST: u64 = 1024;
+/// The same with each piece of an answer: WINDOW_UPDATE for the stream and for the connection, a PING to measure.
+const BYTES_PER_CHUNK: u64 = 64;
 /// Keep-alive PINGs on a quiet stream, many times over.
 const BYTES_PER_SECOND: u64 = 1024;
+/// Bytes of a head that a request explains: `max_header_size` is up to 16 MiB.
+const MAX_HEAD_BYTES: u64 = 16 << 20;
 
 /// Why a connection is cut short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,6 +41,9 @@ pub enum Cut {
     /// The client takes nothing of what there is to write.
     #[error("the client does not read")]
     Stalled,
+    /// It breaks the rules of HTTP/2.
+    #[error("the client breaks the rules of HTTP/2")]
+    Protocol,
     /// Its address has as many connections as it may.
     #[error("its address has as many connections as max_connections_per_ip allows")]
     Crowded,
@@ -38,7 +51,7 @@ pub enum Cut {
 
 impl Cut {
     /// Every word of [`label`](Self::label).
-    pub const LABELS: [&'static str; 4] = ["resets", "frames", "stalled", "crowded"];
+    pub const LABELS: [&'static str; 5] = ["resets", "frames", "stalled", "protocol", "crowded"];
 
     /// A word for the metric's label.
     pub fn label(self) -> &'static str {
@@ -46,6 +59,7 @@ impl Cut {
             Self::Resets => "resets",
             Self::Frames => "frames",
             Self::Stalled => "stalled",
+            Self::Protocol => "protocol",
             Self::Crowded => "crowded",
         }
     }
@@ -59,6 +73,9 @@ pub(super) struct Ledger {
     useful_bytes: Cell<u64>,
     /// How many bytes may have arrived before the account is looked at again.
     checked_up_to: Cell<u64>,
+    /// Bytes of field blocks that no request explains yet.
+    head_bytes: Cell<u64>,
+    last_kind: Cell<u8>,
     finished: Cell<u32>,
     abandoned: Cell<u32>,
 }
@@ -70,25 +87,68 @@ impl Ledger {
             arrived_bytes: Cell::new(0),
             useful_bytes: Cell::new(0),
             checked_up_to: Cell::new(GRACE_BYTES),
+            head_bytes: Cell::new(0),
+            last_kind: Cell::new(FrameHead::DATA),
             finished: Cell::new(0),
             abandoned: Cell::new(0),
         }
     }
 
-    /// A request began.
+    /// A request began: it explains its head.
     pub(super) fn request(&self) {
-        self.useful(BYTES_PER_REQUEST);
+        let head = self.head_bytes.get().min(MAX_HEAD_BYTES);
+        self.head_bytes.set(self.head_bytes.get() - head);
+        self.useful(head + BYTES_PER_REQUEST);
     }
 
-    /// Bytes of a body, in either direction.
-    pub(super) fn useful(&self, bytes: u64) {
+    /// A piece of an answer was given to be sent.
+    pub(super) fn answer(&self, bytes: u64) {
+        self.useful(bytes.saturating_add(BYTES_PER_CHUNK));
+    }
+
+    fn useful(&self, bytes: u64) {
         let useful = self.useful_bytes.get().saturating_add(bytes);
         self.useful_bytes.set(useful);
     }
 
-    /// Bytes arrived. Looks at the clock only when there are more than were explained so far.
-    pub(super) fn arrived(&self, bytes: usize, now: impl FnOnce() -> Instant) -> Result<(), Cut> {
-        let arrived = self.arrived_bytes.get().saturating_add(bytes as u64);
+    /// A frame arrives.
+    pub(super) fn frame(
+        &self,
+        frame: &FrameHead,
+        now: impl FnOnce() -> Instant,
+    ) -> Result<(), Cut> {
+        self.last_kind.set(frame.kind);
+        let ends = frame.flags & FrameHead::END_STREAM != 0;
+        match frame.kind {
+            FrameHead::DATA if frame.length > 0 || ends => return Ok(()),
+            FrameHead::HEADERS | FrameHead::CONTINUATION => {
+                let heads = self.head_bytes.get().saturating_add(frame.wire_bytes());
+                self.head_bytes.set(heads);
+            }
+            _ => {}
+        }
+        self.arrived(frame.wire_bytes(), now)
+    }
+
+    /// What it means that the h2 crate has ended the connection; `None` where it has not.
+    pub(super) fn ended_by(&self, error: &h2::Error) -> Option<Cut> {
+        if !error.is_library() || !error.is_go_away() {
+            return None;
+        }
+        Some(match (error.reason(), self.last_kind.get()) {
+            (Some(Reason::NO_ERROR) | None, _) => return None,
+            (
+                Some(Reason::ENHANCE_YOUR_CALM),
+                FrameHead::HEADERS | FrameHead::RST_STREAM | FrameHead::WINDOW_UPDATE,
+            ) => Cut::Resets,
+            (Some(Reason::ENHANCE_YOUR_CALM), _) => Cut::Frames,
+            _ => Cut::Protocol,
+        })
+    }
+
+    /// Bytes arrived that have to be explained. Looks at the clock only when there are more than were explained so far.
+    fn arrived(&self, bytes: u64, now: impl FnOnce() -> Instant) -> Result<(), Cut> {
+        let arrived = self.arrived_bytes.get().saturating_add(bytes);
         self.arrived_bytes.set(arrived);
         if arrived <= self.checked_up_to.get() {
             return Ok(());
@@ -151,19 +211,63 @@ mod tests {
         assert_eq!(ledger.abandoned(), Err(Cut::Resets));
     }
 
+    const PING: FrameHead = FrameHead {
+        length: 8,
+        kind: 6,
+        flags: 0,
+    };
+
+    /// How many of these frames are taken.
+    fn taken(ledger: &Ledger, frame: FrameHead, now: Instant) -> u64 {
+        (0..10_000_000)
+            .take_while(|_| ledger.frame(&frame, || now).is_ok())
+            .count() as u64
+    }
+
     #[test]
-    fn frames_are_explained_by_requests_bodies_and_time() {
+    fn frames_of_control_are_explained_by_requests_answers_and_time() {
         let (ledger, began) = ledger();
-        let grace = usize::try_from(GRACE_BYTES).expect("it fits");
-        assert_eq!(ledger.arrived(grace, || began), Ok(()));
-        assert_eq!(ledger.arrived(1, || began), Err(Cut::Frames));
+        assert_eq!(taken(&ledger, PING, began), GRACE_BYTES / 17);
         ledger.request();
-        assert_eq!(ledger.arrived(80 * 1024 - 1, || began), Ok(()));
-        assert_eq!(ledger.arrived(1, || began), Err(Cut::Frames));
-        ledger.useful(100);
-        assert_eq!(ledger.arrived(99, || began), Ok(()));
+        assert_eq!(taken(&ledger, PING, began), BYTES_PER_REQUEST / 17 - 1);
+        ledger.answer(1700 - BYTES_PER_CHUNK);
+        assert_eq!(taken(&ledger, PING, began), 99);
         let later = began + Duration::from_secs(10);
-        assert_eq!(ledger.arrived(10 * 1024, || later), Ok(()));
-        assert_eq!(ledger.arrived(2, || later), Err(Cut::Frames));
+        assert_eq!(taken(&ledger, PING, later), 10 * 1024 / 17 - 1);
+    }
+
+    #[test]
+    fn data_needs_no_explanation_unless_it_is_empty() {
+        let (ledger, began) = ledger();
+        let data = |length, flags| FrameHead {
+            length,
+            kind: FrameHead::DATA,
+            flags,
+        };
+        assert_eq!(taken(&ledger, data(1, 0), began), 10_000_000);
+        assert_eq!(
+            taken(&ledger, data(0, FrameHead::END_STREAM), began),
+            10_000_000
+        );
+        assert_eq!(taken(&ledger, data(0, 0), began), GRACE_BYTES / 9);
+    }
+
+    #[test]
+    fn a_head_is_explained_by_the_request_that_it_begins() {
+        let (ledger, began) = ledger();
+        let head = FrameHead {
+            length: 16_384,
+            kind: FrameHead::HEADERS,
+            flags: 4,
+        };
+        for _ in 0..10_000 {
+            assert_eq!(ledger.frame(&head, || began), Ok(()));
+            ledger.request();
+        }
+        let unexplained = taken(&ledger, head, began);
+        assert!(
+            unexplained < 10_000,
+            "{unexplained} refused or malformed ones"
+        );
     }
 }

@@ -5,6 +5,7 @@
 
 pub mod clock;
 pub mod crowd;
+mod date;
 pub mod drain;
 pub mod handover;
 mod http1;
@@ -42,6 +43,7 @@ use tokio::{
 pub use drain::Drain;
 pub use handover::ClientEnd;
 pub use http1::parked;
+pub use http2::StreamRequestBody;
 pub use ledger::Cut;
 pub use proxy_protocol::ProxyProtocol;
 pub use serve::{Accepted, Handler, Peer};

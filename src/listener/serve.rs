@@ -15,7 +15,6 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::Body;
-use hyper::body::Incoming;
 use tokio::{
     net::{TcpStream, UnixStream},
     sync::OwnedSemaphorePermit,
@@ -29,7 +28,9 @@ use super::{
     drain::Ticket,
     handover::Takeover,
     http1, http2,
+    inbound::{ReadError, RequestBody},
     interim::Interim,
+    ledger::Cut,
     lot::Lot,
     proxy_protocol::{self, Received},
     stream::Stream,
@@ -47,7 +48,7 @@ pub trait Handler: 'static {
     /// The future is large. One around it, which finishes what this one answers, would be moved with it once more.
     fn handle<R, F: FnOnce(Response<Self::Body>) -> R>(
         self: Rc<Self>,
-        request: Request<Incoming>,
+        request: Request<RequestBody>,
         from: Rc<Peer>,
         finish: F,
     ) -> impl Future<Output = R>;
@@ -141,9 +142,9 @@ impl Peer {
         self.clock.needs_client(needs);
     }
 
-    /// Bytes of a request's body have arrived.
-    pub(super) fn body_arrived(&self, bytes: usize) {
-        self.clock.body_passed(bytes);
+    /// Whether an HTTP/2 stream has failed because its connection is cut short, and why.
+    pub(super) fn why_cut(&self, error: &h2::Error) -> Option<Cut> {
+        self.clock.why_cut(error)
     }
 
     /// The request is answered before its body was read: where the connection closes behind the answer, it does so that
@@ -334,11 +335,13 @@ async fn speak<H: Handler, O: Observer>(
 ) {
     let (handler, ticket) = (&house.handler, &held.ticket);
     let served = match protocol {
-        Protocol::Http1 => http1::serve(io, &peer, handler, ticket).await,
+        Protocol::Http1 => http1::serve(io, &peer, handler, ticket)
+            .await
+            .map_err(ReadError::from),
         Protocol::Http2 => {
             let (peer, handler) = (Rc::clone(&peer), Rc::clone(handler));
             let served = Box::pin(http2::serve(io, peer, handler, ticket)).await;
-            served.map(|()| None)
+            served.map(|()| None).map_err(ReadError::from)
         }
     };
     if let Some(cut) = peer.clock.cut() {

@@ -2,11 +2,11 @@
 //!
 //! A client that gives a stream no window takes nothing of its answer, while the connection is alive and well. So that it does
 //! not keep the origin's connection for ever, a stream whose client has not taken a whole frame of the body within
-//! `idle_timeout` is reset. hyper asks the body for a frame only when the one before is on its way: the time since the last
+//! `idle_timeout` is reset. the body is asked for a frame only when the one before is on its way: the time since the last
 //! one was given is the time for which the client has let it wait.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::Cell,
     future::Future,
     pin::Pin,
     rc::Rc,
@@ -19,50 +19,28 @@ use tokio::time::{Instant, Sleep};
 
 use super::clock::{Clock, InFlight};
 
-/// Runs the streams of one connection.
-#[derive(Clone, Debug)]
-pub(super) struct Streams {
-    clock: Rc<Clock>,
-    current: Rc<Current>,
-}
-
-/// The stream that is being polled, for its body to find out.
-#[derive(Debug, Default)]
-pub(super) struct Current(RefCell<Option<Rc<Waiting>>>);
-
 /// Since when a stream waits for its client to take the last frame that its body gave.
 #[derive(Debug, Default)]
 pub(super) struct Waiting(Cell<Option<Instant>>);
 
-impl Current {
-    /// The stream that is being polled; `None` in HTTP/1.
-    pub(super) fn stream(&self) -> Option<Rc<Waiting>> {
-        self.0.borrow().clone()
-    }
-}
-
-impl Streams {
-    pub(super) fn new(clock: Rc<Clock>, current: Rc<Current>) -> Self {
-        Self { clock, current }
-    }
-}
-
-impl<F: Future<Output = ()> + 'static> hyper::rt::Executor<F> for Streams {
-    fn execute(&self, stream: F) {
-        tokio::task::spawn_local(Stream {
-            stream,
-            streams: self.clone(),
-            waiting: Rc::default(),
-            timer: None,
-        });
-    }
+/// Runs a stream as a task of its own.
+pub(super) fn spawn<F>(stream: F, clock: &Rc<Clock>, waiting: Rc<Waiting>)
+where
+    F: Future<Output = ()> + 'static,
+{
+    tokio::task::spawn_local(Stream {
+        stream,
+        clock: Rc::clone(clock),
+        waiting,
+        timer: None,
+    });
 }
 
 pin_project_lite::pin_project! {
     struct Stream<F> {
         #[pin]
         stream: F,
-        streams: Streams,
+        clock: Rc<Clock>,
         waiting: Rc<Waiting>,
         timer: Option<Pin<Box<Sleep>>>,
     }
@@ -73,17 +51,14 @@ impl<F: Future<Output = ()>> Future for Stream<F> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.project();
-        let current = &this.streams.current.0;
-        current.replace(Some(Rc::clone(this.waiting)));
         let outcome = this.stream.poll(cx);
-        current.replace(None);
         let Some(since) = this.waiting.0.get() else {
             return outcome;
         };
         if outcome.is_ready() {
             return outcome;
         }
-        let deadline = since + this.streams.clock.idle_timeout();
+        let deadline = since + this.clock.idle_timeout();
         let timer = this
             .timer
             .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
@@ -140,7 +115,7 @@ impl<B: Body> Body for Tracked<B> {
         }
         if let (Some(waiting), Some(Ok(frame))) = (this.waiting, &frame) {
             let length = frame.data_ref().map_or(0, Buf::remaining);
-            this.in_flight.clock().body_passed(length);
+            this.in_flight.clock().answer_passed(length);
             waiting.0.set(Some(Instant::now()));
         }
         Poll::Ready(frame)

@@ -234,7 +234,7 @@ impl AsyncRead for TimedIo {
         {
             let count = buf.filled().len() - before;
             if count > 0 || outcome.is_err() {
-                this.clock.bytes_arrived(count);
+                this.clock.bytes_arrived();
                 let cut = this
                     .clock
                     .cut()

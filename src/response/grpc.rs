@@ -81,6 +81,20 @@ impl Grpc {
         self.refused(status_of(refusal), refusal.sentence(), asked)
     }
 
+    /// The status that ends a call whose response has begun; `None` where the status is part of the body.
+    pub fn trailers(self, refusal: &Refusal) -> Option<HeaderMap> {
+        (self == Grpc::Native).then(|| {
+            let mut trailers = HeaderMap::with_capacity(2);
+            let status = u16::from(status_of(refusal));
+            trailers.insert(&GRPC_STATUS, HeaderValue::from(status));
+            if let Ok(message) = HeaderValue::from_maybe_shared(percent_encoded(refusal.sentence()))
+            {
+                trailers.insert(&GRPC_MESSAGE, message);
+            }
+            trailers
+        })
+    }
+
     fn refused(self, status: u8, message: &str, asked: &Asked<'_>) -> Response<Bytes> {
         let mut headers = HeaderMap::with_capacity(8);
         headers.insert(CONTENT_TYPE, self.content_type());
@@ -101,6 +115,7 @@ impl Grpc {
 /// The code of the call's status. What a client may try again unchanged is UNAVAILABLE (14), and nothing else is.
 fn status_of(refusal: &Refusal) -> u8 {
     match refusal {
+        Refusal::ClientLeft | Refusal::ConnectionCut => 1,
         Refusal::BadRequest(_) => 3,
         Refusal::RequestTimeout => 4,
         Refusal::BodyTooLarge | Refusal::UriTooLong | Refusal::HeadersTooLarge => {

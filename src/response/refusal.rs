@@ -53,6 +53,10 @@ pub enum Refusal {
     UpstreamTimeout,
     /// The request passed this gateway before.
     LoopDetected,
+    /// The client has taken its request back, or has left.
+    ClientLeft,
+    /// The client's connection was cut short for what the client does.
+    ConnectionCut,
     /// A bug of ours.
     Internal,
 }
@@ -78,6 +82,7 @@ impl Refusal {
             | Refusal::UpstreamBroken { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Refusal::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
             Refusal::LoopDetected => StatusCode::LOOP_DETECTED,
+            Refusal::ClientLeft | Refusal::ConnectionCut => super::client_gone(),
             Refusal::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -108,6 +113,8 @@ impl Refusal {
             Refusal::UpstreamBroken { .. } => "upstream_broken",
             Refusal::UpstreamTimeout => "upstream_timeout",
             Refusal::LoopDetected => "loop_detected",
+            Refusal::ClientLeft => "client_left",
+            Refusal::ConnectionCut => "connection_cut",
             Refusal::Internal => "internal",
         }
     }
@@ -138,6 +145,8 @@ impl Refusal {
             }
             Refusal::UpstreamTimeout => "The upstream did not answer in time.",
             Refusal::LoopDetected => "The request came through this gateway before.",
+            Refusal::ClientLeft => "The client has left.",
+            Refusal::ConnectionCut => "The connection was cut short.",
             Refusal::Internal => "The gateway failed to serve this request.",
         }
     }
@@ -151,6 +160,8 @@ impl Refusal {
             | Refusal::UriTooLong
             | Refusal::HeadersTooLarge
             | Refusal::NotImplemented(_)
+            | Refusal::ClientLeft
+            | Refusal::ConnectionCut
             | Refusal::Internal => true,
             Refusal::Unauthorized { .. }
             | Refusal::NotFound

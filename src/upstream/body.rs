@@ -5,6 +5,7 @@
 //! When it ends cleanly, and the request was sent in full, the connection goes back to the pool at once.
 
 use std::{
+    error::Error,
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
@@ -28,8 +29,8 @@ pub enum Interrupted {
     #[error("the server's response was cut short: {0}")]
     Server(String),
     /// The client's side: its request body failed while the response was under way.
-    #[error("the request body failed while the response was under way")]
-    RequestBody,
+    #[error("the request body failed while the response was under way: {0}")]
+    RequestBody(Box<dyn Error + Send + Sync>),
 }
 
 /// The body of a response from a server.
@@ -129,7 +130,10 @@ impl<B> ResponseBody<B> {
     }
 }
 
-impl<B: Body<Data = Bytes> + Unpin> ResponseBody<B> {
+impl<B> ResponseBody<B>
+where
+    B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Unpin,
+{
     /// Sends what is left of the request; a server that no longer reads it is no error.
     fn poll_send_rest(&mut self, cx: &mut Context<'_>) -> Result<(), Interrupted> {
         let (Some(connection), Some(sending)) = (&mut self.connection, &mut self.sending) else {
@@ -151,15 +155,18 @@ impl<B: Body<Data = Bytes> + Unpin> ResponseBody<B> {
                 self.reusable = false;
                 Ok(())
             }
-            Poll::Ready(Err(SendError::Body(_))) => {
+            Poll::Ready(Err(SendError::Body(error))) => {
                 self.connection = None;
-                Err(Interrupted::RequestBody)
+                Err(Interrupted::RequestBody(error.into()))
             }
         }
     }
 }
 
-impl<B: Body<Data = Bytes> + Unpin> Body for ResponseBody<B> {
+impl<B> Body for ResponseBody<B>
+where
+    B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Unpin,
+{
     type Data = Bytes;
     type Error = Interrupted;
 

@@ -103,6 +103,10 @@ pub fn take_head(
         let value = HeaderValue::from_maybe_shared(head.slice(value.clone()))
             .map_err(|_| UpstreamError::Protocol("a field has no valid value"))?;
         if hop.take(&name, &value) {
+            // here it is for the client: what it has to speak instead (RFC 9110 §15.5.22)
+            if status == StatusCode::UPGRADE_REQUIRED && name == UPGRADE {
+                headers.append(name, value);
+            }
             continue;
         }
         if name == CONTENT_LENGTH {
@@ -117,6 +121,9 @@ pub fn take_head(
     }
     for name in &hop.named {
         headers.remove(name);
+    }
+    if status == StatusCode::UPGRADE_REQUIRED && headers.contains_key(UPGRADE) {
+        headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     }
     let framing = framing(&mut headers, &hop, stated, status, http11, to_head)?;
     Ok(Some(ResponseHead {

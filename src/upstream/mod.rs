@@ -130,6 +130,13 @@ impl Scheme {
     }
 }
 
+impl Settings {
+    /// Whether all of its servers are spoken to in HTTP/2, as servers of gRPC are.
+    pub fn speaks_http2(&self) -> bool {
+        self.servers.iter().all(Server::speaks_http2)
+    }
+}
+
 impl Server {
     /// Whether its connections carry many exchanges at once.
     fn speaks_http2(&self) -> bool {

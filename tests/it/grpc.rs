@@ -381,3 +381,91 @@ fn a_service_that_restarts_costs_no_call() {
         call.await.expect("an answer");
     });
 }
+
+#[test]
+fn a_client_stream_of_many_small_messages_has_no_total() {
+    let echo = Echo::start();
+    let gateway = through(&echo);
+    let total = block_on(async {
+        let mut caller = Caller::new(gateway.address());
+        let (send, call) = caller.streaming("/test.Echo/Collect").await.expect("ready");
+        let sending = tokio::spawn(async move {
+            for _ in 0..200_000 {
+                send.send(vec![7; 100]).await.expect("it is taken");
+            }
+        });
+        let mut replies = call.await.expect("a head").into_inner();
+        let total = replies.message().await.expect("a reply");
+        sending.await.expect("all was sent");
+        total
+    });
+    // twice the default of `max_body_size`, which bounds each message of a call
+    assert_eq!(total, Some(20_000_000.to_string().into_bytes()));
+}
+
+#[test]
+fn a_message_that_is_too_large_ends_its_stream_with_resource_exhausted() {
+    let echo = Echo::start();
+    let gateway =
+        Gateway::with("[[listen]]\naddress = \"127.0.0.1:0\"\nmax_body_size = \"10KiB\"\n[log]\naccess = \"all\"\n")
+            .upstream_at(&echo.url())
+            .start();
+    let status = block_on(async {
+        let mut caller = Caller::new(gateway.address());
+        let (send, call) = caller.streaming("/test.Echo/Chat").await.expect("ready");
+        send.send(b"small".to_vec()).await.expect("it is taken");
+        let mut replies = call.await.expect("a head").into_inner();
+        let reply = replies.message().await.expect("a reply");
+        assert_eq!(reply, Some(b"small".to_vec()));
+        send.send(vec![7; 20 << 10]).await.expect("it is sent");
+        replies.message().await.expect_err("it is too large")
+    });
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::ResourceExhausted, "The request body is too large.")
+    );
+    gateway.wait_for_metric(r#"tidegate_in_flight{route="all"}"#, 0.0);
+    let blamed = gateway.metric(r#"tidegate_upstream_errors_total{kind="body"}"#);
+    assert!(blamed < 1.0, "nothing is wrong with the server");
+    eventually("its access line", || {
+        let lines = gateway.output();
+        match lines.contains("\"body_too_large\"") {
+            true => Ok(()),
+            false => Err(lines),
+        }
+    });
+}
+
+#[test]
+fn metadata_over_the_bound_is_resource_exhausted_and_gets_a_line() {
+    let echo = Echo::start();
+    let gateway = Gateway::with("[log]\naccess = \"all\"\n")
+        .upstream_at(&echo.url())
+        .start();
+    for kilobytes in [33, 60, 100] {
+        let status = block_on(async {
+            let mut caller = Caller::new(gateway.address());
+            let mut request = Request::new(b"1".to_vec());
+            let value = "m"
+                .repeat(kilobytes << 10)
+                .parse()
+                .expect("visible characters");
+            request.metadata_mut().insert("x-large", value);
+            let call = caller.unary("/test.Echo/Unary", request);
+            call.await.expect_err("refused")
+        });
+        assert_eq!(
+            status.code(),
+            Code::ResourceExhausted,
+            "{kilobytes} KiB: {status:?}"
+        );
+    }
+    gateway.wait_for_metric(r#"tidegate_requests_total{code="431"}"#, 3.0);
+    eventually("its access lines", || {
+        let lines = gateway.output();
+        match lines.matches("\"headers_too_large\"").count() {
+            3 => Ok(()),
+            _ => Err(lines),
+        }
+    });
+}

@@ -131,7 +131,7 @@ fn floods_of_pings_and_settings_end_the_connection() {
     {
         let mut attacker = Connection::open(gateway.address(), &[]);
         attacker.discard_answers();
-        let ended = (0..1000).any(|_| !attacker.send_many(1000, kind, 0, payload));
+        let ended = (0..1000).any(|_| !attacker.send_many(1000, kind, 0, 0, payload));
         assert!(ended, "a million frames of kind {kind}");
         eventually_eq("the cut", (index + 1) as f64, || cuts(&gateway, "frames"));
         assert!(is_well(&gateway));

@@ -17,6 +17,7 @@ mod grpc;
 mod harness;
 mod http1_vectors;
 mod http2_abuse;
+mod http2_uploads;
 mod http2_vectors;
 mod identity_vectors;
 mod judge;

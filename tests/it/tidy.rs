@@ -20,6 +20,7 @@ const ORDER: &[&[&str]] = &[
     &["config"],
     &["response"],
     &["listener", "budget", "upstream", "overload", "issuer"],
+    &["receive_buffer"],
     &["telemetry"],
     &["route"],
     &["identity"],

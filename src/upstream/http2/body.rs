@@ -2,6 +2,7 @@
 //! for again, so that the server waits.
 
 use std::{
+    error::Error,
     future::Future as _,
     pin::Pin,
     task::{Context, Poll, ready},
@@ -18,12 +19,13 @@ use super::{
     lines::Place,
     upload::Upload,
 };
+use crate::receive_buffer::ReceiveBuffer;
 
 /// The body of a response on a stream of its own. Dropped before its end, it resets the stream.
 #[derive(Debug)]
 pub struct StreamBody<B> {
     stage: Stage,
-    stream: RecvStream,
+    stream: ReceiveBuffer,
     /// Bytes that are still to come, where the head said how many.
     length: Option<u64>,
     upload: Option<Upload<B>>,
@@ -52,7 +54,7 @@ impl<B> StreamBody<B> {
     ) -> Self {
         let mut body = Self {
             stage: Stage::Data,
-            stream,
+            stream: place.receive(stream),
             length,
             upload,
             place: Some(place),
@@ -114,7 +116,10 @@ impl<B> StreamBody<B> {
     }
 }
 
-impl<B: Body<Data = Bytes> + Unpin> StreamBody<B> {
+impl<B> StreamBody<B>
+where
+    B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Unpin,
+{
     /// Sends what is left of the request; a server that no longer takes it is no error.
     fn poll_upload(&mut self, cx: &mut Context<'_>) -> Result<(), Interrupted> {
         let Some(upload) = &mut self.upload else {
@@ -131,15 +136,18 @@ impl<B: Body<Data = Bytes> + Unpin> StreamBody<B> {
                 self.upload = None;
                 Ok(())
             }
-            Poll::Ready(Err(_)) => {
+            Poll::Ready(Err(error)) => {
                 self.end();
-                Err(Interrupted::RequestBody)
+                Err(Interrupted::RequestBody(error.into()))
             }
         }
     }
 }
 
-impl<B: Body<Data = Bytes> + Unpin> Body for StreamBody<B> {
+impl<B> Body for StreamBody<B>
+where
+    B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Unpin,
+{
     type Data = Bytes;
     type Error = Interrupted;
 
@@ -156,8 +164,6 @@ impl<B: Body<Data = Bytes> + Unpin> Body for StreamBody<B> {
             this.silent_since = None;
             match data {
                 Some(Ok(data)) => {
-                    // fails only on a stream that is gone, which the next read tells
-                    let _ = this.stream.flow_control().release_capacity(data.len());
                     if let Some(left) = &mut this.length {
                         *left = left.saturating_sub(data.len() as u64);
                     }

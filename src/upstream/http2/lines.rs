@@ -6,17 +6,17 @@
 
 use std::{
     cell::{Cell, RefCell},
-    future::{Future as _, poll_fn},
+    future::{Future, poll_fn},
     io,
     net::SocketAddr,
     pin::Pin,
     rc::Rc,
-    task::{Context, Poll, Waker},
+    task::{Context, Poll, Waker, ready},
 };
 
 use bytes::Bytes;
 use h2::{
-    Reason,
+    Reason, RecvStream,
     client::{self, SendRequest},
 };
 use tokio::{
@@ -33,6 +33,7 @@ use super::{
     },
     CONNECTION_WINDOW, MAX_SEND_BUFFER_BYTES, STREAM_WINDOW,
 };
+use crate::receive_buffer::{DATA_FRAME_BUDGET, ReceiveBuffer, ReceiveBuffers};
 
 /// The lines that take new exchanges.
 #[derive(Debug, Default)]
@@ -49,6 +50,7 @@ struct Line {
     /// Where it leads, over TCP.
     address: Option<SocketAddr>,
     sender: SendRequest<Bytes>,
+    buffers: Rc<ReceiveBuffers>,
     streams: Cell<usize>,
     idle_since: Cell<Instant>,
 }
@@ -88,6 +90,11 @@ impl Place {
 
     pub(super) fn sender(&self) -> SendRequest<Bytes> {
         self.line.sender.clone()
+    }
+
+    /// Where the response is received.
+    pub(super) fn receive(&self, stream: RecvStream) -> ReceiveBuffer {
+        self.line.buffers.open(stream)
     }
 
     /// The line may be dead: nobody else is to try it.
@@ -146,7 +153,11 @@ impl Lines {
         let _opening = Opening::begin(self);
         let connection = pool.connect(give_up).await?;
         let address = connection.address;
-        let carrier = Carrier(connection);
+        let buffers = Rc::new(ReceiveBuffers::default());
+        let carrier = Carrier {
+            connection,
+            buffers: Rc::clone(&buffers),
+        };
         let handshake = h2::client::Builder::new()
             // until the server has said how many it takes
             .initial_max_send_streams(0)
@@ -155,11 +166,16 @@ impl Lines {
             .initial_connection_window_size(CONNECTION_WINDOW)
             .max_header_list_size(MAX_HEAD_BYTES as u32)
             .max_send_buffer_size(MAX_SEND_BUFFER_BYTES)
+            .data_frame_budget(DATA_FRAME_BUDGET)
             .handshake(carrier);
         let greeted = async {
-            let (sender, mut connection) = handshake.await?;
-            greeting(&mut connection).await?;
-            Ok::<_, h2::Error>((sender, connection))
+            let (sender, connection) = handshake.await?;
+            let mut driven = Driven {
+                connection,
+                buffers: Rc::clone(&buffers),
+            };
+            greeting(&mut driven).await?;
+            Ok::<_, h2::Error>((sender, driven))
         };
         let (sender, connection) = match tokio::time::timeout_at(give_up, greeted).await {
             Ok(Ok(greeted)) => greeted,
@@ -172,6 +188,7 @@ impl Lines {
         let line = Rc::new(Line {
             address,
             sender,
+            buffers,
             streams: Cell::new(0),
             idle_since: Cell::new(Instant::now()),
         });
@@ -213,12 +230,12 @@ impl Lines {
 
 /// Waits until the server has sent its SETTINGS. Before, a request could be refused only because nobody knew how many the
 /// server takes; and one that is no HTTP/2 server at all is found out while nothing was sent.
-async fn greeting(connection: &mut client::Connection<Carrier, Bytes>) -> Result<(), h2::Error> {
+async fn greeting(driven: &mut Driven) -> Result<(), h2::Error> {
     poll_fn(|cx| {
-        if let Poll::Ready(ended) = Pin::new(&mut *connection).poll(cx) {
+        if let Poll::Ready(ended) = Pin::new(&mut *driven).poll(cx) {
             return Poll::Ready(ended.and(Err(Reason::NO_ERROR.into())));
         }
-        match connection.max_concurrent_send_streams() {
+        match driven.connection.max_concurrent_send_streams() {
             0 => Poll::Pending,
             _ => Poll::Ready(Ok(())),
         }
@@ -243,8 +260,29 @@ impl Drop for Opening<'_> {
     }
 }
 
+/// A connection as its task drives it: in turns.
+struct Driven {
+    connection: client::Connection<Carrier, Bytes>,
+    buffers: Rc<ReceiveBuffers>,
+}
+
+impl Future for Driven {
+    type Output = Result<(), h2::Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let outcome = Pin::new(&mut self.connection).poll(cx);
+        if outcome.is_pending() {
+            self.buffers.end_turn(cx);
+        }
+        outcome
+    }
+}
+
 /// A connection with its place among `max_connections`, as the HTTP/2 library reads and writes it.
-struct Carrier(Box<Connection>);
+struct Carrier {
+    connection: Box<Connection>,
+    buffers: Rc<ReceiveBuffers>,
+}
 
 impl AsyncRead for Carrier {
     fn poll_read(
@@ -252,7 +290,13 @@ impl AsyncRead for Carrier {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0.stream).poll_read(cx, buf)
+        if !self.buffers.may_read() {
+            return Poll::Pending;
+        }
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut self.connection.stream).poll_read(cx, buf))?;
+        self.buffers.read(buf.filled().len() - before);
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -262,7 +306,7 @@ impl AsyncWrite for Carrier {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0.stream).poll_write(cx, buf)
+        Pin::new(&mut self.connection.stream).poll_write(cx, buf)
     }
 
     fn poll_write_vectored(
@@ -270,18 +314,18 @@ impl AsyncWrite for Carrier {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0.stream).poll_write_vectored(cx, bufs)
+        Pin::new(&mut self.connection.stream).poll_write_vectored(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.0.stream.is_write_vectored()
+        self.connection.stream.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0.stream).poll_flush(cx)
+        Pin::new(&mut self.connection.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0.stream).poll_shutdown(cx)
+        Pin::new(&mut self.connection.stream).poll_shutdown(cx)
     }
 }

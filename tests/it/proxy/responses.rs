@@ -189,3 +189,19 @@ fn an_upgrade_that_nobody_asked_for_is_502() {
         "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n";
     assert_eq!(status_of(bytes), 502);
 }
+
+#[test]
+fn what_a_client_has_to_upgrade_to_is_passed_on() {
+    let response = through(
+        "HTTP/1.1 426 Upgrade Required\r\nUpgrade: TLS/1.2, HTTP/2.0\r\nConnection: Upgrade\r\nContent-Length: 0\r\n\r\n",
+    )
+    .expect("an answer");
+    assert_eq!(response.status, 426);
+    assert_eq!(response.header("upgrade"), Some("TLS/1.2, HTTP/2.0"));
+    assert_eq!(response.header("connection"), Some("upgrade"));
+    let other = through(
+        "HTTP/1.1 200 OK\r\nUpgrade: h2c\r\nConnection: Upgrade\r\nContent-Length: 0\r\n\r\n",
+    )
+    .expect("an answer");
+    assert_eq!(other.header("upgrade"), None);
+}

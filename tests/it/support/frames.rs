@@ -105,24 +105,40 @@ impl Connection {
     }
 
     /// Sends the same frame so many times in one write.
-    pub fn send_many(&mut self, count: usize, kind: u8, flags: u8, payload: &[u8]) -> bool {
+    pub fn send_many(
+        &mut self,
+        count: usize,
+        kind: u8,
+        flags: u8,
+        stream: u32,
+        payload: &[u8],
+    ) -> bool {
         let mut bytes = Vec::new();
         for _ in 0..count {
-            frame(&mut bytes, kind, flags, 0, payload);
+            frame(&mut bytes, kind, flags, stream, payload);
         }
         self.stream.write_all(&bytes).is_ok()
     }
 
     /// Sends a GET of this path that ends its stream.
     pub fn get(&mut self, stream: u32, path: &str) -> bool {
+        self.head("GET", END_STREAM, stream, path)
+    }
+
+    /// Sends a POST to this path whose body is still to come.
+    pub fn post(&mut self, stream: u32, path: &str) -> bool {
+        self.head("POST", 0, stream, path)
+    }
+
+    fn head(&mut self, method: &str, flags: u8, stream: u32, path: &str) -> bool {
         let fields = [
-            (":method", "GET"),
+            (":method", method),
             (":scheme", "http"),
             (":authority", "a.example"),
             (":path", path),
         ];
         let fields = fields.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        self.send(HEADERS, END_STREAM | END_HEADERS, stream, &encode(&fields))
+        self.send(HEADERS, flags | END_HEADERS, stream, &encode(&fields))
     }
 
     /// The next frame, settings and the window of the connection aside; none when the peer has ended the connection.

@@ -1,0 +1,112 @@
+//! Finds the frames in the bytes of an HTTP/2 connection (RFC 9113 §4.1), to account for each by what it is.
+
+/// The bytes that a client sends before its first frame (RFC 9113 §3.4).
+const PREFACE_BYTES: usize = 24;
+const HEAD_BYTES: usize = 9;
+
+/// What the head of a frame says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::listener) struct FrameHead {
+    /// Bytes of the payload.
+    pub(in crate::listener) length: u32,
+    pub(in crate::listener) kind: u8,
+    pub(in crate::listener) flags: u8,
+}
+
+impl FrameHead {
+    /// DATA.
+    pub(in crate::listener) const DATA: u8 = 0;
+    /// HEADERS.
+    pub(in crate::listener) const HEADERS: u8 = 1;
+    /// RST_STREAM.
+    pub(in crate::listener) const RST_STREAM: u8 = 3;
+    /// WINDOW_UPDATE.
+    pub(in crate::listener) const WINDOW_UPDATE: u8 = 8;
+    /// CONTINUATION.
+    pub(in crate::listener) const CONTINUATION: u8 = 9;
+    /// The last frame of a stream in its direction.
+    pub(in crate::listener) const END_STREAM: u8 = 1;
+
+    /// Bytes that it takes on the wire.
+    pub(in crate::listener) fn wire_bytes(&self) -> u64 {
+        u64::from(self.length) + HEAD_BYTES as u64
+    }
+}
+
+/// Where in the sequence of frames a connection is.
+#[derive(Debug)]
+pub(super) struct FrameMeter {
+    /// Bytes that are not looked at: the preface, or a payload.
+    skip: usize,
+    /// The head that has begun to arrive.
+    head: [u8; HEAD_BYTES],
+    head_bytes: usize,
+}
+
+impl Default for FrameMeter {
+    fn default() -> Self {
+        Self {
+            skip: PREFACE_BYTES,
+            head: [0; HEAD_BYTES],
+            head_bytes: 0,
+        }
+    }
+}
+
+impl FrameMeter {
+    /// Goes on with bytes that were read, and shows the head of each frame in them.
+    pub(super) fn read(&mut self, mut bytes: &[u8], mut show: impl FnMut(FrameHead)) {
+        loop {
+            let skipped = self.skip.min(bytes.len());
+            self.skip -= skipped;
+            bytes = &bytes[skipped..];
+            if bytes.is_empty() {
+                return;
+            }
+            let taken = (HEAD_BYTES - self.head_bytes).min(bytes.len());
+            self.head[self.head_bytes..][..taken].copy_from_slice(&bytes[..taken]);
+            self.head_bytes += taken;
+            bytes = &bytes[taken..];
+            if self.head_bytes < HEAD_BYTES {
+                return;
+            }
+            self.head_bytes = 0;
+            let [a, b, c, kind, flags, ..] = self.head;
+            let length = u32::from_be_bytes([0, a, b, c]);
+            self.skip = length as usize;
+            show(FrameHead {
+                length,
+                kind,
+                flags,
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_found_however_their_bytes_are_cut() {
+        let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+        bytes.extend_from_slice(&[0, 0, 0, 4, 0, 0, 0, 0, 0]);
+        bytes.extend_from_slice(&[0, 1, 4, 0, 1, 0, 0, 0, 1]);
+        bytes.extend_from_slice(&[7; 260]);
+        bytes.extend_from_slice(&[0, 0, 8, 6, 0, 0, 0, 0, 0]);
+        bytes.extend_from_slice(&[7; 8]);
+        let frame = |length, kind, flags| FrameHead {
+            length,
+            kind,
+            flags,
+        };
+        let expected = [frame(0, 4, 0), frame(260, 0, 1), frame(8, 6, 0)];
+        for size in [1, 2, 7, 9, 10, 24, 33, 300, 1000] {
+            let (mut meter, mut seen) = (FrameMeter::default(), Vec::new());
+            for part in bytes.chunks(size) {
+                meter.read(part, |head| seen.push(head));
+            }
+            assert_eq!(seen, expected, "in parts of {size} bytes");
+        }
+    }
+}

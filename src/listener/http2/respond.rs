@@ -1,0 +1,166 @@
+//! The answer to a request on an HTTP/2 stream.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::{Pin, pin},
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use h2::{Reason, SendStream, server::SendResponse};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Response,
+    header::{CONNECTION, CONTENT_LENGTH, DATE, TE, TRANSFER_ENCODING, UPGRADE},
+};
+use http_body::{Body, Frame};
+
+use super::super::date;
+
+type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+/// Waits for the answer and sends it, unless the client takes its request back.
+pub(super) async fn respond<F, B>(mut handling: Pin<Box<F>>, mut stream: SendResponse<Bytes>)
+where
+    F: Future<Output = Response<B>>,
+    B: Body<Data = Bytes, Error: Into<Cause>>,
+{
+    let answered = poll_fn(|cx| match handling.as_mut().poll(cx) {
+        Poll::Ready(response) => Poll::Ready(Some(response)),
+        Poll::Pending => stream.poll_reset(cx).map(|_| None),
+    });
+    let Some(response) = answered.await else {
+        return;
+    };
+    drop(handling);
+    let (mut head, body) = response.into_parts();
+    remove_connection_fields(&mut head.headers);
+    let date = head.headers.entry(DATE);
+    date.or_insert_with(date::now);
+    let is_empty = body.is_end_stream();
+    if !is_empty
+        && let Some(length) = body.size_hint().exact()
+        && !head.headers.contains_key(CONTENT_LENGTH)
+    {
+        head.headers
+            .insert(CONTENT_LENGTH, HeaderValue::from(length));
+    }
+    let head = Response::from_parts(head, ());
+    let sent = match stream.send_response(head, is_empty) {
+        Ok(_) if is_empty => return,
+        Ok(stream) => send_body(body, stream).await,
+        Err(error) => {
+            stream.send_reset(Reason::INTERNAL_ERROR);
+            Err(error.into())
+        }
+    };
+    if let Err(error) = sent {
+        tracing::debug!(error, "an answer was cut short");
+    }
+}
+
+/// HTTP/2 has none of them (RFC 9113 §8.2.2): they are for HTTP/1.1, in an answer that is written for either.
+fn remove_connection_fields(headers: &mut HeaderMap) {
+    const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+    const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+    for name in [
+        CONNECTION,
+        KEEP_ALIVE,
+        PROXY_CONNECTION,
+        TE,
+        TRANSFER_ENCODING,
+        UPGRADE,
+    ] {
+        headers.remove(name);
+    }
+}
+
+/// Sends a body as fast as the client takes it: a chunk is asked for when the one before has room to leave.
+async fn send_body<B>(body: B, mut stream: SendStream<Bytes>) -> Result<(), Cause>
+where
+    B: Body<Data = Bytes, Error: Into<Cause>>,
+{
+    let mut body = pin!(body);
+    let mut chunk = None;
+    let sent = poll_fn(|cx| poll_send(body.as_mut(), &mut chunk, &mut stream, cx)).await;
+    if let Err(Broken::Body(error)) = sent {
+        // what is queued is written first: the reset would discard it
+        for _ in 0..TURNS_BEFORE_RESET {
+            tokio::task::yield_now().await;
+        }
+        stream.send_reset(Reason::INTERNAL_ERROR);
+        return Err(error);
+    }
+    sent.map_err(Cause::from)
+}
+
+/// How often the connection may run before a stream is reset whose answer has broken off.
+const TURNS_BEFORE_RESET: u32 = 2;
+
+/// Why an answer is not sent to its end.
+#[derive(Debug, thiserror::Error)]
+enum Broken {
+    /// It breaks off.
+    #[error("{0}")]
+    Body(Cause),
+    /// The client, or the connection, takes no more of it.
+    #[error(transparent)]
+    Stream(#[from] h2::Error),
+}
+
+fn poll_send<B>(
+    mut body: Pin<&mut B>,
+    chunk: &mut Option<(Bytes, bool)>,
+    stream: &mut SendStream<Bytes>,
+    cx: &mut Context<'_>,
+) -> Poll<Result<(), Broken>>
+where
+    B: Body<Data = Bytes, Error: Into<Cause>>,
+{
+    loop {
+        // asked each time, so that a reset wakes this task whatever it waits for
+        if let Poll::Ready(reason) = stream.poll_reset(cx)? {
+            return Poll::Ready(Err(h2::Error::from(reason).into()));
+        }
+        if chunk.is_some() {
+            while stream.capacity() == 0 {
+                match ready!(stream.poll_capacity(cx)).transpose()? {
+                    Some(_) => {}
+                    None => return Poll::Ready(Err(h2::Error::from(Reason::CANCEL).into())),
+                }
+            }
+        }
+        if let Some((data, is_last)) = chunk.take() {
+            // what there is no window for waits in the h2 crate: at most this chunk
+            stream.send_data(data, is_last)?;
+            if is_last {
+                return Poll::Ready(Ok(()));
+            }
+        }
+        let Some(frame) = ready!(body.as_mut().poll_frame(cx)) else {
+            stream.send_data(Bytes::new(), true)?;
+            return Poll::Ready(Ok(()));
+        };
+        match frame
+            .map_err(|error| Broken::Body(error.into()))?
+            .into_data()
+        {
+            Ok(data) if data.is_empty() && !body.is_end_stream() => {}
+            Ok(data) if data.is_empty() => {
+                stream.send_data(data, true)?;
+                return Poll::Ready(Ok(()));
+            }
+            Ok(data) => {
+                // no more than a claim: the rest is asked for when the chunk is sent, so that streams that wait do not
+                // take the window of the connection from each other
+                stream.reserve_capacity(1);
+                *chunk = Some((data, body.is_end_stream()));
+            }
+            Err(frame) => {
+                stream.reserve_capacity(0);
+                let trailers = Frame::into_trailers(frame).unwrap_or_default();
+                stream.send_trailers(trailers)?;
+                return Poll::Ready(Ok(()));
+            }
+        }
+    }
+}
