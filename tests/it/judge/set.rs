@@ -264,7 +264,8 @@ impl Set {
         if reloaded {
             let (mut early, mut late) = (at_work.to_vec(), at_work.to_vec());
             early.retain(|work| work.1 < begun);
-            late.retain(|work| work.0 > over);
+            // a request that came before the change is decided by the rule of that time, when Redis answers
+            late.retain(|work| work.0 > over + LINGERS);
             faults.extend(slots::beyond(before.amount, &early));
             faults.extend(slots::beyond(after.amount, &late));
         } else {

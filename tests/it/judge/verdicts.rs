@@ -26,6 +26,11 @@ pub struct Judged {
 }
 
 impl Judged {
+    /// Whether tokens are borrowed, before the event or after it.
+    fn is_leased(&self) -> bool {
+        !self.limit.is_exact() || self.event == Event::Exchange && !self.changed.is_exact()
+    }
+
     fn describe(&self, (fault, history): &Shown) -> String {
         let change = if matches!(self.event, Event::Reload | Event::Exchange) {
             format!(
@@ -59,13 +64,7 @@ struct Exception {
 const EXCEPTIONS: &[Exception] = &[
     Exception {
         why: "docs/decisions/0003: of a limit that is nearly spent, tokens may be in hand at another gateway",
-        covers: |judged, fault| !judged.limit.is_exact() && fault.excess() == 0,
-    },
-    Exception {
-        why: "a shared limit that changes its algorithm or window forgets what was spent",
-        covers: |judged, fault| {
-            judged.limit.scope != Scope::Local && matches!(fault, Fault::Forgotten { .. })
-        },
+        covers: |judged, fault| judged.is_leased() && fault.excess() == 0,
     },
     Exception {
         why: "docs/decisions/0003: what Redis loses is admitted again where no gateway remembers it",
@@ -78,7 +77,7 @@ const EXCEPTIONS: &[Exception] = &[
         why: "a grant for a part of a request is not counted as borrowed, and the bucket refills behind it",
         covers: |judged, fault| {
             let dear = judged.limit.costs.iter().any(|&cost| cost > 1);
-            judged.limit.scope == Scope::Lease && dear && fault.is_beyond()
+            judged.is_leased() && dear && fault.excess() > 0
         },
     },
     Exception {
@@ -123,7 +122,7 @@ impl Summary {
             class.0 += 1;
             class.1 += judged.requests;
             class.2 += judged.refused;
-            if !judged.limit.is_exact() {
+            if judged.is_leased() {
                 let wrong = |shown: &&Shown| matches!(shown.0, Fault::WronglyRefused { .. });
                 self.leases.0 += judged.requests;
                 self.leases.1 += judged.faults.iter().filter(wrong).count();
