@@ -74,6 +74,20 @@ const EXCEPTIONS: &[Exception] = &[
         },
     },
     Exception {
+        why: "docs/decisions/0003: while gateways change over, what is borrowed may be refilled behind once",
+        covers: |judged, fault| {
+            let changes = matches!(judged.event, Event::Reload | Event::Exchange);
+            changes && judged.is_leased() && fault.is_beyond()
+        },
+    },
+    Exception {
+        why: "a grant that came late, as Redis stood still, is spent by a later request",
+        covers: |judged, fault| {
+            let shared = judged.limit.scope != Scope::Local;
+            judged.event == Event::Pause && shared && fault.is_beyond()
+        },
+    },
+    Exception {
         why: "a grant for a part of a request is not counted as borrowed, and the bucket refills behind it",
         covers: |judged, fault| {
             let dear = judged.limit.costs.iter().any(|&cost| cost > 1);
