@@ -364,6 +364,10 @@ impl Worker {
         }
         let upstream = &self.upstreams[route.upstream];
         let mut record = Record::begin(self, exchange, slots);
+        let outbound = Outbound {
+            custody: record.custody(),
+            ..outbound
+        };
         let body = framing.has_body().then(|| Box::new(body));
         let sent = Instant::now();
         let answered = upstream::forward(upstream, &outbound, body, sent).await;
@@ -427,6 +431,7 @@ impl Worker {
             websocket: target.websocket,
             hears: (head.version == Version::HTTP_11).then_some(exchange.from as _),
             spare: &self.spare,
+            custody: None,
         })
     }
 }

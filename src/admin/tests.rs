@@ -47,6 +47,7 @@ fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
             servers: Vec::new(),
             connect_timeout: Duration::ZERO,
             body_timeout: Duration::from_secs(300),
+            abandoned_timeout: Duration::from_secs(30),
             response_timeout: Duration::ZERO,
             idle_timeout: Duration::ZERO,
             max_connections: 1,

@@ -199,6 +199,7 @@ pub(super) static UPSTREAM: Keys = Keys {
         ("connect_timeout", Built),
         ("response_timeout", Built),
         ("body_timeout", Built),
+        ("abandoned_timeout", Built),
         ("idle_timeout", Built),
         ("max_connections", Built),
         ("retries", Built),

@@ -74,7 +74,7 @@ impl Worker {
         &self,
         exchange: &Exchange<'_>,
         mut response: Response<Source>,
-        tunnel: Tunnel,
+        mut tunnel: Tunnel,
         mut record: Record,
     ) -> Response<Body> {
         let headers = response.headers_mut();
@@ -86,6 +86,9 @@ impl Worker {
                 let _open = record.open_tunnel();
                 if let Err(ended) = tunnel.relay(client, |bytes| record.sent(bytes)).await {
                     tracing::debug!(%ended, "a tunnel ended early");
+                    if let Some(custody) = record.custody() {
+                        custody.keep(tunnel.abandon());
+                    }
                 }
             })
         }));

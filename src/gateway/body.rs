@@ -41,6 +41,14 @@ struct Recorded {
     has_ended: bool,
 }
 
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        if self.record.custody().is_some() {
+            self.source.abandon(&self.record);
+        }
+    }
+}
+
 /// Who answers a request that was sent on.
 #[derive(Debug)]
 pub(super) enum Source {
@@ -92,14 +100,15 @@ impl Recorded {
             Poll::Ready(Some(Err(error))) => {
                 let Some(inbound) = error.of_request() else {
                     self.record.broke(error);
+                    self.source.abandon(&self.record);
                     return frame;
                 };
                 let refusal = bad_body(inbound);
                 self.record.request_broke(&refusal, error);
+                self.source.abandon(&self.record);
                 if let Some(trailers) = self.grpc.and_then(|grpc| grpc.trailers(&refusal)) {
-                    // the call ends with a status of its own, and what is left of it is let go of
+                    // the call ends with a status of its own
                     self.has_ended = true;
-                    self.source = Source::authored(Bytes::new());
                     return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
                 }
             }
@@ -140,6 +149,18 @@ impl Source {
         match std::mem::replace(self, Self::authored(Bytes::new())) {
             Self::Remote(body) => body.into_tunnel(),
             Self::Authored(_) | Self::Stream(_) | Self::Echo(_) => None,
+        }
+    }
+
+    /// Ends an exchange that may not have ended: kept while the request holds slots, else closed. What is left is empty.
+    fn abandon(&mut self, record: &Record) {
+        let abandoned = match std::mem::replace(self, Self::authored(Bytes::new())) {
+            Self::Remote(body) => body.abandon(),
+            Self::Stream(body) => body.abandon(),
+            Self::Authored(_) | Self::Echo(_) => None,
+        };
+        if let (Some(custody), Some(abandoned)) = (record.custody(), abandoned) {
+            custody.keep(abandoned);
         }
     }
 

@@ -18,7 +18,7 @@ use crate::{
         handles::{Held, RouteMetrics},
         trace::{self, Spans},
     },
-    upstream::Fleet,
+    upstream::{Fleet, abandoned::Custody},
 };
 
 /// A request that was sent on, until its answer has left or the client has. Noted when it is dropped.
@@ -37,8 +37,10 @@ pub(super) struct Record {
     status: Option<StatusCode>,
     bytes: u64,
     _in_flight: Held,
-    /// Given back when the answer has ended.
-    _slots: Slots,
+    /// Given back when the answer has ended, and the server's work.
+    slots: Slots,
+    /// Exchanges that ended for the client, and perhaps not for the server.
+    custody: Custody,
     /// Only where the request gets a line or a span.
     told: Option<Box<Told>>,
 }
@@ -58,7 +60,8 @@ impl Record {
             status: None,
             bytes: 0,
             _in_flight: route.metrics.enter(),
-            _slots: slots,
+            slots,
+            custody: Custody::default(),
             told: Told::of(worker, exchange, None).map(Box::new),
         }
     }
@@ -79,6 +82,11 @@ impl Record {
     pub(super) fn asked(&mut self, server: Option<usize>, error: Option<&'static str>) {
         self.server = server;
         self.error = error;
+    }
+
+    /// Where exchanges go that are abandoned while the request holds slots.
+    pub(super) fn custody(&self) -> Option<&Custody> {
+        (!self.slots.is_empty()).then_some(&self.custody)
     }
 
     pub(super) fn sent(&mut self, bytes: usize) {
@@ -105,6 +113,11 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
+        let abandoned = self.custody.take();
+        if !abandoned.is_empty() {
+            let counted = self.metrics.enter_abandoned();
+            std::mem::take(&mut self.slots).outlast(abandoned, counted);
+        }
         let duration = self.arrived.elapsed();
         self.metrics.request_seconds.record(duration);
         let status = self.status.unwrap_or_else(|| {

@@ -1,7 +1,8 @@
-//! What an admitted request holds of its limits, and gives back: a slot of a concurrency limit until its answer has
+//! What an admitted request holds of its limits, and gives back: a slot of a concurrency limit until the server's work has
 //! ended, a place in a queue until its turn has come.
 //!
-//! Given back on every way out: the guard is dropped with the response's body, with a client that leaves, with a panic.
+//! Given back on every way out: the guard is dropped with the response's body, with a panic, and where the client leaves
+//! while the server is at work, with the task that waits for the server ([`Slots::outlast`]).
 
 use std::sync::Arc;
 
@@ -14,6 +15,8 @@ use crate::{
     budget::Lent,
     limit::{Charge, Held, Key},
     overload::Place,
+    telemetry::handles,
+    upstream::abandoned::Abandoned,
 };
 
 /// What one request holds. Empty, and without an allocation, for most.
@@ -50,6 +53,10 @@ impl Slot {
 }
 
 impl Slots {
+    pub(super) fn is_empty(&self) -> bool {
+        self.held.is_empty() && self.lent.is_empty() && self.place.is_none()
+    }
+
     /// Among all requests that are under way.
     pub(super) fn occupy(&mut self, place: Place) {
         self.place = Some(place);
@@ -66,6 +73,17 @@ impl Slots {
         } else {
             self.lent.append(&mut lent);
         }
+    }
+
+    /// Holds everything until the server's work on these exchanges has ended, in a task of its own. Bounded by the upstream's
+    /// `abandoned_timeout`.
+    pub(super) fn outlast(self, abandoned: Vec<Abandoned>, counted: handles::Held) {
+        tokio::task::spawn_local(async move {
+            for exchange in abandoned {
+                exchange.ended().await;
+            }
+            drop((self, counted));
+        });
     }
 
     /// Its turn has come: a place in a queue is spent and no longer given back, a slot stays held.

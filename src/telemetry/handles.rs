@@ -21,6 +21,7 @@ impl Metrics {
             request_seconds: self.histogram(&table::REQUEST_SECONDS, &[route]),
             in_flight: self.gauge(&table::IN_FLIGHT, &[route]),
             tunnels: self.gauge(&table::TUNNELS, &[route]),
+            abandoned: self.gauge(&table::ABANDONED, &[route]),
             metrics: self.clone(),
             route: route.into(),
         }
@@ -266,6 +267,7 @@ pub struct RouteMetrics {
     pub request_seconds: Histogram,
     in_flight: Gauge,
     tunnels: Gauge,
+    abandoned: Gauge,
     metrics: Metrics,
     route: Box<str>,
 }
@@ -289,6 +291,11 @@ impl RouteMetrics {
     /// Counts a request as being in flight until the guard is dropped.
     pub fn enter(&self) -> Held {
         Held::new(&self.in_flight)
+    }
+
+    /// Counts a request as abandoned, and its server as at work, until the guard is dropped.
+    pub fn enter_abandoned(&self) -> Held {
+        Held::new(&self.abandoned)
     }
 
     /// Counts a WebSocket as being open until the guard is dropped.

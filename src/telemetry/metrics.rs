@@ -92,6 +92,8 @@ table! {
         "Requests whose answer is not complete yet.";
     TUNNELS = "tidegate_tunnels", Kind::Gauge, Count, ["route"],
         "WebSockets open; each is in flight, too.";
+    ABANDONED = "tidegate_abandoned_requests", Kind::Gauge, Count, ["route"],
+        "Requests whose client no longer waits, but which hold slots because the server is still at work.";
     SHED = "tidegate_shed_total", Kind::Counter, Count, ["priority"],
         "Requests that were not served because too many were under way.";
     DECISIONS = "tidegate_decisions_total", Kind::Counter, Count, ["route", "limit", "outcome"],

@@ -13,10 +13,12 @@ use std::{
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
+use http_body_util::Empty;
 use tokio::time::Instant;
 
 use super::{
     Tunnel,
+    abandoned::{Abandoned, MAX_DISCARDED_BYTES},
     framing::{Framing, Piece},
     pool::{Connection, ServerPool},
     sending::{SendError, Sending},
@@ -52,6 +54,8 @@ pub struct ResponseBody<B> {
     waited: bool,
     /// Since when the server has sent nothing that we wait for.
     silent_since: Option<Instant>,
+    /// Whether it has ended in an error, though the server may go on.
+    gave_up: bool,
 }
 
 impl<B> ResponseBody<B> {
@@ -77,6 +81,7 @@ impl<B> ResponseBody<B> {
             began,
             waited: false,
             silent_since: None,
+            gave_up: false,
         };
         if matches!(body.framing, Framing::Empty) {
             body.finish();
@@ -122,11 +127,63 @@ impl<B> ResponseBody<B> {
         self.sending = None;
     }
 
-    fn cut(&mut self, why: impl ToString) -> Interrupted {
+    /// The server has ended the connection.
+    fn lost(&mut self, why: impl ToString) -> Interrupted {
         self.connection = None;
-        self.sending = None;
-        self.framing = Framing::Empty;
+        self.cut(why)
+    }
+
+    /// The response cannot be read on; the server may go on.
+    fn cut(&mut self, why: impl ToString) -> Interrupted {
+        self.give_up();
         Interrupted::Server(why.to_string())
+    }
+
+    fn give_up(&mut self) {
+        self.gave_up = true;
+        self.reusable = false;
+        self.framing = Framing::Empty;
+        self.sending = None;
+    }
+
+    /// What is left of an exchange that has not ended; nothing where it has, as far as can be seen.
+    pub fn abandon(mut self) -> Option<Abandoned> {
+        let connection = self.connection.take()?;
+        let is_whole = self.sending.is_none() && !self.refused_body && !self.gave_up;
+        let framing = std::mem::replace(&mut self.framing, Framing::Empty);
+        Some(match framing {
+            Framing::Length(left) if is_whole && left <= MAX_DISCARDED_BYTES => {
+                let timeout = connection.settings().abandoned_timeout;
+                let rest = ResponseBody::rest(framing, connection, self.reusable);
+                Abandoned::response(rest, timeout)
+            }
+            _ => Abandoned::closing(connection),
+        })
+    }
+}
+
+impl ResponseBody<Empty<Bytes>> {
+    /// The rest of a response to a request that was sent in full, to be discarded.
+    pub(super) fn rest(framing: Framing, connection: Box<Connection>, keep_alive: bool) -> Self {
+        let max_silence = connection.settings().abandoned_timeout;
+        let began = Instant::now();
+        let mut rest = Self::new(
+            framing,
+            connection,
+            None,
+            false,
+            keep_alive,
+            max_silence,
+            began,
+        );
+        // it may be long until it ends
+        rest.waited = true;
+        rest
+    }
+
+    /// The connection, where the response has not ended.
+    pub(super) fn into_connection(self) -> Option<Box<Connection>> {
+        self.connection
     }
 }
 
@@ -156,7 +213,7 @@ where
                 Ok(())
             }
             Poll::Ready(Err(SendError::Body(error))) => {
-                self.connection = None;
+                self.give_up();
                 Err(Interrupted::RequestBody(error.into()))
             }
         }
@@ -228,9 +285,9 @@ where
                     this.finish();
                     return Poll::Ready(None);
                 }
-                Ok(0) => return Poll::Ready(Some(Err(this.cut("closed before its end")))),
+                Ok(0) => return Poll::Ready(Some(Err(this.lost("closed before its end")))),
                 Ok(_) => {}
-                Err(error) => return Poll::Ready(Some(Err(this.cut(error)))),
+                Err(error) => return Poll::Ready(Some(Err(this.lost(error)))),
             }
         }
     }

@@ -8,6 +8,7 @@ use std::{
     future::poll_fn,
     io,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -17,6 +18,7 @@ use tokio::time::Instant;
 
 use super::{
     ResponseBody, Settings, UpstreamError,
+    abandoned::Abandoned,
     forward::Failed,
     framing::{self, Framing, ResponseHead},
     headers::Outbound,
@@ -37,55 +39,27 @@ where
     B: Body<Data = Bytes> + Unpin,
 {
     let timeout = settings.response_timeout;
-    let (mut connection, mut sending) = (connection, Some(sending));
-    let mut deadline = now + timeout;
-    let (mut waited, mut refused_body, mut interim) = (false, false, 0);
-    let head = poll_fn(|cx| {
-        if let Some(rest) = &mut sending {
-            let before = rest.progress;
-            match rest.poll(&mut connection, cx) {
-                Poll::Ready(Ok(())) => {
-                    if waited {
-                        deadline = Instant::now() + timeout;
-                    }
-                    sending = None;
-                }
-                Poll::Ready(Err(SendError::Body(error))) => {
-                    return Poll::Ready(Err(Failed::RequestBody(error)));
-                }
-                Poll::Ready(Err(SendError::Write(error))) => {
-                    // the server may have answered before it stopped reading: look for that answer first
-                    tracing::debug!(%error, "the server stopped reading the request");
-                    sending = None;
-                    refused_body = true;
-                }
-                Poll::Pending => {
-                    waited = true;
-                    if rest.progress != before {
-                        deadline = Instant::now() + timeout;
-                    }
-                }
-            }
-        }
-        match poll_head(&mut connection, request, &mut interim, cx) {
-            Poll::Ready(head) => Poll::Ready(head.map_err(Failed::Upstream)),
-            // a client that is slow with its body is not the server's fault: the listener watches that
-            Poll::Pending if sending.as_ref().is_some_and(|rest| rest.waits_for_client) => {
-                Poll::Pending
-            }
-            Poll::Pending => connection
-                .poll_deadline(cx, deadline)
-                .map(|()| Err(UpstreamError::Timeout(timeout).into())),
-        }
-    })
-    .await?;
+    let mut unanswered = Unanswered {
+        connection: Some(connection),
+        sending: Some(sending),
+        is_spoilt: false,
+        request,
+        timeout,
+        deadline: now + timeout,
+        waited: false,
+        interim: 0,
+    };
+    let head = poll_fn(|cx| unanswered.poll(cx)).await?;
+    let Some(mut connection) = unanswered.connection.take() else {
+        return Err(unanswered.ended().into());
+    };
     connection.reused = true;
     let began = Instant::now();
     let mut response = Response::new(ResponseBody::new(
         head.framing,
         connection,
-        sending,
-        refused_body,
+        unanswered.sending.take(),
+        unanswered.is_spoilt,
         head.keep_alive,
         settings.body_timeout,
         began,
@@ -93,6 +67,110 @@ where
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers;
     Ok(response)
+}
+
+/// An exchange without a response. Dropped like this, it is abandoned: the server may be working on it.
+struct Unanswered<'a, B> {
+    /// `None` once there is a response, or the server has ended the connection.
+    connection: Option<Box<Connection>>,
+    /// `None` once all is sent that will be.
+    sending: Option<Sending<B>>,
+    /// Whether the exchange cannot be completed: the server does not read the request to its end, the client does not
+    /// deliver it, or what the server sends is no response.
+    is_spoilt: bool,
+    request: &'a Outbound<'a>,
+    timeout: Duration,
+    deadline: Instant,
+    waited: bool,
+    interim: u8,
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Unanswered<'_, B> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<ResponseHead, Failed<B::Error>>> {
+        if let Poll::Ready(Err(error)) = self.poll_send(cx) {
+            self.is_spoilt = true;
+            return Poll::Ready(Err(Failed::RequestBody(error)));
+        }
+        let Some(connection) = &mut self.connection else {
+            return Poll::Ready(Err(self.ended().into()));
+        };
+        let error = match poll_head(connection, self.request, &mut self.interim, cx) {
+            Poll::Ready(Ok(head)) => return Poll::Ready(Ok(head)),
+            Poll::Ready(Err(error)) => error,
+            // a client that is slow with its body is not the server's fault: the listener watches that
+            Poll::Pending
+                if self
+                    .sending
+                    .as_ref()
+                    .is_some_and(|rest| rest.waits_for_client) =>
+            {
+                return Poll::Pending;
+            }
+            Poll::Pending => {
+                ready!(connection.poll_deadline(cx, self.deadline));
+                UpstreamError::Timeout(self.timeout)
+            }
+        };
+        match error {
+            UpstreamError::Closed(_) => self.connection = None,
+            UpstreamError::Protocol(_) => self.is_spoilt = true,
+            _ => {}
+        }
+        Poll::Ready(Err(error.into()))
+    }
+
+    /// Sends what the server takes. Ready with what goes wrong on the client's side.
+    fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), B::Error>> {
+        let (Some(connection), Some(rest)) = (&mut self.connection, &mut self.sending) else {
+            return Poll::Pending;
+        };
+        let before = rest.progress;
+        match rest.poll(connection, cx) {
+            Poll::Ready(Ok(())) => {
+                if self.waited {
+                    self.deadline = Instant::now() + self.timeout;
+                }
+                self.sending = None;
+            }
+            Poll::Ready(Err(SendError::Body(error))) => return Poll::Ready(Err(error)),
+            Poll::Ready(Err(SendError::Write(error))) => {
+                // the server may have answered before it stopped reading: look for that answer first
+                tracing::debug!(%error, "the server stopped reading the request");
+                self.sending = None;
+                self.is_spoilt = true;
+            }
+            Poll::Pending => {
+                self.waited = true;
+                if rest.progress != before {
+                    self.deadline = Instant::now() + self.timeout;
+                }
+            }
+        }
+        Poll::Pending
+    }
+}
+
+impl<B> Unanswered<'_, B> {
+    /// Only what has ended has no connection.
+    fn ended(&self) -> UpstreamError {
+        UpstreamError::Closed(io::ErrorKind::NotConnected.into())
+    }
+}
+
+impl<B> Drop for Unanswered<'_, B> {
+    fn drop(&mut self) {
+        let (Some(custody), Some(connection)) = (self.request.custody, self.connection.take())
+        else {
+            return;
+        };
+        let is_whole = !self.is_spoilt && self.sending.is_none();
+        if is_whole {
+            let to_head = *self.request.method == Method::HEAD;
+            custody.keep(Abandoned::unanswered(connection, to_head));
+        } else if self.sending.as_ref().is_none_or(Sending::has_begun) {
+            custody.keep(Abandoned::closing(connection));
+        }
+    }
 }
 
 /// Interim responses (100, 103, …) that may precede the final one.

@@ -15,7 +15,7 @@ use http::{
     },
 };
 
-use super::SpareTable;
+use super::{SpareTable, abandoned::Custody};
 use crate::identity::{AddressSource, Client, ManagedFields};
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -65,6 +65,8 @@ pub struct Outbound<'a> {
     pub hears: Option<&'a dyn Hears>,
     /// Room for the response's fields.
     pub spare: &'a SpareTable,
+    /// Where the exchange goes if it is abandoned before there is a response; without one it is closed.
+    pub custody: Option<&'a Custody>,
 }
 
 /// A trace that goes on behind the gateway (W3C Trace Context §3).

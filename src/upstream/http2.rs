@@ -20,7 +20,7 @@ mod upload;
 
 pub use body::StreamBody;
 pub(super) use exchange::{ask, exchange, head};
-pub(super) use lines::Lines;
+pub(super) use lines::{Lines, Place};
 
 /// Bytes that a server may send on one stream before the client has taken any.
 const STREAM_WINDOW: u32 = 128 * 1024;

@@ -5,12 +5,13 @@
 //! [`pool`] (connections), [`framing`] (where a response ends), [`body`] (the response on its way back).
 //!
 //! Servers that speak HTTP/2 have [`http2`] in place of `exchange`, [`framing`] and [`body`]; [`tunnel`] is what becomes of a
-//! connection that leaves HTTP, and `websocket` says when one may.
+//! connection that leaves HTTP, and `websocket` says when one may. [`abandoned`] keeps exchanges that nobody waits for any more.
 //!
 //! The exchange is our own HTTP/1.1 client over a socket, not hyper's: it runs inline in the request's task, with
 //! neither a task per connection nor a channel; it writes the inbound head straight into the outbound bytes; and it
 //! refuses every response whose end could be read in two ways (RFC 9112 §6.3), where hyper picks one.
 
+pub mod abandoned;
 pub mod balance;
 pub mod body;
 pub mod echo;
@@ -61,6 +62,8 @@ pub struct Settings {
     pub response_timeout: Duration,
     /// The longest silence while a response body is arriving.
     pub body_timeout: Duration,
+    /// How long an exchange is kept that nobody waits for, while its request holds slots.
+    pub abandoned_timeout: Duration,
     /// How long an unused connection is kept.
     pub idle_timeout: Duration,
     /// Connections per server and worker.

@@ -275,6 +275,10 @@ pub(super) struct Connection {
 }
 
 impl Connection {
+    pub(super) fn settings(&self) -> &Settings {
+        self.slot.pool.settings()
+    }
+
     /// Whether an idle connection is neither closed nor has unasked bytes waiting. No system call while it is quiet.
     ///
     /// This sees what the runtime has seen. Bytes that arrive between its last look and the next request are taken for that

@@ -59,6 +59,11 @@ impl<B> Sending<B> {
 }
 
 impl<B> Sending<B> {
+    /// Whether anything has been written.
+    pub(super) fn has_begun(&self) -> bool {
+        self.progress > 0
+    }
+
     pub(super) fn body_mut(&mut self) -> Option<&mut B> {
         self.body.as_mut()
     }

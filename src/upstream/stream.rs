@@ -21,6 +21,21 @@ pub(super) enum Stream {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
+impl Stream {
+    /// Makes the close a reset, so that the server's next write fails. Where it cannot be, the close is one in order.
+    pub(super) fn reset(&self) {
+        let reset = match self {
+            Self::Tcp(socket) => socket.set_zero_linger(),
+            Self::Tls(session) => session.get_ref().0.set_zero_linger(),
+            // the peer of a closed one cannot write
+            Self::Unix(_) => Ok(()),
+        };
+        if let Err(error) = reset {
+            tracing::debug!(%error, "a connection is closed without a reset");
+        }
+    }
+}
+
 macro_rules! on_stream {
     ($stream:expr, $inner:ident => $call:expr) => {
         match $stream.get_mut() {

@@ -19,7 +19,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::pool::Connection;
+use super::{abandoned::Abandoned, pool::Connection};
 
 /// Bytes that are read at once, and the most that is held of a direction whose reader is slow.
 const READ_BYTES: usize = 16 * 1024;
@@ -50,23 +50,30 @@ impl Tunnel {
         }
     }
 
+    /// What is left of a tunnel that was broken off: the server may not have ended its side.
+    pub fn abandon(self) -> Abandoned {
+        Abandoned::closing(self.connection)
+    }
+
     /// Passes bytes on until both sides have ended; `sent` is told of each portion that went to the client.
-    pub async fn relay<C>(self, mut client: C, mut sent: impl FnMut(usize)) -> Result<(), Ended>
+    pub async fn relay<C>(
+        &mut self,
+        mut client: C,
+        mut sent: impl FnMut(usize),
+    ) -> Result<(), Ended>
     where
         C: AsyncRead + AsyncWrite + Unpin,
     {
-        let Connection {
-            mut stream, inbox, ..
-        } = *self.connection;
+        let Connection { stream, inbox, .. } = &mut *self.connection;
         // a server may send at once behind its 101
-        let mut down = Way::holding(inbox);
+        let mut down = Way::holding(std::mem::take(inbox));
         let mut up = Way::holding(BytesMut::new());
         let mut last_moved = Instant::now();
         let mut silence = pin!(tokio::time::sleep(self.max_silence));
         poll_fn(|cx| {
             let before = (down.moved, up.moved);
-            let down_ended = down.poll(&mut stream, &mut client, cx)?.is_ready();
-            let up_ended = up.poll(&mut client, &mut stream, cx)?.is_ready();
+            let down_ended = down.poll(stream, &mut client, cx)?.is_ready();
+            let up_ended = up.poll(&mut client, stream, cx)?.is_ready();
             if down.moved > before.0 {
                 sent(down.moved - before.0);
             }

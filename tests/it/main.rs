@@ -4,6 +4,7 @@
     reason = "`pub` in support/ marks the language of the tests"
 )]
 
+mod abandoned;
 mod admin_listener;
 mod answers;
 mod budget;

@@ -64,13 +64,16 @@ fn settings(section: Section<'_>, name: &str, base_dir: &Path) -> Option<Setting
     let servers = servers(&section);
     let tls = tls(&section, servers.as_deref(), base_dir);
     let health = section.get("health").map(|value| health(&value, name));
+    let response_timeout = section.duration("response_timeout", Duration::from_secs(30), TIMEOUTS);
     let max_connections = section.integer("max_connections", 1024, 1..=1_000_000);
     let settings = Settings {
         name: name.to_owned(),
         servers: Vec::new(),
         connect_timeout: section.duration("connect_timeout", Duration::from_secs(1), TIMEOUTS),
-        response_timeout: section.duration("response_timeout", Duration::from_secs(30), TIMEOUTS),
+        response_timeout,
         body_timeout: section.duration("body_timeout", Duration::from_secs(300), TIMEOUTS),
+        // what a server may take to answer, it may take when its client has left
+        abandoned_timeout: section.duration("abandoned_timeout", response_timeout, TIMEOUTS),
         idle_timeout: section.duration("idle_timeout", Duration::from_secs(60), TIMEOUTS),
         balance: section.choice("balance", BALANCES).unwrap_or_default(),
         max_connections: to_usize(max_connections),

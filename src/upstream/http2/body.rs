@@ -15,7 +15,7 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
 use super::{
-    super::{body::Interrupted, headers},
+    super::{abandoned::Abandoned, body::Interrupted, headers},
     lines::Place,
     upload::Upload,
 };
@@ -84,9 +84,19 @@ impl<B> StreamBody<B> {
         self.place = None;
     }
 
-    fn cut(&mut self, why: impl ToString) -> Interrupted {
+    /// The server has ended the stream, or the connection.
+    fn lost(&mut self, why: impl ToString) -> Interrupted {
         self.end();
         Interrupted::Server(why.to_string())
+    }
+
+    /// What is left of an exchange that has not ended; nothing where it has, as far as can be seen.
+    pub fn abandon(mut self) -> Option<Abandoned> {
+        let place = self.place.take()?;
+        Some(match self.upload {
+            None => Abandoned::stream(self.stream, place, self.length.is_some()),
+            Some(_) => Abandoned::reset(&place),
+        })
     }
 
     /// Whether a reset ends the body in order: a server that has answered in full may stop the rest of an upload so
@@ -112,7 +122,12 @@ impl<B> StreamBody<B> {
             }
             timer.as_mut().reset(deadline);
         }
-        Poll::Ready(self.cut(format!("silent for {:?}", self.max_silence)))
+        // the place is left: the server may go on
+        self.stage = Stage::Ended;
+        Poll::Ready(Interrupted::Server(format!(
+            "silent for {:?}",
+            self.max_silence
+        )))
     }
 }
 
@@ -137,7 +152,8 @@ where
                 Ok(())
             }
             Poll::Ready(Err(error)) => {
-                self.end();
+                // the place is left: the server may go on
+                self.stage = Stage::Ended;
                 Err(Interrupted::RequestBody(error.into()))
             }
         }
@@ -172,7 +188,7 @@ where
                     }
                 }
                 Some(Err(error)) if this.ends_with(&error) => this.end(),
-                Some(Err(error)) => return Poll::Ready(Some(Err(this.cut(error)))),
+                Some(Err(error)) => return Poll::Ready(Some(Err(this.lost(error)))),
                 None => this.stage = Stage::Trailers,
             }
         }
@@ -190,7 +206,7 @@ where
                     }
                 }
                 Err(error) if this.ends_with(&error) => this.end(),
-                Err(error) => return Poll::Ready(Some(Err(this.cut(error)))),
+                Err(error) => return Poll::Ready(Some(Err(this.lost(error)))),
             }
         }
         Poll::Ready(None)

@@ -23,6 +23,7 @@ use tokio::time::Instant;
 use super::{
     super::{
         Settings, UpstreamError,
+        abandoned::{Abandoned, Custody},
         exchange::MAX_INTERIM,
         forward::Failed,
         framing::{self, MAX_FIELDS},
@@ -49,22 +50,34 @@ where
 {
     let to_head = *request.method() == Method::HEAD;
     let has_body = unsent.is_some();
-    let (mut response, stream) = match place.sender().send_request(request, !has_body) {
+    let (response, stream) = match place.sender().send_request(request, !has_body) {
         Ok(sent) => sent,
         Err(error) => {
             place.doubt();
             return Err(UpstreamError::Refused(error.to_string()).into());
         }
     };
-    let mut upload = unsent.take().map(|body| Upload::new(stream, body));
-    let answered = answer(&mut response, &mut upload, &place, settings, asked).await;
-    let response = match answered {
+    let mut unanswered = Unanswered {
+        open: Some((response, place)),
+        upload: unsent.take().map(|body| Upload::new(stream, body)),
+        custody: asked.custody,
+    };
+    let response = match unanswered.answer(settings, asked).await {
         Ok(response) => response,
         Err(Failed::Upstream(error)) => {
-            if matches!(error, UpstreamError::Timeout(_) | UpstreamError::Closed(_)) {
+            if matches!(error, UpstreamError::Timeout(_) | UpstreamError::Closed(_))
+                && let Some((_, place)) = &unanswered.open
+            {
                 place.doubt();
             }
-            let untouched = upload.and_then(Upload::untouched);
+            if !matches!(error, UpstreamError::Timeout(_)) {
+                // the server has ended the stream
+                unanswered.open = None;
+            }
+            let untouched = match error {
+                UpstreamError::Refused(_) => unanswered.upload.take().and_then(Upload::untouched),
+                _ => None,
+            };
             let is_whole = !has_body || untouched.is_some();
             *unsent = untouched;
             return Err(match error {
@@ -76,12 +89,51 @@ where
         }
         Err(failed) => return Err(failed),
     };
+    let Some((_, place)) = unanswered.open.take() else {
+        return Err(UpstreamError::Closed(io::ErrorKind::NotConnected.into()).into());
+    };
     let (mut head, stream) = response.into_parts();
     let length = body_length(&mut head.headers, head.status, to_head, &stream)?;
     headers::remove_hop_by_hop(&mut head.headers);
     head.version = Version::HTTP_11;
+    let upload = unanswered.upload.take();
     let body = StreamBody::new(stream, length, upload, place, settings.body_timeout);
     Ok(Response::from_parts(head, body))
+}
+
+/// An exchange without a response. Dropped like this, it is abandoned: the server may be working on it.
+struct Unanswered<'a, B> {
+    /// `None` once there is a response, or the server has ended the stream.
+    open: Option<(ResponseFuture, Place)>,
+    upload: Option<Upload<B>>,
+    custody: Option<&'a Custody>,
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Unanswered<'_, B> {
+    async fn answer(
+        &mut self,
+        settings: &Settings,
+        asked: &Outbound<'_>,
+    ) -> Result<Response<RecvStream>, Failed<B::Error>> {
+        match &mut self.open {
+            Some((response, place)) => {
+                answer(response, &mut self.upload, place, settings, asked).await
+            }
+            None => Err(UpstreamError::Closed(io::ErrorKind::NotConnected.into()).into()),
+        }
+    }
+}
+
+impl<B> Drop for Unanswered<'_, B> {
+    fn drop(&mut self) {
+        let (Some(custody), Some((response, place))) = (self.custody, self.open.take()) else {
+            return;
+        };
+        custody.keep(match self.upload {
+            None => Abandoned::pending(response, place),
+            Some(_) => Abandoned::reset(&place),
+        });
+    }
 }
 
 /// Waits for the head of the final response; meanwhile the body is sent.

@@ -27,7 +27,7 @@ use tokio::{
 
 use super::{
     super::{
-        UpstreamError,
+        Settings, UpstreamError,
         framing::MAX_HEAD_BYTES,
         pool::{Connection, Outstanding, ServerPool},
     },
@@ -95,6 +95,10 @@ impl Place {
     /// Where the response is received.
     pub(super) fn receive(&self, stream: RecvStream) -> ReceiveBuffer {
         self.line.buffers.open(stream)
+    }
+
+    pub(in crate::upstream) fn settings(&self) -> &Settings {
+        self.pool.settings()
     }
 
     /// The line may be dead: nobody else is to try it.

@@ -9,7 +9,7 @@ use crate::support::{
     wait::{Gate, pause, within},
 };
 
-/// An origin whose answers to `/slow` have begun and end when the gate is opened.
+/// An origin whose answers to `/slow` have begun and end when the gate is opened, or their client has left.
 fn slow_origin() -> (Origin, Gate) {
     let gate = Gate::default();
     let held = gate.clone();
@@ -18,10 +18,9 @@ fn slow_origin() -> (Origin, Gate) {
         if exchange.request.target != "/slow" {
             return exchange.respond(200, &[], b"ok");
         }
-        exchange.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nsl")?;
-        // longer than what is declared lives
-        (0..4).for_each(|_| held.wait());
-        exchange.write(b"ow")
+        exchange.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nsl\r\n")?;
+        exchange.wait_for(&held)?;
+        exchange.write(b"2\r\now\r\n0\r\n\r\n")
     });
     (origin, gate)
 }

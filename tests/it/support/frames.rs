@@ -69,8 +69,8 @@ pub fn send(address: SocketAddr, request: &Block, patience: Duration) -> Outcome
 }
 
 /// A connection that stays, for what takes more than one request.
-pub struct Connection {
-    stream: TcpStream,
+pub struct Connection<S = TcpStream> {
+    stream: S,
 }
 
 /// A frame from the peer.
@@ -85,7 +85,25 @@ pub struct Frame {
 impl Connection {
     /// Opens one, with these settings (RFC 9113 §6.5.2) in place of the defaults.
     pub fn open(address: SocketAddr, settings: &[(u16, u32)]) -> Connection {
-        let mut stream = raw::open(address);
+        Connection::begin(raw::open(address), settings)
+    }
+
+    /// Takes what comes, off this thread, so that a flood is not held up by its answers.
+    pub fn discard_answers(&self) {
+        let mut stream = self.stream.try_clone().expect("a socket can be cloned");
+        std::thread::spawn(move || std::io::copy(&mut stream, &mut std::io::sink()));
+    }
+
+    /// Bounds how long [`next`](Self::next) waits.
+    pub fn patience(&self, patience: Duration) {
+        let set = self.stream.set_read_timeout(Some(patience));
+        set.expect("a timeout above zero");
+    }
+}
+
+impl<S: Read + Write> Connection<S> {
+    /// The same on a stream that is open already.
+    pub fn begin(mut stream: S, settings: &[(u16, u32)]) -> Connection<S> {
         let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
         let mut payload = Vec::new();
         for (setting, value) in settings {
@@ -162,17 +180,12 @@ impl Connection {
             }
         }
     }
+}
 
-    /// Takes what comes, off this thread, so that a flood is not held up by its answers.
-    pub fn discard_answers(&self) {
-        let mut stream = self.stream.try_clone().expect("a socket can be cloned");
-        std::thread::spawn(move || std::io::copy(&mut stream, &mut std::io::sink()));
-    }
-
-    /// Bounds how long [`next`](Self::next) waits.
-    pub fn patience(&self, patience: Duration) {
-        let set = self.stream.set_read_timeout(Some(patience));
-        set.expect("a timeout above zero");
+impl Frame {
+    /// The status that a HEADERS frame of a response begins with.
+    pub fn status(&self) -> Option<u16> {
+        status_of(&self.payload)
     }
 }
 
@@ -225,7 +238,7 @@ fn read_frame(stream: &mut TcpStream) -> Result<(u8, u8, Vec<u8>), bool> {
 }
 
 /// The same, with its stream.
-fn read_frame_of(stream: &mut TcpStream) -> Result<(u8, u8, u32, Vec<u8>), bool> {
+fn read_frame_of(stream: &mut impl Read) -> Result<(u8, u8, u32, Vec<u8>), bool> {
     let mut head = [0; 9];
     let ended = |error: std::io::Error| {
         !matches!(

@@ -270,6 +270,11 @@ impl<S: Read + Write> Client<S> {
         self.stream.get_ref()
     }
 
+    /// The connection itself, for another protocol; nothing may have been read from it.
+    pub fn into_stream(self) -> S {
+        self.stream.into_inner()
+    }
+
     /// What comes next, past what was read already.
     pub fn stream_mut(&mut self) -> &mut impl Read {
         &mut self.stream

@@ -420,6 +420,23 @@ impl Exchange<'_> {
         self.close()
     }
 
+    /// Waits until the gate is open; `Err` where the gateway gives the connection up before.
+    pub fn wait_for(&mut self, gate: &Gate) -> io::Result<()> {
+        let moment = Duration::from_millis(20);
+        self.stream.get_ref().set_read_timeout(Some(moment))?;
+        while !gate.is_open() {
+            match self.stream.read(&mut [0]) {
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+                    ) => {}
+                _ => return Err(io::ErrorKind::ConnectionAborted.into()),
+            }
+        }
+        self.stream.get_ref().set_read_timeout(Some(PATIENCE * 6))
+    }
+
     /// Waits until the gateway gives the connection up; `Err`, as everything is over then.
     pub fn wait_for_abort(&mut self) -> io::Result<()> {
         self.stream

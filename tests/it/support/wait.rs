@@ -60,6 +60,10 @@ impl Gate {
         self.0.1.notify_all();
     }
 
+    pub fn is_open(&self) -> bool {
+        *lock(&self.0.0)
+    }
+
     /// Waits until the gate is open, or patience ends (then the test fails elsewhere, but nothing hangs).
     pub fn wait(&self) {
         let (open, opened) = &*self.0;

@@ -60,8 +60,8 @@ fn moody(recovered: Gate) -> (Origin, Arc<AtomicU8>) {
 
 const IMPATIENT: &str = "response_timeout = \"300ms\"\nconnect_timeout = \"2s\"\nidle_timeout = \"1s\"\n[upstream.origin.outlier]\nfailures = 3\neject_for = \"500ms\"\n";
 
-/// More than the load of a test takes.
-const SLOTS: usize = 64;
+/// More than the load of a test takes, with the requests that hold a slot while a silent server may be working on them.
+const SLOTS: usize = 160;
 
 fn slots() -> String {
     format!(

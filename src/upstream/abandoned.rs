@@ -1,0 +1,311 @@
+//! Abandoned exchanges: nobody waits for the response any more, but the server may still be working on it.
+//!
+//! A request that holds slots (of a concurrency limit, or of `[overload]`) holds them for the server's work, not for the
+//! client's patience: otherwise a client that resets each request keeps the server as busy as it likes. So its exchange is
+//! not simply closed, but kept until the server's work is seen to end:
+//!
+//! ```text
+//! request sent in full, no response yet ──▶ wait for the response, discard it                 (HTTP/1.1 and HTTP/2)
+//! response under way, length known      ──▶ discard the rest
+//! response under way, length not known  ──▶ HTTP/1.1: send FIN, wait for the server's FIN     HTTP/2: discard the rest
+//! request not sent in full              ──▶ HTTP/1.1: send FIN, wait for the server's FIN     HTTP/2: reset, wait
+//!
+//! the server sends too much, or for too long ──▶ reset, and wait for as long again
+//! ```
+//!
+//! A server that has not begun its response receives no FIN: many close the connection at once then and go on working, which
+//! nobody can see. After a RST_STREAM nothing can be seen either. A server that sends a stream fails at its next write after a
+//! reset, so the time that it has taken so far is taken to be enough for that write. Each wait ends with
+//! [`abandoned_timeout`](super::Settings::abandoned_timeout) at the latest; then the connection is closed, or the stream is reset.
+//!
+//! Their number is bounded by the limits that the requests hold slots of. A request that holds none is closed at once.
+
+use std::{
+    cell::RefCell,
+    future::poll_fn,
+    mem::MaybeUninit,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use h2::client::ResponseFuture;
+use http::header::CONTENT_LENGTH;
+use http_body::Body as _;
+use http_body_util::{BodyExt as _, Empty};
+use tokio::{
+    io::{AsyncRead as _, AsyncWrite as _, ReadBuf},
+    time::Instant,
+};
+
+use super::{
+    ResponseBody, SpareTable,
+    exchange::MAX_INTERIM,
+    framing::{self, Framing, ResponseHead},
+    http2::Place,
+    pool::Connection,
+};
+use crate::receive_buffer::ReceiveBuffer;
+
+/// Where exchanges go that are abandoned while a request holds slots.
+#[derive(Debug, Default)]
+pub struct Custody(RefCell<Vec<Abandoned>>);
+
+impl Custody {
+    /// Keeps an exchange for whoever releases the slots.
+    pub fn keep(&self, abandoned: Abandoned) {
+        self.0.borrow_mut().push(abandoned);
+    }
+
+    /// What was kept.
+    pub fn take(&mut self) -> Vec<Abandoned> {
+        std::mem::take(self.0.get_mut())
+    }
+}
+
+/// An exchange whose response nobody waits for. Dropped, its connection is closed, or its stream is reset.
+#[derive(Debug)]
+pub struct Abandoned {
+    work: Work,
+    deadline: Instant,
+}
+
+#[derive(Debug)]
+enum Work {
+    /// HTTP/1.1: the request was sent in full, the response has not begun.
+    Unanswered {
+        connection: Box<Connection>,
+        to_head: bool,
+    },
+    /// HTTP/1.1: the rest of a response.
+    Response(Box<ResponseBody<Empty<Bytes>>>),
+    /// HTTP/1.1: the exchange cannot be completed.
+    Closing(Box<Connection>),
+    /// HTTP/2: the request was sent in full, the response has not begun.
+    Pending(ResponseFuture, Place),
+    /// HTTP/2: the rest of a response; whether its length is known.
+    Stream(ReceiveBuffer, Place, bool),
+    /// HTTP/2: the stream was reset, and nothing can be seen of it.
+    Reset,
+}
+
+impl Abandoned {
+    fn new(work: Work, timeout: Duration) -> Self {
+        Self {
+            work,
+            deadline: Instant::now() + timeout,
+        }
+    }
+
+    /// The request was sent in full. `to_head`: it was a HEAD.
+    pub(super) fn unanswered(connection: Box<Connection>, to_head: bool) -> Self {
+        let timeout = connection.settings().abandoned_timeout;
+        let work = Work::Unanswered {
+            connection,
+            to_head,
+        };
+        Self::new(work, timeout)
+    }
+
+    /// The rest of a response that ends by itself.
+    pub(super) fn response(rest: ResponseBody<Empty<Bytes>>, timeout: Duration) -> Self {
+        Self::new(Work::Response(Box::new(rest)), timeout)
+    }
+
+    /// The server's end of the connection is all that can be waited for.
+    pub(super) fn closing(connection: Box<Connection>) -> Self {
+        let timeout = connection.settings().abandoned_timeout;
+        Self::new(Work::Closing(connection), timeout)
+    }
+
+    /// The request was sent in full, and no response has begun.
+    pub(super) fn pending(response: ResponseFuture, place: Place) -> Self {
+        let timeout = place.settings().abandoned_timeout;
+        Self::new(Work::Pending(response, place), timeout)
+    }
+
+    /// The rest of a response.
+    pub(super) fn stream(stream: ReceiveBuffer, place: Place, has_length: bool) -> Self {
+        let timeout = place.settings().abandoned_timeout;
+        Self::new(Work::Stream(stream, place, has_length), timeout)
+    }
+
+    /// The stream is reset: its last handle is dropped by the caller.
+    pub(super) fn reset(place: &Place) -> Self {
+        Self::new(Work::Reset, place.settings().abandoned_timeout)
+    }
+
+    /// Returns when the server's work has ended, as far as that can be seen; at the latest `abandoned_timeout` after the
+    /// exchange was abandoned.
+    pub async fn ended(self) {
+        let Self { work, deadline } = self;
+        match tokio::time::timeout_at(deadline, work.ended()).await {
+            Ok(Ending::Seen) => {}
+            Ok(Ending::Reset(began)) => {
+                let taken = began.elapsed().max(LEAST_AFTER_RESET);
+                tokio::time::sleep_until(deadline.min(Instant::now() + taken)).await;
+            }
+            Err(_) => tracing::debug!("an abandoned exchange has not ended in time; it is closed"),
+        }
+    }
+}
+
+/// Bytes of a response that are discarded before the server is stopped.
+pub(super) const MAX_DISCARDED_BYTES: u64 = 1024 * 1024;
+/// A server that goes on sending for longer sends a stream, or has not noticed our FIN.
+const MAX_DISCARDING: Duration = Duration::from_secs(1);
+/// How long a server that was stopped is waited for at least.
+const LEAST_AFTER_RESET: Duration = Duration::from_millis(100);
+
+/// How an abandoned exchange ends.
+enum Ending {
+    /// The server has ended it.
+    Seen,
+    /// We have, because the server went on sending; since when it was discarded.
+    Reset(Instant),
+}
+
+/// What was discarded of one exchange.
+struct Discarded {
+    began: Instant,
+    bytes: u64,
+    /// Whether it ends by itself soon.
+    has_length: bool,
+}
+
+impl Discarded {
+    fn begin(has_length: bool) -> Self {
+        Self {
+            began: Instant::now(),
+            bytes: 0,
+            has_length,
+        }
+    }
+
+    /// Whether that is enough.
+    fn add(&mut self, bytes: usize) -> bool {
+        self.bytes += bytes as u64;
+        self.bytes > MAX_DISCARDED_BYTES
+            || !self.has_length && self.began.elapsed() > MAX_DISCARDING
+    }
+}
+
+impl Work {
+    async fn ended(self) -> Ending {
+        match self {
+            Self::Unanswered {
+                connection,
+                to_head,
+            } => answered(connection, to_head).await,
+            Self::Response(body) => discard(*body).await,
+            Self::Closing(connection) => closed(connection).await,
+            Self::Pending(response, place) => match response.await {
+                Ok(response) => {
+                    let has_length = response.headers().contains_key(CONTENT_LENGTH);
+                    discard_stream(place.receive(response.into_body()), has_length).await
+                }
+                Err(_) => Ending::Seen,
+            },
+            Self::Stream(stream, _place, has_length) => discard_stream(stream, has_length).await,
+            Self::Reset => std::future::pending().await,
+        }
+    }
+}
+
+/// Waits for the response and discards it. A connection on which nothing is in doubt goes back to its pool.
+async fn answered(mut connection: Box<Connection>, to_head: bool) -> Ending {
+    let mut interim = 0;
+    let head = poll_fn(|cx| poll_head(&mut connection, to_head, &mut interim, cx)).await;
+    match head {
+        Some(head) if matches!(head.framing, Framing::Switched) => closed(connection).await,
+        Some(head) => {
+            connection.reused = true;
+            let rest = ResponseBody::rest(head.framing, connection, head.keep_alive);
+            discard(rest).await
+        }
+        // it has closed, or what it sends is no response
+        None => closed(connection).await,
+    }
+}
+
+/// The head of the final response; `None` where there will be none.
+fn poll_head(
+    connection: &mut Connection,
+    to_head: bool,
+    interim: &mut u8,
+    cx: &mut Context<'_>,
+) -> Poll<Option<ResponseHead>> {
+    let spare = SpareTable::default();
+    loop {
+        while !connection.inbox.is_empty() {
+            match framing::take_head(&mut connection.inbox, to_head, &spare) {
+                Ok(None) => break,
+                Ok(Some(head)) if head.status.as_u16() == 101 => {
+                    let framing = Framing::Switched;
+                    return Poll::Ready(Some(ResponseHead { framing, ..head }));
+                }
+                Ok(Some(head)) if head.status.is_informational() && *interim < MAX_INTERIM => {
+                    *interim += 1;
+                }
+                Ok(Some(head)) if head.status.is_informational() => return Poll::Ready(None),
+                Ok(Some(head)) => return Poll::Ready(Some(head)),
+                Err(_) => return Poll::Ready(None),
+            }
+        }
+        match ready!(connection.poll_fill(cx)) {
+            Ok(0) | Err(_) => return Poll::Ready(None),
+            Ok(_) => {}
+        }
+    }
+}
+
+async fn discard(mut body: ResponseBody<Empty<Bytes>>) -> Ending {
+    let mut discarded = Discarded::begin(body.size_hint().exact().is_some());
+    while let Some(Ok(frame)) = body.frame().await {
+        if discarded.add(frame.data_ref().map_or(0, Bytes::len)) {
+            if let Some(connection) = body.into_connection() {
+                connection.stream.reset();
+            }
+            return Ending::Reset(discarded.began);
+        }
+    }
+    Ending::Seen
+}
+
+async fn discard_stream(stream: ReceiveBuffer, has_length: bool) -> Ending {
+    let mut discarded = Discarded::begin(has_length);
+    while let Some(Ok(data)) = poll_fn(|cx| stream.poll_data(cx)).await {
+        if discarded.add(data.len()) {
+            return Ending::Reset(discarded.began);
+        }
+    }
+    let _ = poll_fn(|cx| stream.poll_trailers(cx)).await;
+    Ending::Seen
+}
+
+/// Ends our side of the connection, and waits until the server has ended its own.
+async fn closed(mut connection: Box<Connection>) -> Ending {
+    let stream = &mut connection.stream;
+    // a socket that cannot be shut down is gone, which the next read tells
+    let _ = poll_fn(|cx| Pin::new(&mut *stream).poll_shutdown(cx)).await;
+    let mut discarded = Discarded::begin(false);
+    let is_seen = poll_fn(|cx| {
+        loop {
+            let mut room = [MaybeUninit::uninit(); 8 * 1024];
+            let mut read = ReadBuf::uninit(&mut room);
+            match ready!(Pin::new(&mut *stream).poll_read(cx, &mut read)) {
+                Ok(()) if read.filled().is_empty() => return Poll::Ready(true),
+                Ok(()) if discarded.add(read.filled().len()) => return Poll::Ready(false),
+                Ok(()) => {}
+                Err(_) => return Poll::Ready(true),
+            }
+        }
+    })
+    .await;
+    if is_seen {
+        return Ending::Seen;
+    }
+    connection.stream.reset();
+    Ending::Reset(discarded.began)
+}

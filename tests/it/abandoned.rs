@@ -1,0 +1,534 @@
+//! Requests whose clients leave: a limit on requests in flight bounds the work at the origin, not the patience of clients.
+//!
+//! Each test counts at the origin itself how many requests it works on at the same time.
+
+use std::{
+    net::{SocketAddr, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    thread,
+    time::Duration,
+};
+
+use http::Response;
+use socket2::SockRef;
+
+use crate::support::{
+    Client, Gate, Gateway, Origin, Redis, Request, eventually,
+    frames::{Connection, RST_STREAM},
+    h2c::H2cOrigin,
+    origin::Exchange,
+    raw,
+    secured::{self, Secured},
+    tls::{Authority, Hello},
+    wait::pause,
+    websocket::{AGREED, handshake},
+};
+
+/// Two requests at a time, whoever asks.
+const TWO: &str = "[limit.slots]\nkey = []\nalgorithm = \"concurrency\"\nlimit = 2\n[gateway]\nlimits = [\"slots\"]\n";
+/// How many requests are reset, of each kind.
+const RESETS: usize = 10_000;
+const CLIENTS: usize = 8;
+/// How long the origin works on each.
+const WORK: Duration = Duration::from_millis(4);
+const CANCEL: [u8; 4] = 8u32.to_be_bytes();
+
+/// What an origin works on.
+#[derive(Clone, Default)]
+struct Workplace(Arc<(AtomicUsize, AtomicUsize, AtomicUsize)>);
+
+impl Workplace {
+    fn begin(&self) {
+        let (now, most, all) = &*self.0;
+        all.fetch_add(1, SeqCst);
+        most.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
+    }
+
+    fn end(&self) {
+        self.0.0.fetch_sub(1, SeqCst);
+    }
+
+    fn work(&self) {
+        self.begin();
+        pause(WORK);
+        self.end();
+    }
+
+    /// At most two at a time, and not because nobody came.
+    fn check(&self) {
+        let (_, most, all) = &*self.0;
+        assert_eq!(most.load(SeqCst), 2, "requests at work at the same time");
+        assert!(
+            all.load(SeqCst) > 20,
+            "{} requests in all",
+            all.load(SeqCst)
+        );
+    }
+}
+
+/// An origin that counts what it works on, and what of its answer has left before.
+fn working(at: &Workplace, before: &'static str, after: &'static str) -> Origin {
+    let at = at.clone();
+    Origin::new(move |exchange| {
+        exchange.write(before.as_bytes())?;
+        at.work();
+        exchange.write(after.as_bytes())
+    })
+}
+
+const WHOLE: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+
+/// Ends a connection with a reset.
+fn reset(stream: &TcpStream) {
+    // a zero linger turns the close into a RST
+    let set = SockRef::from(stream).set_linger(Some(Duration::ZERO));
+    set.expect("a socket");
+}
+
+/// Some time that is different each time, up to two milliseconds.
+fn moment(number: usize) -> Duration {
+    Duration::from_micros(((number * 7919) % 2000) as u64)
+}
+
+/// So many requests of several clients at the same time.
+fn flood(count: usize, request: impl Fn(usize) + Sync) {
+    thread::scope(|scope| {
+        for client in 0..CLIENTS {
+            let request = &request;
+            scope.spawn(move || (client..count).step_by(CLIENTS).for_each(request));
+        }
+    });
+}
+
+/// A request that is reset after a moment.
+fn send_and_reset(address: SocketAddr, bytes: &[u8], number: usize) {
+    use std::io::Write as _;
+    let mut stream = raw::open(address);
+    stream.write_all(bytes).expect("the gateway reads");
+    pause(moment(number));
+    reset(&stream);
+}
+
+/// Streams that are reset after a moment; on another connection where the gateway has had enough of one.
+fn reset_streams<S: std::io::Read + std::io::Write>(
+    open: impl Fn() -> Connection<S> + Sync,
+    count: usize,
+) {
+    flood(CLIENTS, |client| {
+        let mut numbers = client * count / CLIENTS..(client + 1) * count / CLIENTS;
+        while !numbers.is_empty() {
+            let mut connection = open();
+            for (stream, number) in (1..40).step_by(2).zip(numbers.by_ref()) {
+                if !connection.get(stream, "/") {
+                    break;
+                }
+                pause(moment(number));
+                connection.send(RST_STREAM, 0, stream, &CANCEL);
+            }
+        }
+    });
+}
+
+/// No slot is missing when all is over.
+fn settled(gateway: &Gateway) {
+    gateway.wait_for_metric("tidegate_in_flight", 0.0);
+    gateway.wait_for_metric("tidegate_abandoned_requests", 0.0);
+    let answer = gateway.get("/");
+    assert_eq!((answer.status, answer.remaining("slots")), (200, 1));
+}
+
+#[test]
+fn connections_that_are_reset_do_not_make_the_origin_work_on_more() {
+    let at = Workplace::default();
+    let origin = working(&at, "", WHOLE);
+    let gateway = Gateway::with(TWO).upstream(&origin).start();
+    let request = Request::get("/").to_bytes();
+    flood(RESETS, |number| {
+        send_and_reset(gateway.address(), &request, number)
+    });
+    at.check();
+    settled(&gateway);
+}
+
+#[test]
+fn connections_that_are_closed_do_not_make_the_origin_work_on_more() {
+    let at = Workplace::default();
+    let origin = working(&at, "", WHOLE);
+    let gateway = Gateway::with(TWO).upstream(&origin).start();
+    flood(1_000, |number| {
+        let mut client = gateway.connect();
+        client
+            .write(&Request::get("/").to_bytes())
+            .expect("the gateway reads");
+        pause(moment(number));
+    });
+    at.check();
+    settled(&gateway);
+}
+
+#[test]
+fn streams_that_are_reset_do_not_make_the_origin_work_on_more() {
+    let at = Workplace::default();
+    let origin = working(&at, "", WHOLE);
+    let gateway = Gateway::with(TWO).upstream(&origin).start();
+    reset_streams(|| Connection::open(gateway.address(), &[]), RESETS);
+    at.check();
+    settled(&gateway);
+}
+
+#[test]
+fn over_tls_resets_do_not_make_the_origin_work_on_more() {
+    const NAME: &str = "api.example.com";
+    let at = Workplace::default();
+    let origin = working(&at, "", WHOLE);
+    let authority = Authority::new("test");
+    let issued = authority.server(&[NAME]);
+    let toml = format!(
+        "{TWO}\n[[listen]]\naddress = \"127.0.0.1:0\"\n[listen.tls]\n\
+         certificates = [{{ cert = \"server.pem\", key = \"server.key\" }}]\n"
+    );
+    let gateway = Gateway::with(&toml)
+        .file("server.pem", &issued.cert)
+        .file("server.key", &issued.key)
+        .upstream(&origin)
+        .start();
+    let hello = Hello::new(&authority, NAME).offering(&["h2"]);
+    let connect = |hello: &Hello| hello.connect(gateway.address()).expect("a handshake");
+    reset_streams(
+        || Connection::begin(connect(&hello).into_stream(), &[]),
+        RESETS,
+    );
+    let hello = Hello::new(&authority, NAME).offering(&["http/1.1"]);
+    flood(500, |number| {
+        let mut client = connect(&hello);
+        client
+            .write(&Request::get("/").to_bytes())
+            .expect("the gateway reads");
+        pause(moment(number));
+        reset(&client.stream().sock);
+    });
+    gateway.wait_for_metric("tidegate_in_flight", 0.0);
+    gateway.wait_for_metric("tidegate_abandoned_requests", 0.0);
+    let answer = connect(&hello).send(&Request::get("/"));
+    assert_eq!((answer.status, answer.remaining("slots")), (200, 1));
+    at.check();
+}
+
+#[test]
+fn responses_that_are_left_half_way_do_not_make_the_origin_work_on_more() {
+    let length = "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nsl";
+    let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nsl\r\n";
+    for (before, after) in [(length, "ow"), (chunked, "2\r\now\r\n0\r\n\r\n")] {
+        let at = Workplace::default();
+        let origin = working(&at, before, after);
+        let gateway = Gateway::with(TWO).upstream(&origin).start();
+        flood(2_000, |_| {
+            let mut client = gateway.connect();
+            client.begin(&Request::get("/"));
+            reset(client.stream());
+        });
+        at.check();
+        settled(&gateway);
+    }
+}
+
+#[test]
+fn uploads_that_are_broken_off_do_not_make_the_origin_work_on_more() {
+    let at = Workplace::default();
+    let place = at.clone();
+    let origin = Origin::new(move |exchange: &mut Exchange<'_>| {
+        place.begin();
+        let read = exchange.read_body();
+        // it notices, and works on
+        pause(WORK);
+        place.end();
+        read?;
+        exchange.respond(200, &[], b"ok")
+    });
+    let gateway = Gateway::with(TWO).upstream(&origin).start();
+    let upload = b"POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 100\r\n\r\nsome of it";
+    flood(2_000, |number| {
+        send_and_reset(gateway.address(), upload, number)
+    });
+    at.check();
+    settled(&gateway);
+}
+
+#[test]
+fn websockets_that_are_reset_do_not_make_the_origin_work_on_more() {
+    let at = Workplace::default();
+    let place = at.clone();
+    let origin = Origin::new(move |exchange| {
+        if exchange.request.header("upgrade").is_none() {
+            return exchange.respond(200, &[], b"ok");
+        }
+        place.begin();
+        let agreed = exchange.write(AGREED.as_bytes());
+        while agreed.is_ok() && exchange.read_some().is_ok() {}
+        // it notices, and works on
+        pause(WORK);
+        place.end();
+        exchange.close()
+    });
+    let gateway = Gateway::with(TWO).upstream(&origin).start();
+    flood(2_000, |number| {
+        let mut client = gateway.connect();
+        client.begin(&handshake());
+        pause(moment(number) / 4);
+        reset(client.stream());
+    });
+    at.check();
+    settled(&gateway);
+}
+
+#[test]
+fn requests_that_time_out_do_not_make_the_origin_work_on_more() {
+    let at = Workplace::default();
+    let place = at.clone();
+    let origin = Origin::new(move |exchange| {
+        if exchange.request.target == "/slow" {
+            place.work();
+        }
+        exchange.respond(200, &[], b"ok")
+    });
+    let toml = format!(
+        "{TWO}[upstream.origin]\nservers = [\"{{origin}}\"]\nresponse_timeout = \"1ms\"\nabandoned_timeout = \"10s\"\nretries = 2\n"
+    );
+    let gateway = Gateway::with(&toml).upstream(&origin).start();
+    flood(2_000, |number| match number % 2 {
+        0 => send_and_reset(gateway.address(), &Request::get("/slow").to_bytes(), number),
+        _ => assert!([429, 504].contains(&gateway.get("/slow").status)),
+    });
+    gateway.wait_for_metric("tidegate_in_flight", 0.0);
+    at.check();
+    gateway.wait_for_metric("tidegate_abandoned_requests", 0.0);
+    assert_eq!(gateway.get("/").remaining("slots"), 1);
+}
+
+#[test]
+fn requests_that_are_tried_again_do_not_make_the_origins_work_on_more() {
+    let at = Workplace::default();
+    let place = at.clone();
+    // it works, and closes without an answer
+    let failing = Origin::new(move |exchange| {
+        place.work();
+        exchange.close()
+    });
+    let answering = working(&at, "", WHOLE);
+    let toml = format!(
+        "{TWO}[upstream.origin]\nservers = [{:?}, {:?}]\nretries = 1\n[upstream.origin.outlier]\nfailures = 0\n",
+        failing.url(),
+        answering.url()
+    );
+    let gateway = Gateway::with(&toml).start();
+    let request = Request::get("/").to_bytes();
+    flood(RESETS / 2, |number| {
+        send_and_reset(gateway.address(), &request, number)
+    });
+    gateway.wait_for_metric("tidegate_in_flight", 0.0);
+    at.check();
+    gateway.wait_for_metric("tidegate_abandoned_requests", 0.0);
+}
+
+#[test]
+fn an_origin_behind_tls_does_not_work_on_more() {
+    let at = Workplace::default();
+    let origin = working(&at, "", WHOLE);
+    let authority = secured::Authority::new();
+    let versions = &[&tokio_rustls::rustls::version::TLS13];
+    let secured = Secured::before(&origin, &authority, "localhost", versions);
+    let toml = format!(
+        "{TWO}[upstream.origin]\nservers = [\"https://localhost:{}\"]\ntls_ca = \"ca.pem\"\n",
+        secured.port()
+    );
+    let gateway = Gateway::with(&toml)
+        .file("ca.pem", &authority.pem())
+        .start();
+    // with connections to the origin, as those that are reset wait for no handshake
+    flood(200, |_| drop(gateway.get("/")));
+    let request = Request::get("/").to_bytes();
+    flood(2_000, |number| {
+        send_and_reset(gateway.address(), &request, number)
+    });
+    at.check();
+    settled(&gateway);
+}
+
+/// An HTTP/2 origin that counts; `/begun` begins its answer before it works.
+fn working_h2c(at: &Workplace) -> H2cOrigin {
+    let at = at.clone();
+    H2cOrigin::new(move |mut call| {
+        let at = at.clone();
+        async move {
+            at.begin();
+            let begun = (call.target() == "/begun").then(|| call.answer(Response::new(()), false));
+            tokio::time::sleep(WORK).await;
+            at.end();
+            match begun {
+                Some(mut send) => drop(send.send_data("ok".into(), true)),
+                None => drop(call.respond.send_response(Response::new(()), true)),
+            }
+        }
+    })
+}
+
+#[test]
+fn an_http2_origin_does_not_work_on_more() {
+    let at = Workplace::default();
+    let origin = working_h2c(&at);
+    let gateway = Gateway::with(TWO).upstream_at(&origin.url()).start();
+    let request = Request::get("/").to_bytes();
+    flood(RESETS, |number| {
+        send_and_reset(gateway.address(), &request, number)
+    });
+    reset_streams(|| Connection::open(gateway.address(), &[]), RESETS);
+    flood(1_000, |_| {
+        let mut client = gateway.connect();
+        client.begin(&Request::get("/begun"));
+        reset(client.stream());
+    });
+    at.check();
+    settled(&gateway);
+}
+
+#[test]
+fn a_bound_on_all_requests_in_flight_holds_through_resets() {
+    let at = Workplace::default();
+    let origin = working(&at, "", WHOLE);
+    let toml = "[overload]\nmax_in_flight = 2\nreserve = { critical = 0.0, normal = 0.0 }\n";
+    let gateway = Gateway::with(toml).upstream(&origin).start();
+    let request = Request::get("/").to_bytes();
+    flood(RESETS, |number| {
+        send_and_reset(gateway.address(), &request, number)
+    });
+    at.check();
+    gateway.wait_for_metric("tidegate_abandoned_requests", 0.0);
+    assert_eq!(gateway.statuses(&Request::get("/"), 3), [200; 3]);
+}
+
+#[test]
+fn gateways_that_share_a_limit_do_not_make_the_origin_work_on_more() {
+    let (redis, at) = (Redis::start(), Workplace::default());
+    let origin = working(&at, "", WHOLE);
+    let toml = format!(
+        "[redis]\nurl = \"{}\"\nbudget = \"1s\"\nconnect_timeout = \"2s\"\n\
+         [gateway]\nlimits = [\"slots\"]\n[limit.slots]\nkey = []\n\
+         algorithm = \"concurrency\"\nscope = \"global\"\nlimit = 2\n",
+        redis.url()
+    );
+    let gateways: Vec<Gateway> = (0..2)
+        .map(|_| Gateway::with(&toml).upstream(&origin).start())
+        .collect();
+    let request = Request::get("/").to_bytes();
+    flood(2_000, |number| {
+        send_and_reset(gateways[number % 2].address(), &request, number);
+    });
+    for gateway in &gateways {
+        gateway.wait_for_metric("tidegate_abandoned_requests", 0.0);
+        eventually("a slot at every gateway", || {
+            match gateway.get("/").status {
+                200 => Ok(()),
+                status => Err(status.to_string()),
+            }
+        });
+    }
+    at.check();
+}
+
+/// A gateway with one slot, and an origin that does not answer `/stuck` until the gate is open.
+fn stuck(timeout: &str) -> (Gate, Origin, Gateway) {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let origin = Origin::new(move |exchange| {
+        match exchange.request.target.as_str() {
+            "/stuck" => held.wait(),
+            "/silent" => return exchange.wait_for_abort(),
+            _ => {}
+        }
+        exchange.respond(200, &[], b"ok")
+    });
+    let toml = format!(
+        "{}[upstream.origin]\nservers = [\"{{origin}}\"]\n{timeout}\n",
+        TWO.replace("limit = 2", "limit = 1")
+    );
+    let gateway = Gateway::with(&toml).upstream(&origin).start();
+    (gate, origin, gateway)
+}
+
+/// Leaves a request to this target behind.
+fn leave(gateway: &Gateway, origin: &Origin, target: &str) {
+    let mut client: Client = gateway.connect();
+    client
+        .write(&Request::get(target).to_bytes())
+        .expect("the gateway reads");
+    origin.wait_for_requests(1);
+    reset(client.stream());
+    drop(client);
+    gateway.wait_for_metric(r#"tidegate_abandoned_requests{route="all"}"#, 1.0);
+}
+
+#[test]
+fn a_slot_comes_back_when_the_origin_has_answered_and_its_connection_is_used_again() {
+    let (gate, origin, gateway) = stuck("");
+    leave(&gateway, &origin, "/stuck");
+    assert_eq!(gateway.get("/").status, 429);
+    gate.open();
+    gateway.wait_for_metric("tidegate_abandoned_requests", 0.0);
+    assert_eq!(gateway.get("/").status, 200);
+    assert_eq!(origin.requests().len(), 2);
+}
+
+#[test]
+fn a_slot_comes_back_after_the_abandoned_timeout_at_the_latest() {
+    let (_, origin, gateway) = stuck("abandoned_timeout = \"500ms\"");
+    leave(&gateway, &origin, "/silent");
+    assert_eq!(gateway.get("/").status, 429);
+    gateway.wait_for_metric("tidegate_abandoned_requests", 0.0);
+    assert_eq!(gateway.get("/").status, 200);
+    eventually("the connection to be closed", || match origin.aborted() {
+        1 => Ok(()),
+        aborted => Err(aborted.to_string()),
+    });
+}
+
+#[test]
+fn a_stream_without_end_is_told_that_its_client_has_left() {
+    let (_, origin, _) = stuck("");
+    drop(origin);
+    let origin = Origin::new(|exchange| {
+        if exchange.request.target == "/" {
+            return exchange.respond(200, &[], b"ok");
+        }
+        exchange.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")?;
+        exchange.wait_for_abort()
+    });
+    let toml = format!(
+        "{}[upstream.origin]\nservers = [\"{{origin}}\"]\nabandoned_timeout = \"1h\"\n",
+        TWO.replace("limit = 2", "limit = 1")
+    );
+    let gateway = Gateway::with(&toml).upstream(&origin).start();
+    let mut client = gateway.connect();
+    assert_eq!(client.begin(&Request::get("/events")).status, 200);
+    assert_eq!(gateway.get("/").status, 429);
+    drop(client);
+    eventually("the slot to come back", || match gateway.get("/").status {
+        200 => Ok(()),
+        status => Err(status.to_string()),
+    });
+}
+
+#[test]
+fn a_gateway_ends_in_order_while_an_abandoned_request_holds_a_slot() {
+    let (_, origin, mut gateway) = stuck("abandoned_timeout = \"1h\"");
+    leave(&gateway, &origin, "/silent");
+    gateway.signal("TERM");
+    assert!(gateway.wait().success());
+    assert!(
+        !gateway.stderr().contains("panicked"),
+        "{}",
+        gateway.stderr()
+    );
+}
