@@ -444,7 +444,10 @@ fn path_and_query<'a>(
 ) -> Cow<'a, str> {
     match uri.path_and_query() {
         _ if addressed.path == "*" => Cow::Borrowed("*"),
-        Some(unchanged) if unchanged.path() == forward => Cow::Borrowed(unchanged.as_str()),
+        // the path of `http://host?query` is empty, and is said to be "/"
+        Some(unchanged) if unchanged.path() == forward && unchanged.as_str().starts_with('/') => {
+            Cow::Borrowed(unchanged.as_str())
+        }
         _ => addressed.query.map_or(forward.clone(), |query| {
             Cow::Owned(format!("{forward}?{query}"))
         }),

@@ -231,6 +231,11 @@ fn target(head: &Parts) -> Result<(Option<HeaderValue>, PathAndQuery), String> {
     let host = host.and_then(|host| HeaderValue::from_str(host).ok());
     let target = uri.into_parts().path_and_query;
     let target = target.ok_or_else(|| format!("{} has no path", TARGET[0]))?;
+    if target.as_str().starts_with('?') {
+        // written out, an empty path is the root
+        let target = PathAndQuery::try_from(target.to_string());
+        return Ok((host, target.map_err(|error| error.to_string())?));
+    }
     Ok((host, target))
 }
 

@@ -169,7 +169,7 @@ fn described(described: &Value) -> Result<Described, Answer> {
         .path_and_query()
         .filter(|_| uri.authority().is_none() || uri.scheme().is_some());
     let target = target.ok_or_else(|| bad("url is no URL: write http://HOST/PATH or /PATH"))?;
-    let mut request = Request::builder().method(method).uri(target.as_str());
+    let mut request = Request::builder().method(method).uri(target.to_string());
     for (name, value) in pairs(&described["headers"]).ok_or_else(|| bad(HEADERS))? {
         let name = HeaderName::from_str(&name).map_err(|_| bad(HEADERS))?;
         let value = HeaderValue::from_str(&value).map_err(|_| bad(HEADERS))?;

@@ -176,7 +176,8 @@ fn described(args: &ExplainArgs) -> anyhow::Result<Described> {
     })?;
     let authority = uri.authority().map(|authority| authority.to_string());
     let target = match uri.path_and_query() {
-        Some(target) if authority.is_none() || uri.scheme().is_some() => target.as_str(),
+        // written out, an empty path is the root
+        Some(target) if authority.is_none() || uri.scheme().is_some() => target.to_string(),
         _ => bail!(
             "{} has no scheme: write http://HOST/PATH, or /PATH with -H 'host: …'",
             quoted(url)

@@ -4,7 +4,7 @@
 //! two parsers could read differently is refused here, so that the origin sees the request that was decided on.
 
 use http::{
-    HeaderMap, HeaderValue, Method, Uri, Version,
+    HeaderMap, HeaderValue, Method, Version,
     header::{CONNECTION, CONTENT_LENGTH, HOST, SEC_WEBSOCKET_KEY, TRANSFER_ENCODING, UPGRADE},
     request::Parts,
 };
@@ -72,7 +72,7 @@ pub fn check<'a>(parts: &'a Parts, settings: &Settings) -> Result<Addressed<'a>,
         }
         _ => authority_http1(parts)?,
     };
-    let path = check_target(&parts.method, &parts.uri)?;
+    let path = check_target(parts)?;
     let websocket = seen.upgrade && asks_for_websocket(parts);
     if websocket {
         check_handshake(parts)?;
@@ -262,12 +262,17 @@ fn text(value: &HeaderValue) -> Result<&str, Malformed> {
 }
 
 /// Origin-form or absolute-form; `*` for OPTIONS only.
-fn check_target<'a>(method: &Method, uri: &'a Uri) -> Result<&'a str, Malformed> {
+fn check_target(parts: &Parts) -> Result<&str, Malformed> {
+    let uri = &parts.uri;
+    let begins_with_a_slash = uri
+        .path_and_query()
+        .is_some_and(|target| target.as_str().starts_with('/'));
     match uri.path() {
-        "*" if *method == Method::OPTIONS => Ok("*"),
-        path if path.starts_with('/') => Ok(path),
-        // `http://host` and `http://host?query` have an empty path, which means the root
-        "" if uri.scheme().is_some() => Ok("/"),
+        "*" if parts.method == Method::OPTIONS => Ok("*"),
+        path if begins_with_a_slash => Ok(path),
+        // `http://host` and `http://host?query` have an empty path, which means the root (RFC 3986 §6.2.3); a `:path` must
+        // begin with a slash (RFC 9113 §8.3.1)
+        "" | "/" if uri.scheme().is_some() && parts.version < Version::HTTP_2 => Ok("/"),
         _ => Err(Malformed::Invalid("The request target is not valid.")),
     }
 }

@@ -95,7 +95,10 @@ impl<B: Body<Data = Bytes> + Unpin> Unanswered<'_, B> {
             return Poll::Ready(Err(self.ended().into()));
         };
         let error = match poll_head(connection, self.request, &mut self.interim, cx) {
-            Poll::Ready(Ok(head)) => return Poll::Ready(Ok(head)),
+            Poll::Ready(Ok(head)) => match check_body(&head, &connection.inbox) {
+                Ok(()) => return Poll::Ready(Ok(head)),
+                Err(error) => error,
+            },
             Poll::Ready(Err(error)) => error,
             // a client that is slow with its body is not the server's fault: the listener watches that
             Poll::Pending
@@ -170,6 +173,14 @@ impl<B> Drop for Unanswered<'_, B> {
         } else if self.sending.as_ref().is_none_or(Sending::has_begun) {
             custody.keep(Abandoned::closing(connection));
         }
+    }
+}
+
+/// What came of the body together with the head: where that breaks the rules, nothing has been passed on yet.
+fn check_body(head: &ResponseHead, inbox: &[u8]) -> Result<(), UpstreamError> {
+    match &head.framing {
+        Framing::Chunked(chunks) => chunks.check(inbox).map_err(UpstreamError::Protocol),
+        _ => Ok(()),
     }
 }
 

@@ -65,9 +65,9 @@ pub fn take_head(
     let mut parsed = httparse::Response::new(&mut []);
     let parser = httparse::ParserConfig::default();
     let length = match parser.parse_response_with_uninit_headers(&mut parsed, inbox, &mut room) {
-        Ok(httparse::Status::Complete(length)) => length,
+        Ok(httparse::Status::Complete(length)) if length <= MAX_HEAD_BYTES => length,
         Ok(httparse::Status::Partial) if inbox.len() < MAX_HEAD_BYTES => return Ok(None),
-        Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
+        Ok(_) | Err(httparse::Error::TooManyHeaders) => {
             return Err(UpstreamError::Protocol("the head is too large"));
         }
         Err(_) => return Err(UpstreamError::Protocol("the head is not HTTP/1")),
@@ -308,6 +308,29 @@ pub enum Piece {
 }
 
 impl Chunks {
+    /// Whether the chunks that are in the inbox already break the rules. Takes nothing.
+    pub(super) fn check(&self, mut inbox: &[u8]) -> Result<(), &'static str> {
+        if !matches!(self.state, ChunkState::Size) {
+            return Ok(());
+        }
+        while let Some((size, line)) = size_line(inbox)? {
+            inbox = &inbox[line..];
+            let size = usize::try_from(size).unwrap_or(usize::MAX);
+            if size == 0 {
+                return parse_trailers(inbox).map(drop);
+            }
+            let Some(behind) = inbox.get(size..) else {
+                break;
+            };
+            inbox = match behind {
+                [b'\r', b'\n', rest @ ..] => rest,
+                [] | [b'\r'] => break,
+                _ => return Err(NO_CHUNK_END),
+            };
+        }
+        Ok(())
+    }
+
     /// Whether the end was reached.
     pub fn ended(&self) -> bool {
         matches!(self.state, ChunkState::End)
@@ -346,7 +369,7 @@ impl Chunks {
                         return Ok(None);
                     }
                     if &inbox[..2] != b"\r\n" {
-                        return Err("a chunk's data does not end where its size says");
+                        return Err(NO_CHUNK_END);
                     }
                     inbox.advance(2);
                     self.state = ChunkState::Size;
@@ -367,6 +390,8 @@ impl Chunks {
         }
     }
 }
+
+const NO_CHUNK_END: &str = "a chunk's data does not end where its size says";
 
 /// The size that the inbox's first line states, and that line's length with its CR LF.
 fn size_line(inbox: &[u8]) -> Result<Option<(u64, usize)>, &'static str> {
@@ -411,8 +436,20 @@ fn size_line(inbox: &[u8]) -> Result<Option<(u64, usize)>, &'static str> {
 
 /// The trailer section with the empty line that ends it; fields that may not stand there are dropped (RFC 9110 §6.5.1).
 fn take_trailers(inbox: &mut BytesMut) -> Result<Option<HeaderMap>, &'static str> {
-    let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
+    let Some((trailers, length)) = parse_trailers(inbox)? else {
+        return Ok(None);
+    };
+    inbox.advance(length);
+    Ok(Some(trailers))
+}
+
+/// The trailers, and the length of their section.
+fn parse_trailers(inbox: &[u8]) -> Result<Option<(HeaderMap, usize)>, &'static str> {
     let mut trailers = HeaderMap::new();
+    if inbox.starts_with(b"\r\n") {
+        return Ok(Some((trailers, 2)));
+    }
+    let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
     let length = match httparse::parse_headers(inbox, &mut fields) {
         // the parser takes a bare LF for the end of a line
         Ok(httparse::Status::Complete((length, _))) if has_bare_lf(&inbox[..length]) => {
@@ -434,8 +471,7 @@ fn take_trailers(inbox: &mut BytesMut) -> Result<Option<HeaderMap>, &'static str
         Ok(httparse::Status::Partial) => return Err("the trailers are too large"),
         Err(_) => return Err("the trailers are not fields"),
     };
-    inbox.advance(length);
-    Ok(Some(trailers))
+    Ok(Some((trailers, length)))
 }
 
 fn has_bare_lf(lines: &[u8]) -> bool {

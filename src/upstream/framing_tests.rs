@@ -4,6 +4,36 @@ use bytes::BytesMut;
 
 use super::*;
 
+/// Whether reading all of the inbox meets an error.
+fn breaks_the_rules(inbox: &[u8]) -> bool {
+    let (mut chunks, mut inbox) = (Chunks::default(), BytesMut::from(inbox));
+    loop {
+        match chunks.take(&mut inbox) {
+            Ok(Some(Piece::Data(_))) => {}
+            Ok(_) => return false,
+            Err(_) => return true,
+        }
+    }
+}
+
+#[test]
+fn a_look_ahead_finds_what_reading_finds() {
+    let whole = b"3\r\nabc\r\nA;x=\"y\"\r\n0123456789\r\n0\r\nx: y\r\n\r\nnext".as_slice();
+    let mut broken = 0;
+    for end in 0..=whole.len() {
+        for at in 0..end {
+            for byte in [b'z', b'0', b'9', b'\r', b'\n', b' ', 0] {
+                let mut inbox = whole[..end].to_vec();
+                inbox[at] = byte;
+                let found = Chunks::default().check(&inbox).is_err();
+                assert_eq!(found, breaks_the_rules(&inbox), "{}", inbox.escape_ascii());
+                broken += usize::from(found);
+            }
+        }
+    }
+    assert!(broken > 1000, "{broken}");
+}
+
 fn head(text: &str) -> Result<Option<ResponseHead>, UpstreamError> {
     head_of(text.as_bytes())
 }

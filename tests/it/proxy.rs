@@ -10,4 +10,5 @@ mod interim;
 mod parking;
 mod responses;
 mod streaming;
+mod targets;
 mod websockets;
