@@ -229,6 +229,11 @@ impl Clock {
         self.holds_back.replace(holds)
     }
 
+    /// Whether something was written that has not left yet.
+    pub(super) fn is_holding_back(&self) -> bool {
+        self.holds_back.get()
+    }
+
     /// Until when the wait that begins or goes on now may last; `None` while a request is in the handler's hands.
     pub(super) fn deadline(&self) -> Option<Instant> {
         if self.in_flight.get() > 0 {

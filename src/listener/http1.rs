@@ -98,12 +98,21 @@ async fn busy<H: Handler>(
     let end = http1::Connection::graceful_shutdown;
     let is_time = Ticket::should_end;
     let ended = run(Pin::new(&mut connection), ticket, &peer.clock, is_time, end).await;
-    let has_ended = ended.transpose()?.is_some();
     let left = connection.into_parts();
     let mut io = left.io.into_inner();
-    if has_ended {
-        after_http(io, left.read_buf, peer).await;
-        return Ok(None);
+    match ended {
+        Some(Err(error)) => {
+            if error.is_user() {
+                // the response broke off
+                poll_fn(|cx| io.poll_break_off(cx)).await;
+            }
+            return Err(error);
+        }
+        Some(Ok(())) => {
+            after_http(io, left.read_buf, peer).await;
+            return Ok(None);
+        }
+        None => {}
     }
     if !left.read_buf.is_empty() {
         peer.clock.bytes_arrived();

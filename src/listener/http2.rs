@@ -15,7 +15,6 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::Bytes;
 use h2::{
     RecvStream,
     server::{self, Handshake, SendResponse},
@@ -29,7 +28,7 @@ use super::{
     drain::Ticket,
     inbound::RequestBody,
     serve::{Handler, Peer, run},
-    streams::{self, Tracked, Waiting},
+    streams::{self, Portion, Tracked, Waiting},
     timed_io::TimedIo,
 };
 use crate::receive_buffer::{DATA_FRAME_BUDGET, ReceiveBuffers};
@@ -74,8 +73,8 @@ struct Connection<H> {
 }
 
 enum State {
-    Greeting(Handshake<FrameIo, Bytes>),
-    Open(server::Connection<FrameIo, Bytes>),
+    Greeting(Handshake<FrameIo, Portion>),
+    Open(server::Connection<FrameIo, Portion>),
 }
 
 impl<H: Handler> Connection<H> {
@@ -120,7 +119,7 @@ impl<H: Handler> Connection<H> {
         }
     }
 
-    fn serve_stream(&self, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
+    fn serve_stream(&self, request: Request<RecvStream>, respond: SendResponse<Portion>) {
         let clock = &self.peer.clock;
         let in_flight = clock.request();
         let waiting = Rc::new(Waiting::default());

@@ -37,6 +37,14 @@ pub(super) enum Resting {
 }
 
 impl Stream {
+    /// Below TLS, where there is any.
+    pub(super) fn socket_mut(&mut self) -> &mut Self {
+        match self {
+            Self::Tls(session) => session.get_mut().0.socket_mut(),
+            socket => socket,
+        }
+    }
+
     /// Takes the socket from the runtime, which keeps some hundred bytes for each that it waits for. Until it is woken, it
     /// can only be closed, or waited for by its descriptor.
     pub(super) fn rest(&mut self) -> io::Result<()> {

@@ -2,26 +2,77 @@
 //!
 //! A client that gives a stream no window takes nothing of its answer, while the connection is alive and well. So that it does
 //! not keep the origin's connection for ever, a stream whose client has not taken a whole frame of the body within
-//! `idle_timeout` is reset. the body is asked for a frame only when the one before is on its way: the time since the last
+//! `idle_timeout` is reset. The body is asked for a frame only when the one before is on its way: the time since the last
 //! one was given is the time for which the client has let it wait.
 
 use std::{
-    cell::Cell,
+    cell::{Cell, RefCell},
     future::Future,
     pin::Pin,
     rc::Rc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
 };
 
-use bytes::Buf;
+use bytes::{Buf, Bytes};
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
 use super::clock::{Clock, InFlight};
 
-/// Since when a stream waits for its client to take the last frame that its body gave.
+/// A stream, as its body knows it.
 #[derive(Debug, Default)]
-pub(super) struct Waiting(Cell<Option<Instant>>);
+pub(super) struct Waiting {
+    /// Since when it waits for its client to take the last frame that its body gave.
+    since: Cell<Option<Instant>>,
+    /// Set when its [`Marker`] has left.
+    marker_left: Cell<bool>,
+    /// Who waits for that.
+    waker: RefCell<Option<Waker>>,
+}
+
+/// An empty frame behind what was received of a response that broke off. The HTTP/2 library discards what is still queued when a
+/// stream is reset; it drops the marker when everything before it has been written.
+#[derive(Debug)]
+pub(super) struct Marker(Rc<Waiting>);
+
+impl Drop for Marker {
+    fn drop(&mut self) {
+        self.0.marker_left.set(true);
+        let waker = self.0.waker.take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// A piece of a response on its way to the client.
+#[derive(Debug)]
+pub(super) enum Portion {
+    Bytes(Bytes),
+    Marker(#[expect(dead_code, reason = "kept for its drop")] Marker),
+}
+
+impl Buf for Portion {
+    fn remaining(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Marker(_) => 0,
+        }
+    }
+
+    fn chunk(&self) -> &[u8] {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Marker(_) => &[],
+        }
+    }
+
+    fn advance(&mut self, count: usize) {
+        if let Self::Bytes(bytes) = self {
+            bytes.advance(count);
+        }
+    }
+}
 
 /// Runs a stream as a task of its own.
 pub(super) fn spawn<F>(stream: F, clock: &Rc<Clock>, waiting: Rc<Waiting>)
@@ -52,7 +103,7 @@ impl<F: Future<Output = ()>> Future for Stream<F> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.project();
         let outcome = this.stream.poll(cx);
-        let Some(since) = this.waiting.0.get() else {
+        let Some(since) = this.waiting.since.get() else {
             return outcome;
         };
         if outcome.is_ready() {
@@ -75,11 +126,17 @@ impl<F: Future<Output = ()>> Future for Stream<F> {
 
 pin_project_lite::pin_project! {
     /// A response body that ends the request when it ends.
-    pub(super) struct Tracked<B> {
+    ///
+    /// Where it breaks off, what came before leaves first: hyper and the h2 crate throw away what they hold back when a
+    /// body fails, and a client that receives nothing takes its request for one that was never begun.
+    pub(super) struct Tracked<B: Body> {
         #[pin]
         body: B,
         in_flight: InFlight,
+        // of HTTP/2
         waiting: Option<Rc<Waiting>>,
+        // why the body broke off
+        broken: Option<B::Error>,
     }
 }
 
@@ -92,40 +149,74 @@ impl<B: Body> Tracked<B> {
             body,
             in_flight,
             waiting,
+            broken: None,
         }
     }
 }
 
-impl<B: Body> Body for Tracked<B> {
-    type Data = B::Data;
+impl<B: Body<Data = Bytes>> Body for Tracked<B> {
+    type Data = Portion;
     type Error = B::Error;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+    ) -> Poll<Option<Result<Frame<Portion>, B::Error>>> {
         let mut this = self.project();
-        if let Some(waiting) = this.waiting {
-            waiting.0.set(None);
+        if this.broken.is_some() {
+            let has_left = match this.waiting {
+                Some(stream) => stream.poll_marker(cx),
+                // whoever writes to the socket polls this again when it has taken everything
+                None if this.in_flight.clock().is_holding_back() => Poll::Pending,
+                None => Poll::Ready(()),
+            };
+            return has_left.map(|()| this.broken.take().map(Err));
         }
-        let frame = ready!(this.body.as_mut().poll_frame(cx));
-        let is_last = !matches!(frame, Some(Ok(_))) || this.body.is_end_stream();
-        if is_last {
+        if let Some(waiting) = this.waiting {
+            waiting.since.set(None);
+        }
+        let frame = match ready!(this.body.as_mut().poll_frame(cx)).transpose() {
+            Ok(frame) => frame,
+            Err(error) => {
+                this.in_flight.finished();
+                *this.broken = Some(error);
+                let Some(stream) = this.waiting else {
+                    // what hyper holds back is written when this is pending
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                };
+                stream.since.set(Some(Instant::now()));
+                let marker = Portion::Marker(Marker(Rc::clone(stream)));
+                return Poll::Ready(Some(Ok(Frame::data(marker))));
+            }
+        };
+        if frame.is_none() || this.body.is_end_stream() {
             this.in_flight.finished();
         }
-        if let (Some(waiting), Some(Ok(frame))) = (this.waiting, &frame) {
-            let length = frame.data_ref().map_or(0, Buf::remaining);
+        if let (Some(waiting), Some(frame)) = (this.waiting, &frame) {
+            let length = frame.data_ref().map_or(0, Bytes::len);
             this.in_flight.clock().answer_passed(length);
-            waiting.0.set(Some(Instant::now()));
+            waiting.since.set(Some(Instant::now()));
         }
-        Poll::Ready(frame)
+        Poll::Ready(frame.map(|frame| Ok(frame.map_data(Portion::Bytes))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.broken.is_none() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+impl Waiting {
+    /// Ready when the marker has left, and all before it.
+    fn poll_marker(&self, cx: &Context<'_>) -> Poll<()> {
+        if self.marker_left.get() {
+            return Poll::Ready(());
+        }
+        self.waker.replace(Some(cx.waker().clone()));
+        Poll::Pending
     }
 }

@@ -169,6 +169,16 @@ impl TimedIo {
         }
     }
 
+    /// Ends a connection whose response broke off: without a close_notify, which would say that nothing is missing, and without a
+    /// reset, which could overtake what was sent.
+    pub(super) fn poll_break_off(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.lingering.is_none() {
+            // where it fails, the client is gone
+            let _ = ready!(Pin::new(self.io.socket_mut()).poll_shutdown(cx));
+        }
+        self.poll_linger(cx)
+    }
+
     /// The client has closed its side: ready when nobody has an answer for it any more.
     fn poll_half_closed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if !self.clock.answers_a_whole_request() {

@@ -300,7 +300,7 @@ fn requests_that_time_out_do_not_make_the_origin_work_on_more() {
     let gateway = Gateway::with(&toml).upstream(&origin).start();
     flood(2_000, |number| match number % 2 {
         0 => send_and_reset(gateway.address(), &Request::get("/slow").to_bytes(), number),
-        _ => assert!([429, 504].contains(&gateway.get("/slow").status)),
+        _ => assert!([200, 429, 504].contains(&gateway.get("/slow").status)),
     });
     gateway.wait_for_metric("tidegate_in_flight", 0.0);
     at.check();

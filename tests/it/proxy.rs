@@ -2,6 +2,7 @@
 
 mod bodies;
 mod bounds;
+mod broken_off;
 mod connections;
 mod failures;
 mod headers;

@@ -6,7 +6,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 use h2::{Reason, SendStream, server::SendResponse};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Response,
@@ -14,15 +14,15 @@ use http::{
 };
 use http_body::{Body, Frame};
 
-use super::super::date;
+use super::super::{date, streams::Portion};
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// Waits for the answer and sends it, unless the client takes its request back.
-pub(super) async fn respond<F, B>(mut handling: Pin<Box<F>>, mut stream: SendResponse<Bytes>)
+pub(super) async fn respond<F, B>(mut handling: Pin<Box<F>>, mut stream: SendResponse<Portion>)
 where
     F: Future<Output = Response<B>>,
-    B: Body<Data = Bytes, Error: Into<Cause>>,
+    B: Body<Data = Portion, Error: Into<Cause>>,
 {
     let answered = poll_fn(|cx| match handling.as_mut().poll(cx) {
         Poll::Ready(response) => Poll::Ready(Some(response)),
@@ -75,26 +75,20 @@ fn remove_connection_fields(headers: &mut HeaderMap) {
 }
 
 /// Sends a body as fast as the client takes it: a chunk is asked for when the one before has room to leave.
-async fn send_body<B>(body: B, mut stream: SendStream<Bytes>) -> Result<(), Cause>
+async fn send_body<B>(body: B, mut stream: SendStream<Portion>) -> Result<(), Cause>
 where
-    B: Body<Data = Bytes, Error: Into<Cause>>,
+    B: Body<Data = Portion, Error: Into<Cause>>,
 {
     let mut body = pin!(body);
     let mut chunk = None;
     let sent = poll_fn(|cx| poll_send(body.as_mut(), &mut chunk, &mut stream, cx)).await;
     if let Err(Broken::Body(error)) = sent {
-        // what is queued is written first: the reset would discard it
-        for _ in 0..TURNS_BEFORE_RESET {
-            tokio::task::yield_now().await;
-        }
+        // `Tracked` reports it when all that came before has left: the reset would discard what is queued
         stream.send_reset(Reason::INTERNAL_ERROR);
         return Err(error);
     }
     sent.map_err(Cause::from)
 }
-
-/// How often the connection may run before a stream is reset whose answer has broken off.
-const TURNS_BEFORE_RESET: u32 = 2;
 
 /// Why an answer is not sent to its end.
 #[derive(Debug, thiserror::Error)]
@@ -109,12 +103,12 @@ enum Broken {
 
 fn poll_send<B>(
     mut body: Pin<&mut B>,
-    chunk: &mut Option<(Bytes, bool)>,
-    stream: &mut SendStream<Bytes>,
+    chunk: &mut Option<(Portion, bool)>,
+    stream: &mut SendStream<Portion>,
     cx: &mut Context<'_>,
 ) -> Poll<Result<(), Broken>>
 where
-    B: Body<Data = Bytes, Error: Into<Cause>>,
+    B: Body<Data = Portion, Error: Into<Cause>>,
 {
     loop {
         // asked each time, so that a reset wakes this task whatever it waits for
@@ -137,15 +131,16 @@ where
             }
         }
         let Some(frame) = ready!(body.as_mut().poll_frame(cx)) else {
-            stream.send_data(Bytes::new(), true)?;
+            stream.send_data(Portion::Bytes(Bytes::new()), true)?;
             return Poll::Ready(Ok(()));
         };
         match frame
             .map_err(|error| Broken::Body(error.into()))?
             .into_data()
         {
-            Ok(data) if data.is_empty() && !body.is_end_stream() => {}
-            Ok(data) if data.is_empty() => {
+            Ok(marker @ Portion::Marker(_)) => stream.send_data(marker, false)?,
+            Ok(data) if !data.has_remaining() && !body.is_end_stream() => {}
+            Ok(data) if !data.has_remaining() => {
                 stream.send_data(data, true)?;
                 return Poll::Ready(Ok(()));
             }

@@ -93,7 +93,7 @@ impl Place {
     }
 
     /// Where the response is received.
-    pub(super) fn receive(&self, stream: RecvStream) -> ReceiveBuffer {
+    pub(in crate::upstream) fn receive(&self, stream: RecvStream) -> ReceiveBuffer {
         self.line.buffers.open(stream)
     }
 
