@@ -177,16 +177,33 @@ impl Worker {
             boosts.for_each(|(boost, units)| boost.give_back(units));
         }
         if !exchange.verdict.admitted() && !self.only_looks {
-            for met in meeting
-                .acting
-                .iter()
-                .filter(|met| met.limit.rule.settings.charge_rejected)
-            {
-                self.shared.store.charge(now_ns, &met.charge(route));
-            }
+            self.charge_rejected(exchange, now_ns, route, &meeting.acting);
         }
         exchange.met = meeting.acting;
         Ok(())
+    }
+
+    /// Charges a rejection to the limits that count those; the client is told how they stand after that.
+    fn charge_rejected<'a>(
+        &self,
+        exchange: &mut Exchange<'a>,
+        now_ns: u64,
+        route: &RoutePlan,
+        acting: &[Met<'a>],
+    ) {
+        let store = &self.shared.store;
+        for (index, met) in acting.iter().enumerate() {
+            if !met.limit.rule.settings.charge_rejected {
+                continue;
+            }
+            let charge = met.charge(route);
+            store.charge(now_ns, &charge);
+            let after = store.peek(now_ns, &[charge]).findings.pop();
+            // an exception that closes the limit says for itself how long it does
+            if let Some(after) = after.filter(|_| met.blocked.is_none()) {
+                exchange.verdict.replace(index, after);
+            }
+        }
     }
 
     /// Finds out which limits concern the request, and which of their buckets.

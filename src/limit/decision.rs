@@ -215,7 +215,14 @@ impl<'a> Deref for Kept<'a> {
     }
 }
 
-impl Kept<'_> {
+impl<'a> Kept<'a> {
+    /// Another finding of the same limit: something was charged meanwhile.
+    pub fn replace(&mut self, index: usize, finding: Finding<'a>) {
+        if let Some(known) = self.0.get_mut(index) {
+            *known = finding;
+        }
+    }
+
     /// As [`Verdict::admitted`].
     pub fn admitted(&self) -> bool {
         self.iter().all(|finding| !finding.denied)

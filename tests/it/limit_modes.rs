@@ -222,6 +222,29 @@ fn a_penalty_limit_is_charged_by_what_it_rejects() {
 }
 
 #[test]
+fn a_rejection_that_is_charged_is_told_what_remains_after_its_own_penalty() {
+    let origin = Origin::ok();
+    let limit = "key = []\nrate = \"5/h\"\nburst = 5\ncharge_rejected = true";
+    let costly = format!(
+        "{}\n[[route]]\nname = \"costly\"\npath = \"/costly\"\nupstream = \"origin\"\ncost = 3\n\
+         [[route]]\nname = \"all\"\npath = \"/{{*rest}}\"\nupstream = \"origin\"\n",
+        limited(limit)
+    );
+    let gateway = Gateway::with(&costly).upstream(&origin).start();
+    let mut client = gateway.connect();
+    let first = client.send(&Request::get("/costly"));
+    assert_eq!(
+        (first.status, first.header("x-ratelimit-remaining")),
+        (200, Some("2"))
+    );
+    let rejected = client.send(&Request::get("/costly"));
+    assert_eq!(rejected.status, 429);
+    assert_eq!(rejected.header("x-ratelimit-remaining"), Some("0"));
+    // three units of five an hour: the two that were there are gone
+    assert_eq!(rejected.retry_after(), Some(3 * 720));
+}
+
+#[test]
 fn a_request_that_lacks_a_part_of_the_key_is_skipped_shared_or_rejected() {
     let origin = Origin::ok();
     let limit = |missing: &str| {
