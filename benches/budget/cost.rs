@@ -71,6 +71,7 @@ pub fn script(verdicts: &mut Verdicts) {
     };
     let bucket = load(concat!(
         include_str!("../../src/budget/state.lua"),
+        include_str!("../../src/budget/requests.lua"),
         include_str!("../../src/budget/bucket.lua")
     ));
     let slots = load(include_str!("../../src/budget/slots.lua"));

@@ -129,6 +129,13 @@ impl Breaker {
         }
     }
 
+    /// It does not answer, as somebody has found out who asked for nothing else.
+    pub(super) fn give_up(&mut self, now_ns: u64, jitter: f64) {
+        if self.state == State::Closed {
+            self.open(now_ns, jitter);
+        }
+    }
+
     /// When the next probe is due.
     pub(super) fn probe_due_ns(&self) -> Option<u64> {
         match self.state {

@@ -8,17 +8,18 @@
 --
 -- KEYS[1]  the bucket: one string of 58 bytes, see state.lua   [2]  where gateways kept it before, in the first call only
 -- ARGV  1 capacity                 2 tokens per µs             3 generation length, µs
---       4 need: requests waiting   5 want: tokens ahead        6 part of the pool for `want`
+--       4 need: waiting requests   5 want: tokens ahead (both as requests.lua reads them)   6 part of the pool for `want`
 --       7 arrivals since last call 8 this gateway's rate, req/s
 --       9 µs since last call (0: first)                       10 memory of the demand, µs
 --      11 what the gateway remembers, see state.lua
 --      12.. triples (kind, generation, tokens): 0 spent, 1 handed back, 2 debt to charge, 3 out, since a loss forgot it
 -- Reply 1 granted for need   2 granted for want   3 generation   4 µs `want` tokens stay good
---       5 whole tokens left  6 µs until one token, 0 if there is one   7 incarnation; 65536 more where gateways
---       with other terms count the same key   8 demand of all gateways, requests per 1000 s   9 µs until full   10 0
+--       5 whole tokens left  6 µs until the first refused request fits, or until there is one token
+--       7 incarnation; 65536 more where gateways with other terms count the same key
+--       8 demand of all gateways, requests per 1000 s   9 µs until it is full   10 nothing
 local A = ARGV
 local cap, rate, tau = A[1] + 0, A[2] + 0, A[3] + 0
-local need, want = A[4] + 0, A[5] + 0
+local want, unit = ahead(A[5])
 local gen_now = now / tau
 gen_now = gen_now - gen_now % 1
 local g32 = gen_now % 4294967296
@@ -92,7 +93,15 @@ if inc == 0 or inc ~= knew or (run ~= of and run ~= 0) or doubt ~= 0 then
 end
 local level = cap - spent
 if gen ~= g32 then
-  if (g32 - gen) % 4294967296 == 1 then o1, o0 = o0, 0 else o0, o1 = 0, 0 end
+  local age = (g32 - gen) % 4294967296
+  if age == 1 then
+    o1, o0 = o0, 0
+  elseif age < 2147483648 then
+    o0, o1 = 0, 0
+  else
+    -- the clock went back: gateways still hold what is out, so it is of this generation now
+    o0, o1 = o0 + o1, 0
+  end
 end
 local dt = now - ts
 if dt < 0 then dt = 0 end -- the clock went back: no refill, and count on from here
@@ -139,10 +148,10 @@ if doubt_left > 0 then
 end
 local memory = A[10] + 0
 dem = dem * math.exp(-dt / memory) + A[7] * 1000000 / memory
-local a, spec, whole = 0, 0, level - level % 1
+local spec, whole = 0, level - level % 1
+if whole < 0 then whole = 0 end
+local a, refused = grant(A[4], whole)
 if whole > 0 then
-  a = need
-  if a > whole then a = whole end
   local rest = whole - a
   if want > 0 and rest > 0 then
     local x, share = A[8] + 0, 1
@@ -154,16 +163,15 @@ if whole > 0 then
     spec = spec * share
     if spec > want then spec = want end
     if spec > rest then spec = rest end
-    spec = spec - spec % 1
+    spec = spec - spec % unit
   end
   level = level - a - spec
   o0 = o0 + spec
   whole = whole - a - spec
-else
-  whole = 0
 end
 local wait = 0
-if level < 1 then wait = (1 - level) / rate + 1 end
+if refused == 0 then refused = 1 end
+if level < refused then wait = (refused - level) / rate + 1 end
 if held > 0 then
   level = level + held
   if wait > doubt_left * 65536 then wait = doubt_left * 65536 end
@@ -179,4 +187,4 @@ if others then
 else
   redis.call('SET', KEYS[1], state, 'PX', ttl)
 end
-return {a, spec, g32, (gen_now + 2) * tau - now, whole, wait, inc + 65536 * disagree, dem * 1000, (cap - level) / rate, 0}
+return {a, spec, g32, (gen_now + 2) * tau - now, whole, wait, inc + 65536 * disagree, dem * 1000, (cap - level) / rate + 1, 0}

@@ -20,7 +20,7 @@ use std::{
 
 use zerocopy::FromZeros;
 
-use super::lease::{self, MAX_TOKENS};
+use super::lease::{self, Algorithm, Forecast, MAX_TOKENS, Pause, Terms};
 use crate::limit::Key;
 
 mod slots;
@@ -73,9 +73,9 @@ const REFUSED: usize = 3;
 const LOW: usize = 4;
 /// This gateway's part of the pool, when it was last told.
 const POOL: usize = 5;
-const POOL_AT_NS: usize = 6;
-/// For windows, when it ends.
-const WINDOW_END_NS: usize = 7;
+// 6, 7 and 15: what the store will have (see `Forecast`)
+const TOLD_NS: usize = 6;
+const END_NS: usize = 7;
 /// Alone: ns per token, how far ahead of time the timestamp may be, and the timestamp.
 const ALONE_INTERVAL_NS: usize = 8;
 const ALONE_REACH_NS: usize = 9;
@@ -85,15 +85,20 @@ const SHADOW_INTERVAL_NS: usize = 11;
 const SHADOW_UNTIL_NS: usize = 12;
 /// Admitted alone since the last reply.
 const ALONE_ADMITTED: usize = 13;
-/// Which Redis keeps it.
-const SHARD: usize = 14;
+/// Which Redis keeps it, how long the last call took, and the least cost that a pause is for: see the bits below.
+const PACKED: usize = 14;
+const FORECAST: usize = 15;
+
+/// Bits of the packed word, from the lowest: the shard, the µs of the call, the rest is the cost.
+const SHARD_BITS: u32 = 12;
+const DELAY_BITS: u32 = 22;
 
 /// What a hand says to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spent {
     /// Tokens taken from each generation; whether the hand should be filled up now.
     Taken { tokens: lease::Hand, is_low: bool },
-    /// Remembered: nothing before then.
+    /// Remembered: nothing before then, as clients are told.
     Refused { until_ns: u64 },
     /// The store has to be asked.
     Nothing,
@@ -115,14 +120,14 @@ pub(super) struct Alone {
 
 impl Hand<'_> {
     /// Takes tokens, or says why not.
-    pub(super) fn spend(&self, now_ns: u64, cost: u64) -> Spent {
+    pub(super) fn spend(&self, now_ns: u64, cost: u64, terms: &Terms) -> Spent {
         let now_ms = now_ns / NS_PER_MS;
-        loop {
+        let held = loop {
             let words = [self.0[0].load(Acquire), self.0[1].load(Acquire)];
             let [even, odd] = words.map(|word| good(word, now_ms));
             let held = even + odd;
             if held < cost {
-                break;
+                break held;
             }
             // older first: it lapses first
             let first = usize::from(deadline_ms(words[1]) < deadline_ms(words[0]));
@@ -145,13 +150,35 @@ impl Hand<'_> {
             tokens[1 - order] = from_second;
             let is_low = self.is_low(held - cost);
             return Spent::Taken { tokens, is_low };
-        }
-        let until_ns = self.0[REFUSE_UNTIL_NS].load(Acquire);
-        if now_ns < until_ns {
-            Spent::Refused { until_ns }
+        };
+        let pause_ns = self.0[REFUSE_UNTIL_NS].load(Acquire);
+        let is_paused = now_ns < pause_ns && cost >= self.paused_from();
+        let forecast = self.forecast();
+        // what is in hand goes back with the call, and counts for the request then
+        let is_early = || now_ns < forecast.not_before_ns(terms, cost.saturating_sub(held));
+        // into a window that gateways borrow from, others may hand something back at any time
+        let is_told = !terms.ahead || terms.algorithm == Algorithm::Bucket;
+        if is_paused || is_told && is_early() {
+            Spent::Refused {
+                until_ns: self.fits_ns(now_ns, cost, terms),
+            }
         } else {
             Spent::Nothing
         }
+    }
+
+    /// When a request of this cost that is refused now may be admitted, as clients are told: always later than now.
+    pub(super) fn fits_ns(&self, now_ns: u64, cost: u64, terms: &Terms) -> u64 {
+        let (held, _) = self.held(now_ns);
+        let missing = cost.saturating_sub(held.iter().sum());
+        let fits_ns = self.forecast().fits_ns(terms, missing);
+        let pause_ns = self.0[REFUSE_UNTIL_NS].load(Acquire);
+        let pause_ns = if cost >= self.paused_from() {
+            pause_ns
+        } else {
+            0
+        };
+        fits_ns.max(pause_ns).max(now_ns.saturating_add(1))
     }
 
     /// Counts a request that was refused by memory: it is demand all the same.
@@ -224,39 +251,57 @@ impl Hand<'_> {
         self.0[REFUSED].swap(0, Relaxed)
     }
 
-    pub(super) fn refuse_until(&self, until_ns: u64) {
-        self.0[REFUSE_UNTIL_NS].store(until_ns, Release);
-    }
-
-    pub(super) fn refuse_until_ns(&self) -> u64 {
-        self.0[REFUSE_UNTIL_NS].load(Acquire)
-    }
-
     /// From so many tokens down, the next request that spends asks for more, once.
     pub(super) fn set_low(&self, mark: Option<u64>) {
         self.0[LOW].store(mark.map_or(0, |mark| mark + 1), Relaxed);
     }
 
-    /// What clients are told: this gateway's part of the pool.
-    pub(super) fn set_pool(&self, tokens: u64, at_ns: u64, window_end_ns: u64) {
-        self.0[POOL].store(tokens, Relaxed);
-        self.0[POOL_AT_NS].store(at_ns, Relaxed);
-        self.0[WINDOW_END_NS].store(window_end_ns, Relaxed);
+    /// The keeper's: what a reply tells. `pool` is this gateway's part of what is left.
+    pub(super) fn know(&self, pool: u64, forecast: &Forecast, pause: Option<Pause>) {
+        self.0[POOL].store(pool, Relaxed);
+        self.0[TOLD_NS].store(forecast.told_ns, Relaxed);
+        self.0[END_NS].store(forecast.end_ns, Relaxed);
+        self.0[FORECAST].store(forecast.state, Relaxed);
+        let least = pause.map_or(0, |pause| pause.least);
+        let delay_us = (forecast.delay_ns / 1000).min(u64::MAX >> (u64::BITS - DELAY_BITS));
+        let least = least.min(u64::MAX >> (SHARD_BITS + DELAY_BITS));
+        let packed = (least << DELAY_BITS | delay_us) << SHARD_BITS | self.shard() as u64;
+        self.0[PACKED].store(packed, Relaxed);
+        let until_ns = pause.map_or(0, |pause| pause.until_ns);
+        self.0[REFUSE_UNTIL_NS].store(until_ns, Release);
     }
 
-    /// This gateway's part of the pool, when it was told, and when the window ends.
-    pub(super) fn pool(&self) -> (u64, u64, u64) {
-        let [tokens, at_ns, end_ns] = [&self.0[POOL], &self.0[POOL_AT_NS], &self.0[WINDOW_END_NS]]
-            .map(|word| word.load(Relaxed));
-        (tokens, at_ns, end_ns)
+    /// What the store will have, and when.
+    pub(super) fn forecast(&self) -> Forecast {
+        let [told_ns, end_ns, state, packed] =
+            [TOLD_NS, END_NS, FORECAST, PACKED].map(|word| self.0[word].load(Relaxed));
+        let delay_us = packed >> SHARD_BITS & (u64::MAX >> (u64::BITS - DELAY_BITS));
+        Forecast {
+            told_ns,
+            delay_ns: delay_us * 1000,
+            end_ns,
+            state,
+        }
+    }
+
+    /// The least cost that a pause is for.
+    fn paused_from(&self) -> u64 {
+        self.0[PACKED].load(Relaxed) >> (SHARD_BITS + DELAY_BITS)
+    }
+
+    /// This gateway's part of the pool, when it was told.
+    pub(super) fn pool(&self) -> u64 {
+        self.0[POOL].load(Relaxed)
     }
 
     pub(super) fn shard(&self) -> usize {
-        self.0[SHARD].load(Relaxed) as usize
+        (self.0[PACKED].load(Relaxed) & (u64::MAX >> (u64::BITS - SHARD_BITS))) as usize
     }
 
+    /// The keeper's.
     pub(super) fn set_shard(&self, shard: usize) {
-        self.0[SHARD].store(shard as u64, Relaxed);
+        let others = self.0[PACKED].load(Relaxed) >> SHARD_BITS << SHARD_BITS;
+        self.0[PACKED].store(others | shard as u64, Relaxed);
     }
 
     /// Prepares for a time without the store: what may be spent then.
@@ -490,12 +535,20 @@ fn zeroed(length: usize) -> Box<[AtomicU64]> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const SECOND: u64 = 1_000_000_000;
 
     fn hands() -> Hands {
         Hands::new(64, 1)
+    }
+
+    /// Ten, one a second.
+    fn spend(hand: Hand<'_>, now_ns: u64, cost: u64) -> Spent {
+        let terms = Terms::new(Algorithm::Bucket, 10, Duration::from_secs(10), 10, true);
+        hand.spend(now_ns, cost, &terms)
     }
 
     fn tag(key: u128) -> Tag {
@@ -512,9 +565,9 @@ mod tests {
             Spent::Taken { tokens, .. } => tokens,
             other => panic!("{other:?}"),
         };
-        assert_eq!(taken(hand.spend(SECOND, 1)), [0, 1]);
-        assert_eq!(taken(hand.spend(SECOND, 2)), [1, 1], "from both");
-        assert_eq!(hand.spend(20 * SECOND, 1), Spent::Nothing, "lapsed");
+        assert_eq!(taken(spend(hand, SECOND, 1)), [0, 1]);
+        assert_eq!(taken(spend(hand, SECOND, 2)), [1, 1], "from both");
+        assert_eq!(spend(hand, 20 * SECOND, 1), Spent::Nothing, "lapsed");
         assert_eq!(hand.held(20 * SECOND), ([0, 0], [true, true]));
     }
 
@@ -523,12 +576,12 @@ mod tests {
         let hands = hands();
         let hand = hands.hand(hands.claim(tag(7)).unwrap());
         hand.bank(0, 20 * SECOND, 1);
-        let Spent::Taken { tokens, .. } = hand.spend(SECOND, 1) else {
+        let Spent::Taken { tokens, .. } = spend(hand, SECOND, 1) else {
             panic!("there was a token")
         };
-        assert_eq!(hand.spend(SECOND, 1), Spent::Nothing);
+        assert_eq!(spend(hand, SECOND, 1), Spent::Nothing);
         hand.put_back(tokens);
-        assert!(matches!(hand.spend(SECOND, 1), Spent::Taken { .. }));
+        assert!(matches!(spend(hand, SECOND, 1), Spent::Taken { .. }));
     }
 
     #[test]
@@ -538,7 +591,7 @@ mod tests {
         hand.bank(0, 20 * SECOND, 4);
         hand.set_low(Some(2));
         let says: Vec<bool> = (0..4)
-            .map(|_| matches!(hand.spend(SECOND, 1), Spent::Taken { is_low: true, .. }))
+            .map(|_| matches!(spend(hand, SECOND, 1), Spent::Taken { is_low: true, .. }))
             .collect();
         assert_eq!(says, [false, true, false, false]);
     }
@@ -547,9 +600,40 @@ mod tests {
     fn a_refusal_is_remembered_to_its_end() {
         let hands = hands();
         let hand = hands.hand(hands.claim(tag(7)).unwrap());
-        hand.refuse_until(5);
-        assert_eq!(hand.spend(4, 1), Spent::Refused { until_ns: 5 });
-        assert_eq!(hand.spend(5, 1), Spent::Nothing);
+        let pause = |least| {
+            let until_ns = 5;
+            Some(Pause { until_ns, least })
+        };
+        hand.know(0, &Forecast::default(), pause(0));
+        assert_eq!(spend(hand, 4, 1), Spent::Refused { until_ns: 5 });
+        assert_eq!(spend(hand, 5, 1), Spent::Nothing);
+        hand.set_shard(3);
+        hand.know(0, &Forecast::default(), pause(7));
+        assert_eq!(spend(hand, 4, 6), Spent::Nothing, "a cheaper one may fit");
+        assert_eq!(spend(hand, 4, 7), Spent::Refused { until_ns: 5 });
+        assert_eq!(hand.shard(), 3);
+    }
+
+    #[test]
+    fn a_request_is_refused_until_its_cost_has_filled_and_told_so() {
+        let hands = hands();
+        let hand = hands.hand(hands.claim(tag(7)).unwrap());
+        // three of ten are there, one a second
+        let forecast = Forecast {
+            told_ns: SECOND,
+            delay_ns: SECOND / 100,
+            state: 8 * SECOND,
+            ..Forecast::default()
+        };
+        hand.know(3, &forecast, None);
+        assert_eq!(hand.forecast(), forecast);
+        assert_eq!(spend(hand, SECOND, 3), Spent::Nothing);
+        let until_ns = 5 * SECOND;
+        assert_eq!(spend(hand, SECOND, 7), Spent::Refused { until_ns });
+        assert_eq!(spend(hand, 5 * SECOND, 7), Spent::Nothing);
+        hand.bank(0, 20 * SECOND, 2);
+        let until_ns = 3 * SECOND;
+        assert_eq!(spend(hand, SECOND, 7), Spent::Refused { until_ns });
     }
 
     #[test]
@@ -584,6 +668,6 @@ mod tests {
         hands.release(places[0]);
         assert_eq!(hands.find(tag(1)), None);
         let place = hands.claim(tag(9)).expect("room again");
-        assert_eq!(hands.hand(place).spend(1, 1), Spent::Nothing);
+        assert_eq!(spend(hands.hand(place), 1, 1), Spent::Nothing);
     }
 }

@@ -155,6 +155,7 @@ impl Keeper {
                 in_flight.give_up(&event);
             }
             EventKind::Probed(result) => wire.probed(event.shard, result),
+            EventKind::Checked(ref result) => wire.checked(now_ns, &event, result),
             EventKind::Moved => {
                 wire.moved();
                 leases.moved(wire);

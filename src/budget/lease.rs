@@ -15,11 +15,15 @@
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
+mod forecast;
 mod memory;
+mod requests;
 mod terms;
 
+pub use forecast::Forecast;
 use memory::Memory;
 pub use memory::Recollection;
+pub use requests::Requests;
 use terms::PAUSE_MIN_NS;
 pub use terms::{Algorithm, Terms};
 
@@ -33,6 +37,11 @@ const PART_SHORT: f64 = 1.0;
 const GOOD_POLL: u64 = 8;
 /// While the pool is short, tokens that nobody has asked for this long go back.
 const IDLE_NS: u64 = 500_000_000;
+/// While the pool is short, tokens go back after a time in which so many requests were expected and none came.
+const IDLE_ARRIVALS: f64 = 16.0;
+const IDLE_MIN_NS: u64 = 10_000_000;
+/// The pause between polls of a window that brings nothing grows by this part of the time for which it has brought nothing.
+const POLL_GROWTH: u64 = 8;
 /// The most tokens in one hand of one generation: what a packed word holds.
 pub const MAX_TOKENS: u64 = (1 << 26) - 1;
 /// Clocks of gateway and store may drift apart by a thousandth.
@@ -82,14 +91,16 @@ pub enum Report {
     Debt {
         /// How many.
         tokens: u64,
+        /// In which window, where that is known: a window that is over is owed nothing.
+        window: Option<u32>,
     },
 }
 
 /// Why a call is made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ask {
-    /// Tokens that requests wait for.
-    pub need: u64,
+    /// The requests that wait.
+    pub need: Requests,
     /// What was just taken out of the hand to be given back.
     pub back: Hand,
     /// Whether to ask for tokens ahead, too.
@@ -99,10 +110,12 @@ pub struct Ask {
 /// What one call asks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Call {
-    /// For requests that wait.
-    pub need: u64,
-    /// Ahead, at most.
+    /// The requests that wait.
+    pub need: Requests,
+    /// Ahead, at most: a multiple of `unit`.
     pub want: u64,
+    /// What the cheapest request costs that they are for: fewer tokens serve nobody.
+    pub unit: u64,
     /// The part of the pool's rest that may be taken ahead.
     pub part: f64,
     /// Requests since the last call.
@@ -132,7 +145,7 @@ pub struct Reply {
     pub valid_us: u64,
     /// Whole tokens left.
     pub pool: u64,
-    /// Until there is one; 0 if there is.
+    /// Until the first refused request fits, or, where none was refused, until there is a token; 0 if there is.
     pub wait_us: u64,
     /// Which incarnation of the key's state this is: another one after a loss.
     pub incarnation: u16,
@@ -155,16 +168,28 @@ pub struct Granted {
     pub bank: u64,
     /// The hand may hold tokens of an older generation in this slot: they have lapsed.
     pub replaces: bool,
-    /// Until when requests are refused without a call.
-    pub refuse_until_ns: Option<u64>,
     /// The store has lost something of the key since the reply before.
     pub is_lost: bool,
+    /// What the store will have, and when.
+    pub forecast: Forecast,
+    /// For how long it is left alone although requests might fit.
+    pub pause: Option<Pause>,
+}
+
+/// A pause between two calls: requests that cost `least` or more are refused meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pause {
+    /// When it ends.
+    pub until_ns: u64,
+    /// Cheaper requests are asked for.
+    pub least: u64,
 }
 
 /// The pool as the store last told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Pool {
     tokens: u64,
+    generation: u32,
     at_ns: u64,
     /// When the window ends, for windows.
     until_ns: u64,
@@ -186,9 +211,16 @@ pub struct Lease {
     /// Admitted without the store, not yet charged; and how much of it the call in flight charges.
     debt: u64,
     debt_sent: u64,
+    /// The window in which all of it was admitted, where it was one and is known.
+    debt_of: Option<u32>,
     short: bool,
     pause_ns: u64,
     last_got: u64,
+    /// When a reply last brought something.
+    got_ns: u64,
+    /// What the cheapest request cost that was asked for lately, and when that was.
+    unit: u64,
+    unit_at_ns: u64,
     called_ns: Option<u64>,
     pool: Option<Pool>,
     share: Option<f64>,
@@ -218,6 +250,14 @@ impl Lease {
         }
     }
 
+    /// A request of this cost finds no token in the hand, and is asked for.
+    pub fn asked(&mut self, now_ns: u64, horizon_ns: u64, cost: u64) {
+        let age_ns = now_ns.saturating_sub(self.unit_at_ns);
+        if self.unit == 0 || cost <= self.unit || age_ns > horizon_ns.saturating_mul(2) {
+            (self.unit, self.unit_at_ns) = (cost, now_ns);
+        }
+    }
+
     /// Looks at what is left in the hand, and learns from it what was spent.
     pub fn look(&mut self, now_ns: u64, horizon_ns: u64, hand: Hand, refused: u64) {
         let mut spent: u64 = 0;
@@ -237,7 +277,17 @@ impl Lease {
     }
 
     /// Admitted without the store: charged with the next call.
-    pub fn owe(&mut self, tokens: u64) {
+    pub fn owe(&mut self, now_ns: u64, tokens: u64) {
+        if tokens == 0 {
+            return;
+        }
+        let open = self.pool.filter(|pool| now_ns < pool.until_ns);
+        let window = open.map(|pool| pool.generation);
+        if self.debt == 0 {
+            self.debt_of = window;
+        } else if self.debt_of != window {
+            self.debt_of = None;
+        }
         self.debt = self.debt.saturating_add(tokens);
     }
 
@@ -253,14 +303,24 @@ impl Lease {
         }
         let horizon = horizon_ns as f64 / NS_PER_S;
         let age = now_ns.saturating_sub(self.rate_at_ns) as f64 / NS_PER_S;
-        let expected = self.rate * (-age / horizon).exp() * horizon;
+        let rate = self.rate * (-age / horizon).exp();
+        // tokens of a window die with it
+        let useful_ns = match self.pool {
+            Some(pool) if now_ns < pool.until_ns && terms.algorithm != Algorithm::Bucket => {
+                horizon_ns.min(pool.until_ns.saturating_sub(now_ns))
+            }
+            _ => horizon_ns,
+        };
+        let expected = rate * useful_ns as f64 / NS_PER_S;
         let target = (expected - 0.5).max(0.0) as u64;
         let least = if expected >= WARM && !self.short {
             LEAST_BATCH
         } else {
             0
         };
-        target.max(least).min(MAX_TOKENS).min(terms.capacity)
+        let target = target.max(least).min(MAX_TOKENS).min(terms.most_ahead());
+        let beyond = target.checked_rem(self.unit).unwrap_or(0);
+        target.saturating_sub(beyond)
     }
 
     /// At so many tokens in hand or fewer, more should be asked for before they run out; `None` when nothing is worth
@@ -330,13 +390,16 @@ impl Lease {
         ask: Ask,
     ) -> Call {
         let target = self.target(now_ns, terms, horizon_ns);
+        let unit = self.unit.max(1);
         let missing = target.saturating_sub(total(hand));
+        let missing = missing.saturating_sub(missing.checked_rem(unit).unwrap_or(0));
         let since_ns = self.called_ns.map(|called| now_ns.saturating_sub(called));
         let reports = self.reports(terms, hand, ask.back);
         self.called_ns = Some(now_ns);
         Call {
             need: ask.need,
             want: if ask.fill { missing } else { 0 },
+            unit,
             part: if self.short { PART_SHORT } else { PART },
             arrivals: std::mem::take(&mut self.arrivals),
             rate: self.rate,
@@ -381,20 +444,21 @@ impl Lease {
         self.debt_sent = self.debt;
         if self.debt > 0 {
             let tokens = self.debt;
-            reports.push(Report::Debt { tokens });
+            let window = self.debt_of.filter(|_| !is_bucket);
+            reports.push(Report::Debt { tokens, window });
         }
         reports
     }
 
-    /// A reply to a call that was sent at `sent_ns`. `jitter` is random, 0 to 1.
+    /// A reply to a call that was sent at `sent_ns`. `refused` is what the first refused request costs; `jitter` is random, 0
+    /// to 1.
     pub fn replied(
         &mut self,
         now_ns: u64,
         sent_ns: u64,
         terms: &Terms,
-        rtt_ns: u64,
-        reply: &Reply,
-        jitter: f64,
+        (reply, refused): (&Reply, Option<u64>),
+        (rtt_ns, jitter): (u64, f64),
     ) -> Granted {
         self.debt = self
             .debt
@@ -411,6 +475,7 @@ impl Lease {
         let deadline_ns = sent_ns.saturating_add(valid_ns);
         self.pool = Some(Pool {
             tokens: reply.pool,
+            generation: reply.generation,
             at_ns: now_ns,
             until_ns: deadline_ns,
         });
@@ -439,39 +504,55 @@ impl Lease {
             book.seen = book.seen.saturating_add(bank);
         }
         self.last_got = reply.need.saturating_add(reply.want);
-        let refuse_until_ns = self.pace(now_ns, deadline_ns, terms, rtt_ns, reply, jitter);
+        if self.last_got > 0 {
+            self.got_ns = now_ns;
+        }
+        let forecast = Forecast::new(now_ns, sent_ns, terms, reply, refused);
+        self.short = (reply.pool as f64) < terms.short_below();
+        let pause = self.pace(now_ns, terms, &forecast, refused, (rtt_ns, jitter));
         Granted {
             slot,
             deadline_ns,
             bank,
             replaces,
             // a log that has lost something is told first, and asked again
-            refuse_until_ns: refuse_until_ns.filter(|_| !self.memory.tells()),
+            forecast: if self.memory.tells() {
+                Forecast::default()
+            } else {
+                forecast
+            },
+            pause: pause.filter(|_| !self.memory.tells()),
             is_lost,
         }
     }
 
-    /// Until when a short pool is left alone.
+    /// How long a pool is left alone that is short, or that is a window too short for the request that was refused: other gateways
+    /// may hand back to a window what it lacks, and no clock tells when. A bucket that is too short for one request only is
+    /// asked again when it has filled, as the forecast says.
     fn pace(
         &mut self,
         now_ns: u64,
-        window_end_ns: u64,
         terms: &Terms,
-        rtt_ns: u64,
-        reply: &Reply,
-        jitter: f64,
-    ) -> Option<u64> {
-        self.short = (reply.pool as f64) < terms.short_below();
-        if !self.short {
-            self.pause_ns = 0;
+        forecast: &Forecast,
+        refused: Option<u64>,
+        (rtt_ns, jitter): (u64, f64),
+    ) -> Option<Pause> {
+        let is_window = matches!(terms.algorithm, Algorithm::Fixed | Algorithm::Sliding);
+        let least = match refused {
+            _ if self.short => 0,
+            Some(cost) if is_window => cost,
+            _ => {
+                self.pause_ns = 0;
+                return None;
+            }
+        };
+        if !terms.ahead {
             return None;
         }
-        let wait_ns = reply
-            .wait_us
-            .saturating_mul(1000)
-            .saturating_sub(rtt_ns.div_euclid(2));
-        if !terms.ahead {
-            return Some(now_ns.saturating_add(wait_ns));
+        let mut longest_ns = terms.longest_pause_ns();
+        if is_window {
+            let barren_ns = now_ns.saturating_sub(self.got_ns);
+            longest_ns = longest_ns.max(barren_ns.checked_div(POLL_GROWTH).unwrap_or(0));
         }
         self.pause_ns = match (self.pause_ns, self.last_got) {
             (0, _) => rtt_ns.max(PAUSE_MIN_NS),
@@ -479,19 +560,25 @@ impl Lease {
             (pause, got) if got >= GOOD_POLL.saturating_mul(2) => pause.div_euclid(2),
             (pause, _) => pause,
         }
-        .clamp(PAUSE_MIN_NS, terms.longest_pause_ns());
+        .clamp(PAUSE_MIN_NS, longest_ns);
         let pause_ns = (self.pause_ns as f64 * (0.75 + 0.5 * jitter)) as u64;
-        let until_ns = now_ns.saturating_add(wait_ns.max(pause_ns));
-        Some(match terms.algorithm {
+        let until_ns = now_ns.saturating_add(pause_ns);
+        let until_ns = match terms.algorithm {
             // a new window is open for everybody
-            Algorithm::Fixed => until_ns.min(window_end_ns.max(now_ns)),
+            Algorithm::Fixed => until_ns.min(forecast.not_before_ns(terms, u64::MAX).max(now_ns)),
+            Algorithm::Bucket => until_ns.max(forecast.not_before_ns(terms, 1)),
             _ => until_ns,
-        })
+        };
+        Some(Pause { until_ns, least })
     }
 
     /// Whether to ask again by itself when a refusal ends: somebody keeps coming.
-    pub fn polls(&self, terms: &Terms, pause_ns: u64) -> bool {
-        terms.ahead && self.rate * pause_ns as f64 / NS_PER_S >= 2.0
+    pub fn polls(&self, now_ns: u64, terms: &Terms, until_ns: u64) -> bool {
+        let pause_ns = until_ns.saturating_sub(now_ns);
+        // the next window is for those that ask for it: the demand may have moved
+        let is_next = terms.algorithm == Algorithm::Fixed
+            && self.pool.is_none_or(|pool| until_ns >= pool.until_ns);
+        terms.ahead && !is_next && self.rate * pause_ns as f64 / NS_PER_S >= 2.0
     }
 
     /// Whether somebody came since the last call.
@@ -500,8 +587,13 @@ impl Lease {
     }
 
     /// Whether one more may wait for a call in flight: while the pool is short, no more than the last one brought.
-    pub fn may_queue(&self, waiting: u64) -> bool {
-        !self.short || waiting < self.last_got.max(1)
+    pub fn may_queue(&self, now_ns: u64, terms: &Terms, waiting: u64) -> bool {
+        // of what is asked for every request, nobody but the store knows what has come back
+        let is_short = || {
+            let pool = self.pool(now_ns, terms);
+            pool.is_some_and(|pool| pool < terms.short_below())
+        };
+        !terms.ahead || waiting < self.last_got.max(1) || !is_short()
     }
 
     /// What should go back of this hand, oldest generation first.
@@ -519,7 +611,7 @@ impl Lease {
             2.max(terms.capacity.div_euclid(100))
         };
         // others are being refused for what nobody here wants
-        let hoarded = self.short && idle_ns >= IDLE_NS.min(horizon_ns);
+        let hoarded = self.short && idle_ns >= self.patience_ns(horizon_ns);
         let surplus = if hoarded || !terms.ahead {
             held
         } else {
@@ -544,10 +636,16 @@ impl Lease {
     /// When to look again at a hand that holds tokens.
     pub fn look_again_ns(&self, now_ns: u64, horizon_ns: u64) -> u64 {
         now_ns.saturating_add(if self.short {
-            IDLE_NS.min(horizon_ns)
+            self.patience_ns(horizon_ns)
         } else {
             horizon_ns
         })
+    }
+
+    /// How long tokens may lie idle while others are refused.
+    fn patience_ns(&self, horizon_ns: u64) -> u64 {
+        let expected_ns = (IDLE_ARRIVALS / self.rate.max(1.0) * NS_PER_S) as u64;
+        expected_ns.clamp(IDLE_MIN_NS, IDLE_NS).min(horizon_ns)
     }
 
     /// Whether nothing would be lost by forgetting this key: nobody has come for two horizons, and nothing is owed.
@@ -614,3 +712,5 @@ fn total(hand: Hand) -> u64 {
 mod model;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod windows;

@@ -4,14 +4,15 @@
 -- used, because another limit refuses the request, is taken out again by the number of the call that granted it.
 --
 -- KEYS[1]  the log: a sorted set, whose last member is its state, see state.lua   [2]  where gateways kept it before
--- ARGV  1 limit   2 window, µs   3 need: units wanted   4 this gateway's name, the same in none other
+-- ARGV  1 limit   2 window, µs   3 need: waiting requests, as requests.lua reads them   4 this gateway's name, the same in none other
 --       5 number of this call, modulo 2^32
 --       6 what the gateway remembers, see state.lua: f is how many units of its own, and after a loss they follow, each
 --         I4 number of the call, H units, I6 µs since then
 --       7.. triples (kind, number of a call, units): 1 handed back, 2 debt to charge
--- Reply as bucket.lua: 1 granted, 3 number of the call, 5 units left, 6 µs until the next is possible, 7; the rest is 0
+-- Reply as bucket.lua: 1 granted, 3 number of the call, 5 units left, 6 µs until the first refused request fits,
+-- or until one unit does, 7; the rest is 0
 local A = ARGV
-local limit, win, need = A[1] + 0, A[2] + 0, A[3] + 0
+local limit, win = A[1] + 0, A[2] + 0
 local knew, alive, run, own_units, _ = 0, 1, 0, -1, nil
 if #A[6] >= 12 then knew, _, alive, run, own_units = struct.unpack('<HBBI4f', A[6]) end
 local rare, others, set, member, disagree = nil, nil, true, nil, 0
@@ -55,6 +56,18 @@ if others then
   end
 end
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - longest)
+-- the clock went back: entries of what is now the future count as of just now, and lock for one window at most
+local at = -1
+while true do
+  local o = redis.call('ZRANGE', KEYS[1], at, at, 'WITHSCORES')
+  if o[2] == 'inf' then
+    at = at - 1
+  elseif not o[2] or o[2] + 0 <= now then
+    break
+  else
+    redis.call('ZADD', KEYS[1], now, o[1])
+  end
+end
 local doubt_left = 0
 if inc == 0 or inc ~= knew or (run ~= of and run ~= 0) or doubt ~= 0 or #A[6] > 12 then
   rare = rare or rarely()
@@ -121,17 +134,20 @@ if doubt_left > 0 then
   few = few - few % 1 - since - n + before
   if limit - few > n then held = limit - few - n end
 end
-local granted = need
-if granted > limit - n - held then granted = limit - n - held end
-if granted < 0 then granted = 0 end
+local whole = limit - n - held
+if whole < 0 then whole = 0 end
+local granted, refused = grant(A[3], whole)
 for i = 1, granted do redis.call('ZADD', KEYS[1], now, A[4] .. ':' .. A[5] .. ':' .. i) end
 n = n + granted
 local wait = 0
-if n >= limit then
-  -- the oldest that has to leave before one fits
-  local o = redis.call('ZRANGE', KEYS[1], -(member and limit + 1 or limit), -(member and limit + 1 or limit), 'WITHSCORES')
-  wait = math.max(1, o[2] + win - now)
-elseif n + held >= limit then
+if refused == 0 then refused = 1 end
+if n + refused > limit then
+  -- the last that has to leave before it fits
+  local place = -(limit - refused + (member and 2 or 1))
+  local o = redis.call('ZRANGE', KEYS[1], place, place, 'WITHSCORES')
+  wait = win
+  if o[2] and o[2] ~= 'inf' then wait = math.max(1, o[2] + win - now) end
+elseif n + held + refused > limit then
   wait = doubt_left * 65536
 end
 local left = limit - n - held

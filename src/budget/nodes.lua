@@ -6,6 +6,8 @@
 local t = redis.call('TIME')
 local now = t[1] * 1000 + t[2] / 1000
 local new = 0
+-- the clock went back: whoever lives says so again soon
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '(' .. string.format('%.3f', now), '+inf')
 if ARGV[3] == '1' then
   redis.call('ZREM', KEYS[1], ARGV[1])
 else

@@ -207,7 +207,7 @@ impl Budget {
             return self.take_slots(now_ns, claim, place, lent);
         }
         let hand = self.hands.hand(place);
-        let what = match hand.spend(now_ns, claim.cost) {
+        let what = match hand.spend(now_ns, claim.cost, terms) {
             Spent::Taken { tokens, is_low } => {
                 if !self.hands.is(place, tag) {
                     hand.put_back(tokens);
@@ -220,7 +220,12 @@ impl Budget {
                 What::Hand(tokens)
             }
             Spent::Refused { until_ns } => {
-                hand.count_refused(claim.cost);
+                // one that costs more than a unit claims nothing: few of them would claim all that there is
+                if claim.cost == 1 {
+                    hand.count_refused(1);
+                } else {
+                    claim.limit.metrics.refused_by_memory.increment(claim.cost);
+                }
                 What::Refused { until_ns }
             }
             Spent::Nothing if self.is_down(hand) => {
@@ -378,8 +383,9 @@ impl Budget {
                     continue;
                 }
                 Some(Word::Refused) => {
-                    let hand = place.map(|place| self.hands.hand(place));
-                    let until_ns = hand.map_or(0, |hand| hand.refuse_until_ns());
+                    let terms = &claim.limit.tier(claim.tier).terms;
+                    let fits_ns = |place| self.hands.hand(place).fits_ns(now_ns, claim.cost, terms);
+                    let until_ns = place.map_or(0, fits_ns);
                     What::Refused { until_ns }
                 }
                 Some(Word::Alone) | None => {
@@ -398,7 +404,7 @@ impl Budget {
             let hand = self.hands.hand(place);
             match taken.what {
                 What::Hand(tokens) => hand.put_back(tokens),
-                What::Granted(grant) if claim.limit.tier(claim.tier).terms.ahead => {
+                What::Granted(grant) if claim.limit.tier(claim.tier).terms.banks_grants() => {
                     hand.bank(grant.slot, grant.deadline_ns, claim.cost);
                 }
                 What::Granted(grant) => {
@@ -473,7 +479,11 @@ mod tests {
 
     use super::*;
     use crate::{
-        budget::{Degraded, hand::Hands, lease::Terms},
+        budget::{
+            Degraded,
+            hand::Hands,
+            lease::{Forecast, Pause, Terms},
+        },
         telemetry::Metrics,
     };
 
@@ -523,10 +533,14 @@ mod tests {
         hand.bank(0, 2 * SECOND, 2);
         let said: Vec<_> = (0..2).map(|_| decided_at_once(&budget, &limit)).collect();
         assert_eq!(said, [Some(true), Some(true)]);
-        hand.refuse_until(2 * SECOND);
+        let pause = Pause {
+            until_ns: 2 * SECOND,
+            least: 0,
+        };
+        hand.know(0, &Forecast::default(), Some(pause));
         assert_eq!(decided_at_once(&budget, &limit), Some(false));
         assert!(messages.try_recv().is_err(), "nobody was asked");
-        hand.refuse_until(0);
+        hand.know(0, &Forecast::default(), None);
         assert_eq!(
             decided_at_once(&budget, &limit),
             None,

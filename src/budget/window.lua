@@ -6,7 +6,7 @@
 --
 -- KEYS[1]  the counter: one string of 58 bytes, see state.lua   [2]  where gateways kept it before, in the first call only
 -- ARGV  1 limit                    2 window, µs                3 1: sliding, 0: fixed
---       4 need: requests waiting   5 want: tokens ahead        6 part of the pool for `want`
+--       4 need: waiting requests   5 want: tokens ahead (both as requests.lua reads them)   6 part of the pool for `want`
 --       7 arrivals since last call 8 this gateway's rate, req/s
 --       9 µs since last call (0: first)                       10 memory of the demand, µs
 --      11 what the gateway remembers, see state.lua
@@ -14,7 +14,7 @@
 -- Reply as bucket.lua; 3 is the window's number modulo 2^32, 4 the µs to its end, 9 its count, 10 that of the one before
 local A = ARGV
 local limit, win, slide = A[1] + 0, A[2] + 0, A[3] == '1'
-local need, want = A[4] + 0, A[5] + 0
+local want, unit = ahead(A[5])
 local form = slide and 'S' or 'F'
 local w = (now - now % win) / win
 local knew, knew_window, alive, run, memory_cur, memory_prev = 0, 0, 1, 0, -1, 0
@@ -70,8 +70,8 @@ if w > wid then
   -- what was lost of a window that is over does not matter
   if not slide then doubt = 0 end
 elseif w < wid - 1 then
-  -- the clock went back by more than a window: start over
-  wid, cur, prev, since, since_prev = w, 0, 0, 0, 0
+  -- the clock went back by more than a window: what was counted counts as of just now
+  wid = w
 end
 -- w == wid - 1: a small step back; stay in the window that was already open
 local doubt_left = 0
@@ -100,14 +100,22 @@ if inc == 0 or inc ~= knew or (run ~= of and run ~= 0) or doubt ~= 0 then
   if doubt_left == 0 then doubt = 0 end
 end
 local cur_before, prev_before = cur, prev
-local into = now - wid * win
+-- after a step back the window has not begun, and its end is further away
+local left = (wid + 1) * win - now
+local into = win - left
 if into < 0 then into = 0 end
 local w32 = wid % 4294967296
 for i = 12, #A, 3 do
   local kind, g, n = A[i], A[i + 1] + 0, A[i + 2] + 0
   if kind == '2' then
-    cur = cur + n
-    if cur > 2 * limit then cur = 2 * limit end
+    -- a debt of a window that is over is owed to nobody; -1 is one of which it is not known
+    if g == -1 or g == w32 then
+      cur = cur + n
+      if cur > 2 * limit then cur = 2 * limit end
+    elseif slide and (w32 - g) % 4294967296 == 1 then
+      prev = prev + n
+      if prev > 2 * limit then prev = 2 * limit end
+    end
   elseif kind == '1' then
     if g == w32 then
       cur = cur - n
@@ -133,10 +141,10 @@ local dt = (millis - ts) % 4294967296 * 1024
 if dt > 4e12 then dt = 0 end
 local memory = A[10] + 0
 dem = dem * math.exp(-dt / memory) + A[7] * 1000000 / memory
-local a, spec, whole = 0, 0, room - room % 1
+local spec, whole = 0, room - room % 1
+if whole < 0 then whole = 0 end
+local a, refused = grant(A[4], whole)
 if whole > 0 then
-  a = need
-  if a > whole then a = whole end
   local rest = whole - a
   if want > 0 and rest > 0 then
     local x, share = A[8] + 0, 1
@@ -151,29 +159,27 @@ if whole > 0 then
     spec = spec * share
     if spec > want then spec = want end
     if spec > rest then spec = rest end
-    spec = spec - spec % 1
+    spec = spec - spec % unit
   end
   cur = cur + a + spec
   whole = whole - a - spec
   room = room - a - spec
-else
-  whole = 0
 end
-local left = win - into
 -- a sliding window is remembered for one more
 local ttl = (slide and left + win or left) / 1000
 ttl = ttl - ttl % 1 + 1
 local wait = 0
-if room < 1 then
+if refused == 0 then refused = 1 end
+if room < refused then
   wait = left
   if slide then
-    local free = limit - 1 - cur
+    local free = limit - refused - cur
     if free >= 0 then
       -- in this window, when enough of the previous one has left
-      wait = prev > 0 and (1 - free / prev) * win - into or 0
+      wait = prev > 0 and left - free / prev * win or 0
     else
       -- in the next window, where this one is the previous
-      wait = left + (1 - (limit - 1) / cur) * win
+      wait = left + (1 - (limit - refused) / cur) * win
     end
     if wait < 1 then wait = 1 end
   end

@@ -1,8 +1,10 @@
 //! One budget for several gateways, in a Redis of the test's own.
 
 mod aggregate;
+mod boundaries;
 mod changes;
 mod chaos;
+mod costs;
 mod disagreeing;
 mod failing;
 mod hostile;

@@ -5,7 +5,7 @@ use std::{collections::VecDeque, rc::Rc, sync::Arc};
 use super::message::{Grant, Waiter, Word};
 use crate::budget::{
     hand::{Alone, Hand, Spent, Tag},
-    lease::{self, Algorithm, Call, Lease, Report, Terms},
+    lease::{Algorithm, Call, Lease, Reply, Report, Requests, Terms},
     settings::{SharedLimit, WhenDown},
     slack::{self, Slack},
 };
@@ -24,7 +24,8 @@ pub(super) struct Entry {
     /// Requests that wait for the next call.
     pub(super) queue: VecDeque<Waiter>,
     pub(super) flight: Option<Flight>,
-    pub(super) refuse_until_ns: u64,
+    /// Until when it is not asked by itself.
+    pub(super) pause_until_ns: u64,
     /// When to ask again by itself.
     pub(super) poll_ns: Option<u64>,
     /// When it is looked at next.
@@ -38,6 +39,8 @@ pub(super) struct Entry {
 pub(super) struct Flight {
     pub(super) id: u64,
     pub(super) waiters: VecDeque<Waiter>,
+    /// What it asks for them.
+    pub(super) need: Requests,
 }
 
 impl Flight {
@@ -54,9 +57,11 @@ impl Entry {
         self.limit.tier(self.tier).terms
     }
 
-    pub(super) fn waiting(&self) -> u64 {
+    /// Whether one more may wait for a call in flight.
+    pub(super) fn may_queue(&self, now_ns: u64) -> bool {
         let in_flight = self.flight.iter().flat_map(|flight| &flight.waiters);
-        in_flight.chain(&self.queue).map(|waiter| waiter.cost).sum()
+        let waiting = in_flight.chain(&self.queue).map(|waiter| waiter.cost).sum();
+        self.lease.may_queue(now_ns, &self.terms(), waiting)
     }
 
     /// Learns from the hand what workers did.
@@ -73,48 +78,105 @@ impl Entry {
         self.lease.look(now_ns, horizon_ns, held, refused);
     }
 
-    /// Answers those who wait: first with what was granted to them, then from the hand; refuses the rest while the pool is
-    /// short, and lets them wait for the next call otherwise. Returns what was granted and nobody waits for.
+    /// Answers the requests of a call by what the store granted to each of them, and those that came meanwhile from the hand or
+    /// with a refusal that is remembered; what is left of these waits for the next call. Returns the units that were granted
+    /// to requests that are gone. A request that came later does not get them: it may have begun in a later window.
     pub(super) fn serve(
         &mut self,
         now_ns: u64,
-        place: usize,
-        hand: Hand<'_>,
+        horizon_ns: u64,
+        hand: (usize, Hand<'_>),
         waiters: VecDeque<Waiter>,
-        mut granted: u64,
-        grant: Grant,
+        (reply, grant): (&Reply, Grant),
     ) -> u64 {
+        let (place, _) = hand;
+        // what there was: the store handed it out in this order
+        let mut whole = reply
+            .need
+            .saturating_add(reply.want)
+            .saturating_add(reply.pool);
+        let (mut granted, mut unclaimed) = (reply.need, 0);
         for waiter in waiters {
             let cost = waiter.cost;
-            if waiter.answer.is_closed() {
-                // it has gone on alone, or away
-            } else if cost <= granted {
-                if waiter.tell(place, Word::Granted(grant)) {
-                    granted -= cost;
-                }
-            } else if let Some(tokens) = self.spend(now_ns, hand, cost) {
+            if cost > whole.min(granted) {
+                self.serve_from_hand(now_ns, horizon_ns, hand, waiter, true);
+                continue;
+            }
+            (whole, granted) = (whole - cost, granted - cost);
+            if waiter.tell(place, Word::Granted(grant)) {
+                self.admitted(now_ns, horizon_ns, cost);
+            } else {
+                unclaimed += cost;
+            }
+        }
+        for waiter in std::mem::take(&mut self.queue) {
+            self.serve_from_hand(now_ns, horizon_ns, hand, waiter, false);
+        }
+        granted + unclaimed
+    }
+
+    /// Answers a request that waits, from the hand or with a refusal; one that was not asked for yet may go on waiting.
+    fn serve_from_hand(
+        &mut self,
+        now_ns: u64,
+        horizon_ns: u64,
+        (place, hand): (usize, Hand<'_>),
+        waiter: Waiter,
+        was_asked: bool,
+    ) {
+        if waiter.answer.is_closed() {
+            // it has gone on alone, or away
+            return;
+        }
+        match self.spend(now_ns, horizon_ns, hand, waiter.cost) {
+            Spent::Taken { tokens, .. } => {
                 if !waiter.tell(place, Word::Taken(tokens)) {
                     hand.put_back(tokens);
                 }
-            } else if now_ns < self.refuse_until_ns {
-                self.limit.metrics.refused_by_redis.increment(cost);
+            }
+            // a store that has yet to be told something is asked again then
+            Spent::Nothing if !was_asked || self.lease.has_news() => self.queue.push_back(waiter),
+            Spent::Nothing | Spent::Refused { .. } => {
+                self.limit.metrics.refused_by_redis.increment(waiter.cost);
                 waiter.tell(place, Word::Refused);
-            } else {
-                self.queue.push_back(waiter);
             }
         }
-        granted
     }
 
-    /// Takes tokens out of the hand for a request that waits. It was counted when it came.
-    pub(super) fn spend(&mut self, now_ns: u64, hand: Hand<'_>, cost: u64) -> Option<lease::Hand> {
-        match hand.spend(now_ns, cost) {
-            Spent::Taken { tokens, .. } => {
-                self.lease.took(tokens);
-                Some(tokens)
-            }
-            Spent::Refused { .. } | Spent::Nothing => None,
+    /// Takes tokens out of the hand for a request that waits.
+    pub(super) fn spend(
+        &mut self,
+        now_ns: u64,
+        horizon_ns: u64,
+        hand: Hand<'_>,
+        cost: u64,
+    ) -> Spent {
+        let spent = hand.spend(now_ns, cost, &self.terms());
+        if let Spent::Taken { tokens, .. } = spent {
+            self.lease.took(tokens);
+            self.admitted(now_ns, horizon_ns, cost);
         }
+        spent
+    }
+
+    /// A request that waited has its units. One that costs more than a unit is counted as demand only now: were refused ones
+    /// counted, few of them would claim all tokens ahead, and the cheap requests of other gateways would find none.
+    fn admitted(&mut self, now_ns: u64, horizon_ns: u64, cost: u64) {
+        if cost > 1 {
+            self.lease.arrived(now_ns, horizon_ns, 0, cost);
+        }
+    }
+
+    /// Takes the requests out of the queue that the next call asks for.
+    pub(super) fn begin(&mut self) -> (VecDeque<Waiter>, Requests) {
+        let mut need = Requests::default();
+        let fit = self
+            .queue
+            .iter()
+            .take_while(|waiter| need.push(waiter.cost));
+        let fit = fit.count();
+        let rest = self.queue.split_off(fit);
+        (std::mem::replace(&mut self.queue, rest), need)
     }
 
     /// Whether a request passes before Redis is asked: nothing was asked for its key lately, and there is slack.
@@ -142,7 +204,7 @@ impl Entry {
         let room = slack::room(self.limit.slack, &terms, gateways);
         let debt = self.slack.charge(now_ns, &terms, room);
         self.limit.metrics.debt.increment(debt);
-        self.lease.owe(debt);
+        self.lease.owe(now_ns, debt);
     }
 
     /// Whether a Redis that has lost this key should be told of it at once.
@@ -189,7 +251,7 @@ impl Entry {
         let expected = share * (capacity - level);
         let debt = (missing - expected).ceil().clamp(0.0, admitted as f64) as u64;
         self.limit.metrics.debt.increment(debt);
-        self.lease.owe(debt);
+        self.lease.owe(now_ns, debt);
         hand.settled_alone(now_ns, expected);
     }
 
@@ -265,7 +327,10 @@ pub(super) fn arguments(
                 second.into(),
                 third.into(),
                 call.need.to_string().into(),
-                call.want.to_string().into(),
+                match call.unit {
+                    1 => call.want.to_string().into(),
+                    unit => format!("{unit}*{}", call.want / unit.max(1)).into(),
+                },
                 call.part.to_string().into(),
                 call.arrivals.to_string().into(),
                 // an estimate, and every byte travels
@@ -278,10 +343,14 @@ pub(super) fn arguments(
     };
     for report in &call.reports {
         let (kind, generation, tokens) = match report {
-            Report::Spent { generation, tokens } => (0, *generation, tokens.to_string()),
-            Report::Returned { generation, tokens } => (1, *generation, tokens.to_string()),
-            Report::Debt { tokens } => (2, 0, tokens.to_string()),
-            Report::Out { generation, tokens } => (3, *generation, tokens.to_string()),
+            Report::Spent { generation, tokens } => (0, i64::from(*generation), tokens.to_string()),
+            Report::Returned { generation, tokens } => {
+                (1, i64::from(*generation), tokens.to_string())
+            }
+            Report::Debt { tokens, window } => {
+                (2, window.map_or(-1, i64::from), tokens.to_string())
+            }
+            Report::Out { generation, tokens } => (3, i64::from(*generation), tokens.to_string()),
         };
         let words = [kind.to_string(), generation.to_string(), tokens];
         arguments.extend(words.map(String::into_bytes));

@@ -13,7 +13,7 @@ use super::{
     wire::{About, Event, Wire},
 };
 use crate::budget::{
-    hand::{Hands, Tag},
+    hand::{Hands, Spent, Tag},
     lease::{self, Lease},
     settings::{Name, SharedLimit},
     slack::Slack,
@@ -64,14 +64,20 @@ impl Leases {
         let hand = self.hands.hand(place);
         let horizon_ns = entry.terms().horizon_ns(wire.rtt_ns(entry.shard));
         entry.look(now_ns, hand, horizon_ns);
-        entry.lease.arrived(now_ns, horizon_ns, 0, question.cost);
+        if question.cost <= 1 {
+            entry.lease.arrived(now_ns, horizon_ns, 0, question.cost);
+        }
+        entry.lease.asked(now_ns, horizon_ns, question.cost);
         let waiter = Waiter {
             cost: question.cost,
             answer: question.answer,
         };
-        if let Some(tokens) = entry.spend(now_ns, hand, question.cost) {
-            waiter.tell(place, Word::Taken(tokens));
-        } else if now_ns < entry.refuse_until_ns {
+        let spent = entry.spend(now_ns, horizon_ns, hand, question.cost);
+        if let Spent::Taken { tokens, .. } = spent {
+            if !waiter.tell(place, Word::Taken(tokens)) {
+                hand.put_back(tokens);
+            }
+        } else if matches!(spent, Spent::Refused { .. }) {
             entry.limit.metrics.refused_by_memory.increment(waiter.cost);
             waiter.tell(place, Word::Refused);
         } else if entry.passes(now_ns, horizon_ns, wire.gateways(), question.cost) {
@@ -80,7 +86,7 @@ impl Leases {
             }
         } else if wire.is_open(entry.shard) {
             waiter.tell(place, Word::Alone);
-        } else if entry.flight.is_some() && !entry.lease.may_queue(entry.waiting()) {
+        } else if entry.flight.is_some() && !entry.may_queue(now_ns) {
             entry.limit.metrics.refused_by_redis.increment(waiter.cost);
             waiter.tell(place, Word::Refused);
         } else {
@@ -129,7 +135,7 @@ impl Leases {
             slack: Slack::default(),
             queue: VecDeque::new(),
             flight: None,
-            refuse_until_ns: 0,
+            pause_until_ns: 0,
             poll_ns: None,
             look_ns: u64::MAX,
             counted: 0,
@@ -173,15 +179,26 @@ impl Leases {
         entry.settle_alone(now_ns, hand, wire.gateways());
         entry.charge_slack(now_ns, wire.gateways());
         entry.limit.metrics.calls.increment(1);
-        let waiters = std::mem::take(&mut entry.queue);
-        let need = waiters.iter().map(|waiter| waiter.cost).sum();
+        let (waiters, need) = entry.begin();
         let (held, _) = hand.held(now_ns);
-        let ask = lease::Ask { need, back, fill };
+        let (held, back) = if waiters.is_empty() {
+            (held, back)
+        } else {
+            // too few for those who wait: only the store can make one grant of both
+            let more = hand.withdraw(held);
+            let add = |slot: usize| back[slot].saturating_add(more[slot]);
+            (hand.held(now_ns).0, [add(0), add(1)])
+        };
+        let ask = lease::Ask {
+            need: need.clone(),
+            back,
+            fill,
+        };
         let call = entry.lease.call(now_ns, &terms, horizon_ns, held, ask);
         let returned: u64 = back.iter().sum();
         entry.limit.metrics.returned.increment(returned);
         let id = wire.number();
-        entry.flight = Some(Flight { id, waiters });
+        entry.flight = Some(Flight { id, waiters, need });
         entry.poll_ns = None;
         let about = About {
             place,
@@ -232,9 +249,18 @@ impl Leases {
         entry.look(now_ns, hand, horizon_ns);
         entry.settle_alone(now_ns, hand, gateways);
         let sent_ns = event.sent_ns;
-        let granted = entry
-            .lease
-            .replied(now_ns, sent_ns, &terms, rtt_ns, reply, jitter);
+        let flight = entry.flight.take_if(|flight| flight.id == event.id);
+        let whole = reply
+            .need
+            .saturating_add(reply.want)
+            .saturating_add(reply.pool);
+        let refused = flight
+            .as_ref()
+            .and_then(|flight| flight.need.grant(whole).1);
+        let granted =
+            entry
+                .lease
+                .replied(now_ns, sent_ns, &terms, (reply, refused), (rtt_ns, jitter));
         entry.former_key = None;
         if granted.is_lost {
             wire.lost_key(event.shard);
@@ -260,21 +286,22 @@ impl Leases {
         entry.limit.metrics.granted.increment(reply.need);
         entry.prepare_alone(now_ns, hand, gateways);
         let share = entry.lease.share().unwrap_or(1.0);
+        // of what is asked for every request, nothing is withheld for others
+        let share = if terms.ahead { share } else { 1.0 };
         let pool = (share * reply.pool as f64).round() as u64;
-        hand.set_pool(pool, now_ns, granted.deadline_ns);
-        entry.refuse_until_ns = granted.refuse_until_ns.unwrap_or(0);
-        hand.refuse_until(entry.refuse_until_ns);
+        hand.know(pool, &granted.forecast, granted.pause);
+        let pause = granted.pause.filter(|pause| pause.least == 0);
+        entry.pause_until_ns = pause.map_or(0, |pause| pause.until_ns);
 
-        let flight = entry.flight.take_if(|flight| flight.id == event.id);
-        let mut waiters = flight.map(|flight| flight.waiters).unwrap_or_default();
-        waiters.append(&mut entry.queue);
+        let waiters = flight.map(|flight| flight.waiters).unwrap_or_default();
         let grant = Grant {
             slot: granted.slot,
             generation: reply.generation,
             deadline_ns: granted.deadline_ns,
         };
-        let unused = entry.serve(now_ns, event.place, hand, waiters, reply.need, grant);
-        if unused > 0 && terms.ahead {
+        let at = (event.place, hand);
+        let unused = entry.serve(now_ns, horizon_ns, at, waiters, (reply, grant));
+        if unused > 0 && terms.banks_grants() {
             hand.bank(grant.slot, grant.deadline_ns, unused);
         } else if unused > 0 {
             entry.lease.unused(reply.generation, unused);
@@ -292,17 +319,17 @@ impl Leases {
         if entry.flight.is_some() {
             return;
         }
-        if !entry.queue.is_empty() || entry.lease.has_news() {
+        let gives_back = entry.lease.has_news() && wire.has_room(entry.shard);
+        if !entry.queue.is_empty() || gives_back {
             return self.call(wire, now_ns, place, true);
         }
         let hand = self.hands.hand(place);
         let rtt_ns = wire.rtt_ns(entry.shard);
         let terms = entry.terms();
         let horizon_ns = terms.horizon_ns(rtt_ns);
-        if now_ns < entry.refuse_until_ns {
-            let pause_ns = entry.refuse_until_ns - now_ns;
-            let polls = entry.lease.polls(&terms, pause_ns);
-            entry.poll_ns = polls.then_some(entry.refuse_until_ns);
+        if now_ns < entry.pause_until_ns {
+            let polls = entry.lease.polls(now_ns, &terms, entry.pause_until_ns);
+            entry.poll_ns = polls.then_some(entry.pause_until_ns);
             return;
         }
         let (held, _) = hand.held(now_ns);
@@ -441,7 +468,8 @@ impl Leases {
                 let is_idle = held == [0, 0]
                     && !is_kept
                     && entry.is_idle(now_ns, horizon_ns, wire.gateways());
-                if back != [0, 0] || settles {
+                let gives_back = has_room && entry.lease.has_news();
+                if back != [0, 0] || settles || gives_back {
                     self.call_back(wire, now_ns, place, false, back);
                 } else if is_idle && !owes && !is_open {
                     // without Redis a key that is forgotten would begin anew, with a burst that it has had

@@ -170,7 +170,11 @@ impl InFlight {
             id.to_string(),
         ];
         let arguments = arguments.into_iter().map(String::into_bytes).collect();
-        entry.flight = Some(Flight { id, waiters });
+        entry.flight = Some(Flight {
+            id,
+            waiters,
+            need: lease::Requests::default(),
+        });
         let about = About {
             place,
             tag: entry.tag,

@@ -43,6 +43,8 @@ pub(super) enum EventKind {
     Overdue,
     Ended(Result<lease::Reply, Failure>),
     Probed(Result<(), Failure>),
+    /// A server that nobody asked anything for a while answers, or does not.
+    Checked(Result<(), Failure>),
     /// The servers of a cluster keep other slots now.
     Moved,
     /// So many gateways live; and whether this one was not known to.
@@ -89,6 +91,8 @@ struct Shard {
     noted_ns: Option<u64>,
     /// Something was lost there, and nobody has been told yet.
     has_lost: bool,
+    /// When it last answered.
+    answered_ns: u64,
 }
 
 /// Every server, and how it has been doing.
@@ -136,22 +140,24 @@ struct Scripts {
     slots: Script,
 }
 
+/// A script that counts units, behind the functions for requests of several.
+macro_rules! counting {
+    ($file:literal) => {
+        concat!(
+            include_str!("../state.lua"),
+            include_str!("../requests.lua"),
+            include_str!($file)
+        )
+    };
+}
+
 impl Scripts {
     fn new() -> Scripts {
         Scripts {
             nodes: Script::new(include_str!("../nodes.lua")),
-            bucket: Script::new(concat!(
-                include_str!("../state.lua"),
-                include_str!("../bucket.lua")
-            )),
-            window: Script::new(concat!(
-                include_str!("../state.lua"),
-                include_str!("../window.lua")
-            )),
-            log: Script::new(concat!(
-                include_str!("../state.lua"),
-                include_str!("../log.lua")
-            )),
+            bucket: Script::new(counting!("../bucket.lua")),
+            window: Script::new(counting!("../window.lua")),
+            log: Script::new(counting!("../log.lua")),
             slots: Script::new(include_str!("../slots.lua")),
         }
     }
@@ -372,6 +378,7 @@ impl Wire {
         let budget_ns = self.budget_ns();
         let shard = &mut self.shards[event.shard];
         shard.breaker.ended();
+        shard.answered_ns = now_ns;
         self.metrics.seconds.record(Duration::from_nanos(taken_ns));
         if !is_late {
             self.metrics.ok.increment(1);
@@ -407,6 +414,9 @@ impl Wire {
             if !self.degraded.all.load(Relaxed) {
                 self.count(false);
             }
+            for shard in 0..self.shards.len() {
+                self.check(now_ns, shard);
+            }
         }
     }
 
@@ -419,13 +429,44 @@ impl Wire {
         self.count_ns.min(probe.unwrap_or(u64::MAX))
     }
 
+    /// Asks a server that has not answered for a while whether it is there: without requests, nothing else finds out.
+    fn check(&self, now_ns: u64, shard: usize) {
+        let silent_ns = now_ns.saturating_sub(self.shards[shard].answered_ns);
+        if silent_ns >= COUNT_NS && self.servers.is_used(shard) && !self.is_open(shard) {
+            self.spawn_probe(now_ns, shard, EventKind::Checked);
+        }
+    }
+
+    pub(super) fn checked(&mut self, now_ns: u64, event: &Event, result: &Result<(), Failure>) {
+        let jitter = self.jitter();
+        let is_open = self.is_open(event.shard);
+        let shard = &mut self.shards[event.shard];
+        match *result {
+            Ok(()) => shard.answered_ns = now_ns,
+            Err(failure) if !is_open && shard.answered_ns < event.sent_ns => {
+                shard.breaker.give_up(now_ns, jitter);
+                self.metrics.failed(failure.label());
+                self.opened(event.shard, failure);
+                self.refresh();
+            }
+            Err(_) => {}
+        }
+    }
+
     fn probe(&mut self, shard: usize) {
         self.shards[shard].breaker.probing();
+        self.spawn_probe(self.now_ns(), shard, EventKind::Probed);
+    }
+
+    fn spawn_probe(&self, now_ns: u64, shard: usize, kind: fn(Result<(), Failure>) -> EventKind) {
         let key = self.servers.probe_key(&self.prefix, shard);
         let (link, events) = (self.servers.link(shard), self.events.clone());
         tokio::task::spawn_local(async move {
             let result = link.probe(&key).await;
-            let event = Event::about(shard, EventKind::Probed(result));
+            let event = Event {
+                sent_ns: now_ns,
+                ..Event::about(shard, kind(result))
+            };
             let _ = events.send(event).await;
         });
     }
@@ -436,6 +477,9 @@ impl Wire {
         let is_used = self.servers.is_used(shard);
         let breaker = &mut self.shards[shard].breaker;
         breaker.probed(now_ns, result.is_ok() || !is_used, jitter);
+        if result.is_ok() {
+            self.shards[shard].answered_ns = now_ns;
+        }
         let was_degraded = self.is_degraded(shard);
         match result {
             Ok(()) => tracing::info!(
@@ -501,6 +545,7 @@ impl Wire {
             run: 0,
             noted_ns: None,
             has_lost: false,
+            answered_ns: 0,
         };
         self.shards.resize_with(self.servers.count(), new);
     }

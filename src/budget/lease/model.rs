@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::{Algorithm, Ask, Call, Granted, Hand, Lease, Reply, Report, Terms};
+use super::{Algorithm, Ask, Call, Forecast, Granted, Hand, Lease, Reply, Report, Requests, Terms};
 
 const MS: u64 = 1_000_000;
 
@@ -53,7 +53,7 @@ impl Store {
                 Report::Returned { generation, tokens } => (generation, tokens as f64, true),
                 // this store loses nothing
                 Report::Out { .. } => continue,
-                Report::Debt { tokens } => {
+                Report::Debt { tokens, .. } => {
                     self.level = (self.level - tokens as f64).max(-capacity);
                     continue;
                 }
@@ -67,14 +67,14 @@ impl Store {
         }
         self.level = (self.level + back).min(capacity);
         let whole = self.level.floor().max(0.0);
-        let need = (call.need as f64).min(whole);
+        let need = call.need.grant(whole as u64).0 as f64;
         let rest = whole - need;
         let since = (call.since_us as f64 * terms.rate).min(capacity);
         let want = (call.part * rest)
             .max(since)
             .min(call.want as f64)
             .min(rest);
-        let want = want.floor();
+        let want = (want / call.unit as f64).floor() * call.unit as f64;
         self.level -= need + want;
         self.out[0] += want;
         let wait_us = if self.level < 1.0 {
@@ -92,7 +92,7 @@ impl Store {
             incarnation: 1,
             disagrees: false,
             demand: 0,
-            state: [0; 2],
+            state: [((capacity - self.level) / terms.rate) as u64 + 1, 0],
         }
     }
 }
@@ -135,7 +135,8 @@ struct Gateway {
     hand: [(u64, u64); 2],
     waiting: u64,
     flight: Option<Flight>,
-    refuse_until_ns: u64,
+    pause_until_ns: u64,
+    forecast: Forecast,
 }
 
 impl Gateway {
@@ -162,10 +163,12 @@ impl Gateway {
             (true, false) => 0,
             (false, true) => 1,
             (false, false) => {
-                if now_ns >= self.refuse_until_ns {
+                let early_ns = self.forecast.not_before_ns(terms, 1);
+                if now_ns >= self.pause_until_ns.max(early_ns) {
                     let horizon_ns = terms.horizon_ns(MS);
                     self.look(now_ns, horizon_ns);
                     self.lease.arrived(now_ns, horizon_ns, 0, 1);
+                    self.lease.asked(now_ns, horizon_ns, 1);
                     self.waiting += 1;
                 }
                 return;
@@ -180,9 +183,10 @@ impl Gateway {
             return;
         };
         self.look(now_ns, terms.horizon_ns(MS));
-        let granted: Granted = self
-            .lease
-            .replied(now_ns, flight.sent_ns, terms, MS, &reply, 0.5);
+        let refused = (reply.need < flight.waiting).then_some(1);
+        let granted: Granted =
+            self.lease
+                .replied(now_ns, flight.sent_ns, terms, (&reply, refused), (MS, 0.5));
         if granted.replaces {
             self.hand[granted.slot] = (0, 0);
         }
@@ -196,8 +200,10 @@ impl Gateway {
         for _ in 0..reply.need.min(flight.waiting) {
             judge.admit(now_ns, terms);
         }
-        self.refuse_until_ns = granted.refuse_until_ns.unwrap_or(0);
-        if granted.refuse_until_ns.is_some() {
+        self.forecast = granted.forecast;
+        self.pause_until_ns = granted.pause.map_or(0, |pause| pause.until_ns);
+        let early_ns = self.forecast.not_before_ns(terms, 1);
+        if now_ns < self.pause_until_ns.max(early_ns) {
             self.waiting = 0;
         }
     }
@@ -282,9 +288,9 @@ fn run(terms: &Terms, steps: &[Step]) -> Judge {
             let need = std::mem::take(&mut gateway.waiting);
             let held = gateway.held(now_ns);
             let is_low = gateway.lease.is_low(now_ns, terms, horizon_ns, MS, held);
-            if need > 0 || surplus != [0, 0] || is_low && now_ns >= gateway.refuse_until_ns {
+            if need > 0 || surplus != [0, 0] || is_low && now_ns >= gateway.pause_until_ns {
                 let ask = Ask {
-                    need,
+                    need: Requests::from_iter(std::iter::repeat_n(1, need as usize)),
                     back: surplus,
                     fill: true,
                 };

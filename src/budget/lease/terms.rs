@@ -37,11 +37,16 @@ const SHORT_BUCKET: f64 = 0.05;
 const SHORT_WINDOW: f64 = 0.01;
 /// The horizon is this share of the span, within its bounds.
 const HORIZON: f64 = 0.5;
+/// Nothing refills in a fixed window: what lies idle where the demand was is missing where it is now, until the end.
+const HORIZON_WINDOW: f64 = 0.15;
 const HORIZON_MIN_NS: u64 = 20_000_000;
 const HORIZON_MAX_NS: u64 = 20_000_000_000;
 /// The shortest and longest pause between polls of a short pool.
 pub(super) const PAUSE_MIN_NS: u64 = 1_000_000;
 const PAUSE_MAX_NS: u64 = 1_000_000_000;
+/// What one gateway may hold ahead: what the limit grants in so many horizons, and as much as this in any case.
+const AHEAD_HORIZONS: u64 = 4;
+const AHEAD_LEAST: u64 = 8;
 /// The shortest generation.
 const GENERATION_MIN_NS: u64 = 250_000_000;
 
@@ -81,6 +86,12 @@ impl Terms {
         }
     }
 
+    /// Whether units that were granted to a request and not used may stay in hand: a window takes them back with its end. Behind those
+    /// of a bucket, which are on no books, it would refill.
+    pub fn banks_grants(&self) -> bool {
+        self.ahead && matches!(self.algorithm, Algorithm::Fixed | Algorithm::Sliding)
+    }
+
     /// A part of these: at least one token.
     pub fn part(self, share: f64) -> Terms {
         let capacity = (self.capacity as f64 * share) as u64;
@@ -100,7 +111,11 @@ impl Terms {
         let least = HORIZON_MIN_NS
             .max(rtt_ns.saturating_mul(4))
             .min(HORIZON_MAX_NS);
-        ((HORIZON * self.span_ns()) as u64).clamp(least, HORIZON_MAX_NS)
+        let part = match self.algorithm {
+            Algorithm::Fixed => HORIZON_WINDOW,
+            _ => HORIZON,
+        };
+        ((part * self.span_ns()) as u64).clamp(least, HORIZON_MAX_NS)
     }
 
     /// τ: the length of a generation in the store's time, for buckets. It depends on the limit alone, so that all gateways
@@ -126,6 +141,14 @@ impl Terms {
             _ => SHORT_WINDOW,
         };
         (share * self.capacity as f64).max(1.0)
+    }
+
+    /// The most that one gateway holds ahead: no more than the limit grants in four horizons. What a gateway holds that is
+    /// killed is lost for the others as if it were spent.
+    pub fn most_ahead(&self) -> u64 {
+        let horizon_ns = self.horizon_ns(0).saturating_mul(AHEAD_HORIZONS);
+        let most = self.refill(horizon_ns).ceil() as u64;
+        most.max(AHEAD_LEAST).min(self.capacity)
     }
 
     pub(super) fn longest_pause_ns(&self) -> u64 {

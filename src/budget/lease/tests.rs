@@ -22,8 +22,12 @@ fn reply(need: u64, want: u64, pool: u64) -> Reply {
         incarnation: 1,
         disagrees: false,
         demand: 0,
-        state: [0; 2],
+        state: [(100 - pool) * 10_000, 0],
     }
+}
+
+fn ones(count: usize) -> Requests {
+    Requests::from_iter(std::iter::repeat_n(1, count))
 }
 
 #[test]
@@ -35,7 +39,7 @@ fn the_first_request_asks_for_itself_only_and_the_next_ones_for_more_and_more() 
     for turn in 0..5 {
         lease.arrived(turn, horizon, 0, 1);
         let ask = Ask {
-            need: 1,
+            need: ones(1),
             fill: true,
             ..Ask::default()
         };
@@ -50,22 +54,34 @@ fn a_strict_limit_asks_for_nothing_ahead_and_is_short_only_when_it_is_empty() {
     let horizon = terms.horizon_ns(MS);
     lease.arrived(0, horizon, 0, 500);
     let ask = Ask {
-        need: 3,
+        need: ones(3),
         fill: true,
         ..Ask::default()
     };
     assert_eq!(lease.call(0, &terms, horizon, [0, 0], ask).want, 0);
-    let granted = lease.replied(MS, 0, &terms, MS, &reply(3, 0, 1), 0.5);
-    assert_eq!(granted.refuse_until_ns, None);
-    let granted = lease.replied(MS, 0, &terms, MS, &reply(3, 0, 0), 0.5);
-    // ten milliseconds less half a round trip: a request then arrives when there is one
-    assert_eq!(granted.refuse_until_ns, Some(MS + 10 * MS - MS / 2));
+    let granted = lease.replied(MS, 0, &terms, (&reply(3, 0, 1), None), (MS, 0.5));
+    assert_eq!(granted.pause, None);
+    let granted = lease.replied(MS, 0, &terms, (&reply(3, 0, 0), None), (MS, 0.5));
+    assert_eq!(granted.pause, None);
+    // ten milliseconds: clients are told those of the reply, and the call was sent one earlier
+    assert_eq!(granted.forecast.fits_ns(&terms, 1), MS + 10 * MS);
+    let early_ns = granted.forecast.not_before_ns(&terms, 1);
+    assert!(
+        (10 * MS - MS / 50..=10 * MS).contains(&early_ns),
+        "{early_ns}"
+    );
 }
 
 #[test]
 fn a_deadline_counts_from_the_moment_the_call_was_sent_and_is_early() {
     let (terms, mut lease) = (terms(true), Lease::default());
-    let granted = lease.replied(700 * MS, 200 * MS, &terms, MS, &reply(0, 8, 50), 0.5);
+    let granted = lease.replied(
+        700 * MS,
+        200 * MS,
+        &terms,
+        (&reply(0, 8, 50), None),
+        (MS, 0.5),
+    );
     assert_eq!(granted.deadline_ns, 200 * MS + 999 * MS);
     assert_eq!((granted.slot, granted.bank), (0, 8));
 }
@@ -74,7 +90,7 @@ fn a_deadline_counts_from_the_moment_the_call_was_sent_and_is_early() {
 fn what_is_spent_is_reported_once_and_what_goes_back_is_not_reported_as_spent() {
     let (terms, mut lease) = (terms(true), Lease::default());
     let horizon = terms.horizon_ns(MS);
-    lease.replied(MS, 0, &terms, MS, &reply(0, 10, 50), 0.5);
+    lease.replied(MS, 0, &terms, (&reply(0, 10, 50), None), (MS, 0.5));
     let ask = Ask {
         back: [2, 0],
         ..Ask::default()
@@ -102,7 +118,7 @@ fn what_is_spent_is_reported_once_and_what_goes_back_is_not_reported_as_spent() 
 fn a_token_that_a_request_did_not_use_goes_on_the_books_before_it_goes_back() {
     let (terms, mut lease) = (terms(true), Lease::default());
     let horizon = terms.horizon_ns(MS);
-    lease.replied(MS, 0, &terms, MS, &reply(1, 0, 50), 0.5);
+    lease.replied(MS, 0, &terms, (&reply(1, 0, 50), None), (MS, 0.5));
     // it was put into the hand
     let call = lease.call(2 * MS, &terms, horizon, [1, 0], Ask::default());
     let generation = 6;
@@ -131,13 +147,19 @@ fn a_token_that_a_request_did_not_use_goes_on_the_books_before_it_goes_back() {
 fn a_debt_is_charged_until_a_reply_confirms_it() {
     let (terms, mut lease) = (terms(true), Lease::default());
     let horizon = terms.horizon_ns(MS);
-    lease.owe(4);
+    lease.owe(0, 4);
     for _ in 0..2 {
         let call = lease.call(MS, &terms, horizon, [0, 0], Ask::default());
-        assert_eq!(call.reports, [Report::Debt { tokens: 4 }]);
+        assert_eq!(
+            call.reports,
+            [Report::Debt {
+                tokens: 4,
+                window: None
+            }]
+        );
     }
-    lease.owe(1);
-    lease.replied(MS, 0, &terms, MS, &reply(0, 0, 50), 0.5);
+    lease.owe(0, 1);
+    lease.replied(MS, 0, &terms, (&reply(0, 0, 50), None), (MS, 0.5));
     assert_eq!(lease.debt(), 1);
 }
 
@@ -146,12 +168,12 @@ fn a_short_pool_is_asked_in_pauses_that_grow_while_they_bring_little() {
     let (terms, mut lease) = (terms(true), Lease::default());
     let mut pauses = Vec::new();
     for turn in 0..4 {
-        let granted = lease.replied(turn, turn, &terms, MS, &reply(1, 0, 1), 0.5);
-        pauses.push(granted.refuse_until_ns.expect("short") - turn);
+        let granted = lease.replied(turn, turn, &terms, (&reply(1, 0, 1), None), (MS, 0.5));
+        pauses.push(granted.pause.expect("short").until_ns - turn);
     }
     assert_eq!(pauses, [MS, 2 * MS, 4 * MS, 8 * MS]);
-    let granted = lease.replied(9, 9, &terms, MS, &reply(0, 20, 1), 0.5);
-    assert_eq!(granted.refuse_until_ns, Some(9 + 4 * MS));
+    let granted = lease.replied(9, 9, &terms, (&reply(0, 20, 1), None), (MS, 0.5));
+    assert_eq!(granted.pause.map(|pause| pause.until_ns), Some(9 + 4 * MS));
 }
 
 #[test]
@@ -165,7 +187,7 @@ fn a_store_that_may_have_lost_a_key_is_told_what_was_seen_of_it() {
         state: [800_000, 0],
         ..reply(0, 0, 20)
     };
-    lease.replied(0, 0, &terms, MS, &seen, 0.5);
+    lease.replied(0, 0, &terms, (&seen, None), (MS, 0.5));
     let call = lease.call(SECOND / 2, &terms, horizon, [0, 0], Ask::default());
     assert_eq!(call.memory.incarnation, 1);
     assert_eq!(
@@ -185,7 +207,7 @@ fn a_window_is_remembered_with_its_number_and_its_counts() {
         state: [80, 60],
         ..reply(0, 0, 20)
     };
-    lease.replied(0, 0, &terms, MS, &seen, 0.5);
+    lease.replied(0, 0, &terms, (&seen, None), (MS, 0.5));
     let call = lease.call(SECOND / 2, &terms, horizon, [0, 0], Ask::default());
     let memory = &call.memory;
     assert_eq!(
@@ -200,38 +222,38 @@ fn a_window_is_remembered_with_its_number_and_its_counts() {
 fn after_a_loss_the_store_learns_what_is_still_out_and_a_log_its_entries() {
     let (terms, mut lease) = (terms(true), Lease::default());
     let horizon = terms.horizon_ns(MS);
-    lease.replied(0, 0, &terms, MS, &reply(0, 20, 50), 0.5);
+    lease.replied(0, 0, &terms, (&reply(0, 20, 50), None), (MS, 0.5));
     let another = Reply {
         incarnation: 2,
         ..reply(0, 0, 50)
     };
-    assert!(lease.replied(MS, MS, &terms, MS, &another, 0.5).is_lost);
+    assert!(
+        lease
+            .replied(MS, MS, &terms, (&another, None), (MS, 0.5))
+            .is_lost
+    );
     let call = lease.call(2 * MS, &terms, horizon, [20, 0], Ask::default());
     let (generation, tokens) = (6, 20);
     assert_eq!(call.reports, [Report::Out { generation, tokens }]);
     assert!(
         !lease
-            .replied(3 * MS, 3 * MS, &terms, MS, &another, 0.5)
+            .replied(3 * MS, 3 * MS, &terms, (&another, None), (MS, 0.5))
             .is_lost
     );
 
     let terms = Terms::new(Algorithm::Log, 5, Duration::from_secs(60), 5, false);
     let mut lease = Lease::default();
-    lease.replied(0, 0, &terms, MS, &reply(3, 0, 2), 0.5);
+    lease.replied(0, 0, &terms, (&reply(3, 0, 2), None), (MS, 0.5));
     let call = lease.call(SECOND, &terms, horizon, [0, 0], Ask::default());
     assert_eq!((call.memory.spent, call.memory.entries.len()), (3.0, 0));
     let granted = lease.replied(
         SECOND,
         SECOND,
         &terms,
-        MS,
-        &Reply { pool: 0, ..another },
-        0.5,
+        (&Reply { pool: 0, ..another }, None),
+        (MS, 0.5),
     );
-    assert_eq!(
-        granted.refuse_until_ns, None,
-        "it is told first, and asked again"
-    );
+    assert_eq!(granted.pause, None, "it is told first, and asked again");
     assert!(lease.has_news());
     let call = lease.call(2 * SECOND, &terms, horizon, [0, 0], Ask::default());
     assert_eq!(call.memory.entries, [(6, 3, 2_000_000)]);
@@ -239,9 +261,8 @@ fn after_a_loss_the_store_learns_what_is_still_out_and_a_log_its_entries() {
         3 * SECOND,
         3 * SECOND,
         &terms,
-        MS,
-        &Reply { pool: 0, ..another },
-        0.5,
+        (&Reply { pool: 0, ..another }, None),
+        (MS, 0.5),
     );
     assert!(!lease.has_news());
 }
@@ -251,14 +272,14 @@ fn what_nobody_wants_goes_back_and_at_once_while_others_are_refused() {
     let (terms, mut lease) = (terms(true), Lease::default());
     let horizon = terms.horizon_ns(MS);
     lease.arrived(0, horizon, 0, 20);
-    lease.replied(0, 0, &terms, MS, &reply(0, 20, 90), 0.5);
+    lease.replied(0, 0, &terms, (&reply(0, 20, 90), None), (MS, 0.5));
     assert_eq!(lease.surplus(1, &terms, horizon, [20, 0]), [0, 0], "wanted");
     let later = 3 * horizon;
     assert_eq!(lease.surplus(later, &terms, horizon, [20, 0]), [20, 0]);
 
     let mut short = Lease::default();
     short.arrived(0, horizon, 0, 200);
-    short.replied(0, 0, &terms, MS, &reply(0, 20, 1), 0.5);
+    short.replied(0, 0, &terms, (&reply(0, 20, 1), None), (MS, 0.5));
     assert_eq!(short.surplus(1, &terms, horizon, [20, 0]), [0, 0]);
     assert_eq!(short.surplus(horizon, &terms, horizon, [20, 0]), [20, 0]);
 }
@@ -272,7 +293,7 @@ fn the_share_follows_the_demand_of_all() {
         demand: 80_000,
         ..reply(0, 0, 50)
     };
-    lease.replied(0, 0, &terms, MS, &all, 0.5);
+    lease.replied(0, 0, &terms, (&all, None), (MS, 0.5));
     // 10 in half a second, of 80 a second
     assert_eq!(lease.share(), Some(0.25));
 }

@@ -1,6 +1,6 @@
 //! What clients are told of a shared limit: how much is left, and when to return.
 
-use super::{Budget, Claim, Taken, What};
+use super::{Budget, Claim, Source, Taken, What};
 use crate::{
     budget::lease::Algorithm,
     limit::{Held, Standing, in_flight::RETRY_NS},
@@ -15,16 +15,33 @@ impl Budget {
         }
         let capacity = terms.capacity;
         let hand = taken.place.map(|place| self.hands.hand(place));
-        let (pool, pool_at_ns, end_ns) = hand.map_or((capacity, now_ns, 0), |hand| hand.pool());
+        let forecast = hand.map(|hand| hand.forecast()).unwrap_or_default();
+        let (pool, end_ns) = (hand.map_or(capacity, |hand| hand.pool()), forecast.end_ns);
         let remaining = match (taken.what, hand) {
-            (What::Refused { .. } | What::Never, _) => 0,
+            (What::Never, _) => 0,
+            // what there is, and is not enough
+            (What::Refused { .. }, Some(hand)) if taken.source != Source::Fallback => {
+                let held = hand.held(now_ns).0.iter().sum::<u64>();
+                let left = match terms.algorithm {
+                    Algorithm::Log => pool,
+                    _ => forecast.left(now_ns, terms),
+                };
+                held.saturating_add(left).min(claim.cost.saturating_sub(1))
+            }
+            (What::Refused { .. }, Some(hand)) => {
+                hand.left_alone(now_ns).min(claim.cost.saturating_sub(1))
+            }
+            (What::Refused { .. }, None) => 0,
             (What::Alone, Some(hand)) => hand.left_alone(now_ns),
             // nobody has told yet what is left
             (What::Slack, _) => capacity.saturating_sub(claim.cost),
             (_, Some(hand)) => {
                 let (held, _) = hand.held(now_ns);
                 let refilled = match terms.algorithm {
-                    Algorithm::Bucket => terms.refill(now_ns.saturating_sub(pool_at_ns)) as u64,
+                    Algorithm::Bucket => {
+                        terms.refill(now_ns.saturating_sub(forecast.told_ns)) as u64
+                    }
+                    Algorithm::Fixed if now_ns >= end_ns => capacity,
                     _ => 0,
                 };
                 let held = held.iter().sum::<u64>();
@@ -44,10 +61,7 @@ impl Budget {
             Algorithm::Log | Algorithm::Slots => (terms.span_us * 1000, terms.span_us * 1000),
         };
         let wait_ns = match taken.what {
-            What::Refused { until_ns } => {
-                let more = refill_ns(claim.cost.saturating_sub(1));
-                Some(until_ns.saturating_sub(now_ns).max(1).saturating_add(more))
-            }
+            What::Refused { until_ns } => Some(until_ns.saturating_sub(now_ns).max(1)),
             _ => None,
         };
         let never = taken.what == What::Never;

@@ -154,6 +154,18 @@ fn a_redis_that_hangs_is_given_up_and_used_again_when_it_answers() {
 }
 
 #[test]
+fn a_redis_that_hangs_is_noticed_although_nobody_sends_a_request() {
+    let redis = Redis::start();
+    let gateway = shared(&redis, PLENTY);
+    gateway.wait_for_metric("tidegate_budget_gateways", 1.0);
+    assert_eq!(gateway.metric("tidegate_degraded"), 0.0);
+    redis.pause();
+    gateway.wait_for_metric("tidegate_degraded", 1.0);
+    redis.resume();
+    gateway.wait_for_metric("tidegate_degraded", 0.0);
+}
+
+#[test]
 fn a_redis_that_has_forgotten_everything_gives_no_second_burst() {
     let redis = Redis::start();
     let gateway = shared(&redis, HOURLY);

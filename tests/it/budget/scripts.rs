@@ -8,14 +8,17 @@ use crate::support::{Redis, wait::pause};
 
 const BUCKET: &str = concat!(
     include_str!("../../../src/budget/state.lua"),
+    include_str!("../../../src/budget/requests.lua"),
     include_str!("../../../src/budget/bucket.lua")
 );
 const WINDOW: &str = concat!(
     include_str!("../../../src/budget/state.lua"),
+    include_str!("../../../src/budget/requests.lua"),
     include_str!("../../../src/budget/window.lua")
 );
 const LOG: &str = concat!(
     include_str!("../../../src/budget/state.lua"),
+    include_str!("../../../src/budget/requests.lua"),
     include_str!("../../../src/budget/log.lua")
 );
 
@@ -33,6 +36,7 @@ struct Answer {
     wait_us: i64,
     incarnation: i64,
     demand: i64,
+    state: [i64; 2],
 }
 
 fn run(redis: &Redis, script: &str, arguments: &[String]) -> Answer {
@@ -48,7 +52,7 @@ fn run(redis: &Redis, script: &str, arguments: &[String]) -> Answer {
         wait_us,
         incarnation,
         demand,
-        ..,
+        ref state @ ..,
     ] = numbers[..]
     else {
         panic!("{numbers:?}")
@@ -62,6 +66,7 @@ fn run(redis: &Redis, script: &str, arguments: &[String]) -> Answer {
         wait_us,
         incarnation,
         demand,
+        state: [0, 1].map(|index| state.get(index).copied().unwrap_or(0)),
     }
 }
 
@@ -360,15 +365,15 @@ fn step_window(redis: &Redis, windows: f64) {
 }
 
 #[test]
-fn a_clock_that_steps_leaves_a_window_open_closes_it_or_starts_over() {
+fn a_clock_that_steps_back_gives_nothing_of_a_window_and_one_that_steps_forward_opens_the_next() {
     // spent 8 of 10; then the clock goes by so many windows
     for (slides, windows, left) in [
         // back by less than one: the open one goes on
         (false, -1, 2),
         (true, -1, 2),
-        // back by more: nobody knows, and a new one begins
-        (false, -24, 10),
-        (true, -24, 10),
+        // back by more: what was counted stays counted, as of just now
+        (false, -24, 2),
+        (true, -24, 2),
         // forward by one, by many: over
         (false, 1, 10),
         (false, 24, 10),
@@ -453,4 +458,115 @@ fn a_log_is_exact_and_gives_back_by_the_number_of_the_call() {
     );
     let left: i64 = redis.run(&["PTTL", KEY]);
     assert!((0..=2).contains(&left) || left == -2, "{left}");
+}
+
+/// One call that asks for these requests, and for tokens ahead.
+fn asking(redis: &Redis, script: &str, first: [&str; 3], need: &str, want: &str) -> Answer {
+    let mut arguments: Vec<String> = first.map(String::from).into();
+    // of a key that is new it remembers that it is full
+    arguments.extend([need, want, "1", "0", "1", "0", "1000000", first[0]].map(String::from));
+    run(redis, script, &arguments)
+}
+
+#[test]
+fn a_request_that_does_not_fit_takes_nothing_and_those_behind_it_are_granted() {
+    let bucket = (BUCKET, ["30", "0.000000001", "3600000000"]);
+    let window = (WINDOW, ["30", "86400000000", "0"]);
+    let sliding = (WINDOW, ["30", "86400000000", "1"]);
+    for (script, first) in [bucket, window, sliding] {
+        let redis = Redis::start();
+        let answer = asking(&redis, script, first, "5*1 20*2 1*3", "0");
+        assert_eq!((answer.need, answer.pool), (28, 2), "{first:?}: {answer:?}");
+        assert!(
+            answer.wait_us > 0,
+            "until the second of 20 fits: {answer:?}"
+        );
+        let answer = asking(&redis, script, first, "20*1", "20*1");
+        assert_eq!(
+            (answer.need, answer.want, answer.pool),
+            (0, 0, 2),
+            "{first:?}"
+        );
+        let answer = asking(&redis, script, first, "0", "2*3");
+        assert_eq!(
+            (answer.want, answer.pool),
+            (2, 0),
+            "{first:?}: whole ones only"
+        );
+    }
+    let redis = Redis::start();
+    let arguments = ["30", "86400000000", "5*1 20*2 1*3", "a", "1", "0"].map(String::from);
+    let answer = run(&redis, LOG, &arguments);
+    assert_eq!((answer.need, answer.pool), (28, 2), "{answer:?}");
+}
+
+#[test]
+fn after_the_wait_of_a_costly_request_it_fits_and_not_before() {
+    for (script, first, log) in [
+        (BUCKET, ["10", "0.000005", "2000000"], false),
+        (WINDOW, ["10", "1500000", "0"], false),
+        (WINDOW, ["10", "1500000", "1"], false),
+        (LOG, ["10", "1500000", ""], true),
+    ] {
+        let redis = Redis::start();
+        let ask = |need: &str, number: &str| match log {
+            true => {
+                let arguments = [first[0], first[1], need, "a", number, "0"].map(String::from);
+                run(&redis, script, &arguments)
+            }
+            false => asking(&redis, script, first, need, "0"),
+        };
+        ask("1*2", "1");
+        pause(Duration::from_millis(200));
+        ask("6*1", "2");
+        let refused = ask("7*1", "3");
+        if refused.need > 0 {
+            // the window ended in between
+            continue;
+        }
+        let wait = u64::try_from(refused.wait_us).expect("a wait");
+        pause(Duration::from_micros(wait));
+        let fits = ask("7*1", "4");
+        assert_eq!(fits.need, 7, "{first:?}: {refused:?}, {fits:?}");
+        assert!((1..=3_000_000).contains(&wait), "{first:?}: {wait}");
+    }
+}
+
+#[test]
+fn a_clock_that_steps_back_locks_a_log_for_one_window_at_most_and_gives_nothing() {
+    let redis = Redis::start();
+    assert_eq!(log(&redis, 5, 1_000_000, 5, "a", 1, &[]).need, 5);
+    // the entries seem to be of an hour from now: the clock went back
+    let script = "local all = redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES')
+        for i = 1, #all, 2 do redis.call('ZADD', KEYS[1], all[i + 1] + ARGV[1], all[i]) end
+        return redis.status_reply('OK')";
+    redis.run::<Value>(&["EVAL", script, "1", KEY, &HOUR_US.to_string()]);
+    let answer = log(&redis, 5, 1_000_000, 1, "a", 2, &[]);
+    assert_eq!(answer.need, 0, "nothing is given: {answer:?}");
+    assert!((1..=1_000_000).contains(&answer.wait_us), "{answer:?}");
+    pause(Duration::from_micros(
+        u64::try_from(answer.wait_us).expect("a wait"),
+    ));
+    assert_eq!(log(&redis, 5, 1_000_000, 5, "a", 3, &[]).need, 5);
+}
+
+#[test]
+fn a_clock_that_steps_back_leaves_on_the_books_of_a_bucket_what_is_out_on_lease() {
+    let redis = Redis::start();
+    // fills in a hundredth of a second
+    let fast = Bucket {
+        capacity: 100.0,
+        rate: 10_000.0,
+        tau_us: 2_000_000,
+    };
+    assert_eq!(fast.call(&redis, 0, 60, &[]).want, 60);
+    let script = "local s = redis.call('GET', KEYS[1])
+        local ts, gen = struct.unpack('<dI4', s, 31)
+        s = string.sub(s, 1, 30) .. struct.pack('<dI4', ts + 3600e6, gen + 1800) .. string.sub(s, 43)
+        redis.call('SET', KEYS[1], s, 'KEEPTTL')
+        return redis.status_reply('OK')";
+    redis.run::<Value>(&["EVAL", script, "1", KEY]);
+    fast.call(&redis, 0, 0, &[]);
+    pause(Duration::from_millis(30));
+    assert_eq!(fast.call(&redis, 0, 0, &[]).pool, 40);
 }

@@ -1,0 +1,235 @@
+//! From when on a request of any cost fits, as far as the store's last reply tells.
+
+use super::{Algorithm, Reply, Terms};
+
+/// A refusal is remembered for this part less than the wait: clocks of gateway and store may drift apart.
+const DRIFT: u64 = 1024;
+
+/// What the store said last, in this gateway's nanoseconds. All zero: nothing is known, and everything may fit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Forecast {
+    /// When the reply arrived.
+    pub told_ns: u64,
+    /// How long the call was under way: the store answered so much earlier at most.
+    pub delay_ns: u64,
+    /// When the window ends; of a log, when the first refused request fits.
+    pub end_ns: u64,
+    /// Of a bucket when it is full, of a fixed window what is left, of a sliding one both counts, of a log the cost of the first
+    /// refused request.
+    pub state: u64,
+}
+
+impl Forecast {
+    /// From a reply to a call that was sent at `sent_ns`. `refused` is what the first refused request costs.
+    pub fn new(
+        now_ns: u64,
+        sent_ns: u64,
+        terms: &Terms,
+        reply: &Reply,
+        refused: Option<u64>,
+    ) -> Forecast {
+        let later = |us: u64| now_ns.saturating_add(us.saturating_mul(1000));
+        let [first, second] = reply.state;
+        let state = match terms.algorithm {
+            Algorithm::Bucket => later(first),
+            Algorithm::Sliding => {
+                let scale = scale(terms);
+                let part = |count: u64| count.div_ceil(scale).min(u64::from(u32::MAX));
+                part(first) << 32 | part(second)
+            }
+            Algorithm::Log => refused.unwrap_or(0),
+            Algorithm::Fixed | Algorithm::Slots => reply.pool,
+        };
+        let end_us = match terms.algorithm {
+            Algorithm::Log => reply.wait_us,
+            _ => reply.valid_us,
+        };
+        Forecast {
+            told_ns: now_ns,
+            delay_ns: now_ns.saturating_sub(sent_ns),
+            end_ns: later(end_us),
+            state,
+        }
+    }
+
+    /// When so many units are there, if nobody takes any: late rather than early. Clients are told this.
+    pub fn fits_ns(&self, terms: &Terms, cost: u64) -> u64 {
+        let missing = terms.capacity.saturating_sub(cost);
+        match terms.algorithm {
+            Algorithm::Bucket => {
+                let ns = missing as f64 * 1e3 / terms.rate;
+                self.state.saturating_sub(ns as u64)
+            }
+            Algorithm::Fixed if cost <= self.state => 0,
+            Algorithm::Fixed => self.end_ns,
+            Algorithm::Sliding => self.slides_ns(terms, missing),
+            Algorithm::Log if cost == self.state => self.end_ns,
+            Algorithm::Log | Algorithm::Slots => 0,
+        }
+    }
+
+    /// A request of this cost is refused before then, and asked for from then on: early rather than late.
+    pub fn not_before_ns(&self, terms: &Terms, cost: u64) -> u64 {
+        let fits_ns = self.fits_ns(terms, cost);
+        let wait_ns = fits_ns.saturating_sub(self.told_ns);
+        let drift_ns = wait_ns.checked_div(DRIFT).unwrap_or(0);
+        fits_ns.saturating_sub(self.delay_ns.saturating_add(drift_ns))
+    }
+
+    /// Whole units that are there now.
+    pub fn left(&self, now_ns: u64, terms: &Terms) -> u64 {
+        let capacity = terms.capacity;
+        match terms.algorithm {
+            Algorithm::Bucket => {
+                let missing = terms.refill(self.state.saturating_sub(now_ns)).ceil();
+                capacity.saturating_sub(missing as u64)
+            }
+            Algorithm::Fixed if now_ns < self.end_ns => self.state,
+            Algorithm::Sliding => {
+                let (current, previous) = self.counts(terms);
+                let span_ns = terms.span_ns();
+                let left_ns = self.end_ns.saturating_sub(now_ns) as f64;
+                let over_ns = now_ns.saturating_sub(self.end_ns) as f64;
+                let part = |ns: f64| (ns / span_ns).clamp(0.0, 1.0);
+                let used = if over_ns > 0.0 {
+                    current * (1.0 - part(over_ns))
+                } else {
+                    current + previous * part(left_ns)
+                };
+                capacity.saturating_sub(used.ceil() as u64)
+            }
+            _ => capacity,
+        }
+    }
+
+    /// A sliding window: when the estimate is so far down that no more than `most` is counted.
+    fn slides_ns(&self, terms: &Terms, most: u64) -> u64 {
+        let (current, previous) = self.counts(terms);
+        let (most, span_ns) = (most as f64, terms.span_ns());
+        let free = most - current;
+        if free >= 0.0 {
+            if previous <= free {
+                return 0;
+            }
+            // when enough of the window before has left
+            let early_ns = (free / previous * span_ns) as u64;
+            return self.end_ns.saturating_sub(early_ns);
+        }
+        // in the next window, where this one is the one before
+        let late_ns = ((1.0 - most / current) * span_ns).ceil() as u64;
+        self.end_ns.saturating_add(late_ns)
+    }
+
+    fn counts(&self, terms: &Terms) -> (f64, f64) {
+        let scale = scale(terms) as f64;
+        let (current, previous) = (self.state >> 32, self.state & u64::from(u32::MAX));
+        (current as f64 * scale, previous as f64 * scale)
+    }
+}
+
+/// What one unit of the counts in a forecast stands for: 1 for limits up to two billions.
+fn scale(terms: &Terms) -> u64 {
+    terms.capacity.div_ceil(1 << 31).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn terms(algorithm: Algorithm) -> Terms {
+        Terms::new(algorithm, 10, Duration::from_secs(10), 10, false)
+    }
+
+    fn reply(pool: u64, valid_us: u64, state: [u64; 2]) -> Reply {
+        Reply {
+            pool,
+            valid_us,
+            state,
+            ..Reply::default()
+        }
+    }
+
+    #[test]
+    fn nothing_known_refuses_nothing() {
+        for algorithm in [
+            Algorithm::Bucket,
+            Algorithm::Fixed,
+            Algorithm::Sliding,
+            Algorithm::Log,
+        ] {
+            let forecast = Forecast::default();
+            assert_eq!(forecast.not_before_ns(&terms(algorithm), 10), 0);
+        }
+    }
+
+    #[test]
+    fn a_bucket_fills_one_unit_after_the_other() {
+        let terms = terms(Algorithm::Bucket);
+        // three are there, one a second
+        let told = reply(3, 0, [7_000_000, 0]);
+        let forecast = Forecast::new(SECOND, SECOND, &terms, &told, None);
+        assert_eq!(forecast.fits_ns(&terms, 3), SECOND);
+        assert_eq!(forecast.fits_ns(&terms, 7), 5 * SECOND);
+        assert_eq!(forecast.fits_ns(&terms, 10), 8 * SECOND);
+        assert_eq!(forecast.left(SECOND, &terms), 3);
+        assert_eq!(forecast.left(4 * SECOND, &terms), 6);
+    }
+
+    #[test]
+    fn a_fixed_window_has_what_is_left_until_its_end() {
+        let terms = terms(Algorithm::Fixed);
+        let told = reply(3, 4_000_000, [7, 0]);
+        let forecast = Forecast::new(SECOND, SECOND, &terms, &told, None);
+        assert_eq!(forecast.fits_ns(&terms, 3), 0);
+        assert_eq!(forecast.fits_ns(&terms, 4), 5 * SECOND);
+        assert_eq!(forecast.left(2 * SECOND, &terms), 3);
+        assert_eq!(forecast.left(5 * SECOND, &terms), 10);
+    }
+
+    #[test]
+    fn a_sliding_window_frees_first_the_window_before_and_then_its_own() {
+        let terms = terms(Algorithm::Sliding);
+        // at the half of the window, five are counted in it and four before: seven in all
+        let told = reply(3, 5_000_000, [5, 4]);
+        let forecast = Forecast::new(0, 0, &terms, &told, None);
+        assert_eq!(forecast.left(0, &terms), 3);
+        assert!(forecast.fits_ns(&terms, 3) <= 1, "now");
+        assert_eq!(forecast.fits_ns(&terms, 4), 5 * SECOND - 5 * SECOND / 2);
+        assert_eq!(forecast.fits_ns(&terms, 5), 5 * SECOND);
+        // five in the window before, of which four may count: a fifth of it has to leave
+        assert_eq!(forecast.fits_ns(&terms, 6), 7 * SECOND);
+        assert_eq!(forecast.fits_ns(&terms, 10), 15 * SECOND);
+        assert_eq!(forecast.left(7 * SECOND, &terms), 6);
+    }
+
+    #[test]
+    fn a_log_knows_the_wait_of_the_request_that_was_refused() {
+        let terms = terms(Algorithm::Log);
+        let told = Reply {
+            wait_us: 2_000_000,
+            ..Reply::default()
+        };
+        let forecast = Forecast::new(SECOND, SECOND, &terms, &told, Some(3));
+        assert_eq!(forecast.fits_ns(&terms, 3), 3 * SECOND);
+        assert_eq!(forecast.fits_ns(&terms, 4), 0, "it has to be asked");
+    }
+
+    #[test]
+    fn a_refusal_is_remembered_from_the_sending_of_the_call_and_told_from_the_reply() {
+        let terms = terms(Algorithm::Fixed);
+        let forecast = Forecast::new(
+            SECOND,
+            SECOND - 50_000_000,
+            &terms,
+            &reply(0, 1_024_000, [10, 0]),
+            Some(1),
+        );
+        assert_eq!(forecast.fits_ns(&terms, 1), SECOND + 1_024_000_000);
+        let early = SECOND - 50_000_000 + 1_023_000_000;
+        assert_eq!(forecast.not_before_ns(&terms, 1), early);
+    }
+}
