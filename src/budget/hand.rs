@@ -7,8 +7,9 @@
 //!
 //! **Finding.** Keys are keyed hashes. A key may live in two groups of eight; their tags lie in one cache line each. The
 //! keeper is the only one to write a tag. A worker that spent from a hand looks at its tag again: where it has changed, the
-//! hand was given to another key meanwhile, and the tokens go back. Where both groups are full, keys of one limit share its
-//! overflow hand: strict, since together they get what one key would.
+//! hand was given to another key meanwhile, and the tokens go back. A quota has a guaranteed part of the hands, and none can take
+//! them all ([`SharedCapacity`]). Keys that find no room share the overflow hand of their quota: strict, since together they get what
+//! one key would.
 
 use std::{
     alloc::{Layout, handle_alloc_error},
@@ -21,7 +22,10 @@ use std::{
 use zerocopy::FromZeros;
 
 use super::lease::{self, Algorithm, Forecast, MAX_TOKENS, Pause, Terms};
-use crate::limit::Key;
+use crate::limit::{
+    Key,
+    share::{Occupancy, SharedCapacity},
+};
 
 mod slots;
 
@@ -445,12 +449,22 @@ pub(super) struct Hands {
     groups: u64,
     /// Where the overflow hands begin, one for each quota of each limit.
     overflow: usize,
+    /// How quotas divide the hands, and what each holds.
+    capacity: SharedCapacity,
+    occupied: Box<[Occupancy]>,
 }
 
 impl Hands {
-    /// Room for about `max_keys` keys, and `overflow` hands that are always there. Address space only, until it is touched.
+    /// Room for about `max_keys` keys of one quota and half as many in guaranteed parts of all, and `overflow` hands that are
+    /// always there, one for each quota. Address space only, until it is touched.
     pub(super) fn new(max_keys: usize, overflow: usize) -> Hands {
-        let slots = max_keys.saturating_add(max_keys / 3);
+        let slots = max_keys.saturating_mul(2);
+        let occupied: Box<[Occupancy]> = std::iter::repeat_with(Occupancy::default)
+            .take(overflow)
+            .collect();
+        occupied.iter().for_each(|quota| quota.set_running(true));
+        let capacity = SharedCapacity::for_keys(max_keys);
+        capacity.divide(occupied.iter());
         let groups = slots.div_ceil(WAYS).max(1);
         let words = zeroed((groups * WAYS + overflow + 1) * WORDS);
         Hands {
@@ -459,6 +473,8 @@ impl Hands {
             words,
             groups: groups as u64,
             overflow: groups * WAYS,
+            capacity,
+            occupied,
         }
     }
 
@@ -498,22 +514,38 @@ impl Hands {
         self.overflow + index
     }
 
-    /// The keeper's: gives a key a hand, its own or a free one; `None` when there is no room.
-    pub(super) fn claim(&self, tag: Tag) -> Option<usize> {
-        self.find(tag).or_else(|| {
-            let mut places = self.choices(tag).into_iter().flatten();
-            let free = places.find(|&place| self.tags[place].load(Acquire) == 0)?;
-            self.hand(free).clear();
-            self.tags[free].store(tag.tag, Release);
-            Some(free)
-        })
+    /// The keeper's: gives a key of a quota a hand, its own or a free one in the emptier of its groups; `None` when there is no
+    /// room.
+    pub(super) fn claim(&self, tag: Tag, quota: usize) -> Option<usize> {
+        if let Some(own) = self.find(tag) {
+            return Some(own);
+        }
+        let holder = self.occupied.get(quota)?;
+        if !self.capacity.may_grow(holder, 1) {
+            return None;
+        }
+        let is_free = |place: &usize| self.tags[*place].load(Acquire) == 0;
+        let [first, second] = self.choices(tag);
+        let free = |group: &std::ops::Range<usize>| group.clone().filter(is_free).count();
+        let mut emptier = match free(&first) < free(&second) {
+            true => second,
+            false => first,
+        };
+        let place = emptier.find(is_free)?;
+        self.capacity.grow(holder, 1);
+        self.hand(place).clear();
+        self.tags[place].store(tag.tag, Release);
+        Some(place)
     }
 
     /// The keeper's: takes a hand away from its key.
-    pub(super) fn release(&self, place: usize) {
+    pub(super) fn release(&self, place: usize, quota: usize) {
         if let Some(tag) = self.tags.get(place) {
             tag.store(0, Release);
             self.hand(place).clear();
+            if let Some(holder) = self.occupied.get(quota) {
+                self.capacity.shrink(holder, 1);
+            }
         }
     }
 
@@ -558,7 +590,7 @@ mod tests {
     #[test]
     fn older_tokens_are_spent_first_and_none_after_its_deadline() {
         let hands = hands();
-        let hand = hands.hand(hands.claim(tag(7)).unwrap());
+        let hand = hands.hand(hands.claim(tag(7), 0).unwrap());
         hand.bank(0, 20 * SECOND, 2);
         hand.bank(1, 10 * SECOND, 2);
         let taken = |spent| match spent {
@@ -574,7 +606,7 @@ mod tests {
     #[test]
     fn tokens_of_a_refused_request_serve_the_next_one() {
         let hands = hands();
-        let hand = hands.hand(hands.claim(tag(7)).unwrap());
+        let hand = hands.hand(hands.claim(tag(7), 0).unwrap());
         hand.bank(0, 20 * SECOND, 1);
         let Spent::Taken { tokens, .. } = spend(hand, SECOND, 1) else {
             panic!("there was a token")
@@ -587,7 +619,7 @@ mod tests {
     #[test]
     fn one_request_only_says_that_the_hand_is_low() {
         let hands = hands();
-        let hand = hands.hand(hands.claim(tag(7)).unwrap());
+        let hand = hands.hand(hands.claim(tag(7), 0).unwrap());
         hand.bank(0, 20 * SECOND, 4);
         hand.set_low(Some(2));
         let says: Vec<bool> = (0..4)
@@ -599,7 +631,7 @@ mod tests {
     #[test]
     fn a_refusal_is_remembered_to_its_end() {
         let hands = hands();
-        let hand = hands.hand(hands.claim(tag(7)).unwrap());
+        let hand = hands.hand(hands.claim(tag(7), 0).unwrap());
         let pause = |least| {
             let until_ns = 5;
             Some(Pause { until_ns, least })
@@ -617,7 +649,7 @@ mod tests {
     #[test]
     fn a_request_is_refused_until_its_cost_has_filled_and_told_so() {
         let hands = hands();
-        let hand = hands.hand(hands.claim(tag(7)).unwrap());
+        let hand = hands.hand(hands.claim(tag(7), 0).unwrap());
         // three of ten are there, one a second
         let forecast = Forecast {
             told_ns: SECOND,
@@ -639,7 +671,7 @@ mod tests {
     #[test]
     fn alone_it_spends_its_level_then_its_rate_and_owes_what_the_store_would_not_have_granted() {
         let hands = hands();
-        let hand = hands.hand(hands.claim(tag(7)).unwrap());
+        let hand = hands.hand(hands.claim(tag(7), 0).unwrap());
         let alone = Alone {
             rate: 1e-9,
             capacity: 5.0,
@@ -660,14 +692,29 @@ mod tests {
 
     #[test]
     fn a_full_table_gives_no_more_hands_and_a_released_one_is_empty() {
-        let hands = Hands::new(6, 1);
-        let places: Vec<usize> = (1..=8).filter_map(|key| hands.claim(tag(key))).collect();
+        let hands = Hands::new(4, 1);
+        let places: Vec<usize> = (1..=8).filter_map(|key| hands.claim(tag(key), 0)).collect();
         assert_eq!(places.len(), 8);
-        assert_eq!(hands.claim(tag(9)), None);
+        assert_eq!(hands.claim(tag(9), 0), None);
         hands.hand(places[0]).bank(0, SECOND, 1);
-        hands.release(places[0]);
+        hands.release(places[0], 0);
         assert_eq!(hands.find(tag(1)), None);
-        let place = hands.claim(tag(9)).expect("room again");
+        let place = hands.claim(tag(9), 0).expect("room again");
         assert_eq!(spend(hands.hand(place), 1, 1), Spent::Nothing);
+    }
+
+    #[test]
+    fn a_quota_that_takes_all_it_may_leaves_room_for_the_others() {
+        let hands = Hands::new(10_000, 3);
+        let claim = |key: u64, quota| {
+            let mixed = u128::from(key + 1).wrapping_mul(0xDA94_2042_E4DD_58B5_9E37_79B9_7F4A_7C15);
+            hands.claim(Tag::new(Key(mixed ^ (mixed >> 61)), quota), quota)
+        };
+        let taken = (0..40_000).filter(|&key| claim(key, 0).is_some()).count();
+        assert!((9_000..10_000).contains(&taken), "{taken}");
+        for quota in [1, 2] {
+            let taken = (0..1_600).filter(|&key| claim(key << 20, quota).is_some());
+            assert_eq!(taken.count(), 1_600);
+        }
     }
 }

@@ -527,7 +527,7 @@ mod tests {
         let (budget, limit, mut messages) = unanswered(terms);
         let place = budget
             .hands
-            .claim(Tag::new(Key(7), 0))
+            .claim(Tag::new(Key(7), 0), 0)
             .expect("there is room");
         let hand = budget.hands.hand(place);
         hand.bank(0, 2 * SECOND, 2);
@@ -554,7 +554,7 @@ mod tests {
         let (budget, limit, mut messages) = unanswered(Terms::slots(1, true));
         let place = budget
             .hands
-            .claim(Tag::new(Key(7), 0))
+            .claim(Tag::new(Key(7), 0), 0)
             .expect("there is room");
         let store = Store::new(1);
         let claims = [Claim {

@@ -6,8 +6,9 @@
 //!
 //! **Memory.** A ring sets aside its L entries, and `RING_ENTRIES` for what it costs itself, when it is made; all rings
 //! together at most [`ENTRIES_PER_KEY`] for each of the store's `max_keys`. So a key that has a ring can never be
-//! denied its exactness by others. When there is no room for a ring, fresh keys share one per limit, which is strict:
-//! together they get what one key would. Whoever brings a fresh key looks at `LOOK` rings of its lock, in turn, and drops
+//! denied its exactness by others. Half of the room is in guaranteed parts, one for each limit with a log, and no limit can take
+//! all of the rest (module `share`). When there is no room for a ring, fresh keys share one of [`OVERFLOW_RINGS`] of their limit, by
+//! hash, which is strict: those that share one get together what one key would. Whoever brings a fresh key looks at `LOOK` rings of its lock, in turn, and drops
 //! those whose entries are all gone, and where there is no room at as many of `LOOK` other locks: a bounded piece of work
 //! that keeps up with any flood.
 //!
@@ -30,6 +31,7 @@ use super::{
     Key, Quota, QuotaError, Standing,
     bucket::STEP_BACK_NS,
     quota::MAX_LOG,
+    share::{Occupancy, SharedCapacity},
     succession::Spent,
     words::{Ask, Form},
 };
@@ -48,6 +50,9 @@ const SHARDS: usize = 64;
 
 /// Rings that a fresh key looks at for one to drop.
 const LOOK: usize = 8;
+
+/// Rings of a limit for keys that find no room; a power of two.
+const OVERFLOW_RINGS: u8 = 16;
 
 /// One quota per tier, ready to decide over a ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -131,8 +136,16 @@ pub(super) enum Owner {
     /// The limit's one ring for all.
     Everybody,
     Key(Key),
-    /// Keys for which there is no room.
-    Overflow,
+    /// Keys for which there is no room, and whose hash says this.
+    Overflow(u8),
+}
+
+impl Owner {
+    /// What a key shares for which there is no room.
+    pub(super) fn overflow(key: Option<Key>) -> Owner {
+        let low = key.map_or(0, |key| key.0 as u8);
+        Owner::Overflow(low & (OVERFLOW_RINGS - 1))
+    }
 }
 
 /// What a request does with a ring.
@@ -156,8 +169,19 @@ pub(super) struct Rings {
     shards: Box<[Mutex<Shard>]>,
     set_aside: AtomicUsize,
     most: usize,
+    /// How limits divide it.
+    capacity: SharedCapacity,
     /// Whose turn it is to be swept for others.
     turn: AtomicUsize,
+}
+
+/// What becomes of a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// Nothing yet.
+    None,
+    Made,
+    Dropped,
 }
 
 /// A ring is known by the id of its limit and its owner.
@@ -174,26 +198,42 @@ impl Rings {
     /// Rings for a store of this many keys.
     pub(super) fn new(max_keys: usize) -> Rings {
         let shards = std::iter::repeat_with(Mutex::default).take(SHARDS);
+        let most = max_keys.saturating_mul(ENTRIES_PER_KEY).max(LEAST_ENTRIES);
+        let reserve = (most / 2) as u64;
         Rings {
             shards: shards.collect(),
             set_aside: AtomicUsize::new(0),
-            most: max_keys.saturating_mul(ENTRIES_PER_KEY).max(LEAST_ENTRIES),
+            most,
+            capacity: SharedCapacity::new(reserve, (most as u64).saturating_sub(reserve)),
             turn: AtomicUsize::new(0),
+        }
+    }
+
+    /// Divides the guaranteed parts.
+    pub(super) fn divide<'a>(&self, all: impl Iterator<Item = &'a Occupancy> + Clone) {
+        self.capacity.divide(all);
+    }
+
+    /// Keys of a limit that are certain to find room; `u64::MAX` while no other limit has a log.
+    pub(super) fn guaranteed(&self, logs: &Logs) -> u64 {
+        match self.capacity.guaranteed() {
+            u64::MAX => u64::MAX,
+            entries => entries / (logs.longest.saturating_add(RING_ENTRIES).max(1) as u64),
         }
     }
 
     /// Does something with a ring, and says how it stood to the request (where the request was charged: how it stands
     /// now). `None`: the owner has no ring and there is no room for one. It gets one only when it is charged.
     /// `inherited` is what an owner without a ring has spent all the same; `count` is told the limit of every ring that is made
-    /// (true) or dropped (false).
-    pub(super) fn visit(
+    /// (true) or dropped (false), and gives what it holds.
+    pub(super) fn visit<'s>(
         &self,
         name: Name,
         logs: &Logs,
         ask: &Ask,
         deed: Deed,
         inherited: Option<Spent>,
-        count: impl Fn(u16, bool),
+        count: impl Fn(u16, Change) -> Option<&'s Occupancy>,
     ) -> Option<Standing> {
         let first = self.visit_now(name, logs, ask, deed, inherited, &count);
         first.or_else(|| {
@@ -231,14 +271,14 @@ impl Rings {
         }
     }
 
-    fn visit_now(
+    fn visit_now<'s>(
         &self,
         (id, owner): Name,
         logs: &Logs,
         ask: &Ask,
         deed: Deed,
         inherited: Option<Spent>,
-        count: &impl Fn(u16, bool),
+        count: &impl Fn(u16, Change) -> Option<&'s Occupancy>,
     ) -> Option<Standing> {
         let log = logs.log(ask.tier);
         let shard = self.shards.get(shard_of(id, owner))?;
@@ -246,7 +286,8 @@ impl Rings {
         if let Some(ring) = shard.rings.get_mut(&(id, owner)) {
             // where the limit was raised: more room, if there is any
             let more = logs.longest.saturating_sub(ring.room);
-            if more > 0 && (!owner.is_key() || self.set_aside(more)) {
+            let holder = (more > 0).then(|| count(id, Change::None)).flatten();
+            if more > 0 && (!owner.is_key() || self.set_aside(holder, more)) {
                 ring.room = logs.longest;
             }
             return Some(ring.perform(log, ask, deed));
@@ -254,7 +295,8 @@ impl Rings {
         let needed = logs.longest.saturating_add(RING_ENTRIES);
         if owner.is_key() {
             self.sweep(&mut shard, ask.now_ns, count);
-            if self.set_aside.load(Relaxed).saturating_add(needed) > self.most {
+            let held = self.set_aside.load(Relaxed).saturating_add(needed);
+            if held > self.most || !self.may_grow(count(id, Change::None), needed) {
                 return None;
             }
         }
@@ -265,11 +307,11 @@ impl Rings {
         let standing = ring.perform(log, ask, deed);
         if ring.used > 0 {
             if owner.is_key() {
-                if !self.set_aside(needed) {
+                if !self.set_aside(count(id, Change::None), needed) {
                     return None;
                 }
                 shard.turns.push_back((id, owner));
-                count(id, true);
+                count(id, Change::Made);
             }
             shard.rings.insert((id, owner), ring);
         }
@@ -277,7 +319,12 @@ impl Rings {
     }
 
     /// Drops those of the next few rings whose entries are all gone.
-    fn sweep(&self, shard: &mut Shard, now_ns: u64, count: &impl Fn(u16, bool)) {
+    fn sweep<'s>(
+        &self,
+        shard: &mut Shard,
+        now_ns: u64,
+        count: &impl Fn(u16, Change) -> Option<&'s Occupancy>,
+    ) {
         for _ in 0..LOOK.min(shard.turns.len()) {
             let Some(name) = shard.turns.pop_front() else {
                 return;
@@ -288,16 +335,32 @@ impl Rings {
             } else if let Some(ring) = shard.rings.remove(&name) {
                 let room = ring.room.saturating_add(RING_ENTRIES);
                 self.set_aside.fetch_sub(room, Relaxed);
-                count(name.0, false);
+                if let Some(holder) = count(name.0, Change::Dropped) {
+                    self.capacity.shrink(holder, room as u64);
+                }
             }
         }
     }
 
-    /// Sets entries aside, if there are so many.
-    fn set_aside(&self, entries: usize) -> bool {
+    /// Sets entries aside, if there are so many and their limit may have them.
+    fn set_aside(&self, holder: Option<&Occupancy>, entries: usize) -> bool {
         let after = |held: usize| held.checked_add(entries).filter(|&held| held <= self.most);
-        let set = self.set_aside.fetch_update(Relaxed, Relaxed, after);
-        set.is_ok()
+        if !self.may_grow(holder, entries)
+            || self
+                .set_aside
+                .fetch_update(Relaxed, Relaxed, after)
+                .is_err()
+        {
+            return false;
+        }
+        if let Some(holder) = holder {
+            self.capacity.grow(holder, entries as u64);
+        }
+        true
+    }
+
+    fn may_grow(&self, holder: Option<&Occupancy>, entries: usize) -> bool {
+        holder.is_some_and(|holder| self.capacity.may_grow(holder, entries as u64))
     }
 }
 
@@ -310,7 +373,8 @@ impl Owner {
 fn shard_of(id: u16, owner: Owner) -> usize {
     let hash = match owner {
         Owner::Key(key) => (key.0 as u64) ^ ((key.0 >> 64) as u64).rotate_left(32),
-        Owner::Everybody | Owner::Overflow => u64::from(id),
+        Owner::Everybody => u64::from(id),
+        Owner::Overflow(index) => u64::from(id) ^ u64::from(index) << 16,
     };
     (hash.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize % SHARDS
 }

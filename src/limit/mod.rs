@@ -15,6 +15,7 @@ pub mod decision;
 pub mod in_flight;
 pub mod log;
 pub mod quota;
+pub mod share;
 pub mod store;
 
 mod registry;

@@ -67,8 +67,8 @@ fn ask(now_ns: u64) -> Ask {
 }
 
 /// TATs for limit 1, slots in use for limit 2.
-fn idle(now_ns: u64) -> impl Fn(Owner, u64) -> bool {
-    move |owner, word| word <= if owner.limit == 1 { now_ns } else { 0 }
+fn idle(now_ns: u64) -> impl Fn(Option<Owner>, u64) -> bool {
+    move |owner, word| owner.is_none_or(|owner| word <= if owner.limit == 1 { now_ns } else { 0 })
 }
 
 /// What became of a charge.
@@ -230,6 +230,35 @@ fn slots_in_flight_come_back_to_the_key_that_took_them() {
                     assert_eq!(others, 0, "two hold the only slot of a key");
                     thread::yield_now();
                     holds[key as usize].fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                    give_back(&seen, key);
+                }
+            }
+        });
+        for key in 0..6 {
+            let used = table.find(&address(key, 2)).and_then(|cell| cell.load());
+            assert_eq!(used.unwrap_or(0), 0, "a slot was leaked");
+        }
+    });
+}
+
+/// One thread brings its idle key back while another gives up idle slots and a third takes what is free.
+#[test]
+fn slot_in_flight_is_not_taken_from_a_key_whose_slot_is_given_up() {
+    under_all_schedules(|| {
+        let table = Arc::new(table());
+        for key in 0..4 {
+            assert!(take(&table, key));
+        }
+        (0..4).for_each(|key| give_back(&table, key));
+        let seen = Arc::clone(&table);
+        in_threads(3, move |thread| {
+            if thread == 0 {
+                let gives = |owner: Option<Owner>, word| owner.is_some() && word == 0;
+                seen.vacate(&address(9, 2), gives);
+                return;
+            }
+            for key in [0..4, 4..6][thread as usize - 1].clone() {
+                if take(&seen, key) {
                     give_back(&seen, key);
                 }
             }

@@ -14,12 +14,16 @@ use std::sync::{
 
 use super::{
     Limit, Rule,
+    share::Occupancy,
     succession::{self, Former},
     words::Form,
 };
 
 /// Ids per chunk; 256 chunks of 256.
 const CHUNK: usize = 256;
+
+/// Buckets of a limit for keys that find no room; a power of two, at most 2¹⁶.
+pub(super) const OVERFLOW_BUCKETS: usize = 256;
 
 /// More limits than ids: 65,535 (a limit counts again for each change that its counters cannot be kept over).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -38,14 +42,62 @@ pub(super) struct State {
     pub(super) form: Form,
     /// The bucket of charges without a key.
     pub(super) unkeyed: Line,
-    /// The bucket that keys share while the table has no room for them.
-    pub(super) overflow: Line,
+    /// The buckets that keys share while there is no room for them, by hash; made when the first is needed.
+    overflow: OnceLock<Box<[AtomicU64]>>,
+    /// What its limit holds, under this rule and those before.
+    pub(super) occupancy: Arc<Occupied>,
     pub(super) keys: AtomicU64,
     pub(super) evictions: AtomicU64,
     pub(super) overflowed: AtomicU64,
     /// When others took over from it, and until when it still matters; both `u64::MAX` while it is in use.
     pub(super) succeeded_ns: AtomicU64,
     pub(super) until_ns: AtomicU64,
+}
+
+/// What one limit holds of each kind of memory.
+#[derive(Debug, Default)]
+pub(super) struct Occupied {
+    /// Slots of the table.
+    pub(super) slots: Occupancy,
+    /// Entries of sliding logs.
+    pub(super) entries: Occupancy,
+}
+
+/// One of the buckets of keys that find no room.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OverflowBucket<'a> {
+    pub(super) word: &'a AtomicU64,
+    /// Stands for that of a key: whoever shares the bucket shares its windows.
+    pub(super) spread: u64,
+}
+
+/// The overflow bucket of keys with this hash.
+pub(super) fn overflow_index(spread: u64) -> usize {
+    (spread as usize) & (OVERFLOW_BUCKETS - 1)
+}
+
+impl State {
+    /// The bucket of a key that finds no room.
+    #[cold]
+    pub(super) fn overflow(&self, spread: u64) -> Option<OverflowBucket<'_>> {
+        let new = || std::iter::repeat_with(AtomicU64::default);
+        let buckets = self
+            .overflow
+            .get_or_init(|| new().take(OVERFLOW_BUCKETS).collect());
+        overflow_bucket(buckets, overflow_index(spread))
+    }
+
+    /// The same, if any key has found no room yet.
+    #[inline]
+    pub(super) fn overflow_used(&self, spread: u64) -> Option<OverflowBucket<'_>> {
+        overflow_bucket(self.overflow.get()?, overflow_index(spread))
+    }
+}
+
+fn overflow_bucket(buckets: &[AtomicU64], index: usize) -> Option<OverflowBucket<'_>> {
+    let spread = (index as u64) << 40;
+    let word = buckets.get(index)?;
+    Some(OverflowBucket { word, spread })
 }
 
 /// A limit joined to its counters. Cheap to keep: configurations that follow each other share the counters.
@@ -78,10 +130,14 @@ impl Attached {
         self.sum(|state| &state.evictions)
     }
 
-    /// Charges that were decided by the shared overflow bucket, because every slot that the key could have had was
-    /// held by a key in debt.
+    /// Charges that were decided by an overflow bucket, because the key found no room.
     pub fn overflowed(&self) -> u64 {
         self.sum(|state| &state.overflowed)
+    }
+
+    /// What it holds of the store's memory.
+    pub(super) fn occupancy(&self) -> &Arc<Occupied> {
+        &self.state.occupancy
     }
 
     /// The counters of a tier; of the default tier, if it does not exist.
@@ -147,6 +203,8 @@ impl Registry {
         before: Option<(&Attached, &[usize])>,
     ) -> Result<Arc<Attached>, TooManyLimits> {
         let kept = before.filter(|(before, was)| limit.rule.continues(&before.rule, was));
+        let occupied = before.map(|(before, _)| Arc::clone(before.occupancy()));
+        let occupied = occupied.unwrap_or_default();
         let mut states: Vec<Arc<State>> = Vec::with_capacity(limit.tiers());
         for tier in 0..limit.tiers() {
             let form = limit.form(tier);
@@ -155,7 +213,7 @@ impl Registry {
                 None => states.iter().find(|state| state.form == form),
             };
             let known = known.map(Arc::clone);
-            states.push(known.map_or_else(|| self.enter(form), Ok)?);
+            states.push(known.map_or_else(|| self.enter(form, &occupied), Ok)?);
         }
         let past = match (kept, before) {
             (Some((before, was)), _) => succession::inherited(before, was),
@@ -183,7 +241,17 @@ impl Registry {
             .get()
     }
 
-    fn enter(&self, form: Form) -> Result<Arc<State>, TooManyLimits> {
+    /// What every limit holds that the process has seen, each once.
+    pub(super) fn occupied(&self) -> Vec<Arc<Occupied>> {
+        let last = u16::try_from(self.ids.load(Relaxed)).unwrap_or(u16::MAX);
+        let states = (1..=last).filter_map(|id| self.by_id(id));
+        let mut all: Vec<_> = states.map(|state| Arc::clone(&state.occupancy)).collect();
+        all.sort_unstable_by_key(Arc::as_ptr);
+        all.dedup_by(|one, other| Arc::ptr_eq(one, other));
+        all
+    }
+
+    fn enter(&self, form: Form, occupied: &Arc<Occupied>) -> Result<Arc<State>, TooManyLimits> {
         let next = |ids: u32| ids.checked_add(1).filter(|&id| id <= u32::from(u16::MAX));
         let given = self.ids.fetch_update(Relaxed, Relaxed, next);
         let id = given
@@ -195,7 +263,8 @@ impl Registry {
             id,
             form,
             unkeyed: Line::default(),
-            overflow: Line::default(),
+            overflow: OnceLock::new(),
+            occupancy: Arc::clone(occupied),
             keys: AtomicU64::new(0),
             evictions: AtomicU64::new(0),
             overflowed: AtomicU64::new(0),

@@ -1,9 +1,13 @@
 //! The counters of all limits, and the decision over several of them at once: all are charged, or none.
 //!
 //! A key in debt is never evicted for a fresh one, so nobody can wash a debt off by flooding the table: a slot
-//! is given away only when its bucket is full, which is what a fresh key has too. When every slot that a fresh key
-//! could have is held by a debtor, the key shares one overflow bucket with the others of its limit in the same
-//! situation. That is strict: together they get what one key would.
+//! is given away only when its bucket is full, which is what a fresh key has too.
+//!
+//! Each limit has a guaranteed part of the slots, and none can take them all (module `share`). When a fresh key finds no slot, it
+//! shares one of [`OVERFLOW_BUCKETS`](super::registry::OVERFLOW_BUCKETS) overflow buckets of its limit with the keys whose hash
+//! names the same one. That is strict: those that share a bucket get together what one key would, and all keys without a slot get
+//! at most 256 times that. A key that gets a slot later begins with what its overflow bucket owes at that moment, so it cannot
+//! spend its quota twice.
 //!
 //! **All or none.** First every limit is asked, and nothing is written; if one denies, that is the verdict. Then
 //! every limit is charged. When a concurrent request has taken the last unit in between, what was charged is given back
@@ -22,6 +26,7 @@ use super::{
     Finding, Held, Key, Limit, MAX_LIMITS, Rule, Standing, Verdict,
     log::{Deed, Rings},
     registry::{Attached, Registry, State, TooManyLimits},
+    share::SharedCapacity,
     table::{Owner, Table},
     words::{Ask, Form, Words},
 };
@@ -47,18 +52,21 @@ pub struct Charge<'a> {
 #[derive(Debug)]
 pub struct Store {
     pub(super) table: Table,
+    /// How limits divide the slots of the table.
+    slots: SharedCapacity,
     rings: Rings,
     registry: Registry,
 }
 
 impl Store {
-    /// A store for at most `max_keys` keys at once over all limits (1 to 10⁹; others are brought within). Takes 21⅓
-    /// bytes of address space per key, which the system backs with memory as keys arrive; ends the process where
+    /// A store for about `max_keys` keys of one limit, and half as many in the guaranteed parts of all limits (1 to 10⁹; others
+    /// are brought within). Takes 32 bytes of address space per key, which the system backs with memory as keys arrive; ends the process where
     /// there is no address space for it. Sliding logs take up to
     /// [`ENTRIES_PER_KEY`](super::log::ENTRIES_PER_KEY) · 16 bytes per key in addition, when they are used.
     pub fn new(max_keys: usize) -> Store {
         Store {
             table: Table::new(max_keys),
+            slots: SharedCapacity::for_keys(max_keys),
             rings: Rings::new(max_keys),
             registry: Registry::new(),
         }
@@ -66,7 +74,33 @@ impl Store {
 
     /// Joins a limit to fresh counters.
     pub fn attach(&self, limit: &Limit) -> Result<Arc<Attached>, TooManyLimits> {
-        self.registry.attach(limit, None)
+        let attached = self.registry.attach(limit, None)?;
+        self.run(&attached);
+        self.divide();
+        Ok(attached)
+    }
+
+    /// Keys of a limit that are certain to find room, whatever other limits hold; `None` while it is the only one of its kind.
+    pub fn guaranteed_keys(&self, limit: &Attached) -> Option<u64> {
+        let part = match &limit.rule {
+            Rule::Words(_) => self.slots.guaranteed(),
+            Rule::Logs(logs) => self.rings.guaranteed(logs),
+        };
+        (part < u64::MAX).then_some(part)
+    }
+
+    /// A limit has a guaranteed part from the next division on.
+    fn run(&self, limit: &Attached) {
+        let occupied = limit.occupancy();
+        let is_log = matches!(limit.rule, Rule::Logs(_));
+        occupied.slots.set_running(!is_log);
+        occupied.entries.set_running(is_log);
+    }
+
+    fn divide(&self) {
+        let all = self.registry.occupied();
+        self.slots.divide(all.iter().map(|one| &one.slots));
+        self.rings.divide(all.iter().map(|one| &one.entries));
     }
 
     /// Joins a limit to the counters of the one that it is to follow: nobody gets back what was spent, and nobody waits for
@@ -95,6 +129,17 @@ impl Store {
         for limit in after.clone() {
             limit.take_over(self, now_ns);
         }
+        for occupied in self.registry.occupied() {
+            let mut runs = after.clone();
+            match runs.find(|limit| Arc::ptr_eq(limit.occupancy(), &occupied)) {
+                Some(limit) => self.run(limit),
+                None => {
+                    occupied.slots.set_running(false);
+                    occupied.entries.set_running(false);
+                }
+            }
+        }
+        self.divide();
         for limit in before {
             for state in limit.states() {
                 let goes_on = |after: &Attached| after.remembers(state.id);
@@ -200,7 +245,7 @@ impl Store {
     #[cold]
     #[inline(never)]
     fn admit_unusual<'a>(&self, now_ns: u64, charge: &Charge<'a>, words: &'a Words) -> Finding<'a> {
-        let asked = Word::new(charge, words, now_ns);
+        let mut asked = Word::new(charge, words, now_ns);
         let (place, old, proposed) = asked.propose(self);
         match proposed {
             Ok(_) if charge.cost > 0 => asked.charge(self, place),
@@ -227,7 +272,7 @@ impl Store {
                     continue;
                 }
             };
-            let asked = Word::new(charge, words, now_ns);
+            let mut asked = Word::new(charge, words, now_ns);
             let (place, old, proposed) = asked.propose(self);
             admitted &= proposed.is_ok();
             push(findings, asked.finding(old, proposed.is_err()));
@@ -307,20 +352,55 @@ impl Store {
         }
     }
 
-    /// Whether a limit's word carries no information at `now_ns`.
-    fn idle(&self, now_ns: u64) -> impl Fn(Owner, u64) -> bool + '_ {
+    /// Which slots a fresh key of these counters may take: one that nobody has, where its limit may grow, and one whose word
+    /// carries no information at `now_ns`.
+    fn takes<'s>(
+        &'s self,
+        state: &'s State,
+        now_ns: u64,
+    ) -> impl Fn(Option<Owner>, u64) -> bool + 's {
+        let occupied = &state.occupancy;
+        let may_grow = self.slots.may_grow(&occupied.slots, 1);
         move |owner, word| {
-            self.registry
-                .by_id(owner.limit)
-                .is_some_and(|state| state.is_idle(now_ns, owner.spread, word))
+            let Some(owner) = owner else { return may_grow };
+            self.registry.by_id(owner.limit).is_some_and(|state| {
+                state.is_idle(now_ns, owner.spread, word)
+                    && (may_grow
+                        || self
+                            .slots
+                            .may_replace(&occupied.slots, &state.occupancy.slots))
+            })
+        }
+    }
+
+    /// The limit's own slots whose words carry no information.
+    fn gives<'s>(
+        &'s self,
+        state: &'s State,
+        now_ns: u64,
+    ) -> impl Fn(Option<Owner>, u64) -> bool + 's {
+        let occupied = &state.occupancy;
+        move |owner, word| {
+            let Some(owner) = owner else { return false };
+            self.registry.by_id(owner.limit).is_some_and(|state| {
+                Arc::ptr_eq(&state.occupancy, occupied) && state.is_idle(now_ns, owner.spread, word)
+            })
         }
     }
 
     fn count(&self, limit: &State, previous: Option<u16>) {
         limit.keys.fetch_add(1, Relaxed);
-        if let Some(state) = previous.and_then(|id| self.registry.by_id(id)) {
+        self.slots.grow(&limit.occupancy.slots, 1);
+        if let Some(previous) = previous {
+            self.count_gone(previous);
+        }
+    }
+
+    fn count_gone(&self, id: u16) {
+        if let Some(state) = self.registry.by_id(id) {
             state.keys.fetch_sub(1, Relaxed);
             state.evictions.fetch_add(1, Relaxed);
+            self.slots.shrink(&state.occupancy.slots, 1);
         }
     }
 }

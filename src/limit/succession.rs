@@ -30,7 +30,7 @@ use arrayvec::ArrayVec;
 
 use super::{
     Key, Rule, Standing, Store,
-    registry::{Attached, State},
+    registry::{Attached, OVERFLOW_BUCKETS, State},
     table::Address,
     words::{Ask, Words},
 };
@@ -199,10 +199,7 @@ impl Attached {
             if let Rule::Words(before) = &former.limit.rule
                 && !(words.is_slots() || before.is_slots())
             {
-                let crowd = former.limit.state(was).overflow.0.load(Relaxed);
-                let units = used(&before.standing(&ask(was, now_ns, 0), crowd));
-                let word = words.spent(former.at(units), tier, 0);
-                state.overflow.0.fetch_max(word, Relaxed);
+                former.carry_overflow((words, before), (state, tier), was, now_ns);
             }
         }
     }
@@ -240,6 +237,29 @@ impl Attached {
 }
 
 impl Former {
+    /// Keys that have found no room begin with what those who shared their bucket had spent.
+    fn carry_overflow(
+        &self,
+        (words, before): (&Words, &Words),
+        (state, tier): (&State, usize),
+        was: usize,
+        now_ns: u64,
+    ) {
+        for index in 0..OVERFLOW_BUCKETS as u64 {
+            let Some(shared) = self.limit.state(was).overflow_used(index) else {
+                return;
+            };
+            let word = shared.word.load(Relaxed);
+            let units = used(&before.standing(&ask(was, now_ns, shared.spread), word));
+            if units > 0
+                && let Some(bucket) = state.overflow(index)
+            {
+                let word = words.spent(self.at(units), tier, bucket.spread);
+                bucket.word.fetch_max(word, Relaxed);
+            }
+        }
+    }
+
     fn at(&self, units: u64) -> Spent {
         let at_ns = self.change.at_ns.load(Relaxed);
         Spent { at_ns, units }
@@ -295,6 +315,18 @@ impl Rule {
 }
 
 impl Words {
+    /// Units that a word owes.
+    pub(super) fn owed(&self, ask: &Ask, word: u64) -> u64 {
+        let asked = Ask { cost: 0, ..*ask };
+        used(&self.standing(&asked, word))
+    }
+
+    /// The word of a key that has spent these units just now and nothing else.
+    pub(super) fn spent_now(&self, ask: &Ask, units: u64) -> u64 {
+        let at_ns = ask.now_ns;
+        self.spent(Spent { at_ns, units }, ask.tier, ask.spread)
+    }
+
     /// The word of a key that has spent this and nothing else.
     fn spent(&self, spent: Spent, tier: usize, spread: u64) -> u64 {
         let ask = Ask {

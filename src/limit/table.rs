@@ -1,12 +1,15 @@
 //! Keys in bounded memory: a set-associative table of (tag, word) slots, lock-free for keys that are there.
 //!
 //! **Layout.** A group is one cache line: four tags, then four words. A tag is 48 bits of the key's hash and the 16-bit
-//! id of its limit (never 0, so the tag 0 is a slot that was never used). A key may live in any of the [`CHOICES`]
+//! id of its limit (never 0, so the tag 0 is a slot that nobody has). A key may live in any of the [`CHOICES`]
 //! groups that its hash names; it goes into the first one until only one slot is left there, then into the emptiest.
-//! Slots that were never used are taken before idle ones, so that a key which comes back still finds its own.
-//! With a third more slots than `max_keys` and that many debtors in the table, about one fresh key in 20,000 finds
-//! all its slots held, and a look-up reads 1.4 lines (simulated with 4 million keys; with two choices it would be one
-//! key in 70). A table that is half full reads 1.0.
+//! Slots that nobody has are taken before idle ones, so that a key which comes back still finds its own.
+//! There are twice as many slots as `max_keys`. With debtors in 45 % of them (one limit at its bound, see the module `share`) one
+//! fresh key in 10¹¹ finds all its slots held, at 55 % one in 10⁸, at 75 % (all limits at their bounds) one in 700; of all the keys
+//! that came until then one in 20,000 (simulated with 2 million slots). A look-up reads 1.0 lines at 45 %, and 1.4 at 75 %.
+//!
+//! **Which slots a limit may take** is the caller's to say. A limit that may hold no more of them replaces its own idle keys. Where
+//! none is among the slots of the fresh key, [`Table::vacate`] looks for one in [`SWEEP`] other groups and gives it up.
 //!
 //! **Foreign matches.** Two keys of one limit are taken for one another when their 48 bits agree and they share a
 //! group: for one look-up by chance at most 16 · 2⁻⁴⁸, that is once in 2·10¹³ look-ups of fresh keys. They then share
@@ -33,9 +36,12 @@
 //! a slot. Takers of the same slot under different locks are decided by the compare-and-swap. Nobody holds two
 //! locks or waits while a word is RESERVED, so whoever meets a RESERVED word may wait for it.
 
-use std::sync::{
-    PoisonError,
-    atomic::Ordering::{AcqRel, Acquire, Relaxed, Release},
+use std::{
+    ops::Range,
+    sync::{
+        PoisonError,
+        atomic::Ordering::{AcqRel, Acquire, Relaxed, Release},
+    },
 };
 
 use super::{
@@ -54,10 +60,14 @@ const WAYS: usize = 4;
 const LINE: usize = 8;
 /// Locks for inserting, at most; a table of few groups has one for each.
 const LOCKS: usize = 1024;
-/// The tag of a slot that was never used.
+/// Groups in which a limit that may not grow looks for an idle key of its own.
+const SWEEP: u32 = 8;
+/// The tag of a slot that nobody has.
 const UNUSED: u64 = 0;
 /// The word of a slot that is changing hands.
 const RESERVED: u64 = u64::MAX;
+/// The word of a slot that was given up: not that of any idle key, so no update that is late can reach it.
+const VACATED: u64 = u64::MAX - 1;
 
 /// Where a key may be, and what it looks like there.
 #[derive(Clone, Copy, Debug)]
@@ -176,11 +186,12 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    fn of(tag: u64) -> Owner {
-        Owner {
+    /// `None` for a slot that nobody has.
+    fn of(tag: u64) -> Option<Owner> {
+        (tag != UNUSED).then(|| Owner {
             limit: limit_of(tag),
             spread: spread_of(tag),
-        }
+        })
     }
 }
 
@@ -211,7 +222,7 @@ impl Table {
     /// for it, as every allocation does.
     pub(super) fn new(max_keys: usize) -> Table {
         let keys = max_keys.clamp(1, MAX_KEYS);
-        let groups = keys.saturating_add(keys / 3).div_ceil(WAYS);
+        let groups = keys.saturating_mul(2).div_ceil(WAYS);
         let length = groups.saturating_add(1).saturating_mul(LINE);
         let words = zeroed(length);
         let first = words.as_ptr().align_offset(64).min(LINE);
@@ -243,10 +254,37 @@ impl Table {
         others.find_map(|group| find_in(group, address.tag))
     }
 
-    /// Whether a key that has no slot could be given one: `idle` says of a limit's word that it carries no information.
-    pub(super) fn has_room(&self, address: &Address, idle: impl Fn(Owner, u64) -> bool) -> bool {
+    /// Whether a key that has no slot could be given one. `takes` says whether it may have the slot of that owner (`None`:
+    /// nobody's) with that word in it.
+    pub(super) fn has_room(
+        &self,
+        address: &Address,
+        takes: impl Fn(Option<Owner>, u64) -> bool,
+    ) -> bool {
         self.choices(address)
-            .any(|group| slots(group).any(|slot| free(slot, &idle).is_some()))
+            .any(|group| slots(group).any(|slot| free(slot, &takes).is_some()))
+    }
+
+    /// Whether [`Table::vacate`] would find a slot.
+    pub(super) fn can_vacate(
+        &self,
+        address: &Address,
+        gives: impl Fn(Option<Owner>, u64) -> bool,
+    ) -> bool {
+        self.sweep(address)
+            .any(|group| slots(group).any(|slot| free(slot, &gives).is_some()))
+    }
+
+    /// Gives up one slot that `gives` names, near those of the key, and says which limit's it was: nobody has it then. `None`
+    /// when there is none.
+    pub(super) fn vacate(
+        &self,
+        address: &Address,
+        gives: impl Fn(Option<Owner>, u64) -> bool,
+    ) -> Option<u16> {
+        let mut near = self.sweep(address).flat_map(slots);
+        let previous = near.find_map(|slot| take(slot, UNUSED, VACATED, &gives));
+        previous.map(limit_of)
     }
 
     /// Gives a key its slot, with `word` in it, unless it has one by now.
@@ -254,7 +292,7 @@ impl Table {
         &self,
         address: &Address,
         word: u64,
-        idle: impl Fn(Owner, u64) -> bool,
+        takes: impl Fn(Option<Owner>, u64) -> bool,
     ) -> Insertion<'_> {
         let turn = (address.start as usize).checked_rem(self.locks.len());
         let lock = turn.and_then(|turn| self.locks.get(turn));
@@ -265,19 +303,23 @@ impl Table {
                 return Insertion::Present(cell);
             }
         }
-        while let Some(slot) = self.vacancy(address, &idle) {
-            if let Some(previous) = take(slot, address.tag, word, &idle) {
+        while let Some(slot) = self.vacancy(address, &takes) {
+            if let Some(previous) = take(slot, address.tag, word, &takes) {
                 return Insertion::Placed((previous != UNUSED).then(|| limit_of(previous)));
             }
         }
         Insertion::Full
     }
 
-    /// The slot that a fresh key should take: one that was never used, else one that may be given away.
-    fn vacancy(&self, address: &Address, idle: &impl Fn(Owner, u64) -> bool) -> Option<Slot<'_>> {
+    /// The slot that a fresh key should take: one that nobody has, else one that may be given away.
+    fn vacancy(
+        &self,
+        address: &Address,
+        takes: &impl Fn(Option<Owner>, u64) -> bool,
+    ) -> Option<Slot<'_>> {
         let unused =
-            |slot: &Slot<'_>| slot.0.load(Relaxed) == UNUSED && free(*slot, idle).is_some();
-        let any = |slot: &Slot<'_>| free(*slot, idle).is_some();
+            |slot: &Slot<'_>| slot.0.load(Relaxed) == UNUSED && free(*slot, takes).is_some();
+        let any = |slot: &Slot<'_>| free(*slot, takes).is_some();
         if let Some(group) = self.roomiest(address, unused) {
             return slots(group).find(unused);
         }
@@ -310,8 +352,18 @@ impl Table {
     /// The groups of a key, the preferred one first.
     #[inline]
     fn choices(&self, address: &Address) -> impl Iterator<Item = &Group> {
+        self.groups_of(address, 0..CHOICES)
+    }
+
+    /// The groups in which a key's limit looks for something to give up.
+    fn sweep(&self, address: &Address) -> impl Iterator<Item = &Group> {
+        self.groups_of(address, CHOICES..CHOICES.saturating_add(SWEEP))
+    }
+
+    #[inline]
+    fn groups_of(&self, address: &Address, range: Range<u32>) -> impl Iterator<Item = &Group> {
         let (start, stride, count) = (address.start, address.stride, u64::from(self.groups));
-        (0..CHOICES).filter_map(move |choice| {
+        range.filter_map(move |choice| {
             let hash = start.wrapping_add(stride.wrapping_mul(choice));
             let group = (u64::from(hash).wrapping_mul(count) >> 32) as usize;
             let begin = self.first.wrapping_add(group.wrapping_mul(LINE));
@@ -359,11 +411,11 @@ fn settle(cell: Cell<'_>) -> Option<Cell<'_>> {
 }
 
 /// The word of a slot that may be given to another key.
-fn free((tag, word): Slot<'_>, idle: &impl Fn(Owner, u64) -> bool) -> Option<u64> {
+fn free((tag, word): Slot<'_>, takes: &impl Fn(Option<Owner>, u64) -> bool) -> Option<u64> {
     let owner = tag.load(Acquire);
     let seen = word.load(Acquire);
     let stable = seen != RESERVED && tag.load(Acquire) == owner;
-    (stable && (owner == UNUSED || idle(Owner::of(owner), seen))).then_some(seen)
+    (stable && takes(Owner::of(owner), seen)).then_some(seen)
 }
 
 /// Takes a slot that is free and says whose it was (its tag); `None` when it is not free or somebody was faster.
@@ -371,14 +423,14 @@ fn take(
     slot: Slot<'_>,
     new_tag: u64,
     new_word: u64,
-    idle: &impl Fn(Owner, u64) -> bool,
+    takes: &impl Fn(Option<Owner>, u64) -> bool,
 ) -> Option<u64> {
-    let seen = free(slot, idle)?;
+    let seen = free(slot, takes)?;
     let (tag, word) = slot;
     word.compare_exchange(seen, RESERVED, AcqRel, Relaxed)
         .ok()?;
     let owner = tag.load(Acquire);
-    if owner != UNUSED && !idle(Owner::of(owner), seen) {
+    if !takes(Owner::of(owner), seen) {
         // it went to another limit's key, whose word happens to be equal, since it was seen to be free
         word.store(seen, Release);
         return None;

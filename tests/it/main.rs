@@ -24,6 +24,7 @@ mod identity_vectors;
 mod judge;
 mod jwt_vectors;
 mod lifecycle;
+mod limiter_memory;
 mod limiter_vectors;
 mod limit_modes;
 mod limits;

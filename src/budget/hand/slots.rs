@@ -187,7 +187,7 @@ mod tests {
 
     fn with<T>(check: impl Fn(Slots<'_>) -> T) -> T {
         let hands = Hands::new(64, 1);
-        let place = hands.claim(Tag::new(Key(7), 0)).expect("there is room");
+        let place = hands.claim(Tag::new(Key(7), 0), 0).expect("there is room");
         check(hands.slots(place))
     }
 

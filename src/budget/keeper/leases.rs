@@ -103,7 +103,7 @@ impl Leases {
         let tier = question.limit.tier(question.tier);
         let hands = &self.hands;
         let place = hands
-            .claim(question.tag)
+            .claim(question.tag, tier.overflow)
             .unwrap_or_else(|| hands.overflow(tier.overflow));
         if self
             .entries
@@ -482,9 +482,10 @@ impl Leases {
 
     fn forget(&mut self, place: usize) {
         if let Some(entry) = self.entries.remove(&place) {
+            let quota = entry.limit.tier(entry.tier).overflow;
+            self.hands.release(place, quota);
             entry.hide();
         }
-        self.hands.release(place);
     }
 
     /// Plans the next look at a key, and brings its gauge up to date.

@@ -100,7 +100,7 @@ impl InFlight {
         let tier = question.limit.tier(question.tier);
         let hands = &self.hands;
         let place = hands
-            .claim(question.tag)
+            .claim(question.tag, tier.overflow)
             .unwrap_or_else(|| hands.overflow(tier.overflow));
         let known = self.entries.get(&place);
         if known.is_some_and(|entry| entry.tag == question.tag || !hands.has_key(place)) {
@@ -297,10 +297,11 @@ impl InFlight {
 
     fn forget(&mut self, place: usize) {
         if let Some(entry) = self.entries.remove(&place) {
+            let quota = entry.limit.tier(entry.tier).overflow;
+            self.hands.release(place, quota);
             entry.limit.metrics.keys.decrement(1.0);
             entry.limit.metrics.in_hand.decrement(entry.counted as f64);
         }
-        self.hands.release(place);
     }
 
     /// Plans the next look at a key, and brings its gauge up to date.

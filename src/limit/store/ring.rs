@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::{Charge, Store};
 use crate::limit::{
     Finding, Held, Key, Standing,
-    log::{Deed, Logs, Owner},
+    log::{Change, Deed, Logs, Owner},
+    succession::Spent,
     words::Ask,
 };
 
@@ -37,7 +38,7 @@ impl Store {
         let owner = match held {
             Held::Nowhere => return,
             Held::Own => owner(charge),
-            Held::Overflow => Owner::Overflow,
+            Held::Overflow => Owner::overflow(charge.key),
         };
         self.visit_owner(charge, logs, now_ns, owner, Deed::Refund);
     }
@@ -58,7 +59,7 @@ impl Store {
             let state = charge.limit.state(charge.tier);
             state.overflowed.fetch_add(1, Relaxed);
         }
-        let shared = self.visit_owner(charge, logs, now_ns, Owner::Overflow, deed);
+        let shared = self.visit_owner(charge, logs, now_ns, Owner::overflow(charge.key), deed);
         let unknown = || logs.standing_unknown(&charge.ask(now_ns, 0));
         (shared.unwrap_or_else(unknown), Held::Overflow)
     }
@@ -76,22 +77,45 @@ impl Store {
         let ask = charge.ask(now_ns, 0);
         // looked up before the lock is taken: nobody holds two
         let inherited = match owner {
-            Owner::Overflow => None,
-            _ if limit.past.is_empty() => None,
-            _ => limit.inheritance(self, charge.key, charge.tier, now_ns),
+            Owner::Overflow(_) => None,
+            _ => self.owed_by_fresh_key(charge, logs, now_ns),
         };
         self.rings
-            .visit((id, owner), logs, &ask, deed, inherited, |limit, made| {
-                let Some(state) = self.registry.by_id(limit) else {
-                    return;
-                };
-                if made {
-                    state.keys.fetch_add(1, Relaxed);
-                } else {
-                    state.keys.fetch_sub(1, Relaxed);
-                    state.evictions.fetch_add(1, Relaxed);
+            .visit((id, owner), logs, &ask, deed, inherited, |id, change| {
+                let state = self.registry.by_id(id)?;
+                match change {
+                    Change::None => {}
+                    Change::Made => _ = state.keys.fetch_add(1, Relaxed),
+                    Change::Dropped => {
+                        state.keys.fetch_sub(1, Relaxed);
+                        state.evictions.fetch_add(1, Relaxed);
+                    }
                 }
+                Some(&state.occupancy.entries)
             })
+    }
+
+    /// What a key without a ring has spent all the same: by the rules before, or in the ring that it may have shared until now.
+    fn owed_by_fresh_key(&self, charge: &Charge<'_>, logs: &Logs, now_ns: u64) -> Option<Spent> {
+        let (limit, tier) = (charge.limit, charge.tier);
+        let before = match limit.past.is_empty() {
+            true => None,
+            false => limit.inheritance(self, charge.key, tier, now_ns),
+        };
+        let state = limit.state(tier);
+        if charge.key.is_none() || state.overflowed.load(Relaxed) == 0 {
+            return before;
+        }
+        let name = (state.id, Owner::overflow(charge.key));
+        let shared = self.rings.look(name, logs, &charge.ask(now_ns, 0));
+        let owed = shared.map_or(0, |shared| shared.capacity.saturating_sub(shared.remaining));
+        match before {
+            Some(before) if before.units >= owed => Some(before),
+            _ => (owed > 0).then_some(Spent {
+                at_ns: now_ns,
+                units: owed,
+            }),
+        }
     }
 
     /// How a ring of the counters `id` stands, if there is one.

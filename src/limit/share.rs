@@ -1,0 +1,194 @@
+//! How limits divide bounded memory, so that no limit takes the room of another.
+//!
+//! Half of the memory that the limits may use together, `reserve`, is divided into equal guaranteed parts, one for each
+//! limit. The rest is a pool for whichever limit needs more. A limit takes more of the pool only while it holds
+//! at most [`PULL`] times what is free there ("dynamic thresholds", Choudhury and Hahne 1998): one limit alone
+//! can take `PULL/(PULL+1)` of the pool, two can take `PULL/(2·PULL+1)` each, and there is always some left for the next one.
+//!
+//! ```text
+//!   │◀──── reserve ────▶│◀──────────── pool ────────────▶│
+//!   │  a  │  b  │  c    │ a, beyond its part   │   free  │
+//! ```
+//!
+//! What is counted is what a limit holds, idle or not. A limit that may not grow replaces its own idle keys, and
+//! those of limits that hold more of the pool.
+//!
+//! **Error.** Counts change after the decision: threads that grow a limit at the same moment exceed its bound by
+//! one unit each.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+/// How many times the free part of the pool one limit may hold.
+const PULL: u64 = 4;
+
+/// Memory that limits divide.
+#[derive(Debug)]
+pub struct SharedCapacity {
+    reserve: u64,
+    pool: u64,
+    /// Units of the pool in use.
+    pooled: AtomicU64,
+    /// What each limit that counts is guaranteed.
+    guaranteed: AtomicU64,
+}
+
+/// What one limit holds of it.
+#[derive(Debug, Default)]
+pub struct Occupancy {
+    held: AtomicU64,
+    /// Its limit is one of the running configuration: it has a guaranteed part.
+    runs: AtomicBool,
+}
+
+impl SharedCapacity {
+    /// So many units in guaranteed parts, and so many for all.
+    pub fn new(reserve: u64, pool: u64) -> SharedCapacity {
+        SharedCapacity {
+            reserve,
+            pool,
+            pooled: AtomicU64::new(0),
+            guaranteed: AtomicU64::new(reserve),
+        }
+    }
+
+    /// Room for `most` units of one limit, about, and half as many in guaranteed parts.
+    pub fn for_keys(most: usize) -> SharedCapacity {
+        let most = u64::try_from(most).unwrap_or(u64::MAX);
+        SharedCapacity::new(most.div_ceil(2), most)
+    }
+
+    /// The units that all limits together may hold.
+    pub fn total(&self) -> u64 {
+        self.reserve.saturating_add(self.pool)
+    }
+
+    /// Divides the guaranteed parts among the limits that run. `all` are these, and others that still hold something. A
+    /// limit that is alone has no bound here, as there is no other whose room it could take.
+    pub fn divide<'a>(&self, all: impl Iterator<Item = &'a Occupancy> + Clone) {
+        let running = all.clone().filter(|one| one.runs.load(Relaxed)).count();
+        let running = u64::try_from(running).unwrap_or(u64::MAX);
+        let part = match running {
+            0 | 1 => u64::MAX,
+            _ => self.reserve.checked_div(running).unwrap_or(0).max(1),
+        };
+        self.guaranteed.store(part, Relaxed);
+        let pooled = all.map(|one| self.beyond(one)).fold(0, u64::saturating_add);
+        self.pooled.store(pooled, Relaxed);
+    }
+
+    /// What a running limit is guaranteed.
+    pub fn guaranteed(&self) -> u64 {
+        self.guaranteed.load(Relaxed)
+    }
+
+    /// Whether a limit may take so many units more.
+    pub fn may_grow(&self, one: &Occupancy, units: u64) -> bool {
+        let held = one.held.load(Relaxed).saturating_add(units);
+        let beyond = held.saturating_sub(self.part(one));
+        if beyond == 0 {
+            return true;
+        }
+        let taken = beyond.saturating_sub(self.beyond(one));
+        let free = self.pool.saturating_sub(self.pooled.load(Relaxed));
+        taken <= free && beyond.saturating_sub(1) < free.saturating_mul(PULL)
+    }
+
+    /// Whether a limit may take what another holds and does not need.
+    pub fn may_replace(&self, one: &Occupancy, other: &Occupancy) -> bool {
+        let beyond = self.beyond(other);
+        std::ptr::eq(one, other) || (beyond > 0 && beyond >= self.beyond(one))
+    }
+
+    /// Counts units that a limit has taken.
+    pub fn grow(&self, one: &Occupancy, units: u64) {
+        let before = one.held.fetch_add(units, Relaxed);
+        let part = self.part(one);
+        let after = before.saturating_add(units).saturating_sub(part);
+        let taken = after.saturating_sub(before.saturating_sub(part));
+        if taken > 0 {
+            self.pooled.fetch_add(taken, Relaxed);
+        }
+    }
+
+    /// Counts units that a limit holds no longer.
+    pub fn shrink(&self, one: &Occupancy, units: u64) {
+        let less = |held: u64| Some(held.saturating_sub(units));
+        let before = one.held.fetch_update(Relaxed, Relaxed, less).unwrap_or(0);
+        let part = self.part(one);
+        let after = before.saturating_sub(units).saturating_sub(part);
+        let freed = before.saturating_sub(part).saturating_sub(after);
+        if freed > 0 {
+            let less = |pooled: u64| Some(pooled.saturating_sub(freed));
+            // the update always has a value
+            let _ = self.pooled.fetch_update(Relaxed, Relaxed, less);
+        }
+    }
+
+    fn part(&self, one: &Occupancy) -> u64 {
+        match one.runs.load(Relaxed) {
+            true => self.guaranteed(),
+            false => 0,
+        }
+    }
+
+    fn beyond(&self, one: &Occupancy) -> u64 {
+        one.held.load(Relaxed).saturating_sub(self.part(one))
+    }
+}
+
+impl Occupancy {
+    /// Units held.
+    pub fn held(&self) -> u64 {
+        self.held.load(Relaxed)
+    }
+
+    /// Says whether its limit runs; [`SharedCapacity::divide`] has to follow.
+    pub fn set_running(&self, runs: bool) {
+        self.runs.store(runs, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits<const N: usize>(capacity: &SharedCapacity) -> [Occupancy; N] {
+        let all = [(); N].map(|()| Occupancy::default());
+        all.iter().for_each(|one| one.set_running(true));
+        capacity.divide(all.iter());
+        all
+    }
+
+    fn fill(capacity: &SharedCapacity, one: &Occupancy) -> u64 {
+        while capacity.may_grow(one, 1) {
+            capacity.grow(one, 1);
+        }
+        one.held()
+    }
+
+    #[test]
+    fn every_limit_gets_its_part_whatever_the_others_took_first() {
+        let capacity = SharedCapacity::for_keys(1_000);
+        let [a, b, c, d, e] = &limits::<5>(&capacity);
+        assert_eq!(capacity.guaranteed(), 100);
+        assert_eq!(fill(&capacity, a), 100 + 800, "four fifths of the pool");
+        assert_eq!(fill(&capacity, b), 100 + 160, "four fifths of what is left");
+        let rest = [c, d, e].map(|one| fill(&capacity, one));
+        assert!(rest.iter().all(|&held| held >= 100), "{rest:?}");
+        let all = [a, b, c, d, e].map(Occupancy::held);
+        assert!(all.iter().sum::<u64>() <= capacity.total());
+    }
+
+    #[test]
+    fn what_is_given_up_goes_back_to_the_pool_and_a_limit_that_is_gone_has_no_part() {
+        let capacity = SharedCapacity::for_keys(1_000);
+        let [a, b] = &limits::<2>(&capacity);
+        fill(&capacity, a);
+        capacity.shrink(a, a.held());
+        assert_eq!(fill(&capacity, b), 250 + 800);
+        b.set_running(false);
+        capacity.divide([a, b].into_iter());
+        assert!(capacity.may_replace(a, b) && !capacity.may_replace(b, a));
+        assert!(capacity.may_grow(a, capacity.total()), "alone");
+    }
+}
