@@ -116,4 +116,6 @@ codes! {
     Expired = "TG0506",
     /// A limit that gateways should share, and nothing that they share it through.
     NothingShared = "TG0507",
+    /// A limit that is keyed by nothing but what clients choose.
+    ChosenKey = "TG0508",
 }

@@ -232,6 +232,38 @@ pub enum KeyPart {
     Body(String),
 }
 
+impl KeyPart {
+    /// Whether clients choose its value, as many values as they like.
+    pub fn is_chosen(&self) -> bool {
+        match self {
+            KeyPart::Path
+            | KeyPart::UserAgent
+            | KeyPart::Header(_)
+            | KeyPart::Query(_)
+            | KeyPart::Cookie(_)
+            | KeyPart::Param(_)
+            | KeyPart::Body(_) => true,
+            KeyPart::Ip
+            | KeyPart::User
+            | KeyPart::UserOrIp
+            | KeyPart::Tenant
+            | KeyPart::Tier
+            | KeyPart::Method
+            | KeyPart::Host
+            | KeyPart::Route
+            | KeyPart::Claim(_) => false,
+        }
+    }
+
+    /// Whether it tells clients apart by something that they cannot choose.
+    pub fn is_vouched(&self) -> bool {
+        matches!(
+            self,
+            KeyPart::Ip | KeyPart::User | KeyPart::UserOrIp | KeyPart::Tenant | KeyPart::Claim(_)
+        )
+    }
+}
+
 /// As a configuration names it: `ip`, `header:x-device`.
 impl fmt::Display for KeyPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     config::{
-        Limit,
+        Limit, Mode,
         code::Code,
         diagnostic::{Problem, quote},
         file::Document,
@@ -181,6 +181,48 @@ fn warn_of_foreign_params(
     }
 }
 
+/// A limit that is keyed by nothing but what clients choose: they have a new bucket for each value, unless another limit of the
+/// same requests counts them by address.
+fn warn_of_chosen_key(document: Document<'_>, routes: &[Written], names: &Names<'_>, index: usize) {
+    let limit = &names.limits[index];
+    let Some(compiled) = &limit.compiled else {
+        return;
+    };
+    if compiled.mode == Mode::Off
+        || !compiled.key.iter().any(KeyPart::is_chosen)
+        || compiled.key.iter().any(KeyPart::is_vouched)
+    {
+        return;
+    }
+    let counts_addresses = |other: &usize| {
+        let other = names.limits.get(*other);
+        let other = other.and_then(|other| other.compiled.as_ref());
+        other.is_some_and(|other| {
+            let mut parts = other.key.iter();
+            other.mode == Mode::Enforce
+                && parts.any(|part| matches!(part, KeyPart::Ip | KeyPart::UserOrIp))
+                && !other.key.iter().any(KeyPart::is_chosen)
+        })
+    };
+    if names.everywhere.iter().any(counts_addresses) {
+        return;
+    }
+    let is_open = |route: &Written| {
+        route.limits.contains(&index) && !route.limits.iter().any(counts_addresses)
+    };
+    if !names.everywhere.contains(&index) && !routes.iter().any(is_open) {
+        return;
+    }
+    let message = format!(
+        "limit {} is keyed only by what clients choose: each value is a new bucket",
+        quote(&limit.name)
+    );
+    let hint =
+        "add \"ip\" or \"user\" to its key, or a limit with key = [\"ip\"] to the same routes";
+    let problem = Problem::new(Code::ChosenKey, message);
+    document.warn(limit.span.clone(), problem.hint(hint));
+}
+
 fn warn_of_unused(document: Document<'_>, routes: &[Written], names: &Names<'_>) {
     for (index, limit) in names.limits.iter().enumerate() {
         let is_met = |route: &Written| route.limits.contains(&index);
@@ -195,6 +237,7 @@ fn warn_of_unused(document: Document<'_>, routes: &[Written], names: &Names<'_>)
             );
         } else {
             warn_of_foreign_params(document, routes, names, index);
+            warn_of_chosen_key(document, routes, names, index);
         }
     }
     for (index, upstream) in names.upstreams.iter().enumerate() {

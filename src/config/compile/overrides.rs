@@ -28,6 +28,7 @@ use crate::{
 pub(super) fn compile(file: &Section<'_>, prefixes: Prefixes, limits: &mut [NamedLimit]) {
     let now = SystemTime::now();
     let mut earlier = HashMap::new();
+    let is_over = |until: Option<SystemTime>| until.is_some_and(|until| until <= now);
     for table in file.repeated("override") {
         let Some(section) = table.section("[[override]]".to_owned(), &keys::OVERRIDE) else {
             continue;
@@ -47,7 +48,9 @@ pub(super) fn compile(file: &Section<'_>, prefixes: Prefixes, limits: &mut [Name
             continue;
         };
         let line = who.document.source.line(who.span.start);
-        if let Some(first) = earlier.insert((index, format!("{whom:?}")), line) {
+        if !is_over(until)
+            && let Some(first) = earlier.insert((index, format!("{whom:?}")), line)
+        {
             let message = format!("two exceptions to the limit are made for {}", who.shown());
             let hint = format!("the other is on line {first}: remove one of them");
             who.error(Problem::new(Code::Duplicate, message).hint(hint));
@@ -59,6 +62,13 @@ pub(super) fn compile(file: &Section<'_>, prefixes: Prefixes, limits: &mut [Name
         let Some(effect) = effect.apply(limit) else {
             continue;
         };
+        // one that is over counts for nothing, so another for the same may stand beside it
+        if is_over(until) {
+            if let Effect::Quota(last) = effect {
+                limit.quotas.truncate(last);
+            }
+            continue;
+        }
         limit.overrides.push(Override {
             whom,
             effect,
