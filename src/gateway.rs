@@ -120,6 +120,7 @@ impl Worker {
         let unrouted = &self.shared.plan.unrouted;
         let mut exchange = Exchange::begin(head, from, &token, unrouted, self.request_ids.next());
         let mut body = InboundBody::new(body, from);
+        body.remove_from_trailers(&self.shared.plan.managed);
         if exchange.grpc.is_some() {
             body.may_trickle();
         }

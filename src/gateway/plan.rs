@@ -53,7 +53,7 @@ pub(super) struct Plan {
     pub(super) identifier: Identifier,
     /// Some limit tells addresses apart.
     pub(super) counts_addresses: bool,
-    pub(super) managed: ManagedFields,
+    pub(super) managed: Arc<ManagedFields>,
     pub(super) prefixes: Prefixes,
     pub(super) table: RouteTable,
     pub(super) routes: Vec<RoutePlan>,
@@ -237,7 +237,7 @@ impl Plan {
         Ok(Self {
             counts_addresses: rules[..own].iter().any(|rule| rule.key.has_address()),
             identifier: Identifier::new(&snapshot.identity),
-            managed: ManagedFields::new(&snapshot.identity),
+            managed: Arc::new(ManagedFields::new(&snapshot.identity)),
             prefixes: snapshot.identity.prefixes(),
             table,
             routes: routes.collect(),

@@ -7,13 +7,14 @@
 use super::{AddressSource, Settings, UserSource};
 
 /// What the gateway itself tells the upstream, or reads from trusted proxies, whatever the configuration says.
-const ALWAYS: [&str; 6] = [
+const ALWAYS: [&str; 7] = [
     "forwarded",
     "x-real-ip",
     "x-request-id",
     "x-user-id",
     "x-rate-limit-tier",
     "x-request-priority",
+    "x-ratelimit-over",
 ];
 
 /// Every name that begins with this is managed.
@@ -152,6 +153,9 @@ mod tests {
             ("x-user-id", false),
             ("x-rate-limit-tier", false),
             ("x-request-priority", false),
+            ("x-ratelimit-over", false),
+            ("X_RateLimit_Over", true),
+            ("X.RateLimit.Over", true),
             ("cf-connecting-ip", false),
             ("x-user-tier", false),
             ("x_auth_user", false),

@@ -9,16 +9,19 @@ use std::{
     future::{Future, poll_fn},
     pin::Pin,
     rc::Rc,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::{Bytes, BytesMut};
+use http::HeaderName;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
 
 use super::{Peer, http2::StreamRequestBody, ledger::Cut};
+use crate::identity::ManagedFields;
 
 /// Why a request body ended before its end.
 #[derive(Debug, thiserror::Error)]
@@ -115,6 +118,8 @@ pub struct InboundBody {
     ahead: VecDeque<Frame<Bytes>>,
     /// Of gRPC, where each message is bounded instead of the whole.
     messages: Option<Messages>,
+    /// What may not stand in its trailers.
+    managed: Option<Arc<ManagedFields>>,
 }
 
 /// The messages of a gRPC call, found by their prefixes: one byte of flags, four of length.
@@ -167,6 +172,7 @@ impl InboundBody {
             may_pause: false,
             ahead: VecDeque::new(),
             messages: None,
+            managed: None,
         }
     }
 
@@ -178,6 +184,13 @@ impl InboundBody {
     /// It is a gRPC call to a server of gRPC: the bound on its length holds for each message, not for all of them.
     pub fn bound_messages(&mut self) {
         self.messages = Some(Messages::default());
+    }
+
+    /// Its trailers lose every field that a server could read as one that only the gateway may set.
+    pub fn remove_from_trailers(&mut self, managed: &Arc<ManagedFields>) {
+        if !self.is_end_stream() {
+            self.managed = Some(Arc::clone(managed));
+        }
     }
 
     /// Another bound on its length.
@@ -226,6 +239,17 @@ impl InboundBody {
         }
         self.ahead = ahead;
         Ok((whole.len() <= most).then(|| whole.freeze()))
+    }
+
+    fn without_managed(&self, mut frame: Frame<Bytes>) -> Frame<Bytes> {
+        if let (Some(managed), Some(trailers)) = (&self.managed, frame.trailers_mut()) {
+            let is_managed = |name: &&HeaderName| managed.contains(name.as_str());
+            let named: Vec<HeaderName> = trailers.keys().filter(is_managed).cloned().collect();
+            for name in named {
+                trailers.remove(name);
+            }
+        }
+        frame
     }
 
     fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<InboundError> {
@@ -297,7 +321,7 @@ impl Body for InboundBody {
     ) -> Poll<Option<Result<Frame<Bytes>, InboundError>>> {
         let this = &mut *self;
         if let Some(frame) = this.ahead.pop_front() {
-            return Poll::Ready(Some(Ok(frame)));
+            return Poll::Ready(Some(Ok(this.without_managed(frame))));
         }
         let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) else {
             return this.poll_silence(cx).map(|error| Some(Err(error)));
@@ -315,7 +339,8 @@ impl Body for InboundBody {
                 return Poll::Ready(Some(Err(InboundError::TooLarge(this.max_bytes))));
             }
         }
-        Poll::Ready(frame.map(|frame| frame.map_err(|error| this.failure(error))))
+        let frame = frame.map(|frame| frame.map_err(|error| this.failure(error)));
+        Poll::Ready(frame.map(|frame| Ok(this.without_managed(frame?))))
     }
 
     fn is_end_stream(&self) -> bool {

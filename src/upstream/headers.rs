@@ -125,8 +125,18 @@ pub fn is_hop_by_hop(name: &HeaderName) -> bool {
             || name == HTTP2_SETTINGS)
 }
 
-/// Whether a field may stand in trailers: nothing that frames, routes, authenticates or that we vouch for.
-pub fn may_be_trailer(name: &HeaderName) -> bool {
+/// Whether a field may stand in trailers: nothing that frames, routes, authenticates or that we vouch for, in any spelling that a
+/// server could take for such a field.
+pub fn may_be_trailer(field: &HeaderName) -> bool {
+    let name = field.as_str();
+    if name.bytes().any(|byte| matches!(byte, b'_' | b'.')) {
+        let folded = HeaderName::try_from(name.replace(['_', '.'], "-"));
+        return folded.is_ok_and(|name| is_harmless_trailer(&name));
+    }
+    is_harmless_trailer(field)
+}
+
+fn is_harmless_trailer(name: &HeaderName) -> bool {
     let text = name.as_str();
     let forbidden = is_hop_by_hop(name)
         || [HOST, CONTENT_LENGTH, TRAILER, EXPECT, COOKIE, VIA].contains(name)
@@ -140,6 +150,7 @@ pub fn may_be_trailer(name: &HeaderName) -> bool {
             "age",
             "forwarded",
             "range",
+            "x-real-ip",
         ]
         .contains(&text)
         || [

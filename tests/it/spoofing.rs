@@ -3,6 +3,7 @@
 use std::{
     io::Write as _,
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -546,4 +547,69 @@ fn the_origin_receives_exactly_what_was_matched() {
         forwarded += 1;
     }
     assert!(forwarded > 30, "{forwarded} were forwarded");
+}
+
+#[test]
+fn look_alikes_of_managed_fields_reach_the_server_in_no_spelling() {
+    let origin = Origin::echo();
+    let gateway = Gateway::with("").upstream(&origin).start();
+    let names = [
+        "X-RateLimit-Over",
+        "X_RateLimit_Over",
+        "X.RateLimit.Over",
+        "x-ratelimit_over",
+        "X_Real_IP",
+    ];
+    for name in names {
+        gateway.send(&Request::get("/").header(name, "eve"));
+    }
+    let seen = format!("{:?}", origin.requests());
+    assert!(!seen.contains("eve"), "{seen}");
+}
+
+#[test]
+fn trailers_hold_no_field_that_a_server_could_take_for_a_managed_one() {
+    let written = Arc::new(Mutex::new(String::new()));
+    let kept = Arc::clone(&written);
+    let origin = Origin::new(move |exchange| {
+        let mut bytes = Vec::new();
+        while !bytes.ends_with(b"end: 1\r\n\r\n") {
+            bytes.extend(exchange.read_some()?);
+        }
+        *kept.lock().expect("no test panics with it") =
+            String::from_utf8_lossy(&bytes).into_owned();
+        exchange.respond(200, &[], b"ok")
+    });
+    let toml = "[client_ip]\ntrusted_proxies = [\"192.0.2.1\"]\n[[user]]\nfrom = \"header\"\nheader = \"x-auth-user\"\n";
+    let gateway = Gateway::with(toml).upstream(&origin).start();
+    let fields = [
+        "x_user_id",
+        "X-User-Id",
+        "x.user.id",
+        "x-real-ip",
+        "X_Real_Ip",
+        "x_auth_user",
+        "x-auth-user",
+        "x_forwarded_for",
+        "x_ratelimit_over",
+        "x_request_priority",
+        "content_length",
+        "transfer.encoding",
+    ];
+    let trailers: String = fields
+        .iter()
+        .map(|name| format!("{name}: eve\r\n"))
+        .collect();
+    let request = format!(
+        "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\nte: trailers\r\nconnection: close\r\n\r\n1\r\nb\r\n0\r\n{trailers}x-checksum: 7\r\nend: 1\r\n\r\n"
+    );
+    let reply = raw::send(
+        gateway.address(),
+        request.as_bytes(),
+        Duration::from_secs(5),
+    );
+    assert_eq!(reply.statuses(), ["200"], "{}", reply.text());
+    let written = written.lock().expect("no test panics with it");
+    assert!(written.contains("x-checksum: 7"), "others pass: {written}");
+    assert!(!written.contains("eve"), "{written}");
 }
