@@ -50,7 +50,8 @@ pub(super) fn in_query(query: &str, name: &str) -> Given {
 }
 
 /// The cookies of this name in all lines (RFC 6265 §4.2.1). Quotes around a value and percent-encoding are taken off,
-/// as many upstreams do. Linear in the lines.
+/// as many upstreams do. A value with a backslash or another quote is unclear: neither may stand in a cookie (RFC 6265
+/// `cookie-octet`), and some servers (Python's `http.cookies`) take `"\141"` for `a`, others as it is. Linear in the lines.
 pub(super) fn in_cookies<'h>(lines: impl Iterator<Item = &'h HeaderValue>, name: &str) -> Given {
     let mut given = Given::default();
     let cookies = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
@@ -61,7 +62,11 @@ pub(super) fn in_cookies<'h>(lines: impl Iterator<Item = &'h HeaderValue>, name:
             let unquoted = value
                 .strip_prefix(b"\"")
                 .and_then(|value| value.strip_suffix(b"\""));
-            given.add(&decode(unquoted.unwrap_or(value), false));
+            let value = unquoted.unwrap_or(value);
+            if value.iter().any(|byte| matches!(byte, b'\\' | b'"')) {
+                given = Given::Unclear;
+            }
+            given.add(&decode(value, false));
         }
     }
     given
@@ -207,6 +212,16 @@ mod tests {
             assert_eq!(cookies(&[line], "sid"), text("ab"), "{line}");
         }
         assert_eq!(cookies(&["sid=a+b"], "sid"), text("a+b"));
+        for line in [
+            r#"sid="\141b""#,
+            r#"sid="a\b""#,
+            r#"sid=\141b"#,
+            r#"sid="ab"#,
+            r#"sid=a"b"#,
+            r#"sid="";sid=ab\"#,
+        ] {
+            assert_eq!(cookies(&[line], "sid"), Given::Unclear, "{line}");
+        }
         assert_eq!(cookies(&["xsid=ab; x=sid"], "sid"), Given::Nothing);
     }
 

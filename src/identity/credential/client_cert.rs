@@ -20,7 +20,7 @@ pub(in crate::identity) fn user(
     };
     let name = match values {
         [] => return Ok(None),
-        [name] => name,
+        [name] => name.trim(),
         _ => return Err(Fault::Repeated),
     };
     if name.is_empty() || name.len() > NAME_MAX_BYTES || name.chars().any(char::is_control) {

@@ -46,7 +46,7 @@ fn name_in<'a>(headers: &'a HeaderMap, field: &HeaderName) -> Result<Option<&'a 
     if value.len() > NAME_MAX_BYTES {
         return Err(Fault::Malformed);
     }
-    let name = str::from_utf8(value).map_err(|_| Fault::Malformed)?;
+    let name = str::from_utf8(value).map_err(|_| Fault::Malformed)?.trim();
     if name.chars().any(char::is_control) {
         return Err(Fault::Malformed);
     }

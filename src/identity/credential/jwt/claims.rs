@@ -124,11 +124,12 @@ fn find<'c>(claims: &'c Map<String, Value>, name: &str) -> Option<&'c Value> {
     find(claims.get(first)?.as_object()?, rest)
 }
 
-/// A text, whole number or boolean as text; null and an empty text are no value.
+/// A text, whole number or boolean as text, without white space around it: a field cannot carry that to the server, and what is
+/// counted is what the server is told. Null and an empty text are no value; a text with controls is a fault.
 fn text_of(value: Option<&Value>) -> Result<Option<Box<str>>, Fault> {
     let text: Box<str> = match value {
         None | Some(Value::Null) => return Ok(None),
-        Some(Value::String(text)) => text.as_str().into(),
+        Some(Value::String(text)) => text.trim().into(),
         Some(Value::Number(number)) if !number.is_f64() => number.to_string().into(),
         Some(Value::Bool(value)) => value.to_string().into(),
         Some(Value::Number(_) | Value::Array(_) | Value::Object(_)) => {
@@ -186,6 +187,16 @@ mod tests {
     }
 
     #[test]
+    fn white_space_around_a_claim_is_not_part_of_it() {
+        let payload = r#"{"exp":2000,"sub":" alice ","plan":"\tpro\n","org":{"id":"\u00a0acme"},"device":" a  b "}"#;
+        let verified = read(payload).expect("it is in order");
+        assert_eq!(&*verified.user, "alice");
+        let (tier, tenant) = (verified.tier.as_deref(), verified.tenant.as_deref());
+        assert_eq!((tier, tenant), (Some("pro"), Some("acme")));
+        assert_eq!(verified.claim("device"), Some("a  b"), "inside it stays");
+    }
+
+    #[test]
     fn a_member_that_is_called_so_comes_before_the_way_to_another() {
         let payload = r#"{"exp":2000,"sub":"a","org":{"id":"inside"},"org.id":"outside"}"#;
         assert_eq!(
@@ -203,6 +214,9 @@ mod tests {
             (r#"{"exp":2000,"sub":["a"]}"#, Fault::Malformed),
             (r#"{"exp":2000,"sub":1.5}"#, Fault::Malformed),
             (r#"{"exp":2000,"sub":"a\nb"}"#, Fault::Malformed),
+            (r#"{"exp":2000,"sub":"a\tb"}"#, Fault::Malformed),
+            (r#"{"exp":2000,"sub":"a\u0000"}"#, Fault::Malformed),
+            (r#"{"exp":2000,"sub":" \t "}"#, Fault::Claims),
             (r#"{"exp":2000,"sub":"a","plan":{}}"#, Fault::Malformed),
             (r#"{"sub":"a"}"#, Fault::Claims),
             (r#"{"exp":"2000","sub":"a"}"#, Fault::Malformed),
