@@ -4,6 +4,8 @@
 //! programs that use `select(2)`. This one does not, so it takes all that it may have. A share of them is never given to clients:
 //! a gateway without a descriptor for its upstreams accepts everybody and serves nobody.
 
+use std::sync::{Mutex, PoisonError};
+
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// One in so many is left to connections to upstreams, files and the admin page.
@@ -14,9 +16,18 @@ pub(super) fn for_connections(wanted: usize) -> usize {
     raise().map_or(wanted, |all| wanted.min(room(all)))
 }
 
-/// Says so where there may not be as many connections as are wanted.
+/// What was said last: how many connections were wanted, of how many descriptors.
+static SAID: Mutex<Option<(usize, usize)>> = Mutex::new(None);
+
+/// Says so where there may not be as many connections as are wanted; once for each change, and not at each reload.
 pub(super) fn warn_if_few(wanted: usize) {
-    if let Some(all) = raise().filter(|all| wanted > room(*all)) {
+    let few = raise().filter(|all| wanted > room(*all));
+    let now = few.map(|all| (wanted, all));
+    let before = std::mem::replace(
+        &mut *SAID.lock().unwrap_or_else(PoisonError::into_inner),
+        now,
+    );
+    if let Some(all) = few.filter(|_| now != before) {
         tracing::warn!(
             "the system allows {all} file descriptors, too few for max_connections = {wanted}: beyond {} connections, \
              accepting pauses. Raise `ulimit -Hn`, in a systemd unit `LimitNOFILE=`",

@@ -435,3 +435,26 @@ fn a_hundred_reloads_under_load_fail_no_request_and_give_nothing_away() {
     gateway.wait_for_metric("tidegate_requests_total", asked as f64);
     assert_eq!(gateway.metric("tidegate_panics_total"), 0.0);
 }
+
+#[test]
+fn too_few_descriptors_are_said_once_and_again_when_that_changes() {
+    let toml = |most: u32| format!("[server]\nmax_connections = {most}\n");
+    let gateway = Gateway::with(&toml(100_000)).descriptors(512, 512).start();
+    let said = || {
+        gateway
+            .stderr()
+            .matches("too few for max_connections")
+            .count()
+    };
+    for n in 0..3 {
+        gateway.reconfigure(&format!(
+            "{}[limit.a{n}]\nkey = []\nrate = \"1/s\"\n",
+            toml(100_000)
+        ));
+    }
+    gateway.reconfigure(&toml(90_000));
+    eventually_eq("the change to be said", true, || {
+        gateway.stderr().contains("max_connections = 90000")
+    });
+    assert_eq!(said(), 2, "{}", gateway.stderr());
+}
