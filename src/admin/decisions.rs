@@ -134,6 +134,10 @@ pub(super) fn summary(one: &Remembered) -> Value {
         "route": route(explanation),
         "limit": rejecting.map(|limit| &limit.name),
         "key": rejecting.map(|limit| &limit.key),
+        "quota": rejecting.map(|limit| &limit.quota),
+        "scope": rejecting.map(|limit| limit.scope),
+        "mode": rejecting.map(|limit| limit.mode),
+        "tier": explanation.who.tier,
     })
 }
 

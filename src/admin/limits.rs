@@ -16,10 +16,10 @@ use super::{
     api::{Answer, Call},
 };
 use crate::{
-    config::{self, Mode},
+    config::{self, Effect, Mode},
     gateway::{
         Shared,
-        operate::{KeyView, LimitView, NoKey, Reach},
+        operate::{Applies, KeyStanding, KeyView, LimitView, NoKey, Reach},
         rulings::{About, Acting, Boost, KeyRuling, LimitRulings, Rulings, TooManyRulings, Until},
     },
     telemetry::{self, Sample},
@@ -64,11 +64,8 @@ impl Admin {
         let answered = match call.method {
             Method::GET | Method::HEAD => Ok(Answer::ok(json!({ "kill": kill(&shared) }))),
             Method::PUT | Method::POST => set_mode(&shared, None, call),
-            Method::DELETE => call.takes(&[]).and_then(|()| {
-                let reach = rule(&shared, About::All, |rulings| {
-                    rulings.rule_all(None);
-                    Ok(())
-                })?;
+            Method::DELETE => call.takes(&["scope"]).and_then(|()| {
+                let reach = rule_mode(&shared, None, None, scope(call)?)?;
                 tracing::warn!(from = %call.from, reach, "every limit acts as configured again");
                 Ok(Answer::ok(
                     json!({ "ok": true, "kill": null, "reach": reach }),
@@ -82,11 +79,85 @@ impl Admin {
 
 /// How a limit that is switched off for all is described; `null` where none is.
 pub(super) fn kill(shared: &Shared) -> Value {
-    shared.rulings().on_all().map_or(Value::Null, acting)
+    let rulings = shared.rulings();
+    acting(rulings.on_all(), rulings.on_all_here())
 }
 
-fn acting(acting: Acting) -> Value {
-    json!({ "mode": mode_name(acting.mode), "until": until_json(acting.until) })
+/// The ruling for all gateways and the one for this one: the stronger is shown, and whom it reaches.
+fn acting(all: Option<Acting>, here: Option<Acting>) -> Value {
+    let (acting, scope) = match (all, here) {
+        (None, None) => return Value::Null,
+        (Some(all), Some(here)) if here.mode == Mode::Off && all.mode != Mode::Off => {
+            (here, Scope::Gateway)
+        }
+        (Some(all), _) => (all, Scope::All),
+        (None, Some(here)) => (here, Scope::Gateway),
+    };
+    json!({
+        "mode": acting.mode.as_str(),
+        "until": until_json(acting.until),
+        "scope": scope.word(),
+    })
+}
+
+/// Whom a switch is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scope {
+    /// This gateway.
+    Gateway,
+    /// Every gateway on the same Redis.
+    All,
+}
+
+impl Scope {
+    fn word(self) -> &'static str {
+        match self {
+            Scope::Gateway => "gateway",
+            Scope::All => "all",
+        }
+    }
+}
+
+/// `"scope"` of a body: all gateways, where it is left out.
+fn scope(call: &Call) -> Result<Scope, Answer> {
+    match &call.body["scope"] {
+        Value::Null => Ok(Scope::All),
+        Value::String(word) if word == "all" => Ok(Scope::All),
+        Value::String(word) if word == "gateway" => Ok(Scope::Gateway),
+        _ => {
+            let why =
+                r#"scope is "gateway" for this one, or "all" for every gateway on the same Redis"#;
+            Err(Answer::error(StatusCode::BAD_REQUEST, why))
+        }
+    }
+}
+
+/// Switches a limit (`None`: all) for this gateway or for all; `None` takes it back, and for all gateways ends what holds here
+/// alone, too.
+fn rule_mode(
+    shared: &Shared,
+    limit: Option<&str>,
+    acting: Option<Acting>,
+    scope: Scope,
+) -> Result<&'static str, Answer> {
+    let rulings = shared.rulings();
+    if scope == Scope::Gateway || acting.is_none() {
+        match limit {
+            Some(limit) => rulings.rule_here(limit, acting),
+            None => rulings.rule_all_here(acting),
+        }
+    }
+    if scope == Scope::Gateway {
+        return Ok("this gateway");
+    }
+    let about = limit.map_or(About::All, About::Limit);
+    rule(shared, about, |rulings| {
+        match limit {
+            Some(limit) => rulings.rule(limit, acting),
+            None => rulings.rule_all(acting),
+        }
+        Ok(())
+    })
 }
 
 /// Every limit, in the order of the configuration.
@@ -151,12 +222,13 @@ fn limit_json(limit: &LimitView, samples: &[Sample]) -> Value {
         "algorithm": limit.algorithm,
         "key": settings.key.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "quotas": quotas,
-        "scope": if settings.shared.is_some() { "global" } else { "local" },
+        "scope": settings.scope(),
         "gateways_disagree": disagree,
-        "mode": mode_name(limit.mode),
-        "configured_mode": mode_name(settings.mode),
-        "ruling": limit.rulings.acting().map(acting),
+        "mode": limit.mode.as_str(),
+        "configured_mode": settings.mode.as_str(),
+        "ruling": acting(limit.rulings.acting(), limit.rulings.acting_here()),
         "keys": limit.keys + held as u64,
+        "guaranteed_keys": limit.guaranteed,
         "evictions": limit.evictions,
         "overflows": limit.overflowed,
         "decisions": decisions,
@@ -191,15 +263,6 @@ fn until_json(until: Until) -> Value {
     until.map_or(Value::Null, |until| json!(telemetry::moment(until)))
 }
 
-fn mode_name(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Enforce => "enforce",
-        Mode::Shadow => "shadow",
-        Mode::Tag => "tag",
-        Mode::Off => "off",
-    }
-}
-
 fn show_key(shared: &Shared, limit: &str, key: &str, tier: Option<&str>) -> Result<Answer, Answer> {
     let view = shared
         .key(limit, key, tier)
@@ -212,18 +275,53 @@ fn key_json(shared: &Shared, limit: &str, view: &KeyView) -> Value {
     let mut json = ruling.as_ref().map_or_else(|| json!({}), ruling_json);
     json["limit"] = json!(limit);
     json["key"] = json!(view.name);
-    json["capacity"] = json!(view.capacity);
-    json["spent"] = json!(view.capacity.saturating_sub(view.remaining));
-    json["remaining"] = json!(view.remaining);
-    json["reset_seconds"] = json!(view.reset.as_secs_f64());
-    json["retry_after_seconds"] = json!(view.retry_after.map(|wait| wait.as_secs_f64()));
+    stands_json(&mut json, &view.stands);
+    let (tier, why, exception) = match &view.applies {
+        Applies::Override(exception) => (None, "override", Some(exception)),
+        Applies::Exempt => (None, "exempt", None),
+        Applies::Asked(tier) => (Some(tier), "asked", None),
+        Applies::LastSeen(tier) => (tier.as_ref(), "last_seen", None),
+        Applies::Only => (None, "only_quota", None),
+        Applies::Unknown => (None, "unknown", None),
+    };
+    json["tier"] = json!(tier);
+    json["quota_from"] = json!(why);
+    json["override"] = exception.map_or(Value::Null, |exception| {
+        let effect = match exception.effect {
+            Effect::Quota(_) => "quota",
+            Effect::Exempt => "exempt",
+            Effect::Block => "block",
+        };
+        json!({
+            "for": exception.whom.to_string(),
+            "effect": effect,
+            "until": until_json(exception.until),
+            "note": exception.note,
+        })
+    });
+    let tiers = view.tiers.iter().map(|(tier, stands)| {
+        let mut json = json!({ "tier": tier });
+        stands_json(&mut json, stands);
+        json
+    });
+    json["tiers"] = tiers.collect();
     json["source"] = json!(view.source);
     json
 }
 
+fn stands_json(json: &mut Value, stands: &KeyStanding) {
+    json["rate"] = json!(stands.rate);
+    json["capacity"] = json!(stands.capacity);
+    json["spent"] = json!(stands.capacity.saturating_sub(stands.remaining));
+    json["remaining"] = json!(stands.remaining);
+    json["reset_seconds"] = json!(stands.reset.as_secs_f64());
+    json["retry_after_seconds"] = json!(stands.retry_after.map(|wait| wait.as_secs_f64()));
+}
+
 /// `PUT {"mode":"off","for":"15m"}`; `null` or `"configured"` takes it back.
 fn set_mode(shared: &Shared, limit: Option<&str>, call: &Call) -> Result<Answer, Answer> {
-    call.takes(&["mode", "for", "until"])?;
+    call.takes(&["mode", "for", "until", "scope"])?;
+    let scope = scope(call)?;
     let mode = match call.body["mode"].as_str() {
         Some("off") => Some(Mode::Off),
         Some("shadow") => Some(Mode::Shadow),
@@ -243,15 +341,8 @@ fn set_mode(shared: &Shared, limit: Option<&str>, call: &Call) -> Result<Answer,
     if let Some(limit) = limit {
         known(shared, limit)?;
     }
-    let about = limit.map_or(About::All, About::Limit);
-    let reach = rule(shared, about, |rulings| {
-        match limit {
-            Some(limit) => rulings.rule(limit, ruling),
-            None => rulings.rule_all(ruling),
-        }
-        Ok(())
-    })?;
-    let mode = mode.map_or("configured", mode_name);
+    let reach = rule_mode(shared, limit, ruling, scope)?;
+    let mode = mode.map_or("configured", Mode::as_str);
     let ends = until.map_or_else(|| "taken back".to_owned(), telemetry::moment);
     tracing::warn!(from = %call.from, limit = limit.unwrap_or("(all)"), mode, until = ends, reach, "an operator has changed how a limit acts");
     Ok(Answer::ok(

@@ -87,8 +87,8 @@ fn screen(text: &mut String, now: &Value, before: &Value, time: Duration) {
     alarms(text, now);
     let _ = writeln!(
         text,
-        "\n{:<20} {:<8} {:>11} {:>11} {:>8}",
-        "LIMIT", "MODE", "ADMITTED/s", "REJECTED/s", "KEYS"
+        "\n{:<20} {:<8} {:<6} {:>11} {:>11} {:>8}  QUOTA",
+        "LIMIT", "MODE", "SCOPE", "ADMITTED/s", "REJECTED/s", "KEYS"
     );
     for limit in list(&now["limits"]) {
         let name = word(&limit["name"]);
@@ -102,11 +102,13 @@ fn screen(text: &mut String, now: &Value, before: &Value, time: Duration) {
         };
         let _ = writeln!(
             text,
-            "{name:<20} {:<8} {:>11.0} {:>11.0} {:>8}",
+            "{name:<20} {:<8} {:<6} {:>11.0} {:>11.0} {:>8}  {}",
             word(&limit["mode"]),
+            word(&limit["scope"]),
             of("admitted") + of("delayed"),
             of("rejected"),
             limit["keys"],
+            quotas(limit),
         );
     }
     let mut keys: Vec<(u64, String, String)> = Vec::new();
@@ -125,13 +127,30 @@ fn screen(text: &mut String, now: &Value, before: &Value, time: Duration) {
     }
 }
 
+/// `10/s; pro: 100/s`.
+fn quotas(limit: &Value) -> String {
+    let one = |quota: &Value| {
+        let tiers: Vec<String> = list(&quota["tiers"]).iter().map(word).collect();
+        match tiers.as_slice() {
+            [] => word(&quota["rate"]),
+            tiers => format!("{}: {}", tiers.join(", "), word(&quota["rate"])),
+        }
+    };
+    let all: Vec<String> = list(&limit["quotas"]).iter().map(one).collect();
+    all.join("; ")
+}
+
 /// What an operator should see first.
 fn alarms(text: &mut String, now: &Value) {
     let mut say = |alarm: String| _ = writeln!(text, "!! {alarm}");
     if !now["kill"].is_null() {
         say(format!(
-            "every limit is {} by an operator",
-            word(&now["kill"]["mode"])
+            "every limit is {} by an operator, {}",
+            word(&now["kill"]["mode"]),
+            match now["kill"]["scope"] == "gateway" {
+                true => "at this gateway",
+                false => "at all gateways that share a Redis with this one",
+            }
         ));
     }
     if now["config"]["last_reload_ok"] == false {

@@ -68,6 +68,14 @@ pub struct Shared {
 }
 
 impl Limit {
+    /// As the configuration names it: whether gateways share it.
+    pub fn scope(&self) -> &'static str {
+        match self.shared {
+            Some(_) => "global",
+            None => "local",
+        }
+    }
+
     /// A limit without any of the keys that may be left out.
     pub fn new(name: &str, key: Vec<KeyPart>, algorithm: Algorithm, quotas: Vec<Quota>) -> Limit {
         Limit {
@@ -116,6 +124,18 @@ pub enum Mode {
     Tag,
     /// It does not even count.
     Off,
+}
+
+impl Mode {
+    /// As the configuration names it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Mode::Enforce => "enforce",
+            Mode::Shadow => "shadow",
+            Mode::Tag => "tag",
+            Mode::Off => "off",
+        }
+    }
 }
 
 /// Who does not meet a limit: whoever is in one of the lists.

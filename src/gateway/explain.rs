@@ -335,6 +335,8 @@ impl Worker {
         let mut shown = LimitShown {
             name: rule.name.clone(),
             algorithm: rule.algorithm,
+            scope: settings.scope(),
+            mode: rule.mode().as_str(),
             parts: settings.key.iter().map(ToString::to_string).collect(),
             key,
             quota: String::new(),

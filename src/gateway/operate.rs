@@ -1,6 +1,11 @@
 //! What operators see of a gateway that runs, and what they change: limits, one key, rulings, decisions.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use ipnet::IpNet;
 
 use tokio::time::Instant;
 
@@ -12,8 +17,8 @@ use super::{
 };
 use crate::{
     budget::Claim,
-    config::{self, Mode},
-    limit::{Charge, Key},
+    config::{self, Effect, Mode, Override, Whom},
+    limit::{Charge, Key, Standing},
 };
 
 /// One limit, as it is.
@@ -31,6 +36,8 @@ pub struct LimitView {
     pub evictions: u64,
     /// Decisions made in a shared bucket.
     pub overflowed: u64,
+    /// Buckets that it can have whatever other limits hold; `None` where there is no other.
+    pub guaranteed: Option<u64>,
     /// Who is rejected most.
     pub top: Vec<TopKey>,
     /// What operators have decided about it.
@@ -42,6 +49,38 @@ pub struct LimitView {
 pub struct KeyView {
     /// Its name, in full.
     pub name: String,
+    /// How it stands under the quota that applies to it, as far as is known.
+    pub stands: KeyStanding,
+    /// Why that quota.
+    pub applies: Applies,
+    /// How it would stand in each of the limit's tiers, the default one first; empty where there is only one quota.
+    pub tiers: Vec<(Option<String>, KeyStanding)>,
+    /// Where it is kept: `local`, or `lease` for what this gateway has borrowed of a shared one.
+    pub source: &'static str,
+}
+
+/// Which quota applies to a key, and how that is known.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Applies {
+    /// An exception of the configuration names it.
+    Override(Override),
+    /// The limit exempts it.
+    Exempt,
+    /// The tier that was asked for.
+    Asked(String),
+    /// The tier of the latest decision about it that is remembered; `None` is the default one.
+    LastSeen(Option<String>),
+    /// There is only one quota.
+    Only,
+    /// It has tiers, and no decision about the key is remembered.
+    Unknown,
+}
+
+/// How one bucket stands under one quota.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KeyStanding {
+    /// `100/s`.
+    pub rate: String,
     /// The most that it holds, in units.
     pub capacity: u64,
     /// Units left.
@@ -50,8 +89,6 @@ pub struct KeyView {
     pub reset: Duration,
     /// Until a request for one unit passes; `None` where it passes now, or nobody knows.
     pub retry_after: Option<Duration>,
-    /// Where it is kept: `local`, or `lease` for what this gateway has borrowed of a shared one.
-    pub source: &'static str,
 }
 
 /// Whom a ruling reaches.
@@ -100,21 +137,87 @@ impl Shared {
             keys: rule.buckets.keys(),
             evictions: rule.buckets.evictions(),
             overflowed: rule.buckets.overflowed(),
+            guaranteed: self.store.guaranteed_keys(&rule.buckets),
             top: self.notebooks.top(&rule.name, now),
             rulings: Arc::clone(&rule.rulings),
         }
     }
 
-    /// How the bucket of a key stands for a tier (the default one where the limit knows no such tier).
+    /// How the bucket of a key stands: under the exception or the tier that applies to it, and in each tier of the limit. `tier`
+    /// asks for that tier instead.
     pub fn key(&self, limit: &str, name: &str, tier: Option<&str>) -> Result<KeyView, NoKey> {
         let rule = self.rule(limit)?;
         let (name, key) = self.named(rule, name)?;
-        let tiers = &rule.settings.tiers;
-        let tier = tiers.iter().find(|(known, _)| Some(&**known) == tier);
-        let tier = tier.map_or(0, |(_, tier)| *tier);
+        let settings = &rule.settings;
+        let applies = self.applies(rule, &name, tier);
+        let quota_of = |tier: &Option<String>| {
+            let named = |(known, _): &&(String, usize)| Some(known) == tier.as_ref();
+            settings.tiers.iter().find(named).map_or(0, |(_, at)| *at)
+        };
+        let quota = match &applies {
+            Applies::Override(exception) => match exception.effect {
+                Effect::Quota(quota) => quota,
+                Effect::Exempt | Effect::Block => 0,
+            },
+            Applies::Asked(tier) => quota_of(&Some(tier.clone())),
+            Applies::LastSeen(tier) => quota_of(tier),
+            Applies::Exempt | Applies::Only | Applies::Unknown => 0,
+        };
+        let stands = |quota| {
+            let stands = self.key_stands(rule, key, quota);
+            stands.ok_or_else(|| not_named(rule, &name))
+        };
+        let mut tiers = Vec::new();
+        if !settings.tiers.is_empty() {
+            tiers.push((None, stands(0)?));
+            for (tier, quota) in &settings.tiers {
+                tiers.push((Some(tier.clone()), stands(*quota)?));
+            }
+        }
+        let is_shared = rule.shared.is_some() && self.budget.is_some();
+        Ok(KeyView {
+            stands: stands(quota)?,
+            applies,
+            tiers,
+            source: if is_shared { "lease" } else { "local" },
+            name,
+        })
+    }
+
+    /// Which quota applies to a key, as far as its name and the decisions about it tell.
+    fn applies(&self, rule: &LimitRule, name: &str, asked: Option<&str>) -> Applies {
+        let settings = &rule.settings;
+        let now = SystemTime::now();
+        let holds = |one: &&Override| one.until.is_none_or(|until| now < until);
+        let fits = |one: &&Override| is_for(settings, &one.whom, name);
+        let known = |tier: &str| settings.tiers.iter().any(|(known, _)| known == tier);
+        if is_exempt(settings, name) {
+            return Applies::Exempt;
+        }
+        if let Some(exception) = settings.overrides.iter().filter(holds).find(fits) {
+            return Applies::Override(exception.clone());
+        }
+        if let Some(tier) = asked.filter(|tier| known(tier)) {
+            return Applies::Asked(tier.to_owned());
+        }
+        if settings.tiers.is_empty() && settings.exempt.tiers.is_empty() {
+            return Applies::Only;
+        }
+        let is_about =
+            |limit: &super::explain::LimitShown| limit.name == rule.name && limit.key == name;
+        let latest = self
+            .notebooks
+            .decisions(|one| one.explanation.limits.iter().any(is_about));
+        match latest.first().map(|one| &one.explanation.who.tier) {
+            Some(Some(tier)) if settings.exempt.tiers.contains(tier) => Applies::Exempt,
+            Some(tier) => Applies::LastSeen(tier.clone().filter(|tier| known(tier))),
+            None => Applies::Unknown,
+        }
+    }
+
+    fn key_stands(&self, rule: &LimitRule, key: Option<Key>, tier: usize) -> Option<KeyStanding> {
         let now_ns = self.nanoseconds(Instant::now());
-        let together = rule.shared.as_ref().zip(self.budget.as_ref());
-        let verdict = match together {
+        let verdict = match rule.shared.as_ref().zip(self.budget.as_ref()) {
             Some((limit, budget)) => {
                 let claim = Claim {
                     limit,
@@ -135,15 +238,14 @@ impl Shared {
                 self.store.peek(now_ns, &[charge])
             }
         };
-        let standings = verdict.standings();
-        let standing = standings.first().ok_or_else(|| not_named(rule, &name))?;
-        Ok(KeyView {
-            name,
+        let standing: Standing = *verdict.standings().first()?;
+        let quota = rule.settings.quotas.get(tier);
+        Some(KeyStanding {
+            rate: quota.map_or_else(String::new, ToString::to_string),
             capacity: standing.capacity,
             remaining: standing.remaining,
             reset: Duration::from_nanos(standing.reset_ns),
             retry_after: standing.retry_after_ns.map(Duration::from_nanos),
-            source: if together.is_some() { "lease" } else { "local" },
         })
     }
 
@@ -205,6 +307,49 @@ impl Shared {
             .or_else(known)
             .ok_or_else(|| not_named(rule, name))
     }
+}
+
+/// The values of a key's parts, by their names. What a user's name does to the separator is its own business: then nothing fits.
+fn parts<'n>(settings: &config::Limit, name: &'n str) -> Vec<(&'n str, &'n str)> {
+    let one = [name];
+    let several: Vec<&str> = name.split(", ").collect();
+    let parts = match settings.key.len() {
+        0 | 1 => &one[..],
+        _ => &several,
+    };
+    parts
+        .iter()
+        .filter_map(|part| part.split_once('='))
+        .collect()
+}
+
+/// Whether an exception is for a key of this name.
+fn is_for(settings: &config::Limit, whom: &Whom, name: &str) -> bool {
+    let has = |part: &str, value: &str| parts(settings, name).contains(&(part, value));
+    match whom {
+        Whom::User(user) => has("user", user),
+        Whom::Tenant(tenant) => has("tenant", tenant),
+        Whom::Ip(network) => is_within(settings, name, network),
+        Whom::Key(key) => key == name,
+    }
+}
+
+fn is_within(settings: &config::Limit, name: &str, network: &IpNet) -> bool {
+    let mut parts = parts(settings, name).into_iter();
+    let address = parts.find_map(|(part, value)| (part == "ip").then_some(value));
+    address
+        .and_then(|address| address.parse::<IpNet>().ok())
+        .is_some_and(|address| network.contains(&address))
+}
+
+fn is_exempt(settings: &config::Limit, name: &str) -> bool {
+    let exempt = &settings.exempt;
+    let is_named = |user: &String| parts(settings, name).contains(&("user", user.as_str()));
+    exempt.users.iter().any(is_named)
+        || exempt
+            .ips
+            .iter()
+            .any(|network| is_within(settings, name, network))
 }
 
 fn not_named(rule: &LimitRule, name: &str) -> NoKey {

@@ -40,6 +40,8 @@ pub struct Rulings {
 struct State {
     /// On every limit, also on those that a reload brings.
     all: Option<Acting>,
+    /// The same, which other gateways are not told of.
+    all_here: Option<Acting>,
     limits: BTreeMap<String, Arc<LimitRulings>>,
 }
 
@@ -117,6 +119,8 @@ pub struct LimitRulings {
     /// One of the constants below for how it acts, and `ON_KEYS`.
     in_force: AtomicU8,
     acting: Mutex<Option<Acting>>,
+    /// The same, which other gateways are not told of.
+    acting_here: Mutex<Option<Acting>>,
     keys: ArcSwap<HashMap<String, KeyRuling>>,
 }
 
@@ -176,19 +180,26 @@ impl LimitRulings {
         rulings
     }
 
-    /// How it acts, if not as configured.
+    /// How it acts, if not as configured, at every gateway that shares limits with this one.
     pub fn acting(&self) -> Option<Acting> {
         *lock(&self.acting)
     }
 
-    fn holds(&self) -> bool {
-        lock(&self.acting).is_some() || !self.keys.load().is_empty()
+    /// The same at this gateway alone.
+    pub fn acting_here(&self) -> Option<Acting> {
+        *lock(&self.acting_here)
     }
 
-    fn refresh(&self, all: Option<Acting>, now: SystemTime) {
-        let mut acting = lock(&self.acting);
-        if acting.is_some_and(|acting| !lasts(acting.until, now)) {
-            *acting = None;
+    fn holds(&self) -> bool {
+        self.acting().is_some() || self.acting_here().is_some() || !self.keys.load().is_empty()
+    }
+
+    fn refresh(&self, all: [Option<Acting>; 2], now: SystemTime) {
+        let (mut acting, mut here) = (lock(&self.acting), lock(&self.acting_here));
+        for acting in [&mut *acting, &mut *here] {
+            if acting.is_some_and(|acting| !lasts(acting.until, now)) {
+                *acting = None;
+            }
         }
         let keys = self.keys.load();
         if keys.values().any(|ruling| !ruling.is_in_force(now)) {
@@ -197,13 +208,14 @@ impl LimitRulings {
             self.keys.store(Arc::new(left));
         }
         // what switches everything off is stronger than what is said of one limit
-        let strongest = all
-            .into_iter()
-            .chain(*acting)
-            .map(|acting| match acting.mode {
-                Mode::Off => OFF,
-                _ => SHADOW,
-            });
+        let strongest =
+            all.into_iter()
+                .chain([*acting, *here])
+                .flatten()
+                .map(|acting| match acting.mode {
+                    Mode::Off => OFF,
+                    _ => SHADOW,
+                });
         let mode = strongest.min().unwrap_or(0);
         let on_keys = if self.keys.load().is_empty() {
             0
@@ -427,7 +439,7 @@ impl Rulings {
     /// The rulings on the limit of this name.
     pub fn on(&self, limit: &str) -> Arc<LimitRulings> {
         let mut state = lock(&self.state);
-        let all = state.all;
+        let all = [state.all, state.all_here];
         let rulings = state.limits.entry(limit.to_owned()).or_insert_with(|| {
             let fresh = LimitRulings::default();
             fresh.refresh(all, SystemTime::now());
@@ -441,15 +453,32 @@ impl Rulings {
         lock(&self.state).all
     }
 
+    /// The same, at this gateway alone.
+    pub fn on_all_here(&self) -> Option<Acting> {
+        lock(&self.state).all_here
+    }
+
     /// Every limit acts like this from now on; `None`: as configured.
     pub fn rule_all(&self, acting: Option<Acting>) {
         lock(&self.state).all = acting;
         self.refresh();
     }
 
+    /// The same at this gateway alone: other gateways are not told, and what they rule does not end it.
+    pub fn rule_all_here(&self, acting: Option<Acting>) {
+        lock(&self.state).all_here = acting;
+        self.refresh();
+    }
+
     /// A limit acts like this from now on; `None`: as configured.
     pub fn rule(&self, limit: &str, acting: Option<Acting>) {
         *lock(&self.on(limit).acting) = acting;
+        self.refresh();
+    }
+
+    /// The same at this gateway alone.
+    pub fn rule_here(&self, limit: &str, acting: Option<Acting>) {
+        *lock(&self.on(limit).acting_here) = acting;
         self.refresh();
     }
 
@@ -482,10 +511,13 @@ impl Rulings {
     pub fn refresh(&self) {
         let now = SystemTime::now();
         let mut state = lock(&self.state);
-        if state.all.is_some_and(|all| !lasts(all.until, now)) {
-            state.all = None;
+        let State { all, all_here, .. } = &mut *state;
+        for all in [all, all_here] {
+            if all.is_some_and(|all| !lasts(all.until, now)) {
+                *all = None;
+            }
         }
-        let all = state.all;
+        let all = [state.all, state.all_here];
         state.limits.retain(|_, rulings| {
             rulings.refresh(all, now);
             // of a limit that a reload has removed nothing is kept but what still holds
@@ -534,6 +566,21 @@ mod tests {
         assert_eq!(limit.in_force().mode(), Some(Mode::Shadow));
         rulings.rule("a", acting(Mode::Off, from_now(-1)));
         assert_eq!(limit.in_force().mode(), None, "its time is over");
+    }
+
+    #[test]
+    fn what_is_ruled_for_one_gateway_is_not_told_to_others_nor_ended_by_them() {
+        let rulings = Rulings::default();
+        let mode = || rulings.on("a").in_force().mode();
+        rulings.rule_here("a", acting(Mode::Shadow, from_now(60)));
+        rulings.rule_all_here(acting(Mode::Off, from_now(60)));
+        assert_eq!((mode(), rulings.notices().len()), (Some(Mode::Off), 0));
+        rulings.read(&Posted::new(), false);
+        assert_eq!(mode(), Some(Mode::Off));
+        rulings.rule_all_here(None);
+        assert_eq!(mode(), Some(Mode::Shadow));
+        rulings.rule_here("a", acting(Mode::Off, from_now(-1)));
+        assert_eq!(mode(), None, "its time is over");
     }
 
     #[test]

@@ -163,6 +163,13 @@ impl Shared {
         let before = Some(&self.plan);
         let snapshot = &self.snapshot;
         let plan = Plan::bind(snapshot, &self.store, &metrics, &self.rulings, before)?;
+        // key sets that were fetched, or no token would verify
+        for (url, keys) in plan.identifier.published_keys() {
+            let mut known = self.published_keys();
+            if let Some((_, known)) = known.find(|(known, _)| *known == url) {
+                keys.continue_from(known);
+            }
+        }
         Ok(Self {
             plan,
             metrics,
@@ -263,7 +270,7 @@ impl Shared {
                     limit = rule.name,
                     decisions = count,
                     max_keys = self.snapshot.server.max_keys,
-                    "every bucket is held by a key in debt: new keys of this limit share one; raise server.max_keys, or key the limit by less"
+                    "this limit holds all the buckets that it may: its new keys share overflow buckets (other limits are not affected); raise server.max_keys, or key the limit by what clients cannot choose"
                 );
             }
             *known = count;

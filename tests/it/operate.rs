@@ -594,3 +594,90 @@ fn top_shows_what_happens_and_to_whom() {
         "{refused}"
     );
 }
+
+#[test]
+fn a_key_is_shown_under_the_quota_that_applies_to_it() {
+    let toml = r#"
+        [client_ip]
+        trusted_proxies = ["127.0.0.0/8"]
+        [[user]]
+        from = "header"
+        header = "x-auth-user"
+        tier_header = "x-auth-tier"
+        [limit.per_user]
+        key = ["user"]
+        rate = { default = "10/h", small = "2/h" }
+        [[override]]
+        limit = "per_user"
+        user = "vip"
+        rate = "50/h"
+        burst = 50
+        [[override]]
+        limit = "per_user"
+        user = "gone"
+        block = true
+        [gateway]
+        limits = ["per_user"]
+    "#;
+    let gateway = Gateway::with(toml).start();
+    let key = |name: &str| gateway.look(&format!("/api/v1/limits/per_user/keys/user={name}"));
+    let new = key("nobody");
+    assert_eq!(new["quota_from"], "unknown");
+    let tiers = [&new["tiers"][0], &new["tiers"][1]].map(|tier| (&tier["tier"], &tier["capacity"]));
+    assert_eq!(
+        tiers,
+        [(&Value::Null, &json!(10)), (&json!("small"), &json!(2))]
+    );
+
+    let as_user = |user: &str| {
+        Request::get("/")
+            .header("x-forwarded-for", "203.0.113.9")
+            .header("x-auth-user", user)
+            .header("x-auth-tier", "small")
+    };
+    assert_eq!(gateway.statuses(&as_user("alice"), 3), [200, 200, 429]);
+    let alice = key("alice");
+    let shown = ["quota_from", "tier", "capacity", "remaining"].map(|field| alice[field].clone());
+    assert_eq!(
+        shown,
+        [json!("last_seen"), json!("small"), json!(2), json!(0)]
+    );
+    let vip = key("vip");
+    assert_eq!(
+        (&vip["quota_from"], &vip["capacity"]),
+        (&json!("override"), &json!(50))
+    );
+    assert_eq!(vip["override"]["for"], "user vip");
+    assert_eq!(key("gone")["override"]["effect"], "block");
+    let asked = gateway.look("/api/v1/limits/per_user/keys/user=alice?tier=small");
+    assert_eq!(asked["quota_from"], "asked");
+}
+
+#[test]
+fn a_switch_says_whom_it_reaches_and_may_be_for_one_gateway() {
+    let gateway = Gateway::with(LIMITED).start();
+    let here = json!({ "for": "15m", "scope": "gateway" });
+    assert_eq!(
+        gateway.change("PUT", "/api/v1/kill", &here)["reach"],
+        "this gateway"
+    );
+    assert_eq!(gateway.look("/api/v1/kill")["kill"]["scope"], "gateway");
+    assert_eq!(gateway.statuses(&Request::get("/"), 5), [200; 5]);
+    gateway.change("DELETE", "/api/v1/kill", &json!({ "scope": "gateway" }));
+    assert_eq!(gateway.look("/api/v1/kill")["kill"], Value::Null);
+    gateway.change("PUT", "/api/v1/kill", &json!({ "for": "15m" }));
+    assert_eq!(gateway.look("/api/v1/kill")["kill"]["scope"], "all");
+    gateway.change(
+        "PUT",
+        "/api/v1/limits/per_ip/mode",
+        &json!({ "mode": "shadow", "scope": "gateway" }),
+    );
+    gateway.change("DELETE", "/api/v1/kill", &Value::Null);
+    let limit = gateway.look("/api/v1/limits/per_ip");
+    assert_eq!(
+        (&limit["ruling"]["scope"], &limit["mode"]),
+        (&json!("gateway"), &json!("shadow"))
+    );
+    let unknown = json!({ "mode": "off", "scope": "everywhere" });
+    assert_eq!(gateway.ask("PUT", "/api/v1/kill", &unknown).status, 400);
+}

@@ -566,3 +566,44 @@ fn published_keys_come_over_tls_from_whom_the_system_trusts_only() {
     assert_invalid_token(&distrusting.send(&bearer(&token)));
     wait_until_said(&distrusting, "TLS failed");
 }
+
+#[test]
+fn a_claim_with_white_space_around_it_is_counted_as_the_server_is_told_it() {
+    let signer = Signer::new(Algorithm::RS256, "r1");
+    let origin = Origin::ok();
+    let gateway = gateway(
+        "jwks_file = \"keys\"",
+        &["per_user"],
+        ("keys", &jwks(&[&signer])),
+    )
+    .upstream(&origin)
+    .start();
+    let spellings = ["alice", " alice ", "\u{a0}alice", "alice\t"];
+    let answered: Vec<u16> = spellings
+        .iter()
+        .map(|name| statuses(&gateway, &signer.token(&claims(name)), 1)[0])
+        .collect();
+    assert_eq!(answered, [200, 200, 429, 429], "one bucket of two");
+    for seen in origin.requests() {
+        assert_eq!(seen.header("x-user-id"), Some("alice"));
+    }
+    let broken = signer.token(&claims("ali\u{7}ce"));
+    assert_eq!(statuses(&gateway, &broken, 1), [401]);
+}
+
+#[test]
+fn explain_knows_the_keys_that_the_gateway_has_fetched() {
+    let signer = Signer::new(Algorithm::RS256, "r1");
+    let publisher = Publisher::of(&[&signer]);
+    let gateway = publisher.gateway("");
+    let token = signer.token(&claims("alice"));
+    wait_until_accepted(&gateway, &token);
+    let explained = gateway.change(
+        "POST",
+        "/api/v1/explain",
+        &json!({ "url": "http://a/", "headers": { "authorization": format!("Bearer {token}") } }),
+    );
+    assert_eq!(explained["client"]["user"], "alice", "{explained}");
+    assert_eq!(explained["answer"]["forwarded"], true, "{explained}");
+    assert_eq!(publisher.fetches(), 1, "explaining fetches nothing");
+}

@@ -48,6 +48,7 @@ const number = (value) => value >= 100 ? Math.round(value).toLocaleString("en") 
 const count = (value) => value.toLocaleString("en");
 const mebibytes = (bytes) => `${(bytes / 1048576).toFixed(0)} MiB`;
 const clock = (moment) => new Date(moment).toLocaleTimeString([], { hour12: false });
+const where = (ruling, status) => ruling.scope === "all" && status.redis ? "at all gateways on the same Redis" : "at this gateway";
 const until = (ruling) => ruling.until ? `until ${clock(ruling.until)}` : "until it is taken back";
 
 function rate(now, before, seconds) {
@@ -92,11 +93,15 @@ function alerts(status) {
   const found = [];
   const say = (text, button) => found.push(element("p", {}, element("span", {}, text), button));
   if (status.kill) {
-    say(`Every limit is ${status.kill.mode}, ${until(status.kill)}.`,
-      element("button", { type: "button", onclick: () => change("kill", "DELETE") }, "Enforce again"));
+    say(`Every limit is ${status.kill.mode}, ${where(status.kill, status)}, ${until(status.kill)}.`,
+      element("button", { type: "button", onclick: () => change("kill", "DELETE", { scope: status.kill.scope }) }, "Enforce again"));
   }
   if (status.state !== "ready") say(`The gateway is ${status.state}.`);
   if (!status.config.last_reload_ok) say("The configuration file was refused: the one before still runs. The log says why.");
+  for (const limit of status.limits) {
+    const old = last && last.status.limits.find((one) => one.name === limit.name);
+    if (old && limit.overflows > old.overflows) say(`${limit.name} holds all the keys that it may (${count(limit.keys)}): its new keys share buckets. Other limits are not affected.`);
+  }
   if (status.redis && status.redis.degraded) say("Redis does not answer: shared limits go on without the other gateways.");
   for (const upstream of status.upstreams) {
     const down = upstream.servers.filter((server) => !server.healthy);
@@ -143,17 +148,17 @@ function limits(status, before, seconds) {
     const ruled = limit.ruling || (status.kill ? status.kill : null);
     const mode = element("span", { class: `badge ${ruled ? "bad" : limit.mode === "enforce" ? "good" : "warn"}` }, limit.mode);
     const button = limit.ruling
-      ? element("button", { type: "button", onclick: () => setMode(limit.name, "configured") }, `Back to ${limit.configured_mode}`)
+      ? element("button", { type: "button", onclick: () => setMode(limit.name, { mode: "configured", scope: limit.ruling.scope }) }, `Back to ${limit.configured_mode}`)
       : element("button", { type: "button", class: "danger", onclick: () => confirmOff(limit.name) }, "Switch off…");
     const quota = limit.quotas.map((one) => (one.tiers.length ? `${one.tiers.join(", ")}: ` : "") + one.rate).join("; ");
     const per_key = limit.key.length ? `per ${limit.key.join(" + ")}` : "for all together";
     return element("tr", {},
-      element("td", {}, element("b", {}, limit.name), element("br"), element("small", {}, `${quota} ${per_key}${limit.scope === "global" ? ", shared" : ""}`), limit.gateways_disagree ? element("small", { class: "warn" }, element("br"), "gateways count it differently") : null),
-      element("td", {}, mode, limit.ruling ? element("small", {}, element("br"), until(limit.ruling)) : null),
+      element("td", {}, element("b", {}, limit.name), element("br"), element("small", {}, `${quota} ${per_key}${limit.scope === "global" ? ", shared with other gateways" : ", this gateway only"}`), limit.gateways_disagree ? element("small", { class: "warn" }, element("br"), "gateways count it differently") : null),
+      element("td", {}, mode, limit.ruling ? element("small", {}, element("br"), `${where(limit.ruling, status)}, ${until(limit.ruling)}`) : null),
       element("td", { class: "n" }, number(per("admitted") + per("delayed"))),
       element("td", { class: "n" }, number(per("rejected")), would ? element("small", {}, element("br"), `${number(would)} would be`) : null),
       element("td", { class: "n" }, number(old ? rate(limit.near_limit, old.near_limit, seconds) : 0)),
-      element("td", { class: "n" }, count(limit.keys)),
+      element("td", { class: "n" }, count(limit.keys), limit.overflows ? element("small", {}, element("br"), `${count(limit.overflows)} found no room`) : null),
       element("td", {}, button));
   }), "no limit is configured");
 }
@@ -199,7 +204,7 @@ async function change(path, method, body) {
   try { await ask(path, method, body); await tick(); } catch (error) { answer(error.message); }
 }
 
-const setMode = (limit, mode, span) => change(`limits/${encodeURIComponent(limit)}/mode`, "PUT", span ? { mode, for: span } : { mode });
+const setMode = (limit, body) => change(`limits/${encodeURIComponent(limit)}/mode`, "PUT", body);
 
 let toStop = null; // the limit that the question is about, null for all
 
@@ -207,17 +212,22 @@ function confirmOff(limit) {
   toStop = limit;
   at("confirm-title").textContent = limit ? `Switch ${limit} off?` : "Switch all limits off?";
   at("confirm-text").textContent = limit
-    ? "It will reject nobody, here, whatever they send."
-    : "Nothing will keep clients from overrunning what is behind this gateway, also over reloads.";
+    ? "It will reject nobody, whatever they send."
+    : "Nothing will keep clients from overrunning what is behind, also over reloads.";
+  const others = last && last.status.redis;
+  at("confirm-where").hidden = !others;
+  at("confirm-reach").textContent = others
+    ? "All gateways on the same Redis follow within seconds, for limits that they do not share, too; or choose this one alone."
+    : "This is about this gateway: it shares nothing with others.";
   at("confirm").showModal();
 }
 
 // the answer itself, not the dialog's `close`: that comes a moment later, and might be taken for the answer to the next question
 function confirmed(event) {
   if (event.submitter.value !== "yes") return;
-  const [mode, span] = [at("confirm-mode").value, at("confirm-for").value];
-  if (toStop) setMode(toStop, mode, span);
-  else change("kill", "PUT", { mode, for: span });
+  const body = { mode: at("confirm-mode").value, for: at("confirm-for").value, scope: at("confirm-scope").value };
+  if (toStop) setMode(toStop, body);
+  else change("kill", "PUT", body);
 }
 
 function answer(...what) {
@@ -248,8 +258,23 @@ async function search() {
 
 function bucket(key) {
   const ruled = key.banned ? ", banned" : key.boost ? `, ${key.boost.left} granted besides` : "";
-  return element("p", {}, element("b", {}, key.limit), " ", element("code", {}, key.key),
-    `: ${key.spent} of ${key.capacity} spent, ${key.remaining} left, all of it again in ${Math.ceil(key.reset_seconds)} s${ruled}`);
+  const named = element("p", {}, element("b", {}, key.limit), " ", element("code", {}, key.key), ": ");
+  const exception = key.override;
+  if (key.quota_from === "exempt" || (exception && exception.effect === "exempt")) {
+    named.append(`exempt from the limit${exception ? ` (override for ${exception.for})` : ""}${ruled}`);
+    return named;
+  }
+  if (exception && exception.effect === "block") {
+    named.append(`blocked (override for ${exception.for})${ruled}`);
+    return named;
+  }
+  const stands = (one) => `${one.spent} of ${one.capacity} spent, ${one.remaining} left, all of it again in ${Math.ceil(one.reset_seconds)} s`;
+  const tier = (name) => name === null ? "default tier" : `tier ${name}`;
+  const why = { override: () => ` (override for ${exception.for})`, asked: () => ` (${tier(key.tier)})`, last_seen: () => ` (${tier(key.tier)}, as last seen)` }[key.quota_from];
+  if (key.quota_from === "unknown") {
+    named.append(`its tier is not known${ruled}`, element("ul", {}, ...key.tiers.map((one) => element("li", {}, `${tier(one.tier)}, ${one.rate}: ${stands(one)}`))));
+  } else named.append(`${stands(key)}${why ? why() : ""}${ruled}`);
+  return named;
 }
 
 async function tick() {

@@ -90,6 +90,10 @@ pub struct LimitShown {
     pub name: String,
     /// How it counts.
     pub algorithm: &'static str,
+    /// `global` where gateways share it, else `local`.
+    pub scope: &'static str,
+    /// How it acts: `enforce`, `shadow`, `tag` or `off`.
+    pub mode: &'static str,
     /// What its key is made of, as configured.
     pub parts: Vec<String>,
     /// The key as access lines show it: readable where it is an address or a user, hashed where it may be a secret.
@@ -320,6 +324,8 @@ impl LimitShown {
         let mut shown = json!({
             "name": self.name,
             "algorithm": self.algorithm,
+            "scope": self.scope,
+            "mode": self.mode,
             "key_parts": self.parts,
             "key": self.key,
             "quota": self.quota,

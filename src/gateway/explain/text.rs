@@ -128,9 +128,13 @@ fn limit(f: &mut fmt::Formatter<'_>, limit: &LimitShown, cost: u64) -> fmt::Resu
         "" => String::new(),
         because => format!("; {because}"),
     };
+    let shared = match limit.scope {
+        "global" => ", shared with other gateways",
+        _ => "",
+    };
     writeln!(
         f,
-        "             {} ({}){because}",
+        "             {} ({}{shared}){because}",
         limit.quota, limit.algorithm
     )
 }
