@@ -218,7 +218,10 @@ impl Rings {
     pub(super) fn guaranteed(&self, logs: &Logs) -> u64 {
         match self.capacity.guaranteed() {
             u64::MAX => u64::MAX,
-            entries => entries / (logs.longest.saturating_add(RING_ENTRIES).max(1) as u64),
+            entries => {
+                let ring = logs.longest.saturating_add(RING_ENTRIES) as u64;
+                entries.checked_div(ring).unwrap_or(0)
+            }
         }
     }
 

@@ -200,6 +200,7 @@ fn warn_of_chosen_key(document: Document<'_>, routes: &[Written], names: &Names<
         other.is_some_and(|other| {
             let mut parts = other.key.iter();
             other.mode == Mode::Enforce
+                && other.count_status.is_empty()
                 && parts.any(|part| matches!(part, KeyPart::Ip | KeyPart::UserOrIp))
                 && !other.key.iter().any(KeyPart::is_chosen)
         })
