@@ -17,6 +17,7 @@ pub mod check;
 mod exceptions;
 mod exchange;
 pub mod explain;
+mod fields;
 mod majority;
 pub mod notebook;
 pub mod operate;
@@ -65,7 +66,6 @@ use body::Source;
 use exchange::{Asked, Exchange, Stopped, Target, Understood};
 use majority::Majority;
 use notebook::{Admissions, Notebook};
-use plan::RoutePlan;
 use record::Record;
 
 pub use body::Body;
@@ -139,8 +139,8 @@ impl Worker {
     }
 }
 
-/// Bytes of a body that are read before the decision, where a limit is keyed by one of its fields. Of a larger body no
-/// field has a value.
+/// Bytes of a body that are read before the decision, where a limit is keyed by one of its fields. The fields of a larger body
+/// are unclear.
 const MAX_READ_AHEAD_BYTES: usize = 256 * 1024;
 
 impl Worker {
@@ -214,14 +214,16 @@ impl Worker {
             body.bound_messages();
         }
         self.make_room(exchange)?;
-        if exchange.wants_body() && !body.is_end_stream() {
-            let read = body.read_ahead(MAX_READ_AHEAD_BYTES);
-            let read = Box::pin(self.while_client_stays(exchange, read)).await;
-            let read = read.map_err(|error| answer::bad_body(&error))?;
-            exchange.body = read.map(|bytes| exchange.fields_of(&bytes));
-            exchange.decided_at = Instant::now();
+        if body.is_too_large() {
+            exchange.body_failed = Some(Refusal::BodyTooLarge);
         }
-        self.admit(exchange, understood.rejected.is_some(), |_, _| ())
+        let (guesses, has_body) = (understood.rejected.is_some(), !body.is_end_stream());
+        let read = async |exchange: &Exchange<'_>| {
+            let read = body.read_ahead(MAX_READ_AHEAD_BYTES, &self.shared.body_buffers);
+            let read = Box::pin(self.while_client_stays(exchange, read)).await;
+            read.map_err(|error| answer::bad_body(&error))
+        };
+        self.decide_limits(exchange, guesses, has_body, read, |_, _| ())
             .await?;
         self.settle(exchange, &understood)?;
         if !exchange.delay.is_zero() {
@@ -233,7 +235,7 @@ impl Worker {
         }
         exchange.slots.turn_has_come();
         // only now: whoever is refused has waited for its turn too, or refusals would be free
-        self.conclude(understood, exchange.route)
+        self.conclude(understood, exchange)
     }
 
     /// A place among the requests that are under way, before any limit is charged: what is shed costs its client nothing.
@@ -268,13 +270,16 @@ impl Worker {
     fn conclude<'a>(
         &self,
         understood: Understood<'a>,
-        route: &RoutePlan,
+        exchange: &Exchange<'_>,
     ) -> Result<Target<'a>, Stopped> {
         if let Some(rejected) = understood.rejected {
             return Err(self.unauthorized(&rejected).into());
         }
         understood.found?;
-        match route.shows_quotas {
+        if let Some(refusal) = &exchange.body_failed {
+            return Err(refusal.clone().into());
+        }
+        match exchange.route.shows_quotas {
             true => Err(Stopped::OwnQuotas),
             false => Ok(understood.target),
         }
@@ -356,10 +361,6 @@ impl Worker {
         let Some(outbound) = self.outbound(exchange, target, framing) else {
             return self.refuse(exchange, &Refusal::Internal, None);
         };
-        if body.is_too_large() {
-            let response = self.refuse(exchange, &Refusal::BodyTooLarge, None);
-            return answer::leave_unread(&body, exchange, response);
-        }
         if answer::came_through(&head.headers, &self.shared.pseudonym) {
             return self.refuse(exchange, &Refusal::LoopDetected, None);
         }

@@ -40,7 +40,7 @@ use crate::{
     telemetry::{self, Metrics},
 };
 
-use aside::{Wave, aside, give_memory_back};
+use aside::{HighWater, Wave, aside, give_memory_back};
 use certificates::Certificates;
 use errands::UnderWay;
 use reload::{Listening, Reloader};
@@ -327,6 +327,7 @@ impl Running {
         self.control.spawn(async move {
             let mut overflow = OverflowSeen::default();
             let mut wave = Wave::default();
+            let mut bodies = HighWater::default();
             let mut ticks = tokio::time::interval(UPKEEP);
             loop {
                 ticks.tick().await;
@@ -334,7 +335,9 @@ impl Running {
                 shared.rulings().refresh();
                 shared.warn_of_overflow(&mut overflow);
                 shared.follow_wall_clock();
-                if wave.is_over(listener::parked()) {
+                let buffers = shared.body_buffers();
+                let have_fallen = bodies.has_fallen(buffers.take_peak(), buffers.used());
+                if wave.is_over(listener::parked()) || have_fallen {
                     // what cannot be given back now is kept, and of use later
                     let _ = aside(give_memory_back).await;
                 }

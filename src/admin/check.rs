@@ -30,14 +30,17 @@ use super::{
     connections::{AdminConnection, NoBody},
 };
 use crate::{
-    gateway::{check::Desk, explain::Described},
+    gateway::{
+        check::Desk,
+        explain::{Described, DescribedBody},
+    },
     identity::UserSource,
     upstream::headers,
 };
 
 const PATH: &str = "/check";
 
-/// Of a longer body no field has a value, as where a request is served.
+/// The fields of a longer body are unclear, as where a request is served.
 const BODY_MAX_BYTES: usize = 256 * 1024;
 
 /// What a request was, first in the name that Traefik and Caddy use, then in that of nginx's recipes.
@@ -96,9 +99,9 @@ impl Admin {
         let (mut head, body) = request.into_parts();
         self.forget_identity(&mut head.headers, peer);
         let head = original(head).map_err(|why| Answer::error(StatusCode::BAD_REQUEST, why))?;
-        let mut held = match connection.body(body, BODY_MAX_BYTES).await {
-            Ok(held) => Some(held).filter(|held| !held.bytes.is_empty()),
-            Err(NoBody::TooLong | NoBody::Broken) => None,
+        let (mut held, is_unread) = match connection.body(body, BODY_MAX_BYTES).await {
+            Ok(held) => (Some(held).filter(|held| !held.bytes.is_empty()), false),
+            Err(NoBody::TooLong | NoBody::Broken) => (None, true),
             Err(NoBody::NoRoom) => return Err(self.busy()),
         };
         let permit = connection.work(&self.inner.connections.checks);
@@ -110,7 +113,11 @@ impl Admin {
             peer,
             certificate: None,
             // its share of the memory for bodies is held until the end
-            body: held.as_mut().map(|held| mem::take(&mut held.bytes)),
+            body: match &mut held {
+                Some(held) => DescribedBody::Whole(mem::take(&mut held.bytes)),
+                None if is_unread => DescribedBody::Unread,
+                None => DescribedBody::Absent,
+            },
         };
         let verdict = desk.ask(described).await;
         verdict.ok_or_else(nobody)

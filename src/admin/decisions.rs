@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     gateway::{
-        explain::{Described, Explanation, Outcome, Text, Unexplained},
+        explain::{Described, DescribedBody, Explanation, Outcome, Text, Unexplained},
         notebook::Remembered,
     },
     listener::tls::Presented,
@@ -215,7 +215,7 @@ fn described(described: &Value) -> Result<Described, Answer> {
         head,
         peer,
         certificate,
-        body,
+        body: body.map_or(DescribedBody::Absent, DescribedBody::Whole),
     })
 }
 

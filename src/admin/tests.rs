@@ -32,6 +32,7 @@ const NEVER: upstream::Rating = upstream::Rating {
 fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
     Snapshot {
         server: config::Server {
+            max_body_buffer: 1 << 20,
             workers: None,
             drain_delay: Duration::ZERO,
             drain_timeout: Duration::ZERO,

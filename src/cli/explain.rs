@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use super::{ConfigFile, admin::AdminAddress, check::Format};
 use crate::{
     config,
-    gateway::explain::{Described, Text, explain as explain_request},
+    gateway::explain::{Described, DescribedBody, Text, explain as explain_request},
     listener::tls::Presented,
 };
 
@@ -202,7 +202,10 @@ fn described(args: &ExplainArgs) -> anyhow::Result<Described> {
         head,
         peer: args.peer,
         certificate: args.client_cert.as_deref().map(presented).transpose()?,
-        body: args.data.as_ref().map(|body| body.clone().into_bytes()),
+        body: match &args.data {
+            Some(body) => DescribedBody::Whole(body.clone().into_bytes()),
+            None => DescribedBody::Absent,
+        },
     })
 }
 

@@ -75,6 +75,7 @@ pub(super) static SERVER: Keys = Keys {
         ("max_connections", Built),
         ("max_connections_per_ip", Built),
         ("max_keys", Built),
+        ("max_body_buffer", Built),
     ],
 };
 

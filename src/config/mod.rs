@@ -239,6 +239,8 @@ pub struct Server {
     pub max_connections_per_ip: usize,
     /// Buckets held in memory.
     pub max_keys: usize,
+    /// Bytes of all bodies together that are read before their requests are decided.
+    pub max_body_buffer: usize,
     /// The files are watched, and a change of them reloads.
     pub watch_config: bool,
 }

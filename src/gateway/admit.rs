@@ -56,6 +56,8 @@ pub(super) enum Noted<'a> {
     NoKey,
     /// A part of its key has no value: 400.
     Unkeyed,
+    /// Nothing: its key needs the body, and another limit rejects the request before that is read.
+    NotRead,
     /// One of its overrides holds instead of its quota.
     Overridden(usize),
     /// It counts the request by this quota, and acts or looks on.
@@ -166,7 +168,7 @@ impl Worker {
                 exchange.sources = together.sources;
                 exchange.slots.lend(together.lent);
             }
-            _ => exchange.verdict = self.ask(now_ns, route, &meeting.acting),
+            _ => exchange.verdict = self.ask(now_ns, route, &meeting.acting, self.only_looks),
         }
         if exchange.verdict.admitted() {
             self.hold(exchange, now_ns, route, &meeting.acting);
@@ -176,7 +178,7 @@ impl Worker {
             let boosts = meeting.boosts.drain(..);
             boosts.for_each(|(boost, units)| boost.give_back(units));
         }
-        if !exchange.verdict.admitted() && !self.only_looks {
+        if !exchange.verdict.admitted() {
             self.charge_rejected(exchange, now_ns, route, &meeting.acting);
         }
         exchange.met = meeting.acting;
@@ -184,13 +186,16 @@ impl Worker {
     }
 
     /// Charges a rejection to the limits that count those; the client is told how they stand after that.
-    fn charge_rejected<'a>(
+    pub(super) fn charge_rejected<'a>(
         &self,
         exchange: &mut Exchange<'a>,
         now_ns: u64,
         route: &RoutePlan,
         acting: &[Met<'a>],
     ) {
+        if self.only_looks {
+            return;
+        }
         let store = &self.shared.store;
         for (index, met) in acting.iter().enumerate() {
             if !met.limit.rule.settings.charge_rejected {
@@ -339,8 +344,14 @@ impl Worker {
             .readable(&self.shared.hasher, self.shared.plan.prefixes, subject)
     }
 
-    /// The verdict of the limits that act. On admission those that count now are charged.
-    fn ask<'a>(&self, now_ns: u64, route: &RoutePlan, acting: &[Met<'a>]) -> Kept<'a> {
+    /// The verdict of the limits that act. On admission those that count now are charged, unless it only looks.
+    pub(super) fn ask<'a>(
+        &self,
+        now_ns: u64,
+        route: &RoutePlan,
+        acting: &[Met<'a>],
+        looks: bool,
+    ) -> Kept<'a> {
         let mut verdict = Verdict::default();
         let store = &self.shared.store;
         let charges = |later: bool| {
@@ -350,7 +361,6 @@ impl Worker {
         // not collected, which would move it with all of its room
         let mut now = ArrayVec::<Charge<'a>, MAX_LIMITS>::new();
         now.extend(charges(false));
-        let looks = self.only_looks;
         if now.len() == acting.len() && !looks && acting.iter().all(|met| met.blocked.is_none()) {
             store.admit_into(now_ns, &now, &mut verdict);
             return verdict.keep();
@@ -501,7 +511,7 @@ impl Worker {
 }
 
 /// 400: `missing = "reject"`.
-const LACKS_KEY: Refusal =
+pub(super) const LACKS_KEY: Refusal =
     Refusal::BadRequest("The request lacks something that a limit counts by.");
 
 impl<'a> Met<'a> {

@@ -391,6 +391,7 @@ pub(super) fn bad_body(error: &InboundError) -> Refusal {
         InboundError::Silent(_) | InboundError::TooSlow(_) | InboundError::Late(_) => {
             Refusal::RequestTimeout
         }
+        InboundError::NoRoom => Refusal::BodyBufferFull,
         InboundError::Broken(_) => {
             Refusal::BadRequest("The request body is not framed as its head announces.")
         }

@@ -28,7 +28,7 @@ use super::{
 use crate::{
     identity::HeldToken,
     listener::{self, Peer},
-    response::{Refusal, X_RATELIMIT_WARNING, X_REQUEST_ID},
+    response::{X_RATELIMIT_WARNING, X_REQUEST_ID},
 };
 
 /// Questions that may wait; who asks beyond that waits to ask.
@@ -152,16 +152,11 @@ impl Worker {
         described: &Described,
     ) -> Result<(), Stopped> {
         let understood = self.understand(exchange)?;
-        let too_large = self.read_body(exchange, described);
-        self.admit(exchange, understood.rejected.is_some(), |_, _| ())
+        self.decide_described_limits(exchange, &understood, described, |_, _| ())
             .await?;
         self.settle(exchange, &understood)?;
         exchange.slots.turn_has_come();
-        self.conclude(understood, exchange.route)?;
-        match too_large {
-            true => Err(Refusal::BodyTooLarge.into()),
-            false => Ok(()),
-        }
+        self.conclude(understood, exchange).map(drop)
     }
 
     /// 200, with what the client is to be told, and the upstream.

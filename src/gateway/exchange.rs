@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use http::{HeaderValue, header::CONTENT_TYPE, request::Parts};
+use http::{HeaderValue, request::Parts};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
@@ -38,8 +38,10 @@ pub(super) struct Exchange<'a> {
     pub(super) asked: Option<Asked<'a>>,
     /// The route that decides, or the plan's stand-in for none.
     pub(super) route: &'a RoutePlan,
-    /// What limits want to know of the body.
+    /// What limits want to know of the body; `None` where there is none, or nothing is wanted.
     pub(super) body: Option<BodyFields>,
+    /// What becomes of the request for its body's sake, once its limits were charged: too large, broken, late.
+    pub(super) body_failed: Option<Refusal>,
     /// When the limits were asked: a body may have had to be read before.
     pub(super) decided_at: Instant,
     /// The limits that act on the request, and what each found, in the same order.
@@ -97,6 +99,7 @@ impl<'a> Exchange<'a> {
             asked: None,
             route,
             body: None,
+            body_failed: None,
             decided_at: arrived,
             met: SmallVec::new(),
             verdict: Kept::default(),
@@ -108,21 +111,6 @@ impl<'a> Exchange<'a> {
             warning: None,
             tags: Vec::new(),
         }
-    }
-
-    /// What the limits want to know of a body that was read whole.
-    pub(super) fn fields_of(&self, bytes: &[u8]) -> BodyFields {
-        BodyFields::parse(self.content_type(), bytes, &self.route.wanted_fields)
-    }
-
-    /// Whether the body has to be read for what the limits want to know of it.
-    pub(super) fn wants_body(&self) -> bool {
-        !self.route.wanted_fields.is_empty() && BodyFields::may_be_in(self.content_type())
-    }
-
-    fn content_type(&self) -> Option<&str> {
-        let kind = self.head.headers.get(CONTENT_TYPE)?;
-        kind.to_str().ok()
     }
 
     /// Shows what limits' keys are made of.

@@ -19,12 +19,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use bytes::Bytes;
 use http::{HeaderMap, request::Parts};
 
 use super::{
     Exchange, MAX_READ_AHEAD_BYTES, Shared, Worker,
     admit::{self, Noted},
-    exchange::{Stopped, Target},
+    exchange::{Stopped, Target, Understood},
     plan::{LimitPlan, PlanError},
 };
 use crate::{
@@ -56,7 +57,37 @@ pub struct Described {
     /// The certificate that the client shows in the handshake.
     pub certificate: Option<Presented>,
     /// Its body.
-    pub body: Option<Vec<u8>>,
+    pub body: DescribedBody,
+}
+
+/// The body of a request that somebody describes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum DescribedBody {
+    /// There is none, or nobody says.
+    #[default]
+    Absent,
+    /// All of it.
+    Whole(Vec<u8>),
+    /// It is longer than is ever read before a decision, or broke off.
+    Unread,
+}
+
+impl DescribedBody {
+    fn bytes(&self) -> Option<&[u8]> {
+        match self {
+            DescribedBody::Whole(bytes) => Some(bytes),
+            DescribedBody::Absent | DescribedBody::Unread => None,
+        }
+    }
+
+    /// So many bytes it has, as far as is known.
+    fn at_least(&self) -> u64 {
+        match self {
+            DescribedBody::Absent => 0,
+            DescribedBody::Whole(bytes) => bytes.len() as u64,
+            DescribedBody::Unread => MAX_READ_AHEAD_BYTES as u64 + 1,
+        }
+    }
 }
 
 /// Why a request cannot be explained.
@@ -124,28 +155,24 @@ impl Worker {
             }
         };
         explained.asked = Some(self.asked(&exchange, &understood.target));
-        let too_large = self.read_body(&mut exchange, described);
-
         let mut noted = Vec::new();
-        let admitted = at_once(self.admit(
+        let admitted = at_once(self.decide_described_limits(
             &mut exchange,
-            understood.rejected.is_some(),
-            |limit, what| {
-                noted.push((limit, what));
-            },
+            &understood,
+            described,
+            |limit, what| noted.push((limit, what)),
         ));
         explained.limits = self.limits(&exchange, &noted);
         let stopped = match admitted {
             Err(refusal) => Err(Stopped::Refused(refusal)),
             Ok(()) if !exchange.verdict.admitted() => Err(Stopped::Denied),
-            Ok(()) => self.conclude(understood, exchange.route),
+            Ok(()) => self.conclude(understood, &exchange),
         };
         explained.answer = match stopped {
             Err(Stopped::Denied) => denied(&exchange),
             Err(Stopped::Refused(refusal)) => Answer::Refused(refused(&refusal)),
             Err(Stopped::OwnQuotas) => Answer::OwnQuotas,
-            Ok(_) if too_large => Answer::Refused(refused(&Refusal::BodyTooLarge)),
-            Ok(target) => match self.sent_on(&exchange, &target, described.body.as_deref()) {
+            Ok(target) => match self.sent_on(&exchange, &target, described.body.bytes()) {
                 Some(forwarded) => Answer::Forwarded(forwarded),
                 None => Answer::Refused(refused(&Refusal::Internal)),
             },
@@ -278,21 +305,27 @@ impl Worker {
         }
     }
 
-    /// Reads the fields of the body that limits want; says whether it is longer than the route takes.
-    pub(super) fn read_body(&self, exchange: &mut Exchange<'_>, described: &Described) -> bool {
-        let Some(body) = &described.body else {
-            return false;
-        };
+    /// Decides by all limits, with the body that is described in place of one that is read.
+    pub(super) async fn decide_described_limits<'a>(
+        &self,
+        exchange: &mut Exchange<'a>,
+        understood: &Understood<'_>,
+        described: &Described,
+        note: impl FnMut(&'a LimitPlan, Noted<'a>),
+    ) -> Result<(), Refusal> {
         let most = exchange.route.max_body_bytes;
         let most = most.unwrap_or(exchange.from.listener.max_body_bytes);
-        let too_large = body.len() as u64 > most;
-        if !exchange.route.wanted_fields.is_empty()
-            && !too_large
-            && body.len() <= MAX_READ_AHEAD_BYTES
-        {
-            exchange.body = Some(exchange.fields_of(body));
+        if described.body.at_least() > most {
+            exchange.body_failed = Some(Refusal::BodyTooLarge);
         }
-        too_large
+        let (guesses, has_body) = (understood.rejected.is_some(), described.body.at_least() > 0);
+        let read = async |_: &Exchange<'_>| {
+            let whole = described.body.bytes();
+            let whole = whole.filter(|bytes| bytes.len() <= MAX_READ_AHEAD_BYTES);
+            Ok(whole.map(Bytes::copy_from_slice))
+        };
+        self.decide_limits(exchange, guesses, has_body, read, note)
+            .await
     }
 
     fn limits(
@@ -364,6 +397,10 @@ impl Worker {
                     shown.outcome = not_met("a part of its key has no value (missing = \"skip\")");
                 }
                 Noted::Unkeyed => shown.outcome = Outcome::Unkeyed,
+                Noted::NotRead => {
+                    shown.outcome =
+                        not_met("another limit rejects the request before its body is read");
+                }
                 Noted::Overridden(place) => shown.because = exception(settings, place),
                 Noted::Exempt if shown.because.is_empty() => {
                     shown.outcome = not_met("its `exempt` names the client");

@@ -28,6 +28,7 @@ use crate::{
     config::Snapshot,
     identity::{KeyHasher, KeyRing, KeysUrl},
     limit::Store,
+    listener::body_buffers::BodyBuffers,
     overload::Overload,
     telemetry::{
         AccessLines, Metrics,
@@ -46,6 +47,8 @@ pub struct Shared {
     pub(super) token_secret: [u8; 32],
     /// Where limits are kept together with other gateways.
     pub(super) budget: Option<Arc<Purse>>,
+    /// Of all bodies that are read ahead, on whichever worker.
+    pub(super) body_buffers: Arc<BodyBuffers>,
     /// How many requests are under way, and may be.
     pub(super) overload: Option<Arc<Overload>>,
     pub(super) decision_seconds: Histogram,
@@ -96,6 +99,7 @@ impl Shared {
             hasher: KeyHasher::new(key_secret),
             token_secret,
             budget,
+            body_buffers: BodyBuffers::new(snapshot.server.max_body_buffer),
             overload: snapshot.overload.clone().map(Overload::new),
             decision_seconds: metrics.decision_seconds(),
             pseudonym: pseudonym(),
@@ -128,6 +132,7 @@ impl Shared {
         Ok(Self {
             plan,
             budget,
+            body_buffers: Arc::clone(&self.body_buffers),
             overload: self.overload_of(&snapshot),
             store: Arc::clone(&self.store),
             hasher: self.hasher,
@@ -174,6 +179,7 @@ impl Shared {
             plan,
             metrics,
             budget: self.budget.clone(),
+            body_buffers: Arc::clone(&self.body_buffers),
             overload: None,
             store: Arc::clone(&self.store),
             hasher: self.hasher,
@@ -196,6 +202,8 @@ impl Shared {
     /// The buckets of this plan's limits go on where those of the one before are now. To be called once, before any worker
     /// decides by it.
     pub fn take_over(&self, before: &Shared) {
+        self.body_buffers
+            .set_max(self.snapshot.server.max_body_buffer);
         let now_ns = self.nanoseconds(Instant::now());
         self.store
             .change_over(now_ns, before.plan.buckets(), self.plan.buckets());
@@ -204,6 +212,11 @@ impl Shared {
     /// The configuration of this plan.
     pub fn snapshot(&self) -> &Arc<Snapshot> {
         &self.snapshot
+    }
+
+    /// The memory for bodies that are read ahead.
+    pub fn body_buffers(&self) -> &BodyBuffers {
+        &self.body_buffers
     }
 
     /// The key sets that are to be fetched, and where they are put to use.
@@ -388,6 +401,8 @@ impl Current {
         current.shared().metrics.on_render(move || {
             if let Some(current) = shown.upgrade() {
                 let shared = current.shared();
+                let bodies = &shared.body_buffers;
+                shared.metrics.body_buffers(bodies.used(), bodies.refused());
                 shared
                     .plan
                     .limits

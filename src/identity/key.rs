@@ -70,7 +70,7 @@ pub struct Subject<'a> {
     pub query: Option<&'a str>,
     /// What the parameters of the route's path stand for, taken from `path`.
     pub params: &'a dyn Fn(&str) -> Option<&'a str>,
-    /// The fields of the body that limits want; `None` where it was not read, or is larger than may be read.
+    /// The fields of the body that limits want; `None` where there is no body, or no limit wants a field.
     pub body: Option<&'a BodyFields>,
 }
 
@@ -187,7 +187,7 @@ impl KeyParts {
         self.parts.is_empty()
     }
 
-    /// The fields of a body that the key is made of: what [`BodyFields::parse`] is to look for. Where there are none, no
+    /// The fields of a body that the key is made of: what [`BodyFormat::read`](super::BodyFormat::read) looks for. Where there are none, no
     /// body has to be read before the request is decided.
     pub fn wanted_body_fields(&self) -> &[String] {
         &self.body_fields
@@ -402,7 +402,16 @@ fn value<'a>(part: &KeyPart, prefixes: Prefixes, subject: &Subject<'a>) -> Optio
             let folded = text::folded_param(raw);
             (!folded.is_empty()).then_some(Value::Param(raw, folded))
         }
-        KeyPart::Body(name) => given(subject.body?.get(name).cloned().unwrap_or_default()),
+        KeyPart::Body(name) => {
+            let mut found = subject
+                .body
+                .map_or_else(Given::default, |body| body.get(name));
+            // many frameworks read fields of a body and of the query in one way
+            if let Some(query) = subject.query {
+                found.add_form(query.as_bytes(), name);
+            }
+            given(found)
+        }
     }
 }
 

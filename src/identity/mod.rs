@@ -19,7 +19,7 @@ use http::HeaderMap;
 use ipnet::IpNet;
 
 pub use address::Prefixes;
-pub use body::BodyFields;
+pub use body::{BodyFields, BodyFormat};
 pub use credential::jwt::{
     self, ClaimRules, HeldToken, KeyRing, KeySet, KeySource, KeysUrl, TokenCache, TokenSource,
     Tokens,

@@ -1,9 +1,12 @@
 //! What clients write into queries, cookies, paths and bodies, in the one form in which it is counted.
 //!
-//! A client chooses how it spells a value, and an upstream may take many spellings for one: `Alice`, ` alice` and `%61lice`
-//! are the same login name for most. So a value is percent-decoded once, freed of white space around it, and folded without
-//! regard to case. Two users whose names differ in nothing else are merged: the safe side for a limit, which then is
-//! stricter than meant and never looser. Names of parameters are compared in the same way, since some upstreams do so.
+//! A client chooses how it spells a value, and an upstream may take many spellings for one: `Alice`, ` alice`, `%61lice` and
+//! `ａｌｉｃｅ` are the same login name for most. So a value is percent-decoded once and folded: white space around it,
+//! case, compatibility forms (NFKD), accents and characters that nobody sees make no difference. Frameworks normalise names in
+//! these ways, and so do the collations of databases. Two users whose names differ in nothing else share a bucket: the limit
+//! is then stricter than meant and never looser.
+//!
+//! Names of parameters are folded too, and [`may_mean`] says which of them some upstream takes for the wanted one.
 //!
 //! A value given more than once says different things to different parsers: some take the first, some the last. Were all of them
 //! part of the key, a client could repeat the true value beside a random one and have a new bucket each time. So
@@ -12,6 +15,7 @@
 use std::borrow::Cow;
 
 use http::HeaderValue;
+use icu_normalizer::DecomposingNormalizerBorrowed;
 
 /// What a request says about one name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,14 +30,36 @@ pub(super) enum Given {
 }
 
 impl Given {
-    /// Takes in one occurrence, decoded and not yet folded.
+    /// Takes in one occurrence, decoded and not yet folded. Parsers end a text at a control character, drop it or keep it.
     pub(super) fn add(&mut self, value: &str) {
-        let folded: String = folded(value).collect();
+        let folded = folded(value);
         match self {
+            _ if folded.contains(|c: char| c.is_control() || c == char::REPLACEMENT_CHARACTER) => {
+                *self = Given::Unclear;
+            }
             _ if folded.is_empty() => {}
             Given::Nothing => *self = Given::Text(folded),
             Given::Text(known) if *known == folded => {}
             Given::Text(_) | Given::Unclear => *self = Given::Unclear,
+        }
+    }
+
+    /// Takes in every field of a form that may be the wanted one.
+    pub(super) fn add_form(&mut self, form: &[u8], wanted: &str) {
+        pairs(form).for_each(|pair| self.add_pair(&pair, wanted));
+        if form.contains(&b';') {
+            // some parsers take it for a separator
+            let split = form.split(|byte| matches!(byte, b'&' | b';'));
+            split.for_each(|pair| self.add_pair(&Pair::decode(pair), wanted));
+        }
+    }
+
+    /// Takes in one field of a form, if it may be the wanted one.
+    pub(super) fn add_pair(&mut self, pair: &Pair<'_>, wanted: &str) {
+        match (pair.name.exact, may_mean(&pair.name.text, wanted)) {
+            (true, false) => {}
+            (true, true) if pair.value.exact => self.add(&pair.value.text),
+            _ => *self = Given::Unclear,
         }
     }
 }
@@ -41,11 +67,7 @@ impl Given {
 /// A query's parameters of this name (`application/x-www-form-urlencoded`, WHATWG URL §5.1). Linear in the query.
 pub(super) fn in_query(query: &str, name: &str) -> Given {
     let mut given = Given::default();
-    for (found, value) in pairs(query.as_bytes()) {
-        if same(&found, name) {
-            given.add(&value);
-        }
-    }
+    given.add_form(query.as_bytes(), name);
     given
 }
 
@@ -57,7 +79,7 @@ pub(super) fn in_cookies<'h>(lines: impl Iterator<Item = &'h HeaderValue>, name:
     let cookies = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
     for cookie in cookies {
         let (found, value) = split_pair(cookie);
-        if same(&String::from_utf8_lossy(found), name) {
+        if may_mean(&String::from_utf8_lossy(found), name) {
             let value = value.trim_ascii();
             let unquoted = value
                 .strip_prefix(b"\"")
@@ -66,7 +88,7 @@ pub(super) fn in_cookies<'h>(lines: impl Iterator<Item = &'h HeaderValue>, name:
             if value.iter().any(|byte| matches!(byte, b'\\' | b'"')) {
                 given = Given::Unclear;
             }
-            given.add(&decode(value, false));
+            given.add(&decode(value, false).text);
         }
     }
     given
@@ -74,29 +96,133 @@ pub(super) fn in_cookies<'h>(lines: impl Iterator<Item = &'h HeaderValue>, name:
 
 /// A parameter of a path, folded.
 pub(super) fn folded_param(raw: &str) -> String {
-    folded(&decode(raw.as_bytes(), false)).collect()
+    folded(&decode(raw.as_bytes(), false).text)
 }
 
-/// The names and values of a form, decoded.
-pub(super) fn pairs(form: &[u8]) -> impl Iterator<Item = (Cow<'_, str>, Cow<'_, str>)> {
-    form.split(|byte| *byte == b'&').map(|pair| {
+/// One field of a form, decoded.
+pub(super) struct Pair<'f> {
+    pub(super) name: Decoded<'f>,
+    pub(super) value: Decoded<'f>,
+}
+
+/// A text without its escapes.
+pub(super) struct Decoded<'t> {
+    pub(super) text: Cow<'t, str>,
+    /// All escapes are well-formed, and the bytes are UTF-8: every parser reads the same.
+    pub(super) exact: bool,
+}
+
+impl<'f> Pair<'f> {
+    fn decode(pair: &'f [u8]) -> Self {
         let (name, value) = split_pair(pair);
-        (decode(name, true), decode(value, true))
-    })
+        Pair {
+            name: decode(name, true),
+            value: decode(value, true),
+        }
+    }
+}
+
+/// The fields of a form.
+pub(super) fn pairs(form: &[u8]) -> impl Iterator<Item = Pair<'_>> {
+    form.split(|byte| *byte == b'&').map(Pair::decode)
 }
 
 /// Whether two names are one when folded.
 pub(super) fn same(one: &str, other: &str) -> bool {
-    folded(one).eq(folded(other))
+    match one.is_ascii() && other.is_ascii() {
+        true => one.trim().eq_ignore_ascii_case(other.trim()),
+        false => folded(one) == folded(other),
+    }
 }
 
-/// A text without white space around it and without regard to case. Character by character: what stands beside a character
-/// changes nothing, so `ς` is `σ`. Upper case comes first because some lower-case letters share one: `ſ` is `s`.
-pub(super) fn folded(text: &str) -> impl Iterator<Item = char> {
-    text.trim()
-        .chars()
-        .flat_map(char::to_uppercase)
-        .flat_map(char::to_lowercase)
+/// Whether some parser takes the name of a form's field, a parameter or a cookie for the wanted one.
+///
+/// PHP writes `user_name` for `user.name`, `user name` and `user[name`, and ends a name at NUL. In PHP, Rack and qs, brackets
+/// lead into an array: `name[]` and `name[x]` are inside `name`; Rack and qs take `[name]` for `name`. So case counts for
+/// nothing, any run of other characters than letters and digits is one separator, none at the ends, and a bracket or a control
+/// character may end the name. Linear in the name.
+pub(super) fn may_mean(found: &str, wanted: &str) -> bool {
+    let (found, wanted) = (unaccented(found), unaccented(wanted));
+    let mut rest = words(&wanted).peekable();
+    let (mut begun, mut gap) = (false, false);
+    for character in found.chars() {
+        if !character.is_alphanumeric() {
+            gap = begun;
+            let ends = matches!(character, '[' | ']') || character.is_control();
+            if begun && ends && rest.peek().is_none() {
+                return true;
+            }
+            continue;
+        }
+        if gap && rest.next() != Some(SEPARATOR) {
+            return false;
+        }
+        (begun, gap) = (true, false);
+        if !character
+            .to_lowercase()
+            .all(|lower| rest.next() == Some(lower))
+        {
+            return false;
+        }
+    }
+    rest.peek().is_none()
+}
+
+/// What stands between the words of a name.
+const SEPARATOR: char = '_';
+
+/// The words of a name, in lower case.
+fn words(name: &str) -> impl Iterator<Item = char> {
+    let words = name.split(|c: char| !c.is_alphanumeric());
+    let words = words.filter(|word| !word.is_empty()).enumerate();
+    words.flat_map(|(index, word)| {
+        let separator = (index > 0).then_some(SEPARATOR);
+        separator
+            .into_iter()
+            .chain(word.chars().flat_map(char::to_lowercase))
+    })
+}
+
+/// A text as it is compared: without white space around it, without regard to case, compatibility forms, accents and characters
+/// that are not seen. Character by character: what stands beside a character changes nothing, so `ς` is `σ`. Upper case comes
+/// first because some lower-case letters share one: `ſ` is `s`.
+pub(super) fn folded(text: &str) -> String {
+    if text.is_ascii() {
+        return text.trim().to_ascii_lowercase();
+    }
+    let alike = unaccented(text);
+    let cased = alike.trim().chars().flat_map(char::to_uppercase);
+    let cased: String = cased.flat_map(char::to_lowercase).collect();
+    // some letters have an accent only in one case
+    unaccented(&cased).trim().to_owned()
+}
+
+/// Without compatibility forms (NFKD), accents and characters that are not seen.
+fn unaccented(text: &str) -> Cow<'_, str> {
+    if text.is_ascii() {
+        return Cow::Borrowed(text);
+    }
+    let parts = DecomposingNormalizerBorrowed::new_nfkd().normalize_iter(text.chars());
+    Cow::Owned(parts.filter(|c| !is_accent(*c) && !is_unseen(*c)).collect())
+}
+
+/// Marks above, below and through a letter, which collations that do not tell accents apart ignore. Vowel signs of Indic
+/// scripts and the like are letters in all but name, and are kept.
+fn is_accent(character: char) -> bool {
+    matches!(character,
+        '\u{300}'..='\u{36f}' | '\u{483}'..='\u{489}' | '\u{591}'..='\u{5bd}' | '\u{5bf}'..='\u{5c7}'
+        | '\u{610}'..='\u{61a}' | '\u{64b}'..='\u{65f}' | '\u{670}' | '\u{6d6}'..='\u{6ed}'
+        | '\u{1ab0}'..='\u{1aff}' | '\u{1dc0}'..='\u{1dff}' | '\u{20d0}'..='\u{20ff}'
+        | '\u{3099}' | '\u{309a}' | '\u{fe20}'..='\u{fe2f}')
+}
+
+/// Characters that are drawn as nothing (`Default_Ignorable_Code_Point`), such as a soft hyphen and a zero-width space.
+fn is_unseen(character: char) -> bool {
+    matches!(character,
+        '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}'
+        | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}'
+        | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fff8}'
+        | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
 fn split_pair(pair: &[u8]) -> (&[u8], &[u8]) {
@@ -107,14 +233,15 @@ fn split_pair(pair: &[u8]) -> (&[u8], &[u8]) {
 }
 
 /// Percent-decodes once; `%` without two digits stands for itself, and what is then no UTF-8 becomes U+FFFD.
-fn decode(text: &[u8], plus_is_space: bool) -> Cow<'_, str> {
-    if !text
-        .iter()
-        .any(|byte| *byte == b'%' || *byte == b'+' && plus_is_space)
-    {
-        return String::from_utf8_lossy(text);
+fn decode(text: &[u8], plus_is_space: bool) -> Decoded<'_> {
+    let is_escape = |byte: &u8| *byte == b'%' || *byte == b'+' && plus_is_space;
+    if !text.iter().any(is_escape) {
+        let text = String::from_utf8_lossy(text);
+        let exact = matches!(text, Cow::Borrowed(_));
+        return Decoded { text, exact };
     }
     let mut out = Vec::with_capacity(text.len());
+    let mut exact = true;
     let mut rest = text;
     while let [byte, after @ ..] = rest {
         rest = after;
@@ -124,10 +251,22 @@ fn decode(text: &[u8], plus_is_space: bool) -> Cow<'_, str> {
                 rest = after;
             }
             (b'+', _) if plus_is_space => out.push(b' '),
-            _ => out.push(*byte),
+            _ => {
+                exact &= *byte != b'%';
+                out.push(*byte);
+            }
         }
     }
-    Cow::Owned(String::from_utf8_lossy(&out).into_owned())
+    match String::from_utf8(out) {
+        Ok(text) => Decoded {
+            text: Cow::Owned(text),
+            exact,
+        },
+        Err(invalid) => Decoded {
+            text: Cow::Owned(String::from_utf8_lossy(invalid.as_bytes()).into_owned()),
+            exact: false,
+        },
+    }
 }
 
 fn hex(high: u8, low: u8) -> Option<u8> {
@@ -167,6 +306,14 @@ mod tests {
             "user=alice&user",
             "user=&user=alice",
             "u%C5%BFer=alice",
+            "user[]=alice",
+            "user[0]=alice",
+            "%5Buser%5D=alice",
+            "user%00x=alice",
+            "x=1;user=alice",
+            "user=%EF%BD%81lice",
+            "user=%C3%A1lice",
+            "user=al%C2%ADice%E2%80%8B",
         ] {
             assert_eq!(in_query(query, "user"), text("alice"), "{query}");
         }
@@ -185,7 +332,19 @@ mod tests {
     #[test]
     fn what_says_nothing_is_no_value() {
         for query in [
-            "", "user", "user=", "user=%20", "users=a", "user%=a", "&&=", "a=user",
+            "",
+            "user",
+            "user=",
+            "user=%20",
+            "users=a",
+            "user_2=a",
+            "user.x=a",
+            "user2[]=a",
+            "x[user]=a",
+            "%00user2=a",
+            "&&=",
+            "a=user",
+            "[=a",
         ] {
             assert_eq!(in_query(query, "user"), Given::Nothing, "{query}");
         }
@@ -194,10 +353,76 @@ mod tests {
     #[test]
     fn escapes_are_decoded_once() {
         assert_eq!(in_query("a=%2561", "a"), text("%61"));
-        assert_eq!(in_query("a=%6", "a"), text("%6"));
-        assert_eq!(in_query("a=%zz%", "a"), text("%zz%"));
-        assert_eq!(in_query("a=%ff", "a"), text("\u{fffd}"));
         assert_eq!(in_query("a=b%2Bc+d", "a"), text("b+c d"));
+    }
+
+    #[test]
+    fn what_parsers_decode_differently_is_one_value_for_all() {
+        for query in [
+            "a=%6",
+            "a=%zz%",
+            "a=%u0061",
+            "a=%ff",
+            "a=%c1%a1",
+            "a=b%00c",
+            "a=%00b",
+            "%u0061=b",
+            "%ffa=b",
+            "a=b;a=c",
+            "a=b;c",
+            "a[x]=b&a[y]=c",
+        ] {
+            assert_eq!(in_query(query, "a"), Given::Unclear, "{query}");
+        }
+        assert_eq!(in_query("a=b&c=%ff&d=%zz", "a"), text("b"));
+    }
+
+    #[test]
+    fn names_that_some_parser_takes_for_one_are_one() {
+        for found in [
+            "user_name",
+            "user.name",
+            "user name",
+            "user[name",
+            "user[name]",
+            "User-Name",
+            " user_name",
+            "[user_name]",
+            "user_name[]",
+            "user_name\0x",
+            "user__name",
+            "_user_name",
+            "uſer_name",
+        ] {
+            assert!(may_mean(found, "user_name"), "{found}");
+        }
+        for found in [
+            "username",
+            "user",
+            "user_name_2",
+            "user_name2",
+            "xuser_name",
+            "name",
+            "",
+            "[]",
+            "user[x][name]",
+        ] {
+            assert!(!may_mean(found, "user_name"), "{found}");
+        }
+        assert!(may_mean("user[name]", "user.name"));
+        assert!(!may_mean("user_name", "username"));
+        assert!(may_mean("名前[]", "名前"));
+        assert!(
+            !may_mean("session.sig", "session"),
+            "a signature beside a cookie"
+        );
+    }
+
+    #[test]
+    fn a_name_that_is_long_takes_linear_time() {
+        let long = "u[".repeat(1_000_000);
+        assert!(!may_mean(&long, "user_name"));
+        assert!(!may_mean(&"[".repeat(1_000_000), "u"));
     }
 
     #[test]
@@ -233,8 +458,8 @@ mod tests {
     proptest! {
         #[test]
         fn folding_twice_is_folding_once(value in ".{0,20}") {
-            let once: String = folded(&value).collect();
-            let twice: String = folded(&once).collect();
+            let once = folded(&value);
+            let twice = folded(&once);
             prop_assert_eq!(once, twice);
         }
 

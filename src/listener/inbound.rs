@@ -1,11 +1,11 @@
-//! A request body as it arrives: bounded in size, in silence and in slowness, never collected.
+//! A request body as it arrives: bounded in size, in silence and in slowness, and collected only where a limit is keyed by one of
+//! its fields.
 //!
 //! A client that sends one byte whenever it is about to be too silent keeps a connection to the origin for as long as it
 //! likes. So the time for which a body was waited for, all silences together, is bounded by `body_timeout` and what its bytes
 //! would have taken at `min_body_rate`. Time in which the origin did not read is not waited for.
 
 use std::{
-    collections::VecDeque,
     future::{Future, poll_fn},
     pin::Pin,
     rc::Rc,
@@ -14,13 +14,18 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::HeaderName;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
 
-use super::{Peer, http2::StreamRequestBody, ledger::Cut};
+use super::{
+    Peer,
+    body_buffers::{BodyBuffer, BodyBuffers},
+    http2::StreamRequestBody,
+    ledger::Cut,
+};
 use crate::identity::ManagedFields;
 
 /// Why a request body ended before its end.
@@ -38,6 +43,9 @@ pub enum InboundError {
     /// It is read ahead, and was not here in time; 408.
     #[error("the request body was not whole within {0:?}")]
     Late(Duration),
+    /// It is read ahead, and other bodies use all the memory that there is for that; 503.
+    #[error("the bodies that are read ahead use all of max_body_buffer")]
+    NoRoom,
     /// Its bytes are not framed as announced, or an HTTP/1 client is gone; 400 if anybody still listens.
     #[error("the request body cannot be read: {0}")]
     Broken(ReadError),
@@ -115,7 +123,9 @@ pub struct InboundBody {
     /// Somebody else ends it when it is silent.
     may_pause: bool,
     /// What was read before it was asked for, to be handed on first.
-    ahead: VecDeque<Frame<Bytes>>,
+    ahead: Option<Bytes>,
+    /// What comes behind that and has been read, too: trailers, or the piece that made it too long to be read ahead.
+    behind: Option<Frame<Bytes>>,
     /// Of gRPC, where each message is bounded instead of the whole.
     messages: Option<Messages>,
     /// What may not stand in its trailers.
@@ -170,9 +180,10 @@ impl InboundBody {
             silent_since: None,
             timer: None,
             may_pause: false,
-            ahead: VecDeque::new(),
             messages: None,
             managed: None,
+            ahead: None,
+            behind: None,
         }
     }
 
@@ -211,8 +222,12 @@ impl InboundBody {
 
     /// Reads the whole body into memory, to look at it before it is handed on, unchanged. `None` where it is longer than
     /// `most` bytes: what was read by then is still handed on. It has `body_timeout` for that, since nobody else bounds how
-    /// long the memory is held.
-    pub async fn read_ahead(&mut self, most: usize) -> Result<Option<Bytes>, InboundError> {
+    /// long the memory is held, and shares `buffers` with all others.
+    pub async fn read_ahead(
+        &mut self,
+        most: usize,
+        buffers: &Arc<BodyBuffers>,
+    ) -> Result<Option<Bytes>, InboundError> {
         if self.is_too_large() {
             return Err(InboundError::TooLarge(self.max_bytes));
         }
@@ -220,25 +235,36 @@ impl InboundBody {
             return Ok(None);
         }
         let patience = self.from.listener.body_timeout;
-        let reading = tokio::time::timeout(patience, self.read_whole(most));
+        let reading = tokio::time::timeout(patience, self.read_whole(most, buffers));
         reading.await.unwrap_or(Err(InboundError::Late(patience)))
     }
 
-    async fn read_whole(&mut self, most: usize) -> Result<Option<Bytes>, InboundError> {
-        let mut whole = BytesMut::new();
-        let mut ahead = VecDeque::new();
+    async fn read_whole(
+        &mut self,
+        most: usize,
+        buffers: &Arc<BodyBuffers>,
+    ) -> Result<Option<Bytes>, InboundError> {
+        let mut whole = BodyBuffer::new(buffers);
+        let (mut behind, mut is_whole) = (None, true);
         while let Some(frame) = poll_fn(|cx| Pin::new(&mut *self).poll_frame(cx)).await {
-            let frame = frame?;
-            if let Some(data) = frame.data_ref() {
-                whole.extend_from_slice(data);
-            }
-            ahead.push_back(frame);
-            if whole.len() > most {
-                break;
+            match frame?.into_data() {
+                Ok(data) if data.len() <= most - whole.len() => {
+                    if !whole.append(&data) {
+                        return Err(InboundError::NoRoom);
+                    }
+                }
+                Ok(data) => {
+                    (behind, is_whole) = (Some(Frame::data(data)), false);
+                    break;
+                }
+                // nothing comes behind trailers
+                Err(trailers) => behind = Some(trailers),
             }
         }
-        self.ahead = ahead;
-        Ok((whole.len() <= most).then(|| whole.freeze()))
+        let whole = whole.freeze();
+        self.ahead = Some(whole.clone()).filter(|ahead| !ahead.is_empty());
+        self.behind = behind;
+        Ok(is_whole.then_some(whole))
     }
 
     fn without_managed(&self, mut frame: Frame<Bytes>) -> Frame<Bytes> {
@@ -320,7 +346,8 @@ impl Body for InboundBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, InboundError>>> {
         let this = &mut *self;
-        if let Some(frame) = this.ahead.pop_front() {
+        let ahead = this.ahead.take().map(Frame::data);
+        if let Some(frame) = ahead.or_else(|| this.behind.take()) {
             return Poll::Ready(Some(Ok(this.without_managed(frame))));
         }
         let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) else {
@@ -344,16 +371,12 @@ impl Body for InboundBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ahead.is_empty() && self.body.is_end_stream()
+        self.ahead.is_none() && self.behind.is_none() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        let ahead: usize = self
-            .ahead
-            .iter()
-            .filter_map(Frame::data_ref)
-            .map(Bytes::len)
-            .sum();
+        let behind = self.behind.as_ref().and_then(Frame::data_ref);
+        let ahead: usize = self.ahead.iter().chain(behind).map(Bytes::len).sum();
         let mut hint = self.body.size_hint();
         if ahead > 0 {
             match hint.exact() {

@@ -3,6 +3,7 @@
 //! Every worker has its own listening socket for each address (SO_REUSEPORT), so that a connection is accepted, served
 //! and closed on one thread. A failed accept never ends the loop; a panic costs one connection.
 
+pub mod body_buffers;
 pub mod clock;
 pub mod crowd;
 mod date;

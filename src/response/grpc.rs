@@ -130,6 +130,7 @@ fn status_of(refusal: &Refusal) -> u8 {
         | Refusal::UpstreamProtocol
         | Refusal::UpstreamBusy
         | Refusal::Overloaded
+        | Refusal::BodyBufferFull
         | Refusal::LimitUnavailable { .. }
         | Refusal::UpstreamBroken { .. }
         | Refusal::UpstreamTimeout => 14,

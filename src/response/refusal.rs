@@ -44,6 +44,8 @@ pub enum Refusal {
     UpstreamBusy,
     /// As many requests are under way as can be served.
     Overloaded,
+    /// The bodies that are read before the decision use all the memory that there is for that.
+    BodyBufferFull,
     /// The upstream keeps failing, and is left alone for so many seconds.
     UpstreamBroken {
         /// At least 1.
@@ -79,6 +81,7 @@ impl Refusal {
             Refusal::LimitUnavailable { .. }
             | Refusal::UpstreamBusy
             | Refusal::Overloaded
+            | Refusal::BodyBufferFull
             | Refusal::UpstreamBroken { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Refusal::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
             Refusal::LoopDetected => StatusCode::LOOP_DETECTED,
@@ -110,6 +113,7 @@ impl Refusal {
             Refusal::LimitUnavailable { .. } => "limit_unavailable",
             Refusal::UpstreamBusy => "upstream_busy",
             Refusal::Overloaded => "overloaded",
+            Refusal::BodyBufferFull => "body_buffer_full",
             Refusal::UpstreamBroken { .. } => "upstream_broken",
             Refusal::UpstreamTimeout => "upstream_timeout",
             Refusal::LoopDetected => "loop_detected",
@@ -140,6 +144,9 @@ impl Refusal {
             }
             Refusal::UpstreamBusy => "The upstream has no connection to spare.",
             Refusal::Overloaded => "There are more requests than can be served at the moment.",
+            Refusal::BodyBufferFull => {
+                "There are more request bodies than can be read at the moment."
+            }
             Refusal::UpstreamBroken { .. } => {
                 "The upstream keeps failing and is left alone for now."
             }
@@ -162,6 +169,7 @@ impl Refusal {
             | Refusal::NotImplemented(_)
             | Refusal::ClientLeft
             | Refusal::ConnectionCut
+            | Refusal::BodyBufferFull
             | Refusal::Internal => true,
             Refusal::Unauthorized { .. }
             | Refusal::NotFound

@@ -67,6 +67,26 @@ impl Wave {
     }
 }
 
+/// Tells when much memory was in use for request bodies and no longer is.
+#[derive(Debug, Default)]
+pub(super) struct HighWater {
+    most: usize,
+}
+
+impl HighWater {
+    /// To be asked every second or so, with the most bytes in use since the last time, and those in use now.
+    pub(super) fn has_fallen(&mut self, peak: usize, now: usize) -> bool {
+        /// Less is not worth it.
+        const WORTH_IT: usize = 4 << 20;
+        self.most = self.most.max(peak);
+        let has_fallen = self.most >= WORTH_IT && now <= self.most / 4;
+        if has_fallen {
+            self.most = now;
+        }
+        has_fallen
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -83,6 +103,16 @@ mod tests {
         assert!(!look(10_100) && !look(10_140), "a trickle");
         assert!(!look(11_000));
         assert!(look(11_000));
+    }
+
+    #[test]
+    fn memory_of_bodies_has_fallen_once_when_it_was_high_and_most_is_free() {
+        let mut water = HighWater::default();
+        assert!(!water.has_fallen(1 << 20, 0), "too little");
+        assert!(!water.has_fallen(8 << 20, 4 << 20), "still in use");
+        assert!(!water.has_fallen(4 << 20, 3 << 20), "still");
+        assert!(water.has_fallen(3 << 20, 1 << 20));
+        assert!(!water.has_fallen(1 << 20, 0), "nothing new");
     }
 
     #[test]

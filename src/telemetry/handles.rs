@@ -45,6 +45,13 @@ impl Metrics {
         self.counter(&table::SHED, &[priority])
     }
 
+    /// Memory in use for bodies that are read ahead, and bodies that found no room so far.
+    pub fn body_buffers(&self, used_bytes: usize, refused: u64) {
+        self.gauge(&table::BODY_BUFFER, &[]).set(used_bytes as f64);
+        self.counter(&table::BODY_BUFFER_REFUSED, &[])
+            .absolute(refused);
+    }
+
     /// The limit's handles.
     pub fn limit(&self, limit: &str) -> LimitMetrics {
         LimitMetrics {

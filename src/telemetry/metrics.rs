@@ -114,6 +114,10 @@ table! {
         "Decisions made in a shared overflow bucket, because a new key found no room.";
     DOMINANT_KEYS = "tidegate_dominant_keys_total", Kind::Counter, Count, ["limit"],
         "Times that one key was found with more than 80 % of the requests that the limit counts, sampled.";
+    BODY_BUFFER = "tidegate_body_buffer_bytes", Kind::Gauge, Bytes, [],
+        "Memory in use for request bodies that are read before the decision.";
+    BODY_BUFFER_REFUSED = "tidegate_body_buffer_refused_total", Kind::Counter, Count, [],
+        "Requests that were refused because their body found no room in max_body_buffer.";
     KILL_SWITCH = "tidegate_kill_switch", Kind::Gauge, Count, ["limit"],
         "1 while an operator keeps the limit from rejecting.";
     BUDGET_CALLS = "tidegate_budget_calls_total", Kind::Counter, Count, ["outcome"],
@@ -242,6 +246,7 @@ impl Metrics {
         metrics.panics().increment(0);
         metrics.log_lines_dropped().increment(0);
         metrics.log_lines_left_out().increment(0);
+        metrics.body_buffers(0, 0);
         for priority in ["critical", "normal", "low"] {
             metrics.shed(priority).increment(0);
         }

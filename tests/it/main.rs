@@ -7,6 +7,7 @@
 mod abandoned;
 mod admin_listener;
 mod answers;
+mod body_keys;
 mod budget;
 mod cli;
 mod config;

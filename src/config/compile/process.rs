@@ -50,6 +50,7 @@ pub(super) fn server(file: &Section<'_>) -> Server {
         max_connections: to_usize(max_connections),
         max_connections_per_ip: to_usize(per_ip),
         max_keys: to_usize(section.integer("max_keys", 1_000_000, 1..=MAX_KEYS)),
+        max_body_buffer: to_usize(section.size("max_body_buffer", 64 << 20, 1 << 20..=1 << 40)),
         watch_config: section.boolean("watch_config", true),
     };
     section.finish();

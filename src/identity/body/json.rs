@@ -1,0 +1,151 @@
+//! JSON: one walk over the text.
+
+use std::fmt;
+
+use serde::de::{
+    DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
+
+use super::{
+    super::text::{Given, pairs, same},
+    is_prototype,
+};
+
+/// Reads fields from a JSON text. `None` where parsers differ about the text as a whole.
+pub(super) fn read(bytes: &[u8], fields: &mut [(String, Given)]) -> Option<()> {
+    // RFC 8259 §8.1: a parser may ignore a byte order mark
+    let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    let text = std::str::from_utf8(text).ok()?;
+    // an upstream that takes every body for a form finds a field behind each `&`
+    for pair in pairs(text.as_bytes())
+        .skip(1)
+        .filter(|pair| pair.name.exact)
+    {
+        fields
+            .iter_mut()
+            .for_each(|(wanted, given)| given.add_pair(&pair, wanted));
+    }
+    let mut deserializer = serde_json::Deserializer::from_str(text);
+    let mut path = String::new();
+    let here = Here {
+        fields: &mut *fields,
+        path: &mut path,
+    };
+    here.deserialize(&mut deserializer).ok()?;
+    deserializer.end().ok()
+}
+
+/// One value of a JSON text, and the names on the way to it, joined by dots.
+struct Here<'f> {
+    fields: &'f mut [(String, Given)],
+    path: &'f mut String,
+}
+
+impl Here<'_> {
+    /// The fields that this value stands for.
+    fn exactly(&mut self) -> impl Iterator<Item = &mut Given> {
+        let path = &*self.path;
+        let wanted = self.fields.iter_mut();
+        wanted.filter_map(move |(name, given)| same(name, path).then_some(given))
+    }
+
+    /// Whether a wanted field may stand somewhere inside this value.
+    fn is_on_the_way(&self) -> bool {
+        self.fields.iter().any(|(name, _)| leads(self.path, name))
+    }
+
+    fn text(mut self, text: &str) {
+        self.exactly().for_each(|given| given.add(text));
+    }
+}
+
+/// Whether `name` is inside `path`; everything is inside the whole text.
+fn leads(path: &str, name: &str) -> bool {
+    let dots = name.match_indices('.');
+    path.is_empty() || dots.into_iter().any(|(dot, _)| same(&name[..dot], path))
+}
+
+impl<'de> DeserializeSeed<'de> for Here<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Here<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<(), E> {
+        self.text(if value { "true" } else { "false" });
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<(), E> {
+        self.text(&value.to_string());
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<(), E> {
+        self.text(&value.to_string());
+        Ok(())
+    }
+
+    /// `1.0`, `10e-1` and `1` are one number; so are those that no double tells apart.
+    fn visit_f64<E>(self, value: f64) -> Result<(), E> {
+        self.text(&if value == 0.0 { 0.0 } else { value }.to_string());
+        Ok(())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<(), E> {
+        self.text(value);
+        Ok(())
+    }
+
+    /// Some upstreams take the first item of a list, or look into it: what they find there is not for us to guess.
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
+        for (name, given) in &mut *self.fields {
+            if same(name, self.path) || leads(self.path, name) {
+                *given = Given::Unclear;
+            }
+        }
+        while items.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut entries: A) -> Result<(), A::Error> {
+        self.exactly().for_each(|given| *given = Given::Unclear);
+        if !self.is_on_the_way() {
+            while entries.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+            return Ok(());
+        }
+        let above = self.path.len();
+        while let Some(name) = entries.next_key::<String>()? {
+            if above > 0 {
+                self.path.push('.');
+            }
+            if is_prototype(&name) {
+                return Err(A::Error::custom(
+                    "a parser may take it for the object's prototype",
+                ));
+            }
+            // some parsers end a name at NUL
+            let name = name.split(char::is_control).next().unwrap_or_default();
+            self.path.push_str(name.trim());
+            entries.next_value_seed(Here {
+                fields: &mut *self.fields,
+                path: &mut *self.path,
+            })?;
+            self.path.truncate(above);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,418 @@
+//! Limits that are keyed by a field of the body: which bucket counts a request, what a body that fails costs, and how much
+//! memory bodies take that are read before the decision.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+
+use crate::support::{
+    Client, Gateway, Request, eventually,
+    raw::{self, Reply},
+};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Of `tests/vectors/body_key_vectors.json`.
+const CASES: usize = 186;
+
+/// One route for each field that vectors want; a bucket has room for all of them.
+const FIELDS: [&str; 3] = ["username", "user_name", "user.name"];
+
+fn by_field() -> String {
+    let limited = |field: &str| {
+        format!(
+            "[limit.\"{field}\"]\nkey = [\"body:{field}\"]\nrate = \"1000/h\"\nburst = 1000\nmissing = \"shared\"\n\
+             [[route]]\nname = \"{field}\"\npath = \"/{field}\"\nupstream = \"origin\"\nlimits = [\"{field}\"]\n"
+        )
+    };
+    let limits: String = FIELDS.map(limited).concat();
+    format!("[log]\naccess = \"all\"\n[client_ip]\ntrusted_proxies = [\"127.0.0.1\"]\n{limits}")
+}
+
+/// A text of which each character is one byte.
+fn bytes(text: &str) -> Vec<u8> {
+    let byte = |character| u8::try_from(u32::from(character)).expect("a byte");
+    text.chars().map(byte).collect()
+}
+
+struct Case {
+    id: String,
+    method: String,
+    target: String,
+    headers: Vec<(String, String)>,
+    body: Vec<u8>,
+    bucket: String,
+}
+
+fn cases() -> Vec<Case> {
+    let cases = include_str!("../vectors/body_key_vectors.json");
+    let cases: Vec<Value> = serde_json::from_str(cases).expect("the cases are JSON");
+    assert_eq!(cases.len(), CASES, "the number of cases");
+    let case = |case: &Value| {
+        let text = |name: &str, default: &str| case[name].as_str().unwrap_or(default).to_owned();
+        let query = case["query"].as_str().map(|query| format!("?{query}"));
+        let headers = case["headers"].as_array().expect("a list of headers");
+        let pair = |pair: &Value| {
+            let [name, value] = [0, 1].map(|at| pair[at].as_str().expect("a text").to_owned());
+            (name, value)
+        };
+        Case {
+            id: text("id", ""),
+            method: text("method", "POST"),
+            target: format!(
+                "/{}{}",
+                text("field", "username"),
+                query.unwrap_or_default()
+            ),
+            headers: headers.iter().map(pair).collect(),
+            body: bytes(&text("body", "").replace("{PAD}", &"y".repeat(300_000))),
+            bucket: text("bucket", ""),
+        }
+    };
+    cases.iter().map(case).collect()
+}
+
+impl Case {
+    /// As a client sends it, or as a proxy asks about it.
+    fn wire(&self, line: &str, more: &str) -> Vec<u8> {
+        let headers = self.headers.iter();
+        let headers: String = headers
+            .map(|(name, value)| format!("{name}: {value}\r\n"))
+            .collect();
+        let length = match self.body.is_empty() {
+            true => String::new(),
+            false => format!("Content-Length: {}\r\n", self.body.len()),
+        };
+        let head = format!(
+            "{line} HTTP/1.1\r\nHost: a.example\r\nConnection: close\r\n{more}{headers}{length}\r\n"
+        );
+        [head.as_bytes(), &self.body].concat()
+    }
+
+    fn sent_to(&self, gateway: &Gateway) -> String {
+        let line = format!("{} {}", self.method, self.target);
+        let reply = raw::send(gateway.address(), &self.wire(&line, ""), PATIENCE);
+        key_of(gateway, &reply, &self.id)
+    }
+
+    fn checked_by(&self, gateway: &Gateway) -> String {
+        let more = format!(
+            "X-Forwarded-Method: {}\r\nX-Forwarded-Uri: {}\r\nX-Forwarded-For: 192.0.2.1\r\n",
+            self.method, self.target
+        );
+        let asked = self.wire("POST /check", &more);
+        let reply = raw::send(gateway.admin_address(), &asked, PATIENCE);
+        key_of(gateway, &reply, &self.id)
+    }
+
+    /// `None` where the body is no text, or too long to be described.
+    fn explained_by(&self, gateway: &Gateway) -> Option<String> {
+        let body = String::from_utf8(self.body.clone()).ok()?;
+        if body.len() > 10_000 {
+            return None;
+        }
+        let described = json!({
+            "method": self.method, "url": self.target, "headers": self.headers,
+            "body": Some(body).filter(|body| !body.is_empty()),
+        });
+        let explained = gateway.change("POST", "/api/v1/explain", &described);
+        let key = explained["limits"][0]["key"].as_str();
+        Some(
+            key.unwrap_or_else(|| panic!("{}: {explained}", self.id))
+                .to_owned(),
+        )
+    }
+}
+
+/// The key in the access line of a request, without the part's name.
+fn key_of(gateway: &Gateway, reply: &Reply, id: &str) -> String {
+    let text = reply.text();
+    assert!(text.starts_with("HTTP/1.1 200"), "{id}: {text}");
+    let request_id = text
+        .lines()
+        .find_map(|line| line.strip_prefix("x-request-id: "))
+        .unwrap_or_else(|| panic!("{id}: {text}"))
+        .to_owned();
+    eventually("the access line", || {
+        let output = gateway.output();
+        let line = output.lines().find(|line| line.contains(&request_id));
+        let line: Value = serde_json::from_str(line.ok_or("not yet")?).map_err(|_| "half of it")?;
+        let key = line["key"].as_str().ok_or(format!("{line}"))?;
+        Ok::<_, String>(key.to_owned())
+    })
+}
+
+fn value(key: &str) -> &str {
+    key.split_once('=').map_or(key, |(_, value)| value)
+}
+
+#[test]
+fn every_body_vector_is_counted_in_the_bucket_that_it_lists_by_all_three_paths() {
+    let gateway = Gateway::with(&by_field())
+        .upstream_at("builtin:echo")
+        .start();
+    let mut wrong = Vec::new();
+    let alice = |field: &str| {
+        let body = format!("{field}=alice");
+        let request = Request::post(&format!("/{field}"), body)
+            .header("content-type", "application/x-www-form-urlencoded");
+        let case = Case {
+            id: field.to_owned(),
+            method: "POST".to_owned(),
+            target: request.target.clone(),
+            headers: vec![(
+                "Content-Type".into(),
+                "application/x-www-form-urlencoded".into(),
+            )],
+            body: request.body,
+            bucket: String::new(),
+        };
+        case.sent_to(&gateway)
+    };
+    let known = FIELDS.map(|field| (format!("/{field}"), alice(field)));
+    for case in cases() {
+        let path = case.target.split('?').next().unwrap_or_default();
+        let (_, alice) = known
+            .iter()
+            .find(|(field, _)| field == path)
+            .expect("a field");
+        let live = case.sent_to(&gateway);
+        let bucket = match value(&live) {
+            "?" => "unclear",
+            "-" => "none",
+            _ if live == *alice => "alice",
+            _ => "other",
+        };
+        let checked = case.checked_by(&gateway);
+        let explained = case.explained_by(&gateway).unwrap_or_else(|| live.clone());
+        if bucket != case.bucket || checked != live || explained != live {
+            let (id, listed) = (&case.id, &case.bucket);
+            wrong.push(format!("{id}: {bucket}, listed {listed}; live {live}, /check {checked}, explain {explained}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Two buckets: by address, and by name; and what takes bodies of 1,000 bytes.
+const LOGIN: &str = r#"
+    [client_ip]
+    trusted_proxies = ["127.0.0.1"]
+    [limit.address]
+    key = ["ip"]
+    rate = "1/h"
+    burst = 3
+    [limit.name]
+    key = ["body:username"]
+    rate = "1/h"
+    burst = 3
+    [[route]]
+    name = "login"
+    path = "/login"
+    upstream = "origin"
+    limits = ["address", "name"]
+    max_body_size = "1000B"
+    [[listen]]
+    address = "127.0.0.1:0"
+    body_timeout = "1s"
+"#;
+
+const ADMITTED: &str = r#"tidegate_decisions_total{limit="name",outcome="admitted"}"#;
+
+/// The status of what is sent, byte for byte, from an address.
+fn status(gateway: &Gateway, from: &str, rest: &str) -> String {
+    let head = format!(
+        "POST /login HTTP/1.1\r\nHost: a.example\r\nX-Forwarded-For: {from}\r\nContent-Type: application/json\r\n{rest}"
+    );
+    let reply = raw::send(gateway.address(), head.as_bytes(), PATIENCE);
+    reply.statuses().first().cloned().unwrap_or_default()
+}
+
+#[test]
+fn a_body_that_fails_is_charged_and_then_refused() {
+    let long = "x".repeat(2_000);
+    let too_large = format!("Content-Length: 2000\r\n\r\n{long}");
+    let too_large_chunked = format!("Transfer-Encoding: chunked\r\n\r\n7d0\r\n{long}\r\n0\r\n\r\n");
+    let broken = "Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\nnonsense\r\n\r\n";
+    let late = "Content-Length: 10\r\n\r\n{";
+    for (what, rest, refused) in [
+        ("too large", too_large.as_str(), "413"),
+        ("too large in chunks", &too_large_chunked, "413"),
+        ("broken", broken, "400"),
+        ("late", late, "408"),
+    ] {
+        let gateway = Gateway::with(LOGIN).upstream_at("builtin:echo").start();
+        for count in 1..=3 {
+            assert_eq!(status(&gateway, "192.0.2.1", rest), refused, "{what}");
+            gateway.wait_for_metric(ADMITTED, f64::from(count));
+        }
+        assert_eq!(
+            status(&gateway, "192.0.2.1", rest),
+            "429",
+            "{what}: the address"
+        );
+        assert_eq!(
+            status(&gateway, "192.0.2.2", rest),
+            "429",
+            "{what}: what is unclear"
+        );
+        let clear = "Content-Length: 20\r\nConnection: close\r\n\r\n{\"username\":\"alice\"}";
+        assert_eq!(
+            status(&gateway, "192.0.2.2", clear),
+            "200",
+            "{what}: others go on"
+        );
+    }
+}
+
+#[test]
+fn live_check_and_explain_agree_on_a_body_that_is_too_large() {
+    let long = "x".repeat(2_000);
+    for kind in [
+        "application/json",
+        "text/plain",
+        "application/x-www-form-urlencoded",
+    ] {
+        let gateway = Gateway::with(LOGIN).upstream_at("builtin:echo").start();
+        let described = json!({
+            "method": "POST", "url": "/login", "headers": { "content-type": kind, "x-forwarded-for": "192.0.2.1" },
+            "body": long,
+        });
+        let request = Request::post("/login", long.clone()).header("content-type", kind);
+        let check = Request::post("/check", long.clone())
+            .header("content-type", kind)
+            .header("x-forwarded-uri", "/login")
+            .header("x-forwarded-for", "192.0.2.1");
+        for (live, left) in [(true, 3), (false, 2), (true, 1), (false, 0)] {
+            let explained = gateway.change("POST", "/api/v1/explain", &described);
+            let (status, keys) = match left {
+                0 => (429, [1, 1]),
+                _ => (413, [1, 1]),
+            };
+            assert_eq!(
+                explained["answer"]["status"], status,
+                "{kind} {left}: {explained}"
+            );
+            let limits = explained["limits"].as_array().expect("a list");
+            assert_eq!(limits.len(), keys.len(), "{kind}: {explained}");
+            assert_eq!(limits[1]["key"], "body:username=?", "{kind}: {explained}");
+            let answered = match live {
+                true => gateway.send(&request.clone().header("x-forwarded-for", "192.0.2.1")),
+                false => Client::connect(gateway.admin_address()).send(&check),
+            };
+            assert_eq!(answered.status, status, "{kind} {left}");
+        }
+    }
+}
+
+#[test]
+fn a_request_that_another_limit_refuses_is_refused_before_its_body_is_read() {
+    let gateway = Gateway::with(LOGIN).upstream_at("builtin:echo").start();
+    let clear = "Content-Length: 20\r\nConnection: close\r\n\r\n{\"username\":\"alice\"}";
+    for name in 1..=3 {
+        let other = clear.replace("alice", &format!("user{name}"));
+        assert_eq!(status(&gateway, "192.0.2.1", &other), "200");
+    }
+    // no byte of it comes, and 100 Continue is not said
+    let waits = "Content-Length: 20\r\nExpect: 100-continue\r\n\r\n";
+    assert_eq!(status(&gateway, "192.0.2.1", waits), "429");
+    // of no limit anything was charged
+    for _ in 0..3 {
+        assert_eq!(status(&gateway, "192.0.2.2", clear), "200");
+    }
+    let described = json!({
+        "method": "POST", "url": "/login", "body": "{\"username\":\"alice\"}",
+        "headers": { "content-type": "application/json", "x-forwarded-for": "192.0.2.1" },
+    });
+    let explained = gateway.change("POST", "/api/v1/explain", &described);
+    let text = explained["text"].as_str().expect("a text");
+    assert!(text.contains("before its body is read"), "{text}");
+    assert_eq!(explained["answer"]["status"], 429, "{text}");
+}
+
+/// A client that sends a body in so many equal chunks, up to but not including the last chunk.
+fn unfinished(address: SocketAddr, chunk: &str, count: usize) -> TcpStream {
+    let mut client = raw::open(address);
+    let head = "POST / HTTP/1.1\r\nHost: a.example\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
+    client.write_all(head.as_bytes()).expect("the head leaves");
+    let chunk = format!("{:x}\r\n{chunk}\r\n", chunk.len());
+    // who is refused meanwhile finds the connection closed
+    let _ = client.write_all(chunk.repeat(count).as_bytes());
+    client
+}
+
+const READS: &str = r#"
+    [server]
+    workers = 2
+    max_body_buffer = "4MiB"
+    [gateway]
+    limits = ["name"]
+    [limit.name]
+    key = ["body:name"]
+    rate = "10000/h"
+    burst = 10000
+"#;
+
+const IN_USE: &str = "tidegate_body_buffer_bytes";
+const REFUSED: &str = "tidegate_body_buffer_refused_total";
+
+#[test]
+fn bodies_that_are_read_ahead_share_one_bound_and_give_it_back() {
+    let gateway = Gateway::with(READS).upstream_at("builtin:echo").start();
+    // each takes 256 KiB in the end: 4 MiB is room for some 15 of them
+    let mut clients: Vec<_> = (0..24)
+        .map(|_| unfinished(gateway.address(), &" ".repeat(1000), 250))
+        .collect();
+    eventually("as many as fit are read", || {
+        let (used, refused) = (gateway.metric(IN_USE), gateway.metric(REFUSED));
+        assert!(used <= 4.0 * 1_048_576.0, "{used}");
+        match refused >= 8.0 && used >= 2.0 * 1_048_576.0 {
+            true => Ok(()),
+            false => Err(format!("{used} bytes in use, {refused} refused")),
+        }
+    });
+    let mut answers = std::collections::BTreeMap::new();
+    for client in &mut clients {
+        // who was refused finds the connection closed
+        let _ = client.write_all(b"2\r\n{}\r\n0\r\n\r\n");
+        client.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        let mut answer = [0; 12];
+        let read = client.read_exact(&mut answer);
+        let answer = read.map(|()| String::from_utf8_lossy(&answer[9..]).into_owned());
+        *answers.entry(answer.unwrap_or_default()).or_insert(0) += 1;
+    }
+    assert!(
+        answers.get("200").is_some_and(|served| *served >= 8),
+        "{answers:?}"
+    );
+    assert!(
+        answers.get("503").is_some_and(|refused| *refused >= 1),
+        "{answers:?}"
+    );
+    drop(clients);
+    gateway.wait_for_metric(IN_USE, 0.0);
+    let small = Request::post("/", "{}").header("content-type", "application/json");
+    assert_eq!(gateway.send(&small).status, 200);
+}
+
+#[test]
+fn a_body_in_pieces_of_one_byte_takes_no_more_memory_than_its_bytes() {
+    let toml = READS.replace("4MiB", "16MiB");
+    let gateway = Gateway::with(&toml).upstream_at("builtin:echo").start();
+    let small = Request::post("/", "{}").header("content-type", "application/json");
+    assert_eq!(gateway.send(&small).status, 200);
+    let before = gateway.peak_memory_bytes();
+    // a body of 256,000 bytes is 1.5 MB on the wire in this shape, and was 26 to 35 MiB in memory
+    let clients: Vec<_> = (0..6)
+        .map(|_| unfinished(gateway.address(), " ", 200_000))
+        .collect();
+    gateway.wait_for_metric(IN_USE, 6.0 * 262_144.0);
+    let more = gateway.peak_memory_bytes() - before;
+    assert!(more < 32 << 20, "{more} bytes more");
+    assert!(gateway.metric(REFUSED) < 0.5);
+    drop(clients);
+    gateway.wait_for_metric(IN_USE, 0.0);
+}
