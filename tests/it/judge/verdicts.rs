@@ -88,23 +88,10 @@ const EXCEPTIONS: &[Exception] = &[
         },
     },
     Exception {
-        why: "a grant for a part of a request is not counted as borrowed, and the bucket refills behind it",
+        why: "a request in flight that is refused for its cost holds slots for a moment",
         covers: |judged, fault| {
-            let dear = judged.limit.costs.iter().any(|&cost| cost > 1);
-            judged.is_leased() && dear && fault.excess() > 0
-        },
-    },
-    Exception {
-        why: "a refusal is remembered from the reply on, and while the next call is under way",
-        covers: |judged, fault| {
-            judged.limit.scope != Scope::Local && matches!(fault, Fault::WronglyRefused { .. })
-        },
-    },
-    Exception {
-        why: "the wait for a shared limit is that for one unit, whatever the cost",
-        covers: |judged, fault| {
-            judged.limit.scope != Scope::Local
-                && matches!(fault, Fault::TooEarly { .. } | Fault::TooLate { .. })
+            let wrong = matches!(fault, Fault::WronglyRefused { .. });
+            judged.limit.counts_slots() && judged.limit.scope == Scope::Strict && wrong
         },
     },
 ];
