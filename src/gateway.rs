@@ -215,7 +215,7 @@ impl Worker {
         }
         self.make_room(exchange)?;
         if body.is_too_large() {
-            exchange.body_failed = Some(Refusal::BodyTooLarge);
+            exchange.body_failed = Some(Box::new(Refusal::BodyTooLarge));
         }
         let (guesses, has_body) = (understood.rejected.is_some(), !body.is_end_stream());
         let read = async |exchange: &Exchange<'_>| {
@@ -277,7 +277,7 @@ impl Worker {
         }
         understood.found?;
         if let Some(refusal) = &exchange.body_failed {
-            return Err(refusal.clone().into());
+            return Err(Refusal::clone(refusal).into());
         }
         match exchange.route.shows_quotas {
             true => Err(Stopped::OwnQuotas),

@@ -5,7 +5,7 @@
 //! connection (ENHANCE_YOUR_CALM, `too_many_data_frames`) when too many small frames are unread. A client stream of small
 //! gRPC messages is enough for that where the reader is slower than the sender.
 //!
-//! So no frame stays in the h2 crate for long. The task that drives a connection reads at most [`TURN_BYTES`] at a time.
+//! So no frame stays in the h2 crate for long. The task that drives a connection reads at most `TURN_BYTES` at a time.
 //! Then it moves what has arrived for each stream into the stream's receive buffer, where small chunks are copied together.
 //! Flow control is credited only when the reader takes the bytes. The memory of a connection is therefore bounded by its
 //! flow-control windows, whatever the size of the frames.

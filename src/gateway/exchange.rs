@@ -41,7 +41,7 @@ pub(super) struct Exchange<'a> {
     /// What limits want to know of the body; `None` where there is none, or nothing is wanted.
     pub(super) body: Option<BodyFields>,
     /// What becomes of the request for its body's sake, once its limits were charged: too large, broken, late.
-    pub(super) body_failed: Option<Refusal>,
+    pub(super) body_failed: Option<Box<Refusal>>,
     /// When the limits were asked: a body may have had to be read before.
     pub(super) decided_at: Instant,
     /// The limits that act on the request, and what each found, in the same order.

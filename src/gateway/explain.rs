@@ -316,7 +316,7 @@ impl Worker {
         let most = exchange.route.max_body_bytes;
         let most = most.unwrap_or(exchange.from.listener.max_body_bytes);
         if described.body.at_least() > most {
-            exchange.body_failed = Some(Refusal::BodyTooLarge);
+            exchange.body_failed = Some(Box::new(Refusal::BodyTooLarge));
         }
         let (guesses, has_body) = (understood.rejected.is_some(), described.body.at_least() > 0);
         let read = async |_: &Exchange<'_>| {

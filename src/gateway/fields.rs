@@ -48,7 +48,7 @@ impl Worker {
                 match read(exchange).await {
                     Ok(read) => whole = read,
                     Err(refusal) if refusal.is_temporary() => return Err(refusal),
-                    Err(refusal) => exchange.body_failed = Some(refusal),
+                    Err(refusal) => exchange.body_failed = Some(Box::new(refusal)),
                 }
                 exchange.decided_at = Instant::now();
             }

@@ -4,7 +4,7 @@
 //! is the same bucket whether it comes as JSON or as a form.
 //!
 //! The gateway cannot know how the upstream reads a body. So every field that some parser takes for the wanted one counts as an
-//! occurrence of it, and occurrences that differ are [`Given::Unclear`], one value for all. A body is unclear as a whole where
+//! occurrence of it, and occurrences that differ are `Given::Unclear`, one value for all. A body is unclear as a whole where
 //! parsers differ about all of it: its type is missing, given twice or another than those below, it is compressed, its
 //! charset is not UTF-8, or it is not written as strictly as its format demands. docs/body-keys.md lists what was tried against
 //! which parsers.

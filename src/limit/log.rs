@@ -7,7 +7,7 @@
 //! **Memory.** A ring sets aside its L entries, and `RING_ENTRIES` for what it costs itself, when it is made; all rings
 //! together at most [`ENTRIES_PER_KEY`] for each of the store's `max_keys`. So a key that has a ring can never be
 //! denied its exactness by others. Half of the room is in guaranteed parts, one for each limit with a log, and no limit can take
-//! all of the rest (module `share`). When there is no room for a ring, fresh keys share one of [`OVERFLOW_RINGS`] of their limit, by
+//! all of the rest (module `share`). When there is no room for a ring, fresh keys share one of `OVERFLOW_RINGS` of their limit, by
 //! hash, which is strict: those that share one get together what one key would. Whoever brings a fresh key looks at `LOOK` rings of its lock, in turn, and drops
 //! those whose entries are all gone, and where there is no room at as many of `LOOK` other locks: a bounded piece of work
 //! that keeps up with any flood.

@@ -2,7 +2,7 @@
 //!
 //! Half of the memory that the limits may use together, `reserve`, is divided into equal guaranteed parts, one for each
 //! limit. The rest is a pool for whichever limit needs more. A limit takes more of the pool only while it holds
-//! at most [`PULL`] times what is free there ("dynamic thresholds", Choudhury and Hahne 1998): one limit alone
+//! at most `PULL` times what is free there ("dynamic thresholds", Choudhury and Hahne 1998): one limit alone
 //! can take `PULL/(PULL+1)` of the pool, two can take `PULL/(2·PULL+1)` each, and there is always some left for the next one.
 //!
 //! ```text

@@ -4,7 +4,7 @@
 //! is given away only when its bucket is full, which is what a fresh key has too.
 //!
 //! Each limit has a guaranteed part of the slots, and none can take them all (module `share`). When a fresh key finds no slot, it
-//! shares one of [`OVERFLOW_BUCKETS`](super::registry::OVERFLOW_BUCKETS) overflow buckets of its limit with the keys whose hash
+//! shares one of `OVERFLOW_BUCKETS` overflow buckets of its limit with the keys whose hash
 //! names the same one. That is strict: those that share a bucket get together what one key would, and all keys without a slot get
 //! at most 256 times that. A key that gets a slot later begins with what its overflow bucket owes at that moment, so it cannot
 //! spend its quota twice.

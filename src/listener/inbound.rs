@@ -125,7 +125,7 @@ pub struct InboundBody {
     /// What was read before it was asked for, to be handed on first.
     ahead: Option<Bytes>,
     /// What comes behind that and has been read, too: trailers, or the piece that made it too long to be read ahead.
-    behind: Option<Frame<Bytes>>,
+    behind: Option<Box<Frame<Bytes>>>,
     /// Of gRPC, where each message is bounded instead of the whole.
     messages: Option<Messages>,
     /// What may not stand in its trailers.
@@ -263,7 +263,7 @@ impl InboundBody {
         }
         let whole = whole.freeze();
         self.ahead = Some(whole.clone()).filter(|ahead| !ahead.is_empty());
-        self.behind = behind;
+        self.behind = behind.map(Box::new);
         Ok(is_whole.then_some(whole))
     }
 
@@ -347,7 +347,7 @@ impl Body for InboundBody {
     ) -> Poll<Option<Result<Frame<Bytes>, InboundError>>> {
         let this = &mut *self;
         let ahead = this.ahead.take().map(Frame::data);
-        if let Some(frame) = ahead.or_else(|| this.behind.take()) {
+        if let Some(frame) = ahead.or_else(|| this.behind.take().map(|frame| *frame)) {
             return Poll::Ready(Some(Ok(this.without_managed(frame))));
         }
         let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) else {
@@ -375,7 +375,7 @@ impl Body for InboundBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        let behind = self.behind.as_ref().and_then(Frame::data_ref);
+        let behind = self.behind.as_deref().and_then(Frame::data_ref);
         let ahead: usize = self.ahead.iter().chain(behind).map(Bytes::len).sum();
         let mut hint = self.body.size_hint();
         if ahead > 0 {

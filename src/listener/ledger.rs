@@ -229,7 +229,7 @@ mod tests {
         let (ledger, began) = ledger();
         assert_eq!(taken(&ledger, PING, began), GRACE_BYTES / 17);
         ledger.request();
-        assert_eq!(taken(&ledger, PING, began), BYTES_PER_REQUEST / 17 - 1);
+        assert_eq!(taken(&ledger, PING, began), BYTES_PER_REQUEST / 17);
         ledger.answer(1700 - BYTES_PER_CHUNK);
         assert_eq!(taken(&ledger, PING, began), 99);
         let later = began + Duration::from_secs(10);

@@ -365,13 +365,11 @@ impl Chunks {
                     return Ok(Some(Piece::Data(inbox.split_to(here).freeze())));
                 }
                 ChunkState::DataEnd => {
-                    if inbox.len() < 2 {
-                        return Ok(None);
+                    match &inbox[..] {
+                        [] | [b'\r'] => return Ok(None),
+                        [b'\r', b'\n', ..] => inbox.advance(2),
+                        _ => return Err(NO_CHUNK_END),
                     }
-                    if &inbox[..2] != b"\r\n" {
-                        return Err(NO_CHUNK_END);
-                    }
-                    inbox.advance(2);
                     self.state = ChunkState::Size;
                 }
                 ChunkState::Trailers => {

@@ -728,9 +728,10 @@ fn a_flood_of_keys_is_bounded_warned_of_and_does_not_wash_a_debt_off() {
             assert_eq!(client.send(&from(0)).status, 429, "the abuser's debt stays");
         }
     }
+    // at most max_keys buckets of their own, and 256 that the others share
     assert!(
-        strangers <= 200,
-        "{strangers} fresh keys found a bucket of their own"
+        strangers <= 100 + 256,
+        "{strangers} fresh keys were admitted"
     );
     assert!(gateway.metric(r#"tidegate_key_overflows_total{limit="l"}"#) > 0.0);
     eventually_eq("it is said", true, || {

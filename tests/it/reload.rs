@@ -377,6 +377,15 @@ fn the_running_configuration_is_shown_without_its_passwords() {
 }
 
 /// 100 reloads that change limits, routes, fields and listeners, while 64 clients ask as fast as they can.
+/// Ends the load when the test ends, also by a panic: the clients are waited for.
+struct EndOfLoad<'a>(&'a AtomicBool);
+
+impl Drop for EndOfLoad<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 #[test]
 fn a_hundred_reloads_under_load_fail_no_request_and_give_nothing_away() {
     const CLIENTS: usize = 64;
@@ -418,6 +427,7 @@ fn a_hundred_reloads_under_load_fail_no_request_and_give_nothing_away() {
                 })
             })
             .collect();
+        let end = EndOfLoad(&done);
         for turn in 1..=RELOADS {
             let report = gateway.reconfigure(&text(turn));
             assert_eq!(names(&report, "routes", "added"), [format!("r{turn}")]);
@@ -425,7 +435,7 @@ fn a_hundred_reloads_under_load_fail_no_request_and_give_nothing_away() {
         eventually_eq("all of the limit to be spent", true, || {
             gateway.metric(r#"tidegate_requests_total{code="200"}"#) >= BURST as f64
         });
-        done.store(true, Relaxed);
+        drop(end);
         let counts = clients
             .into_iter()
             .map(|client| client.join().expect("no request failed"));

@@ -567,13 +567,18 @@ fn look_alikes_of_managed_fields_reach_the_server_in_no_spelling() {
     assert!(!seen.contains("eve"), "{seen}");
 }
 
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    bytes.windows(part.len()).any(|window| window == part)
+}
+
 #[test]
 fn trailers_hold_no_field_that_a_server_could_take_for_a_managed_one() {
     let written = Arc::new(Mutex::new(String::new()));
     let kept = Arc::clone(&written);
     let origin = Origin::new(move |exchange| {
         let mut bytes = Vec::new();
-        while !bytes.ends_with(b"end: 1\r\n\r\n") {
+        // trailers may come in another order
+        while !(contains(&bytes, b"\r\n0\r\n") && bytes.ends_with(b"\r\n\r\n")) {
             bytes.extend(exchange.read_some()?);
         }
         *kept.lock().expect("no test panics with it") =
@@ -601,7 +606,7 @@ fn trailers_hold_no_field_that_a_server_could_take_for_a_managed_one() {
         .map(|name| format!("{name}: eve\r\n"))
         .collect();
     let request = format!(
-        "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\nte: trailers\r\nconnection: close\r\n\r\n1\r\nb\r\n0\r\n{trailers}x-checksum: 7\r\nend: 1\r\n\r\n"
+        "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\nte: trailers\r\nconnection: close\r\n\r\n1\r\nb\r\n0\r\n{trailers}x-checksum: 7\r\n\r\n"
     );
     let reply = raw::send(
         gateway.address(),

@@ -236,7 +236,7 @@ fn run(terms: &Terms, times: f64, stay_ms: u64) -> (f64, f64) {
                 .wrapping_add(1);
             // a tenth comes anywhere
             let number = (random >> 33) as usize;
-            let to = if number % 10 == 0 {
+            let to = if number.is_multiple_of(10) {
                 number / 10 % gateways.len()
             } else {
                 hot

@@ -106,7 +106,7 @@ fn told_too_soon(gateway: &Gateway, who: usize, left: u64) -> (usize, Vec<String
 
 #[test]
 fn a_client_that_is_alone_and_returns_when_it_was_told_to_is_admitted_whatever_its_requests_cost() {
-    let redis = Arc::new(Redis::start());
+    let redis = Redis::start();
     let cases = [
         ("sliding_window", "strict", "10/2728ms", 7, 3),
         ("sliding_window", "lease", "10/2728ms", 7, 3),

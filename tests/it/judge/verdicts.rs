@@ -74,6 +74,13 @@ const EXCEPTIONS: &[Exception] = &[
         },
     },
     Exception {
+        why: "docs/shared-limits.md: after a loss little is granted until every gateway has told what it remembers",
+        covers: |judged, fault| {
+            let lost = matches!(judged.event, Event::Flush | Event::Restart);
+            lost && judged.limit.scope != Scope::Local && fault.excess() == 0
+        },
+    },
+    Exception {
         why: "docs/decisions/0003: while gateways change over, what is borrowed may be refilled behind once",
         covers: |judged, fault| {
             let changes = matches!(judged.event, Event::Reload | Event::Exchange);
