@@ -14,9 +14,10 @@
 //! those of limits that hold more of the pool.
 //!
 //! **Error.** Counts change after the decision: threads that grow a limit at the same moment exceed its bound by
-//! one unit each.
+//! one unit each. A unit may be given up before its taker has counted it, so counts are signed and may be below 0 for a moment:
+//! a count that stopped at 0 would stay too high for ever.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
 /// How many times the free part of the pool one limit may hold.
 const PULL: u64 = 4;
@@ -27,7 +28,7 @@ pub struct SharedCapacity {
     reserve: u64,
     pool: u64,
     /// Units of the pool in use.
-    pooled: AtomicU64,
+    pooled: AtomicI64,
     /// What each limit that counts is guaranteed.
     guaranteed: AtomicU64,
 }
@@ -35,7 +36,7 @@ pub struct SharedCapacity {
 /// What one limit holds of it.
 #[derive(Debug, Default)]
 pub struct Occupancy {
-    held: AtomicU64,
+    held: AtomicI64,
     /// Its limit is one of the running configuration: it has a guaranteed part.
     runs: AtomicBool,
 }
@@ -46,7 +47,7 @@ impl SharedCapacity {
         SharedCapacity {
             reserve,
             pool,
-            pooled: AtomicU64::new(0),
+            pooled: AtomicI64::new(0),
             guaranteed: AtomicU64::new(reserve),
         }
     }
@@ -73,7 +74,7 @@ impl SharedCapacity {
         };
         self.guaranteed.store(part, Relaxed);
         let pooled = all.map(|one| self.beyond(one)).fold(0, u64::saturating_add);
-        self.pooled.store(pooled, Relaxed);
+        self.pooled.store(signed(pooled), Relaxed);
     }
 
     /// What a running limit is guaranteed.
@@ -83,13 +84,15 @@ impl SharedCapacity {
 
     /// Whether a limit may take so many units more.
     pub fn may_grow(&self, one: &Occupancy, units: u64) -> bool {
-        let held = one.held.load(Relaxed).saturating_add(units);
+        let held = one.held().saturating_add(units);
         let beyond = held.saturating_sub(self.part(one));
         if beyond == 0 {
             return true;
         }
         let taken = beyond.saturating_sub(self.beyond(one));
-        let free = self.pool.saturating_sub(self.pooled.load(Relaxed));
+        let free = self
+            .pool
+            .saturating_sub(unsigned(self.pooled.load(Relaxed)));
         taken <= free && beyond.saturating_sub(1) < free.saturating_mul(PULL)
     }
 
@@ -101,26 +104,22 @@ impl SharedCapacity {
 
     /// Counts units that a limit has taken.
     pub fn grow(&self, one: &Occupancy, units: u64) {
-        let before = one.held.fetch_add(units, Relaxed);
-        let part = self.part(one);
-        let after = before.saturating_add(units).saturating_sub(part);
-        let taken = after.saturating_sub(before.saturating_sub(part));
-        if taken > 0 {
-            self.pooled.fetch_add(taken, Relaxed);
-        }
+        self.change(one, signed(units));
     }
 
     /// Counts units that a limit holds no longer.
     pub fn shrink(&self, one: &Occupancy, units: u64) {
-        let less = |held: u64| Some(held.saturating_sub(units));
-        let before = one.held.fetch_update(Relaxed, Relaxed, less).unwrap_or(0);
+        self.change(one, signed(units).saturating_neg());
+    }
+
+    /// What each change adds to the pool telescopes: the pool holds the sum of what all limits hold beyond their parts.
+    fn change(&self, one: &Occupancy, units: i64) {
+        let before = one.held.fetch_add(units, Relaxed);
         let part = self.part(one);
-        let after = before.saturating_sub(units).saturating_sub(part);
-        let freed = before.saturating_sub(part).saturating_sub(after);
-        if freed > 0 {
-            let less = |pooled: u64| Some(pooled.saturating_sub(freed));
-            // the update always has a value
-            let _ = self.pooled.fetch_update(Relaxed, Relaxed, less);
+        let [before, after] = [before, before.saturating_add(units)]
+            .map(|held| signed(unsigned(held).saturating_sub(part)));
+        if after != before {
+            self.pooled.fetch_add(after.saturating_sub(before), Relaxed);
         }
     }
 
@@ -132,20 +131,28 @@ impl SharedCapacity {
     }
 
     fn beyond(&self, one: &Occupancy) -> u64 {
-        one.held.load(Relaxed).saturating_sub(self.part(one))
+        one.held().saturating_sub(self.part(one))
     }
 }
 
 impl Occupancy {
     /// Units held.
     pub fn held(&self) -> u64 {
-        self.held.load(Relaxed)
+        unsigned(self.held.load(Relaxed))
     }
 
     /// Says whether its limit runs; [`SharedCapacity::divide`] has to follow.
     pub fn set_running(&self, runs: bool) {
         self.runs.store(runs, Relaxed);
     }
+}
+
+fn signed(units: u64) -> i64 {
+    i64::try_from(units).unwrap_or(i64::MAX)
+}
+
+fn unsigned(units: i64) -> u64 {
+    u64::try_from(units).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -190,5 +197,15 @@ mod tests {
         capacity.divide([a, b].into_iter());
         assert!(capacity.may_replace(a, b) && !capacity.may_replace(b, a));
         assert!(capacity.may_grow(a, capacity.total()), "alone");
+    }
+
+    #[test]
+    fn a_unit_that_is_given_up_before_it_is_counted_leaves_no_trace() {
+        let capacity = SharedCapacity::for_keys(100);
+        let [a, b] = &limits::<2>(&capacity);
+        capacity.shrink(a, 1);
+        capacity.grow(a, 1);
+        assert_eq!(a.held(), 0);
+        assert_eq!(fill(&capacity, b), 25 + 80);
     }
 }

