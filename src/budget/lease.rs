@@ -479,13 +479,12 @@ impl Lease {
             at_ns: now_ns,
             until_ns: deadline_ns,
         });
-        let demand = reply.demand as f64 / 1e3;
-        let share = if demand > self.rate {
-            self.rate / demand
-        } else {
-            1.0
-        };
-        self.share = Some(self.share.map_or(share, |known| 0.7 * known + 0.3 * share));
+        // a log does not know the demand: the gateways are taken to be alike
+        if reply.demand > 0 {
+            let demand = reply.demand as f64 / 1e3;
+            let share = (self.rate / demand).min(1.0);
+            self.share = Some(self.share.map_or(share, |known| 0.7 * known + 0.3 * share));
+        }
 
         let slot = slot_of(reply.generation);
         let bank = reply.want.min(MAX_TOKENS);

@@ -12,7 +12,7 @@ pub struct Forecast {
     pub told_ns: u64,
     /// How long the call was under way: the store answered so much earlier at most.
     pub delay_ns: u64,
-    /// When the window ends; of a log, when the first refused request fits.
+    /// When the window ends, or may have more sooner; of a log, when the first refused request fits.
     pub end_ns: u64,
     /// Of a bucket when it is full, of a fixed window what is left, of a sliding one both counts, of a log the cost of the first
     /// refused request.
@@ -42,6 +42,8 @@ impl Forecast {
         };
         let end_us = match terms.algorithm {
             Algorithm::Log => reply.wait_us,
+            // shorter than the window where the store grants little until it knows what it has lost
+            Algorithm::Fixed if reply.wait_us > 0 => reply.wait_us.min(reply.valid_us),
             _ => reply.valid_us,
         };
         Forecast {
@@ -164,6 +166,18 @@ mod tests {
             let forecast = Forecast::default();
             assert_eq!(forecast.not_before_ns(&terms(algorithm), 10), 0);
         }
+    }
+
+    #[test]
+    fn a_window_that_grants_little_for_a_while_is_asked_again_before_it_ends() {
+        let terms = terms(Algorithm::Fixed);
+        let after_a_loss = Reply {
+            wait_us: 3_000_000,
+            ..reply(1, 10_000_000, [9, 0])
+        };
+        let forecast = Forecast::new(SECOND, SECOND, &terms, &after_a_loss, Some(2));
+        assert_eq!(forecast.fits_ns(&terms, 2), 4 * SECOND);
+        assert_eq!(forecast.fits_ns(&terms, 1), 0);
     }
 
     #[test]

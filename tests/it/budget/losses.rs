@@ -217,6 +217,25 @@ fn a_gateway_without_requests_tells_a_flushed_redis_what_it_knows() {
 }
 
 #[test]
+fn a_key_that_is_refused_after_a_loss_is_asked_for_again_within_seconds() {
+    let redis = Redis::start();
+    let gateways = gateways(&url(&redis), 2);
+    for (kind, _) in KINDS {
+        assert_eq!(spend(&gateways[0], kind, 1), 1, "{kind}");
+    }
+    redis.run::<()>(&["FLUSHALL"]);
+    let admitted = KINDS.map(|(kind, _)| spend(&gateways[0], kind, 30));
+    assert!(admitted.iter().sum::<usize>() < 7 * 30, "none is refused");
+    // not only when a window ends, which is in days here
+    for (kind, _) in KINDS {
+        eventually(kind, || match spend(&gateways[0], kind, 1) {
+            0 => Err("it is refused".to_owned()),
+            _ => Ok(()),
+        });
+    }
+}
+
+#[test]
 fn one_gateway_alone_goes_on_from_what_it_remembers_without_a_pause() {
     let redis = Redis::start();
     let gateways = gateways(&url(&redis), 1);
@@ -226,11 +245,16 @@ fn one_gateway_alone_goes_on_from_what_it_remembers_without_a_pause() {
     redis.run::<Value>(&["FLUSHALL"]);
     let begun = Instant::now();
     for (kind, _) in KINDS {
-        let rest = spend(&gateways[0], kind, 330);
-        assert!(
-            (295..=300 + refilled(begun)).contains(&rest),
-            "{kind}: {rest}"
-        );
+        let mut rest = spend(&gateways[0], kind, 330);
+        // a lease pauses while the pool is short, and then asks for the last few
+        eventually(kind, || match rest {
+            295.. => Ok(()),
+            _ => {
+                rest += spend(&gateways[0], kind, 1);
+                Err(format!("{rest} admitted"))
+            }
+        });
+        assert!(rest <= 300 + refilled(begun), "{kind}: {rest}");
     }
 }
 
