@@ -45,7 +45,7 @@ use http_body::Body as _;
 use tokio::time::Instant;
 
 use crate::{
-    identity::{HeldToken, TokenCache, Tokens},
+    identity::{HeldToken, Prefixes, TokenCache, Tokens},
     listener::{
         Peer,
         inbound::{InboundBody, RequestBody},
@@ -219,7 +219,10 @@ impl Worker {
         }
         let (guesses, has_body) = (understood.rejected.is_some(), !body.is_end_stream());
         let read = async |exchange: &Exchange<'_>| {
-            let read = body.read_ahead(MAX_READ_AHEAD_BYTES, &self.shared.body_buffers);
+            let asked = exchange.asked.as_ref();
+            let address = asked.map_or(exchange.from.ip, |asked| asked.client.address);
+            let client = Prefixes::default().aggregate(address);
+            let read = body.read_ahead(MAX_READ_AHEAD_BYTES, &self.shared.body_buffers, client);
             let read = Box::pin(self.while_client_stays(exchange, read)).await;
             read.map_err(|error| answer::bad_body(&error))
         };

@@ -2,17 +2,26 @@
 //!
 //! A limit that is keyed by a field of the body makes the gateway hold the body before it decides. How many clients do that at
 //! once is for the clients to choose, so all of these bodies share `server.max_body_buffer`. Memory is counted by what was
-//! allocated, from before it is allocated until it is freed, which is when the body has been written to the upstream.
+//! allocated, from before it is allocated until it is freed, which is when the body has been written to the upstream. One client
+//! address may use a part of it only, so that it cannot keep the bodies of all others out. The lock is taken when a buffer grows or
+//! is freed, never for a request whose body is not read ahead.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
 };
 
 use bytes::Bytes;
+use ipnet::IpNet;
 
 /// The smallest buffer: most forms fit.
 const MIN_BYTES: usize = 4 * 1024;
+/// What one client address may use: this part of all, and at least room for one body of the largest size while it grows.
+const CLIENT_PART: usize = 4;
+const CLIENT_MIN_BYTES: usize = 1024 * 1024;
 
 /// How much memory bodies that are read ahead use, and may use.
 #[derive(Debug)]
@@ -22,6 +31,8 @@ pub struct BodyBuffers {
     /// The most that was used since [`take_peak`](Self::take_peak).
     peak_bytes: AtomicUsize,
     refused: AtomicU64,
+    /// By client address; no more of them than buffers.
+    clients: Mutex<HashMap<IpNet, usize>>,
 }
 
 impl BodyBuffers {
@@ -32,6 +43,7 @@ impl BodyBuffers {
             used_bytes: AtomicUsize::new(0),
             peak_bytes: AtomicUsize::new(0),
             refused: AtomicU64::new(0),
+            clients: Mutex::default(),
         })
     }
 
@@ -55,23 +67,41 @@ impl BodyBuffers {
         self.peak_bytes.swap(self.used(), Relaxed)
     }
 
-    fn reserve(&self, bytes: usize) -> bool {
+    fn reserve(&self, client: IpNet, bytes: usize) -> bool {
         let max = self.max_bytes.load(Relaxed);
+        let mut clients = self.clients();
+        let held = clients.get(&client).map_or(bytes, |held| held + bytes);
         let add = |used: usize| used.checked_add(bytes).filter(|used| *used <= max);
-        match self.used_bytes.fetch_update(Relaxed, Relaxed, add) {
-            Ok(before) => {
-                self.peak_bytes.fetch_max(before + bytes, Relaxed);
-                true
-            }
-            Err(_) => {
-                self.refused.fetch_add(1, Relaxed);
-                false
+        let is_in_part = held <= (max / CLIENT_PART).max(CLIENT_MIN_BYTES);
+        let before = match is_in_part {
+            true => self.used_bytes.fetch_update(Relaxed, Relaxed, add).ok(),
+            false => None,
+        };
+        let Some(before) = before else {
+            self.refused.fetch_add(1, Relaxed);
+            return false;
+        };
+        clients.insert(client, held);
+        self.peak_bytes.fetch_max(before + bytes, Relaxed);
+        true
+    }
+
+    fn release(&self, client: IpNet, bytes: usize) {
+        if bytes == 0 {
+            return;
+        }
+        self.used_bytes.fetch_sub(bytes, Relaxed);
+        let mut clients = self.clients();
+        if let Some(held) = clients.get_mut(&client) {
+            *held = held.saturating_sub(bytes);
+            if *held == 0 {
+                clients.remove(&client);
             }
         }
     }
 
-    fn release(&self, bytes: usize) {
-        self.used_bytes.fetch_sub(bytes, Relaxed);
+    fn clients(&self) -> MutexGuard<'_, HashMap<IpNet, usize>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -81,15 +111,17 @@ pub(super) struct BodyBuffer {
     bytes: Vec<u8>,
     /// As counted; at least the buffer's capacity.
     reserved: usize,
+    client: IpNet,
     all: Arc<BodyBuffers>,
 }
 
 impl BodyBuffer {
     /// Allocates nothing.
-    pub(super) fn new(all: &Arc<BodyBuffers>) -> Self {
+    pub(super) fn new(all: &Arc<BodyBuffers>, client: IpNet) -> Self {
         Self {
             bytes: Vec::new(),
             reserved: 0,
+            client,
             all: Arc::clone(all),
         }
     }
@@ -98,20 +130,20 @@ impl BodyBuffer {
         self.bytes.len()
     }
 
-    /// Copies a piece behind what is there. `false` where the bound on all bodies leaves no room for it.
+    /// Copies a piece behind what is there. `false` where the bound on all bodies, or on those of the client, leaves no room.
     #[must_use]
     pub(super) fn append(&mut self, piece: &[u8]) -> bool {
         let needed = self.bytes.len().saturating_add(piece.len());
         if needed > self.bytes.capacity() {
             let capacity = needed.next_power_of_two().max(MIN_BYTES);
             // old and new buffer are both there while one is copied into the other
-            if !self.all.reserve(capacity) {
+            if !self.all.reserve(self.client, capacity) {
                 return false;
             }
             let mut larger = Vec::with_capacity(capacity);
             larger.extend_from_slice(&self.bytes);
             self.bytes = larger;
-            self.all.release(self.reserved);
+            self.all.release(self.client, self.reserved);
             self.reserved = capacity;
         }
         self.bytes.extend_from_slice(piece);
@@ -135,18 +167,46 @@ impl AsRef<[u8]> for BodyBuffer {
 
 impl Drop for BodyBuffer {
     fn drop(&mut self) {
-        self.all.release(self.reserved);
+        self.all.release(self.client, self.reserved);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
     use super::*;
+
+    fn client(number: u8) -> IpNet {
+        IpAddr::V4(Ipv4Addr::new(192, 0, 2, number)).into()
+    }
+
+    #[test]
+    fn one_client_cannot_take_the_room_of_all_others() {
+        let all = BodyBuffers::new(64 << 20);
+        let fill = |number| {
+            let mut buffers = Vec::new();
+            loop {
+                let mut buffer = BodyBuffer::new(&all, client(number));
+                if !buffer.append(&[0; 16 * 1024]) {
+                    return buffers;
+                }
+                buffers.push(buffer);
+            }
+        };
+        let hoarded = fill(1);
+        assert_eq!((hoarded.len(), all.used()), (1024, 16 << 20));
+        let other = fill(2);
+        assert_eq!(other.len(), 1024);
+        drop(hoarded);
+        assert_eq!((all.used(), all.clients().len()), (16 << 20, 1));
+        assert_eq!(fill(1).len(), 1024);
+    }
 
     #[test]
     fn pieces_are_joined_and_counted_by_what_they_take() {
         let all = BodyBuffers::new(64 * 1024);
-        let mut buffer = BodyBuffer::new(&all);
+        let mut buffer = BodyBuffer::new(&all, client(1));
         for byte in 0..10_000_u32 {
             assert!(buffer.append(&[byte as u8]));
         }
@@ -165,8 +225,8 @@ mod tests {
     #[test]
     fn all_bodies_share_one_bound() {
         let all = BodyBuffers::new(8 * 1024);
-        let mut one = BodyBuffer::new(&all);
-        let mut other = BodyBuffer::new(&all);
+        let mut one = BodyBuffer::new(&all, client(1));
+        let mut other = BodyBuffer::new(&all, client(1));
         assert!(one.append(b"a") && other.append(b"b"));
         assert!(!other.append(&[0; 4096]), "it would need 8 KiB more");
         assert_eq!((other.len(), all.used(), all.refused()), (1, 8192, 1));
@@ -181,7 +241,7 @@ mod tests {
     #[test]
     fn a_body_without_a_byte_takes_nothing() {
         let all = BodyBuffers::new(0);
-        let mut buffer = BodyBuffer::new(&all);
+        let mut buffer = BodyBuffer::new(&all, client(1));
         assert!(buffer.append(&[]));
         assert!(buffer.freeze().is_empty());
         assert_eq!(all.used(), 0);

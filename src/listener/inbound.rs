@@ -18,6 +18,7 @@ use bytes::Bytes;
 use http::HeaderName;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use ipnet::IpNet;
 use tokio::time::{Instant, Sleep};
 
 use super::{
@@ -222,11 +223,12 @@ impl InboundBody {
 
     /// Reads the whole body into memory, to look at it before it is handed on, unchanged. `None` where it is longer than
     /// `most` bytes: what was read by then is still handed on. It has `body_timeout` for that, since nobody else bounds how
-    /// long the memory is held, and shares `buffers` with all others.
+    /// long the memory is held, and shares `buffers` with all others, of which one client address may use a part.
     pub async fn read_ahead(
         &mut self,
         most: usize,
         buffers: &Arc<BodyBuffers>,
+        client: IpNet,
     ) -> Result<Option<Bytes>, InboundError> {
         if self.is_too_large() {
             return Err(InboundError::TooLarge(self.max_bytes));
@@ -235,16 +237,18 @@ impl InboundBody {
             return Ok(None);
         }
         let patience = self.from.listener.body_timeout;
-        let reading = tokio::time::timeout(patience, self.read_whole(most, buffers));
+        let reading = tokio::time::timeout(
+            patience,
+            self.read_whole(most, BodyBuffer::new(buffers, client)),
+        );
         reading.await.unwrap_or(Err(InboundError::Late(patience)))
     }
 
     async fn read_whole(
         &mut self,
         most: usize,
-        buffers: &Arc<BodyBuffers>,
+        mut whole: BodyBuffer,
     ) -> Result<Option<Bytes>, InboundError> {
-        let mut whole = BodyBuffer::new(buffers);
         let (mut behind, mut is_whole) = (None, true);
         while let Some(frame) = poll_fn(|cx| Pin::new(&mut *self).poll_frame(cx)).await {
             match frame?.into_data() {

@@ -333,10 +333,13 @@ fn a_request_that_another_limit_refuses_is_refused_before_its_body_is_read() {
     assert_eq!(explained["answer"]["status"], 429, "{text}");
 }
 
-/// A client that sends a body in so many equal chunks, up to but not including the last chunk.
-fn unfinished(address: SocketAddr, chunk: &str, count: usize) -> TcpStream {
+/// A client of the network 192.0.2.0/24 that sends a body in so many equal chunks, up to but not including the last chunk.
+fn unfinished(address: SocketAddr, number: usize, chunk: &str, count: usize) -> TcpStream {
     let mut client = raw::open(address);
-    let head = "POST / HTTP/1.1\r\nHost: a.example\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let head = format!(
+        "POST / HTTP/1.1\r\nHost: a.example\r\nX-Forwarded-For: 192.0.2.{number}\r\nContent-Type: application/json\r\n\
+         Transfer-Encoding: chunked\r\n\r\n"
+    );
     client.write_all(head.as_bytes()).expect("the head leaves");
     let chunk = format!("{:x}\r\n{chunk}\r\n", chunk.len());
     // who is refused meanwhile finds the connection closed
@@ -348,6 +351,8 @@ const READS: &str = r#"
     [server]
     workers = 2
     max_body_buffer = "4MiB"
+    [client_ip]
+    trusted_proxies = ["127.0.0.1"]
     [gateway]
     limits = ["name"]
     [limit.name]
@@ -364,7 +369,7 @@ fn bodies_that_are_read_ahead_share_one_bound_and_give_it_back() {
     let gateway = Gateway::with(READS).upstream_at("builtin:echo").start();
     // each takes 256 KiB in the end: 4 MiB is room for some 15 of them
     let mut clients: Vec<_> = (0..24)
-        .map(|_| unfinished(gateway.address(), &" ".repeat(1000), 250))
+        .map(|number| unfinished(gateway.address(), number, &" ".repeat(1000), 250))
         .collect();
     eventually("as many as fit are read", || {
         let (used, refused) = (gateway.metric(IN_USE), gateway.metric(REFUSED));
@@ -399,6 +404,29 @@ fn bodies_that_are_read_ahead_share_one_bound_and_give_it_back() {
 }
 
 #[test]
+fn one_address_leaves_room_for_the_bodies_of_others() {
+    let toml = READS.replace("4MiB", "16MiB");
+    let gateway = Gateway::with(&toml).upstream_at("builtin:echo").start();
+    let hoarding: Vec<_> = (0..40)
+        .map(|_| unfinished(gateway.address(), 1, &" ".repeat(1000), 250))
+        .collect();
+    eventually("its part is used", || {
+        let (used, refused) = (gateway.metric(IN_USE), gateway.metric(REFUSED));
+        assert!(used <= 4.0 * 1_048_576.0, "{used}: a quarter is its part");
+        match refused >= 20.0 && used >= 2.0 * 1_048_576.0 {
+            true => Ok(()),
+            false => Err(format!("{used} bytes in use, {refused} refused")),
+        }
+    });
+    let other = Request::post("/", "{}")
+        .header("content-type", "application/json")
+        .header("x-forwarded-for", "192.0.2.2");
+    assert_eq!(gateway.send(&other).status, 200);
+    drop(hoarding);
+    gateway.wait_for_metric(IN_USE, 0.0);
+}
+
+#[test]
 fn a_body_in_pieces_of_one_byte_takes_no_more_memory_than_its_bytes() {
     let toml = READS.replace("4MiB", "16MiB");
     let gateway = Gateway::with(&toml).upstream_at("builtin:echo").start();
@@ -407,7 +435,7 @@ fn a_body_in_pieces_of_one_byte_takes_no_more_memory_than_its_bytes() {
     let before = gateway.peak_memory_bytes();
     // a body of 256,000 bytes is 1.5 MB on the wire in this shape, and was 26 to 35 MiB in memory
     let clients: Vec<_> = (0..6)
-        .map(|_| unfinished(gateway.address(), " ", 200_000))
+        .map(|number| unfinished(gateway.address(), number, " ", 200_000))
         .collect();
     gateway.wait_for_metric(IN_USE, 6.0 * 262_144.0);
     let more = gateway.peak_memory_bytes() - before;
