@@ -391,7 +391,11 @@ fn slots_are_held_until_the_answer_has_ended_and_never_leaked() {
         held.wait();
         exchange.write(b"ow")
     });
-    let toml = limited("key = [\"ip\"]\nalgorithm = \"concurrency\"\nlimit = 2");
+    // the server of an abandoned request works on for as long as nobody tells it: no longer than this
+    let toml = format!(
+        "{}[upstream.origin]\nservers = [\"{{origin}}\"]\nabandoned_timeout = \"1s\"\n",
+        limited("key = [\"ip\"]\nalgorithm = \"concurrency\"\nlimit = 2")
+    );
     let gateway = Gateway::with(&toml).upstream(&origin).start();
     let mut first = gateway.connect();
     let mut second = gateway.connect();
