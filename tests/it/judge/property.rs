@@ -66,9 +66,8 @@ fn limits_of_random_configurations_keep_their_promises() {
         100.0 * share
     );
     assert!(share <= LEASES_REFUSED_WRONGLY, "{share}");
-    // one in a hundred: what is left are units on their way at the very moment of an event
     assert!(
-        summary.broken.len() as u64 * 100 <= configurations,
+        summary.broken.is_empty(),
         "{} promises are broken:\n{}",
         summary.broken.len(),
         summary.broken.join("\n")
