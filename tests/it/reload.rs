@@ -404,7 +404,7 @@ fn a_hundred_reloads_under_load_fail_no_request_and_give_nothing_away() {
             ""
         };
         format!(
-            "[gateway]\nlimits = [\"total\", \"turning\"]\n[limit.total]\nkey = []\nrate = \"1/h\"\nburst = {BURST}\n\
+            "[server]\nwatch_config = false\n[gateway]\nlimits = [\"total\", \"turning\"]\n[limit.total]\nkey = []\nrate = \"1/h\"\nburst = {BURST}\n\
              [limit.turning]\nkey = [\"ip\"]\nrate = \"{other}/s\"\n[response]\non = \"{on}\"\n\
              [[listen]]\naddress = \"127.0.0.1:0\"\n{free}{ROUTE}[[route]]\nname = \"r{turn}\"\npath = \"/turn\"\nupstream = \"origin\"\n"
         )
