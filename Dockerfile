@@ -1,7 +1,7 @@
-# A static binary on an empty image. Build: docker build -t tidegate .
+# A static binary in an empty image. Build: docker build -t tidegate .
 
 FROM rust:1.95-alpine AS build
-# the TLS library and the allocator are compiled from C and assembly
+# the build compiles the TLS library and the allocator from C and assembly
 RUN apk add --no-cache build-base ca-certificates linux-headers perl
 WORKDIR /src
 COPY Cargo.toml Cargo.lock ./
@@ -13,10 +13,10 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
     cp "target/$target/release/tidegate" /tidegate
 
 FROM scratch AS runtime
-# the authorities that certificates of upstreams, Redis and issuers are checked against
+# root certificates, to verify upstreams, Redis and JWT issuers
 COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/
 COPY --from=build /tidegate /tidegate
-# nobody; listen above 1024
+# the user nobody, so listen on ports above 1024
 USER 65534:65534
 EXPOSE 8080
 STOPSIGNAL SIGTERM
