@@ -1,4 +1,4 @@
-//! What must hold among routes, limits and upstreams together.
+//! Checks that span routes, limits and upstreams.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ use crate::{
     route::{Part, Pattern, RouteTable},
 };
 
-/// Reports conflicts among the routes, requests that could never be admitted, and what is not used.
+/// Reports conflicting routes, requests that no limit could admit, and unused limits and upstreams.
 pub(super) fn check(document: Document<'_>, routes: &[Written], names: &Names<'_>) {
     check_names(document, routes);
     check_patterns(document, routes);
@@ -30,13 +30,13 @@ pub(super) fn check(document: Document<'_>, routes: &[Written], names: &Names<'_
             check_cost(document, route, limit);
         }
     }
-    // while something is wrong, what looks unused may only be misspelt
+    // after an error, a limit that looks unused may only be misspelt
     if document.problems.errors() == 0 {
         warn_of_unused(document, routes, names);
     }
 }
 
-/// Reports a route that no request would reach: its one path is the page with a caller's own quotas.
+/// Reports a route that no request can reach because its only path is the quota status page.
 pub(super) fn check_status_path(
     document: Document<'_>,
     routes: &[Written],
@@ -45,8 +45,9 @@ pub(super) fn check_status_path(
     for route in routes {
         let path = route.pattern.as_ref().map(|pattern| pattern.path.as_str());
         if status_path.is_some() && path == status_path && !route.is_secret {
-            let message = "the gateway answers this path itself, with a caller's own quotas";
-            let hint = "write status_path = \"\" in [response], or another path there";
+            let message = "tidegate answers this path itself: it is the quota status page";
+            let hint =
+                "set status_path in [response] to another path, or to \"\" to turn the page off";
             let problem = Problem::new(Code::RouteConflict, message).hint(hint);
             document.error(route.path_span.clone(), problem);
         }
@@ -91,8 +92,8 @@ fn check_patterns<'r>(document: Document<'_>, routes: &'r [Written]) {
         });
         let problem = if route.is_secret || other.is_some_and(|other| other.is_secret) {
             let message =
-                "the path or the hosts of this route, from the environment, cannot be used";
-            let hint = "write them into the file to see why";
+                "this route's path or hosts, which come from the environment, cannot be used";
+            let hint = "write them in the file to see why";
             Problem::new(Code::RouteConflict, message).hint(hint)
         } else {
             Problem::new(Code::RouteConflict, error.problem).hint(error.hint)
@@ -106,7 +107,8 @@ fn check_patterns<'r>(document: Document<'_>, routes: &'r [Written]) {
     }
 }
 
-/// A limit must be able to admit one request of the route: an error if it can for no tier, else a warning.
+/// Checks that the limit can admit one request of the route: an error if no tier can, a warning if
+/// some cannot.
 fn check_cost(document: Document<'_>, route: &Written, limit: &Limit) {
     let Some(cost) = route.cost else { return };
     let burst = |index: usize| limit.quotas.get(index).map_or(0, |quota| quota.burst.get());
@@ -149,7 +151,7 @@ fn check_cost(document: Document<'_>, route: &Written, limit: &Limit) {
     }
 }
 
-/// A limit that counts by a parameter which no path of its routes has is never met.
+/// Warns of a limit keyed by a path parameter that none of its routes has: it never applies.
 fn warn_of_foreign_params(
     document: Document<'_>,
     routes: &[Written],
@@ -170,19 +172,20 @@ fn warn_of_foreign_params(
         };
         if !routes.iter().any(has) {
             let message = format!(
-                "no route that meets limit {} has {} in its path",
+                "no route with limit {} has {} in its path",
                 quote(&limit.name),
                 quote(&plain)
             );
             let problem = Problem::new(Code::NeverIdentified, message);
-            let hint = "name the limit in a route such as path = \"/users/{id}\", or correct the part of its key";
+            let hint =
+                "add the limit to a route such as path = \"/users/{id}\", or correct its key";
             document.warn(limit.span.clone(), problem.hint(hint));
         }
     }
 }
 
-/// A limit that is keyed by nothing but what clients choose: they have a new bucket for each value, unless another limit of the
-/// same requests counts them by address.
+/// Warns of a limit keyed only by values that clients choose: each new value gets a fresh bucket.
+/// No warning if another limit counts the same requests by address.
 fn warn_of_chosen_key(document: Document<'_>, routes: &[Written], names: &Names<'_>, index: usize) {
     let limit = &names.limits[index];
     let Some(compiled) = &limit.compiled else {
@@ -215,11 +218,11 @@ fn warn_of_chosen_key(document: Document<'_>, routes: &[Written], names: &Names<
         return;
     }
     let message = format!(
-        "limit {} is keyed only by what clients choose: each value is a new bucket",
+        "limit {} is keyed only by values that clients choose: each new value gets a new bucket",
         quote(&limit.name)
     );
     let hint =
-        "add \"ip\" or \"user\" to its key, or a limit with key = [\"ip\"] to the same routes";
+        "add \"ip\" or \"user\" to its key, or add a limit with key = [\"ip\"] to the same routes";
     let problem = Problem::new(Code::ChosenKey, message);
     document.warn(limit.span.clone(), problem.hint(hint));
 }
@@ -230,11 +233,11 @@ fn warn_of_unused(document: Document<'_>, routes: &[Written], names: &Names<'_>)
         if !names.everywhere.contains(&index) && !routes.iter().any(is_met) {
             let problem = Problem::new(
                 Code::UnusedLimit,
-                format!("no route meets limit {}", quote(&limit.name)),
+                format!("limit {} applies to no route", quote(&limit.name)),
             );
             document.warn(
                 limit.span.clone(),
-                problem.hint("name it in [gateway] limits or in the limits of a route"),
+                problem.hint("add it to [gateway] limits or to the limits of a route"),
             );
         } else {
             warn_of_foreign_params(document, routes, names, index);
@@ -249,7 +252,7 @@ fn warn_of_unused(document: Document<'_>, routes: &[Written], names: &Names<'_>)
             );
             document.warn(
                 upstream.span.clone(),
-                problem.hint("name it as the upstream of a route, or remove it"),
+                problem.hint("set it as the upstream of a route, or remove it"),
             );
         }
     }

@@ -1,4 +1,4 @@
-//! What must hold among users and limits together.
+//! Checks that span users, limits and listeners.
 
 use std::ops::Range;
 
@@ -13,27 +13,27 @@ use crate::{
     listener,
 };
 
-/// The users as they are configured, and what has to be compared with the limits.
+/// The compiled identity settings, and the facts to compare with the limits.
 pub(super) struct Users {
     pub(super) settings: Settings,
-    /// `[[user]]` tables that answer 401 to a key that is not known.
+    /// `[[user]]` tables that answer 401 to an unknown key.
     pub(super) guessable: Vec<Range<usize>>,
-    /// `[[user]]` tables that know users by their certificates.
+    /// `[[user]]` tables that identify users by client certificate.
     pub(super) by_certificate: Vec<Range<usize>>,
-    /// The tiers that keys files name, each where it stands first.
+    /// The tiers in keys files, each at its first location.
     pub(super) tiers: Vec<WrittenTier>,
 }
 
 /// A tier in a keys file.
 pub(super) struct WrittenTier {
     pub(super) name: String,
-    /// As messages name it.
+    /// The name as messages show it.
     pub(super) shown: String,
     pub(super) file: String,
     pub(super) place: Place,
 }
 
-/// Warns of keys that may be guessed without limit, and of tiers that no limit knows.
+/// Warns of API keys that can be guessed without limit, and of tiers that no limit names.
 pub(super) fn check(document: Document<'_>, users: &Users, limits: &[&Limit]) {
     let counts_by = |part: &[KeyPart]| {
         let mut parts = limits.iter().flat_map(|limit| &limit.key);
@@ -41,8 +41,8 @@ pub(super) fn check(document: Document<'_>, users: &Users, limits: &[&Limit]) {
     };
     if !counts_by(&[KeyPart::Ip, KeyPart::UserOrIp]) {
         for span in &users.guessable {
-            let message = "guessing keys is not limited: no limit counts by address";
-            let hint = "who sends an unknown key has no user: add a limit with key = [\"ip\"] and name it in [gateway] limits";
+            let message = "API keys can be guessed without limit: no limit counts by address";
+            let hint = "a request with an unknown key has no user: add a limit with key = [\"ip\"] to [gateway] limits";
             document.warn(
                 span.clone(),
                 Problem::new(Code::UnlimitedGuessing, message).hint(hint),
@@ -54,7 +54,7 @@ pub(super) fn check(document: Document<'_>, users: &Users, limits: &[&Limit]) {
     }
 }
 
-/// Warns of users who are known by certificates that nobody asks them for.
+/// Warns of `client_cert` users when no listener asks for a client certificate.
 pub(super) fn check_certificates(
     document: Document<'_>,
     users: &Users,
@@ -69,7 +69,7 @@ pub(super) fn check_certificates(
     }
     for span in &users.by_certificate {
         let message =
-            "this table never finds a user: no listener asks its clients for a certificate";
+            "this table never identifies a user: no listener asks clients for a certificate";
         let problem = Problem::new(Code::NeverIdentified, message);
         document.warn(
             span.clone(),

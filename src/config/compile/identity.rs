@@ -1,4 +1,4 @@
-//! `[client_ip]` and `[[user]]`: who is asking.
+//! `[client_ip]` and `[[user]]`: how tidegate identifies a client.
 
 use std::{net::IpAddr, path::Path};
 
@@ -35,7 +35,7 @@ pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Users {
             "{} is never read: no proxy is trusted to write it",
             header.shown()
         );
-        let hint = "name your proxies, such as trusted_proxies = [\"10.0.0.0/8\"], or write header = \"none\"";
+        let hint = "list your proxies, for example trusted_proxies = [\"10.0.0.0/8\"], or write header = \"none\"";
         header.warn(Problem::new(Code::HeaderNeverRead, message).hint(hint));
     }
     let settings = Settings {
@@ -60,7 +60,8 @@ pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Users {
     users
 }
 
-/// How many proxies in front append to the list; only lists can be counted.
+/// How many proxies in front append to the list header. Only `x-forwarded-for` and `forwarded` are
+/// lists.
 fn trusted_hops(
     section: &Section<'_>,
     address_from: Option<&AddressSource>,
@@ -73,14 +74,15 @@ fn trusted_hops(
     };
     match address_from {
         Some(AddressSource::None | AddressSource::Single(_)) => {
-            let message = "`trusted_hops` counts the elements of a list, and `header` names none";
+            let message =
+                "`trusted_hops` counts the elements of a list, and `header` is not a list";
             let hint = "remove it, or write header = \"x-forwarded-for\" or \"forwarded\"";
             written.error(Problem::new(Code::Contradiction, message).hint(hint));
         }
         _ if proxies.is_empty() => warn(
             Code::TrustsEverybody,
-            "`trusted_hops` without `trusted_proxies` takes every peer for a proxy",
-            "who can connect past your proxies chooses the address that limits count by: name the proxies' networks, or see that nobody else can connect",
+            "`trusted_hops` without `trusted_proxies` treats every peer as a proxy",
+            "a client that bypasses your proxies can choose the address that limits count by: list the proxies' networks, or let only the proxies connect",
         ),
         _ => {}
     }
@@ -96,8 +98,8 @@ pub(super) fn networks(written: &[Text<'_>]) -> Vec<IpNet> {
     let network = |text: &Text<'_>| {
         let network = text.parse("a network", parse_network)?;
         if trusts_everybody(&network) {
-            let message = format!("{} trusts everybody as a proxy", text.shown());
-            let hint = "anyone can then choose the address that limits count by: name your proxies' networks";
+            let message = format!("{} trusts every address as a proxy", text.shown());
+            let hint = "any client can then choose the address that limits count by: list your proxies' networks";
             text.warn(Problem::new(Code::TrustsEverybody, message).hint(hint));
         }
         Some(network)
@@ -105,12 +107,13 @@ pub(super) fn networks(written: &[Text<'_>]) -> Vec<IpNet> {
     written.iter().filter_map(network).collect()
 }
 
-/// Every address of a family; that of IPv4 has a second spelling (RFC 4291 §2.5.5.2).
+/// Whether the network is a whole address family. IPv4 has a second, mapped form (RFC 4291
+/// §2.5.5.2).
 fn trusts_everybody(network: &IpNet) -> bool {
     network.prefix_len() == 0 || network.to_string() == "::ffff:0.0.0.0/96"
 }
 
-/// A network, or one address as the network of itself.
+/// Parses a network; a single address is a network of one.
 pub(super) fn parse_network(text: &str) -> Result<IpNet, Problem> {
     if let Ok(address) = text.parse::<IpAddr>() {
         return Ok(IpNet::from(address));
@@ -144,13 +147,14 @@ fn address_source(text: &Text<'_>) -> Option<AddressSource> {
 const KINDS: &str =
     "add from = \"api_key\", from = \"jwt\", from = \"header\" or from = \"client_cert\"";
 
-/// What a credential that does not verify means.
+/// How to treat a credential that does not verify.
 pub(super) const INVALID: &[(&str, OnInvalid)] = &[
     ("reject", OnInvalid::Reject),
     ("anonymous", OnInvalid::Anonymous),
 ];
 
-/// Which kind a `[[user]]` table is has to be known before its keys are.
+/// Reads one `[[user]]` table. Its `from` comes first because it decides which other keys are
+/// valid.
 fn user(table: &Value<'_>, base_dir: &Path, users: &mut Users) -> Option<UserSource> {
     let kinds: &[(&str, &'static Keys)] = &[
         ("api_key", &keys::USER_API_KEY),
@@ -206,9 +210,9 @@ fn client_cert(section: &Section<'_>, users: &mut Users) -> Option<UserSource> {
 
 fn header(section: &Section<'_>, settings: &Settings) -> Option<UserSource> {
     if settings.trusted_proxies.is_empty() && settings.trusted_hops.is_none() {
-        let message = "this table never finds a user: its header is believed from trusted proxies only, and there are none";
+        let message = "this table never identifies a user: only trusted proxies may send its header, and there are none";
         let problem = Problem::new(Code::NeverIdentified, message);
-        section.warn(problem.hint("name them: [client_ip] trusted_proxies = [\"127.0.0.1\"]"));
+        section.warn(problem.hint("list them: [client_ip] trusted_proxies = [\"127.0.0.1\"]"));
     }
     let header = header_key(section, "header", "x-user-id");
     let tier_header = section
@@ -231,7 +235,7 @@ pub(super) fn header_key(
     }
 }
 
-/// Has tokens read for the claims that limits are keyed by.
+/// Tells each token source which claims to read: those that limits are keyed by.
 pub(super) fn read_claims(settings: &mut Settings, limits: &[NamedLimit]) {
     let compiled = limits.iter().filter_map(|limit| limit.compiled.as_ref());
     let mut wanted: Vec<&String> = compiled

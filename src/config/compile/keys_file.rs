@@ -1,7 +1,7 @@
-//! The keys file of `[[user]] from = "api_key"`: digests of keys, and whom each stands for.
+//! The keys file of `[[user]] from = "api_key"`: digests of API keys, each with its user.
 //!
-//! It holds digests because a file is read by more people than may use the keys. A digest is 256 bits of a key that
-//! is random itself, so a plain hash is enough: there is no dictionary to try.
+//! The file holds digests because more people can read it than may use the keys. A digest has 256
+//! bits and a key is itself random, so a plain hash is enough: there is no dictionary to try.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -26,7 +26,8 @@ const MAX_BYTES: u64 = 64 << 20;
 
 const HINT: &str = "a digest has 64 characters of 0-9 a-f: `tidegate hash-key` prints it";
 
-/// The keys of the file at `path`; problems in it are reported at their place in it. Tiers not seen before go to `tiers`.
+/// Loads the keys file at `path`. Reports problems at their location in that file. Adds new tiers
+/// to `tiers`.
 pub(super) fn load(
     path: &Text<'_>,
     base_dir: &Path,
@@ -73,9 +74,9 @@ pub(super) fn load(
     keys.map(KnownKeys::new)
 }
 
-/// What the entries of a file have in common.
+/// What earlier entries of the file contained.
 struct Seen<'a> {
-    /// Digest to line.
+    /// Digest to its line.
     digests: HashMap<[u8; 32], usize>,
     tiers: HashSet<String>,
     new_tiers: &'a mut Vec<WrittenTier>,
@@ -112,10 +113,10 @@ fn api_key(name: &Text<'_>, table: &Value<'_>, seen: &mut Seen<'_>) -> Option<Ap
     };
     let line = digest.document.source.line(digest.span.start);
     if let Some(first) = seen.digests.insert(sha256, line) {
-        let message = format!("the same key stands twice: here and on line {first}");
+        let message = format!("this key is already on line {first}");
         digest.error(
             Problem::new(Code::Duplicate, message)
-                .hint("a key stands for one user: remove one of the entries"),
+                .hint("a key belongs to one user: remove one of the entries"),
         );
     }
     let tier = given(tier)?;
@@ -133,7 +134,7 @@ fn api_key(name: &Text<'_>, table: &Value<'_>, seen: &mut Seen<'_>) -> Option<Ap
     })
 }
 
-/// Turns "there, but wrong" into a failure of the whole.
+/// Turns "present but invalid" (`Some(None)`) into `None`, so `?` fails the entry.
 fn given<T>(value: Option<Option<T>>) -> Option<Option<T>> {
     value.map_or(Some(None), |value| value.map(Some))
 }

@@ -1,4 +1,4 @@
-//! `[limit.NAME]`: how much is allowed.
+//! `[limit.NAME]`: the limits.
 
 mod behaviour;
 mod key;
@@ -23,7 +23,7 @@ use crate::{
 
 use quotas::Shape;
 
-/// A limit that was named; compiled where that was possible.
+/// A named limit; `compiled` is `None` if it has an error.
 pub(super) struct NamedLimit {
     pub(super) name: String,
     pub(super) span: Range<usize>,
@@ -31,14 +31,14 @@ pub(super) struct NamedLimit {
     exempt_tiers: Vec<ExemptTier>,
 }
 
-/// A tier that does not meet a limit, and where that stands.
+/// A tier that a limit exempts, and where the file says so.
 struct ExemptTier {
     name: String,
     shown: String,
     span: Range<usize>,
 }
 
-/// `has_redis`: whether limits can be shared at all.
+/// Compiles all limits. Without `has_redis` no limit can be shared.
 pub(super) fn compile(
     file: &Section<'_>,
     users: &identity::Settings,
@@ -110,7 +110,8 @@ fn algorithm(section: &Section<'_>) -> Option<Algorithm> {
     )
 }
 
-/// A tier that no limit and no key names is probably misspelt. Where a header or a token names tiers, nobody knows them all.
+/// Warns of exempt tiers that no limit and no key names: probably misspelt. Skipped if a header or
+/// token supplies tiers, since those are not known here.
 fn warn_of_unknown_tiers(
     document: Document<'_>,
     limits: &[NamedLimit],
@@ -138,9 +139,9 @@ fn warn_of_unknown_tiers(
     known.extend(compiled.flat_map(|limit| limit.tiers.iter().map(|(tier, _)| tier.as_str())));
     for tier in limits.iter().flat_map(|limit| &limit.exempt_tiers) {
         if !known.contains(&tier.name.as_str()) {
-            let message = format!("no limit and no user names the tier {}", tier.shown);
+            let message = format!("no limit and no user has tier {}", tier.shown);
             let problem = Problem::new(Code::UnknownTier, message)
-                .hint("correct its name, or give the tier to a user");
+                .hint("correct its name, or assign the tier to a user");
             document.warn(tier.span.clone(), problem);
         }
     }

@@ -1,4 +1,4 @@
-//! `[[listen]]`: where requests arrive.
+//! `[[listen]]`: the listeners.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -29,7 +29,8 @@ const DEFAULT_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHO
 const TIMEOUTS: RangeInclusive<Duration> =
     Duration::from_millis(1)..=Duration::from_secs(24 * 3_600);
 
-/// The listeners and where they stand; without a `[[listen]]` table, one on 127.0.0.1:8080.
+/// Compiles the listeners, each with its span. Without a `[[listen]]` table there is one, on
+/// 127.0.0.1:8080.
 pub(super) fn compile(
     file: &Section<'_>,
     base_dir: &Path,
@@ -66,7 +67,7 @@ pub(super) fn compile(
                 .find(|(settings, _)| settings.address == *address);
             if let Some((_, first)) = earlier.filter(|_| !any_port(address)) {
                 let line = file.document.source.line(first.start);
-                let message = format!("{} is listened on twice", written.shown());
+                let message = format!("two listeners have the address {}", written.shown());
                 let problem = Problem::new(Code::Duplicate, message);
                 written.error(problem.hint(format!(
                     "the first is on line {line}: remove one, or change its port"
@@ -118,7 +119,7 @@ fn settings(
     settings
 }
 
-/// Whose connections are counted by their address: not those of proxies.
+/// The limit on connections per address. It exempts trusted proxies, which carry many clients.
 fn per_address(identity: &identity::Settings, server: &Server) -> PerAddress {
     let all_are_proxies = identity.trusted_hops.is_some() && identity.trusted_proxies.is_empty();
     let trusted = (!all_are_proxies).then(|| TrustedProxies::new(&identity.trusted_proxies));
@@ -141,8 +142,8 @@ fn proxy_protocol(
     let trusted = TrustedProxies::new(trusted_proxies);
     let problem = match address {
         _ if trusted.is_empty() => Some((
-            "nobody is trusted to send it",
-            "name your load balancers: [client_ip] trusted_proxies = [\"10.0.0.0/8\"]",
+            "no proxy is trusted to send it",
+            "list your load balancers: [client_ip] trusted_proxies = [\"10.0.0.0/8\"]",
         )),
         Address::Unix(_) if !trusted.contains(UNIX_PEER) => Some((
             "a peer on a Unix socket counts as 127.0.0.1, which is not trusted",
@@ -181,19 +182,22 @@ fn address(text: &Text<'_>) -> Option<Address> {
     })
 }
 
-/// What systemd takes for a `FileDescriptorName=` (systemd.socket(5)).
+/// Parses a name by systemd's rules for `FileDescriptorName=` (systemd.socket(5)).
 fn socket_name(name: &str) -> Result<String, Problem> {
     const MAX_BYTES: usize = 255;
     let fits = (1..=MAX_BYTES).contains(&name.len());
     if fits && name.chars().all(|c| c.is_ascii_graphic() && c != ':') {
         return Ok(name.to_owned());
     }
-    let message = format!("{} is no name of a socket unit's", quote(name));
+    let message = format!(
+        "{} is not a valid FileDescriptorName of a socket unit",
+        quote(name)
+    );
     Err(Problem::new(Code::BadAddress, message)
-        .hint("write the FileDescriptorName= of the .socket unit, such as \"systemd:http\""))
+        .hint("write systemd: and the FileDescriptorName= of the .socket unit, for example \"systemd:http\""))
 }
 
-/// The path of a Unix socket: absolute, and short enough for the kernel.
+/// Parses the path of a Unix socket: absolute, and short enough for the kernel.
 pub(super) fn unix_path(path: &str) -> Result<PathBuf, Problem> {
     const MAX_BYTES: usize = 107; // sockaddr_un.sun_path, less its final zero
     let problem = if !path.starts_with('/') {
@@ -207,5 +211,5 @@ pub(super) fn unix_path(path: &str) -> Result<PathBuf, Problem> {
     };
     let message = format!("{} {problem}", quote(path));
     Err(Problem::new(Code::BadAddress, message)
-        .hint("write unix: and an absolute path, such as \"unix:/run/app.sock\""))
+        .hint("write unix: and an absolute path, for example \"unix:/run/app.sock\""))
 }

@@ -1,7 +1,7 @@
-//! The file becomes a [`Snapshot`]: one module per table, each a table in and its settings out.
+//! Compiles the parsed file into a [`Snapshot`]. Each module turns one table into its settings.
 //!
-//! Every step reports what it finds and goes on with a default, so that one pass finds every problem; whether the
-//! result may be used is decided at the end, by whether an error was reported.
+//! A step that finds a problem reports it and continues with a default, so one pass finds every
+//! problem. The result is used only if no step reported an error.
 
 mod check_routes;
 mod check_users;
@@ -34,7 +34,7 @@ use super::{
     value::Text,
 };
 
-/// Compiles a parsed file; `None` when there is nothing to run, which was then reported.
+/// Compiles a parsed file. `None` when nothing can run; the reason was then reported.
 pub(super) fn snapshot(
     document: Document<'_>,
     base_dir: &Path,
@@ -64,7 +64,7 @@ pub(super) fn snapshot(
     let trace = process::trace(&file);
     file.finish();
     let compiled: Option<Vec<_>> = limits.iter().map(|limit| limit.compiled.as_ref()).collect();
-    // while something is wrong, what looks missing may only be misspelt
+    // after an error, a name that looks missing may only be misspelt
     if let Some(limits) = compiled.filter(|_| document.problems.errors() == 0) {
         check_users::check(document, &users, &limits);
     }
@@ -99,7 +99,7 @@ pub(super) fn snapshot(
     })
 }
 
-/// Names of limits, routes, upstreams and tiers are shown to clients and label metrics.
+/// Checks the name of a limit, route, upstream or tier: clients see it, and it labels metrics.
 fn check_name(name: &Text<'_>, kind: &str) -> bool {
     const MAX_BYTES: usize = 64;
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
@@ -112,23 +112,23 @@ fn check_name(name: &Text<'_>, kind: &str) -> bool {
     good
 }
 
-/// Reports an item that stands twice in a list; returns whether it is new.
+/// Returns whether `item` is new in its list; reports a duplicate.
 fn is_first(item: &Text<'_>, earlier: &[String], list: impl Display) -> bool {
     let first = !earlier.contains(&item.value);
     if !first {
-        let message = format!("{} stands twice in {list}", item.shown());
+        let message = format!("{} is listed twice in {list}", item.shown());
         item.error(Problem::new(Code::Duplicate, message).hint("remove one of them"));
     }
     first
 }
 
-/// A field name; reports when it is none.
+/// Parses a field name; reports an invalid one.
 fn field_name(text: &Text<'_>) -> Option<http::HeaderName> {
     text.parse("the name of an HTTP field", |value| {
         http::HeaderName::from_bytes(value.as_bytes()).map_err(|_| {
-            let message = format!("{} is not the name of an HTTP field", quote(value));
+            let message = format!("{} is not an HTTP field name", quote(value));
             Problem::new(Code::BadField, message)
-                .hint("field names have letters, digits and `-`, such as x-api-key")
+                .hint("use letters, digits and `-`, as in x-api-key")
         })
     })
 }

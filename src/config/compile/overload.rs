@@ -1,4 +1,4 @@
-//! `[overload]`: how many requests may be under way at once, and who is shed first.
+//! `[overload]`: the bound on requests in flight, and which priorities are shed first.
 
 use crate::{
     config::{Share, code::Code, diagnostic::Problem, file::Section, keys, value::Value},
@@ -6,7 +6,7 @@ use crate::{
 };
 
 const MOST: u64 = 1_000_000;
-/// A fifth is kept for what is critical, and another one from what is low.
+/// Default shares: a fifth is reserved for critical requests, and another fifth for normal ones.
 const RESERVE_PPM: u32 = 200_000;
 
 /// The priorities of routes; the first is the default.
@@ -16,7 +16,7 @@ pub(super) const PRIORITIES: &[(&str, Priority)] = &[
     ("low", Priority::Low),
 ];
 
-/// The settings; `None` where nothing is shed.
+/// Compiles the settings. `None` if load shedding is off.
 pub(super) fn compile(file: &Section<'_>) -> Option<Settings> {
     let section = file.table("overload", &keys::OVERLOAD);
     let there = section.is_there();
@@ -26,7 +26,10 @@ pub(super) fn compile(file: &Section<'_>) -> Option<Settings> {
     };
     let floor = section.get("floor");
     if let (Some(floor), Some(Bound::Fixed(_)) | None) = (&floor, bound) {
-        let problem = Problem::new(Code::Contradiction, "`floor` is that of an adaptive bound");
+        let problem = Problem::new(
+            Code::Contradiction,
+            "`floor` applies only to an adaptive bound",
+        );
         floor.error(problem.hint("remove it, or write max_in_flight = \"adaptive\""));
     }
     let floor = floor
@@ -39,8 +42,8 @@ pub(super) fn compile(file: &Section<'_>) -> Option<Settings> {
     };
     let (critical_ppm, normal_ppm) = (kept("critical"), kept("normal"));
     if critical_ppm + normal_ppm > 1_000_000 {
-        let message = "the shares of `reserve` are more than the whole";
-        let hint = "what is kept for critical and for normal requests together is at most 1";
+        let message = "the shares in `reserve` add up to more than 1";
+        let hint = "lower `critical` or `normal`: together they may be at most 1";
         reserve.error(Problem::new(Code::Contradiction, message).hint(hint));
     }
     reserve.finish();
@@ -53,7 +56,7 @@ pub(super) fn compile(file: &Section<'_>) -> Option<Settings> {
     })
 }
 
-/// `None` is none.
+/// Reads `max_in_flight`. `None` if there is no bound.
 fn bound(value: &Value<'_>) -> Option<Bound> {
     if value.is_string() {
         let choices = [("adaptive", Some(Bound::Adaptive)), ("off", None)];

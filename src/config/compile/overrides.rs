@@ -1,4 +1,5 @@
-//! `[[override]]`: exceptions to a limit, for one user, tenant, network or key, until a day. Each becomes part of its limit.
+//! `[[override]]`: exceptions to a limit for one user, tenant, network or key, with an optional end
+//! date. Each becomes part of its limit.
 
 use std::{collections::HashMap, time::SystemTime};
 
@@ -34,10 +35,7 @@ pub(super) fn compile(file: &Section<'_>, prefixes: Prefixes, limits: &mut [Name
             continue;
         };
         let limit = section
-            .require(
-                "limit",
-                "add limit = \"NAME\", the limit that has the exception",
-            )
+            .require("limit", "add limit = \"NAME\", the limit to override")
             .and_then(|value| find_limit(&value.text()?, limits));
         let whom = whom(&section);
         let effect = effect(&section);
@@ -51,7 +49,7 @@ pub(super) fn compile(file: &Section<'_>, prefixes: Prefixes, limits: &mut [Name
         if !is_over(until)
             && let Some(first) = earlier.insert((index, format!("{whom:?}")), line)
         {
-            let message = format!("two exceptions to the limit are made for {}", who.shown());
+            let message = format!("the limit already has an exception for {}", who.shown());
             let hint = format!("the other is on line {first}: remove one of them");
             who.error(Problem::new(Code::Duplicate, message).hint(hint));
         }
@@ -62,7 +60,8 @@ pub(super) fn compile(file: &Section<'_>, prefixes: Prefixes, limits: &mut [Name
         let Some(effect) = effect.apply(limit) else {
             continue;
         };
-        // one that is over counts for nothing, so another for the same may stand beside it
+        // an expired exception has no effect, so it may stay beside a newer one for the
+        // same subject
         if is_over(until) {
             if let Effect::Quota(last) = effect {
                 limit.quotas.truncate(last);
@@ -78,14 +77,14 @@ pub(super) fn compile(file: &Section<'_>, prefixes: Prefixes, limits: &mut [Name
     }
 }
 
-/// The one key that says for whom, and its text.
+/// Reads the one key that names the subject, and its text.
 fn whom<'a>(section: &Section<'a>) -> Option<(Whom, Text<'a>)> {
     let written = ["user", "tenant", "ip", "key"].map(|key| (key, section.get(key)));
     let mut written = written
         .into_iter()
         .filter_map(|(key, value)| Some((key, value?)));
     let Some((key, value)) = written.next() else {
-        let message = "this exception does not say for whom it is";
+        let message = "this exception names no user, tenant, address or key";
         section.error(
             Problem::new(Code::MissingKey, message)
                 .hint("add user = \"NAME\", tenant = \"NAME\", ip = \"192.0.2.0/24\" or key = \"ip=192.0.2.7/32, route=export\""),
@@ -107,7 +106,7 @@ fn whom<'a>(section: &Section<'a>) -> Option<(Whom, Text<'a>)> {
 
 fn refuse_second(value: &Value<'_>, first: &str, second: &str) {
     let message = format!(
-        "{} and {} cannot stand in one exception",
+        "{} and {} cannot be in the same exception",
         quote(first),
         quote(second)
     );
@@ -115,8 +114,8 @@ fn refuse_second(value: &Value<'_>, first: &str, second: &str) {
     value.document.error(value.name_span(), problem);
 }
 
-/// What an exception says holds, before its limit is known.
-#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
+/// The effect as written, before its limit is known.
+#[expect(clippy::large_enum_variant, reason = "only one value exists at a time")]
 enum Written<'a> {
     Quota {
         rate: Value<'a>,
@@ -135,7 +134,7 @@ fn effect<'a>(section: &Section<'a>) -> Option<Written<'a>> {
     };
     let (exempt, block) = (is_true("exempt"), is_true("block"));
     if let (Some(burst), None) = (&burst, &rate) {
-        let problem = Problem::new(Code::Contradiction, "a burst without a rate says nothing");
+        let problem = Problem::new(Code::Contradiction, "`burst` needs a `rate`");
         let problem = problem.hint("add rate = \"100/s\", or remove burst");
         burst.document.error(burst.name_span(), problem);
     }
@@ -147,7 +146,7 @@ fn effect<'a>(section: &Section<'a>) -> Option<Written<'a>> {
         (None, Some(_), None) => return Some(Written::Exempt),
         (None, None, Some(_)) => return Some(Written::Block),
         (None, None, None) => {
-            let message = "this exception does not say what holds instead";
+            let message = "this exception changes nothing: it has no rate, exempt or block";
             let hint = "add rate = \"100/s\", exempt = true or block = true";
             section.error(Problem::new(Code::MissingKey, message).hint(hint));
         }
@@ -156,7 +155,7 @@ fn effect<'a>(section: &Section<'a>) -> Option<Written<'a>> {
 }
 
 impl Written<'_> {
-    /// What it says of this limit; a quota is added to those of the limit.
+    /// Resolves the effect on `limit`. A rate adds a quota to the limit.
     fn apply(&self, limit: &mut Limit) -> Option<Effect> {
         let (rate, burst) = match self {
             Written::Exempt => return Some(Effect::Exempt),
@@ -173,7 +172,7 @@ impl Written<'_> {
             return None;
         }
         if let (Shape::Window, Some(burst)) = (shape, burst) {
-            let message = format!("limit {name} has no burst: a window admits what its rate says");
+            let message = format!("limit {name} has no burst: its algorithm counts in windows");
             let problem = Problem::new(unfit, message).hint("remove burst");
             burst.document.error(burst.name_span(), problem);
             return None;
@@ -181,7 +180,7 @@ impl Written<'_> {
         let read = rate.rate()?;
         let burst = match burst {
             Some(value) => quotas::burst(value)?,
-            // what everybody may do at once is not taken away by a higher rate
+            // a higher rate must not lower the burst below the default quota's
             None => limit.quotas.first()?.burst.max(read.default_burst()),
         };
         match quotas::quota(limit.algorithm, read, Some(burst)) {
@@ -197,7 +196,7 @@ impl Written<'_> {
     }
 }
 
-/// An exception must be for something that the limit tells apart.
+/// Checks that the limit's key contains the kind of subject that the exception names.
 fn check_whom(limit: &Limit, prefixes: Prefixes, whom: &Whom, who: &Text<'_>) {
     let has = |parts: &[KeyPart]| limit.key.iter().any(|part| parts.contains(part));
     let (fits, part) = match whom {
@@ -208,7 +207,7 @@ fn check_whom(limit: &Limit, prefixes: Prefixes, whom: &Whom, who: &Text<'_>) {
             who.parse("a key of the limit", |key| {
                 check_key(limit, prefixes, key).map_err(|(message, hint)| {
                     let (key, name) = (quote(key), quote(&limit.name));
-                    let message = format!("{key} is no key of limit {name}: {message}");
+                    let message = format!("{key} is not a key of limit {name}: {message}");
                     Problem::new(Code::UnfitOverride, message).hint(hint)
                 })
             });
@@ -226,9 +225,9 @@ fn check_whom(limit: &Limit, prefixes: Prefixes, whom: &Whom, who: &Text<'_>) {
     }
 }
 
-/// Whether a key may ever read like this; else why not, and what to write.
+/// Checks that the limit can produce this key. The error is a message and a hint.
 fn check_key(limit: &Limit, prefixes: Prefixes, key: &str) -> Result<(), (String, String)> {
-    let as_logged = || "write it as log lines show it".to_owned();
+    let as_logged = || "copy the key from a log line".to_owned();
     if limit.key.is_empty() {
         let message = "it has one bucket for all".to_owned();
         let hint = "write key = \"all\"".to_owned();
@@ -239,8 +238,8 @@ fn check_key(limit: &Limit, prefixes: Prefixes, key: &str) -> Result<(), (String
         };
     }
     if let Some(part) = limit.key.iter().find(|part| is_hashed(part)) {
-        let hint = "name the user, the tenant or the ip instead".to_owned();
-        let message = format!("the value of \"{part}\" is hashed anew with each start");
+        let hint = "name the user, tenant or ip instead".to_owned();
+        let message = format!("\"{part}\" is hashed with a new secret at each start");
         return Err((message, hint));
     }
     let values: Vec<&str> = key.split(", ").collect();
@@ -249,7 +248,12 @@ fn check_key(limit: &Limit, prefixes: Prefixes, key: &str) -> Result<(), (String
         part => format!("{part}=…"),
     };
     let form: Vec<String> = limit.key.iter().map(form).collect();
-    let wrong_form = || (format!("its keys read {}", form.join(", ")), as_logged());
+    let wrong_form = || {
+        (
+            format!("its keys have the form {}", form.join(", ")),
+            as_logged(),
+        )
+    };
     if values.len() != limit.key.len() {
         return Err(wrong_form());
     }
@@ -269,21 +273,21 @@ fn check_key(limit: &Limit, prefixes: Prefixes, key: &str) -> Result<(), (String
     Ok(())
 }
 
-/// An address in a key is a network, cut to the prefix that addresses are counted by.
+/// Checks the address in a key: a network, truncated to the prefix by which addresses are counted.
 fn check_address(prefixes: Prefixes, value: &str) -> Result<(), (String, String)> {
     let Ok(network) = parse_network(value) else {
         let message = format!("{} is not a network", quote(value));
-        return Err((message, "write such as ip=192.0.2.7/32".to_owned()));
+        return Err((message, "write for example ip=192.0.2.7/32".to_owned()));
     };
     let counted: IpNet = prefixes.aggregate(network.addr());
     if counted.to_string() == value {
         return Ok(());
     }
-    let message = format!("{} is counted as {counted}", quote(value));
+    let message = format!("{} counts as part of {counted}", quote(value));
     Err((message, format!("write ip={counted}")))
 }
 
-/// Whether the readable form of a key hides this part.
+/// Whether log lines show only a hash of this part.
 fn is_hashed(part: &KeyPart) -> bool {
     matches!(
         part,
@@ -298,9 +302,9 @@ fn is_hashed(part: &KeyPart) -> bool {
 fn until(value: &Value<'_>, now: SystemTime) -> Option<SystemTime> {
     let until = value.date()?;
     if until <= now {
-        let message = "this exception is over: it changes nothing";
+        let message = "this exception has expired: it has no effect";
         let problem = Problem::new(Code::Expired, message);
-        let hint = "remove it, or write a later day";
+        let hint = "remove it, or set a later date";
         value.warn(problem.hint(hint));
     }
     Some(until)

@@ -1,4 +1,4 @@
-//! `[server]`, `[admin]` and `[log]`: the process itself.
+//! `[server]`, `[admin]`, `[log]` and `[trace]`: the process itself.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -36,7 +36,7 @@ const DEFAULT_ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr:
 pub(super) fn server(file: &Section<'_>) -> Server {
     let section = file.table("server", &keys::SERVER);
     let max_connections = section.integer("max_connections", 100_000, 1..=MAX_CONNECTIONS);
-    // one client does not take the room of all; a small gateway may be one client's
+    // one client cannot take every connection; a small gateway may have a single client
     let share = (max_connections / 4).max(1000).min(max_connections);
     let per_ip = section.integer("max_connections_per_ip", share, 1..=MAX_CONNECTIONS);
     let server = Server {
@@ -75,7 +75,7 @@ fn workers(section: &Section<'_>) -> Option<NonZeroUsize> {
         .and_then(|workers| NonZeroUsize::new(to_usize(workers)))
 }
 
-/// For values that were checked against a bound far below 32 bits.
+/// Converts a value that was checked against a bound far below 32 bits.
 pub(super) fn to_usize(value: u64) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
@@ -106,7 +106,7 @@ pub(super) fn admin(
         None => None,
     };
     if token.is_none() && !address.ip().is_loopback() {
-        let message = "the admin listener can be reached from outside and has no token";
+        let message = "the admin listener is reachable from other machines and has no token";
         let hint = "listen on 127.0.0.1, or add token_file = \"admin.token\" to [admin]";
         error(Problem::new(Code::AdminWithoutToken, message).hint(hint));
     }
@@ -123,7 +123,8 @@ pub(super) fn admin(
     })
 }
 
-/// Warns of a `check_identity_from` that changes nothing: no header names a user, or its peers may not ask.
+/// Warns of a `check_identity_from` without effect: no header names a user, or its peers may not
+/// ask `/check`.
 fn warn_of_nobody(believed: &[Text<'_>], identity: &identity::Settings) {
     let Some(first) = believed.first() else {
         return;
@@ -132,13 +133,13 @@ fn warn_of_nobody(believed: &[Text<'_>], identity: &identity::Settings) {
     let asks = !identity.trusted_proxies.is_empty() || identity.trusted_hops.is_some();
     let (message, hint) = if !identity.users.iter().any(from_header) {
         (
-            "`check_identity_from` changes nothing: no header names a user",
+            "`check_identity_from` has no effect: no header names a user",
             "add a [[user]] table with from = \"header\", or remove this key",
         )
     } else if !asks {
         (
-            "`check_identity_from` changes nothing: only trusted proxies may ask /check, and there are none",
-            "name them: [client_ip] trusted_proxies = [\"127.0.0.1\"]",
+            "`check_identity_from` has no effect: only trusted proxies may ask /check, and there are none",
+            "list them: [client_ip] trusted_proxies = [\"127.0.0.1\"]",
         )
     } else {
         return;
@@ -152,11 +153,11 @@ fn parse_address(text: &str) -> Result<SocketAddr, Problem> {
             Code::BadAddress,
             format!("{} is not an address", quote(text)),
         )
-        .hint("write an IP address and a port, such as \"127.0.0.1:9901\" or \"[::1]:9901\"")
+        .hint("write an IP address and a port, for example \"127.0.0.1:9901\" or \"[::1]:9901\"")
     })
 }
 
-/// The token in a file; the file's last line break is not part of it.
+/// Reads the token from a file, without the final line break.
 fn read_token(path: &Text<'_>, base_dir: &Path) -> Option<String> {
     const MAX_BYTES: u64 = 4096;
     let bad = |message: String, hint: &str| {
@@ -180,7 +181,7 @@ fn read_token(path: &Text<'_>, base_dir: &Path) -> Option<String> {
         let message = format!("{} does not hold a token", path.shown());
         return bad(
             message,
-            "write one line of visible ASCII characters, such as the output of `openssl rand -hex 32`",
+            "write one line of visible ASCII characters, for example the output of `openssl rand -hex 32`",
         );
     }
     Some(token)
@@ -226,7 +227,6 @@ pub(super) fn log(file: &Section<'_>) -> Option<LogSettings> {
     })
 }
 
-/// `[trace]`.
 pub(super) fn trace(file: &Section<'_>) -> TraceSettings {
     const DEFAULT_SAMPLE_PPM: u32 = 10_000;
     let section = file.table("trace", &keys::TRACE);
@@ -237,7 +237,7 @@ pub(super) fn trace(file: &Section<'_>) -> TraceSettings {
     let collector = collector.and_then(|text| {
         text.parse("the address of a collector", |value| {
             Collector::parse(value).map_err(|bad| {
-                let message = format!("{} is no collector: {bad}", quote(value));
+                let message = format!("{} is not the address of a collector: {bad}", quote(value));
                 let hint = "write \"http://127.0.0.1:4317\", or https://";
                 Problem::new(Code::BadAddress, message).hint(hint)
             })

@@ -1,4 +1,4 @@
-//! `[redis]`: where gateways keep the limits that they share.
+//! `[redis]`: the Redis through which gateways share limits.
 
 use std::{path::Path, time::Duration};
 
@@ -17,10 +17,10 @@ use crate::{
 
 const DEFAULT_URL: &str = "redis://127.0.0.1:6379";
 
-/// The settings, where there is such a table and it is right.
+/// Compiles the settings: `None` without a `[redis]` table, `Some(None)` if it has an error.
 #[expect(
     clippy::option_option,
-    reason = "that there is a table matters even where it is wrong"
+    reason = "an invalid table differs from a missing one"
 )]
 pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Option<Option<Settings>> {
     let table = file.get("redis")?;
@@ -68,7 +68,7 @@ fn settings(
     })
 }
 
-/// One server, the one that Sentinels name, or those of a cluster.
+/// Reads the target: one server, a master that Sentinels name, or a cluster.
 fn target(section: &Section<'_>) -> Option<Target> {
     let written = section.get("url");
     let url = match &written {
@@ -84,7 +84,7 @@ fn target(section: &Section<'_>) -> Option<Target> {
     let sentinel = sentinel.and_then(|sentinel| {
         let nodes = nodes(&sentinel, "nodes");
         let master = sentinel.get("master").map(|value| value.text());
-        let hint = "add master = \"mymaster\": what the Sentinels call it";
+        let hint = "add master = \"mymaster\", the name that the Sentinels have for it";
         let named = nodes.as_ref().is_some_and(Vec::is_empty) || master.is_some();
         if !named {
             sentinel.require("master", hint);
@@ -102,12 +102,12 @@ fn target(section: &Section<'_>) -> Option<Target> {
     let cluster = cluster?;
     match (sentinel, cluster.is_empty()) {
         (Some(_), false) => {
-            contradiction("a cluster watches itself: it has no Sentinel");
+            contradiction("a cluster does its own failover and has no Sentinels");
             None
         }
         (None, false) => {
             if written.is_some() {
-                contradiction("`cluster` names servers, and so does `url`");
+                contradiction("`cluster` and `url` both name servers");
             }
             Some(Target::Cluster(cluster))
         }
@@ -120,7 +120,7 @@ fn target(section: &Section<'_>) -> Option<Target> {
     }
 }
 
-/// The target with what its TLS needs; `None` when something was reported.
+/// Adds the TLS settings to the target. `None` if something was reported.
 fn tls(section: &Section<'_>, target: Option<Target>, base_dir: &Path) -> Option<Target> {
     let keys = ["tls_ca", "tls_cert", "tls_key"];
     let is_meant = target.as_ref().is_none_or(Target::is_secure);
@@ -129,7 +129,10 @@ fn tls(section: &Section<'_>, target: Option<Target>, base_dir: &Path) -> Option
             return Some(None);
         };
         if !is_meant {
-            let message = format!("{} has no effect: no Redis is spoken to by TLS", value.what);
+            let message = format!(
+                "{} has no effect: no connection to Redis uses TLS",
+                value.what
+            );
             let hint = "write rediss:// instead of redis://, or remove the key";
             value.error(Problem::new(Code::Contradiction, message).hint(hint));
         }
@@ -152,7 +155,7 @@ fn tls(section: &Section<'_>, target: Option<Target>, base_dir: &Path) -> Option
         ("tls_key", cert.is_some(), "tls_cert"),
     ] {
         if let Some(value) = section.get(one).filter(|_| !is_there) {
-            let message = format!("{} is of no use without `{other}`", value.what);
+            let message = format!("{} has no effect without `{other}`", value.what);
             let problem = Problem::new(Code::MissingKey, message);
             value.error(problem.hint("name both files, or remove the key"));
             return None;
@@ -168,15 +171,14 @@ fn tls(section: &Section<'_>, target: Option<Target>, base_dir: &Path) -> Option
             let value = section.get("tls_key").or_else(|| section.get("tls_ca"));
             if let Some(value) = value {
                 let message = format!("{} cannot be used: {error}", value.what);
-                let hint =
-                    "name files in PEM: a certificate and the private key that belongs to it";
+                let hint = "use PEM files: a certificate and its private key";
                 value.error(Problem::new(Code::BadFile, message).hint(hint));
             }
         })
         .ok()
 }
 
-/// A list of servers, each as a URL or as `HOST:PORT`; empty where it is missing.
+/// Reads a list of servers, each a URL or `HOST:PORT`; empty if the key is missing.
 fn nodes(section: &Section<'_>, key: &'static str) -> Option<Vec<Server>> {
     let texts = section.texts(key).unwrap_or_default();
     let nodes = texts.iter().map(|text| {
@@ -190,7 +192,7 @@ fn nodes(section: &Section<'_>, key: &'static str) -> Option<Vec<Server>> {
     nodes.collect()
 }
 
-/// More than nothing of a whole.
+/// Reads a share above 0 and up to 1.
 pub(super) fn part(value: &Value<'_>) -> Option<f64> {
     let share = value.share()?;
     if Share::from_ppm(0) == Some(share) {
@@ -204,7 +206,7 @@ pub(super) fn part(value: &Value<'_>) -> Option<f64> {
 
 fn parse_url(text: &str) -> Result<Server, Problem> {
     Server::parse(text).map_err(|_| {
-        let problem = Problem::new(Code::BadAddress, "this is not the URL of a Redis");
+        let problem = Problem::new(Code::BadAddress, "this is not a Redis URL");
         problem.hint(
             "write \"redis://HOST:PORT\", \"rediss://USER:PASSWORD@HOST:PORT/DATABASE\" for TLS, or \"unix:///path/redis.sock\"",
         )
@@ -217,7 +219,7 @@ fn parse_prefix(text: &str) -> Result<String, Problem> {
     if (1..=MAX_BYTES).contains(&text.len()) && text.chars().all(allowed) {
         return Ok(text.to_owned());
     }
-    let message = format!("{} cannot begin the keys in Redis", quote(text));
+    let message = format!("{} is not a valid prefix for keys in Redis", quote(text));
     let hint = format!("use 1 to {MAX_BYTES} characters of A-Z a-z 0-9 _ . - : /");
     Err(Problem::new(Code::BadName, message).hint(hint))
 }

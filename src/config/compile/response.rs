@@ -1,4 +1,4 @@
-//! `[response]`: what clients are told.
+//! `[response]`: which fields and bodies clients receive.
 
 use crate::{
     config::{
@@ -12,10 +12,10 @@ use crate::{
     route::path,
 };
 
-/// Where callers find their own quotas, unless the file says otherwise.
+/// The default path of the page on which callers see their own quotas.
 const STATUS_PATH: &str = "/.well-known/ratelimit";
 
-/// What clients are told, and where they may ask.
+/// Compiles the settings, and the path of the quota status page if it is on.
 pub(super) fn compile(file: &Section<'_>) -> (Settings, Option<String>) {
     let section = file.table("response", &keys::RESPONSE);
     let on = section.choice(
@@ -54,17 +54,17 @@ pub(super) fn compile(file: &Section<'_>) -> (Settings, Option<String>) {
     (settings, status_path)
 }
 
-/// A path in its normal form; none where it is empty.
+/// Reads a path in its normal form. An empty one turns the page off.
 fn status_path(text: &Text<'_>) -> Option<String> {
     if text.value.is_empty() {
         return None;
     }
     text.parse("a path", |value| {
         let problem = |hint: String| {
-            let message = format!("{} is no path that a request can have", quote(value));
+            let message = format!("{} is not a path that a request can have", quote(value));
             Err(Problem::new(Code::RouteConflict, message).hint(hint))
         };
-        let example = format!("write one path without parameters, such as \"{STATUS_PATH}\"");
+        let example = format!("write one path without parameters, for example \"{STATUS_PATH}\"");
         if value.contains(['{', '*', '?', '#']) {
             return problem(example);
         }
@@ -104,7 +104,7 @@ fn families(written: &[Text<'_>]) -> FieldFamilies {
         let ours = matches!(family, Some(Family::RateLimit | Family::Triple));
         if ours && fields.ratelimit && fields.ratelimit_triple {
             let message = "\"ratelimit\" and \"ratelimit_triple\" contradict each other";
-            let hint = "both give RateLimit fields a meaning of their own, and clients could not tell which: keep one";
+            let hint = "both send RateLimit fields, with different meanings: keep one";
             text.error(Problem::new(Code::Contradiction, message).hint(hint));
         }
     }

@@ -1,4 +1,4 @@
-//! `[gateway]` and `[[route]]`: which limits a request meets, and where it goes.
+//! `[gateway]` and `[[route]]`: which limits apply to a request, and which upstream serves it.
 
 use std::ops::Range;
 
@@ -17,34 +17,34 @@ use crate::{
     route::Pattern,
 };
 
-/// What can be pasted into a file that has none.
+/// A minimal route to paste into a file without one.
 const EXAMPLE: &str = "add: [[route]] and below it name = \"everything\", path = \"/{*rest}\"";
 
 /// The largest cost of one request.
 const MAX_COST: u64 = 1_000_000_000;
 
-/// What routes refer to.
+/// The names that routes may refer to.
 pub(super) struct Names<'a> {
     pub(super) upstreams: &'a [Upstream],
     pub(super) limits: &'a [NamedLimit],
     /// `[gateway] limits`, as indexes.
     pub(super) everywhere: Vec<usize>,
-    /// A table of limits is misspelt, so that a name is unknown says nothing.
+    /// A `[limit]` table is misspelt, so an unknown limit is not reported.
     pub(super) limits_in_doubt: bool,
-    /// Likewise.
+    /// Likewise for `[upstream]`.
     pub(super) upstreams_in_doubt: bool,
 }
 
-/// A route as far as it could be read, and where its parts stand.
+/// A route as far as it could be read, with the spans of its parts.
 pub(super) struct Written {
-    /// As messages name it.
+    /// The route as messages name it.
     pub(super) shown: String,
     pub(super) name: Option<(String, Range<usize>)>,
     /// Its path or a host comes from the environment, so messages must not repeat them.
     pub(super) is_secret: bool,
     pub(super) pattern: Option<Pattern>,
     pub(super) path_span: Range<usize>,
-    /// Where each of its hosts stands.
+    /// The span of each host.
     pub(super) host_spans: Vec<Range<usize>>,
     pub(super) upstream: Option<usize>,
     pub(super) limits: Vec<usize>,
@@ -68,7 +68,7 @@ impl Written {
     }
 }
 
-/// The gateway's limits, and the routes.
+/// Compiles the limits of `[gateway]`, and the routes.
 pub(super) fn compile(
     file: &Section<'_>,
     upstreams: &[Upstream],
@@ -85,14 +85,14 @@ pub(super) fn compile(
     };
     let everywhere = limit_list(&gateway, "limits", &names);
     names.everywhere = everywhere.into_iter().map(|(index, _)| index).collect();
-    check_count(&gateway, &names.everywhere, "that no route takes");
+    check_count(&gateway, &names.everywhere, "without a route");
     gateway.finish();
     let tables = file.repeated("route");
     if tables.is_empty() && !file.is_in_doubt("route") {
         let upstream = upstreams
             .first()
             .map_or("origin", |upstream| &upstream.name);
-        let message = "there is no route: every request would be answered with 404";
+        let message = "there is no route: every request would get a 404";
         file.error(
             Problem::new(Code::MissingKey, message)
                 .hint(format!("{EXAMPLE}, upstream = \"{upstream}\"")),
@@ -114,10 +114,7 @@ pub(super) fn compile(
 
 fn route(table: &Value<'_>, names: &Names<'_>) -> Option<Written> {
     let section = table.section("[[route]]".to_owned(), &keys::ROUTE)?;
-    let name = section.require(
-        "name",
-        "add name = \"login\": logs and metrics call the route by it",
-    );
+    let name = section.require("name", "add name = \"login\": logs and metrics use it");
     let name = name
         .and_then(|value| value.text())
         .filter(|name| check_name(name, "a route"));
@@ -175,7 +172,10 @@ fn find_upstream(text: &Text<'_>, names: &Names<'_>) -> Option<usize> {
         .iter()
         .any(|scheme| text.value.starts_with(scheme));
     if found.is_none() && is_server {
-        let message = format!("{} is a server: a route names a table", text.shown());
+        let message = format!(
+            "{} is a server; `upstream` takes the NAME of an [upstream.NAME] table",
+            text.shown()
+        );
         let hint = format!(
             "add [upstream.web] with servers = [\"{}\"], and write upstream = \"web\" here",
             text.shown().trim_matches('`')
@@ -199,11 +199,11 @@ fn defined<'a>(kind: &str, known: impl Iterator<Item = &'a str>) -> String {
     }
     match names.as_slice() {
         [] => format!("none is defined: add [{kind}.NAME]"),
-        names => format!("defined are {}", names.join(", ")),
+        names => format!("defined: {}", names.join(", ")),
     }
 }
 
-/// A list that is either missing (anything matches) or has items.
+/// Reads a list that is missing (anything matches) or has items.
 fn list<T>(
     section: &Section<'_>,
     key: &'static str,
@@ -244,12 +244,12 @@ fn method(text: &Text<'_>) -> Option<http::Method> {
                     Code::BadField,
                     format!("{} is not an HTTP method", quote(value)),
                 )
-                .hint("methods are written in capitals, such as \"GET\" or \"POST\"")
+                .hint("write methods in capitals, for example \"GET\" or \"POST\"")
             })
     })
 }
 
-/// A list of names of limits, as indexes with their places; each problem is reported.
+/// Reads a list of limit names as indexes, each with its text.
 fn limit_list<'a>(
     section: &Section<'a>,
     key: &'static str,
@@ -277,7 +277,7 @@ fn limit_list<'a>(
     found
 }
 
-/// The limit of this name, as an index; reports when there is none.
+/// The index of the limit with this name; reports an unknown one.
 pub(super) fn find_limit(text: &Text<'_>, limits: &[NamedLimit]) -> Option<usize> {
     let known = || limits.iter().map(|limit| limit.name.as_str());
     let found = known().position(|name| name == text.value);
@@ -290,23 +290,26 @@ pub(super) fn find_limit(text: &Text<'_>, limits: &[NamedLimit]) -> Option<usize
     found
 }
 
-/// The gateway's limits and the route's own, less those that it skips.
+/// The gateway's limits plus the route's own, minus those that it skips.
 fn limits_of(section: &Section<'_>, names: &Names<'_>) -> Vec<usize> {
     let own = limit_list(section, "limits", names);
     let skipped = limit_list(section, "skip_limits", names);
     for (index, text) in &skipped {
         if own.iter().any(|(own, _)| own == index) {
-            let message = format!("the route both meets and skips {}", text.shown());
+            let message = format!(
+                "{} is in both limits and skip_limits of the route",
+                text.shown()
+            );
             text.error(
                 Problem::new(Code::Contradiction, message)
                     .hint("remove it from limits or from skip_limits"),
             );
         } else if !names.everywhere.contains(index) {
             let message = format!(
-                "skipping {} changes nothing: the route does not meet it",
+                "skipping {} has no effect: it does not apply to the route",
                 text.shown()
             );
-            let hint = "only limits of [gateway] limits can be skipped";
+            let hint = "skip_limits can only skip limits that [gateway] limits names";
             text.warn(Problem::new(Code::SkipsNothing, message).hint(hint));
         }
     }
@@ -324,11 +327,10 @@ fn limits_of(section: &Section<'_>, names: &Names<'_>) -> Vec<usize> {
 fn check_count(section: &Section<'_>, met: &[usize], whose: &str) {
     if met.len() > MAX_LIMITS {
         let message = format!(
-            "a request {whose} meets {} limits, more than {MAX_LIMITS}",
+            "{} limits apply to a request {whose}, more than {MAX_LIMITS}",
             met.len()
         );
-        let hint =
-            "a request is decided over all of its limits at once: name fewer, or use skip_limits";
+        let hint = "all limits of a request are decided at once: name fewer, or use skip_limits";
         section.error(Problem::new(Code::TooManyLimits, message).hint(hint));
     }
 }

@@ -1,4 +1,4 @@
-//! `[listen.tls]`: certificates, keys, and who must have one.
+//! `[listen.tls]`: server certificates and keys, and client certificate authentication.
 
 use std::{path::Path, time::SystemTime};
 
@@ -69,7 +69,7 @@ pub(super) fn compile(table: &Value<'_>, base_dir: &Path) -> Option<Settings> {
     })
 }
 
-/// The certificates and their keys; at least one.
+/// Reads the certificates and their keys; at least one pair.
 fn pairs<'a>(section: &Section<'a>) -> Option<Vec<(Text<'a>, Text<'a>)>> {
     let list = section.require("certificates", CERTIFICATES)?;
     let items = list.array()?;
@@ -110,8 +110,9 @@ fn client_ca<'a>(section: &Section<'a>) -> Option<Option<(Text<'a>, ClientAuth)>
     };
     let Some(client_ca) = client_ca else {
         if let Some(written) = written {
-            let message = "`client_auth` says nothing without `client_ca`";
-            let hint = "add client_ca = \"clients-ca.pem\": whose client certificates are accepted";
+            let message = "`client_auth` has no effect without `client_ca`";
+            let hint =
+                "add client_ca = \"clients-ca.pem\", the CA of the client certificates to accept";
             written.error(Problem::new(Code::Contradiction, message).hint(hint));
             return None;
         }
@@ -121,17 +122,17 @@ fn client_ca<'a>(section: &Section<'a>) -> Option<Option<(Text<'a>, ClientAuth)>
 }
 
 fn unusable(text: &Text<'_>, place: Place, fault: &Fault) -> Problem {
-    const CERTIFICATE: &str = "a certificate file holds the server's certificate, then those that lead to its authority, each between BEGIN and END CERTIFICATE";
-    const CLIENT_CA: &str = "write the certificates of the authorities that sign those of clients, each between BEGIN and END CERTIFICATE";
+    const CERTIFICATE: &str = "a certificate file holds the server's certificate, then its intermediates, each between BEGIN and END CERTIFICATE";
+    const CLIENT_CA: &str = "name a file with the certificates of the CAs that sign client certificates, each between BEGIN and END CERTIFICATE";
     const KEY: &str =
         "a key file holds one RSA, ECDSA or Ed25519 key between BEGIN and END PRIVATE KEY";
     let hint = match fault {
         Fault::Unreadable(_) => read::HINT,
         Fault::EncryptedKey => {
-            "nobody is there to type a passphrase: openssl pkey -in IN.key -out OUT.key, and let only the gateway read it"
+            "tidegate cannot ask for a passphrase: decrypt the key with openssl pkey -in IN.key -out OUT.key, and let only tidegate read it"
         }
         Fault::Mismatch => {
-            "compare what openssl x509 -noout -pubkey -in CERT and openssl pkey -pubout -in KEY print"
+            "compare the output of openssl x509 -noout -pubkey -in CERT and openssl pkey -pubout -in KEY"
         }
         _ => match place {
             Place::Cert(_) => CERTIFICATE,
@@ -142,7 +143,7 @@ fn unusable(text: &Text<'_>, place: Place, fault: &Fault) -> Problem {
     Problem::new(Code::BadFile, format!("{} {fault}", text.shown())).hint(hint)
 }
 
-/// A warning only: a gateway with one certificate too old still serves the clients of all others.
+/// Only warns: a gateway with one expired certificate still serves the clients of all others.
 fn warn_of_expiry<'a, 't: 'a>(files: impl Iterator<Item = &'a Text<'t>>, material: &Material) {
     let now = SystemTime::now();
     for text in files {
@@ -151,7 +152,7 @@ fn warn_of_expiry<'a, 't: 'a>(files: impl Iterator<Item = &'a Text<'t>>, materia
         if let Some(doubt) = validity.and_then(|validity| validity.doubt(now)) {
             let message = format!("{} {doubt}", text.shown());
             let problem = Problem::new(Code::CertificateExpires, message);
-            let hint = "renew it; replaced files are taken up while the gateway runs";
+            let hint = "renew it; tidegate loads the new files without a restart";
             text.warn(problem.hint(hint));
         }
     }

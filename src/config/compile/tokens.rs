@@ -1,4 +1,4 @@
-//! `[[user]] from = "jwt"`: what tokens are verified with, and what they must say.
+//! `[[user]] from = "jwt"`: the keys that verify tokens, and the claims that tokens must have.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -19,10 +19,10 @@ use crate::{
     },
 };
 
-/// Keys of a few bytes each.
+/// The largest key file. A key takes at most a few kB.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Where keys may come from, one of these.
+/// The sources of keys; a table has exactly one.
 const KEY_SOURCES: [&str; 4] = ["jwks_file", "jwks_url", "secret_file", "public_key_file"];
 
 pub(super) fn token_source(section: &Section<'_>, base_dir: &Path) -> Option<TokenSource> {
@@ -53,7 +53,7 @@ fn keys(section: &Section<'_>, base_dir: &Path) -> Option<KeySource> {
     let (kind, value) = match given.as_slice() {
         [] => {
             if !KEY_SOURCES.iter().any(|key| section.is_in_doubt(key)) {
-                let message = format!("{} has nothing to verify tokens with", section.title);
+                let message = format!("{} has no keys to verify tokens with", section.title);
                 let hint =
                     "add jwks_url = \"https://…\", jwks_file, public_key_file or secret_file";
                 section.error(Problem::new(Code::MissingKey, message).hint(hint));
@@ -67,7 +67,7 @@ fn keys(section: &Section<'_>, base_dir: &Path) -> Option<KeySource> {
                 quote(first),
                 quote(second)
             );
-            let hint = "keep one; for two sets of keys write two [[user]] tables";
+            let hint = "keep one; for two key sets write two [[user]] tables";
             value.error(Problem::new(Code::Contradiction, message).hint(hint));
             return None;
         }
@@ -90,7 +90,8 @@ fn keys(section: &Section<'_>, base_dir: &Path) -> Option<KeySource> {
     Some(KeySource::Fixed(Arc::new(set)))
 }
 
-/// The algorithms that keys may have. A secret that anybody can fetch is none, and neither is a public key.
+/// The algorithms that keys may have. HMAC needs a secret, and neither a fetched key set nor a
+/// public key is one.
 fn algorithms(section: &Section<'_>, kind: Option<&str>) -> Option<Vec<Algorithm>> {
     let Some(value) = section.get("algorithms") else {
         return Some(match kind {
@@ -101,8 +102,10 @@ fn algorithms(section: &Section<'_>, kind: Option<&str>) -> Option<Vec<Algorithm
     let written = value.array()?;
     if written.is_empty() {
         let message = format!("{} is empty: no token could be accepted", value.what);
-        value
-            .error(Problem::new(Code::OutOfRange, message).hint("name those that the issuer uses"));
+        value.error(
+            Problem::new(Code::OutOfRange, message)
+                .hint("list the algorithms that the issuer uses"),
+        );
     }
     let algorithm = |item: &Value<'_>| {
         let text = item.text()?;
@@ -110,18 +113,18 @@ fn algorithms(section: &Section<'_>, kind: Option<&str>) -> Option<Vec<Algorithm
         let is_secret = text.value.starts_with("HS");
         let problem = match kind {
             Some("secret_file") if !is_secret => "a secret is for HS256, HS384 or HS512",
-            Some("jwks_url") if is_secret => "what is fetched from a URL is no secret",
-            Some("public_key_file") if is_secret => "a public key is no secret",
+            Some("jwks_url") if is_secret => "keys from a URL are not secret",
+            Some("public_key_file") if is_secret => "a public key is not secret",
             _ => return Some(algorithm),
         };
-        let message = format!("{} does not go with {}", text.shown(), quote(kind?));
+        let message = format!("{} cannot be used with {}", text.shown(), quote(kind?));
         text.error(Problem::new(Code::Contradiction, message).label(problem));
         None
     };
     let algorithms: Vec<_> = written.iter().filter_map(algorithm).collect();
     let is_whole = algorithms.len() == written.len() && !written.is_empty();
     if kind == Some("secret_file") && algorithms.len() > 1 {
-        let message = "one secret has one algorithm, and these are several";
+        let message = "a secret has one algorithm, and this list has several";
         value.error(
             Problem::new(Code::Contradiction, message).hint("keep the one that the issuer uses"),
         );
@@ -141,14 +144,14 @@ fn keys_url(text: &Text<'_>) -> Option<Uri> {
                     .is_some_and(|authority| !authority.as_str().contains('@'))
         };
         uri.filter(known).ok_or_else(|| {
-            // who writes a password into it does not want to see it again
+            // do not echo a URL that contains a password
             let shown = match value.contains('@') {
                 true => "this".to_owned(),
                 false => quote(value),
             };
-            let message = format!("{shown} is not the URL of a key set");
+            let message = format!("{shown} is not a key set URL");
             Problem::new(Code::BadAddress, message)
-                .hint("write such as \"https://issuer.example.com/.well-known/jwks.json\"")
+                .hint("write for example \"https://issuer.example.com/.well-known/jwks.json\"")
         })
     })?;
     let host = url.host().unwrap_or_default().trim_matches(['[', ']']);
@@ -157,8 +160,8 @@ fn keys_url(text: &Text<'_>) -> Option<Uri> {
             .parse::<std::net::IpAddr>()
             .is_ok_and(|address| address.is_loopback());
     if url.scheme_str() == Some("http") && !is_here {
-        let message = format!("the keys behind {} come in the clear", text.shown());
-        let hint = "whoever can change them on the way can be any user: use https://";
+        let message = format!("the keys at {} are fetched without TLS", text.shown());
+        let hint = "anyone who can change them in transit can impersonate any user: use https://";
         text.warn(Problem::new(Code::KeysInTheClear, message).hint(hint));
     }
     Some(url)
@@ -190,7 +193,7 @@ fn key_file(
             for reason in unused {
                 let message = format!("a key in {} is not used: {reason}", path.shown());
                 let hint =
-                    "its tokens are rejected: name its algorithm in `algorithms`, or take it out";
+                    "its tokens are rejected: add its algorithm to `algorithms`, or remove the key";
                 path.warn(Problem::new(Code::UnusedKey, message).hint(hint));
             }
             set
@@ -205,12 +208,14 @@ fn key_file(
     };
     let hint = match kind {
         "jwks_file" => {
-            "its form is {\"keys\": [{\"kty\": …}, …]}; `algorithms` says what keys may be for"
+            "the form is {\"keys\": [{\"kty\": …}, …]}; `algorithms` lists the accepted algorithms"
         }
         "public_key_file" => {
             "`openssl pkey -in PRIVATE.pem -pubout` writes one; see `algorithms` too"
         }
-        _ => "`openssl rand -hex 32` makes one; it is used as it stands, without the line's end",
+        _ => {
+            "`openssl rand -hex 32` makes one; the secret is the file's bytes without the final line break"
+        }
     };
     set.map_err(|error| unfit(error.to_string(), hint)).ok()
 }
@@ -253,20 +258,20 @@ fn claims(section: &Section<'_>) -> Option<ClaimRules> {
     Some(rules)
 }
 
-/// A token is for one service (RFC 8725 §3.8, §3.9): without a look at that, those for others pass as well.
+/// Warns when tokens for other services pass: a token is for one service (RFC 8725 §3.8, §3.9).
 fn warn_of_strangers(section: &Section<'_>, rules: &ClaimRules) {
     let message = match (&rules.issuer, rules.audience.as_slice()) {
         (Some(_), [_, ..]) => return,
-        (None, []) => "any token with a known key is accepted, for whichever service it was issued",
-        (Some(_), []) => "a token is accepted for whichever service it was issued",
-        (None, [_, ..]) => "a token is accepted whoever issued it, as long as its key is known",
+        (None, []) => {
+            "tokens of any issuer and for any service are accepted, if their key is known"
+        }
+        (Some(_), []) => "tokens that were issued for other services are accepted",
+        (None, [_, ..]) => "tokens of any issuer are accepted, if their key is known",
     };
     let missing = match (&rules.issuer, rules.audience.as_slice()) {
-        (None, []) => {
-            "add issuer = \"…\" and audience = \"…\", as the `iss` and `aud` of your tokens say"
-        }
-        (Some(_), _) => "add audience = \"…\", as the `aud` of your tokens says",
-        (None, _) => "add issuer = \"…\", as the `iss` of your tokens says",
+        (None, []) => "add issuer = \"…\" and audience = \"…\", the `iss` and `aud` of your tokens",
+        (Some(_), _) => "add audience = \"…\", the `aud` of your tokens",
+        (None, _) => "add issuer = \"…\", the `iss` of your tokens",
     };
     section.warn(Problem::new(Code::TokenForAnyone, message).hint(missing));
 }
@@ -275,7 +280,7 @@ fn not_empty(text: &Text<'_>) -> Option<String> {
     if text.value.is_empty() {
         text.error(
             Problem::new(Code::OutOfRange, "this is empty")
-                .hint("write what tokens say, or remove the key"),
+                .hint("write the value that your tokens have, or remove the key"),
         );
         return None;
     }

@@ -1,4 +1,4 @@
-//! `[upstream.NAME]`: where requests go.
+//! `[upstream.NAME]`: the servers behind the gateway.
 
 use std::{
     net::Ipv6Addr,
@@ -27,14 +27,14 @@ use crate::{
 const TIMEOUTS: RangeInclusive<Duration> =
     Duration::from_millis(1)..=Duration::from_secs(24 * 3_600);
 
-/// How long a server or an upstream may be left alone.
+/// Bounds of health check intervals, ejection times and circuit-breaker cool-downs.
 const PAUSES: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3_600);
 const MAX_FAILURES: u64 = 1_000_000;
 
-/// What can be pasted into a file that has none.
+/// A minimal upstream to paste into a file without one.
 const EXAMPLE: &str = "add: [upstream.origin] and below it servers = [\"http://127.0.0.1:9000\"]";
 
-/// An upstream that was named; its settings where they could be read.
+/// A named upstream; `settings` is `None` if it has an error.
 pub(super) struct Upstream {
     pub(super) name: String,
     pub(super) span: Range<usize>,
@@ -72,7 +72,7 @@ fn settings(section: Section<'_>, name: &str, base_dir: &Path) -> Option<Setting
         connect_timeout: section.duration("connect_timeout", Duration::from_secs(1), TIMEOUTS),
         response_timeout,
         body_timeout: section.duration("body_timeout", Duration::from_secs(300), TIMEOUTS),
-        // what a server may take to answer, it may take when its client has left
+        // a server gets the same time to answer after its client has left
         abandoned_timeout: section.duration("abandoned_timeout", response_timeout, TIMEOUTS),
         idle_timeout: section.duration("idle_timeout", Duration::from_secs(60), TIMEOUTS),
         balance: section.choice("balance", BALANCES).unwrap_or_default(),
@@ -103,7 +103,7 @@ const BALANCES: &[(&str, Balance)] = &[
     ("hash:user", Balance::HashUser),
 ];
 
-/// `None` when something was reported.
+/// `None` if something was reported.
 fn tls(section: &Section<'_>, servers: Option<&[Server]>, base_dir: &Path) -> Option<Tls> {
     let is_secure = |server: &Server| {
         matches!(
@@ -118,8 +118,11 @@ fn tls(section: &Section<'_>, servers: Option<&[Server]>, base_dir: &Path) -> Op
     let text = |key: &'static str| {
         let value = section.get(key)?;
         if !is_meant {
-            let message = format!("{} has no effect: no server of it speaks TLS", value.what);
-            let hint = "write https:// before the servers that do, or remove the key";
+            let message = format!(
+                "{} has no effect: no server of the upstream uses TLS",
+                value.what
+            );
+            let hint = "write https:// for the servers that use TLS, or remove the key";
             value.error(Problem::new(Code::Contradiction, message).hint(hint));
         }
         Some(value.text())
@@ -132,10 +135,10 @@ fn tls(section: &Section<'_>, servers: Option<&[Server]>, base_dir: &Path) -> Op
     })
 }
 
-/// Room for every CA that browsers know, several times.
+/// Several times the size of the CA bundle that browsers use.
 pub(super) const MAX_PEM_BYTES: u64 = 4 << 20;
 
-/// The certificates of a file, each fit to be the root of a chain.
+/// Loads the certificates of a file; each must be usable as a trust anchor.
 pub(super) fn certificates(
     path: &Text<'_>,
     base_dir: &Path,
@@ -151,21 +154,20 @@ pub(super) fn certificates(
         .bytes(&file, MAX_PEM_BYTES)
         .map_err(|error| unfit(format!("cannot be read: {error}"), read::HINT))
         .ok()?;
-    const PEM: &str =
-        "name a file with certificates in PEM: lines from BEGIN CERTIFICATE to END CERTIFICATE";
+    const PEM: &str = "name a PEM file with certificates, each between BEGIN and END CERTIFICATE";
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
     let found = found
         .map_err(|error| unfit(format!("is not PEM: {error}"), PEM))
         .ok()?;
     if found.is_empty() {
-        unfit("holds no certificate".to_owned(), PEM);
+        unfit("contains no certificate".to_owned(), PEM);
         return None;
     }
     let mut roots = RootCertStore::empty();
     for (at, certificate) in found.iter().enumerate() {
         if let Err(error) = roots.add(certificate.clone()) {
             let problem = format!(
-                "holds a certificate that cannot be used (number {}): {error}",
+                "contains a certificate that cannot be used (number {}): {error}",
                 at + 1
             );
             unfit(
@@ -188,12 +190,12 @@ fn server_name(text: &Text<'_>) -> Option<ServerName<'static>> {
     })
 }
 
-/// `None` when something was reported.
+/// `None` if something was reported.
 fn health(value: &Value<'_>, name: &str) -> Option<Health> {
     let section = value.section(format!("[upstream.{name}.health]"), &keys::HEALTH)?;
     let path = section.require(
         "path",
-        "add path = \"/healthz\", or what the servers answer with 200 while they are well",
+        "add path = \"/healthz\", a path that a healthy server answers with 200",
     );
     let path = path.and_then(|value| health_path(&value.text()?));
     let times = |key, default| u32::try_from(section.integer(key, default, 1..=1_000)).unwrap_or(1);
@@ -211,20 +213,20 @@ fn health(value: &Value<'_>, name: &str) -> Option<Health> {
     })
 }
 
-/// A path, perhaps with a query, as it is sent.
+/// Reads a path, with an optional query, as it is sent.
 fn health_path(text: &Text<'_>) -> Option<String> {
     text.parse("a path", |value| {
         let is_sendable = |byte: u8| byte.is_ascii_graphic() && byte != b'#';
         if value.starts_with('/') && value.bytes().all(is_sendable) {
             return Ok(value.to_owned());
         }
-        let message = format!("{} is not a path that can be asked for", quote(value));
+        let message = format!("{} is not a path that can be requested", quote(value));
         Err(Problem::new(Code::BadField, message)
-            .hint("begin it with a slash, and write what is not ASCII as percent-escapes"))
+            .hint("start it with a slash, and percent-encode everything but visible ASCII"))
     })
 }
 
-/// It is on unless it is told not to be.
+/// Outlier ejection; on by default.
 fn outlier(section: &Section<'_>) -> Rating {
     let table = section.table("outlier", &keys::OUTLIER);
     let rating = rating(&table, 5, "eject_for", Duration::from_secs(10));
@@ -232,7 +234,7 @@ fn outlier(section: &Section<'_>) -> Rating {
     rating
 }
 
-/// Off without its table.
+/// The circuit breaker; off without its table.
 fn breaker(section: &Section<'_>) -> Rating {
     let table = section.table("breaker", &keys::BREAKER);
     let failures = if table.is_there() { 20 } else { 0 };
@@ -256,14 +258,14 @@ fn servers(section: &Section<'_>) -> Option<Vec<Server>> {
         let message = format!("{} is empty", value.what);
         value.error(Problem::new(Code::OutOfRange, message).hint("name at least one server"));
     }
-    // every server is read before the first that is wrong counts
+    // read every server, to report all problems at once
     let mut read: Vec<Option<Server>> = Vec::new();
     for item in &written {
         let text = item.text();
         let server = text.as_ref().and_then(server);
         if let (Some(text), true) = (&text, server.is_some() && read.contains(&server)) {
             let message = format!("{} is the same server as an earlier one", text.shown());
-            let hint = "name each server once; all of them are sent the same share";
+            let hint = "list each server once; all servers have the same weight";
             text.error(Problem::new(Code::Duplicate, message).hint(hint));
         }
         read.push(server);
@@ -308,7 +310,7 @@ pub(in crate::config) fn parse_server(text: &str) -> Result<Server, Problem> {
     }
     if authority.contains('@') {
         return Err(bad(
-            "a server's address has no user name or password".to_owned()
+            "a server's address cannot contain a user name or password".to_owned(),
         ));
     }
     let (host, port) = split_port(authority, scheme.default_port())
@@ -328,7 +330,7 @@ pub(in crate::config) fn parse_server(text: &str) -> Result<Server, Problem> {
     })
 }
 
-/// `host:port`, `host`, `[::1]:port` or `[::1]`.
+/// Splits `host:port`, `host`, `[::1]:port` or `[::1]`.
 fn split_port(authority: &str, default: u16) -> Option<(&str, u16)> {
     let after_bracket = authority.rfind(']').map_or(0, |at| at + 1);
     let Some(colon) = authority[after_bracket..].find(':') else {
@@ -343,7 +345,8 @@ fn split_port(authority: &str, default: u16) -> Option<(&str, u16)> {
     (port != 0).then_some((host, port))
 }
 
-/// A DNS name or an IPv4 address, RFC 1123 §2.1; underscores are seen in container networks.
+/// Whether it is a DNS name or an IPv4 address (RFC 1123 §2.1). Container networks also use
+/// underscores.
 fn is_host_name(host: &str) -> bool {
     let label = |label: &str| {
         (1..=63).contains(&label.len())
@@ -365,8 +368,9 @@ fn host_header(text: &Text<'_>) -> Option<HostHeader> {
                 literal.parse().ok().filter(|_| !literal.contains('@'));
             let value = authority.and_then(|_| http::HeaderValue::from_str(literal).ok());
             value.map(HostHeader::Literal).ok_or_else(|| {
-                Problem::new(Code::BadField, format!("{} is not a host", quote(literal)))
-                    .hint("write \"preserve\", \"server\" or a host such as \"origin.internal\"")
+                Problem::new(Code::BadField, format!("{} is not a host", quote(literal))).hint(
+                    "write \"preserve\", \"server\" or a host, for example \"origin.internal\"",
+                )
             })
         }
     })

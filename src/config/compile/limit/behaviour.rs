@@ -1,5 +1,5 @@
-//! What a limit does besides counting: how it acts, on whom, and what clients see of it. Keys that make no sense together
-//! are refused, each with its own sentence.
+//! What a limit does besides counting: its mode, its exemptions, and what clients see. Keys that
+//! contradict each other are rejected, each pair with its own message.
 
 use std::{ops::RangeInclusive, time::Duration};
 
@@ -20,11 +20,11 @@ use crate::{
     limit::Algorithm,
 };
 
-/// How long a request may be held: it costs a connection and memory meanwhile.
+/// How long a request may be delayed. A delayed request holds a connection and memory.
 const HOLDING: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(3_600);
 
-/// Reads everything but key and quotas into `limit`; what is wrong is reported and left at its default. `shape` is unknown
-/// where the algorithm is.
+/// Reads everything but key and quotas into `limit`. An invalid value is reported and keeps its
+/// default. `shape` is `None` if the algorithm is invalid.
 pub(super) fn read(
     section: &Section<'_>,
     shape: Option<Shape>,
@@ -69,7 +69,7 @@ pub(super) fn read(
         contradiction(
             section,
             "warn_at",
-            "a limit that is not disclosed cannot warn of itself",
+            "a limit with disclose = false cannot warn clients",
             "remove warn_at, or disclose = false",
         );
     }
@@ -81,7 +81,7 @@ pub(super) fn read(
     tiers
 }
 
-/// Reports at a key that is written.
+/// Reports a contradiction at `key`, if the file sets it.
 pub(super) fn contradiction(section: &Section<'_>, key: &'static str, message: &str, hint: &str) {
     if let Some(value) = section.get(key) {
         let problem = Problem::new(Code::Contradiction, message).hint(hint);
@@ -95,7 +95,7 @@ fn over(section: &Section<'_>, shape: Option<Shape>, algorithm: Algorithm) -> Ov
     let (delays, max_delay) = match (delays, max_delay) {
         (Some(true), None) => {
             let message = format!("`max_delay` is missing in {}", section.title);
-            let hint = "add max_delay = \"500ms\": the longest that a request waits for its turn";
+            let hint = "add max_delay = \"500ms\": the longest time that a request may wait";
             section.error(Problem::new(Code::MissingKey, message).hint(hint));
             (true, None)
         }
@@ -103,7 +103,7 @@ fn over(section: &Section<'_>, shape: Option<Shape>, algorithm: Algorithm) -> Ov
             contradiction(
                 section,
                 "max_delay",
-                "`max_delay` bounds a delay, and this limit rejects",
+                "`max_delay` has no effect: this limit rejects instead of delaying",
                 "write over = \"delay\", or remove max_delay",
             );
             (false, None)
@@ -116,9 +116,11 @@ fn over(section: &Section<'_>, shape: Option<Shape>, algorithm: Algorithm) -> Ov
     if delays && shape.is_some_and(|shape| shape != Shape::Bucket) {
         let message = match algorithm {
             Algorithm::Concurrency => {
-                "nobody knows when a request in flight will end: such a limit cannot delay"
+                "a concurrency limit cannot delay: the end of a request in flight is unknown"
             }
-            _ => "a window opens for all who wait at once: such a limit cannot delay",
+            _ => {
+                "a window limit cannot delay: a new window would release all waiting requests at once"
+            }
         };
         contradiction(
             section,
@@ -140,14 +142,14 @@ fn enforce_percent(section: &Section<'_>, limit: &Limit) -> u8 {
         contradiction(
             section,
             "enforce_percent",
-            "a limit that is not enforced cannot be enforced on a share of the keys",
+            "`enforce_percent` needs mode = \"enforce\"",
             "write mode = \"enforce\", or remove enforce_percent",
         );
     } else if percent < 100 && limit.key.is_empty() {
         contradiction(
             section,
             "enforce_percent",
-            "one bucket for all has no share of keys to be enforced on",
+            "`enforce_percent` selects keys, and this limit has one bucket for all requests",
             "give the limit a key, or write mode = \"shadow\"",
         );
     }
@@ -160,14 +162,14 @@ fn count_status(section: &Section<'_>, shape: Option<Shape>, over: Over) -> Vec<
     };
     let mut statuses = Vec::new();
     for item in value.array().unwrap_or_default() {
-        // interim responses are never the last word on a request
+        // from 200 up: an interim response never ends a request
         let status = item.integer(200..=599);
         let status = status.and_then(|status| u16::try_from(status).ok());
         let Some(Ok(status)) = status.map(StatusCode::from_u16) else {
             continue;
         };
         if statuses.contains(&status) {
-            let message = format!("`{}` stands twice in {}", status.as_u16(), value.what);
+            let message = format!("`{}` is listed twice in {}", status.as_u16(), value.what);
             item.error(Problem::new(Code::Duplicate, message).hint("remove one of them"));
         }
         statuses.push(status);
@@ -175,13 +177,13 @@ fn count_status(section: &Section<'_>, shape: Option<Shape>, over: Over) -> Vec<
     if statuses.is_empty() {
         return statuses;
     }
-    let hint = "remove count_status, or write another limit for it";
+    let hint = "remove count_status, or move it to a separate limit";
     if shape == Some(Shape::InFlight) {
-        let message = "a request in flight has no status yet: such a limit cannot count by it";
+        let message =
+            "a concurrency limit cannot use `count_status`: a request in flight has no status yet";
         contradiction(section, "count_status", message, hint);
     } else if over != Over::Reject {
-        let message =
-            "a limit that counts responses knows no turn to wait for: it cannot delay requests";
+        let message = "a limit with `count_status` cannot delay requests: it counts only once the response is there";
         contradiction(section, "count_status", message, hint);
     }
     statuses
@@ -194,13 +196,13 @@ fn slow(section: &Section<'_>) -> Option<Slow> {
         (Some(_), None) => contradiction(
             section,
             "slow_at",
-            "`slow_at` does not say by how much requests are slowed",
+            "`slow_at` needs `slow_by`, the delay to add",
             "add slow_by = \"50ms\"",
         ),
         (None, Some(_)) => contradiction(
             section,
             "slow_by",
-            "`slow_by` does not say from where on requests are slowed",
+            "`slow_by` needs `slow_at`, the usage at which slowing starts",
             "add slow_at = 0.9",
         ),
         _ => {}
@@ -240,7 +242,7 @@ fn exempt(section: &Section<'_>) -> (Exempt, Vec<ExemptTier>) {
     (exempt, tiers)
 }
 
-/// The texts of a list; reports those that stand twice.
+/// The texts of a list without duplicates, which are reported.
 fn once<'a>(section: &Section<'a>, key: &'static str) -> impl Iterator<Item = Text<'a>> {
     let what = section
         .get(key)

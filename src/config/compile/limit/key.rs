@@ -22,10 +22,10 @@ const PARTS: &[(&str, KeyPart)] = &[
     ("user_agent", KeyPart::UserAgent),
 ];
 
-/// A kind of part that has a name behind a colon.
+/// A prefix such as `query:`, its constructor, and which names may follow it.
 type Named = (&'static str, fn(String) -> KeyPart, fn(&str) -> bool);
 
-/// With the names that they may have.
+/// The kinds of part that take a name after the colon.
 const NAMED_PARTS: &[Named] = &[
     ("query:", KeyPart::Query, |_| true),
     ("cookie:", KeyPart::Cookie, |name| {
@@ -54,7 +54,7 @@ pub(super) fn key(value: &Value<'_>, users: &identity::Settings) -> Option<Vec<K
             continue;
         };
         if parts.contains(&part) {
-            let message = format!("{} stands twice in {}", text.shown(), value.what);
+            let message = format!("{} is listed twice in {}", text.shown(), value.what);
             text.error(Problem::new(Code::Duplicate, message).hint("remove one of them"));
         }
         let needs_user = matches!(part, KeyPart::User | KeyPart::Tenant | KeyPart::Tier);
@@ -63,13 +63,14 @@ pub(super) fn key(value: &Value<'_>, users: &identity::Settings) -> Option<Vec<K
                 "no request has a {}: there is no [[user]] table",
                 text.value
             );
-            let hint = "the limit is skipped where a part of its key is missing: add [[user]], or use \"user_or_ip\"";
+            let hint = "a limit is skipped when a part of its key is missing: add [[user]], or use \"user_or_ip\"";
             text.warn(Problem::new(Code::NeverIdentified, message).hint(hint));
         }
         let is_token = |source: &UserSource| matches!(source, UserSource::Jwt(_));
         if matches!(part, KeyPart::Claim(_)) && !users.users.iter().any(is_token) {
             let message = "no request has a claim: no [[user]] table reads tokens";
-            let hint = "the limit is skipped where a part of its key is missing: add [[user]] from = \"jwt\"";
+            let hint =
+                "a limit is skipped when a part of its key is missing: add [[user]] from = \"jwt\"";
             text.warn(Problem::new(Code::NeverIdentified, message).hint(hint));
         }
         parts.push(part);
@@ -88,9 +89,9 @@ fn key_part(text: &Text<'_>) -> Option<KeyPart> {
                 .map_err(|_| {
                     Problem::new(
                         Code::BadField,
-                        format!("{} is not the name of an HTTP field", quote(name)),
+                        format!("{} is not an HTTP field name", quote(name)),
                     )
-                    .hint("write header:NAME, such as \"header:x-device-id\"")
+                    .hint("write header:NAME, for example \"header:x-device-id\"")
                 })
         });
     }
@@ -111,7 +112,7 @@ fn key_part(text: &Text<'_>) -> Option<KeyPart> {
         ])
     };
     let known = names().map(quote).collect::<Vec<_>>().join(", ");
-    let message = format!("{} is not a part of a key", text.shown());
+    let message = format!("{} is not a key part", text.shown());
     text.error(
         Problem::new(Code::UnknownChoice, message)
             .label(did_you_mean(&text.value, names()))
@@ -126,8 +127,8 @@ fn named_part(text: &Text<'_>, name: &str, may_be: fn(&str) -> bool) -> Option<S
         if plain && name.len() <= NAME_MAX_BYTES && may_be(name) {
             return Ok(name.to_owned());
         }
-        let message = format!("{} cannot be a name in a request", quote(name));
+        let message = format!("{} is not a valid name in a key part", quote(name));
         Err(Problem::new(Code::BadField, message)
-            .hint("write such as \"query:page\", \"cookie:session\", \"claim:sid\", \"param:id\", \"body:username\" or \"body:user.name\""))
+            .hint("examples: \"query:page\", \"cookie:session\", \"claim:sid\", \"param:id\", \"body:username\" or \"body:user.name\""))
     })
 }

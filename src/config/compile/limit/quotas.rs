@@ -1,4 +1,4 @@
-//! `rate`, `burst` and `limit` of a limit: how much, for everybody and by tier.
+//! `rate`, `burst` and `limit` of a limit: the default quota and those of tiers.
 
 use std::num::NonZeroU64;
 
@@ -14,17 +14,17 @@ use crate::{
     limit::{Algorithm, Limit, Quota, quota::MAX_SLOTS},
 };
 
-/// The largest bucket: what a structured-field integer can say (RFC 9651 §3.3.1).
+/// The largest bucket: the largest structured-field integer (RFC 9651 §3.3.1).
 const MAX_BURST: u64 = 999_999_999_999_999;
 
-/// What an algorithm counts with.
+/// Which settings an algorithm takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::config::compile) enum Shape {
     /// A rate and a burst.
     Bucket,
     /// A rate only.
     Window,
-    /// Neither.
+    /// A `limit` only.
     InFlight,
 }
 
@@ -40,10 +40,11 @@ impl Shape {
     }
 }
 
-/// Names of tiers, each with its quota's index.
+/// Tier names, each with the index of its quota.
 type Tiers = Vec<(String, usize)>;
 
-/// One quota per tier that is named anywhere, the first is the default. What an unknown algorithm would want is only read.
+/// Reads the default quota, then one per tier that `rate` or `burst` names. If the algorithm is
+/// invalid, only checks the values.
 pub(super) fn quotas(
     section: &Section<'_>,
     algorithm: Option<Algorithm>,
@@ -88,7 +89,7 @@ pub(super) fn quotas(
     ))
 }
 
-/// Keys that mean nothing to the algorithm.
+/// Reports keys that the algorithm does not use.
 fn refuse_foreign_keys(section: &Section<'_>, shape: Shape) {
     let refuse = |key, message: &str, hint: &str| {
         if let Some(value) = section.get(key) {
@@ -112,7 +113,7 @@ fn refuse_foreign_keys(section: &Section<'_>, shape: Shape) {
         Shape::Window => {
             refuse(
                 "burst",
-                "a window admits what its rate says, at any time within it: it has no burst",
+                "a window has no burst: it admits its whole rate at any time within the window",
                 "remove burst, or write algorithm = \"token_bucket\"",
             );
             refuse_limit(&refuse);
@@ -124,12 +125,12 @@ fn refuse_foreign_keys(section: &Section<'_>, shape: Shape) {
 fn refuse_limit(refuse: &impl Fn(&'static str, &str, &str)) {
     refuse(
         "limit",
-        "`limit` counts requests in flight, which this algorithm does not",
+        "`limit` bounds requests in flight, which this algorithm does not count",
         "write rate = \"100/s\" instead, or algorithm = \"concurrency\"",
     );
 }
 
-/// Why a rate and a burst make no quota.
+/// Why a rate and a burst do not form a valid quota.
 pub(in crate::config::compile) struct Unfit {
     error: String,
     rate: Rate,
@@ -137,10 +138,10 @@ pub(in crate::config::compile) struct Unfit {
 }
 
 impl Unfit {
-    /// As a problem of the limit that is called `shown`.
+    /// The problem to report for the limit `shown`.
     pub(in crate::config::compile) fn of(self, shown: &str) -> Problem {
         let (rate, period) = (self.rate.amount, show_duration(self.rate.period));
-        let message = format!("limit {shown} cannot be kept: {}", self.error);
+        let message = format!("limit {shown} is out of range: {}", self.error);
         Problem::new(Code::OutOfRange, message).hint(match self.burst {
             Some(burst) => format!("its burst is {burst}, its rate {rate} per {period}"),
             None => format!("its rate is {rate} per {period}"),
@@ -148,7 +149,7 @@ impl Unfit {
     }
 }
 
-/// The quota of a rate, and of a burst where the algorithm has one.
+/// Builds a quota from a rate, and from a burst if the algorithm has one.
 pub(in crate::config::compile) fn quota(
     algorithm: Algorithm,
     rate: Rate,
@@ -159,7 +160,7 @@ pub(in crate::config::compile) fn quota(
     let held = burst.unwrap_or(rate.amount).get();
     let unfit = |error: String| Unfit { error, rate, burst };
     if held > MAX_BURST {
-        let message = format!("the most that clients can be told of is {MAX_BURST}");
+        let message = format!("the largest quota that a response field can carry is {MAX_BURST}");
         return Err(unfit(message));
     }
     Quota::new(rate.amount.get(), rate.period, held)
@@ -167,7 +168,7 @@ pub(in crate::config::compile) fn quota(
         .map_err(|error| unfit(error.to_string()))
 }
 
-/// A value for everybody and for some tiers, in the order of the file.
+/// A default value and values for tiers, in file order.
 struct ByTier<T> {
     default: Option<T>,
     tiers: Vec<(String, T)>,
@@ -192,7 +193,7 @@ impl<T: Copy> ByTier<T> {
     }
 }
 
-/// A value, or a table of them by tier, in which `default` is for everybody else.
+/// Reads a value, or a table of values by tier in which `default` covers all other clients.
 fn by_tier<T>(value: &Value<'_>, read: impl Fn(&Value<'_>) -> Option<T>) -> Option<ByTier<T>> {
     if !value.is_table() {
         return Some(ByTier {
@@ -215,7 +216,7 @@ fn by_tier<T>(value: &Value<'_>, read: impl Fn(&Value<'_>) -> Option<T>) -> Opti
     complete.then_some(by_tier)
 }
 
-/// One quota for everybody and for each tier that either table names; `None` when one cannot be kept.
+/// Builds the default quota and one for each tier in either table. `None` if one is invalid.
 fn join(
     rates: ByTier<Rate>,
     bursts: ByTier<NonZeroU64>,
@@ -250,7 +251,7 @@ pub(in crate::config::compile) fn burst(value: &Value<'_>) -> Option<NonZeroU64>
     NonZeroU64::new(value.integer(1..=MAX_BURST)?)
 }
 
-/// Requests in flight.
+/// Reads `limit`, the bound on requests in flight.
 fn in_flight(value: &Value<'_>) -> Option<ByTier<Quota>> {
     let quotas = by_tier(value, |value| {
         Quota::slots(value.integer(1..=MAX_SLOTS)?).ok()
@@ -263,7 +264,7 @@ fn require_default<T>(value: &Value<'_>, by_tier: &ByTier<T>, example: &str) {
     if by_tier.default.is_none() {
         let message = format!("{} has no `default`", value.what);
         let hint = format!(
-            "add default = {example}: it is for clients without a tier, and for tiers without a value"
+            "add default = {example}: it applies to clients without a tier and to tiers without a value"
         );
         value.error(Problem::new(Code::MissingKey, message).hint(hint));
     }

@@ -1,4 +1,4 @@
-//! Whether a limit is kept together with other gateways, how closely, and what it does without them.
+//! Shared limits: how gateways synchronise one through Redis, and what it does while Redis is down.
 
 use super::behaviour::contradiction;
 use crate::{
@@ -14,13 +14,13 @@ use crate::{
     limit::Algorithm,
 };
 
-/// The part of a limit that goes on while Redis does not answer.
+/// The default share of a limit that each gateway grants while Redis is down.
 const LOCAL_FRACTION: f64 = 0.5;
 
-/// The most that a limit may be exceeded by on purpose, in millionths of it.
+/// The largest overdraft that may be configured, in millionths of the limit.
 const SLACK_MAX_PPM: u32 = 100_000;
 
-/// Keys that mean nothing to a limit that is not shared.
+/// Keys that only a shared limit may have.
 const FOREIGN: [&str; 3] = ["sync", "on_redis_down", "local_fraction"];
 
 pub(super) fn read(section: &Section<'_>, has_redis: bool, limit: &mut Limit) {
@@ -45,7 +45,7 @@ pub(super) fn read(section: &Section<'_>, has_redis: bool, limit: &mut Limit) {
         Some(false) => {
             for key in FOREIGN {
                 let message =
-                    format!("`{key}` is about limits that gateways share, and this one is local");
+                    format!("`{key}` is for limits that gateways share, and this one is local");
                 contradiction(
                     section,
                     key,
@@ -54,7 +54,7 @@ pub(super) fn read(section: &Section<'_>, has_redis: bool, limit: &mut Limit) {
                 );
             }
             deny_slack(
-                "`slack` is about limits that gateways share, and this one is local",
+                "`slack` is for limits that gateways share, and this one is local",
                 "write scope = \"global\", or remove the key",
             );
             return;
@@ -62,14 +62,14 @@ pub(super) fn read(section: &Section<'_>, has_redis: bool, limit: &mut Limit) {
         Some(true) => {}
     }
     if behaviour.is_some_and(|behaviour| behaviour != "local") {
-        let message = "`local_fraction` is about a limit that goes on alone, and this one does not";
+        let message =
+            "`local_fraction` has no effect: this limit does not fall back to a local share";
         let hint = "write on_redis_down = \"local\", or remove the key";
         contradiction(section, "local_fraction", message, hint);
     }
     let is_log = limit.algorithm == Algorithm::SlidingLog;
     if is_log && strict == Some(Sync::Lease) {
-        let message =
-            "of a sliding log nothing can be borrowed ahead: Redis is asked for every request";
+        let message = "a sliding log cannot lease units: it asks Redis for every request";
         contradiction(
             section,
             "sync",
@@ -79,13 +79,13 @@ pub(super) fn read(section: &Section<'_>, has_redis: bool, limit: &mut Limit) {
     }
     if is_log || strict == Some(Sync::Strict) || limit.algorithm == Algorithm::Concurrency {
         deny_slack(
-            "Redis is asked for every request of this limit: none passes before",
+            "`slack` has no effect: this limit asks Redis for every request",
             "write sync = \"lease\" and another algorithm, or remove the key",
         );
     }
     if !has_redis {
         if let Some(scope) = section.get("scope") {
-            let message = "there is no [redis]: this limit is kept by each gateway by itself";
+            let message = "there is no [redis]: each gateway counts this limit on its own";
             let problem = Problem::new(Code::NothingShared, message)
                 .hint("add [redis], or write scope = \"local\"");
             section.document.warn(scope.name_span(), problem);
@@ -111,7 +111,7 @@ pub(super) fn read(section: &Section<'_>, has_redis: bool, limit: &mut Limit) {
     });
 }
 
-/// At most a tenth.
+/// Reads `slack`: the allowed overdraft, at most 0.1 of the limit.
 fn slack(value: &Value<'_>) -> Option<f64> {
     let share = value.share()?;
     if share.ppm() > SLACK_MAX_PPM {
@@ -123,7 +123,7 @@ fn slack(value: &Value<'_>) -> Option<f64> {
     Some(f64::from(share.ppm()) / 1e6)
 }
 
-/// What a limit can do alone, and not together with others yet.
+/// Reports features that local limits have and shared limits do not have yet.
 fn refuse_unbuilt(section: &Section<'_>, limit: &Limit) {
     let refuse = |key: &'static str, feature: &str| {
         if let Some(value) = section.get(key) {
@@ -135,15 +135,12 @@ fn refuse_unbuilt(section: &Section<'_>, limit: &Limit) {
         }
     };
     if limit.over != Over::Reject {
-        refuse("over", "holding requests of a limit that gateways share");
+        refuse("over", "delaying requests of a shared limit");
     }
     if limit.charge_rejected {
-        refuse(
-            "charge_rejected",
-            "charging rejections to a limit that gateways share",
-        );
+        refuse("charge_rejected", "charging rejections to a shared limit");
     }
     if !limit.count_status.is_empty() {
-        refuse("count_status", "counting answers over several gateways");
+        refuse("count_status", "counting responses across gateways");
     }
 }
