@@ -60,6 +60,11 @@ impl Answer {
         Self::error(StatusCode::SERVICE_UNAVAILABLE, why)
     }
 
+    pub(super) fn failed() -> Self {
+        let why = "the operation was not completed";
+        Self::error(StatusCode::INTERNAL_SERVER_ERROR, why)
+    }
+
     pub(super) fn wrong_method(allow: &'static str) -> Self {
         Self {
             allow: Some(allow),
@@ -119,25 +124,35 @@ impl Admin {
             Ok(call) => call,
             Err(answer) => return answer,
         };
-        match connection.work(&self.inner.connections.operations) {
-            Some(_permit) => self.perform(&call).await,
-            None => Answer::busy(),
+        if matches!(call.path.as_slice(), [path] if path == "reload") {
+            return match connection.work(&self.inner.connections.reloads) {
+                Some(_permit) => self.reload(&call).await,
+                None => Answer::busy(),
+            };
+        }
+        let admin = self.clone();
+        let performed = connection.in_turn(move || admin.perform(&call)).await;
+        performed.unwrap_or_else(Answer::failed)
+    }
+
+    async fn reload(&self, call: &Call) -> Answer {
+        if call.method != Method::POST {
+            return Answer::wrong_method("POST");
+        }
+        match call.takes(&[]) {
+            Ok(()) => {
+                let why = format!("asked for by {}", call.from);
+                reload::reload(&self.reloads, why).await
+            }
+            Err(answer) => answer,
         }
     }
 
-    async fn perform(&self, call: &Call) -> Answer {
+    fn perform(&self, call: &Call) -> Answer {
         let path: Vec<&str> = call.path.iter().map(String::as_str).collect();
         match (path.as_slice(), &call.method) {
             (["config"], &Method::GET | &Method::HEAD) => self.config(),
             (["config"], _) => Answer::wrong_method("GET"),
-            (["reload"], &Method::POST) => match call.takes(&[]) {
-                Ok(()) => {
-                    let why = format!("asked for by {}", call.from);
-                    reload::reload(&self.reloads, why).await
-                }
-                Err(answer) => answer,
-            },
-            (["reload"], _) => Answer::wrong_method("POST"),
             (["status"], _) => self.status(call),
             (["limits", rest @ ..], _) => self.limits(rest, call),
             (["kill"], _) => self.kill(call),

@@ -3,17 +3,19 @@
 //! A connection *waits* while its client is the one who is slow: before the request has arrived, and while the answer is taken.
 //! It *works* while this process is. Waiting connections are cheap and many; when there is no room for another one, the oldest of
 //! the peer that has the most is closed. Work is bounded for each kind of request, so that operators and forward-auth cannot
-//! starve each other, and a place for it is taken only when the request is complete. Probes need no place at all.
+//! starve each other, and a place for it is taken only when the request is complete. Operations and scrapes run on a thread of
+//! their own, one at a time, so that probes never wait for them. Probes need no place at all.
 //!
 //! ```text
-//! accept ──waits──▶ head and body ──works (a permit)──▶ answer ──waits──▶ taken, closed
+//! accept ──waits──▶ head and body, its turn ──works (a permit)──▶ answer ──waits──▶ taken, closed
 //!          └─ the oldest of the peer with the most is closed when there is no room ─┘
 //! ```
 
 use std::{
     collections::{BTreeMap, HashMap},
     net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    os::fd::{AsFd as _, OwnedFd},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -21,7 +23,9 @@ use bytes::Bytes;
 use http_body::Body;
 use http_body_util::BodyExt as _;
 use ipnet::IpNet;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::{
+    net::TcpStream,
     sync::{Notify, Semaphore, SemaphorePermit},
     time::{self, Instant},
 };
@@ -34,8 +38,8 @@ pub const WAITING_MAX: usize = 512;
 const PER_PEER: (usize, usize) = (3, 4);
 /// Questions of `/check` at work, for each connection that may wait.
 const CHECKS_PER_WAITING: usize = 2;
-/// Operations of the API at work.
-const OPERATIONS_MAX: usize = 32;
+/// Reloads at work.
+const RELOADS_MAX: usize = 32;
 /// Bytes of request bodies held at once, of all connections.
 const BODIES_MAX_BYTES: usize = 32 << 20;
 /// A connection that is younger is not closed to make room: its request may be on the way.
@@ -49,7 +53,11 @@ pub(super) struct ConnectionTable {
     left: Notify,
     waiting_max: usize,
     pub(super) checks: Semaphore,
-    pub(super) operations: Semaphore,
+    pub(super) reloads: Semaphore,
+    /// One operation or scrape is at work; the others wait in line.
+    turn: Semaphore,
+    /// Of those whose clients have closed their side one is in line.
+    last: Semaphore,
     bodies: Semaphore,
 }
 
@@ -76,7 +84,9 @@ impl ConnectionTable {
             left: Notify::new(),
             waiting_max,
             checks: Semaphore::new(waiting_max * CHECKS_PER_WAITING),
-            operations: Semaphore::new(OPERATIONS_MAX),
+            reloads: Semaphore::new(RELOADS_MAX),
+            turn: Semaphore::new(1),
+            last: Semaphore::new(1),
             bodies: Semaphore::new(BODIES_MAX_BYTES),
         }
     }
@@ -109,6 +119,7 @@ impl ConnectionTable {
             peer,
             place: Mutex::default(),
             close: Arc::default(),
+            socket: OnceLock::new(),
         };
         connection.wait_for_client();
         connection
@@ -178,9 +189,29 @@ pub(super) struct AdminConnection {
     /// Where it is in the table; `None` while it works.
     place: Mutex<Option<u64>>,
     close: Arc<Notify>,
+    /// A second descriptor of its socket.
+    socket: OnceLock<OwnedFd>,
 }
 
 impl AdminConnection {
+    /// The socket by which it is seen whether the client has closed it.
+    pub(super) fn watch(&self, stream: &TcpStream) {
+        if let Ok(socket) = stream.as_fd().try_clone_to_owned() {
+            // set once, by whoever accepted it
+            let _ = self.socket.set(socket);
+        }
+    }
+
+    /// Whether the client has closed the connection, or its side of it (as `nc` does, which still takes the answer).
+    fn is_closed_by_client(&self) -> bool {
+        let Some(socket) = self.socket.get() else {
+            return false;
+        };
+        let mut polled = [PollFd::new(socket, PollFlags::RDHUP)];
+        let at_once = Timespec::default();
+        poll(&mut polled, Some(&at_once)).is_ok_and(|count| count > 0)
+    }
+
     /// Ends when this connection is to make room.
     pub(super) async fn closed(&self) {
         self.close.notified().await;
@@ -189,12 +220,33 @@ impl AdminConnection {
     /// A permit for the work that the request asks for, and the connection is not closed meanwhile. `None` where as much is at
     /// work as may be.
     pub(super) fn work<'a>(&'a self, of: &'a Semaphore) -> Option<WorkPermit<'a>> {
-        let permit = of.try_acquire().ok()?;
+        of.try_acquire().ok().map(|permit| self.begin(permit))
+    }
+
+    /// Runs what would hold up the thread that answers probes: on another one, one request at a time, first come, first served.
+    /// In line a connection still waits: it may be closed to make room. A client that has closed its side has probably left: of
+    /// those only one at a time is in line. `None` where the work is not completed.
+    pub(super) async fn in_turn<T>(&self, work: impl FnOnce() -> T + Send + 'static) -> Option<T>
+    where
+        T: Send + 'static,
+    {
+        let mut turn = self.table.turn.acquire().await.ok()?;
+        let mut _last = None;
+        if self.is_closed_by_client() {
+            drop(turn);
+            _last = Some(self.table.last.acquire().await.ok()?);
+            turn = self.table.turn.acquire().await.ok()?;
+        }
+        let _permit = self.begin(turn);
+        tokio::task::spawn_blocking(work).await.ok()
+    }
+
+    fn begin<'a>(&'a self, permit: SemaphorePermit<'a>) -> WorkPermit<'a> {
         self.leave();
-        Some(WorkPermit {
+        WorkPermit {
             connection: self,
             _permit: permit,
-        })
+        }
     }
 
     /// A whole body, of which `most` bytes may be. It waits for its client meanwhile.
@@ -358,7 +410,7 @@ mod tests {
         let table = Arc::new(ConnectionTable::new(1));
         let busy = enter(&table, "192.0.2.1").await;
         {
-            let _permit = busy.work(&table.operations).expect("there is room");
+            let _permit = busy.work(&table.reloads).expect("there is room");
             let _next = enter(&table, "192.0.2.1").await;
             assert!(busy.place().is_none() && !is_closed(&busy));
         }

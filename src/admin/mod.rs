@@ -229,6 +229,7 @@ impl Admin {
 
     async fn connection(&self, stream: TcpStream, peer: IpAddr, connection: &AdminConnection) {
         let _open = self.inner.listener.open();
+        connection.watch(&stream);
         let timeouts = self.inner.timeouts;
         let service = service_fn(|request: Request<Incoming>| async move {
             Ok::<_, Infallible>(self.respond(request, peer, connection).await)
@@ -237,6 +238,7 @@ impl Admin {
             .timer(TokioTimer::new())
             .header_read_timeout(timeouts.head)
             .keep_alive(false)
+            .half_close(true)
             .max_headers(HEAD_MAX_FIELDS)
             .max_header_size(HEAD_MAX_BYTES)
             .serve_connection(TokioIo::new(stream), service);
@@ -266,7 +268,7 @@ impl Admin {
             return dressed(self.check(request, peer, connection).await);
         }
         if !api::is_for(request.uri().path()) {
-            return self.answer(&request);
+            return self.answer(&request, connection).await;
         }
         let response = match self.may_ask(&request, false) {
             Ok(()) => self.call(request, peer, connection).await.into_response(),
@@ -276,11 +278,23 @@ impl Admin {
     }
 
     /// The answer to a request for a page; its body is not read.
-    fn answer<B>(&self, request: &Request<B>) -> Response<String> {
+    async fn answer<B>(
+        &self,
+        request: &Request<B>,
+        connection: &AdminConnection,
+    ) -> Response<String> {
         dressed(match self.endpoint(request) {
-            Ok(endpoint) => self.show(endpoint),
+            Ok(endpoint) => self.show(endpoint, connection).await,
             Err(refusal) => refused(request, &refusal),
         })
+    }
+
+    async fn metrics(&self, connection: &AdminConnection) -> Response<String> {
+        let metrics = self.inner.metrics.clone();
+        match connection.in_turn(move || metrics.render()).await {
+            Some(rendered) => text("text/plain; version=0.0.4; charset=utf-8", rendered),
+            None => api::Answer::failed().into_response(),
+        }
     }
 
     fn endpoint<B>(&self, request: &Request<B>) -> Result<Endpoint, Refusal> {
@@ -309,17 +323,14 @@ impl Admin {
         }
     }
 
-    fn show(&self, endpoint: Endpoint) -> Response<String> {
-        let Inner {
-            metrics, readiness, ..
-        } = &*self.inner;
+    async fn show(&self, endpoint: Endpoint, connection: &AdminConnection) -> Response<String> {
         match endpoint {
+            Endpoint::Metrics => self.metrics(connection).await,
             Endpoint::Page => dashboard::page(),
             Endpoint::Style => dashboard::style(),
             Endpoint::Script => dashboard::script(),
-            Endpoint::Metrics => text("text/plain; version=0.0.4; charset=utf-8", metrics.render()),
             Endpoint::Healthz => health::live(),
-            Endpoint::Readyz => health::ready(readiness.state()),
+            Endpoint::Readyz => health::ready(self.inner.readiness.state()),
         }
     }
 }

@@ -8,7 +8,10 @@ use std::{
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::support::{Client, Gateway, Request, wait::eventually};
+use crate::support::{
+    Client, Gateway, Request, raw,
+    wait::{PATIENCE, eventually},
+};
 
 /// Health checks of containers wait as long as this.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -149,4 +152,51 @@ fn more_questions_than_can_be_decided_at_once_starve_no_operator() {
         let status = in_time(&gateway, &gateway.admin_request("GET", path));
         assert!(status == 200 || path == "/readyz", "{path}: {status}");
     }
+}
+
+#[test]
+fn a_probe_does_not_wait_for_operations_that_were_asked_for_before() {
+    const CLIENTS: usize = 300;
+    raise_descriptors();
+    // with many series an answer takes a while
+    let routes: String = (0..300)
+        .map(|index| {
+            format!("[[route]]\nname = \"r{index}\"\npath = \"/{index}\"\nupstream = \"origin\"\n")
+        })
+        .collect();
+    for path in ["/api/v1/status", "/metrics"] {
+        let gateway = Gateway::with(&routes).start();
+        let asked = gateway.admin_request("GET", path).to_bytes().repeat(10);
+        let mut clients: Vec<_> = (0..CLIENTS)
+            .map(|_| Client::connect(gateway.admin_address()))
+            .collect();
+        for client in &mut clients {
+            client.write(&asked).expect("it is read");
+        }
+        let probe = gateway.admin_request("GET", "/healthz");
+        assert_eq!(in_time(&gateway, &probe), 200);
+        let answered = clients.iter().filter(|client| has_answer(client.stream()));
+        let answered = answered.count();
+        assert!(
+            answered < CLIENTS / 2,
+            "the probe waited for {answered} × {path}"
+        );
+        drop(clients);
+        assert_eq!(in_time(&gateway, &gateway.admin_request("GET", path)), 200);
+    }
+}
+
+#[test]
+fn a_client_that_closes_its_side_gets_its_answer() {
+    let gateway = Gateway::with(TRUSTING).start();
+    for path in ["/healthz", "/metrics", "/api/v1/status"] {
+        let asked = gateway.admin_request("GET", path).to_bytes();
+        let reply = raw::send_and_finish(gateway.admin_address(), &asked, PATIENCE);
+        assert_eq!(reply.statuses(), ["200"], "{path}");
+    }
+}
+
+fn has_answer(stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).expect("a socket");
+    stream.peek(&mut [0]).is_ok_and(|length| length > 0)
 }
