@@ -10,6 +10,8 @@
 //! Flow control is credited only when the reader takes the bytes. The memory of a connection is therefore bounded by its
 //! flow-control windows, whatever the size of the frames.
 //!
+//! Frames that arrive after nobody reads their stream any more are discarded: [`ReceiveBuffers::discarded_bytes`].
+//!
 //! ```text
 //! socket ──TURN_BYTES──▶ h2 ──fill──▶ receive buffer ──poll_data──▶ reader
 //!                        frames       merged chunks      window credited
@@ -21,6 +23,7 @@ use std::{
     mem,
     rc::{Rc, Weak},
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use bytes::{Bytes, BytesMut};
@@ -29,9 +32,16 @@ use http::HeaderMap;
 
 /// Bytes that are read from a connection before its receive buffers are filled.
 const TURN_BYTES: usize = 64 * 1024;
-/// The allowance of the h2 crate for small frames that are not read yet. It charges each of them up to 255 bytes, and the
-/// smallest takes 10 on the wire: 64 KiB of them, and one more read, charge 2 MB.
-pub const DATA_FRAME_BUDGET: usize = 4 << 20;
+/// The allowance of the h2 crate for small DATA frames: none is needed, since no frame stays unread for longer than a turn
+/// (64 KiB of the smallest take 1.7 MB there). The crate also charges every frame that arrives on a stream after it was
+/// reset, and never credits it: a connection on which many uploads are answered early would be closed for frames that its
+/// client had sent before it saw the answer. [`ReceiveBuffers::discarded_bytes`] bounds those frames instead.
+pub const DATA_FRAME_BUDGET: usize = usize::MAX;
+/// Streams of one connection that were reset and are remembered, so that frames that were under way are ignored. On a stream
+/// that is forgotten each is an error of its own.
+pub const MAX_REMEMBERED_RESETS: usize = 1024;
+/// How long they are remembered: what a slow peer has under way may take several seconds.
+pub const RESET_MEMORY: Duration = Duration::from_secs(10);
 /// Chunks of this size are kept as they are. The h2 crate slices them from blocks of up to 16 KiB.
 const MERGE_BELOW: usize = 4 * 1024;
 /// The size up to which small chunks are merged.
@@ -42,6 +52,18 @@ const MAX_MERGED_BYTES: usize = 16 * 1024;
 pub struct ReceiveBuffers {
     read_bytes: Cell<usize>,
     open: RefCell<Vec<Weak<RefCell<Buffered>>>>,
+    totals: Rc<Totals>,
+}
+
+/// Totals of one connection.
+#[derive(Debug, Default)]
+struct Totals {
+    /// Bytes of DATA on the wire, without padding.
+    arrived_bytes: Cell<u64>,
+    /// Those of them that reached a receive buffer.
+    received_bytes: Cell<u64>,
+    /// Buffers that were dropped before their data had ended.
+    unfinished: Cell<u64>,
 }
 
 /// What one stream receives.
@@ -51,6 +73,7 @@ pub struct ReceiveBuffer(Rc<RefCell<Buffered>>);
 #[derive(Debug)]
 struct Buffered {
     stream: RecvStream,
+    totals: Rc<Totals>,
     chunks: VecDeque<Bytes>,
     /// Behind them: the last chunk as it came, or several small ones merged. Never both.
     last: Bytes,
@@ -67,6 +90,7 @@ impl ReceiveBuffers {
     pub fn open(&self, stream: RecvStream) -> ReceiveBuffer {
         let buffered = Rc::new(RefCell::new(Buffered {
             stream,
+            totals: Rc::clone(&self.totals),
             chunks: VecDeque::new(),
             last: Bytes::new(),
             merged: BytesMut::new(),
@@ -92,11 +116,28 @@ impl ReceiveBuffers {
         self.read_bytes.set(self.read_bytes.get() + bytes);
     }
 
+    /// A DATA frame with so many bytes, padding aside, is among what was read.
+    pub fn data_arrived(&self, bytes: u64) {
+        add(&self.totals.arrived_bytes, bytes);
+    }
+
+    /// Bytes of DATA that reached no receive buffer, at the end of a turn: their streams had been answered or reset.
+    pub fn discarded_bytes(&self) -> u64 {
+        let arrived = self.totals.arrived_bytes.get();
+        arrived.saturating_sub(self.totals.received_bytes.get())
+    }
+
+    /// How many streams stopped being read before their data had ended. On each of them a peer that respects flow control
+    /// can have one window of data under way.
+    pub fn unfinished_streams(&self) -> u64 {
+        self.totals.unfinished.get()
+    }
+
     /// To be called by the task that drives the connection, when the connection has nothing more to do. Lets the readers
-    /// run before the next turn.
-    pub fn end_turn(&self, cx: &Context<'_>) {
+    /// run before the next turn. Returns whether a turn has ended.
+    pub fn end_turn(&self, cx: &Context<'_>) -> bool {
         if self.may_read() {
-            return;
+            return false;
         }
         self.read_bytes.set(0);
         self.open.borrow_mut().retain(|buffer| {
@@ -107,7 +148,12 @@ impl ReceiveBuffers {
             true
         });
         cx.waker().wake_by_ref();
+        true
     }
+}
+
+fn add(total: &Cell<u64>, count: u64) {
+    total.set(total.get().saturating_add(count));
 }
 
 impl ReceiveBuffer {
@@ -179,6 +225,7 @@ impl Buffered {
     }
 
     fn push(&mut self, data: Bytes) {
+        add(&self.totals.received_bytes, data.len() as u64);
         let is_small = data.len() < MERGE_BELOW;
         if !self.merged.is_empty() {
             if is_small && self.merged.len() + data.len() <= MAX_MERGED_BYTES {
@@ -219,6 +266,9 @@ impl Buffered {
 impl Drop for Buffered {
     /// Bytes that nobody takes still count in the window of the connection.
     fn drop(&mut self) {
+        if self.end.is_none() && !self.stream.is_end_stream() {
+            add(&self.totals.unfinished, 1);
+        }
         let chunks: usize = self.chunks.iter().map(Bytes::len).sum();
         self.credit(chunks + self.last.len() + self.merged.len());
     }

@@ -27,11 +27,14 @@ use super::{
     Settings,
     drain::Ticket,
     inbound::RequestBody,
+    ledger,
     serve::{Handler, Peer, run},
     streams::{self, Portion, Tracked, Waiting},
     timed_io::TimedIo,
 };
-use crate::receive_buffer::{DATA_FRAME_BUDGET, ReceiveBuffers};
+use crate::receive_buffer::{
+    DATA_FRAME_BUDGET, MAX_REMEMBERED_RESETS, RESET_MEMORY, ReceiveBuffers,
+};
 use frame_io::FrameIo;
 pub(super) use frame_meter::FrameHead;
 
@@ -141,8 +144,14 @@ impl<H: Handler> Future for Connection<H> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let outcome = self.poll_requests(cx);
-        if outcome.is_pending() {
-            self.buffers.end_turn(cx);
+        if outcome.is_pending() && self.buffers.end_turn(cx) {
+            let buffers = &self.buffers;
+            let bounded = ledger::check_discarded(
+                buffers.discarded_bytes(),
+                buffers.unfinished_streams(),
+                u64::from(WINDOW),
+            );
+            self.peer.clock.settle(bounded);
         }
         if let Poll::Ready(Err(error)) = &outcome {
             self.peer.clock.lost(error);
@@ -160,6 +169,8 @@ fn builder(settings: &Settings) -> server::Builder {
         .data_frame_budget(DATA_FRAME_BUDGET)
         .max_concurrent_streams(settings.max_streams)
         .max_header_list_size(u32::try_from(head_bytes).unwrap_or(u32::MAX))
+        .max_concurrent_reset_streams(MAX_REMEMBERED_RESETS)
+        .reset_stream_duration(RESET_MEMORY)
         .max_local_error_reset_streams(Some(MAX_FAULTY_STREAMS))
         .max_send_buffer_size(MAX_WAITING_BYTES);
     builder

@@ -5,8 +5,8 @@
 //! a connection has an account: it is cut when most of its requests were abandoned, or when it brings more frames of control
 //! than its requests and our answers explain.
 //!
-//! DATA that carries something is never counted. Flow control bounds how much of it there is, and the body's own bounds
-//! (size, pace) apply to it. The h2 crate bounds what can be seen in one frame or field block (CONTINUATION, field lists,
+//! DATA that carries something is not counted. Flow control bounds how much of it there is, and the body's own bounds
+//! (size, pace) apply to it. DATA for streams that are over is bounded by [`check_discarded`]. The h2 crate bounds what can be seen in one frame or field block (CONTINUATION, field lists,
 //! empty DATA); a connection that it ends for that is a [`Cut`] like ours.
 
 use std::{cell::Cell, time::Duration};
@@ -28,6 +28,22 @@ const BYTES_PER_CHUNK: u64 = 64;
 const BYTES_PER_SECOND: u64 = 1024;
 /// Bytes of a head that a request explains: `max_header_size` is up to 16 MiB.
 const MAX_HEAD_BYTES: u64 = 16 << 20;
+
+/// Bytes of DATA that may be discarded besides a window for each stream that was answered or reset early: for requests that
+/// the h2 crate refuses itself.
+const MAX_DISCARDED_BYTES: u64 = 4 << 20;
+
+/// Checks the DATA that arrived for streams that are over. A client may have sent a whole window of it for each before it
+/// saw the answer; more ignores flow control, which the h2 crate no longer checks on such a stream.
+pub(super) fn check_discarded(bytes: u64, streams: u64, window: u64) -> Result<(), Cut> {
+    let explained = streams
+        .saturating_mul(window)
+        .saturating_add(MAX_DISCARDED_BYTES);
+    match bytes <= explained {
+        true => Ok(()),
+        false => Err(Cut::Frames),
+    }
+}
 
 /// Why a connection is cut short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -120,7 +136,7 @@ impl Ledger {
         self.last_kind.set(frame.kind);
         let ends = frame.flags & FrameHead::END_STREAM != 0;
         match frame.kind {
-            FrameHead::DATA if frame.length > 0 || ends => return Ok(()),
+            FrameHead::DATA if frame.content_bytes() > 0 || ends => return Ok(()),
             FrameHead::HEADERS | FrameHead::CONTINUATION => {
                 let heads = self.head_bytes.get().saturating_add(frame.wire_bytes());
                 self.head_bytes.set(heads);
@@ -213,6 +229,7 @@ mod tests {
 
     const PING: FrameHead = FrameHead {
         length: 8,
+        padding: 0,
         kind: 6,
         flags: 0,
     };
@@ -241,6 +258,7 @@ mod tests {
         let (ledger, began) = ledger();
         let data = |length, flags| FrameHead {
             length,
+            padding: 0,
             kind: FrameHead::DATA,
             flags,
         };
@@ -257,6 +275,7 @@ mod tests {
         let (ledger, began) = ledger();
         let head = FrameHead {
             length: 16_384,
+            padding: 0,
             kind: FrameHead::HEADERS,
             flags: 4,
         };

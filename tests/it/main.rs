@@ -24,6 +24,7 @@ mod http2_vectors;
 mod identity_vectors;
 mod judge;
 mod jwt_vectors;
+mod late_data;
 mod lifecycle;
 mod limiter_memory;
 mod limiter_vectors;

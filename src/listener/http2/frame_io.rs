@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{
     super::{clock::Clock, timed_io::TimedIo},
-    frame_meter::FrameMeter,
+    frame_meter::{FrameHead, FrameMeter},
 };
 use crate::receive_buffer::ReceiveBuffers;
 
@@ -48,7 +48,12 @@ impl AsyncRead for FrameIo {
         ready!(Pin::new(&mut this.io).poll_read(cx, buf))?;
         let bytes = &buf.filled()[before..];
         this.buffers.read(bytes.len());
-        this.meter.read(bytes, |frame| this.clock.frame(&frame));
+        this.meter.read(bytes, |frame| {
+            if frame.kind == FrameHead::DATA {
+                this.buffers.data_arrived(u64::from(frame.content_bytes()));
+            }
+            this.clock.frame(&frame);
+        });
         Poll::Ready(match this.clock.cut() {
             Some(cut) if !bytes.is_empty() => Err(io::Error::other(cut)),
             _ => Ok(()),

@@ -3,12 +3,16 @@
 /// The bytes that a client sends before its first frame (RFC 9113 §3.4).
 const PREFACE_BYTES: usize = 24;
 const HEAD_BYTES: usize = 9;
+/// The flag of a frame whose payload begins with the length of its padding (RFC 9113 §6.1).
+const PADDED: u8 = 8;
 
 /// What the head of a frame says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::listener) struct FrameHead {
     /// Bytes of the payload.
     pub(in crate::listener) length: u32,
+    /// Those of a DATA frame that are padding.
+    pub(in crate::listener) padding: u32,
     pub(in crate::listener) kind: u8,
     pub(in crate::listener) flags: u8,
 }
@@ -27,6 +31,11 @@ impl FrameHead {
     /// The last frame of a stream in its direction.
     pub(in crate::listener) const END_STREAM: u8 = 1;
 
+    /// Bytes of the payload that are not padding.
+    pub(in crate::listener) fn content_bytes(&self) -> u32 {
+        self.length.saturating_sub(self.padding)
+    }
+
     /// Bytes that it takes on the wire.
     pub(in crate::listener) fn wire_bytes(&self) -> u64 {
         u64::from(self.length) + HEAD_BYTES as u64
@@ -38,8 +47,8 @@ impl FrameHead {
 pub(super) struct FrameMeter {
     /// Bytes that are not looked at: the preface, or a payload.
     skip: usize,
-    /// The head that has begun to arrive.
-    head: [u8; HEAD_BYTES],
+    /// The head that has begun to arrive, and the length of the padding behind it.
+    head: [u8; HEAD_BYTES + 1],
     head_bytes: usize,
 }
 
@@ -47,13 +56,22 @@ impl Default for FrameMeter {
     fn default() -> Self {
         Self {
             skip: PREFACE_BYTES,
-            head: [0; HEAD_BYTES],
+            head: [0; HEAD_BYTES + 1],
             head_bytes: 0,
         }
     }
 }
 
 impl FrameMeter {
+    /// Whether the head that has arrived is that of DATA with padding.
+    fn is_padded(&self) -> bool {
+        let [a, b, c, kind, flags, ..] = self.head;
+        self.head_bytes >= HEAD_BYTES
+            && kind == FrameHead::DATA
+            && flags & PADDED != 0
+            && [a, b, c] != [0; 3]
+    }
+
     /// Goes on with bytes that were read, and shows the head of each frame in them.
     pub(super) fn read(&mut self, mut bytes: &[u8], mut show: impl FnMut(FrameHead)) {
         loop {
@@ -63,19 +81,29 @@ impl FrameMeter {
             if bytes.is_empty() {
                 return;
             }
-            let taken = (HEAD_BYTES - self.head_bytes).min(bytes.len());
+            let needed = HEAD_BYTES + usize::from(self.is_padded());
+            let taken = (needed - self.head_bytes).min(bytes.len());
             self.head[self.head_bytes..][..taken].copy_from_slice(&bytes[..taken]);
             self.head_bytes += taken;
             bytes = &bytes[taken..];
-            if self.head_bytes < HEAD_BYTES {
-                return;
+            let is_padded = self.is_padded();
+            if self.head_bytes < HEAD_BYTES + usize::from(is_padded) {
+                if bytes.is_empty() {
+                    return;
+                }
+                continue;
             }
             self.head_bytes = 0;
-            let [a, b, c, kind, flags, ..] = self.head;
+            let [a, b, c, kind, flags, _, _, _, _, pad_length] = self.head;
             let length = u32::from_be_bytes([0, a, b, c]);
-            self.skip = length as usize;
+            self.skip = length as usize - usize::from(is_padded);
             show(FrameHead {
                 length,
+                padding: if is_padded {
+                    u32::from(pad_length) + 1
+                } else {
+                    0
+                },
                 kind,
                 flags,
             });
@@ -95,12 +123,24 @@ mod tests {
         bytes.extend_from_slice(&[7; 260]);
         bytes.extend_from_slice(&[0, 0, 8, 6, 0, 0, 0, 0, 0]);
         bytes.extend_from_slice(&[7; 8]);
-        let frame = |length, kind, flags| FrameHead {
+        // padded DATA: five bytes of payload, of which the length of the padding and three of padding
+        bytes.extend_from_slice(&[0, 0, 5, 0, 8, 0, 0, 0, 1, 3, 7, 0, 0, 0]);
+        bytes.extend_from_slice(&[0, 0, 0, 0, 8, 0, 0, 0, 1]);
+        bytes.extend_from_slice(&[0, 0, 1, 0, 9, 0, 0, 0, 1, 0]);
+        let frame = |length, padding, kind, flags| FrameHead {
             length,
+            padding,
             kind,
             flags,
         };
-        let expected = [frame(0, 4, 0), frame(260, 0, 1), frame(8, 6, 0)];
+        let expected = [
+            frame(0, 0, 4, 0),
+            frame(260, 0, 0, 1),
+            frame(8, 0, 6, 0),
+            frame(5, 4, 0, 8),
+            frame(0, 0, 0, 8),
+            frame(1, 1, 0, 9),
+        ];
         for size in [1, 2, 7, 9, 10, 24, 33, 300, 1000] {
             let (mut meter, mut seen) = (FrameMeter::default(), Vec::new());
             for part in bytes.chunks(size) {

@@ -33,7 +33,9 @@ use super::{
     },
     CONNECTION_WINDOW, MAX_SEND_BUFFER_BYTES, STREAM_WINDOW,
 };
-use crate::receive_buffer::{DATA_FRAME_BUDGET, ReceiveBuffer, ReceiveBuffers};
+use crate::receive_buffer::{
+    DATA_FRAME_BUDGET, MAX_REMEMBERED_RESETS, RESET_MEMORY, ReceiveBuffer, ReceiveBuffers,
+};
 
 /// The lines that take new exchanges.
 #[derive(Debug, Default)]
@@ -171,6 +173,8 @@ impl Lines {
             .max_header_list_size(MAX_HEAD_BYTES as u32)
             .max_send_buffer_size(MAX_SEND_BUFFER_BYTES)
             .data_frame_budget(DATA_FRAME_BUDGET)
+            .max_concurrent_reset_streams(MAX_REMEMBERED_RESETS)
+            .reset_stream_duration(RESET_MEMORY)
             .handshake(carrier);
         let greeted = async {
             let (sender, connection) = handshake.await?;

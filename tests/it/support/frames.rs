@@ -88,6 +88,18 @@ impl Connection {
         Connection::begin(raw::open(address), settings)
     }
 
+    /// The server's side of one: reads the client's preface, and sends settings.
+    pub fn accept(mut stream: TcpStream) -> Connection {
+        let mut preface = [0; 24];
+        let read = stream.read_exact(&mut preface);
+        read.expect("the preface of a client");
+        let mut bytes = Vec::new();
+        frame(&mut bytes, SETTINGS, 0, 0, &[]);
+        let sent = stream.write_all(&bytes);
+        sent.expect("the client takes settings");
+        Connection { stream }
+    }
+
     /// Takes what comes, off this thread, so that a flood is not held up by its answers.
     pub fn discard_answers(&self) {
         let mut stream = self.stream.try_clone().expect("a socket can be cloned");
