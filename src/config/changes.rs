@@ -1,7 +1,7 @@
-//! What a reload changes: two configurations as they were written, compared table by table.
+//! What a reload changes: compares two configurations as written, table by table.
 //!
-//! A table that only moved, or whose comments changed, has not changed. Values of the environment are not compared: they
-//! stay what they were when the process began.
+//! A table whose position or comments changed counts as unchanged. Environment values are not
+//! compared: they cannot change while the process runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,12 +11,12 @@ use toml::de::{DeTable, DeValue};
 
 use super::Snapshot;
 
-/// A configuration as it was written: what its file says, and which other files it read.
+/// A configuration as written: the text of its file, and hashes of the other files it read.
 #[derive(Clone, Debug, Default)]
 pub struct Written {
-    /// The file as JSON, with `${NAME}` as it stands there.
+    /// The file as JSON, with `${NAME}` unexpanded.
     pub tables: Value,
-    /// By path: a hash of the file's bytes.
+    /// Path to a hash of the file's bytes.
     pub files: BTreeMap<std::path::PathBuf, String>,
 }
 
@@ -28,8 +28,8 @@ impl Written {
         }
     }
 
-    /// What may be shown: without the passwords in addresses. Other secrets are in files and in the environment, of which
-    /// only the names stand here.
+    /// The tables without passwords in URLs. Other secrets are in files and in the environment,
+    /// and only their names appear here.
     pub fn redacted(&self) -> Value {
         redacted(&self.tables)
     }
@@ -47,7 +47,8 @@ fn redacted(shown: &Value) -> Value {
     }
 }
 
-/// `redis://user:secret@host` becomes `redis://***@host`, and `https://host/keys?access=secret` `https://host/keys?***`.
+/// Turns `redis://user:secret@host` into `redis://***@host`, and `https://host/keys?access=secret`
+/// into `https://host/keys?***`.
 fn without_password(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://") else {
         return text.to_owned();
@@ -88,7 +89,7 @@ fn value(item: &DeValue<'_>) -> Value {
     }
 }
 
-/// The first half of a SHA-256, in hex: enough to tell two texts apart.
+/// The first 8 bytes of a SHA-256, in hex: enough to distinguish two texts.
 pub(super) fn short_hash<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
     let mut hash = Sha256::new();
     parts.into_iter().for_each(|part| hash.update(part));
@@ -97,7 +98,7 @@ pub(super) fn short_hash<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Strin
     half.map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What differs between a configuration and the one before.
+/// The differences between two configurations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// `[limit.*]`, by name.
@@ -110,27 +111,27 @@ pub struct Changes {
     pub listeners: Named,
     /// Other tables that differ, such as `response`.
     pub tables: Vec<String>,
-    /// Files beside the configuration whose content differs.
+    /// Files named by the configuration whose content differs.
     pub files: Vec<String>,
-    /// What was changed and holds from the next start of the process only.
+    /// Changed keys that take effect only at the next start of the process.
     pub after_restart: Vec<String>,
 }
 
-/// What became of things that have names.
+/// Changes to named entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Named {
     /// New.
     pub added: Vec<String>,
     /// Gone.
     pub removed: Vec<String>,
-    /// There before and after, and different.
+    /// In both, but different.
     pub changed: Vec<String>,
 }
 
 /// Tables whose entries have names.
 const NAMED: [&str; 4] = ["limit", "route", "upstream", "listen"];
 
-/// Keys that are read when the process starts.
+/// Keys that are read only when the process starts.
 const AT_START: [(&str, &str); 6] = [
     ("server", "workers"),
     ("server", "max_keys"),
@@ -141,7 +142,7 @@ const AT_START: [(&str, &str); 6] = [
 ];
 
 impl Changes {
-    /// Compares.
+    /// Compares two snapshots.
     pub fn between(old: &Snapshot, new: &Snapshot) -> Changes {
         let (was, is) = (&old.written, &new.written);
         let names: BTreeSet<&String> = [&was.tables, &is.tables]
@@ -177,7 +178,7 @@ impl Changes {
         self == &Changes::default()
     }
 
-    /// For the answer of a reload.
+    /// For the response to a reload request.
     pub fn json(&self) -> Value {
         json!({
             "limits": self.limits.json(),
@@ -211,7 +212,7 @@ impl std::fmt::Display for Changes {
         }
         if !self.after_restart.is_empty() {
             let keys = self.after_restart.join(", ");
-            parts.push(format!("not before a restart: {keys}"));
+            parts.push(format!("after a restart: {keys}"));
         }
         match parts.is_empty() {
             true => f.write_str("nothing changed"),
@@ -262,7 +263,8 @@ impl Named {
     }
 }
 
-/// The entries of `[table.NAME]`, or of `[[table]]` by one of their keys; several where they share it.
+/// The entries of `[table.NAME]` by name, or of `[[table]]` by the key `label`, which several may
+/// share.
 fn entries<'a>(tables: &'a Value, label: &str) -> BTreeMap<String, Vec<&'a Value>> {
     let mut entries: BTreeMap<String, Vec<&Value>> = BTreeMap::new();
     match tables {
@@ -338,7 +340,7 @@ mod tests {
         let changes = changes(old, new);
         assert_eq!(
             changes.to_string(),
-            "limits +c -b ~a; listeners ~127.0.0.1:0; tables response server; not before a restart: server.workers"
+            "limits +c -b ~a; listeners ~127.0.0.1:0; tables response server; after a restart: server.workers"
         );
         assert_eq!(changes.json()["limits"]["added"], json!(["c"]));
     }

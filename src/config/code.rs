@@ -1,4 +1,5 @@
-//! The stable codes of the diagnostics. Each has a section in docs/diagnostics.md; a code is never reused.
+//! The stable codes of diagnostics. Each has a section in docs/diagnostics.md. A code is never
+//! reused.
 
 macro_rules! codes {
     ($($(#[doc = $doc:literal])+ $name:ident = $text:literal,)+) => {
@@ -10,7 +11,7 @@ macro_rules! codes {
             /// Every code, in the order of its number.
             pub const ALL: &[Code] = &[$(Code::$name,)+];
 
-            /// The code as people see it: `TG0101`.
+                        /// The code as shown: `TG0101`.
             pub fn as_str(self) -> &'static str {
                 match self { $(Code::$name => $text,)+ }
             }
@@ -27,24 +28,24 @@ codes! {
     Syntax = "TG0003",
     /// `${NAME}` is malformed, or the variable is not set.
     Environment = "TG0004",
-    /// The configuration is correct and cannot be put to work in this process.
+        /// The configuration is valid, but this process cannot apply it.
     Unfit = "TG0005",
 
     /// A key or table that does not exist.
     UnknownKey = "TG0101",
-    /// A key, table or value of the contract whose feature is not built yet.
+        /// A documented key, table or value whose feature is not built yet.
     NotBuilt = "TG0102",
     /// A number where text is expected, and the like.
     WrongType = "TG0103",
     /// A value outside its bounds.
     OutOfRange = "TG0104",
-    /// A key without which the table means nothing.
+        /// A required key is missing.
     MissingKey = "TG0105",
-    /// A word that is not among the choices of its key.
+        /// A word that is not one of the key's choices.
     UnknownChoice = "TG0106",
-    /// A name that could not be shown to clients or used as a metric label.
+        /// A name that is not safe to show to clients or use as a metric label.
     BadName = "TG0107",
-    /// The same thing twice where it may stand once.
+        /// A duplicate of something that must be unique.
     Duplicate = "TG0108",
 
     /// Not a duration.
@@ -70,52 +71,52 @@ codes! {
     AdminWithoutToken = "TG0303",
     /// Every peer is trusted as a proxy.
     TrustsEverybody = "TG0304",
-    /// No request can carry what a limit or a user table looks for.
+        /// No request can have the value that a limit or a user table needs.
     NeverIdentified = "TG0305",
     /// A forwarding header that no proxy is trusted to write.
     HeaderNeverRead = "TG0306",
-    /// Unknown API keys are refused, as often as anybody likes to try.
+        /// Clients can guess API keys without limit.
     UnlimitedGuessing = "TG0307",
-    /// A key whose tier no limit names.
+        /// An API key with a tier that no limit names.
     TierWithoutQuota = "TG0308",
-    /// Tokens are accepted without a look at who issued them, or for whom.
+        /// Tokens are accepted without checking their issuer or audience.
     TokenForAnyone = "TG0309",
-    /// Keys are fetched over a connection that anybody on the way can change.
+        /// Keys are fetched without TLS, so they can be changed in transit.
     KeysInTheClear = "TG0310",
-    /// A key of a file that verifies no token.
+        /// A key in a key set that verifies no token.
     UnusedKey = "TG0311",
-    /// A certificate that is not valid now, or not for long.
+        /// A certificate that is not valid now, or expires soon.
     CertificateExpires = "TG0312",
 
-    /// A limit that is named but not defined.
+        /// A route or table names a limit that is not defined.
     UnknownLimit = "TG0401",
-    /// An upstream that is named but not defined.
+        /// A route names an upstream that is not defined.
     UnknownUpstream = "TG0402",
-    /// A route that is malformed, or that takes the same requests as another.
+        /// A route that is malformed, or that matches the same requests as another.
     RouteConflict = "TG0403",
     /// A request costs more than a limit can ever admit.
     CostOverQuota = "TG0404",
-    /// A request meets more limits than can be decided at once.
+        /// More limits apply to a request than can be decided at once.
     TooManyLimits = "TG0405",
     /// Two keys that contradict each other.
     Contradiction = "TG0406",
-    /// An exception that its limit cannot make.
+        /// An exception that does not fit its limit.
     UnfitOverride = "TG0407",
 
-    /// A limit that no route meets.
+        /// A limit that applies to no route.
     UnusedLimit = "TG0501",
     /// An upstream that no route uses.
     UnusedUpstream = "TG0502",
     /// A tier whose bucket is smaller than the cost of a route.
     CostOverBurst = "TG0503",
-    /// `skip_limits` names a limit that the route would not meet anyway.
+        /// `skip_limits` names a limit that does not apply to the route anyway.
     SkipsNothing = "TG0504",
-    /// A tier that nobody is known to have.
+        /// A tier that no limit and no user has.
     UnknownTier = "TG0505",
-    /// An exception whose time is over.
+        /// An expired exception.
     Expired = "TG0506",
-    /// A limit that gateways should share, and nothing that they share it through.
+        /// A limit with `scope = "global"` but without `[redis]`.
     NothingShared = "TG0507",
-    /// A limit that is keyed by nothing but what clients choose.
+        /// A limit keyed only by values that clients choose.
     ChosenKey = "TG0508",
 }

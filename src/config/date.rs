@@ -1,4 +1,4 @@
-//! A date and time of TOML (RFC 3339) as a point in time.
+//! Converts a TOML date and time (RFC 3339) to a point in time.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -7,10 +7,10 @@ use toml::value::{Date, Datetime, Offset, Time};
 
 use super::{code::Code, diagnostic::Problem};
 
-/// The point in time. A date alone is its first moment in UTC; a time without an offset is refused, since it is a different
-/// moment in every place, and so is a time without a date.
+/// Converts to a point in time. A date alone means midnight UTC. A time without an offset is
+/// rejected, since each time zone reads it differently; so is a time without a date.
 pub(super) fn instant(written: &Datetime) -> Result<SystemTime, Problem> {
-    const HINT: &str = "write such as 2027-01-31 (midnight UTC) or 2027-01-31T18:00:00+01:00";
+    const HINT: &str = "write for example 2027-01-31 (midnight UTC) or 2027-01-31T18:00:00+01:00";
     let bad = |message: &str| Problem::new(Code::BadDate, message).hint(HINT);
     let date = written
         .date
@@ -19,7 +19,7 @@ pub(super) fn instant(written: &Datetime) -> Result<SystemTime, Problem> {
         (None, _) | (_, Some(Offset::Z)) => 0,
         (_, Some(Offset::Custom { minutes })) => i64::from(minutes),
         (Some(_), None) => {
-            let message = format!("`{written}` does not say in which time zone it is");
+            let message = format!("`{written}` has no time zone");
             return Err(bad(&message).label("add Z for UTC"));
         }
     };
@@ -35,7 +35,7 @@ pub(super) fn instant(written: &Datetime) -> Result<SystemTime, Problem> {
         .ok_or_else(|| bad(&format!("`{written}` cannot be represented")))
 }
 
-/// The date and time in UTC; `None` where the calendar lacks it.
+/// The date and time in UTC; `None` if the calendar has no such day.
 fn calendar(date: Date, time: Time) -> Option<PrimitiveDateTime> {
     let month = time::Month::try_from(date.month).ok()?;
     let day = time::Date::from_calendar_date(date.year.into(), month, date.day).ok()?;
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn dates_and_times_are_points_in_time() {
-        // each as `date --utc --date … +%s` prints it
+        // expected values from `date --utc --date … +%s`
         for (text, expected) in [
             ("1970-01-01", 0),
             ("1970-01-01T00:00:00Z", 0),

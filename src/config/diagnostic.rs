@@ -1,7 +1,7 @@
-//! What is wrong with a configuration: where, what, and how to mend it; as text for people and JSON for machines.
+//! Diagnostics: what is wrong with a configuration, where, and how to fix it, as text or JSON.
 //!
-//! A diagnostic stands alone: it holds the one line that it shows, copied and redacted when it is made, so a
-//! report outlives the text. Reports are bounded ([`MAX_SHOWN`]), and so is a shown line ([`MAX_LINE_BYTES`]).
+//! A diagnostic copies and redacts the one line that it shows, so a report outlives the text.
+//! Reports are bounded ([`MAX_SHOWN`]), and so is a shown line ([`MAX_LINE_BYTES`]).
 
 use std::{borrow::Cow, cell::RefCell, fmt, ops::Range};
 
@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 
 use super::{code::Code, source::Source};
 
-/// Problems of each severity that a report keeps; further ones are only counted.
+/// How many problems of each severity a report keeps; the rest are only counted.
 pub const MAX_SHOWN: usize = 100;
 
-/// Longer lines are named by their position, not shown.
+/// Longer lines are not shown; the diagnostic gives only their position.
 pub const MAX_LINE_BYTES: usize = 4096;
 
 /// Whether the configuration can be used.
@@ -23,7 +23,7 @@ pub const MAX_LINE_BYTES: usize = 4096;
 pub enum Severity {
     /// It cannot.
     Error,
-    /// It can, but probably does not do what was meant.
+    /// It can, but probably does not do what its author meant.
     Warning,
 }
 
@@ -46,17 +46,17 @@ pub struct Diagnostic {
     pub severity: Severity,
     /// What is wrong, in one sentence.
     pub message: String,
-    /// The file, as it was named on the command line or in the configuration.
+    /// The file, as the command line or the configuration names it.
     pub file: String,
-    /// Where in the file; `None` when the file as a whole is meant.
+    /// Where in the file; `None` for the whole file.
     pub place: Option<Place>,
-    /// What is wrong at the place, in a few words; may be empty.
+    /// What is wrong at that location, in a few words; may be empty.
     pub label: String,
-    /// How to mend it; may be empty.
+    /// How to fix it; may be empty.
     pub hint: String,
 }
 
-/// A place in a file.
+/// A location in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// From 1.
@@ -65,11 +65,11 @@ pub struct Place {
     pub column: usize,
     /// The line, with secrets masked; `None` when it is too long to show.
     pub text: Option<String>,
-    /// The bytes of `text` that are meant.
+    /// The byte range of `text` to underline.
     pub marked: Range<usize>,
 }
 
-/// The problems of one configuration, in the order of its files and lines.
+/// The problems of one configuration, sorted by file and line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// At most [`MAX_SHOWN`] of each severity.
@@ -79,7 +79,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// A report of one error about a file as a whole.
+    /// A report with one error about the whole file.
     pub(super) fn of_file(code: Code, file: &str, message: String, hint: &str) -> Self {
         let problems = Problems::default();
         problems.push(Diagnostic {
@@ -119,7 +119,7 @@ impl Report {
             .join(", ")
     }
 
-    /// Every problem as a person reads it, without the summary; each ends with a line break.
+    /// Every problem as text, without the summary. Each ends with a line break.
     pub fn text(&self, colour: bool) -> String {
         let renderer = if colour {
             Renderer::styled()
@@ -157,13 +157,14 @@ impl fmt::Display for Report {
 
 impl std::error::Error for Report {}
 
-/// A text of somebody else's as a terminal may show it.
+/// Makes untrusted text safe to print to a terminal.
 fn shown(text: &str) -> String {
     normalize_untrusted_str(&without_commands(text))
 }
 
-/// Without the controls U+0080 to U+009F, with which terminals begin commands as with ESC. Takes as many bytes as before, so that
-/// what is marked stays marked; the other controls are replaced where the text is laid out.
+/// Replaces the C1 controls (U+0080 to U+009F), which start terminal commands as ESC does. The
+/// replacement has the same length in bytes, so the marked range stays right. The renderer replaces
+/// all other controls.
 fn without_commands(text: &str) -> Cow<'_, str> {
     const IN_THEIR_PLACE: &str = "\u{b7}";
     let is_command = |c: char| matches!(c, '\u{80}'..='\u{9f}');
@@ -220,7 +221,7 @@ impl Diagnostic {
     }
 }
 
-/// Collects problems while a configuration is read; shared by everything that reads.
+/// Collects problems while a configuration is read. Every reader shares one.
 #[derive(Debug, Default)]
 pub(super) struct Problems(RefCell<Report>);
 
@@ -237,7 +238,7 @@ impl Problems {
         }
     }
 
-    /// Reports a problem at `span` of `source`; `0..0` is the file as a whole.
+    /// Reports a problem at `span` of `source`; `0..0` means the whole file.
     pub(super) fn at(
         &self,
         source: &Source,
@@ -270,7 +271,7 @@ impl Problems {
     }
 }
 
-/// What is wrong and how to mend it, before it is known where.
+/// A diagnostic without its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Problem {
     pub(super) code: Code,
@@ -310,12 +311,12 @@ pub(crate) fn count(n: usize, noun: &str) -> String {
     }
 }
 
-/// Text from outside, between backticks: escaped, and cut where it is long.
+/// Quotes untrusted text in backticks: escaped, and cut after 60 characters.
 pub(super) fn quote(text: &str) -> String {
     const MAX_CHARS: usize = 60;
     let is_plain = |byte: u8| matches!(byte, b' '..=b'~') && byte != b'\\';
     if text.len() <= MAX_CHARS && text.bytes().all(is_plain) {
-        // nearly every name, and large files have many
+        // fast path: nearly every name is plain, and large files have many
         return format!("`{text}`");
     }
     let mut shown: String = text
@@ -330,7 +331,7 @@ pub(super) fn quote(text: &str) -> String {
     format!("`{shown}`")
 }
 
-/// Words of other programs, and ours.
+/// Words that other programs use, with tidegate's word.
 const HABITS: &[(&str, &str)] = &[
     ("client_ip", "ip"),
     ("remote_addr", "ip"),
@@ -343,7 +344,7 @@ const HABITS: &[(&str, &str)] = &[
     ("backends", "upstream"),
 ];
 
-/// The known word nearest to what was written, when it is near enough to be a slip.
+/// The known word nearest to `written`, if it is near enough to be a typo.
 pub(super) fn nearest<'a>(
     written: &str,
     known: impl IntoIterator<Item = &'a str>,
@@ -363,7 +364,8 @@ pub(super) fn nearest<'a>(
         .filter_map(|word| {
             let distance = strsim::damerau_levenshtein(written, word);
             let longest = written.len().max(word.len());
-            // a slip changes one character, in longer words one in three; or it drops a part of the name
+            // a typo changes one character, or one in three of a longer word; or it
+            // drops part of the name
             let slip = distance <= 1.max(longest / 3) && distance < longest;
             let part = written.len().min(word.len()) >= 4
                 && (word.contains(written) || written.contains(word));

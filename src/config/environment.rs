@@ -1,14 +1,16 @@
-//! `${NAME}` and `${NAME:-default}` in a text. What a variable holds may be a secret, so no message repeats it.
+//! Expands `${NAME}` and `${NAME:-default}`. A variable may hold a secret, so no message repeats
+//! its value.
 
 use super::{
     code::Code,
     diagnostic::{Problem, quote},
 };
 
-/// Looks up a variable of the environment.
+/// Looks up an environment variable.
 pub(super) type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Replaces every reference; `$${` stands for `${` itself. A replacement is not looked at again.
+/// Replaces every reference once; replacements are not expanded again. `$${` stands for `${`
+/// itself.
 pub(super) fn expand(text: &str, env: Lookup<'_>) -> Result<String, Problem> {
     let bad =
         |message: String, hint: &str| Err(Problem::new(Code::Environment, message).hint(hint));
@@ -25,7 +27,7 @@ pub(super) fn expand(text: &str, env: Lookup<'_>) -> Result<String, Problem> {
         let Some((reference, after)) = rest[at + 2..].split_once('}') else {
             return bad(
                 "`${` is not closed".to_owned(),
-                "write `${NAME}`, or `$${` for the characters themselves",
+                "write `${NAME}`, or `$${` for a literal `${`",
             );
         };
         let (name, default) = match reference.split_once(":-") {
@@ -33,12 +35,8 @@ pub(super) fn expand(text: &str, env: Lookup<'_>) -> Result<String, Problem> {
             None => (reference, None),
         };
         if !is_name(name) {
-            let hint =
-                "a name has letters, digits and `_`, such as `${API_HOST}` or `${PORT:-8080}`";
-            return bad(
-                format!("{} is not the name of a variable", quote(name)),
-                hint,
-            );
+            let hint = "use letters, digits and `_`, for example `${API_HOST}` or `${PORT:-8080}`";
+            return bad(format!("{} is not a variable name", quote(name)), hint);
         }
         match env(name).as_deref().or(default) {
             Some(value) => expanded.push_str(value),

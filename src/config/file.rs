@@ -1,8 +1,8 @@
-//! The TOML as written: tables that know where they stand and which keys they may have.
+//! The TOML as written: tables that know their position and which keys they may have.
 //!
-//! A [`Section`] is opened with the list of its keys, and refuses every other one at once; a [`Value`] is read as
-//! some type, and reports when it is not one. Both go on with a default or `None`, so that one pass finds every
-//! problem. That no key is read and then ignored is asserted by [`Section::finish`].
+//! Opening a [`Section`] reports every key that is not in its list. Reading a [`Value`] reports a
+//! wrong type. Both continue with a default or `None`, so one pass finds every problem.
+//! [`Section::finish`] asserts that no key was accepted and then ignored.
 
 use std::{
     cell::RefCell,
@@ -44,13 +44,13 @@ impl Document<'_> {
             .at(self.source, span, Severity::Warning, problem);
     }
 
-    /// The tables of the file; where it is not TOML, what is wrong with it.
+    /// Parses the text; reports syntax errors, one per line.
     pub(super) fn parse<'t>(&self, text: &'t str) -> Option<DeTable<'t>> {
         let (table, errors) = DeTable::parse_recoverable(text);
         let mut lines = BTreeSet::new();
         for error in &errors {
             let span = error.span().unwrap_or(0..0);
-            // what else is wrong on the same line is a consequence
+            // further errors on the same line are consequences of the first
             if lines.insert(self.source.line(span.start)) {
                 let (before, rest) = text.split_at_checked(span.start).unwrap_or((text, ""));
                 self.error(span, syntax_problem(error.message(), before, rest));
@@ -60,42 +60,43 @@ impl Document<'_> {
     }
 }
 
-/// The parser's words, and a hint where the slip is a common one.
+/// The parser's message, with a hint for common mistakes.
 fn syntax_problem(message: &str, before: &str, rest: &str) -> Problem {
     let hint = if before.ends_with('$') && rest.starts_with('{') {
-        "the environment can give text only, in quotes: \"${NAME}\"; write numbers, true and false as they are"
+        "environment variables can only supply text in quotes: \"${NAME}\"; write numbers, true and false literally"
     } else if message.contains("duplicate key") {
-        "write it once; a table that may be repeated has two brackets, such as [[route]]"
+        "write it once; a table that may be repeated has two brackets, for example [[route]]"
     } else if message.contains("quoted") && rest.starts_with(|c: char| c.is_ascii_alphanumeric()) {
-        r#"text, durations, sizes and rates stand in quotes, such as "10s""#
+        r#"put text, durations, sizes and rates in quotes, for example "10s""#
     } else if message.contains("quoted") && rest.lines().next().unwrap_or_default().is_empty() {
         "write a value after `=`"
     } else if message.contains("unclosed array") {
-        "close the list with `]`, and each text in it with the quotation mark that it begins with"
+        "close the list with `]`, and each text in it with its opening quotation mark"
     } else if message.contains("basic string") || message.contains("literal string") {
-        "close the text with the quotation mark that it begins with, on the same line"
+        "close the text with its opening quotation mark, on the same line"
     } else {
         ""
     };
     Problem::new(Code::Syntax, format!("this is not TOML: {message}")).hint(hint)
 }
 
-/// One table, its keys checked against those that it may have.
+/// One table whose keys were checked against the list of its keys.
 pub(super) struct Section<'a> {
     pub(super) document: Document<'a>,
-    /// As messages name it: `[limit.per_ip]`.
+    /// The table as messages name it: `[limit.per_ip]`.
     pub(super) title: Rc<str>,
-    /// The table's header, or its name where it has none.
+    /// The table's header, or its name if it is inline.
     pub(super) span: Range<usize>,
     keys: &'static Keys,
     table: Option<&'a DeTable<'a>>,
     unread: RefCell<Vec<&'static str>>,
-    /// Keys that were probably meant by others, or are of the wrong kind: that they are missing is a consequence.
+    /// Keys that a reported key probably meant, or that have the wrong type. Not reported as
+    /// missing, too.
     in_doubt: RefCell<BTreeSet<&'static str>>,
 }
 
 impl<'a> Section<'a> {
-    /// Opens a table and reports every key that it may not have. `None` is a table that is not there.
+    /// Opens a table and reports every key that it may not have. `None` is a missing table.
     pub(super) fn open(
         document: Document<'a>,
         title: impl Into<Rc<str>>,
@@ -149,7 +150,7 @@ impl<'a> Section<'a> {
         self.document.error(name.span(), problem);
     }
 
-    /// The value of a key that is built.
+    /// The value of a key, which must be listed as built.
     pub(super) fn get(&self, key: &'static str) -> Option<Value<'a>> {
         debug_assert!(
             matches!(self.keys.status(key), Some(Status::Built)),
@@ -161,7 +162,7 @@ impl<'a> Section<'a> {
         Some(Value::new(self.document, what, name.span(), value))
     }
 
-    /// The value of a key without which the table means nothing; reports when it is missing.
+    /// The value of a required key; reports a missing one.
     pub(super) fn require(&self, key: &'static str, hint: &str) -> Option<Value<'a>> {
         let value = self.get(key);
         if value.is_none() && !self.is_in_doubt(key) {
@@ -171,7 +172,7 @@ impl<'a> Section<'a> {
         value
     }
 
-    /// Whether it was reported that a key is misspelt, or not the kind of table that it should be.
+    /// Whether a report already says that the key is misspelt or has the wrong type.
     pub(super) fn is_in_doubt(&self, key: &str) -> bool {
         self.in_doubt.borrow().contains(key)
     }
@@ -180,17 +181,17 @@ impl<'a> Section<'a> {
         self.keys.title == keys::FILE.title
     }
 
-    /// Reports an error of the table as a whole.
+    /// Reports an error about the whole table.
     pub(super) fn error(&self, problem: Problem) {
         self.document.error(self.span.clone(), problem);
     }
 
-    /// Warns of the table as a whole.
+    /// Reports a warning about the whole table.
     pub(super) fn warn(&self, problem: Problem) {
         self.document.warn(self.span.clone(), problem);
     }
 
-    /// Nothing that is listed as built was ignored.
+    /// Asserts that every key listed as built was read.
     pub(super) fn finish(self) {
         debug_assert!(
             self.unread.borrow().is_empty(),
@@ -233,7 +234,7 @@ impl<'a> Section<'a> {
             .unwrap_or(default)
     }
 
-    /// A word among `choices`; the first is the default.
+    /// One of `choices`; the first is the default.
     pub(super) fn choice<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Option<T> {
         match self.get(key) {
             Some(value) => value.text()?.choice(choices, &[], ""),
@@ -241,13 +242,13 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// A list of texts; `None` when the key is missing.
+    /// A list of texts; `None` if the key is missing.
     pub(super) fn texts(&self, key: &'static str) -> Option<Vec<Text<'a>>> {
         let items = self.get(key)?.array().unwrap_or_default();
         Some(items.iter().filter_map(Value::text).collect())
     }
 
-    /// A table of this one; an empty one where it is missing.
+    /// A nested table; an empty one if it is missing.
     pub(super) fn table(&self, key: &'static str, keys: &'static Keys) -> Section<'a> {
         let value = self.get(key);
         let span = value.as_ref().map_or(self.span.clone(), Value::name_span);
@@ -260,7 +261,7 @@ impl<'a> Section<'a> {
         self.table.is_some()
     }
 
-    /// The tables of a repeated one (`[[route]]`), in the order of the file.
+    /// The tables of an array of tables (`[[route]]`), in file order.
     pub(super) fn repeated(&self, key: &'static str) -> Vec<Value<'a>> {
         let Some(value) = self.get(key) else {
             return Vec::new();
@@ -273,7 +274,7 @@ impl<'a> Section<'a> {
         let problem = match value.is_table() {
             true => Problem::new(
                 Code::WrongType,
-                format!("[{key}] may be repeated, so it has two brackets"),
+                format!("[{key}] needs two brackets, because it may be repeated"),
             ),
             false => value.wrong_type("a list of tables"),
         };
@@ -282,7 +283,7 @@ impl<'a> Section<'a> {
         Vec::new()
     }
 
-    /// The named tables of this one (`[limit.NAME]`), in the order of the file; `keys` are those of each.
+    /// The named tables (`[limit.NAME]`), in file order; each may have `keys`.
     pub(super) fn named(
         &self,
         key: &'static str,
@@ -318,11 +319,11 @@ impl<'a> Section<'a> {
     }
 }
 
-/// What a table may be called in a hint.
+/// Example table names for hints.
 const EXAMPLE_NAMES: &[(&str, &str)] =
     &[("limit", "per_ip"), ("upstream", "web"), ("keys", "acme")];
 
-/// How the tables of a kind are headed, where they are more than one.
+/// The header of a kind of table that may occur more than once.
 fn header(kind: &str) -> Option<&'static str> {
     match kind {
         "limit" => Some("[limit.NAME]"),
@@ -335,7 +336,7 @@ fn header(kind: &str) -> Option<&'static str> {
     }
 }
 
-/// A feature that does not exist yet.
+/// The problem for a feature that does not exist yet.
 pub(super) fn not_built(what: String, feature: &str) -> Problem {
     Problem::new(
         Code::NotBuilt,

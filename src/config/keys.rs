@@ -1,12 +1,12 @@
-//! Every table and key of the configuration, and what of it is built. The one place that knows: the reader accepts
-//! what stands here as built, refuses the rest with the reason given here, and docs/config.md is checked against it.
+//! The only list of every table and key, and of which are built. The reader accepts the built ones
+//! and rejects the rest with the reason given here. Tests check docs/config.md against it.
 
-/// How far a key is built.
+/// Whether a key is built.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Status {
     /// It does what the documentation says.
     Built,
-    /// Refused; what is missing.
+    /// Rejected; the text names the missing feature.
     NotBuilt(&'static str),
 }
 
@@ -15,9 +15,9 @@ use Status::{Built, NotBuilt};
 /// The keys of one table.
 #[derive(Debug)]
 pub(super) struct Keys {
-    /// As it is written in a file.
+    /// The header as a file writes it.
     pub(super) title: &'static str,
-    /// In the order of the documentation.
+    /// The keys, in the order of the documentation.
     pub(super) keys: &'static [(&'static str, Status)],
 }
 
@@ -436,10 +436,7 @@ mod tests {
             .split("\n## ")
             .find_map(|section| section.strip_prefix(heading));
         let section = section.unwrap_or_else(|| panic!("docs/config.md has no section {heading}"));
-        assert!(
-            section.starts_with('\n'),
-            "{heading} is a heading of its own"
-        );
+        assert!(section.starts_with('\n'), "{heading} is a separate heading");
         section
             .lines()
             .filter_map(|line| line.strip_prefix("| `")?.split_once("` |"))

@@ -1,4 +1,4 @@
-//! A limit as it was configured: how much, for whom, and what happens at its bounds.
+//! A configured limit: its quotas, its exceptions, and what happens when it is exceeded.
 
 use std::{
     fmt,
@@ -23,52 +23,55 @@ pub struct Limit {
     pub key: Vec<KeyPart>,
     /// How it counts.
     pub algorithm: Algorithm,
-    /// One quota per tier, the first is the default; behind them those of `overrides`. A window's burst is its amount, that
-    /// of [`Algorithm::Concurrency`] the requests in flight ([`Quota::slots`]).
+    /// The default quota, then one per tier, then those of `overrides`. The burst of a window
+    /// is its amount; that of [`Algorithm::Concurrency`] is the number of requests in flight
+    /// ([`Quota::slots`]).
     pub quotas: Vec<Quota>,
     /// Tier name to index into `quotas`.
     pub tiers: Vec<(String, usize)>,
-    /// What happens to a request that it does not admit.
+    /// What happens to a request over the limit.
     pub over: Over,
-    /// Whether it acts.
+    /// Whether the limit enforces, observes, tags or is off.
     pub mode: Mode,
-    /// The share of its keys on which it acts, 0 to 100; less than 100 only with [`Mode::Enforce`], the rest is in shadow.
+    /// The percentage of its keys on which it enforces; the other keys are in shadow mode.
+    /// Below 100 only with [`Mode::Enforce`].
     pub enforce_percent: u8,
     /// What happens to a request that lacks a part of the key.
     pub missing: Missing,
-    /// Rejected requests are charged to it too.
+    /// Whether rejected requests are charged, too.
     pub charge_rejected: bool,
-    /// Where there are any, only responses with these statuses are charged, when they are known.
+    /// If not empty, only responses with these statuses are charged, once the status is known.
     pub count_status: Vec<StatusCode>,
-    /// Who does not meet it.
+    /// Clients to which the limit does not apply.
     pub exempt: Exempt,
-    /// From this share on, clients are warned.
+    /// The usage from which clients are warned.
     pub warn_at: Option<Share>,
-    /// From some share on, requests are slowed.
+    /// The usage from which requests are slowed, and by how much.
     pub slow: Option<Slow>,
-    /// Up to this share of it is added to `Retry-After`.
+    /// `Retry-After` grows by a random amount up to this share of it.
     pub retry_jitter: Share,
-    /// Clients are told about it.
+    /// Whether responses disclose the limit to clients.
     pub disclose: bool,
-    /// Kept together with other gateways; `None` where this process keeps it by itself.
+    /// How the limit is shared with other gateways; `None` if it is local.
     pub shared: Option<Shared>,
-    /// In the order of the file; the first that fits a request decides.
+    /// Exceptions in file order; the first that matches a request wins.
     pub overrides: Vec<Override>,
 }
 
-/// How a limit is kept together with other gateways.
+/// How gateways share a limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shared {
-    /// How closely.
+    /// Whether units are leased ahead, or Redis is asked for every request.
     pub sync: budget::Sync,
-    /// What it does while Redis does not answer.
+    /// What the limit does while Redis is down.
     pub when_down: budget::WhenDown,
-    /// By which part it may be exceeded, so that keys that are new to a gateway need not be asked for; 0 to 0.1.
+    /// The allowed overdraft, 0 to 0.1 of the limit. It lets a gateway admit a new key without
+    /// asking Redis first.
     pub slack: f64,
 }
 
 impl Limit {
-    /// As the configuration names it: whether gateways share it.
+    /// `global` if gateways share the limit, otherwise `local`, as in the configuration.
     pub fn scope(&self) -> &'static str {
         match self.shared {
             Some(_) => "global",
@@ -76,7 +79,7 @@ impl Limit {
         }
     }
 
-    /// A limit without any of the keys that may be left out.
+    /// A limit with the default value of every optional key.
     pub fn new(name: &str, key: Vec<KeyPart>, algorithm: Algorithm, quotas: Vec<Quota>) -> Limit {
         Limit {
             name: name.to_owned(),
@@ -101,26 +104,26 @@ impl Limit {
     }
 }
 
-/// What happens to a request that a limit does not admit.
+/// What happens to a request over the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
-    /// 429.
+    /// It gets a 429.
     Reject,
-    /// It is held until its turn.
+    /// It waits for its turn.
     Delay {
-        /// Where its turn is later than this, 429.
+        /// A request that would wait longer gets a 429.
         max_delay: Duration,
     },
 }
 
-/// Whether a limit acts.
+/// How a limit acts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// It does.
+    /// It rejects or delays.
     Enforce,
-    /// It counts, logs and measures only.
+    /// It only counts, logs and updates metrics.
     Shadow,
-    /// It admits, and tells the upstream.
+    /// It admits, and marks the request for the upstream.
     Tag,
     /// It does not even count.
     Off,
@@ -138,25 +141,25 @@ impl Mode {
     }
 }
 
-/// Who does not meet a limit: whoever is in one of the lists.
+/// Clients to which a limit does not apply: those in any of the lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Exempt {
-    /// Networks of clients' addresses.
+    /// Networks of client addresses.
     pub ips: Vec<IpNet>,
-    /// Names of users.
+    /// User names.
     pub users: Vec<String>,
-    /// Names of tiers.
+    /// Tier names.
     pub tiers: Vec<String>,
 }
 
-/// A share of a whole, 0 to 1, in steps of a millionth.
+/// A fraction from 0 to 1, in steps of a millionth.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Share(u32);
 
 impl Share {
     const WHOLE_PPM: u32 = 1_000_000;
 
-    /// So many millionths; `None` where it is more than the whole.
+    /// From millionths; `None` above 1,000,000.
     pub fn from_ppm(ppm: u32) -> Option<Share> {
         (ppm <= Self::WHOLE_PPM).then_some(Share(ppm))
     }
@@ -173,38 +176,38 @@ impl Share {
     }
 }
 
-/// Where a limit slows clients, and by how much.
+/// When a limit slows requests, and by how much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slow {
-    /// From this share on …
+    /// The usage at which slowing starts.
     pub at: Share,
-    /// … each request is delayed by this.
+    /// The delay of each request.
     pub by: Duration,
 }
 
 /// One `[[override]]` table: an exception to a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Override {
-    /// For whom.
+    /// The user, tenant, network or key.
     pub whom: Whom,
-    /// What holds instead.
+    /// What replaces the limit.
     pub effect: Effect,
-    /// Until when; `None` is for ever.
+    /// When it ends; `None` means never.
     pub until: Option<SystemTime>,
-    /// Why, for people.
+    /// A note for operators.
     pub note: Option<String>,
 }
 
-/// For whom an exception is made.
+/// The subject of an exception.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Whom {
     /// A user, by name.
     User(String),
     /// A tenant, by name.
     Tenant(String),
-    /// Clients' addresses, before they are aggregated.
+    /// Client addresses, before they are truncated to a prefix.
     Ip(IpNet),
-    /// One key, in the form that [`KeyParts::readable`](crate::identity::KeyParts::readable) gives it.
+    /// One key, in the form of [`KeyParts::readable`](crate::identity::KeyParts::readable).
     Key(String),
 }
 
@@ -219,7 +222,7 @@ impl fmt::Display for Whom {
     }
 }
 
-/// What holds instead of a limit.
+/// What an exception does to a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Another quota, by its index into [`Limit::quotas`].

@@ -1,8 +1,9 @@
-//! Text becomes one immutable, checked value, or a report of everything that is wrong with it.
+//! Compiles the configuration text into one immutable, checked [`Snapshot`], or into a report of
+//! every problem.
 //!
-//! [`compile()`] is the whole way: TOML with positions ([`file`](self)), `${NAME}`, one module per table, and a
-//! [`Snapshot`] at the end. Nothing outside this folder sees the file as it was written. A key of the documented
-//! configuration whose feature does not exist yet is refused (`keys.rs` is the one list), never ignored.
+//! [`compile()`] is the entry point: TOML with positions ([`file`](self)), `${NAME}`, then one
+//! module per table. Nothing outside this folder sees the file as written. A documented key whose
+//! feature is not built yet is rejected, never ignored; `keys.rs` is the only list.
 
 mod changes;
 mod code;
@@ -41,8 +42,8 @@ use source::Source;
 
 use crate::{budget, identity, listener, overload, response, route, telemetry, upstream};
 
-/// Reads a file that the configuration names: a regular one, of a bounded size. The error is a phrase that continues
-/// "… cannot be read: ".
+/// Reads a file that the configuration names: a regular file of at most 4 MiB. The error continues
+/// the sentence "… cannot be read: ".
 pub fn read_file(path: &Path) -> Result<Vec<u8>, String> {
     const MAX_BYTES: u64 = 4 << 20;
     read::bytes(path, MAX_BYTES)
@@ -51,35 +52,37 @@ pub fn read_file(path: &Path) -> Result<Vec<u8>, String> {
 /// The largest configuration file.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
-/// A configuration that can be used, and what looks wrong with it all the same.
+/// A usable configuration, with its warnings.
 #[derive(Debug)]
 pub struct Loaded {
-    /// What was configured.
+    /// The compiled configuration.
     pub snapshot: Snapshot,
     /// Warnings only.
     pub warnings: Report,
 }
 
-/// A span as people write it to a running gateway: as in a configuration, and `15m` for minutes.
+/// Parses a duration given to a running gateway: as in the configuration, but `15m` also means
+/// minutes.
 pub fn parse_span(text: &str) -> Result<Duration, String> {
     let minutes = text.strip_suffix('m').map(|count| format!("{count}min"));
     let parsed = units::duration(minutes.as_deref().unwrap_or(text));
     parsed.map_err(|problem| format!("{}: {}", problem.message, problem.hint))
 }
 
-/// A moment as a configuration writes it: RFC 3339, or a date.
+/// Parses a point in time as the configuration writes it: RFC 3339, or a date.
 pub fn parse_moment(text: &str) -> Result<SystemTime, String> {
     let written = text.parse().map_err(|_| {
         format!(
-            "{} is no moment: write such as 2027-01-31T18:00:00Z",
+            "{} is not a date or time: write for example 2027-01-31T18:00:00Z",
             diagnostic::quote(text)
         )
     })?;
     date::instant(&written).map_err(|problem| format!("{}: {}", problem.message, problem.hint))
 }
 
-/// What [`load`] would call the [`hash`](Snapshot::hash) of a file as it is on the disk now, if it still names the files that
-/// it named when it was `written`. `None` where it is no file (a pipe cannot be read twice).
+/// The [`hash`](Snapshot::hash) that [`load`] would compute from the files on disk now, if the file
+/// still names the files in `written`. `None` if it is not a regular file: a pipe cannot be read
+/// twice.
 pub fn fingerprint(path: &Path, written: &Written) -> Option<String> {
     const MAX_BYTES: u64 = 64 << 20;
     let kind = path.metadata().ok();
@@ -88,20 +91,20 @@ pub fn fingerprint(path: &Path, written: &Written) -> Option<String> {
     }
     let files = read::Files::default();
     for path in written.files.keys() {
-        // one that cannot be read has an empty content, as when a configuration names it
+        // an unreadable file hashes as empty, as it does in `load`
         let _ = files.bytes(path, MAX_BYTES);
     }
     let text = read::bytes(path, MAX_BYTES).unwrap_or_default();
     Some(read::hash(&text, &files.seen()))
 }
 
-/// Which files a configuration was read from, their sizes, and when they last changed: alike, nobody has written to them since,
-/// but within the grain of the file system's clock. Costs a system call for each.
+/// Identity, size and change time of the files of a configuration. Equal stamps mean that nothing
+/// was written since, within the file system's clock resolution. Costs one system call per file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stamps(Vec<Option<[i64; 5]>>);
 
 impl Stamps {
-    /// Those of a file that is `written` so, as they are on the disk now.
+    /// The current stamps of `path` and of the files in `written`.
     pub fn of(path: &Path, written: &Written) -> Stamps {
         let files = written.files.keys().map(PathBuf::as_path);
         let stamp = |path: &Path| {
@@ -113,7 +116,7 @@ impl Stamps {
         Stamps(std::iter::once(path).chain(files).map(stamp).collect())
     }
 
-    /// Whether the last change is so long ago that another one would have another time.
+    /// Whether the last change is so old that a new one must get a different time.
     pub fn are_old(&self, now: SystemTime) -> bool {
         const GRAIN_SECONDS: i64 = 2;
         let now = now.duration_since(SystemTime::UNIX_EPOCH);
@@ -123,7 +126,7 @@ impl Stamps {
     }
 }
 
-/// Reads and compiles a file; its relative paths start at its folder. Blocks on the disk.
+/// Reads and compiles a file. Its relative paths start at its folder. Blocks on disk reads.
 pub fn load(path: &Path) -> Result<Loaded, Report> {
     let name = path.display().to_string();
     let bytes = read::bytes(path, MAX_FILE_BYTES).map_err(|error| {
@@ -148,7 +151,7 @@ fn not_utf8(name: &str, error: &std::string::FromUtf8Error) -> Report {
     let problem =
         diagnostic::Problem::new(Code::NotUtf8, "this is not UTF-8").hint("save the file as UTF-8");
     let problems = Problems::default();
-    // up to the first bad byte the text is unchanged, so the position is still right
+    // lossy conversion keeps everything before the first bad byte, so the position is right
     problems.at(
         &source,
         at..at + '\u{fffd}'.len_utf8(),
@@ -158,8 +161,9 @@ fn not_utf8(name: &str, error: &std::string::FromUtf8Error) -> Report {
     problems.into_report()
 }
 
-/// Compiles a text; `source_name` is what diagnostics call it, `base_dir` is where its relative paths start, `env`
-/// answers for `${NAME}`. Reads the files that the text names. Fails with every problem that was found.
+/// Compiles a text. `source_name` names it in diagnostics, its relative paths start at `base_dir`,
+/// and `env` resolves `${NAME}`. Reads the files that the text names. Fails with every problem
+/// found.
 pub fn compile(
     source_name: &str,
     text: &str,
@@ -187,7 +191,7 @@ pub fn compile(
     }
 }
 
-/// A configuration that was checked and compiled. Pure: it holds no counters, sockets or metrics.
+/// A checked and compiled configuration. It holds no counters, sockets or metrics.
 #[derive(Debug)]
 pub struct Snapshot {
     /// `[server]`.
@@ -200,17 +204,17 @@ pub struct Snapshot {
     pub upstreams: Vec<upstream::Settings>,
     /// `[limit.*]`, in the order of the file.
     pub limits: Vec<Limit>,
-    /// `[gateway] limits`, as indexes into `limits`: what a request meets that no route takes.
+    /// `[gateway] limits`, as indexes into `limits`: they apply to requests without a route.
     pub gateway_limits: Vec<usize>,
     /// `[[route]]`, in the order of the file.
     pub routes: Vec<Route>,
     /// `[response]`.
     pub response: response::Settings,
-    /// Where callers find their own quotas, in the form in which paths are matched.
+    /// The path of the quota status page, in normal form.
     pub status_path: Option<String>,
-    /// `[overload]`; `None` where nothing is shed.
+    /// `[overload]`; `None` if load shedding is off.
     pub overload: Option<overload::Settings>,
-    /// `[redis]`; `None` where no limit is shared.
+    /// `[redis]`; `None` if no limit is shared.
     pub redis: Option<budget::Settings>,
     /// `[admin]`.
     pub admin: Admin,
@@ -220,7 +224,7 @@ pub struct Snapshot {
     pub trace: telemetry::trace::TraceSettings,
     /// A short hash of the text and of the files that it names, for `config_info`.
     pub hash: String,
-    /// What was written, to tell what the next one changes.
+    /// The configuration as written, to list what the next reload changes.
     pub written: Written,
 }
 
@@ -229,24 +233,24 @@ pub struct Snapshot {
 pub struct Server {
     /// Worker threads; `None` is one per core.
     pub workers: Option<NonZeroUsize>,
-    /// How long requests are still accepted after SIGTERM, while the gateway says that it is not ready.
+    /// How long to keep accepting requests after SIGTERM while `/readyz` already fails.
     pub drain_delay: Duration,
-    /// How long requests in flight may take after that.
+    /// How long requests in flight may take after `drain_delay`.
     pub drain_timeout: Duration,
     /// Connections over all listeners.
     pub max_connections: usize,
-    /// Of one address.
+    /// Connections per client address.
     pub max_connections_per_ip: usize,
     /// Buckets held in memory.
     pub max_keys: usize,
-    /// Bytes of all bodies together that are read before their requests are decided.
+    /// Bytes of all request bodies buffered to read keys from them.
     pub max_body_buffer: usize,
-    /// The files are watched, and a change of them reloads.
+    /// Whether a change of the files triggers a reload.
     pub watch_config: bool,
 }
 
 impl Server {
-    /// So many workers serve.
+    /// The number of worker threads.
     pub fn worker_threads(&self) -> usize {
         let cores = || std::thread::available_parallelism().ok();
         self.workers.or_else(cores).map_or(1, NonZeroUsize::get)
@@ -262,31 +266,31 @@ pub struct Route {
     pub pattern: route::Pattern,
     /// Index into `Snapshot::upstreams`.
     pub upstream: usize,
-    /// Every limit that its requests meet (the gateway's and its own, less those skipped), as indexes into
-    /// `Snapshot::limits`.
+    /// Every limit that applies to its requests, as indexes into `Snapshot::limits`: the
+    /// gateway's and its own, minus those skipped.
     pub limits: Vec<usize>,
     /// Units that a request takes from each of its limits.
     pub cost: u64,
-    /// Who is shed last under overload.
+    /// The shedding priority under overload.
     pub priority: overload::Priority,
-    /// Bytes of a request body; `None` is the listener's bound.
+    /// Bytes of a request body; `None` uses the listener's bound.
     pub max_body_bytes: Option<u64>,
 }
 
-/// `[admin]`. Its `Debug` form says only whether there is a token.
+/// `[admin]`. Its `Debug` form hides the token.
 #[derive(Clone)]
 pub struct Admin {
-    /// Where the admin pages are served.
+    /// The address of the admin listener.
     pub address: SocketAddr,
     /// The bearer token; required unless the address is loopback.
     pub token: Option<String>,
-    /// Peers of `/check` whose identity headers are believed.
+    /// Peers whose identity headers `/check` trusts.
     pub check_identity_from: identity::TrustedProxies,
 }
 
-/// What a configuration that is correct cannot be put to work for.
+/// The report for a valid configuration that this process cannot apply.
 pub fn unfit(file: &str, why: String) -> Report {
-    let hint = "the configuration that ran before still runs; mend the cause and reload again";
+    let hint = "the previous configuration is still active; fix the cause and reload again";
     Report::of_file(Code::Unfit, file, why, hint)
 }
 

@@ -1,10 +1,10 @@
-//! A configuration from a command line: what `tidegate run --to URL --limit RATE` stands for, as a file.
+//! Builds a configuration from the command line, `tidegate run --to URL --limit RATE`.
 
 use super::{compile::parse_server, diagnostic::Problem, units};
 
-/// The text of the configuration; it is compiled like any other, and so are its mistakes found.
+/// The text of the configuration. It is compiled like any other file, with the same diagnostics.
 ///
-/// A limit named `default` counts by client address.
+/// Its one limit is named `default` and counts by client address.
 pub fn quick(to: &str, limit: &str, listen: Option<&str>, admin: Option<&str>) -> String {
     let admin = admin.map(|address| format!("[admin]\naddress = {}\n\n", toml_string(address)));
     format!(
@@ -33,12 +33,12 @@ upstream = "default"
     )
 }
 
-/// Checks where requests are to go, before it is put into a file: what is wrong is then said of the option.
+/// Checks the server of `--to` first, so that an error names the option and not a generated file.
 pub fn parse_to(text: &str) -> Result<String, String> {
     checked(text, parse_server(text))
 }
 
-/// Checks a rate, likewise.
+/// Checks the rate of `--limit`, likewise.
 pub fn parse_limit(text: &str) -> Result<String, String> {
     checked(text, units::rate(text))
 }
@@ -51,7 +51,7 @@ fn checked<T>(text: &str, parsed: Result<T, Problem>) -> Result<String, String> 
     parsed.map(|_| text.to_owned()).map_err(said)
 }
 
-/// A basic string (TOML 1.0, "String") that stands for exactly this text.
+/// A TOML basic string (TOML 1.0, "String") with exactly this text.
 fn toml_string(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {

@@ -1,4 +1,4 @@
-//! Files into text, within a bound.
+//! Reads files, up to a size bound.
 
 use std::{
     cell::RefCell,
@@ -10,21 +10,21 @@ use std::{
 
 use super::changes::short_hash;
 
-/// How to mend a file that cannot be read.
-pub(super) const HINT: &str = "check the path and its permissions; a relative path starts at the folder of the configuration file";
+/// The hint for a file that cannot be read.
+pub(super) const HINT: &str = "check the path and its permissions; relative paths start at the folder of the configuration file";
 
-/// Where a process finds what was opened for it.
+/// Paths of file descriptors that the process inherited.
 const OPENED: [&str; 3] = ["/dev/stdin", "/dev/fd", "/proc/self/fd"];
 
-/// The files that a configuration names, each with a hash of what was read: who changes one of them changes the
-/// configuration.
+/// The files that a configuration names, each with a hash of its content. A change to one of them
+/// is a change to the configuration.
 #[derive(Debug, Default)]
 pub(super) struct Files {
     seen: RefCell<BTreeMap<PathBuf, String>>,
 }
 
 impl Files {
-    /// The text of a file. The error is a phrase that continues "… cannot be read: ".
+    /// The text of a file. The error continues the sentence "… cannot be read: ".
     pub(super) fn text(&self, path: &Path, max_bytes: u64) -> Result<String, String> {
         let bytes = self.bytes(path, max_bytes)?;
         String::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())
@@ -49,8 +49,9 @@ pub(super) fn hash(text: &[u8], files: &BTreeMap<PathBuf, String>) -> String {
     short_hash(std::iter::once(text).chain(files))
 }
 
-/// The bytes of a file. The error is a phrase that continues "… cannot be read: ". Only a regular file is read: a named pipe would be waited for, perhaps for ever. A pipe
-/// that the shell has opened is read, since whoever names `/dev/stdin` or `<(…)` means it.
+/// The bytes of a file. The error continues the sentence "… cannot be read: ". Reads only regular
+/// files, since opening a named pipe could block forever. Inherited pipes (`/dev/stdin`, `<(…)`)
+/// are read: naming one is deliberate.
 pub(super) fn bytes(path: &Path, max_bytes: u64) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     let kind = fs::metadata(path).map_err(|error| error.to_string())?;
@@ -59,7 +60,7 @@ pub(super) fn bytes(path: &Path, max_bytes: u64) -> Result<Vec<u8>, String> {
         let what = if kind.is_dir() {
             "a folder"
         } else {
-            "no regular file"
+            "not a regular file"
         };
         return Err(format!("it is {what}"));
     }
@@ -84,7 +85,7 @@ mod tests {
         let pipe = folder.path().join("pipe");
         let made = std::process::Command::new("mkfifo").arg(&pipe).status();
         assert!(made.is_ok_and(|status| status.success()));
-        assert_eq!(bytes(&pipe, 10), Err("it is no regular file".to_owned()));
+        assert_eq!(bytes(&pipe, 10), Err("it is not a regular file".to_owned()));
         assert_eq!(bytes(folder.path(), 10), Err("it is a folder".to_owned()));
     }
 

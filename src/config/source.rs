@@ -1,8 +1,8 @@
-//! The text of a configuration file, and what of it may be shown.
+//! The text of a configuration file, and how to show a line of it without its secrets.
 //!
-//! A diagnostic shows the line that it is about, and a line may hold a secret: an API key pasted where its digest
-//! belongs, a password in a URL. What follows a telling name (`token = …`) is masked, whatever key it really is,
-//! and so is what stands between `://` and `@`.
+//! A diagnostic shows a line, and a line may hold a secret: an API key pasted in place of its
+//! digest, or a password in a URL. The value after a telling name (`token = …`) is masked, even if
+//! the key does not exist. So is everything between `://` and `@`.
 
 use std::ops::Range;
 
@@ -42,7 +42,8 @@ impl Source {
         self.line_starts.partition_point(|start| *start <= at)
     }
 
-    /// Where `span` begins, with its line; a span over several lines is marked to the end of the first.
+    /// The location of `span` with its line. A span over several lines is marked to the end of
+    /// the first.
     pub(super) fn place(&self, span: Range<usize>) -> Place {
         let start = self.text.floor_char_boundary(span.start);
         let line = self.line(start);
@@ -65,12 +66,12 @@ impl Source {
     }
 }
 
-/// Parts of key names whose values are never shown.
+/// Substrings of key names whose values are never shown.
 const SECRET_NAMES: &[&str] = &[
     "secret", "token", "password", "passwd", "sha256", "api_key", "apikey", "private",
 ];
 
-/// Masks what must not be shown of a line; byte positions stay the same.
+/// Masks the secrets of a line; byte positions stay the same.
 fn redact(line: &str) -> String {
     let mut shown = line.to_owned();
     for (at, _) in line.match_indices('=') {
@@ -94,7 +95,7 @@ fn redact(line: &str) -> String {
     shown
 }
 
-/// The value that begins after `from`: what is quoted, or everything up to a separator.
+/// The value after `from`: the quoted text, or everything up to a separator.
 fn value_after(line: &str, from: usize) -> Range<usize> {
     let rest = &line[from..];
     let from = from + (rest.len() - rest.trim_start().len());
@@ -108,7 +109,7 @@ fn value_after(line: &str, from: usize) -> Range<usize> {
     }
 }
 
-/// Overwrites with `*`, but leaves a reference to the environment, which is no secret.
+/// Overwrites with `*`, except for an environment reference, which is not secret.
 fn mask(text: &mut String, range: Range<usize>) {
     let value = &text[range.clone()];
     if !(value.starts_with("${") && value.ends_with('}') && !value.contains(":-")) {

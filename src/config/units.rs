@@ -1,4 +1,4 @@
-//! "100/min", "250ms", "1MiB": quantities as people write them. Whole numbers only, exact, overflow is an error.
+//! Parses quantities: "100/min", "250ms", "1MiB". Whole numbers only; overflow is an error.
 
 use std::{num::NonZeroU64, time::Duration};
 
@@ -7,22 +7,23 @@ use super::{
     diagnostic::{Problem, nearest, quote},
 };
 
-/// So many units per so much time.
+/// A rate: units per period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rate {
     /// Units.
     pub(super) amount: NonZeroU64,
-    /// The time in which they become available: 1 ms to 31 days.
+    /// The time in which `amount` units become available: 1 ms to 31 days.
     pub(super) period: Duration,
 }
 
 impl Rate {
-    /// What a bucket holds when nothing says so: one second's worth of units, rounded down, but at least 10 (a browser
-    /// that opens a page should not be turned away at its second request), or all of the rate's units where that is less.
+    /// The default burst: one second's worth of units, rounded down, but at least 10 or the
+    /// rate's amount if that is less. A browser that opens a page then gets past its second
+    /// request.
     pub(super) fn default_burst(self) -> NonZeroU64 {
         let second = u128::from(self.amount.get()) * 1_000_000_000 / self.period.as_nanos();
         let least = self.amount.get().min(LEAST_BURST);
-        // not more than the units per nanosecond, so it fits
+        // at most one unit per nanosecond, so it fits
         let second = u64::try_from(second).unwrap_or(u64::MAX);
         NonZeroU64::new(second.max(least)).unwrap_or(NonZeroU64::MIN)
     }
@@ -46,15 +47,16 @@ const SIZE_UNITS: &[(&str, u64)] = &[
     ("GB", 1_000_000_000),
 ];
 
-/// The least burst of a limit that names none, where its rate allows as many.
+/// The smallest default burst, unless the rate has fewer units.
 const LEAST_BURST: u64 = 10;
 
 /// The longest period of a rate.
 const MAX_PERIOD: Duration = Duration::from_secs(31 * 86_400);
 
-/// `"250ms"`, `"10s"`, `"1min"`, `"1h"`, `"1d"`; zero is allowed.
+/// Parses `"250ms"`, `"10s"`, `"1min"`, `"1h"`, `"1d"`; zero is allowed.
 pub(super) fn duration(text: &str) -> Result<Duration, Problem> {
-    const HINT: &str = r#"write a whole number and a unit, such as "250ms", "10s", "5min" or "1h""#;
+    const HINT: &str =
+        r#"write a whole number and a unit, for example "250ms", "10s", "5min" or "1h""#;
     let bad = |message: String| Problem::new(Code::BadDuration, message).hint(HINT);
     let (count, unit) =
         number(text).ok_or_else(|| bad(format!("{} is not a duration", quote(text))))?;
@@ -68,10 +70,10 @@ pub(super) fn duration(text: &str) -> Result<Duration, Problem> {
         .ok_or_else(|| bad(format!("{} is too long to be represented", quote(text))))
 }
 
-/// `"64KiB"`, `"10MiB"`, `"1GiB"`, `"512B"`, `"10MB"`: bytes.
+/// Parses a size in bytes: `"64KiB"`, `"10MiB"`, `"1GiB"`, `"512B"`, `"10MB"`.
 pub(super) fn size(text: &str) -> Result<u64, Problem> {
     const HINT: &str =
-        r#"write a whole number and a unit, such as "512B", "64KiB", "10MiB" or "1GiB""#;
+        r#"write a whole number and a unit, for example "512B", "64KiB", "10MiB" or "1GiB""#;
     let bad = |message: String| Problem::new(Code::BadSize, message).hint(HINT);
     let (count, unit) =
         number(text).ok_or_else(|| bad(format!("{} is not a size", quote(text))))?;
@@ -83,10 +85,10 @@ pub(super) fn size(text: &str) -> Result<u64, Problem> {
     count.ok_or_else(|| bad(format!("{} is too large to be represented", quote(text))))
 }
 
-/// `"100/s"`, `"10_000/min"`, `"5/15min"`: at least 1 unit, at most one per nanosecond.
+/// Parses `"100/s"`, `"10_000/min"`, `"5/15min"`: at least 1 unit, at most one per nanosecond.
 pub(super) fn rate(text: &str) -> Result<Rate, Problem> {
     const HINT: &str =
-        r#"write COUNT/UNIT or COUNT/DURATION, such as "100/s", "60/min" or "5/15min""#;
+        r#"write COUNT/UNIT or COUNT/DURATION, for example "100/s", "60/min" or "5/15min""#;
     let bad = |message: String| Problem::new(Code::BadRate, message).hint(HINT);
     let not_a_rate = || {
         let problem = bad(format!("{} is not a rate", quote(text)));
@@ -125,7 +127,7 @@ pub(super) fn rate(text: &str) -> Result<Rate, Problem> {
         return Err(zero("has a period of zero").hint(HINT));
     }
     let amount = NonZeroU64::new(amount).ok_or_else(|| {
-        zero("would reject every request").hint(r#"write at least 1, such as "1/d""#)
+        zero("would reject every request").hint(r#"write at least 1, for example "1/d""#)
     })?;
     if u128::from(amount.get()) > period.as_nanos() {
         return Err(bad(format!(
@@ -163,7 +165,7 @@ fn meant_rate(text: &str) -> Option<String> {
     rate(&meant).is_ok().then_some(meant)
 }
 
-/// A duration as it would be written: in the largest unit that is exact.
+/// Formats a duration in the largest unit that is exact.
 pub(super) fn show_duration(duration: Duration) -> String {
     let ms = duration.as_millis();
     let exact = TIME_UNITS
@@ -175,7 +177,7 @@ pub(super) fn show_duration(duration: Duration) -> String {
     })
 }
 
-/// A size as it would be written: in the largest binary unit that is exact.
+/// Formats a size in the largest binary unit that is exact.
 pub(super) fn show_size(bytes: u64) -> String {
     let binary = SIZE_UNITS[..4].iter().rev();
     let exact = binary
@@ -186,8 +188,8 @@ pub(super) fn show_size(bytes: u64) -> String {
     })
 }
 
-/// Splits leading digits from what follows: `None` without a digit or with a misplaced `_`; the number is `None`
-/// when it does not fit 64 bits.
+/// Splits leading digits from the rest. `None` without a digit or with a misplaced `_`; the number
+/// is `None` if it does not fit 64 bits.
 fn number(text: &str) -> Option<(Option<u64>, &str)> {
     let end = text
         .find(|c: char| !c.is_ascii_digit() && c != '_')
@@ -209,7 +211,7 @@ fn number(text: &str) -> Option<(Option<u64>, &str)> {
     Some((value, rest))
 }
 
-/// What a unit is worth; the caller sets the code.
+/// The value of a unit; the caller sets the code of the problem.
 fn scale(unit: &str, units: &[(&str, u64)], kind: &str) -> Result<u64, Problem> {
     if let Some((_, worth)) = units.iter().find(|(name, _)| *name == unit) {
         return Ok(*worth);
@@ -223,13 +225,13 @@ fn scale(unit: &str, units: &[(&str, u64)], kind: &str) -> Result<u64, Problem> 
         |message: &str, hint: &str| Err(Problem::new(Code::BadDuration, message).hint(hint));
     if unit.starts_with('.') {
         return again(
-            "only whole numbers can be written",
+            "only whole numbers are accepted",
             "use a smaller unit: 1500ms instead of 1.5s",
         );
     }
     if unit.contains(|c: char| c.is_ascii_digit()) {
         return again(
-            "only one unit can be written",
+            "only one unit is accepted",
             "use the smaller unit alone: 90min instead of 1h30min",
         );
     }

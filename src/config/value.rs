@@ -1,6 +1,7 @@
-//! One value of the file, read as some type: what is wrong with it is reported where it stands.
+//! One value of the file, read as some type. Problems are reported at the position of the value.
 //!
-//! Text goes through `${NAME}` here; what came from the environment may be a secret and is never shown.
+//! This module expands `${NAME}` in texts. A value from the environment may be a secret, so it is
+//! never shown.
 
 use std::{
     fmt::{self, Display},
@@ -25,12 +26,13 @@ use super::{
     units,
 };
 
-/// How messages name a value. Put together when there is a message: large files have many values and few messages.
+/// How messages name a value. Formatted lazily, because large files have many values and few
+/// messages.
 #[derive(Clone)]
 pub(super) enum What {
     /// `[limit.per_ip]`
     Named(Rc<str>),
-    /// "`rate` in [limit.per_ip]": a key, and the table that has it.
+    /// "`rate` in [limit.per_ip]": a key and its table.
     Key(&'static str, Rc<str>),
     /// `an item of hosts in [[route]]`.
     ItemOf(Rc<What>),
@@ -52,7 +54,7 @@ impl From<String> for What {
     }
 }
 
-/// One value and the place where it stands.
+/// One value and its position.
 pub(super) struct Value<'a> {
     pub(super) document: Document<'a>,
     pub(super) what: What,
@@ -79,7 +81,7 @@ impl<'a> Value<'a> {
         self.value.span()
     }
 
-    /// Where its name stands.
+    /// The position of its name.
     pub(super) fn name_span(&self) -> Range<usize> {
         self.name_span.clone()
     }
@@ -104,7 +106,7 @@ impl<'a> Value<'a> {
         };
         Problem::new(
             Code::WrongType,
-            format!("{} must be {expected}, and this is {found}", self.what),
+            format!("{} must be {expected}, not {found}", self.what),
         )
         .label(format!("expected {expected}"))
     }
@@ -148,20 +150,26 @@ impl<'a> Value<'a> {
     pub(super) fn duration(&self, bounds: RangeInclusive<Duration>) -> Option<Duration> {
         let text = self.text_like(
             "a duration",
-            r#"durations are text with a unit, such as "10s""#,
+            r#"a duration is text with a unit, for example "10s""#,
         )?;
         let value = text.parse("a duration", units::duration)?;
         self.within(value, bounds, units::show_duration)
     }
 
     pub(super) fn size(&self, bounds: RangeInclusive<u64>) -> Option<u64> {
-        let text = self.text_like("a size", r#"sizes are text with a unit, such as "64KiB""#)?;
+        let text = self.text_like(
+            "a size",
+            r#"a size is text with a unit, for example "64KiB""#,
+        )?;
         let value = text.parse("a size", units::size)?;
         self.within(value, bounds, units::show_size)
     }
 
     pub(super) fn rate(&self) -> Option<units::Rate> {
-        let text = self.text_like("a rate", r#"rates are text such as "100/s" or "5/15min""#)?;
+        let text = self.text_like(
+            "a rate",
+            r#"a rate is text, for example "100/s" or "5/15min""#,
+        )?;
         text.parse("a rate", units::rate)
     }
 
@@ -174,7 +182,7 @@ impl<'a> Value<'a> {
             return None;
         };
         let parsed = i128::from_str_radix(written.as_str(), written.radix());
-        // no bound reaches past 64 bits, so what does not fit there is out of bounds too
+        // every bound fits 64 bits, so a larger number is out of bounds, too
         let value = parsed.ok().and_then(|value| u64::try_from(value).ok());
         match value {
             Some(value) => self.within(value, bounds, |value| value.to_string()),
@@ -200,12 +208,12 @@ impl<'a> Value<'a> {
         let Some(number) = number else {
             self.error(
                 self.wrong_type("a number from 0 to 1")
-                    .hint("write it without quotes, such as 0.8"),
+                    .hint("write it without quotes, for example 0.8"),
             );
             return None;
         };
         let ppm = (number * 1e6).round();
-        // a cast of what is within bounds is exact, and what is no number is not within them
+        // within these bounds the cast is exact; NaN is not within them
         let share = (0.0..=1e6).contains(&ppm).then_some(ppm as u32);
         let share = share.and_then(Share::from_ppm);
         if share.is_none() {
@@ -217,7 +225,7 @@ impl<'a> Value<'a> {
     /// A date, or a date and time with its offset.
     pub(super) fn date(&self) -> Option<SystemTime> {
         let Some(written) = self.value.get_ref().as_datetime() else {
-            let hint = "write it without quotes, such as 2027-01-31 or 2027-01-31T18:00:00Z";
+            let hint = "write it without quotes, for example 2027-01-31 or 2027-01-31T18:00:00Z";
             self.error(self.wrong_type("a date").hint(hint));
             return None;
         };
@@ -237,7 +245,7 @@ impl<'a> Value<'a> {
     fn without_quotes(&self) -> &'static str {
         match self.value.get_ref().as_str() {
             Some(text) if text.contains("${") => {
-                "the environment can give text only: write numbers, true and false as they are"
+                "environment variables can only supply text: write numbers, true and false literally"
             }
             Some(_) => "write it without quotes",
             None => "",
@@ -253,7 +261,7 @@ impl<'a> Value<'a> {
         Some(self.items(&What::ItemOf(Rc::new(self.what.clone()))))
     }
 
-    /// The items of a list, each to be named `what`; none of anything else.
+    /// The items of a list, each named `what` in messages; none if it is not a list.
     pub(super) fn items(&self, what: &What) -> Vec<Value<'a>> {
         let items = self
             .value
@@ -274,7 +282,7 @@ impl<'a> Value<'a> {
         table
     }
 
-    /// The entries of a table whose keys are names, in the order of the file.
+    /// The entries of a table whose keys are names, in file order.
     pub(super) fn entries(&self, what: impl Fn(&str) -> String) -> Vec<(Text<'a>, Value<'a>)> {
         let entries = self.table().into_iter().flat_map(DeTable::iter);
         let mut entries: Vec<_> = entries
@@ -295,7 +303,7 @@ impl<'a> Value<'a> {
         entries
     }
 
-    /// This value as a table with these keys.
+    /// Opens this value as a table that may have `keys`.
     pub(super) fn section(
         &self,
         title: impl Into<Rc<str>>,
@@ -331,13 +339,13 @@ fn out_of_range(what: &What, value: &str, from: &impl Display, to: &impl Display
         .label(format!("expected {from} to {to}"))
 }
 
-/// Text after `${NAME}` was replaced.
+/// A text with `${NAME}` expanded.
 pub(super) struct Text<'a> {
     pub(super) document: Document<'a>,
     pub(super) value: String,
     pub(super) span: Range<usize>,
     raw: &'a str,
-    /// A part of it was replaced, so it may be a secret.
+    /// Whether it contained `${…}`, so it may be a secret.
     pub(super) from_environment: bool,
 }
 
@@ -352,12 +360,12 @@ impl<'a> Text<'a> {
         }
     }
 
-    /// The text as it was written.
+    /// The text as written, unexpanded.
     pub(super) fn raw(&self) -> &str {
         self.raw
     }
 
-    /// The text as it may be shown: as it was written.
+    /// The text for messages: as written, quoted.
     pub(super) fn shown(&self) -> String {
         quote(self.raw)
     }
@@ -370,7 +378,7 @@ impl<'a> Text<'a> {
         self.document.warn(self.span.clone(), problem);
     }
 
-    /// Parses, or reports why not; says nothing of the value when it comes from the environment.
+    /// Parses, or reports why not. A value from the environment is not repeated.
     pub(super) fn parse<T>(
         &self,
         kind: &str,
@@ -385,12 +393,12 @@ impl<'a> Text<'a> {
         if !self.from_environment {
             return problem;
         }
-        let message = format!("{} does not hold {kind}", self.shown());
+        let message = format!("{} is not {kind}", self.shown());
         Problem::new(problem.code, message)
             .hint("correct the environment variable, or the default after `:-`")
     }
 
-    /// A word among `built`; one among `unbuilt` is refused as the `feature` that it is.
+    /// One of `built`. A word in `unbuilt` is reported as the missing `feature`.
     pub(super) fn choice<T: Copy>(
         &self,
         built: &[(&str, T)],
