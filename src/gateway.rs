@@ -13,14 +13,23 @@
 mod admit;
 mod answer;
 mod body;
+mod body_fields;
+mod body_source;
 pub mod check;
+mod decide;
+mod decision_context;
+pub mod described;
 mod exceptions;
-mod exchange;
+mod refusals;
+mod request_body;
+mod request_context;
+mod request_id;
+mod resolve;
 pub mod explain;
-mod fields;
 mod majority;
 pub mod notebook;
 pub mod operate;
+mod observer;
 mod own;
 mod plan;
 mod purse;
@@ -33,26 +42,21 @@ mod suspicion;
 mod together;
 
 use std::{
-    borrow::Cow,
     cell::{Cell, RefCell},
     rc::Rc,
     sync::Arc,
-    time::SystemTime,
 };
 
-use http::{Request, Response, Uri, Version, request::Parts};
-use http_body::Body as _;
+use http::{Request, Response, Version, request::Parts};
 use tokio::time::Instant;
 
 use crate::{
-    identity::{HeldToken, Prefixes, TokenCache, Tokens},
+    identity::{HeldToken, TokenCache},
     listener::{
         Peer,
         inbound::{InboundBody, RequestBody},
-        request::{self, Addressed},
     },
     response::{FieldWriter, Refusal},
-    route::{Found, host, path},
     telemetry::{access::AccessLog, log::Throttle, trace::Spans},
     upstream::{
         self, SpareTable, Upstream,
@@ -61,12 +65,15 @@ use crate::{
     },
 };
 
-use answer::RequestIds;
 use body::Source;
-use exchange::{Asked, Exchange, Stopped, Target, Understood};
+use decide::DecisionEffect;
 use majority::Majority;
 use notebook::{Admissions, Notebook};
+use observer::Unobserved;
 use record::Record;
+use request_body::LiveBody;
+use request_context::{LocalReply, RequestContext, UpstreamTarget};
+use request_id::RequestIds;
 
 pub use body::Body;
 pub use plan::PlanError;
@@ -94,8 +101,6 @@ struct Worker {
     shedding: Throttle,
     notebook: Arc<Notebook>,
     admissions: Admissions,
-    /// It explains requests that nobody has sent: no limit is charged for them.
-    only_looks: bool,
 }
 
 impl Worker {
@@ -118,30 +123,37 @@ impl Worker {
     async fn answer(&self, head: &Parts, body: RequestBody, from: &Rc<Peer>) -> Response<Body> {
         let token = HeldToken::default();
         let unrouted = &self.shared.plan.unrouted;
-        let mut exchange = Exchange::begin(head, from, &token, unrouted, self.request_ids.next());
+        let mut request =
+            RequestContext::begin(head, from, &token, unrouted, self.request_ids.next());
         let mut body = InboundBody::new(body, from);
         body.remove_from_trailers(&self.shared.plan.managed);
-        if exchange.grpc.is_some() {
+        if request.grpc.is_some() {
             body.may_trickle();
         }
-        let response = match self.decide(&mut exchange, &mut body).await {
-            Ok(target) => self.forward(&mut exchange, &target, body).await,
-            Err(stopped) => {
-                let response = match stopped {
-                    Stopped::Denied => self.deny(&exchange),
-                    Stopped::Refused(refusal) => self.refuse(&exchange, &refusal, None),
-                    Stopped::OwnQuotas => self.own_quotas(&exchange),
+        let mut source = LiveBody {
+            worker: self,
+            body: &mut body,
+        };
+        let (effect, observer) = (DecisionEffect::Serve, &mut Unobserved);
+        let decided = self
+            .decide(&mut request, &mut source, effect, observer)
+            .await;
+        self.wait_for_turn(&mut request).await;
+        // by reference: a future has room for a value and for what is moved out of it
+        let response = match &decided {
+            Ok(target) => self.forward(&mut request, target, body).await,
+            Err(reply) => {
+                let response = match reply {
+                    LocalReply::Denied => self.deny(&request),
+                    LocalReply::Refused(refusal) => self.refuse(&request, refusal, None),
+                    LocalReply::OwnQuotas => self.own_quotas(&request),
                 };
-                answer::leave_unread(&body, &exchange, response)
+                answer::leave_unread(&body, &request, response)
             }
         };
-        answer::refuse_upgrade(&exchange, response)
+        answer::refuse_upgrade(&request, response)
     }
 }
-
-/// Bytes of a body that are read before the decision, where a limit is keyed by one of its fields. The fields of a larger body
-/// are unclear.
-const MAX_READ_AHEAD_BYTES: usize = 256 * 1024;
 
 impl Worker {
     /// Opens no connection yet. Upstreams that are as they were keep the connections of the worker before.
@@ -162,7 +174,6 @@ impl Worker {
         Self {
             notebook,
             admissions: Admissions::default(),
-            only_looks: false,
             shedding: Throttle::default(),
             warnings: upstreams.iter().map(|_| Throttle::default()).collect(),
             upstreams,
@@ -181,15 +192,6 @@ impl Worker {
         }
     }
 
-    /// What finding out about a token takes.
-    fn tokens<'a>(&'a self, held: &'a HeldToken) -> Tokens<'a> {
-        Tokens {
-            cache: &self.tokens,
-            held,
-            now: SystemTime::now,
-        }
-    }
-
     /// Closes upstream connections that have been idle for too long.
     fn sweep(&self, now: Instant) {
         self.upstreams
@@ -197,178 +199,39 @@ impl Worker {
             .for_each(|upstream| upstream.sweep(now));
     }
 
-    /// Who asks for what, and may they? Waits only for a body that keys a limit, for tokens of a limit that gateways share, and
-    /// for the request's turn.
-    async fn decide<'a>(
-        &'a self,
-        exchange: &mut Exchange<'a>,
-        body: &mut InboundBody,
-    ) -> Result<Target<'a>, Stopped> {
-        let understood = self.understand(exchange)?;
-        let route = exchange.route;
-        if let Some(max_bytes) = route.max_body_bytes {
-            body.set_max_bytes(max_bytes);
-        }
-        let fleet = self.shared.plan.upstreams.get(route.upstream);
-        if exchange.grpc.is_some() && fleet.is_some_and(|fleet| fleet.settings().speaks_http2()) {
-            body.bound_messages();
-        }
-        self.make_room(exchange)?;
-        if body.is_too_large() {
-            exchange.body_failed = Some(Box::new(Refusal::BodyTooLarge));
-        }
-        let (guesses, has_body) = (understood.rejected.is_some(), !body.is_end_stream());
-        let read = async |exchange: &Exchange<'_>| {
-            let asked = exchange.asked.as_ref();
-            let address = asked.map_or(exchange.from.ip, |asked| asked.client.address);
-            let client = Prefixes::default().aggregate(address);
-            let read = body.read_ahead(MAX_READ_AHEAD_BYTES, &self.shared.body_buffers, client);
-            let read = Box::pin(self.while_client_stays(exchange, read)).await;
-            read.map_err(|error| answer::bad_body(&error))
-        };
-        self.decide_limits(exchange, guesses, has_body, read, |_, _| ())
-            .await?;
-        self.settle(exchange, &understood)?;
-        if !exchange.delay.is_zero() {
+    /// Holds a request for as long as its limits say, whatever the answer is: a refusal that came at once would let clients skip
+    /// the queue.
+    async fn wait_for_turn(&self, request: &mut RequestContext<'_>) {
+        let delay = request.decision.delay;
+        if !delay.is_zero() {
             // a client that leaves meanwhile takes its place in the queue with it
-            exchange.from.needs_client(true);
-            let turn = tokio::time::sleep(exchange.delay);
-            self.while_client_stays(exchange, turn).await;
-            exchange.from.needs_client(false);
+            request.from.needs_client(true);
+            let turn = tokio::time::sleep(delay);
+            self.while_client_stays(request, turn).await;
+            request.from.needs_client(false);
         }
-        exchange.slots.turn_has_come();
-        // only now: whoever is refused has waited for its turn too, or refusals would be free
-        self.conclude(understood, exchange)
-    }
-
-    /// A place among the requests that are under way, before any limit is charged: what is shed costs its client nothing.
-    fn make_room(&self, exchange: &mut Exchange<'_>) -> Result<(), Refusal> {
-        let Some(overload) = &self.shared.overload else {
-            return Ok(());
-        };
-        let priority = exchange.route.priority;
-        let place = overload.enter(priority).ok_or_else(|| {
-            exchange.route.shed.increment(1);
-            if let Some(unsaid) = self.shedding.speak() {
-                let (priority, most) = (priority.as_str(), overload.bound());
-                tracing::warn!(priority, most, unsaid, "overload: a request was shed");
-            }
-            Refusal::Overloaded
-        })?;
-        exchange.slots.occupy(place);
-        Ok(())
-    }
-
-    /// The decision is made: it is counted, and remembered with its reasons. Whoever is denied goes no further.
-    fn settle(&self, exchange: &Exchange<'_>, understood: &Understood<'_>) -> Result<(), Stopped> {
-        self.note_decision(exchange);
-        self.remember(exchange, understood);
-        match exchange.verdict.admitted() {
-            true => Ok(()),
-            false => Err(Stopped::Denied),
-        }
-    }
-
-    /// What becomes of a request that no limit turns away.
-    fn conclude<'a>(
-        &self,
-        understood: Understood<'a>,
-        exchange: &Exchange<'_>,
-    ) -> Result<Target<'a>, Stopped> {
-        if let Some(rejected) = understood.rejected {
-            return Err(self.unauthorized(&rejected).into());
-        }
-        understood.found?;
-        if let Some(refusal) = &exchange.body_failed {
-            return Err(Refusal::clone(refusal).into());
-        }
-        match exchange.route.shows_quotas {
-            true => Err(Stopped::OwnQuotas),
-            false => Ok(understood.target),
-        }
-    }
-
-    /// Who asks for what: everything that needs no limit.
-    fn understand<'a>(&'a self, exchange: &mut Exchange<'a>) -> Result<Understood<'a>, Refusal> {
-        let plan = &self.shared.plan;
-        let head = exchange.head;
-        let addressed = request::check(head, &exchange.from.listener).map_err(answer::malformed)?;
-        exchange.may_upgrade = addressed.websocket;
-        // `*` addresses the whole server: it meets the limits of its root
-        let path = if addressed.path == "*" {
-            "/"
-        } else {
-            addressed.path
-        };
-        let normal = path::normalise(path).map_err(answer::bad_path)?;
-        let host = host::normalise(addressed.host);
-
-        let tokens = self.tokens(exchange.token);
-        let from = exchange.from;
-        let certificate = from.certificate.as_deref();
-        let identified = plan
-            .identifier
-            .identify(from.ip, certificate, &head.headers, tokens);
-        let (client, rejected) = match identified {
-            Ok(client) => (client, None),
-            Err(rejected) => (rejected.client, Some(rejected)),
-        };
-        if let Some(doubt) = client.doubt {
-            plan.addresses.rejected(doubt.label());
-        }
-        self.suspect_peer(&client, &head.headers);
-        if let Some(theirs) = answer::trusted_request_id(&client, &head.headers) {
-            exchange.request_id = theirs;
-        }
-        exchange.traced = self.trace(&client, &head.headers);
-        let found = match plan.table.find(&host, &normal.key, &head.method) {
-            _ if rejected.is_none() && plan.is_status_page(&normal.key) => {
-                exchange.route = &plan.status;
-                own::takes(&head.method)
-            }
-            Found::Route(index, _) => {
-                exchange.route = &plan.routes[index];
-                Ok(())
-            }
-            Found::WrongMethod(allow) => Err(Refusal::MethodNotAllowed { allow }),
-            Found::None => Err(Refusal::NotFound),
-        };
-        exchange.asked = Some(Asked {
-            client,
-            host,
-            path: normal.key,
-        });
-        let target = Target {
-            authority: addressed.authority,
-            path_and_query: path_and_query(&head.uri, &addressed, normal.forward),
-            websocket: addressed.websocket,
-        };
-        Ok(Understood {
-            target,
-            rejected,
-            found,
-        })
+        request.decision.slots.turn_has_come();
     }
 
     /// Sends the request on, and answers with the upstream's response, or with what we say instead.
     async fn forward(
         &self,
-        exchange: &mut Exchange<'_>,
-        target: &Target<'_>,
+        request: &mut RequestContext<'_>,
+        target: &UpstreamTarget<'_>,
         body: InboundBody,
     ) -> Response<Body> {
-        let slots = std::mem::take(&mut exchange.slots);
-        let exchange = &*exchange;
-        let (head, route) = (exchange.head, exchange.route);
+        let slots = std::mem::take(&mut request.decision.slots);
+        let request = &*request;
+        let (head, route) = (request.head, request.decision.route);
         let framing = upstream::body_framing(&head.method, &body);
-        let Some(outbound) = self.outbound(exchange, target, framing) else {
-            return self.refuse(exchange, &Refusal::Internal, None);
+        let Some(outbound) = self.outbound(request, target, framing) else {
+            return self.refuse(request, &Refusal::Internal, None);
         };
         if answer::came_through(&head.headers, &self.shared.pseudonym) {
-            return self.refuse(exchange, &Refusal::LoopDetected, None);
+            return self.refuse(request, &Refusal::LoopDetected, None);
         }
         let upstream = &self.upstreams[route.upstream];
-        let mut record = Record::begin(self, exchange, slots);
+        let mut record = Record::begin(self, request, slots);
         let outbound = Outbound {
             custody: record.custody(),
             ..outbound
@@ -383,20 +246,20 @@ impl Worker {
             Ok(answered) => {
                 upstream.fleet().metrics().seconds.record(sent.elapsed());
                 record.asked(Some(answered.server), None);
-                self.pass_on(exchange, answered.response.map(Source::from), record)
+                self.pass_on(request, answered.response.map(Source::from), record)
             }
             Err(unanswered) => {
                 let refusal = match &unanswered.failed {
                     Failed::Upstream(error) => {
                         record.asked(unanswered.server, Some(error.kind()));
-                        self.upstream_failed(exchange, unanswered.server, error)
+                        self.upstream_failed(request, unanswered.server, error)
                     }
                     Failed::RequestBody(error) => {
                         record.asked(unanswered.server, None);
-                        answer::bad_body(error)
+                        refusals::bad_body(error)
                     }
                 };
-                self.refuse(exchange, &refusal, Some(record))
+                self.refuse(request, &refusal, Some(record))
             }
         }
     }
@@ -406,55 +269,37 @@ impl Worker {
     /// The request as the upstream is to receive it; `None` while nobody knows who asks.
     fn outbound<'a>(
         &'a self,
-        exchange: &'a Exchange<'_>,
-        target: &'a Target<'_>,
+        request: &'a RequestContext<'_>,
+        target: &'a UpstreamTarget<'_>,
         framing: BodyFraming,
     ) -> Option<Outbound<'a>> {
-        let head = exchange.head;
+        let head = request.head;
         Some(Outbound {
             method: &head.method,
             target: &target.path_and_query,
             framing,
             headers: &head.headers,
             host: target.authority,
-            scheme: exchange.from.scheme(),
+            scheme: request.from.scheme(),
             via_version: match head.version {
                 Version::HTTP_2 => "2.0",
                 Version::HTTP_10 => "1.0",
                 _ => "1.1",
             },
-            client: &exchange.asked.as_ref()?.client,
-            traced: exchange.traced.as_ref().map(|traced| Continued {
+            client: &request.decision.attributes.as_ref()?.client,
+            traced: request.traced.as_ref().map(|traced| Continued {
                 traceparent: &traced.traceparent,
                 is_root: traced.place.is_root(),
             }),
             managed: &self.shared.plan.managed,
-            request_id: &exchange.request_id,
+            request_id: &request.request_id,
             pseudonym: &self.shared.pseudonym,
-            priority: exchange.route.priority.stated(),
-            over: &exchange.tags,
+            priority: request.decision.route.priority.stated(),
+            over: &request.decision.tags,
             websocket: target.websocket,
-            hears: (head.version == Version::HTTP_11).then_some(exchange.from as _),
+            hears: (head.version == Version::HTTP_11).then_some(request.from as _),
             spare: &self.spare,
             custody: None,
         })
-    }
-}
-
-/// The normalised path with the query as it came. Borrowed when the path came in its normal form.
-fn path_and_query<'a>(
-    uri: &'a Uri,
-    addressed: &Addressed<'a>,
-    forward: Cow<'a, str>,
-) -> Cow<'a, str> {
-    match uri.path_and_query() {
-        _ if addressed.path == "*" => Cow::Borrowed("*"),
-        // the path of `http://host?query` is empty, and is said to be "/"
-        Some(unchanged) if unchanged.path() == forward && unchanged.as_str().starts_with('/') => {
-            Cow::Borrowed(unchanged.as_str())
-        }
-        _ => addressed.query.map_or(forward.clone(), |query| {
-            Cow::Owned(format!("{forward}?{query}"))
-        }),
     }
 }

@@ -129,6 +129,11 @@ impl Overload {
         Some(place)
     }
 
+    /// Whether one more request of this priority would find a place now. Takes none.
+    pub fn has_room(&self, priority: Priority) -> bool {
+        self.in_flight.load(Relaxed) < self.room(priority)
+    }
+
     /// How many requests there may be for one more of this priority.
     fn room(&self, priority: Priority) -> usize {
         let kept_ppm = match priority {

@@ -32,7 +32,7 @@ use super::{
 use crate::{
     gateway::{
         check::Desk,
-        explain::{Described, DescribedBody},
+        described::{Described, DescribedBody},
     },
     identity::UserSource,
     upstream::headers,
@@ -99,9 +99,13 @@ impl Admin {
         let (mut head, body) = request.into_parts();
         self.forget_identity(&mut head.headers, peer);
         let head = original(head).map_err(|why| Answer::error(StatusCode::BAD_REQUEST, why))?;
-        let (mut held, is_unread) = match connection.body(body, BODY_MAX_BYTES).await {
-            Ok(held) => (Some(held).filter(|held| !held.bytes.is_empty()), false),
-            Err(NoBody::TooLong | NoBody::Broken) => (None, true),
+        let (mut held, missing) = match connection.body(body, BODY_MAX_BYTES).await {
+            Ok(held) => {
+                let held = Some(held).filter(|held| !held.bytes.is_empty());
+                (held, DescribedBody::Absent)
+            }
+            Err(NoBody::TooLong) => (None, DescribedBody::TooLong),
+            Err(NoBody::Broken) => (None, DescribedBody::Broken),
             Err(NoBody::NoRoom) => return Err(self.busy()),
         };
         let permit = connection.work(&self.inner.connections.checks);
@@ -115,8 +119,7 @@ impl Admin {
             // its share of the memory for bodies is held until the end
             body: match &mut held {
                 Some(held) => DescribedBody::Whole(mem::take(&mut held.bytes)),
-                None if is_unread => DescribedBody::Unread,
-                None => DescribedBody::Absent,
+                None => missing,
             },
         };
         let verdict = desk.ask(described).await;

@@ -14,7 +14,8 @@ use super::{
 };
 use crate::{
     gateway::{
-        explain::{Described, DescribedBody, Explanation, Outcome, Text, Unexplained},
+        described::{Described, DescribedBody},
+        explain::{Explanation, Outcome, Text, Unexplained},
         notebook::Remembered,
     },
     listener::tls::Presented,

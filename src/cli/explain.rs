@@ -21,7 +21,10 @@ use serde_json::{Value, json};
 use super::{ConfigFile, admin::AdminAddress, check::Format};
 use crate::{
     config,
-    gateway::explain::{Described, DescribedBody, Text, explain as explain_request},
+    gateway::{
+        described::{Described, DescribedBody},
+        explain::{Text, explain as explain_request},
+    },
     listener::tls::Presented,
 };
 

@@ -14,11 +14,14 @@ use std::{
 use arrayvec::ArrayVec;
 
 use super::{
-    Exchange, Worker,
-    exchange::{Asked, PerLimit},
+    Worker,
+    decide::DecisionEffect,
+    decision_context::{DecisionContext, PerLimit, RequestAttributes},
+    observer::DecisionObserver,
     plan::{LimitPlan, LimitRule, RoutePlan},
+    refusals::LACKS_KEY,
     rulings::{Boost, KeyRuling},
-    slots::Slot,
+    slots::{Slot, Slots},
 };
 use crate::{
     config::{Effect, Mode, Share},
@@ -123,24 +126,20 @@ pub(super) enum What<'a> {
 }
 
 impl<'a> Stance<'a> {
-    pub(super) fn noted(
-        &self,
-        limit: &'a LimitPlan,
-        note: &mut impl FnMut(&'a LimitPlan, Noted<'a>),
-    ) {
+    pub(super) fn noted(&self, limit: &'a LimitPlan, observer: &mut impl DecisionObserver<'a>) {
         if let Some(place) = self.place {
-            note(limit, Noted::Overridden(place));
+            observer.limit(limit, Noted::Overridden(place));
         }
         match &self.what {
-            What::Nothing(why) => note(limit, *why),
-            What::Unkeyed => note(limit, Noted::Unkeyed),
-            What::Boost(boost) => note(limit, Noted::Boosted { left: boost.left() }),
+            What::Nothing(why) => observer.limit(limit, *why),
+            What::Unkeyed => observer.limit(limit, Noted::Unkeyed),
+            What::Boost(boost) => observer.limit(limit, Noted::Boosted { left: boost.left() }),
             What::Met(met, acts) => {
                 if met.blocked.is_some() && self.place.is_none() {
-                    note(limit, Noted::Banned);
+                    observer.limit(limit, Noted::Banned);
                 }
                 let (tier, acts) = (met.tier, *acts);
-                note(limit, Noted::Met { tier, acts });
+                observer.limit(limit, Noted::Met { tier, acts });
             }
         }
     }
@@ -152,48 +151,56 @@ impl Worker {
     /// Waits only for limits that gateways share.
     pub(super) async fn admit<'a>(
         &self,
-        exchange: &mut Exchange<'a>,
+        decision: &mut DecisionContext<'a>,
         guesses: bool,
-        mut note: impl FnMut(&'a LimitPlan, Noted<'a>),
+        effect: DecisionEffect,
+        observer: &mut impl DecisionObserver<'a>,
     ) -> Result<(), Refusal> {
-        let route: &'a RoutePlan = exchange.route;
+        let route: &'a RoutePlan = decision.route;
         let mut meeting = Meeting::default();
-        self.meet(exchange, route, guesses, &mut meeting, &mut note)?;
-        let now_ns = self.shared.nanoseconds(exchange.decided_at);
+        self.meet(decision, route, guesses, &mut meeting, effect, observer)?;
+        let now_ns = self.shared.nanoseconds(decision.decided_at);
         match &self.shared.budget {
             Some(budget) if meeting.acting.iter().any(Met::is_shared) => {
-                let together = self.ask_together(budget, exchange, now_ns, &meeting.acting);
+                let together = self.ask_together(budget, decision, now_ns, &meeting.acting, effect);
                 let together = Box::pin(together).await?;
-                exchange.verdict = together.verdict.keep();
-                exchange.sources = together.sources;
-                exchange.slots.lend(together.lent);
+                decision.verdict = together.verdict.keep();
+                decision.sources = together.sources;
+                decision.slots.lend(together.lent);
             }
-            _ => exchange.verdict = self.ask(now_ns, route, &meeting.acting, self.only_looks),
+            _ => decision.verdict = self.ask(now_ns, route, &meeting.acting, effect),
         }
-        if exchange.verdict.admitted() {
-            self.hold(exchange, now_ns, route, &meeting.acting);
-            self.look_on(exchange, now_ns, route, &meeting.looking_on, &mut note)
-                .await?;
+        if decision.verdict.admitted() {
+            self.hold(decision, now_ns, route, &meeting.acting);
+            let looking_on = &meeting.looking_on;
+            let looked = self.look_on(decision, now_ns, route, looking_on, effect, observer);
+            if let Err(refusal) = looked.await {
+                // refused at once: what it holds is given back
+                decision.delay = Duration::ZERO;
+                decision.slots = Slots::default();
+                return Err(refusal);
+            }
         } else {
             let boosts = meeting.boosts.drain(..);
             boosts.for_each(|(boost, units)| boost.give_back(units));
         }
-        if !exchange.verdict.admitted() {
-            self.charge_rejected(exchange, now_ns, route, &meeting.acting);
+        if !decision.verdict.admitted() {
+            self.charge_rejected(decision, now_ns, route, &meeting.acting, effect);
         }
-        exchange.met = meeting.acting;
+        decision.met = meeting.acting;
         Ok(())
     }
 
     /// Charges a rejection to the limits that count those; the client is told how they stand after that.
     pub(super) fn charge_rejected<'a>(
         &self,
-        exchange: &mut Exchange<'a>,
+        decision: &mut DecisionContext<'a>,
         now_ns: u64,
         route: &RoutePlan,
         acting: &[Met<'a>],
+        effect: DecisionEffect,
     ) {
-        if self.only_looks {
+        if !effect.charges() {
             return;
         }
         let store = &self.shared.store;
@@ -206,7 +213,7 @@ impl Worker {
             let after = store.peek(now_ns, &[charge]).findings.pop();
             // an exception that closes the limit says for itself how long it does
             if let Some(after) = after.filter(|_| met.blocked.is_none()) {
-                exchange.verdict.replace(index, after);
+                decision.verdict.replace(index, after);
             }
         }
     }
@@ -214,27 +221,28 @@ impl Worker {
     /// Finds out which limits concern the request, and which of their buckets.
     fn meet<'a>(
         &self,
-        exchange: &Exchange<'a>,
+        decision: &DecisionContext<'a>,
         route: &'a RoutePlan,
         guesses: bool,
         meeting: &mut Meeting<'a>,
-        note: &mut impl FnMut(&'a LimitPlan, Noted<'a>),
+        effect: DecisionEffect,
+        observer: &mut impl DecisionObserver<'a>,
     ) -> Result<(), Refusal> {
-        let Some(asked) = &exchange.asked else {
+        let Some(asked) = &decision.attributes else {
             return Ok(());
         };
         let samples_keys = self.samples_keys();
-        exchange.with_subject(&self.shared.plan.table, asked, |subject| {
+        decision.with_subject(&self.shared.plan.table, asked, |subject| {
             for limit in &route.limits {
                 let stance = self.stance(asked, limit, guesses, subject);
-                stance.noted(limit, note);
+                stance.noted(limit, observer);
                 match stance.what {
                     What::Nothing(Noted::Exempt) => limit.decisions.exempt.increment(1),
                     What::Nothing(_) => {}
                     What::Unkeyed => return Err(LACKS_KEY),
                     What::Boost(boost) => {
                         limit.decisions.exempt.increment(1);
-                        if !self.only_looks && boost.take(route.cost) {
+                        if effect.charges() && boost.take(route.cost) {
                             meeting.boosts.push((boost, route.cost));
                         }
                     }
@@ -310,7 +318,7 @@ impl Worker {
     #[inline]
     pub(super) fn stance<'a>(
         &self,
-        asked: &Asked<'_>,
+        asked: &RequestAttributes<'_>,
         limit: &'a LimitPlan,
         guesses: bool,
         subject: &Subject<'_>,
@@ -350,7 +358,7 @@ impl Worker {
         now_ns: u64,
         route: &RoutePlan,
         acting: &[Met<'a>],
-        looks: bool,
+        effect: DecisionEffect,
     ) -> Kept<'a> {
         let mut verdict = Verdict::default();
         let store = &self.shared.store;
@@ -361,14 +369,17 @@ impl Worker {
         // not collected, which would move it with all of its room
         let mut now = ArrayVec::<Charge<'a>, MAX_LIMITS>::new();
         now.extend(charges(false));
-        if now.len() == acting.len() && !looks && acting.iter().all(|met| met.blocked.is_none()) {
+        if now.len() == acting.len()
+            && effect.charges()
+            && acting.iter().all(|met| met.blocked.is_none())
+        {
             store.admit_into(now_ns, &now, &mut verdict);
             return verdict.keep();
         }
         let later: ArrayVec<Charge<'a>, MAX_LIMITS> = charges(true).collect();
         let later = store.peek(now_ns, &later);
         let blocked = acting.iter().any(|met| met.blocked.is_some());
-        let stopped = looks || blocked || !later.admitted();
+        let stopped = !effect.charges() || blocked || !later.admitted();
         let now = if stopped {
             store.peek(now_ns, &now)
         } else {
@@ -393,14 +404,14 @@ impl Worker {
     /// What an admitted request takes with it: slots, places in a queue, its delay.
     fn hold<'a>(
         &self,
-        exchange: &mut Exchange<'a>,
+        decision: &mut DecisionContext<'a>,
         now_ns: u64,
         route: &RoutePlan,
         acting: &[Met<'a>],
     ) {
         let mut slowed = Duration::ZERO;
         let mut turn = Duration::ZERO;
-        for (met, finding) in acting.iter().zip(exchange.verdict.iter()) {
+        for (met, finding) in acting.iter().zip(decision.verdict.iter()) {
             let rule = &met.limit.rule;
             let settings = &rule.settings;
             let is_reached = |share: Share| {
@@ -410,8 +421,8 @@ impl Worker {
             };
             if settings.warn_at.is_some_and(is_reached) {
                 rule.metrics.near_limit.increment(1);
-                if settings.disclose && exchange.warning.is_none() {
-                    exchange.warning = Some(&rule.name);
+                if settings.disclose && decision.warning.is_none() {
+                    decision.warning = Some(&rule.name);
                 }
             }
             let slow = settings.slow.filter(|slow| is_reached(slow.at));
@@ -425,45 +436,47 @@ impl Worker {
             }
             let held = finding.held();
             if held != Held::Nowhere && (rule.holds_slots || delay_ns > 0) {
-                exchange
+                decision
                     .slots
                     .add(&self.shared, Slot::of(met, route, now_ns, held));
             }
         }
-        exchange.delay = turn + slowed;
+        decision.delay = turn + slowed;
     }
 
     /// Limits in shadow count what they would have done; tags are for the upstream to read.
     async fn look_on<'a>(
         &self,
-        exchange: &mut Exchange<'a>,
+        decision: &mut DecisionContext<'a>,
         now_ns: u64,
         route: &RoutePlan,
         looking_on: &[Met<'a>],
-        note: &mut impl FnMut(&'a LimitPlan, Noted<'a>),
+        effect: DecisionEffect,
+        observer: &mut impl DecisionObserver<'a>,
     ) -> Result<(), Refusal> {
         for met in looking_on {
             let rule = &met.limit.rule;
             let found = match &self.shared.budget {
                 Some(budget) if met.is_shared() => {
                     let met = std::slice::from_ref(met);
-                    let together = Box::pin(self.ask_together(budget, exchange, now_ns, met));
+                    let together =
+                        Box::pin(self.ask_together(budget, decision, now_ns, met, effect));
                     let together = together.await?;
-                    exchange.slots.lend(together.lent);
+                    decision.slots.lend(together.lent);
                     together.verdict.findings.first().copied()
                 }
-                _ => self.found(now_ns, route, met),
+                _ => self.found(now_ns, route, met, effect),
             };
             let Some(finding) = found else {
                 continue;
             };
             let closed = met.blocked.map(|blocked| blocked.finding(&finding));
-            note(met.limit, Noted::LookedOn(closed.unwrap_or(finding)));
+            observer.limit(met.limit, Noted::LookedOn(closed.unwrap_or(finding)));
             let decisions = &met.limit.decisions;
             if finding.denied() || met.blocked.is_some() {
                 if rule.mode() == Mode::Tag {
                     decisions.tagged.increment(1);
-                    exchange.tags.push(&rule.name);
+                    decision.tags.push(&rule.name);
                 } else {
                     decisions.shadow_rejected.increment(1);
                 }
@@ -471,21 +484,27 @@ impl Worker {
                 decisions.admitted.increment(1);
             }
             if rule.holds_slots && finding.held() != Held::Nowhere {
-                exchange
+                decision
                     .slots
                     .add(&self.shared, Slot::of(met, route, now_ns, finding.held()));
             }
             if met.counts_later() {
-                exchange.counting.push(*met);
+                decision.counting.push(*met);
             }
         }
         Ok(())
     }
 
     /// What a limit of this process that looks on finds.
-    fn found<'a>(&self, now_ns: u64, route: &RoutePlan, met: &Met<'a>) -> Option<Finding<'a>> {
+    fn found<'a>(
+        &self,
+        now_ns: u64,
+        route: &RoutePlan,
+        met: &Met<'a>,
+        effect: DecisionEffect,
+    ) -> Option<Finding<'a>> {
         let charges = [met.charge(route)];
-        let verdict = match met.counts_later() || self.only_looks {
+        let verdict = match met.counts_later() || !effect.charges() {
             true => self.shared.store.peek(now_ns, &charges),
             false => self.shared.store.admit(now_ns, &charges),
         };
@@ -493,11 +512,11 @@ impl Worker {
     }
 
     /// Charges the limits that count answers by their status.
-    pub(super) fn count_answer(&self, exchange: &Exchange<'_>, status: http::StatusCode) {
-        let later = exchange
+    pub(super) fn count_answer(&self, decision: &DecisionContext<'_>, status: http::StatusCode) {
+        let later = decision
             .met
             .iter()
-            .chain(&exchange.counting)
+            .chain(&decision.counting)
             .filter(|met| met.counts_later());
         let mut now_ns = None;
         for met in later.filter(|met| met.limit.rule.settings.count_status.contains(&status)) {
@@ -505,14 +524,10 @@ impl Worker {
                 *now_ns.get_or_insert_with(|| self.shared.nanoseconds(tokio::time::Instant::now()));
             self.shared
                 .store
-                .charge(now_ns, &met.charge(exchange.route));
+                .charge(now_ns, &met.charge(decision.route));
         }
     }
 }
-
-/// 400: `missing = "reject"`.
-pub(super) const LACKS_KEY: Refusal =
-    Refusal::BadRequest("The request lacks something that a limit counts by.");
 
 impl<'a> Met<'a> {
     pub(super) fn new(

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::Full;
 
-use super::{answer::bad_body, record::Record};
+use super::{record::Record, refusals::bad_body};
 use crate::{
     listener::inbound::{InboundBody, InboundError},
     response::Grpc,

@@ -20,10 +20,12 @@ use tokio::{
 };
 
 use super::{
-    Body, Current, Exchange, Shared, Worker, answer,
-    exchange::Stopped,
-    explain::Described,
+    Body, Current, RequestContext, Shared, Worker, answer,
+    decide::DecisionEffect,
+    described::{Described, DescribedSource},
+    observer::Unobserved,
     record::{self, Ours},
+    request_context::LocalReply,
 };
 use crate::{
     identity::HeldToken,
@@ -131,12 +133,18 @@ impl Worker {
         let from = Peer::described(described.peer, listener, None);
         let token = HeldToken::default();
         let (head, unrouted) = (&described.head, &self.shared.plan.unrouted);
-        let mut exchange = Exchange::begin(head, &from, &token, unrouted, self.request_ids.next());
-        let response = match self.decide_described(&mut exchange, described).await {
-            Ok(()) => self.let_pass(&exchange),
-            Err(Stopped::Refused(refusal)) => self.refuse(&exchange, &refusal, None),
-            Err(Stopped::Denied) => self.deny(&exchange),
-            Err(Stopped::OwnQuotas) => self.let_pass(&exchange),
+        let mut request =
+            RequestContext::begin(head, &from, &token, unrouted, self.request_ids.next());
+        let mut body = DescribedSource::new(&described.body);
+        let (effect, observer) = (DecisionEffect::Charge, &mut Unobserved);
+        let decided = self.decide(&mut request, &mut body, effect, observer).await;
+        // nothing is held until its turn, since the proxy that asks would have to wait for it
+        request.decision.slots.turn_has_come();
+        let response = match decided {
+            Ok(_) => self.let_pass(&request),
+            Err(LocalReply::Refused(refusal)) => self.refuse(&request, &refusal, None),
+            Err(LocalReply::Denied) => self.deny(&request),
+            Err(LocalReply::OwnQuotas) => self.let_pass(&request),
         };
         let (head, body) = response.into_parts();
         // what we author is whole, and does not fail
@@ -145,43 +153,33 @@ impl Worker {
         Response::from_parts(head, body)
     }
 
-    /// The steps of [`decide`](Worker::decide), without what needs the client.
-    async fn decide_described<'a>(
-        &'a self,
-        exchange: &mut Exchange<'a>,
-        described: &Described,
-    ) -> Result<(), Stopped> {
-        let understood = self.understand(exchange)?;
-        self.decide_described_limits(exchange, &understood, described, |_, _| ())
-            .await?;
-        self.settle(exchange, &understood)?;
-        exchange.slots.turn_has_come();
-        self.conclude(understood, exchange).map(drop)
-    }
-
     /// 200, with what the client is to be told, and the upstream.
-    fn let_pass(&self, exchange: &Exchange<'_>) -> Response<Body> {
+    fn let_pass(&self, request: &RequestContext<'_>) -> Response<Body> {
         let mut response = Response::new(Body::authored(Bytes::new()));
         let headers = response.headers_mut();
-        headers.insert(&X_REQUEST_ID, exchange.request_id.clone());
-        if let Some(limit) = exchange.warning {
+        headers.insert(&X_REQUEST_ID, request.request_id.clone());
+        if let Some(limit) = request.decision.warning {
             say(headers, &X_RATELIMIT_WARNING, limit);
         }
         self.fields.borrow_mut().write(
             headers,
             StatusCode::OK,
-            &answer::met(exchange, &exchange.verdict.standings()),
+            &answer::met(request, &request.decision.verdict.standings()),
             &self.shared.plan.response,
-            self.shared.wall_clock(exchange.decided_at),
+            self.shared.wall_clock(request.decision.decided_at),
         );
         // always: a proxy that copies them then replaces whatever the client has sent
-        let client = exchange.asked.as_ref().map(|asked| &asked.client);
+        let client = request
+            .decision
+            .attributes
+            .as_ref()
+            .map(|asked| &asked.client);
         let user = client.and_then(|client| client.user);
         let tier = client.and_then(|client| client.tier);
         say(headers, &USER, user.unwrap_or_default());
         say(headers, &TIER, tier.unwrap_or_default());
-        say(headers, &OVER, &exchange.tags.join(", "));
-        record::note(self, exchange, StatusCode::OK, 0, Ours::Asked);
+        say(headers, &OVER, &request.decision.tags.join(", "));
+        record::note(self, request, StatusCode::OK, 0, Ours::Asked);
         response
     }
 }

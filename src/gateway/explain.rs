@@ -1,7 +1,6 @@
 //! What becomes of one described request, and why: the request path itself, run on a fresh table with somebody watching.
 //!
-//! Nothing is decided here. The steps are those of `Worker::decide`, in their order; each shows its reasoning to whoever
-//! asks ([`Identifier::reason`](crate::identity::Identifier::reason), `Noted`), and serving a request asks for nothing.
+//! Nothing is decided here: `Worker::decide` decides, and shows its reasoning to an observer ([`Identifier::reason`](crate::identity::Identifier::reason), `Noted`), and serving a request asks for nothing.
 //! Secrets are neither kept nor shown: of fields of the request only names, of keys what access lines show.
 
 mod recall;
@@ -19,14 +18,16 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use bytes::Bytes;
-use http::{HeaderMap, request::Parts};
+use http::HeaderMap;
 
 use super::{
-    Exchange, MAX_READ_AHEAD_BYTES, Shared, Worker,
+    RequestContext, Shared, Worker,
     admit::{self, Noted},
-    exchange::{Stopped, Target, Understood},
+    decide::DecisionEffect,
+    described::{Described, DescribedSource},
+    observer::DecisionObserver,
     plan::{LimitPlan, PlanError},
+    request_context::{LocalReply, Resolved, UpstreamTarget},
 };
 use crate::{
     config::{Mode, Snapshot},
@@ -35,10 +36,7 @@ use crate::{
         address::{Doubt, ELEMENTS_MAX, Step},
     },
     limit::Standing,
-    listener::{
-        self, Peer,
-        tls::{NotTaken, Presented},
-    },
+    listener::{self, Peer, tls::NotTaken},
     response::Refusal,
     telemetry::{AccessLines, Metrics, trace::TraceSettings},
 };
@@ -46,49 +44,6 @@ use words::{allowance, came_of, chosen_by, exception, source};
 
 pub use report::*;
 pub use text::Text;
-
-/// A request that somebody describes.
-#[derive(Debug)]
-pub struct Described {
-    /// Its head, as it would have been read.
-    pub head: Parts,
-    /// Who is connected: the socket's peer, or the one that a PROXY header names.
-    pub peer: IpAddr,
-    /// The certificate that the client shows in the handshake.
-    pub certificate: Option<Presented>,
-    /// Its body.
-    pub body: DescribedBody,
-}
-
-/// The body of a request that somebody describes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum DescribedBody {
-    /// There is none, or nobody says.
-    #[default]
-    Absent,
-    /// All of it.
-    Whole(Vec<u8>),
-    /// It is longer than is ever read before a decision, or broke off.
-    Unread,
-}
-
-impl DescribedBody {
-    fn bytes(&self) -> Option<&[u8]> {
-        match self {
-            DescribedBody::Whole(bytes) => Some(bytes),
-            DescribedBody::Absent | DescribedBody::Unread => None,
-        }
-    }
-
-    /// So many bytes it has, as far as is known.
-    fn at_least(&self) -> u64 {
-        match self {
-            DescribedBody::Absent => 0,
-            DescribedBody::Whole(bytes) => bytes.len() as u64,
-            DescribedBody::Unread => MAX_READ_AHEAD_BYTES as u64 + 1,
-        }
-    }
-}
 
 /// Why a request cannot be explained.
 #[derive(Debug, thiserror::Error)]
@@ -110,7 +65,8 @@ pub fn explain(mut snapshot: Snapshot, described: &Described) -> Result<Explanat
     snapshot.trace = TraceSettings::default();
     let shared = Shared::new(Arc::new(snapshot), Metrics::install())?;
     let worker = Worker::new(Arc::new(shared), None);
-    Ok(worker.explain(described, FRESH)?)
+    // charged, in buckets that nothing else uses: limits then say what is left after the request
+    Ok(worker.explain(described, FRESH, DecisionEffect::Charge)?)
 }
 
 /// When explanations are true: of a gateway that has just started, one that runs, and a request that was decided.
@@ -121,23 +77,45 @@ const THEN: &str = "as they stood when it was decided";
 impl Shared {
     /// Explains one request as if this gateway were asked it now. Charges nothing, counts nothing, opens no connection.
     pub fn explain(&self, described: &Described) -> Result<Explanation, Unexplained> {
-        let mut worker = Worker::new(Arc::new(self.beside()?), None);
-        worker.only_looks = true;
-        Ok(worker.explain(described, NOW)?)
+        let worker = Worker::new(Arc::new(self.beside()?), None);
+        Ok(worker.explain(described, NOW, DecisionEffect::Look)?)
     }
 }
 
 /// What a decision says that has nothing to wait for.
-fn at_once(decision: impl Future<Output = Result<(), Refusal>>) -> Result<(), Refusal> {
+fn at_once<T>(decision: impl Future<Output = Result<T, LocalReply>>) -> Result<T, LocalReply> {
     let mut context = Context::from_waker(Waker::noop());
     match pin!(decision).poll(&mut context) {
         Poll::Ready(said) => said,
-        Poll::Pending => Err(Refusal::Internal),
+        Poll::Pending => Err(Refusal::Internal.into()),
+    }
+}
+
+/// What a decision was like, for showing it.
+#[derive(Debug)]
+struct Notes<'a> {
+    worker: &'a Worker,
+    asked: Option<Asked>,
+    limits: Vec<(&'a LimitPlan, Noted<'a>)>,
+}
+
+impl<'a> DecisionObserver<'a> for Notes<'a> {
+    fn resolved(&mut self, request: &RequestContext<'a>, resolved: &Resolved<'a>) {
+        self.asked = Some(self.worker.asked(request, &resolved.target));
+    }
+
+    fn limit(&mut self, limit: &'a LimitPlan, noted: Noted<'a>) {
+        self.limits.push((limit, noted));
     }
 }
 
 impl Worker {
-    fn explain(&self, described: &Described, when: &'static str) -> Result<Explanation, NotTaken> {
+    fn explain(
+        &self,
+        described: &Described,
+        when: &'static str,
+        effect: DecisionEffect,
+    ) -> Result<Explanation, NotTaken> {
         let plan = &self.shared.plan;
         let head = &described.head;
         let (listener, holder) = self.enter(described)?;
@@ -145,34 +123,22 @@ impl Worker {
         let listener = Rc::new(listener.clone());
         let from = Peer::described(described.peer, listener, holder.map(Rc::new));
         let token = HeldToken::default();
-        let mut exchange =
-            Exchange::begin(head, &from, &token, &plan.unrouted, self.request_ids.next());
-        let understood = match self.understand(&mut exchange) {
-            Ok(understood) => understood,
-            Err(refusal) => {
-                explained.answer = Answer::Refused(refused(&refusal));
-                return Ok(explained);
-            }
+        let mut request =
+            RequestContext::begin(head, &from, &token, &plan.unrouted, self.request_ids.next());
+        let mut body = DescribedSource::new(&described.body);
+        let mut notes = Notes {
+            worker: self,
+            asked: None,
+            limits: Vec::new(),
         };
-        explained.asked = Some(self.asked(&exchange, &understood.target));
-        let mut noted = Vec::new();
-        let admitted = at_once(self.decide_described_limits(
-            &mut exchange,
-            &understood,
-            described,
-            |limit, what| noted.push((limit, what)),
-        ));
-        explained.limits = self.limits(&exchange, &noted);
-        let stopped = match admitted {
-            Err(refusal) => Err(Stopped::Refused(refusal)),
-            Ok(()) if !exchange.verdict.admitted() => Err(Stopped::Denied),
-            Ok(()) => self.conclude(understood, &exchange),
-        };
-        explained.answer = match stopped {
-            Err(Stopped::Denied) => denied(&exchange),
-            Err(Stopped::Refused(refusal)) => Answer::Refused(refused(&refusal)),
-            Err(Stopped::OwnQuotas) => Answer::OwnQuotas,
-            Ok(target) => match self.sent_on(&exchange, &target, described.body.bytes()) {
+        let decided = at_once(self.decide(&mut request, &mut body, effect, &mut notes));
+        explained.asked = notes.asked;
+        explained.limits = self.limits(&request, &notes.limits);
+        explained.answer = match decided {
+            Err(LocalReply::Denied) => denied(&request),
+            Err(LocalReply::Refused(refusal)) => Answer::Refused(refused(&refusal)),
+            Err(LocalReply::OwnQuotas) => Answer::OwnQuotas,
+            Ok(target) => match self.sent_on(&request, &target, described.body.bytes()) {
                 Some(forwarded) => Answer::Forwarded(forwarded),
                 None => Answer::Refused(refused(&Refusal::Internal)),
             },
@@ -261,10 +227,11 @@ impl Worker {
     }
 
     /// What is asked for, and which route takes it.
-    fn asked(&self, exchange: &Exchange<'_>, target: &Target<'_>) -> Asked {
+    fn asked(&self, request: &RequestContext<'_>, target: &UpstreamTarget<'_>) -> Asked {
         let plan = &self.shared.plan;
-        let (host, path) = exchange
-            .asked
+        let (host, path) = request
+            .decision
+            .attributes
             .as_ref()
             .map_or(("", ""), |asked| (&*asked.host, &*asked.path));
         let snapshot = self.shared.snapshot();
@@ -276,64 +243,42 @@ impl Worker {
             }
         };
         let page = || {
-            exchange.route.shows_quotas.then(|| RouteShown {
-                name: exchange.route.name.clone(),
+            request.decision.route.shows_quotas.then(|| RouteShown {
+                name: request.decision.route.name.clone(),
                 pattern: path.to_owned(),
             })
         };
         let sent = target.path_and_query.split('?').next().unwrap_or_default();
         Asked {
-            method: exchange.head.method.to_string(),
+            method: request.head.method.to_string(),
             host: host.to_owned(),
-            path: exchange.head.uri.path().to_owned(),
+            path: request.head.uri.path().to_owned(),
             matched_path: path.to_owned(),
             sent_path: sent.to_owned(),
-            route: exchange.route.index.map(shown).or_else(page),
+            route: request.decision.route.index.map(shown).or_else(page),
             also: plan
                 .table
                 .matching(host, path)
                 .into_iter()
-                .filter(|index| Some(*index) != exchange.route.index)
+                .filter(|index| Some(*index) != request.decision.route.index)
                 .map(shown)
                 .collect(),
-            params: exchange.route.index.map_or_else(Vec::new, |index| {
+            params: request.decision.route.index.map_or_else(Vec::new, |index| {
                 let params = plan.table.params(index, path);
                 let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
                 params.iter().map(owned).collect()
             }),
-            cost: exchange.route.cost,
+            cost: request.decision.route.cost,
         }
-    }
-
-    /// Decides by all limits, with the body that is described in place of one that is read.
-    pub(super) async fn decide_described_limits<'a>(
-        &self,
-        exchange: &mut Exchange<'a>,
-        understood: &Understood<'_>,
-        described: &Described,
-        note: impl FnMut(&'a LimitPlan, Noted<'a>),
-    ) -> Result<(), Refusal> {
-        let most = exchange.route.max_body_bytes;
-        let most = most.unwrap_or(exchange.from.listener.max_body_bytes);
-        if described.body.at_least() > most {
-            exchange.body_failed = Some(Box::new(Refusal::BodyTooLarge));
-        }
-        let (guesses, has_body) = (understood.rejected.is_some(), described.body.at_least() > 0);
-        let read = async |_: &Exchange<'_>| {
-            let whole = described.body.bytes();
-            let whole = whole.filter(|bytes| bytes.len() <= MAX_READ_AHEAD_BYTES);
-            Ok(whole.map(Bytes::copy_from_slice))
-        };
-        self.decide_limits(exchange, guesses, has_body, read, note)
-            .await
     }
 
     fn limits(
         &self,
-        exchange: &Exchange<'_>,
+        request: &RequestContext<'_>,
         noted: &[(&LimitPlan, Noted<'_>)],
     ) -> Vec<LimitShown> {
-        exchange
+        request
+            .decision
             .route
             .limits
             .iter()
@@ -345,26 +290,36 @@ impl Worker {
                     .peekable();
                 // a limit that comes after one that refuses the request is not asked
                 noted.peek()?;
-                Some(self.limit(exchange, limit, noted))
+                Some(self.limit(request, limit, noted))
             })
             .collect()
     }
 
     fn limit<'a>(
         &self,
-        exchange: &Exchange<'_>,
+        request: &RequestContext<'_>,
         limit: &LimitPlan,
         noted: impl Iterator<Item = Noted<'a>>,
     ) -> LimitShown {
         let rule = &limit.rule;
         let (settings, plan) = (&rule.settings, &self.shared.plan);
-        let key = exchange.asked.as_ref().map_or_else(String::new, |asked| {
-            exchange.with_subject(&plan.table, asked, |subject| {
-                rule.key
-                    .readable(&self.shared.hasher, plan.prefixes, subject)
-            })
-        });
-        let client = exchange.asked.as_ref().map(|asked| &asked.client);
+        let key = request
+            .decision
+            .attributes
+            .as_ref()
+            .map_or_else(String::new, |asked| {
+                request
+                    .decision
+                    .with_subject(&plan.table, asked, |subject| {
+                        rule.key
+                            .readable(&self.shared.hasher, plan.prefixes, subject)
+                    })
+            });
+        let client = request
+            .decision
+            .attributes
+            .as_ref()
+            .map(|asked| &asked.client);
         let mut shown = LimitShown {
             name: rule.name.clone(),
             algorithm: rule.algorithm,
@@ -412,7 +367,7 @@ impl Worker {
                         shown.because = chosen_by(settings, tier, client);
                     }
                     shown.outcome = match acts {
-                        true => self.acted(exchange, limit, &mut shown.standing),
+                        true => self.acted(request, limit, &mut shown.standing),
                         false => Outcome::NotMet("another limit rejects the request".to_owned()),
                     };
                 }
@@ -433,13 +388,13 @@ impl Worker {
     /// What a limit that acts has decided.
     fn acted(
         &self,
-        exchange: &Exchange<'_>,
+        request: &RequestContext<'_>,
         limit: &LimitPlan,
         shown: &mut Option<Stands>,
     ) -> Outcome {
         let is_it = |met: &admit::Met<'_>| std::ptr::eq(met.limit, limit);
-        let place = exchange.met.iter().position(is_it);
-        let Some(finding) = place.and_then(|place| exchange.verdict.get(place)) else {
+        let place = request.decision.met.iter().position(is_it);
+        let Some(finding) = place.and_then(|place| request.decision.verdict.get(place)) else {
             return not_met("the request was refused before it was asked");
         };
         let standing = finding.standing();
@@ -467,8 +422,8 @@ impl Worker {
 }
 
 /// 429, and when it would pass.
-fn denied(exchange: &Exchange<'_>) -> Answer {
-    let denial = exchange.verdict.standings().denial();
+fn denied(request: &RequestContext<'_>) -> Answer {
+    let denial = request.decision.verdict.standings().denial();
     Answer::Denied {
         retry_after: denial.and_then(|denial| Some(Duration::from_nanos(denial.retry_after_ns?))),
     }

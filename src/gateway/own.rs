@@ -8,7 +8,7 @@ use std::{num::NonZeroU64, time::Duration};
 use http::{HeaderValue, Method, Response, StatusCode};
 
 use super::{
-    Body, Exchange, Worker,
+    Body, RequestContext, Worker,
     admit::{Concern, Met},
     answer,
     plan::LimitPlan,
@@ -47,39 +47,45 @@ pub(super) fn takes(method: &Method) -> Result<(), Refusal> {
 
 impl Worker {
     /// Answers with every limit that the caller may know of, in the order of the configuration.
-    pub(super) fn own_quotas(&self, exchange: &Exchange<'_>) -> Response<Body> {
+    pub(super) fn own_quotas(&self, request: &RequestContext<'_>) -> Response<Body> {
         let plan = &self.shared.plan;
         let mut limits: Vec<&LimitPlan> = plan.met().collect();
         limits.retain(|limit| limit.rule.name != NAME);
         limits.sort_by_key(|limit| limit.rule.place);
         let quotas: Vec<OwnQuota<'_>> = limits
             .into_iter()
-            .filter_map(|limit| self.own_quota(exchange, limit))
+            .filter_map(|limit| self.own_quota(request, limit))
             .collect();
-        let standings = exchange.verdict.standings();
+        let standings = request.decision.verdict.standings();
         let response = response::own_quotas(
             &quotas,
-            &answer::met(exchange, &standings),
-            &answer::asked(exchange),
+            &answer::met(request, &standings),
+            &answer::asked(request),
             &plan.response,
             &mut self.fields.borrow_mut(),
-            self.shared.wall_clock(exchange.decided_at),
+            self.shared.wall_clock(request.decision.decided_at),
         );
         let bytes = response.body().len() as u64;
-        record::note(self, exchange, StatusCode::OK, bytes, Ours::Asked);
+        record::note(self, request, StatusCode::OK, bytes, Ours::Asked);
         response.map(Body::authored)
     }
 
     /// How one limit stands to the caller; `None` where it does not count them, acts on nobody, or is not disclosed.
-    fn own_quota<'a>(&self, exchange: &Exchange<'_>, limit: &'a LimitPlan) -> Option<OwnQuota<'a>> {
+    fn own_quota<'a>(
+        &self,
+        request: &RequestContext<'_>,
+        limit: &'a LimitPlan,
+    ) -> Option<OwnQuota<'a>> {
         let (rule, plan) = (&limit.rule, &self.shared.plan);
         if !rule.settings.disclose || rule.mode() != config::Mode::Enforce {
             return None;
         }
-        let asked = exchange.asked.as_ref()?;
-        let (_, concern) = exchange.with_subject(&plan.table, asked, |subject| {
-            self.concern(rule, &asked.client, subject)
-        });
+        let asked = request.decision.attributes.as_ref()?;
+        let (_, concern) = request
+            .decision
+            .with_subject(&plan.table, asked, |subject| {
+                self.concern(rule, &asked.client, subject)
+            });
         let (tier, key, blocked) = match concern {
             Concern::Counted { tier, key, blocked } => (tier, key, blocked),
             // what the page is asked for says nothing of what other requests are for
@@ -99,15 +105,15 @@ impl Worker {
             return None;
         }
         let met = Met::new(limit, tier, key, blocked);
-        let standing = self.stands(exchange, &met)?;
+        let standing = self.stands(request, &met)?;
         let stands = Some(answer::told(&met, &standing));
         Some(OwnQuota { policy, stands })
     }
 
     /// As far as this gateway knows, where others keep the limit, too.
-    fn stands(&self, exchange: &Exchange<'_>, met: &Met<'_>) -> Option<Standing> {
+    fn stands(&self, request: &RequestContext<'_>, met: &Met<'_>) -> Option<Standing> {
         let shared = &self.shared;
-        let now_ns = shared.nanoseconds(exchange.decided_at);
+        let now_ns = shared.nanoseconds(request.decision.decided_at);
         let verdict = match (&shared.budget, met.claim(1)) {
             (Some(budget), Some(claim)) => budget.peek(now_ns, &[claim]),
             _ => shared.store.peek(now_ns, &[met.charge_of(1)]),

@@ -8,7 +8,7 @@ use std::{
 use http::{HeaderMap, HeaderValue, StatusCode};
 use tokio::time::Instant;
 
-use super::{Exchange, Worker, body::BodyError, exchange::Traced, slots::Slots};
+use super::{RequestContext, Worker, body::BodyError, request_context::Traced, slots::Slots};
 use crate::{
     budget::Source,
     identity::Client,
@@ -47,8 +47,8 @@ pub(super) struct Record {
 
 impl Record {
     /// The request is about to be sent on.
-    pub(super) fn begin(worker: &Worker, exchange: &Exchange<'_>, slots: Slots) -> Self {
-        let route = exchange.route;
+    pub(super) fn begin(worker: &Worker, request: &RequestContext<'_>, slots: Slots) -> Self {
+        let route = request.decision.route;
         let fleet = &worker.shared.plan.upstreams[route.upstream];
         Self {
             metrics: Arc::clone(&route.metrics),
@@ -56,13 +56,13 @@ impl Record {
             server: None,
             error: None,
             refused: None,
-            arrived: exchange.arrived,
+            arrived: request.decision.arrived,
             status: None,
             bytes: 0,
             _in_flight: route.metrics.enter(),
             slots,
             custody: Custody::default(),
-            told: Told::of(worker, exchange, None).map(Box::new),
+            told: Told::of(worker, request, None).map(Box::new),
         }
     }
 
@@ -150,7 +150,7 @@ pub(super) enum Ours {
 /// Notes an answer of ours to a request that was not sent on; it is complete when it is made.
 pub(super) fn note(
     worker: &Worker,
-    exchange: &Exchange<'_>,
+    request: &RequestContext<'_>,
     status: StatusCode,
     bytes: u64,
     ours: Ours,
@@ -160,10 +160,15 @@ pub(super) fn note(
         Ours::Denied { retry_after } => (retry_after, None),
         Ours::Refused(name) => (None, Some(name)),
     };
-    let duration = exchange.arrived.elapsed();
-    exchange.route.metrics.answered(status);
-    exchange.route.metrics.request_seconds.record(duration);
-    if let Some(told) = Told::of(worker, exchange, retry_after) {
+    let duration = request.decision.arrived.elapsed();
+    request.decision.route.metrics.answered(status);
+    request
+        .decision
+        .route
+        .metrics
+        .request_seconds
+        .record(duration);
+    if let Some(told) = Told::of(worker, request, retry_after) {
         told.tell(status, None, refused, bytes, duration);
     }
 }
@@ -182,19 +187,19 @@ struct Told {
 
 impl Told {
     /// `None` where nobody is told.
-    fn of(worker: &Worker, exchange: &Exchange<'_>, retry_after: Option<u32>) -> Option<Self> {
-        if worker.access.is_none() && exchange.traced.is_none() {
+    fn of(worker: &Worker, request: &RequestContext<'_>, retry_after: Option<u32>) -> Option<Self> {
+        if worker.access.is_none() && request.traced.is_none() {
             return None;
         }
-        let allowed = exchange.verdict.admitted();
+        let allowed = request.decision.verdict.admitted();
         let logged = worker.access.as_ref().and_then(|access| {
             let left_out = match allowed {
                 true => worker.logs_admitted().then_some(0),
-                false => worker.shared.admit_rejected_line(exchange.arrived),
+                false => worker.shared.admit_rejected_line(request.decision.arrived),
             };
             Some((access.clone(), left_out?))
         });
-        let traced = exchange.traced.as_ref().map(|traced| traced.place);
+        let traced = request.traced.as_ref().map(|traced| traced.place);
         let span = worker.spans.clone().zip(traced);
         (logged.is_some() || span.is_some()).then(|| {
             let (access, left_out) = logged.unzip();
@@ -203,7 +208,7 @@ impl Told {
                 span,
                 allowed,
                 left_out: left_out.unwrap_or(0),
-                kept: Kept::of(worker, exchange, retry_after),
+                kept: Kept::of(worker, request, retry_after),
             }
         })
     }
@@ -265,12 +270,12 @@ impl Worker {
     /// Waits, and notes a client that leaves meanwhile.
     pub(super) async fn while_client_stays<T>(
         &self,
-        exchange: &Exchange<'_>,
+        request: &RequestContext<'_>,
         wait: impl Future<Output = T>,
     ) -> T {
         let mut waiting = Waiting {
             worker: self,
-            exchange,
+            request,
             stayed: false,
         };
         let awaited = wait.await;
@@ -282,7 +287,7 @@ impl Worker {
 /// A request that waits in the gateway. Dropped before that is over, its client has left.
 struct Waiting<'a, 'b> {
     worker: &'a Worker,
-    exchange: &'a Exchange<'b>,
+    request: &'a RequestContext<'b>,
     stayed: bool,
 }
 
@@ -290,7 +295,7 @@ impl Drop for Waiting<'_, '_> {
     fn drop(&mut self) {
         if !self.stayed {
             let gone = response::client_gone();
-            note(self.worker, self.exchange, gone, 0, Ours::Asked);
+            note(self.worker, self.request, gone, 0, Ours::Asked);
         }
     }
 }
@@ -324,24 +329,24 @@ struct KeptLimit {
 }
 
 impl Kept {
-    fn of(worker: &Worker, exchange: &Exchange<'_>, retry_after: Option<u32>) -> Self {
-        let asked = exchange.asked.as_ref();
+    fn of(worker: &Worker, request: &RequestContext<'_>, retry_after: Option<u32>) -> Self {
+        let asked = request.decision.attributes.as_ref();
         let client = asked.map(|asked| &asked.client);
         let owned = |text: Option<&str>| text.map(str::to_owned);
         Self {
             time: SystemTime::now()
-                .checked_sub(exchange.arrived.elapsed())
+                .checked_sub(request.decision.arrived.elapsed())
                 .unwrap_or(SystemTime::UNIX_EPOCH),
-            request_id: exchange.request_id.clone(),
+            request_id: request.request_id.clone(),
             client_ip: client.map(|client| client.address),
             user: owned(client.and_then(|client| client.user)),
             tenant: owned(client.and_then(|client| client.tenant)),
             tier: owned(client.and_then(|client| client.tier)),
-            method: exchange.head.method.clone(),
+            method: request.head.method.clone(),
             host: asked.map(|asked| asked.host.to_string()),
-            path: exchange.head.uri.path().to_owned(),
-            route: exchange.route.name.clone(),
-            limit: KeptLimit::of(worker, exchange, retry_after),
+            path: request.head.uri.path().to_owned(),
+            route: request.decision.route.name.clone(),
+            limit: KeptLimit::of(worker, request, retry_after),
         }
     }
 
@@ -385,16 +390,20 @@ impl Kept {
 }
 
 impl KeptLimit {
-    fn of(worker: &Worker, exchange: &Exchange<'_>, retry_after: Option<u32>) -> Option<Self> {
-        let standings = exchange.verdict.standings();
+    fn of(worker: &Worker, request: &RequestContext<'_>, retry_after: Option<u32>) -> Option<Self> {
+        let standings = request.decision.verdict.standings();
         let index = standings.binding()?;
-        let rule = &exchange.met.get(index)?.limit.rule;
+        let rule = &request.decision.met.get(index)?.limit.rule;
         let standing = standings.get(index)?;
         let plan = &worker.shared.plan;
-        let key = exchange.with_subject(&plan.table, exchange.asked.as_ref()?, |subject| {
-            rule.key
-                .readable(&worker.shared.hasher, plan.prefixes, subject)
-        });
+        let key = request.decision.with_subject(
+            &plan.table,
+            request.decision.attributes.as_ref()?,
+            |subject| {
+                rule.key
+                    .readable(&worker.shared.hasher, plan.prefixes, subject)
+            },
+        );
         Some(Self {
             name: rule.name.clone(),
             algorithm: rule.algorithm,
@@ -402,7 +411,7 @@ impl KeptLimit {
             capacity: standing.capacity,
             remaining: standing.remaining,
             retry_after,
-            source: match exchange.sources.get(index).copied().flatten() {
+            source: match request.decision.sources.get(index).copied().flatten() {
                 None => "local",
                 Some(Source::Lease) => "lease",
                 Some(Source::Redis) => "redis",

@@ -180,7 +180,7 @@ impl Shared {
             metrics,
             budget: self.budget.clone(),
             body_buffers: Arc::clone(&self.body_buffers),
-            overload: None,
+            overload: self.overload.clone(),
             store: Arc::clone(&self.store),
             hasher: self.hasher,
             token_secret: self.token_secret,

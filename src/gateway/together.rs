@@ -2,7 +2,12 @@
 
 use arrayvec::ArrayVec;
 
-use super::{Exchange, Worker, admit::Met, exchange::PerLimit};
+use super::{
+    Worker,
+    admit::Met,
+    decide::DecisionEffect,
+    decision_context::{DecisionContext, PerLimit},
+};
 use crate::{
     budget::{Budget, Claim, Decided, Lent, Name, Source, Unavailable},
     config::Mode,
@@ -27,11 +32,12 @@ impl Worker {
     pub(super) async fn ask_together<'a>(
         &self,
         budget: &Budget,
-        exchange: &Exchange<'_>,
+        decision: &DecisionContext<'_>,
         now_ns: u64,
         met: &[Met<'a>],
+        effect: DecisionEffect,
     ) -> Result<Together<'a>, Refusal> {
-        let (route, store) = (exchange.route, &self.shared.store);
+        let (route, store) = (decision.route, &self.shared.store);
         let local = |later: bool| -> ArrayVec<Charge<'a>, MAX_LIMITS> {
             let chosen = met
                 .iter()
@@ -45,8 +51,8 @@ impl Worker {
         let claims: PerLimit<Claim<'_>> = shared.iter().map(|(_, claim)| *claim).collect();
         let later = store.peek(now_ns, &local(true));
         let blocked = met.iter().any(|met| met.blocked.is_some());
-        let decided = if later.admitted() && !blocked && !self.only_looks {
-            let name = |index: usize| self.name(exchange, shared.get(index).map(|(met, _)| *met));
+        let decided = if later.admitted() && !blocked && effect.charges() {
+            let name = |index: usize| self.name(decision, shared.get(index).map(|(met, _)| *met));
             let charges = local(false);
             let decided = budget.admit(now_ns, store, &charges, &claims, name);
             match decided.await {
@@ -99,12 +105,12 @@ impl Worker {
     }
 
     /// What all gateways call the bucket of a request.
-    fn name(&self, exchange: &Exchange<'_>, met: Option<&Met<'_>>) -> Name {
-        let (Some(met), Some(asked)) = (met, &exchange.asked) else {
+    fn name(&self, decision: &DecisionContext<'_>, met: Option<&Met<'_>>) -> Name {
+        let (Some(met), Some(asked)) = (met, &decision.attributes) else {
             return Name::default();
         };
         let plan = &self.shared.plan;
-        exchange.with_subject(&plan.table, asked, |subject| {
+        decision.with_subject(&plan.table, asked, |subject| {
             Name(met.limit.rule.key.shared(plan.prefixes, subject))
         })
     }

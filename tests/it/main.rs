@@ -13,6 +13,7 @@ mod cli;
 mod config;
 mod corpora;
 mod dashboard;
+mod decisions_agree;
 mod explain;
 mod forward_auth;
 mod grpc;

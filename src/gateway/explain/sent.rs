@@ -5,7 +5,7 @@ use http::HeaderMap;
 
 use super::report::Forwarded;
 use crate::{
-    gateway::{Exchange, Worker, answer, exchange::Target},
+    gateway::{RequestContext, Worker, answer, request_context::UpstreamTarget},
     upstream::headers::{self, BodyFraming, Outbound},
 };
 
@@ -13,28 +13,28 @@ impl Worker {
     /// What the upstream is told, in the very bytes that it would receive.
     pub(super) fn sent_on(
         &self,
-        exchange: &Exchange<'_>,
-        target: &Target<'_>,
+        request: &RequestContext<'_>,
+        target: &UpstreamTarget<'_>,
         body: Option<&[u8]>,
     ) -> Option<Forwarded> {
-        if answer::came_through(&exchange.head.headers, &self.shared.pseudonym) {
+        if answer::came_through(&request.head.headers, &self.shared.pseudonym) {
             return None;
         }
         let framing = match body {
             Some(body) => BodyFraming::Length(body.len() as u64),
             None => BodyFraming::None,
         };
-        let outbound = self.outbound(exchange, target, framing)?;
-        let upstream = &self.upstreams[exchange.route.upstream];
+        let outbound = self.outbound(request, target, framing)?;
+        let upstream = &self.upstreams[request.decision.route.upstream];
         let settings = upstream.fleet().settings();
         let host = upstream.first_host(outbound.host);
         let mut head = BytesMut::new();
         headers::write_head(&mut head, &outbound, host);
-        let (sets, removes) = compare(&exchange.head.headers, &head, &outbound);
+        let (sets, removes) = compare(&request.head.headers, &head, &outbound);
         Some(Forwarded {
             upstream: settings.name.clone(),
             servers: settings.servers.iter().map(ToString::to_string).collect(),
-            delay: exchange.delay,
+            delay: request.decision.delay,
             sets,
             removes,
         })

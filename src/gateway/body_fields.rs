@@ -1,0 +1,125 @@
+//! Limits that are keyed by a field of the body: a step of every decision.
+//!
+//! ```text
+//! limits that need no body ─▶ refuse already? 429, and no byte of the body is read, nothing charged
+//!           │ no
+//!     read the body ─▶ no room for it? 503, nothing charged
+//!           │
+//!     all limits together: charged, or not at all ─▶ only now 413, 400, 408, if the body failed
+//! ```
+//!
+//! The fields of a body that fails are unclear, and it is charged like one that is whole: a client that cuts its bodies short
+//! would otherwise ask for nothing as often as it likes.
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use super::{
+    Worker,
+    admit::{Met, Noted, What},
+    body_source::BodySource,
+    decide::DecisionEffect,
+    decision_context::{DecisionContext, PerLimit},
+    observer::DecisionObserver,
+    plan::{LimitPlan, RoutePlan},
+    refusals::LACKS_KEY,
+    request_context::RequestContext,
+};
+use crate::{
+    identity::{BodyFields, BodyFormat},
+    response::Refusal,
+};
+
+impl Worker {
+    /// Reads the fields of the body that limits are keyed by. Returns whether a limit that needs no body denies the request: then
+    /// that is the verdict, and nothing is read.
+    pub(super) async fn read_body_fields<'a>(
+        &self,
+        request: &mut RequestContext<'a>,
+        guesses: bool,
+        body: &mut impl BodySource,
+        effect: DecisionEffect,
+        observer: &mut impl DecisionObserver<'a>,
+    ) -> Result<bool, Refusal> {
+        let decision = &mut request.decision;
+        decision.body_failed = body.fault().map(Box::new);
+        let wanted = &decision.route.wanted_fields;
+        if body.is_empty() || wanted.is_empty() {
+            return Ok(false);
+        }
+        let format = BodyFormat::of(&request.head.headers);
+        let is_known = format != BodyFormat::Unclear && decision.body_failed.is_none();
+        let mut whole = None;
+        if is_known {
+            if self.deny_before_body(decision, guesses, effect, observer)? {
+                return Ok(true);
+            }
+            let read = body.read_ahead(request).await;
+            let decision = &mut request.decision;
+            match read {
+                Ok(read) => whole = read,
+                Err(refusal) if refusal.is_temporary() => return Err(refusal),
+                Err(refusal) => decision.body_failed = Some(Box::new(refusal)),
+            }
+            decision.decided_at = Instant::now();
+        }
+        if whole.as_ref().is_some_and(Bytes::is_empty) {
+            // however it is framed, an empty body is none
+            return Ok(false);
+        }
+        let fields = whole.map(|bytes| format.read(&bytes, wanted));
+        request.decision.body = Some(fields.unwrap_or_else(BodyFields::unclear));
+        Ok(false)
+    }
+
+    /// Asks the limits that need no body, and charges none. Where they refuse the request, that is the verdict. Limits that
+    /// gateways share are asked later: only Redis knows.
+    fn deny_before_body<'a>(
+        &self,
+        decision: &mut DecisionContext<'a>,
+        guesses: bool,
+        effect: DecisionEffect,
+        observer: &mut impl DecisionObserver<'a>,
+    ) -> Result<bool, Refusal> {
+        let route: &'a RoutePlan = decision.route;
+        let Some(asked) = &decision.attributes else {
+            return Ok(false);
+        };
+        let needs_body = |limit: &LimitPlan| !limit.rule.key.wanted_body_fields().is_empty();
+        let (verdict, acting) =
+            decision.with_subject(&self.shared.plan.table, asked, |subject| {
+                let mut acting: PerLimit<Met<'a>> = PerLimit::new();
+                for limit in route.limits.iter().filter(|limit| !needs_body(limit)) {
+                    match self.stance(asked, limit, guesses, subject).what {
+                        What::Unkeyed => {
+                            observer.limit(limit, Noted::Unkeyed);
+                            return Err(LACKS_KEY);
+                        }
+                        What::Met(met, true) if !met.is_shared() => acting.push(met),
+                        What::Met(..) | What::Nothing(_) | What::Boost(_) => {}
+                    }
+                }
+                let now_ns = self.shared.nanoseconds(decision.decided_at);
+                let verdict = self.ask(now_ns, route, &acting, DecisionEffect::Look);
+                if !verdict.admitted() {
+                    for limit in &route.limits {
+                        match needs_body(limit) {
+                            true => observer.limit(limit, Noted::NotRead),
+                            false => self
+                                .stance(asked, limit, guesses, subject)
+                                .noted(limit, observer),
+                        }
+                    }
+                }
+                Ok((verdict, acting))
+            })?;
+        if verdict.admitted() {
+            return Ok(false);
+        }
+        let now_ns = self.shared.nanoseconds(decision.decided_at);
+        decision.verdict = verdict;
+        self.charge_rejected(decision, now_ns, route, &acting, effect);
+        decision.met = acting;
+        Ok(true)
+    }
+}
