@@ -166,8 +166,17 @@ local function rarely()
         if w == wid + 1 then prev, s1 = cur, s0 else prev, s1 = 0, 0 end
         wid, cur, s0 = w, 0, 0
       end
-      -- nobody waits longer than after having spent all of these terms
-      if cur + n < limit then cur = math.max(0, cur + n) elseif cur < limit then cur = limit end
+      if n < 0 then
+        -- What comes back may have been part of more than this window could count, or of a window that is over: what the
+        -- caller still counts stays counted, and so does what these terms granted themselves in this window.
+        local least = math.max(s0, math.min(mine, limit) - (form == 'S' and prev * (wid + 1 - now / win) or 0))
+        if cur > least then cur = math.max(0, least, cur + n) end
+      elseif cur + n < limit then
+        cur = cur + n
+      elseif cur < limit then
+        -- nobody waits longer than after having spent all of these terms
+        cur = limit
+      end
       section[3] = struct.pack('<I6fI6ddI4fff', win, limit, wid, cur, prev, ts, dem, s0, s1)
     end
   end

@@ -297,6 +297,66 @@ fn window(
 
 const DAY_US: u64 = 86_400_000_000;
 
+/// A limit in some form, spent from and given back to: units that are asked for, and those handed back of an earlier answer.
+type Form = fn(&Redis, limit: u64, need: u64, want: u64, back: &[(u8, i64, i64)]) -> Answer;
+
+const FORMS: [(&str, Form); 3] = [
+    ("bucket", |redis, limit, need, want, back| {
+        let bucket = Bucket {
+            capacity: limit as f64,
+            ..SLOW
+        };
+        bucket.call(redis, need, want, back)
+    }),
+    ("fixed window", |redis, limit, need, want, back| {
+        window(redis, false, limit, 30 * DAY_US, need, want, back)
+    }),
+    ("sliding window", |redis, limit, need, want, back| {
+        window(redis, true, limit, 60 * DAY_US, need, want, back)
+    }),
+];
+
+#[test]
+fn what_other_terms_borrowed_comes_back_and_what_they_spent_does_not() {
+    for (before, old) in FORMS {
+        for (after, new) in FORMS {
+            // nine are spent and six are in hand when the limit changes
+            for (limit, left) in [(8, 0), (9, 0), (10, 1), (12, 3), (50, 41)] {
+                let redis = Redis::start();
+                let answer = old(&redis, 20, 9, 6, &[]);
+                assert_eq!((answer.need, answer.want), (9, 6));
+                assert!(new(&redis, limit, 0, 0, &[]).pool <= left);
+                old(&redis, 20, 0, 0, &[(1, answer.generation, 6)]);
+                let pool = new(&redis, limit, 0, 0, &[]).pool;
+                assert_eq!(pool, left, "{before} of 20 -> {after} of {limit}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_was_borrowed_in_a_window_that_is_over_does_not_come_back_to_the_next_one() {
+    const SECOND_US: u64 = 1_000_000;
+    for (before, old) in FORMS {
+        let redis = Redis::start();
+        let new = |need| window(&redis, false, 10, SECOND_US, need, 0, &[]);
+        let answer = old(&redis, 20, 2, 6, &[]);
+        let first = new(0).generation;
+        let second = loop {
+            pause(Duration::from_millis(5));
+            let answer = new(10);
+            if answer.generation != first {
+                break answer;
+            }
+        };
+        assert_eq!(second.need, 10);
+        old(&redis, 20, 0, 0, &[(1, answer.generation, 6)]);
+        let third = new(10);
+        let is_same = third.generation == second.generation;
+        assert!(third.need == 0 || !is_same, "{before}: {third:?}");
+    }
+}
+
 #[test]
 fn a_window_grants_its_limit_and_takes_back_what_was_not_used() {
     for slides in [false, true] {

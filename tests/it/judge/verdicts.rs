@@ -88,13 +88,6 @@ const EXCEPTIONS: &[Exception] = &[
         },
     },
     Exception {
-        why: "open: a lease whose limit changes algorithm or window forgets a few units, a fifth of what was spent at most",
-        covers: |judged, fault| {
-            let few = matches!(fault, Fault::Forgotten { used, excess, .. } if excess * 5 <= *used);
-            judged.event == Event::Exchange && judged.is_leased() && few
-        },
-    },
-    Exception {
         why: "a grant that came late, as Redis stood still, is spent by a later request",
         covers: |judged, fault| {
             let shared = judged.limit.scope != Scope::Local;
