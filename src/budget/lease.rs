@@ -17,6 +17,7 @@
 
 mod forecast;
 mod memory;
+mod pace;
 mod requests;
 mod terms;
 
@@ -24,24 +25,18 @@ pub use forecast::Forecast;
 use memory::Memory;
 pub use memory::Recollection;
 pub use requests::Requests;
-use terms::PAUSE_MIN_NS;
 pub use terms::{Algorithm, Terms};
 
 /// The least batch, from this many expected arrivals within the horizon on.
 const LEAST_BATCH: u64 = 4;
 const WARM: f64 = 2.0;
+/// The memory of the store's estimate of the demand is a horizon, and at least this.
+const DEMAND_MEMORY_NS: u64 = 1_000_000_000;
+/// With no more than this part of the demand at other gateways, a gateway counts as the only one.
+const OTHERS: f64 = 0.05;
 /// What of the rest of the pool may be taken ahead: half, or all while it is short.
 const PART: f64 = 0.5;
 const PART_SHORT: f64 = 1.0;
-/// A poll of a short pool should bring so many tokens; with twice that, the next comes sooner.
-const GOOD_POLL: u64 = 8;
-/// While the pool is short, tokens that nobody has asked for this long go back.
-const IDLE_NS: u64 = 500_000_000;
-/// While the pool is short, tokens go back after a time in which so many requests were expected and none came.
-const IDLE_ARRIVALS: f64 = 16.0;
-const IDLE_MIN_NS: u64 = 10_000_000;
-/// The pause between polls of a window that brings nothing grows by this part of the time for which it has brought nothing.
-const POLL_GROWTH: u64 = 8;
 /// The most tokens in one hand of one generation: what a packed word holds.
 pub const MAX_TOKENS: u64 = (1 << 26) - 1;
 /// Clocks of gateway and store may drift apart by a thousandth.
@@ -224,6 +219,10 @@ pub struct Lease {
     called_ns: Option<u64>,
     pool: Option<Pool>,
     share: Option<f64>,
+    /// What of the store's estimate of the demand this gateway has reported, by the same formula, in requests per second.
+    reported: f64,
+    /// Hardly anybody asks for the key at another gateway.
+    is_sole: bool,
     memory: Memory,
     /// What the store had on its books before it lost them.
     forgotten: Vec<(u32, u64)>,
@@ -396,15 +395,19 @@ impl Lease {
         let since_ns = self.called_ns.map(|called| now_ns.saturating_sub(called));
         let reports = self.reports(terms, hand, ask.back);
         self.called_ns = Some(now_ns);
+        let memory_ns = horizon_ns.max(DEMAND_MEMORY_NS);
+        let arrivals = std::mem::take(&mut self.arrivals);
+        let kept = (-(since_ns.unwrap_or(0) as f64) / memory_ns as f64).exp();
+        self.reported = self.reported * kept + arrivals as f64 * NS_PER_S / memory_ns as f64;
         Call {
             need: ask.need,
             want: if ask.fill { missing } else { 0 },
             unit,
             part: if self.short { PART_SHORT } else { PART },
-            arrivals: std::mem::take(&mut self.arrivals),
+            arrivals,
             rate: self.rate,
             since_us: since_ns.map_or(0, |ns| ns.div_euclid(1000).max(1)),
-            memory_us: horizon_ns.max(1_000_000_000).div_euclid(1000),
+            memory_us: memory_ns.div_euclid(1000),
             memory: self.memory.recollection(now_ns, terms),
             reports,
         }
@@ -485,6 +488,8 @@ impl Lease {
             let share = (self.rate / demand).min(1.0);
             self.share = Some(self.share.map_or(share, |known| 0.7 * known + 0.3 * share));
         }
+        let demand = reply.demand as f64 / 1e3;
+        self.is_sole = demand - self.reported <= OTHERS * demand;
 
         let slot = slot_of(reply.generation);
         let bank = reply.want.min(MAX_TOKENS);
@@ -507,7 +512,7 @@ impl Lease {
             self.got_ns = now_ns;
         }
         let forecast = Forecast::new(now_ns, sent_ns, terms, reply, refused);
-        self.short = (reply.pool as f64) < terms.short_below();
+        self.short = (reply.pool as f64) < self.short_below(terms);
         let pause = self.pace(now_ns, terms, &forecast, refused, (rtt_ns, jitter));
         Granted {
             slot,
@@ -525,74 +530,9 @@ impl Lease {
         }
     }
 
-    /// How long a pool is left alone that is short, or that is a window too short for the request that was refused: other gateways
-    /// may hand back to a window what it lacks, and no clock tells when. A bucket that is too short for one request only is
-    /// asked again when it has filled, as the forecast says.
-    fn pace(
-        &mut self,
-        now_ns: u64,
-        terms: &Terms,
-        forecast: &Forecast,
-        refused: Option<u64>,
-        (rtt_ns, jitter): (u64, f64),
-    ) -> Option<Pause> {
-        let is_window = matches!(terms.algorithm, Algorithm::Fixed | Algorithm::Sliding);
-        let least = match refused {
-            _ if self.short => 0,
-            Some(cost) if is_window => cost,
-            _ => {
-                self.pause_ns = 0;
-                return None;
-            }
-        };
-        if !terms.ahead {
-            return None;
-        }
-        let mut longest_ns = terms.longest_pause_ns();
-        if is_window {
-            let barren_ns = now_ns.saturating_sub(self.got_ns);
-            longest_ns = longest_ns.max(barren_ns.checked_div(POLL_GROWTH).unwrap_or(0));
-        }
-        self.pause_ns = match (self.pause_ns, self.last_got) {
-            (0, _) => rtt_ns.max(PAUSE_MIN_NS),
-            (pause, got) if got < GOOD_POLL => pause.saturating_mul(2),
-            (pause, got) if got >= GOOD_POLL.saturating_mul(2) => pause.div_euclid(2),
-            (pause, _) => pause,
-        }
-        .clamp(PAUSE_MIN_NS, longest_ns);
-        let pause_ns = (self.pause_ns as f64 * (0.75 + 0.5 * jitter)) as u64;
-        let until_ns = now_ns.saturating_add(pause_ns);
-        let until_ns = match terms.algorithm {
-            // a new window is open for everybody
-            Algorithm::Fixed => until_ns.min(forecast.not_before_ns(terms, u64::MAX).max(now_ns)),
-            Algorithm::Bucket => until_ns.max(forecast.not_before_ns(terms, 1)),
-            _ => until_ns,
-        };
-        Some(Pause { until_ns, least })
-    }
-
-    /// Whether to ask again by itself when a refusal ends: somebody keeps coming.
-    pub fn polls(&self, now_ns: u64, terms: &Terms, until_ns: u64) -> bool {
-        let pause_ns = until_ns.saturating_sub(now_ns);
-        // the next window is for those that ask for it: the demand may have moved
-        let is_next = terms.algorithm == Algorithm::Fixed
-            && self.pool.is_none_or(|pool| until_ns >= pool.until_ns);
-        terms.ahead && !is_next && self.rate * pause_ns as f64 / NS_PER_S >= 2.0
-    }
-
     /// Whether somebody came since the last call.
     pub fn is_wanted(&self) -> bool {
         self.arrivals > 0
-    }
-
-    /// Whether one more may wait for a call in flight: while the pool is short, no more than the last one brought.
-    pub fn may_queue(&self, now_ns: u64, terms: &Terms, waiting: u64) -> bool {
-        // of what is asked for every request, nobody but the store knows what has come back
-        let is_short = || {
-            let pool = self.pool(now_ns, terms);
-            pool.is_some_and(|pool| pool < terms.short_below())
-        };
-        !terms.ahead || waiting < self.last_got.max(1) || !is_short()
     }
 
     /// What should go back of this hand, oldest generation first.
@@ -609,8 +549,8 @@ impl Lease {
         } else {
             2.max(terms.capacity.div_euclid(100))
         };
-        // others are being refused for what nobody here wants
-        let hoarded = self.short && idle_ns >= self.patience_ns(horizon_ns);
+        // nobody here wants them, and others may be refused for it
+        let hoarded = idle_ns >= self.patience_ns(horizon_ns);
         let surplus = if hoarded || !terms.ahead {
             held
         } else {
@@ -630,21 +570,6 @@ impl Lease {
             }
         }
         back
-    }
-
-    /// When to look again at a hand that holds tokens.
-    pub fn look_again_ns(&self, now_ns: u64, horizon_ns: u64) -> u64 {
-        now_ns.saturating_add(if self.short {
-            self.patience_ns(horizon_ns)
-        } else {
-            horizon_ns
-        })
-    }
-
-    /// How long tokens may lie idle while others are refused.
-    fn patience_ns(&self, horizon_ns: u64) -> u64 {
-        let expected_ns = (IDLE_ARRIVALS / self.rate.max(1.0) * NS_PER_S) as u64;
-        expected_ns.clamp(IDLE_MIN_NS, IDLE_NS).min(horizon_ns)
     }
 
     /// Whether nothing would be lost by forgetting this key: nobody has come for two horizons, and nothing is owed.

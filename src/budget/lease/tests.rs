@@ -166,14 +166,50 @@ fn a_debt_is_charged_until_a_reply_confirms_it() {
 #[test]
 fn a_short_pool_is_asked_in_pauses_that_grow_while_they_bring_little() {
     let (terms, mut lease) = (terms(true), Lease::default());
+    // others ask for it, too
+    let shared = |need, want| Reply {
+        demand: 80_000,
+        ..reply(need, want, 1)
+    };
     let mut pauses = Vec::new();
     for turn in 0..4 {
-        let granted = lease.replied(turn, turn, &terms, (&reply(1, 0, 1), None), (MS, 0.5));
+        let granted = lease.replied(turn, turn, &terms, (&shared(1, 0), None), (MS, 0.5));
         pauses.push(granted.pause.expect("short").until_ns - turn);
     }
     assert_eq!(pauses, [MS, 2 * MS, 4 * MS, 8 * MS]);
-    let granted = lease.replied(9, 9, &terms, (&reply(0, 20, 1), None), (MS, 0.5));
+    let granted = lease.replied(9, 9, &terms, (&shared(0, 20), None), (MS, 0.5));
     assert_eq!(granted.pause.map(|pause| pause.until_ns), Some(9 + 4 * MS));
+}
+
+#[test]
+fn the_only_gateway_asks_for_each_unit_when_it_is_there() {
+    let (terms, mut lease) = (terms(true), Lease::default());
+    let horizon = terms.horizon_ns(MS);
+    let told = |lease: &mut Lease, pool, demand, full_us| {
+        lease.arrived(0, horizon, 0, 10);
+        lease.call(0, &terms, horizon, [0, 0], Ask::default());
+        let told = Reply {
+            demand,
+            state: [full_us, 0],
+            ..reply(1, 0, pool)
+        };
+        let granted = lease.replied(0, 0, &terms, (&told, None), (MS, 0.5));
+        granted.pause.map(|pause| pause.until_ns)
+    };
+    // all ten requests of a second are its own
+    assert_eq!(told(&mut lease, 1, 10_000, 990_000), None, "one is left");
+    // the next unit is there in 10 ms; a refusal is remembered for a thousandth less
+    let until_ns = told(&mut lease, 0, 20_000, 1_000_000).expect("none is left");
+    assert!((9 * MS..=10 * MS).contains(&until_ns), "{until_ns}");
+    assert!(
+        lease.may_queue(0, &terms, 100),
+        "whoever comes meanwhile may wait"
+    );
+    assert!(
+        told(&mut lease, 1, 60_000, 990_000).is_some(),
+        "half come elsewhere"
+    );
+    assert!(!lease.may_queue(0, &terms, 100));
 }
 
 #[test]
