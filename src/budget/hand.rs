@@ -75,7 +75,7 @@ const REFUSE_UNTIL_NS: usize = 2;
 const REFUSED: usize = 3;
 /// Asks to be filled up when so many tokens less one are left; 0 does not.
 const LOW: usize = 4;
-/// This gateway's part of the pool, when it was last told.
+/// What was left in the pool, when it was last told.
 const POOL: usize = 5;
 // 6, 7 and 15: what the store will have (see `Forecast`)
 const TOLD_NS: usize = 6;
@@ -260,7 +260,7 @@ impl Hand<'_> {
         self.0[LOW].store(mark.map_or(0, |mark| mark + 1), Relaxed);
     }
 
-    /// The keeper's: what a reply tells. `pool` is this gateway's part of what is left.
+    /// The keeper's: what a reply tells. `pool` is what is left.
     pub(super) fn know(&self, pool: u64, forecast: &Forecast, pause: Option<Pause>) {
         self.0[POOL].store(pool, Relaxed);
         self.0[TOLD_NS].store(forecast.told_ns, Relaxed);
@@ -293,7 +293,7 @@ impl Hand<'_> {
         self.0[PACKED].load(Relaxed) >> (SHARD_BITS + DELAY_BITS)
     }
 
-    /// This gateway's part of the pool, when it was told.
+    /// What was left in the pool, when it was told.
     pub(super) fn pool(&self) -> u64 {
         self.0[POOL].load(Relaxed)
     }

@@ -16,6 +16,7 @@ mod secured;
 mod servers;
 mod slack;
 mod slots;
+mod told;
 
 use std::{
     collections::BTreeMap,

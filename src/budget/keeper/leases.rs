@@ -285,11 +285,7 @@ impl Leases {
         entry.limit.metrics.granted_ahead.increment(granted.bank);
         entry.limit.metrics.granted.increment(reply.need);
         entry.prepare_alone(now_ns, hand, gateways);
-        let share = entry.lease.share().unwrap_or(1.0);
-        // of what is asked for every request, nothing is withheld for others
-        let share = if terms.ahead { share } else { 1.0 };
-        let pool = (share * reply.pool as f64).round() as u64;
-        hand.know(pool, &granted.forecast, granted.pause);
+        hand.know(reply.pool, &granted.forecast, granted.pause);
         let pause = granted.pause.filter(|pause| pause.least == 0);
         entry.pause_until_ns = pause.map_or(0, |pause| pause.until_ns);
 

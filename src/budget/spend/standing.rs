@@ -2,7 +2,7 @@
 
 use super::{Budget, Claim, Source, Taken, What};
 use crate::{
-    budget::lease::Algorithm,
+    budget::{hand::Hand, lease::Algorithm},
     limit::{Held, Standing, in_flight::RETRY_NS},
 };
 
@@ -16,17 +16,19 @@ impl Budget {
         let capacity = terms.capacity;
         let hand = taken.place.map(|place| self.hands.hand(place));
         let forecast = hand.map(|hand| hand.forecast()).unwrap_or_default();
-        let (pool, end_ns) = (hand.map_or(capacity, |hand| hand.pool()), forecast.end_ns);
+        let end_ns = forecast.end_ns;
+        // what Redis was last known to have, all of it: any gateway may spend it
+        let left = |hand: Hand<'_>| match terms.algorithm {
+            Algorithm::Log => hand.pool(),
+            _ => forecast.left(now_ns, terms),
+        };
         let remaining = match (taken.what, hand) {
             (What::Never, _) => 0,
             // what there is, and is not enough
             (What::Refused { .. }, Some(hand)) if taken.source != Source::Fallback => {
                 let held = hand.held(now_ns).0.iter().sum::<u64>();
-                let left = match terms.algorithm {
-                    Algorithm::Log => pool,
-                    _ => forecast.left(now_ns, terms),
-                };
-                held.saturating_add(left).min(claim.cost.saturating_sub(1))
+                held.saturating_add(left(hand))
+                    .min(claim.cost.saturating_sub(1))
             }
             (What::Refused { .. }, Some(hand)) => {
                 hand.left_alone(now_ns).min(claim.cost.saturating_sub(1))
@@ -36,16 +38,8 @@ impl Budget {
             // nobody has told yet what is left
             (What::Slack, _) => capacity.saturating_sub(claim.cost),
             (_, Some(hand)) => {
-                let (held, _) = hand.held(now_ns);
-                let refilled = match terms.algorithm {
-                    Algorithm::Bucket => {
-                        terms.refill(now_ns.saturating_sub(forecast.told_ns)) as u64
-                    }
-                    Algorithm::Fixed if now_ns >= end_ns => capacity,
-                    _ => 0,
-                };
-                let held = held.iter().sum::<u64>();
-                held.saturating_add(pool).saturating_add(refilled)
+                let held = hand.held(now_ns).0.iter().sum::<u64>();
+                held.saturating_add(left(hand))
             }
             (_, None) => capacity,
         };
