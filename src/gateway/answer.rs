@@ -294,7 +294,7 @@ pub(super) fn told<'a>(met: &super::admit::Met<'a>, standing: &Standing) -> Met<
     Met {
         policy: &limit.rule.policies[met.tier],
         remaining: standing.remaining,
-        next_unit_ns: standing.next_unit_ns,
+        available_ns: standing.retry_after_ns.unwrap_or(standing.next_unit_ns),
         reset_ns: standing.reset_ns,
         denied: standing.denied,
         never: standing.never,

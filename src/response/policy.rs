@@ -179,8 +179,8 @@ pub struct Met<'a> {
     pub policy: &'a Policy,
     /// Whole units left.
     pub remaining: u64,
-    /// Until one more unit is there; 0 when the bucket is full.
-    pub next_unit_ns: u64,
+    /// Until one more unit is there, 0 when the bucket is full; of a limit that stopped the request, until the request fits.
+    pub available_ns: u64,
     /// Until the bucket is full.
     pub reset_ns: u64,
     /// Whether this limit stopped the request.
@@ -196,12 +196,14 @@ impl Met<'_> {
     ///
     /// `ceil(max(until one more unit, remaining · w / q))`. Dividing what remains by `t` then never gives more than the
     /// rate of the limit, and both readings of the parameter (draft-10 and draft-11) hold. Of what comes back all at once it
-    /// is the time until then.
+    /// is the time until then. Of a limit that stopped the request it is the time until this request fits: `Retry-After` must
+    /// not be earlier than `t`, and should not be later than that request needs.
     pub(super) fn effective_window(&self) -> Option<u64> {
         let window = self.policy.window?;
-        let next_unit = self.next_unit_ns.div_ceil(NS_PER_SECOND);
-        if self.policy.refill == Refill::AtOnce && next_unit > 0 {
-            return Some(next_unit.min(INTEGER_MAX));
+        let available = self.available_ns.div_ceil(NS_PER_SECOND);
+        let is_told = self.policy.refill == Refill::AtOnce || self.denied && !self.never;
+        if is_told && available > 0 {
+            return Some(available.min(INTEGER_MAX));
         }
         let share = match self.remaining.checked_mul(window) {
             Some(product) => product.div_ceil(self.policy.quota),
@@ -210,7 +212,7 @@ impl Met<'_> {
                 .div_ceil(u128::from(self.policy.quota))
                 .min(u128::from(INTEGER_MAX)) as u64,
         };
-        Some(share.max(next_unit).min(INTEGER_MAX))
+        Some(share.max(available).min(INTEGER_MAX))
     }
 }
 

@@ -356,6 +356,26 @@ fn the_reset_of_a_window_is_one_second_however_long_the_answer_takes() {
 }
 
 #[test]
+fn a_costly_request_is_told_the_wait_that_it_needs_whatever_remains() {
+    let gateway = Gateway::with(
+        "[gateway]\nlimits = [\"all\"]\n\
+         [limit.all]\nkey = []\nrate = \"60/min\"\nburst = 60\n\
+         [[route]]\nname = \"costly\"\npath = \"/costly\"\nupstream = \"origin\"\ncost = 40\n\
+         [[route]]\nname = \"rest\"\npath = \"/{*rest}\"\nupstream = \"origin\"\n",
+    )
+    .start();
+    assert_eq!(gateway.statuses(&Request::get("/"), 30), [200; 30]);
+    let rejected = gateway.get("/costly");
+    assert_eq!(rejected.status, 429);
+    // ten units are missing, one comes each second; that thirty remain would be a window of thirty seconds
+    let wait = rejected.retry_after().expect("when to come back");
+    assert!((9..=10).contains(&wait), "Retry-After is {wait}");
+    let [remaining, window] = ["r", "t"].map(|name| rejected.parameter("ratelimit", "all", name));
+    assert!((30..=31).contains(&remaining.expect("r")), "{remaining:?}");
+    assert_eq!(window, i64::try_from(wait).ok());
+}
+
+#[test]
 fn jitter_spreads_the_return_of_clients_and_only_upwards() {
     let gateway = Gateway::with(&format!("{}retry_jitter = 0.5\n", three_per_ip(""))).start();
     assert_eq!(gateway.statuses(&Request::get("/"), 3), [200; 3]);

@@ -45,11 +45,11 @@ fn per_minute(name: &str, amount: u64) -> Policy {
     policy(name, amount, Duration::from_secs(60), amount)
 }
 
-fn admitted(policy: &Policy, remaining: u64, next_unit_ns: u64, reset_ns: u64) -> Met<'_> {
+fn admitted(policy: &Policy, remaining: u64, available_ns: u64, reset_ns: u64) -> Met<'_> {
     Met {
         policy,
         remaining,
-        next_unit_ns,
+        available_ns,
         reset_ns,
         denied: false,
         never: false,
@@ -57,10 +57,10 @@ fn admitted(policy: &Policy, remaining: u64, next_unit_ns: u64, reset_ns: u64) -
     }
 }
 
-fn stopped(policy: &Policy, next_unit_ns: u64) -> Met<'_> {
+fn stopped(policy: &Policy, available_ns: u64) -> Met<'_> {
     Met {
         denied: true,
-        ..admitted(policy, 0, next_unit_ns, next_unit_ns)
+        ..admitted(policy, 0, available_ns, available_ns)
     }
 }
 

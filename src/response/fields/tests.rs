@@ -33,7 +33,7 @@ fn answers_that_have_left_give_their_memory_to_the_next() {
     let met = [Met {
         policy: &policy,
         remaining: 0,
-        next_unit_ns: 7,
+        available_ns: 7,
         reset_ns: 7,
         denied: true,
         never: false,
@@ -87,7 +87,7 @@ fn met(policy: &Policy, denied: bool) -> Met<'_> {
     Met {
         policy,
         remaining: u64::from(!denied),
-        next_unit_ns: 7,
+        available_ns: 7,
         reset_ns: 7,
         denied,
         never: false,

@@ -56,7 +56,6 @@ fn history(rule: &Rule, flaw: Flaw, load: Load, random: &mut Random) -> Vec<Reco
                 end: now + before + after,
                 verdict: Verdict::Refused,
                 retry_after: None,
-                window: None,
                 remaining: None,
             };
             (now + before, record)
@@ -193,7 +192,6 @@ fn lone_client(rule: &Rule, flaw: Flaw) -> Vec<Record> {
             end: now + 1_000,
             verdict: Verdict::Admitted,
             retry_after: None,
-            window: None,
             remaining: None,
         };
         now += 2_000;
@@ -250,7 +248,6 @@ fn a_boundary_that_is_off_by_a_millisecond_is_found() {
                     end: moment + 1_000,
                     verdict,
                     retry_after: None,
-                    window: None,
                     remaining: None,
                 }
             })
@@ -360,7 +357,6 @@ fn who_is_refused_while_a_slot_is_free_is_found() {
         end,
         verdict,
         retry_after: None,
-        window: None,
         remaining: None,
     };
     let busy = [

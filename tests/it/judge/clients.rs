@@ -214,7 +214,6 @@ async fn ask(shared: &Shared, limit: usize, gateway: usize, cost: u64) -> Option
         end: 0,
         verdict: Verdict::Neither,
         retry_after: None,
-        window: None,
         remaining: None,
     };
     let answering = answer(shared, &mut stream, &request, &mut record);
@@ -284,10 +283,7 @@ fn read_head(text: &str, record: &mut Record) -> usize {
         match name {
             "content-length" => length = value.parse().unwrap_or(0),
             "retry-after" => record.retry_after = value.parse().ok(),
-            "ratelimit" => {
-                record.window = number("t");
-                record.remaining = number("r").map(u64::from);
-            }
+            "ratelimit" => record.remaining = number("r"),
             _ => {}
         }
     }

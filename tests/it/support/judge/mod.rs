@@ -164,8 +164,6 @@ pub struct Record {
     pub verdict: Verdict,
     /// Seconds.
     pub retry_after: Option<u32>,
-    /// `t` of the field `RateLimit`: `Retry-After` is never earlier, as the draft asks.
-    pub window: Option<u32>,
     pub remaining: Option<u64>,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! For each refused request d the judge works out the longest wait that an exact limiter could have told it, under the worst
 //! order: each request that had ended when d was sent was charged at its end, and each concurrent one just before d. Where
-//! even that wait is none, the request was refused wrongly. Where it is shorter by more than a second than `Retry-After`, the
-//! header is too late.
+//! even that wait is none, the request was refused wrongly. Where it is shorter by more than a second, and the time of a call to
+//! Redis, than `Retry-After`, the header is too late.
 
 use super::{Counting, Fault, Record, Rule, SECOND, Time};
 
@@ -16,6 +16,7 @@ pub fn refused(rule: &Rule, history: &[Record]) -> Vec<Fault> {
     refused.sort_unstable_by_key(|&index| history[index].start);
     let charges = Charges::of(history);
     let mut bucket = BucketSweep::new(rule, &charges);
+    let calls = longest_calls(history);
     let mut faults = Vec::new();
     for &index in &refused {
         let record = &history[index];
@@ -32,11 +33,9 @@ pub fn refused(rule: &Rule, history: &[Record]) -> Vec<Fault> {
                 since,
             });
         }
-        let told = record.retry_after.filter(|told| {
-            let because_of_window = record.window.is_some_and(|window| *told <= window);
-            *told > 1 && !because_of_window
-        });
-        if told.is_some_and(|told| i64::from(told - 1) * SECOND > needed.max(0) + rule.slack) {
+        let told = record.retry_after.filter(|told| *told > 1);
+        let latest = needed.max(0) + rule.slack + calls[usize::from(record.gateway)];
+        if told.is_some_and(|told| i64::from(told - 1) * SECOND > latest) {
             faults.push(Fault::TooLate {
                 request: index,
                 needed,
@@ -45,6 +44,17 @@ pub fn refused(rule: &Rule, history: &[Record]) -> Vec<Fault> {
     }
     faults.extend(too_early(rule, history, &refused, &charges));
     faults
+}
+
+/// The longest request of each gateway. What a gateway tells a client it may know from a call to Redis, which answered some time
+/// before the gateway heard of it.
+fn longest_calls(history: &[Record]) -> [Time; 256] {
+    let mut longest = [0; 256];
+    for record in history {
+        let known = &mut longest[usize::from(record.gateway)];
+        *known = (record.end - record.start).max(*known);
+    }
+    longest
 }
 
 /// Whatever may have been charged, in the order of starts and in the order of ends, with sums.
