@@ -252,15 +252,24 @@ fn of_two_violated_limits_the_longer_wait_counts_and_both_are_named() {
 
 #[test]
 fn retry_after_is_never_earlier_than_t_of_a_violated_limit() {
-    // a request that costs 5 of 10 per 10 s with 4 left: one unit is missing for 1 s, yet t is 4
+    // a request that costs 5 of 10 per 10 s with 4 left: one unit is missing for 1 s, and the four need not last
     let p = policy("p", 1, Duration::from_secs(1), 10);
     let met = [Met {
         denied: true,
         ..admitted(&p, 4, S, 6 * S)
     }];
     let response = rejected(&met, Some(S));
-    shows(response.headers(), "ratelimit", "\"p\";r=4;t=4");
-    shows(response.headers(), "retry-after", "4");
+    shows(response.headers(), "ratelimit", "\"p\";r=4;t=1");
+    shows(response.headers(), "retry-after", "1");
+
+    let q = policy("q", 1, Duration::from_secs(1), 10);
+    let response = rejected(&[met[0], stopped(&q, 3 * S)], Some(2 * S));
+    shows(
+        response.headers(),
+        "ratelimit",
+        "\"p\";r=4;t=1, \"q\";r=0;t=3",
+    );
+    shows(response.headers(), "retry-after", "3");
 }
 
 #[test]

@@ -5,6 +5,9 @@ use super::{Algorithm, Reply, Terms};
 /// A refusal is remembered for this part less than the wait: clocks of gateway and store may drift apart.
 const DRIFT: u64 = 1024;
 
+/// The store tells whole µs, rounded up.
+const ROUNDED_NS: u64 = 2_000;
+
 /// What the store said last, in this gateway's nanoseconds. All zero: nothing is known, and everything may fit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Forecast {
@@ -78,12 +81,14 @@ impl Forecast {
         fits_ns.saturating_sub(self.delay_ns.saturating_add(drift_ns))
     }
 
-    /// Whole units that are there now.
+    /// Whole units that are there now, or were there when the reply arrived: a request is older than the reply to it.
     pub fn left(&self, now_ns: u64, terms: &Terms) -> u64 {
         let capacity = terms.capacity;
+        let now_ns = now_ns.max(self.told_ns);
         match terms.algorithm {
             Algorithm::Bucket => {
-                let missing = terms.refill(self.state.saturating_sub(now_ns)).ceil();
+                let full_ns = self.state.saturating_sub(now_ns);
+                let missing = terms.refill(full_ns.saturating_sub(ROUNDED_NS)).ceil();
                 capacity.saturating_sub(missing as u64)
             }
             Algorithm::Fixed if now_ns < self.end_ns => self.state,
@@ -191,6 +196,11 @@ mod tests {
         assert_eq!(forecast.fits_ns(&terms, 10), 8 * SECOND);
         assert_eq!(forecast.left(SECOND, &terms), 3);
         assert_eq!(forecast.left(4 * SECOND, &terms), 6);
+        assert_eq!(forecast.left(0, &terms), 3, "as it was told");
+        // the script rounds up
+        let told = reply(3, 0, [7_000_001, 0]);
+        let forecast = Forecast::new(SECOND, SECOND, &terms, &told, None);
+        assert_eq!(forecast.left(SECOND, &terms), 3);
     }
 
     #[test]

@@ -319,7 +319,7 @@ fn run(terms: &Terms, gateways: usize, times: f64, arrivals: Arrivals, seed: u64
                     (0..count).find(hit).unwrap_or(0)
                 }
                 Arrivals::Moving { elsewhere, .. }
-                    if elsewhere.is_some_and(|part| random.next() % part == 0) =>
+                    if elsewhere.is_some_and(|part| random.next().is_multiple_of(part)) =>
                 {
                     any
                 }
