@@ -1,9 +1,10 @@
-//! The client's address, as far as it can be believed.
+//! The client's address, as far as it can be trusted.
 //!
-//! The socket's peer is a fact; everything else is hearsay. A trusted proxy vouches for the address that it wrote last, which
-//! is the rightmost; that one, if it is trusted too, vouches for the one to its left. So the list is walked from the
-//! right and the first address that is not a trusted proxy is the client. What cannot be read ends the walk at the last one
-//! who vouched: looking further left would believe what the client itself wrote.
+//! Only the socket's peer address is certain. A trusted proxy vouches for the rightmost address,
+//! which it appended. If that address is trusted too, it vouches for the one to its left. So the
+//! list is walked from the right, and the first address that is not a trusted proxy is the client.
+//! An unreadable element ends the walk at the last trusted address, because anything further left
+//! may be written by the client.
 //!
 //! ```text
 //! X-Forwarded-For: 1.1.1.1, 198.51.100.7, 10.0.0.2        peer 10.0.0.1, trusted 10.0.0.0/8
@@ -12,8 +13,9 @@
 //!
 //! Exactly one configured source is read: with two, an attacker would choose the weaker.
 //!
-//! Where proxies have no stable addresses, a list can be counted instead of walked: with N proxies in front that append, the
-//! client is the Nth element from the right. Where the list is shorter nothing is guessed: then the peer is the client.
+//! If proxies have no stable addresses, elements can be counted instead. With N appending proxies
+//! in front, the client is the Nth element from the right. If the list is shorter, the peer is the
+//! client; tidegate does not guess.
 
 use std::{fmt, net::IpAddr, net::Ipv4Addr, net::Ipv6Addr};
 
@@ -22,7 +24,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::{AddressSource, TrustedProxies, forwarded};
 
-/// The most elements of a list that are looked at; an honest chain of proxies has two or three.
+/// Number of list elements that are read at most. A real proxy chain has two or three.
 pub const ELEMENTS_MAX: usize = 32;
 
 /// The longest readable element: a full IPv6 address with an embedded IPv4 tail, in brackets, with a port.
@@ -34,88 +36,90 @@ pub(super) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwar
 /// The addresses of one request, canonical.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addresses {
-    /// Whom we count.
+    /// The address that limits count.
     pub client: IpAddr,
-    /// Who is connected to us.
+    /// The address at the other end of the connection.
     pub peer: IpAddr,
     /// The peer is a trusted proxy.
     pub peer_trusted: bool,
-    /// A trusted proxy handed on something that could not be read, so the client may be one of several behind it.
+    /// A trusted proxy forwarded something unreadable, so `client` may stand for several clients.
     pub doubt: Option<Doubt>,
 }
 
-/// Why the walk ended before it found an address outside the trusted networks, although there was more to read.
+/// Why the search ended before it found an address outside the trusted networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doubt {
     /// Something is not an address, or the field does not follow its grammar.
     Malformed,
-    /// A field that may occur once occurs again.
+    /// A field that may occur only once is repeated.
     Repeated,
     /// The list is longer than [`ELEMENTS_MAX`].
     TooLong,
-    /// The list has fewer elements than there are proxies to write them.
+    /// The list has fewer elements than the configured number of proxies.
     TooShort,
 }
 
-/// One step towards the client's address, for showing one's reasoning.
+/// One step towards the client's address, for `explain`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step<'a> {
-    /// Who is connected; headers are read only when that is a trusted proxy.
+    /// The peer. Headers are read only if it is a trusted proxy.
     Peer {
         /// The canonical address.
         address: IpAddr,
         /// It is a trusted proxy.
         trusted: bool,
     },
-    /// One element of the configured header, in the order in which they are looked at: from the right.
+    /// One element of the configured header, visited from right to left.
     Element {
-        /// As it stands in the header, trimmed.
+        /// The element's text, trimmed.
         text: &'a [u8],
-        /// What it was taken for.
+        /// How the element was interpreted.
         verdict: Verdict,
     },
     /// The header as a whole cannot be used.
     Unusable(Doubt),
-    /// A list that is counted has ended after so many elements, too early.
+    /// Hops are counted, and the list ended too early.
     TooFew {
-        /// The elements that it has.
+        /// The number of elements in the list.
         found: usize,
-        /// The proxies in front.
+        /// The configured number of proxies in front.
         hops: u8,
     },
 }
 
-/// What one element was taken for.
+/// How one element was interpreted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing between two commas: skipped.
+    /// Empty between two commas: skipped.
     Empty,
-    /// A trusted proxy: the walk goes on to its left.
+    /// A trusted proxy: the walk continues to its left.
     Trusted(IpAddr),
-    /// The first address that is not a trusted proxy, or the one that was counted to: the client.
+    /// The client: the first address that is not a trusted proxy, or the Nth when hops are counted.
     Client(IpAddr),
-    /// What one of the proxies in front saw, where they are counted: the count goes on to its left.
+    /// Written by one of the proxies in front, when hops are counted: the count continues to its
+    /// left.
     Hop,
-    /// Not an address: the walk ends; the client is the last one who was vouched for.
+    /// Not an address. The walk ends, and the client is the last trusted address.
     NotAnAddress,
-    /// One more than are looked at: the walk ends as above.
+    /// One element beyond [`ELEMENTS_MAX`]. The walk ends as for [`Verdict::NotAnAddress`].
     TooMany,
 }
 
-/// Whom we believe, and what we read of it.
+/// Which proxies are trusted, and which header is read from them.
 #[derive(Debug)]
 pub struct Chain {
     /// Where a trusted proxy writes the client's address.
     pub source: AddressSource,
-    /// Whose word is taken. Nobody's while the set is empty, unless proxies are counted.
+    /// Trusted proxies. If empty, no peer is trusted unless hops are counted.
     pub trusted: TrustedProxies,
-    /// So many proxies in front of us append to the list; then it is counted, not walked.
+    /// Number of proxies in front that append to the list. If set, elements are counted, not
+    /// walked.
     pub hops: Option<u8>,
 }
 
 impl Chain {
-    /// Finds the client's address, and shows each step to `visit`. Costs one search in the trusted networks for each address
-    /// that is looked at; allocates nothing unless a `Forwarded` value has backslashes.
+    /// Finds the client's address and passes each step to `visit`. Costs one search in the trusted
+    /// networks for each address read. Allocates only for a `Forwarded` value with backslashes.
     pub fn resolve<'a>(
         &self,
         peer: IpAddr,
@@ -149,7 +153,7 @@ impl Chain {
         }
     }
 
-    /// What of a list stands to the left of the elements that were seen, from the right. For explaining.
+    /// List elements to the left of the `seen` rightmost ones. For `explain`.
     pub fn unseen<'a>(&self, headers: &'a HeaderMap, seen: usize) -> Vec<&'a [u8]> {
         let texts = |elements: &mut dyn Iterator<Item = Element<'a>>| {
             let unseen = elements.skip(seen).map(|element| element.text);
@@ -164,7 +168,8 @@ impl Chain {
         }
     }
 
-    /// Whether a peer's forwarding headers are believed. Who counts proxies without naming them believes every peer.
+    /// Whether a peer's forwarding headers are read. With counted hops and no named networks, every
+    /// peer is trusted.
     fn believes(&self, peer: IpAddr) -> bool {
         self.trusted.contains(peer) || (self.hops.is_some() && self.trusted.is_empty())
     }
@@ -190,7 +195,7 @@ pub(super) struct Element<'a> {
     pub(super) address: Option<IpAddr>,
 }
 
-/// The elements of `X-Forwarded-For` from the right: all lines are one list (RFC 9110 §5.3).
+/// The elements of `X-Forwarded-For` from the right. All lines form one list (RFC 9110 §5.3).
 fn listed(headers: &HeaderMap) -> impl Iterator<Item = Element<'_>> {
     let lines = headers.get_all(X_FORWARDED_FOR).into_iter().rev();
     let texts = lines.flat_map(|line| line.as_bytes().rsplit(|&byte| byte == b','));
@@ -203,7 +208,7 @@ fn listed(headers: &HeaderMap) -> impl Iterator<Item = Element<'_>> {
     })
 }
 
-/// Walks a list from the right, as far as it can be believed.
+/// Walks the list from the right until an address is not a trusted proxy.
 fn walk<'a>(
     elements: impl Iterator<Item = Element<'a>>,
     trusted: &TrustedProxies,
@@ -236,7 +241,7 @@ fn walk<'a>(
     (vouched_for, None)
 }
 
-/// Counts a list from the right, as many elements as there are proxies in front.
+/// Counts one element from the right for each proxy in front.
 fn count<'a>(
     elements: impl Iterator<Item = Element<'a>>,
     hops: u8,
@@ -273,12 +278,12 @@ fn count<'a>(
     if found < usize::from(hops) {
         visit(Step::TooFew { found, hops });
     }
-    // without any list it is a proxy's own request, such as a health check
+    // no list at all is a proxy's own request, such as a health check
     let doubt = (1..usize::from(hops)).contains(&found);
     (peer, doubt.then_some(Doubt::TooShort))
 }
 
-/// A header that holds exactly one address, in exactly one line.
+/// Reads a header that must hold exactly one address on exactly one line.
 fn single<'a>(
     headers: &'a HeaderMap,
     name: &HeaderName,
@@ -320,8 +325,9 @@ fn single<'a>(
     }
 }
 
-/// Reads `1.2.3.4`, `2001:db8::1` or `[2001:db8::1]`, the first and the last also with a port (which is dropped), as a
-/// canonical address. Nothing else: no leading zeros, hexadecimal octets, zones, names or quotes.
+/// Parses `1.2.3.4`, `2001:db8::1` or `[2001:db8::1]` to a canonical address. The first and the
+/// last form may have a port, which is dropped. Rejects leading zeros, hexadecimal octets, zones,
+/// names and quotes.
 pub fn parse(text: &[u8]) -> Option<IpAddr> {
     if text.len() > ELEMENT_MAX_BYTES {
         return None;
@@ -356,7 +362,7 @@ pub(super) fn is_port(text: &str) -> bool {
         && text.parse::<u16>().is_ok()
 }
 
-/// Without the spaces and tabs that may stand around a value (RFC 9110 §5.6.3).
+/// Strips the optional spaces and tabs around a value (RFC 9110 §5.6.3).
 pub(super) fn trim(mut text: &[u8]) -> &[u8] {
     while let [b' ' | b'\t', rest @ ..] | [rest @ .., b' ' | b'\t'] = text {
         text = rest;
@@ -364,12 +370,13 @@ pub(super) fn trim(mut text: &[u8]) -> &[u8] {
     text
 }
 
-/// Whether an address is of a kind that the internet does not route: a private network's, a carrier's, this machine's.
+/// Whether the internet does not route the address: private, carrier-grade NAT, link-local or
+/// loopback.
 pub fn is_private(address: IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(address) => {
             let [first, second, ..] = address.octets();
-            // RFC 6598: between a carrier and its customers
+            // RFC 6598: shared address space of carrier-grade NAT
             let is_shared = first == 100 && (64..128).contains(&second);
             address.is_private() || address.is_loopback() || address.is_link_local() || is_shared
         }
@@ -379,12 +386,13 @@ pub fn is_private(address: IpAddr) -> bool {
     }
 }
 
-/// How addresses are aggregated when they key a limit.
+/// Prefix lengths to which addresses are aggregated in keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefixes {
-    /// Bits of an IPv4 address that count; more than 32 is 32.
+    /// Prefix length for IPv4; more than 32 counts as 32.
     pub ipv4: u8,
-    /// Bits of an IPv6 address that count; more than 128 is 128. A home or a server has a whole /64 at will.
+    /// Prefix length for IPv6; more than 128 counts as 128. One home or server usually controls a
+    /// whole /64.
     pub ipv6: u8,
 }
 
@@ -395,7 +403,7 @@ impl Default for Prefixes {
 }
 
 impl Prefixes {
-    /// The network that an address counts for; IPv4-mapped addresses count as IPv4.
+    /// The network that stands for an address in a key. IPv4-mapped addresses count as IPv4.
     pub fn aggregate(self, address: IpAddr) -> IpNet {
         match address.to_canonical() {
             IpAddr::V4(address) => Ipv4Net::new_assert(address, self.ipv4.min(32))
@@ -409,10 +417,10 @@ impl Prefixes {
 }
 
 impl Doubt {
-    /// Every doubt's word for the metric's label.
+    /// The metric labels of all variants.
     pub const LABELS: [&str; 4] = ["malformed", "repeated", "too_long", "too_short"];
 
-    /// A word for the metric's label.
+    /// The metric label.
     pub fn label(self) -> &'static str {
         match self {
             Doubt::Malformed => "malformed",
@@ -435,19 +443,16 @@ impl fmt::Display for Step<'_> {
                 trusted: false,
             } => write!(
                 f,
-                "peer {address} is not a trusted proxy: it is the client, whatever it claims"
+                "peer {address} is not a trusted proxy: it is the client, and its forwarding headers are ignored"
             ),
             Step::Element { text, verdict } => write!(f, "\"{}\" {verdict}", text.escape_ascii()),
             Step::Unusable(Doubt::Repeated) => {
-                write!(f, "the header occurs more than once: none is believed")
+                write!(f, "the header occurs more than once: it is ignored")
             }
-            Step::Unusable(_) => write!(
-                f,
-                "the header does not follow its grammar: none of it is believed"
-            ),
+            Step::Unusable(_) => write!(f, "the header is malformed: it is ignored"),
             Step::TooFew { found, hops } => write!(
                 f,
-                "the list has {found} of the {hops} elements that the proxies in front would write: the peer is the client"
+                "the list has {found} of the {hops} elements that `trusted_hops` expects: the peer is the client"
             ),
         }
     }
@@ -457,19 +462,18 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Verdict::Empty => write!(f, "is empty: skipped"),
-            Verdict::Trusted(address) => write!(
-                f,
-                "is the trusted proxy {address}: what it vouches for stands to its left"
-            ),
+            Verdict::Trusted(address) => {
+                write!(f, "is the trusted proxy {address}: continue to its left")
+            }
             Verdict::Client(address) => write!(f, "is {address}: the client"),
-            Verdict::Hop => write!(f, "was written by a proxy in front: counted"),
+            Verdict::Hop => write!(f, "was written by a proxy in front: counted as a hop"),
             Verdict::NotAnAddress => write!(
                 f,
-                "is not an address: what stands to its left is not believed"
+                "is not an address: it and everything to its left are ignored"
             ),
             Verdict::TooMany => write!(
                 f,
-                "is one of more than {ELEMENTS_MAX}: what stands to its left is not believed"
+                "is beyond the first {ELEMENTS_MAX} elements: it and everything to its left are ignored"
             ),
         }
     }

@@ -1,13 +1,19 @@
-//! The fields of a request's body that key a limit: JSON and forms.
+//! Body fields that are part of a limit's key: JSON and forms.
 //!
-//! One pass over the body; only the wanted fields are kept, each folded as `text` says, so that `body:username`
-//! is the same bucket whether it comes as JSON or as a form.
+//! One pass over the body keeps only the wanted fields, each folded by `text`. So `body:username`
+//! selects the same bucket whether the body is JSON or a form.
 //!
-//! The gateway cannot know how the upstream reads a body. So every field that some parser takes for the wanted one counts as an
-//! occurrence of it, and occurrences that differ are `Given::Unclear`, one value for all. A body is unclear as a whole where
-//! parsers differ about all of it: its type is missing, given twice or another than those below, it is compressed, its
-//! charset is not UTF-8, or it is not written as strictly as its format demands. docs/body-keys.md lists what was tried against
-//! which parsers.
+//! tidegate cannot know how the upstream parses a body. So every field that some parser reads as
+//! the wanted one counts as an occurrence. Occurrences that differ become `Given::Unclear`, one
+//! shared value.
+//!
+//! A body is unclear as a whole if parsers would disagree about all of it:
+//! - its content type is missing, repeated or not one of those below,
+//! - it is compressed,
+//! - its charset is not UTF-8,
+//! - it breaks the strict grammar of its format.
+//!
+//! docs/body-keys.md lists the parsers and inputs that were tested.
 
 mod form;
 mod json;
@@ -29,11 +35,11 @@ pub struct BodyFields(Fields);
 #[derive(PartialEq, Eq)]
 enum Fields {
     Read(Vec<(String, Given)>),
-    /// Whatever is wanted is unclear.
+    /// Every wanted field is unclear.
     Unclear,
 }
 
-/// Names the fields without their values, which may be secret.
+/// Shows field names only; the values may be secret.
 impl fmt::Debug for Fields {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -46,22 +52,23 @@ impl fmt::Debug for Fields {
     }
 }
 
-/// How a body is written.
+/// The format of a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BodyFormat {
-    /// `application/json`, `text/json` and `…+json` (RFC 6839 §3.1): text, numbers and booleans, as they would be written; `null` says
-    /// nothing; `a.b` is the field `b` of the object `a`, or one that is called `a.b`.
+    /// `application/json`, `text/json` and `…+json` (RFC 6839 §3.1). Strings, numbers and booleans
+    /// count by their text; `null` is no value. `a.b` is field `b` of object `a`, or a field named
+    /// `a.b`.
     Json,
-    /// `application/x-www-form-urlencoded`: the form's field.
+    /// `application/x-www-form-urlencoded`: a form field.
     Form,
-    /// `multipart/form-data` with this boundary: the form's field.
+    /// `multipart/form-data` with this boundary: a form field.
     Multipart(String),
-    /// Parsers differ about it.
+    /// Parsers disagree about it.
     Unclear,
 }
 
 impl BodyFormat {
-    /// What the head of a request says. Of one that is unclear no byte has to be read.
+    /// Reads the format from the request headers. An unclear body need not be read.
     pub fn of(headers: &HeaderMap) -> BodyFormat {
         let mut kinds = headers.get_all(CONTENT_TYPE).iter();
         let kind = kinds.next().and_then(|kind| kind.to_str().ok());
@@ -98,8 +105,9 @@ impl BodyFormat {
         }
     }
 
-    /// Reads `wanted` fields from a whole body. Never fails: what cannot be read is unclear; a body without a byte says nothing.
-    /// Time is linear in the body for each wanted field; memory is bounded by the body.
+    /// Reads the `wanted` fields from a complete body. Never fails: an unreadable body is unclear,
+    /// an empty body has no values. Time is linear in the body for each wanted field; memory is
+    /// bounded by the body.
     pub fn read<S: AsRef<str>>(&self, bytes: &[u8], wanted: &[S]) -> BodyFields {
         let nothing = |name: &S| (name.as_ref().to_owned(), Given::Nothing);
         let mut fields: Vec<_> = wanted.iter().map(nothing).collect();
@@ -120,7 +128,7 @@ impl BodyFormat {
 }
 
 impl BodyFields {
-    /// Reads `wanted` fields from a whole body of this type ([`BodyFormat::read`]).
+    /// Reads the `wanted` fields from a complete body of this type ([`BodyFormat::read`]).
     pub fn parse<S: AsRef<str>>(
         content_type: Option<&str>,
         bytes: &[u8],
@@ -131,12 +139,12 @@ impl BodyFields {
             .read(bytes, wanted)
     }
 
-    /// Of a body that was not read, or not to its end: what it says is not for us to guess.
+    /// The fields of a body that was not read completely: all unclear.
     pub fn unclear() -> BodyFields {
         BodyFields(Fields::Unclear)
     }
 
-    /// What the body says about a field, by the name under which it was wanted.
+    /// The value of a wanted field.
     pub(super) fn get(&self, name: &str) -> Given {
         match &self.0 {
             Fields::Unclear => Given::Unclear,
@@ -148,7 +156,7 @@ impl BodyFields {
     }
 }
 
-/// Whether the parameters of a type leave no doubt that the text is UTF-8.
+/// Whether the content type's parameters leave no doubt that the text is UTF-8.
 fn are_harmless(parameters: &str) -> bool {
     let mut charsets = 0;
     parameters.split(';').all(|parameter| {
@@ -163,12 +171,12 @@ fn are_harmless(parameters: &str) -> bool {
     })
 }
 
-/// A form says in this field how it is encoded, and some parsers heed it. `false` where that is another charset than UTF-8.
+/// Whether the form's encoding is UTF-8. Some parsers read it from the `_charset_` field.
 fn is_utf8_form(name: &str, value: &str) -> bool {
     !name.trim().eq_ignore_ascii_case("_charset_") || value.trim().eq_ignore_ascii_case("utf-8")
 }
 
-/// Whether a field may change what other fields say: objects of JavaScript inherit the fields of their prototype.
+/// Whether a field may change other fields: JavaScript objects inherit from their prototype.
 fn is_prototype(name: &str) -> bool {
     name.contains("__proto__")
 }

@@ -1,7 +1,8 @@
-//! `Forwarded` (RFC 7239 §4), read in full: quoted strings, brackets, ports, obfuscated and unknown nodes.
+//! Parser for `Forwarded` (RFC 7239 §4): quoted strings, brackets, ports, obfuscated and unknown
+//! nodes.
 //!
-//! A field that does not follow the grammar, anywhere in any of its lines, is not believed at all: commas and semicolons
-//! count only outside quotes, so once the grammar is lost nobody can say where an element begins.
+//! A field with a syntax error in any of its lines is ignored entirely. Commas and semicolons
+//! separate only outside quotes, so after an error the element boundaries are unknown.
 
 use std::{borrow::Cow, net::IpAddr};
 
@@ -10,14 +11,14 @@ use http::{HeaderMap, header::FORWARDED};
 
 use super::address::{self, Doubt, ELEMENTS_MAX, Element, trim};
 
-/// The longest parameter value that is unescaped: longer than any node with a port.
+/// The longest quoted value that is unescaped; longer than any node with a port.
 const VALUE_MAX_BYTES: usize = 256;
 
-/// The elements of the field from the right, one more than are looked at when there are more. All lines are one list. Linear in
-/// the length of the field; allocates only for values with backslashes.
+/// The rightmost elements of the field, from the right: at most [`ELEMENTS_MAX`] plus one. All
+/// lines form one list. Linear in the field's length. Allocates only for values with backslashes.
 pub(super) fn elements(headers: &HeaderMap) -> Result<impl Iterator<Item = Element<'_>>, Doubt> {
     const KEPT: usize = ELEMENTS_MAX + 1;
-    // a ring once it is full: the n-th element stands at n modulo its length, so the last ones survive
+    // ring buffer: element n is stored at n modulo its length, so the last ones survive
     let mut ring = ArrayVec::<Raw<'_>, KEPT>::new();
     let mut count = 0;
     for line in headers.get_all(FORWARDED) {
@@ -35,11 +36,11 @@ pub(super) fn elements(headers: &HeaderMap) -> Result<impl Iterator<Item = Eleme
     Ok(from_the_right.map(move |at| ring[at % KEPT].read()))
 }
 
-/// One element as it is written.
+/// One element as written.
 #[derive(Clone, Copy)]
 struct Raw<'a> {
     text: &'a [u8],
-    /// The value of its `for`.
+    /// The value of its `for` parameter.
     node: Option<Value<'a>>,
 }
 
@@ -53,15 +54,15 @@ impl<'a> Raw<'a> {
     }
 }
 
-/// Reads one element: `[ pair ] *( ";" [ pair ] )`, with optional whitespace around the whole. Returns it and what follows
-/// its comma. `None` where the grammar is broken.
+/// Parses one element: `[ pair ] *( ";" [ pair ] )`, with optional whitespace around it. Returns
+/// the element and the text after its comma. `None` on a syntax error.
 fn element(text: &[u8]) -> Option<(Raw<'_>, Option<&[u8]>)> {
     let mut rest = skip_whitespace(text);
     let mut seen = Seen::default();
     let mut node = None;
     loop {
         if let [b',' | b';' | b' ' | b'\t', ..] | [] = rest {
-            // no pair here
+            // an empty pair is allowed
         } else {
             let (name, value, after) = pair(rest)?;
             if seen.note(name)? == Some(FOR) {
@@ -96,7 +97,7 @@ fn skip_whitespace(mut text: &[u8]) -> &[u8] {
     text
 }
 
-/// Which of the registered parameters an element has; each may occur once (RFC 7239 §4).
+/// The registered parameters that an element has so far. Each may occur once (RFC 7239 §4).
 #[derive(Default)]
 struct Seen([bool; REGISTERED.len()]);
 
@@ -104,7 +105,7 @@ const REGISTERED: [&[u8]; 4] = [b"for", b"by", b"host", b"proto"];
 const FOR: usize = 0;
 
 impl Seen {
-    /// Which of [`REGISTERED`] it is, if it is one; `None` where it occurs again.
+    /// The index of `name` in [`REGISTERED`], if any. `None` if the parameter is repeated.
     fn note(&mut self, name: &[u8]) -> Option<Option<usize>> {
         let at = REGISTERED
             .iter()
@@ -114,16 +115,16 @@ impl Seen {
     }
 }
 
-/// A parameter's value as it is written.
+/// A parameter value as written.
 #[derive(Clone, Copy)]
 enum Value<'a> {
     Token(&'a [u8]),
-    /// Without its quotes, still with its backslashes.
+    /// Without its quotes, but still escaped.
     Quoted(&'a [u8]),
 }
 
 impl<'a> Value<'a> {
-    /// The value that is meant; `None` when it is too long to be a node.
+    /// The unescaped value; `None` if it is too long to be a node.
     fn unescape(self) -> Option<Cow<'a, [u8]>> {
         match self {
             Value::Token(text) => Some(Cow::Borrowed(text)),
@@ -141,7 +142,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// Reads `token "=" ( token | quoted-string )` and returns name, value and what follows.
+/// Parses `token "=" ( token | quoted-string )` into name, value and the remaining text.
 fn pair(text: &[u8]) -> Option<(&[u8], Value<'_>, &[u8])> {
     let (name, rest) = token(text)?;
     let rest = rest.strip_prefix(b"=")?;
@@ -153,7 +154,7 @@ fn pair(text: &[u8]) -> Option<(&[u8], Value<'_>, &[u8])> {
     loop {
         match *quoted.get(at)? {
             b'"' => return Some((name, Value::Quoted(&quoted[..at]), &quoted[at + 1..])),
-            // a backslash quotes one more byte of text (RFC 9110 §5.6.4)
+            // a backslash escapes the next byte (RFC 9110 §5.6.4)
             b'\\' => {
                 is_text(*quoted.get(at + 1)?).then_some(())?;
                 at += 2;
@@ -170,7 +171,7 @@ fn is_text(byte: u8) -> bool {
     matches!(byte, b'\t' | 0x20..=0x7e | 0x80..=0xff)
 }
 
-/// Reads one or more token characters (RFC 9110 §5.6.2).
+/// Parses one or more token characters (RFC 9110 §5.6.2).
 fn token(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let end = text
         .iter()
@@ -179,7 +180,7 @@ fn token(text: &[u8]) -> Option<(&[u8], &[u8])> {
     (end > 0).then(|| text.split_at(end))
 }
 
-/// Which bytes are token characters: a table, since they are asked for one by one.
+/// Token characters, as a lookup table because each byte is tested.
 const TOKEN: [bool; 256] = {
     let mut table = [false; 256];
     let mut byte = 0;
@@ -191,8 +192,8 @@ const TOKEN: [bool; 256] = {
     table
 };
 
-/// The address of `node = nodename [ ":" node-port ]` (RFC 7239 §6). None for `unknown`, for an obfuscated name, and for
-/// what is no node at all. An IPv6 address stands in brackets here, always.
+/// The address of `node = nodename [ ":" node-port ]` (RFC 7239 §6). `None` for `unknown`, an
+/// obfuscated name or an invalid node. An IPv6 address must be in brackets.
 fn node_address(node: &[u8]) -> Option<IpAddr> {
     let (name, port) = match node.iter().position(|&byte| byte == b']') {
         Some(bracket) => node.split_at(bracket + 1),

@@ -1,14 +1,16 @@
-//! What shares one bucket: the parts of a limit's key, hashed to 128 bits under a secret.
+//! Bucket keys: the parts of a limit's key, hashed to 128 bits under a secret.
 //!
-//! SipHash-2-4 with 128 bits of output: keyed, so that nobody can aim two clients at one bucket or guess from a log line what was
-//! hashed. The faster 1-3 would do against aimed collisions alone, but shortened values stand in log lines, and there the
-//! rounds of a message authentication code are wanted; the difference is some nanoseconds per key.
+//! The hash is SipHash-2-4 with 128 bits of output. It is keyed, so nobody can force two clients
+//! into one bucket or guess the hashed value from a log line. SipHash-1-3 would prevent forced
+//! collisions and is some nanoseconds faster. But shortened hashes appear in logs, where the rounds
+//! of a message authentication code are needed.
 //!
-//! What is hashed is an injective encoding: the limit, then for each part its place, its kind, its length and its bytes. So `("a", "bc")` is
-//! not `("ab", "c")`, a user named like an address is not that address, and no limit shares buckets with another.
+//! The hashed encoding is injective: the limit, then for each part its position, kind, length and
+//! bytes. So `("a", "bc")` differs from `("ab", "c")`, a user named like an address differs from
+//! that address, and limits never share buckets.
 //!
-//! What a client writes into a query, a cookie, a path or a body is first brought to one form (`text`), so that
-//! another spelling is no second allowance.
+//! Values from a query, cookie, path or body are first normalised by `text`, so a different
+//! spelling does not give a second allowance.
 
 use std::{
     fmt::{self, Write},
@@ -31,7 +33,7 @@ use super::{
 };
 use crate::limit::Key;
 
-/// The longest host or path that is shown.
+/// The longest host or path that is displayed.
 const SHOWN_MAX_BYTES: usize = 128;
 
 /// Hashes keys under a secret.
@@ -39,7 +41,7 @@ const SHOWN_MAX_BYTES: usize = 128;
 pub struct KeyHasher(SipHasher24);
 
 impl KeyHasher {
-    /// A hasher with a random secret of 128 bits.
+    /// A hasher with a 128-bit secret, which must be random.
     pub fn new(secret: [u8; 16]) -> KeyHasher {
         KeyHasher(SipHasher24::new_with_key(&secret))
     }
@@ -51,30 +53,30 @@ impl fmt::Debug for KeyHasher {
     }
 }
 
-/// What a key may be made of.
+/// The request data from which keys are built.
 #[derive(Clone, Copy)]
 pub struct Subject<'a> {
-    /// Who asks.
+    /// The client of the request.
     pub client: &'a Client<'a>,
-    /// As in the request.
+    /// The request's method.
     pub method: &'a Method,
-    /// In its one spelling: lower-case, without port and final dot.
+    /// The normalised host: lower-case, without port or final dot.
     pub host: &'a str,
-    /// The name of the route that was found.
+    /// The name of the matched route.
     pub route: &'a str,
     /// The match key of the normalised path.
     pub path: &'a str,
-    /// As they arrived.
+    /// The request's header fields as received.
     pub headers: &'a HeaderMap,
-    /// What stands after the first `?`, as it arrived.
+    /// The query as received: everything after the first `?`.
     pub query: Option<&'a str>,
-    /// What the parameters of the route's path stand for, taken from `path`.
+    /// Values of the route's path parameters, taken from `path`.
     pub params: &'a dyn Fn(&str) -> Option<&'a str>,
-    /// The fields of the body that limits want; `None` where there is no body, or no limit wants a field.
+    /// The body fields that limits need; `None` if there is no body or no limit needs one.
     pub body: Option<&'a BodyFields>,
 }
 
-/// Without what may be secret: headers, query and body.
+/// Omits data that may be secret: headers, query and body.
 impl fmt::Debug for Subject<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Subject")
@@ -87,58 +89,58 @@ impl fmt::Debug for Subject<'_> {
     }
 }
 
-/// What happens where a part of the key has no value.
+/// What to do if a part of the key has no value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Missing {
     /// The limit does not apply.
     #[default]
     Skip,
-    /// The part counts as absent: one bucket for all who lack it and agree in the other parts.
+    /// The part counts as absent. Clients that lack it and agree in the other parts share a bucket.
     Shared,
-    /// The request is answered 400.
+    /// The request is rejected with 400.
     Reject,
 }
 
-/// Where a request is counted.
+/// The bucket of a request, if it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keyed<'p> {
-    /// In this bucket.
+    /// Count the request in this bucket.
     Bucket(Key),
-    /// Nowhere: the limit does not apply.
+    /// The limit does not apply.
     Skip,
-    /// Nowhere: the request lacks this part and is to be answered 400.
+    /// The request lacks this part: answer 400.
     Missing(&'p KeyPart),
 }
 
 /// The parts of one limit's key.
 #[derive(Clone, Debug)]
 pub struct KeyParts {
-    /// Sets the buckets of one limit apart from those of all others.
+    /// Hash of the limit's name, so that limits never share buckets.
     limit: u64,
     parts: Box<[KeyPart]>,
     /// The names of the `body:` parts.
     body_fields: Box<[String]>,
 }
 
-/// What a part stands for in one request.
+/// The value of a part in one request.
 enum Value<'a> {
     Address(IpNet),
     User(&'a str),
     Text(&'a str),
-    /// All lines of a field, of which at least one says something.
+    /// All lines of a header field, at least one of them not empty.
     Field(http::header::GetAll<'a, HeaderValue>),
-    /// A parameter of the path as it stands there, and folded.
+    /// A path parameter as received, and folded.
     Param(&'a str, String),
-    /// In the one form in which texts are compared.
+    /// Text in its normalised form.
     Folded(String),
-    /// Given more than once and differently, or in a form that holds no text: one value, whatever it was.
+    /// Several different values, or no readable text. All such values count as one.
     Unclear,
-    /// Missing, and counted as such.
+    /// Missing, and counted as absent.
     Absent,
 }
 
 impl KeyParts {
-    /// The key of the limit with this name; no parts is one bucket for all.
+    /// The key of the limit `limit`. Without parts, all requests share one bucket.
     pub fn new(limit: &str, parts: Vec<KeyPart>) -> KeyParts {
         let digest: [u8; 32] = Sha256::digest(limit).into();
         let [a, b, c, d, e, f, g, h, ..] = digest;
@@ -153,14 +155,14 @@ impl KeyParts {
         }
     }
 
-    /// Whether an address can tell buckets apart.
+    /// Whether the key includes an address.
     pub fn has_address(&self) -> bool {
         self.parts
             .iter()
             .any(|part| matches!(part, KeyPart::Ip | KeyPart::UserOrIp))
     }
 
-    /// Whether what is asked for tells buckets apart, not only who asks.
+    /// Whether the key depends on the request's target or body, not only on the client.
     pub fn depends_on_target(&self) -> bool {
         self.parts.iter().any(|part| match part {
             KeyPart::Method
@@ -182,19 +184,19 @@ impl KeyParts {
         })
     }
 
-    /// Whether there is one bucket for all.
+    /// Whether all requests share one bucket.
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty()
     }
 
-    /// The fields of a body that the key is made of: what [`BodyFormat::read`](super::BodyFormat::read) looks for. Where there are none, no
-    /// body has to be read before the request is decided.
+    /// The body fields in the key, for [`BodyFormat::read`](super::BodyFormat::read). If empty, the
+    /// request can be decided without reading its body.
     pub fn wanted_body_fields(&self) -> &[String] {
         &self.body_fields
     }
 
-    /// The bucket of a request, or what a missing part makes of it. Costs some tens of nanoseconds, and for long values the
-    /// time to hash them; allocates only for values of a query, a cookie or a path's parameter.
+    /// The request's bucket, or the effect of a missing part. Takes tens of nanoseconds, plus the
+    /// hashing of long values. Allocates only for query, cookie, body and path parameter values.
     pub fn key(
         &self,
         missing: Missing,
@@ -215,9 +217,10 @@ impl KeyParts {
         Keyed::Bucket(Key(hash.finish128().into()))
     }
 
-    /// The bucket of a request in words that all gateways share: SHA-256 under no secret, cut to 128 bits, for they have none in
-    /// common. Nobody can aim two clients at one bucket; whoever reads it can test a guess of what was hashed. For a request
-    /// of which [`KeyParts::key`] made a bucket. Costs some hundreds of nanoseconds.
+    /// The bucket key shared by all gateways: SHA-256 cut to 128 bits, without a secret because the
+    /// gateways have none in common. Nobody can force two clients into one bucket, but a reader of
+    /// the key can test guesses. Call it only if [`KeyParts::key`] returned a bucket. Takes
+    /// hundreds of nanoseconds.
     pub fn shared(&self, prefixes: Prefixes, subject: &Subject<'_>) -> [u8; 16] {
         let mut hash = Portable(Sha256::new());
         hash.write_u64(self.limit);
@@ -232,8 +235,9 @@ impl KeyParts {
         half
     }
 
-    /// The bucket that [`KeyParts::readable`] calls so, and its name in full. A single part needs no name: `203.0.113.9`. `None`
-    /// where the text is no such name, or does not say enough: of a secret only a hash is shown, and long texts are cut.
+    /// Parses the output of [`KeyParts::readable`] into its bucket and full name. A single part
+    /// needs no name: `203.0.113.9`. `None` if the text is not such a name or is incomplete,
+    /// because secrets are shown only as hashes and long texts are cut.
     pub fn named(
         &self,
         hasher: &KeyHasher,
@@ -316,9 +320,9 @@ impl KeyParts {
         Some((full, Some(Key(hash.finish128().into()))))
     }
 
-    /// The key for people: `ip=203.0.113.9/32, user=alice`. Values of fields, queries, cookies and bodies are shown as a short
-    /// hash under the secret, since they may be secrets themselves; a part without a value is `-`, one whose value is unclear
-    /// `?`; no parts is `all`.
+    /// The key for display: `ip=203.0.113.9/32, user=alice`. Header, query, cookie and body values
+    /// may be secrets, so they appear as a short keyed hash. A part without a value is `-`, an
+    /// unclear value is `?`, and a key without parts is `all`.
     pub fn readable(
         &self,
         hasher: &KeyHasher,
@@ -348,13 +352,13 @@ impl KeyParts {
                     write!(out, "{part}=#{short:08x}")
                 }
             };
-            written.expect("a String takes any text");
+            written.expect("writing to a String cannot fail");
         }
         out
     }
 }
 
-/// A hash that is the same on every machine.
+/// A hash that is equal on every machine.
 struct Portable(Sha256);
 
 impl Hasher for Portable {
@@ -383,7 +387,7 @@ fn value<'a>(part: &KeyPart, prefixes: Prefixes, subject: &Subject<'a>) -> Optio
         KeyPart::UserOrIp => Some(subject.client.user.map_or_else(address, Value::User)),
         KeyPart::Tenant => subject.client.tenant.map(Value::Text),
         KeyPart::Tier => subject.client.tier.map(Value::Text),
-        // a HEAD costs the origin what a GET does, and must not be a second allowance
+        // HEAD costs the upstream as much as GET, so both count as one method
         KeyPart::Method if subject.method == Method::HEAD => Some(Value::Text("GET")),
         KeyPart::Method => Some(Value::Text(subject.method.as_str())),
         KeyPart::Host => Some(Value::Text(subject.host)),
@@ -406,7 +410,7 @@ fn value<'a>(part: &KeyPart, prefixes: Prefixes, subject: &Subject<'a>) -> Optio
             let mut found = subject
                 .body
                 .map_or_else(Given::default, |body| body.get(name));
-            // many frameworks read fields of a body and of the query in one way
+            // many frameworks merge the fields of the body and the query
             if let Some(query) = subject.query {
                 found.add_form(query.as_bytes(), name);
             }
@@ -423,14 +427,15 @@ fn given(given: Given) -> Option<Value<'static>> {
     }
 }
 
-/// A field that is absent or says nothing has no value: an empty key would be one bucket for all who send none.
+/// An absent or blank field has no value. An empty value would put all clients without the field
+/// into one bucket.
 fn field(lines: http::header::GetAll<'_, HeaderValue>) -> Option<Value<'_>> {
     let says_something = lines.iter().any(|line| !trim(line.as_bytes()).is_empty());
     says_something.then_some(Value::Field(lines))
 }
 
 impl Value<'_> {
-    /// Writes the value so that no other sequence of values is written alike.
+    /// Writes an injective encoding of the value.
     fn absorb(&self, place: usize, hash: &mut impl Hasher) {
         let mut write = |kind: u64, bytes: &[u8]| {
             hash.write_u64((place as u64) << 48 | kind << 40 | bytes.len() as u64);

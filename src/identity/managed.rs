@@ -1,12 +1,14 @@
-//! The fields that only we and trusted proxies may write, in every spelling that an upstream could take for them.
+//! Header fields that only tidegate and trusted proxies may set, in every spelling that an upstream
+//! may accept.
 //!
-//! Servers that hand fields on as CGI-like variables (RFC 3875 §4.1.18) map `X-User-Id`, `X_User_Id` and, some of them, `X.User.Id` to one
-//! name, so a client could write the variant that nobody removes. Hence: from an untrusted peer drop what
-//! [`ManagedFields::contains`], and from anybody what is an [`ManagedFields::alias`].
+//! Servers with CGI-like variables (RFC 3875 §4.1.18) map `X-User-Id`, `X_User_Id` and sometimes
+//! `X.User.Id` to one name. A client could send a variant that is not removed. So drop the fields
+//! that [`ManagedFields::contains`] from untrusted peers, and every [`ManagedFields::alias`] from
+//! any peer.
 
 use super::{AddressSource, Settings, UserSource};
 
-/// What the gateway itself tells the upstream, or reads from trusted proxies, whatever the configuration says.
+/// Fields that tidegate sends to the upstream or reads from trusted proxies in every configuration.
 const ALWAYS: [&str; 7] = [
     "forwarded",
     "x-real-ip",
@@ -17,21 +19,21 @@ const ALWAYS: [&str; 7] = [
     "x-ratelimit-over",
 ];
 
-/// Every name that begins with this is managed.
+/// Every name with this prefix is managed.
 const FAMILY: &str = "x-forwarded-";
 
-/// The managed names.
+/// The names of all managed fields.
 #[derive(Clone, Debug)]
 pub struct ManagedFields {
     /// As configured, in lower case.
     names: Vec<Box<str>>,
-    /// Bit n: some name has n bytes. Nearly every foreign name is told apart by this alone.
+    /// Bit n is set if some name has n bytes. This alone excludes nearly every other name.
     lengths: u64,
     source: AddressSource,
 }
 
 impl ManagedFields {
-    /// Collects the fixed names and those that the configuration gives to the address, users and tiers.
+    /// Collects the fixed names and the configured names for addresses, users and tiers.
     pub fn new(settings: &Settings) -> ManagedFields {
         let mut names: Vec<Box<str>> = ALWAYS.map(Box::from).into();
         if let AddressSource::Single(name) = &settings.address_from {
@@ -59,17 +61,19 @@ impl ManagedFields {
         }
     }
 
-    /// Where trusted proxies write addresses: the one list of theirs that is worth handing on.
+    /// The header in which trusted proxies send addresses; the only such list to forward.
     pub fn source(&self) -> &AddressSource {
         &self.source
     }
 
-    /// Whether a field's name, in any case, is a managed one or could be taken for one. Some nanoseconds for most other names.
+    /// Whether a field name, in any case, is managed or resembles a managed name. Takes a few
+    /// nanoseconds for most other names.
     pub fn contains(&self, name: &str) -> bool {
         in_family(name) || self.look_alikes(name).next().is_some()
     }
 
-    /// Whether a field's name could be taken for a managed one but is spelt differently, by more than case: no honest party writes it.
+    /// Whether a field name resembles a managed name but differs by more than case. No legitimate
+    /// sender uses such a name.
     pub fn alias(&self, name: &str) -> bool {
         if in_family(name) {
             return name.contains(['_', '.']);
@@ -99,7 +103,7 @@ impl ManagedFields {
 }
 
 fn in_family(name: &str) -> bool {
-    // `get` is none where the name is shorter, or where a letter beyond ASCII straddles the end
+    // `get` returns `None` for a shorter name or a non-ASCII letter across the end
     matches!(name.as_bytes().first(), Some(b'x' | b'X'))
         && name
             .get(..FAMILY.len())
@@ -110,7 +114,7 @@ fn length_bit(name: &str) -> u64 {
     1 << name.len().min(63)
 }
 
-/// Whether two names of one length are one after mapping case, `_` and `.`.
+/// Whether two names of equal length are equal when case, `_` and `.` are ignored.
 fn look_alike(one: &str, other: &str) -> bool {
     let folded = |byte: u8| {
         if matches!(byte, b'_' | b'.') {

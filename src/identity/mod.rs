@@ -1,8 +1,9 @@
-//! Core: whom we count.
+//! Core: identifies the client that a request is counted for.
 //!
-//! [`Identifier::identify`] turns a peer and its headers into a [`Client`]: an address that cannot be spoofed ([`address`]) and,
-//! where a credential verifies, a user. [`KeyParts::key`](key::KeyParts::key) turns that into the bucket that it shares with
-//! others. [`ManagedFields`] names what a client must not be able to tell the upstream.
+//! [`Identifier::identify`] turns a peer address and its headers into a [`Client`]. That is an
+//! address that cannot be spoofed ([`address`]) and, if a credential verifies, a user.
+//! [`KeyParts::key`](key::KeyParts::key) maps the client to its bucket. [`ManagedFields`] lists the
+//! header fields that a client must not be able to send to the upstream.
 
 pub mod address;
 pub mod body;
@@ -32,25 +33,26 @@ use address::{Chain, Doubt, Step};
 pub use credential::KnownKeys;
 use credential::{ApiKeys, Fault, Jwt, User, UserHeader, client_cert};
 
-/// How the client's address and user are found.
+/// How to find the client's address and user.
 #[derive(Debug)]
 pub struct Settings {
-    /// Networks whose forwarding headers are believed.
+    /// Networks whose forwarding headers are trusted.
     pub trusted_proxies: Vec<IpNet>,
     /// Where a trusted proxy writes the client's address.
     pub address_from: AddressSource,
-    /// So many proxies in front append to that list; it is then counted, and every peer is believed if no network is trusted.
+    /// Number of proxies in front that append to that list. If set, elements are counted from the
+    /// right. Every peer is then trusted if `trusted_proxies` is empty.
     pub trusted_hops: Option<u8>,
-    /// IPv4 addresses are aggregated to this prefix when they key a limit.
+    /// Prefix length to which IPv4 addresses are aggregated in keys.
     pub ipv4_prefix: u8,
-    /// IPv6 addresses are aggregated to this prefix when they key a limit.
+    /// Prefix length to which IPv6 addresses are aggregated in keys.
     pub ipv6_prefix: u8,
-    /// Where users come from; tried in order, the first that finds a credential decides.
+    /// User sources, tried in order. The first one that finds a credential decides.
     pub users: Vec<UserSource>,
 }
 
 impl Default for Settings {
-    /// Nobody is trusted, nobody has a name, and addresses count by /32 and /64.
+    /// No trusted proxies, no users, and addresses aggregated to /32 and /64.
     fn default() -> Settings {
         let Prefixes { ipv4, ipv6 } = Prefixes::default();
         Settings {
@@ -77,19 +79,19 @@ impl Settings {
 /// Where a trusted proxy writes the client's address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AddressSource {
-    /// `X-Forwarded-For`, walked from the right.
+    /// `X-Forwarded-For`, read from the right.
     #[default]
     XForwardedFor,
-    /// `Forwarded` (RFC 7239), walked from the right.
+    /// `Forwarded` (RFC 7239), read from the right.
     Forwarded,
     /// A header that holds exactly one address.
     Single(http::HeaderName),
-    /// Nowhere: the peer is the client.
+    /// No header: the peer is the client.
     None,
 }
 
 impl AddressSource {
-    /// The header's name; `None` where none is read.
+    /// The header's name; `None` if no header is read.
     pub fn name(&self) -> Option<String> {
         match self {
             AddressSource::XForwardedFor => Some("x-forwarded-for".to_owned()),
@@ -103,29 +105,29 @@ impl AddressSource {
 /// One `[[user]]` table.
 #[derive(Debug)]
 pub enum UserSource {
-    /// A key in a header, looked up by its SHA-256 digest.
+    /// An API key in a header, looked up by its SHA-256 digest.
     ApiKey {
         /// The header that carries the key.
         header: http::HeaderName,
         /// The known keys.
         keys: KnownKeys,
-        /// What an unknown key means.
+        /// How to treat an unknown key.
         invalid: OnInvalid,
     },
     /// A JSON Web Token in a header.
     Jwt(Box<TokenSource>),
-    /// Written by an authenticating proxy in front; believed only from trusted proxies.
+    /// A header set by an authenticating proxy; read only from trusted proxies.
     Header {
         /// The header that names the user.
         header: http::HeaderName,
         /// The header that names the tier.
         tier_header: Option<http::HeaderName>,
     },
-    /// A field of the certificate that the client has proved to hold.
+    /// A field of the verified client certificate.
     ClientCert(CertificateField),
 }
 
-/// A field of a client certificate that can name its holder.
+/// A client certificate field that can name the user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CertificateField {
     /// The subject's common name.
@@ -140,7 +142,7 @@ pub enum CertificateField {
 }
 
 impl CertificateField {
-    /// All of them.
+    /// All variants.
     pub const ALL: [CertificateField; 4] = [
         CertificateField::CommonName,
         CertificateField::SanDns,
@@ -148,7 +150,7 @@ impl CertificateField {
         CertificateField::Fingerprint,
     ];
 
-    /// As in the configuration.
+    /// The name in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             CertificateField::CommonName => "common_name",
@@ -159,10 +161,10 @@ impl CertificateField {
     }
 }
 
-/// What a verified client certificate says of its holder. Every value of a field, in the certificate's order.
+/// Names in a verified client certificate: all values of each field, in certificate order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Certificate {
-    /// Common names of the subject; one that is not text is empty.
+    /// Subject common names; a value that is not text becomes an empty string.
     pub common_names: Vec<String>,
     /// DNS names, in lower case.
     pub dns_names: Vec<String>,
@@ -175,9 +177,9 @@ pub struct Certificate {
 /// One entry of a keys file.
 #[derive(Clone, Debug)]
 pub struct ApiKey {
-    /// SHA-256 of the secret; the secret itself is never held.
+    /// SHA-256 digest of the secret. The secret itself is never stored.
     pub sha256: [u8; 32],
-    /// Whom the key stands for.
+    /// The user that the key identifies.
     pub user: String,
     /// The user's tier.
     pub tier: Option<String>,
@@ -185,24 +187,24 @@ pub struct ApiKey {
     pub tenant: Option<String>,
 }
 
-/// What a credential that does not verify means.
+/// How to treat a credential that does not verify.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnInvalid {
     /// Answer 401.
     #[default]
     Reject,
-    /// Go on as if there were no credential.
+    /// Continue as if the request carried no credential.
     Anonymous,
 }
 
 /// One part of a limit's key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyPart {
-    /// The client's address, aggregated.
+    /// The client's address, aggregated to a prefix.
     Ip,
     /// The verified user.
     User,
-    /// The verified user, or the address where there is none.
+    /// The verified user, or the address if there is none.
     UserOrIp,
     /// The user's tenant.
     Tenant,
@@ -218,22 +220,22 @@ pub enum KeyPart {
     Path,
     /// The `User-Agent` field.
     UserAgent,
-    /// Another field of the request.
+    /// Any other header field.
     Header(http::HeaderName),
-    /// A parameter of the request's query.
+    /// A query parameter.
     Query(String),
     /// A cookie of the request.
     Cookie(String),
     /// A claim of the user's token.
     Claim(String),
-    /// A parameter of the route's path.
+    /// A path parameter of the route.
     Param(String),
-    /// A field of the request's body, JSON or a form; `a.b` is the field `b` of the object `a`.
+    /// A body field, JSON or form. `a.b` is field `b` of object `a`.
     Body(String),
 }
 
 impl KeyPart {
-    /// Whether clients choose its value, as many values as they like.
+    /// Whether clients choose this value freely and can generate unlimited distinct values.
     pub fn is_chosen(&self) -> bool {
         match self {
             KeyPart::Path
@@ -255,7 +257,7 @@ impl KeyPart {
         }
     }
 
-    /// Whether it tells clients apart by something that they cannot choose.
+    /// Whether this part separates clients by something that they cannot choose.
     pub fn is_vouched(&self) -> bool {
         matches!(
             self,
@@ -264,7 +266,7 @@ impl KeyPart {
     }
 }
 
-/// As a configuration names it: `ip`, `header:x-device`.
+/// The configuration spelling: `ip`, `header:x-device`.
 impl fmt::Display for KeyPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -289,7 +291,7 @@ impl fmt::Display for KeyPart {
 }
 
 impl KeyPart {
-    /// As people say it: `client IP`, `header x-device`.
+    /// Human-readable spelling: `client IP`, `header x-device`.
     pub fn in_words(&self) -> String {
         match self {
             KeyPart::Ip => "client IP".to_owned(),
@@ -306,14 +308,14 @@ impl KeyPart {
     }
 }
 
-/// Finds out who asks.
+/// Identifies clients: their address and their user.
 #[derive(Debug)]
 pub struct Identifier {
     chain: Chain,
     users: Vec<Source>,
 }
 
-/// A [`UserSource`], ready to be looked up.
+/// A [`UserSource`] compiled for lookup.
 #[derive(Debug)]
 enum Source {
     ApiKey(ApiKeys),
@@ -322,16 +324,17 @@ enum Source {
     ClientCert(CertificateField),
 }
 
-/// Who asks. Addresses are canonical: an IPv4-mapped one is the IPv4 address that it maps.
+/// The client of a request. Addresses are canonical: an IPv4-mapped address becomes IPv4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Client<'a> {
-    /// Whose request it is, as far as it can be believed.
+    /// The client's address, as far as it can be trusted.
     pub address: IpAddr,
-    /// Who is connected to us: the client, or the last proxy before us.
+    /// The address at the other end of the connection: the client, or the last proxy before
+    /// tidegate.
     pub peer: IpAddr,
-    /// The peer is a trusted proxy, so its forwarding headers are believed.
+    /// The peer is a trusted proxy, so its forwarding headers are read.
     pub peer_trusted: bool,
-    /// A trusted proxy handed on an address that could not be read; worth a count.
+    /// A trusted proxy forwarded an address that could not be read. Counted in a metric.
     pub doubt: Option<Doubt>,
     /// The verified user.
     pub user: Option<&'a str>,
@@ -339,12 +342,12 @@ pub struct Client<'a> {
     pub tier: Option<&'a str>,
     /// The user's tenant.
     pub tenant: Option<&'a str>,
-    /// The token that says so.
+    /// The verified token that names the user.
     pub token: Option<&'a jwt::Verified>,
 }
 
 impl<'a> Client<'a> {
-    /// Somebody without a name, who is connected to us directly.
+    /// A directly connected client without a user.
     pub fn anonymous(peer: IpAddr) -> Client<'static> {
         let address = peer.to_canonical();
         Client {
@@ -359,46 +362,46 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// What the user's token says, as text, if limits are keyed by it.
+    /// A claim of the user's token as text, if a limit is keyed by it.
     pub fn claim(&self, name: &str) -> Option<&'a str> {
         self.token?.claim(name)
     }
 }
 
-/// One step of the reasoning about who asks.
+/// One step in finding the client, for `explain`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thought<'a> {
-    /// Towards the address.
+    /// A step towards the address.
     Address(Step<'a>),
-    /// Towards the user.
+    /// A step towards the user.
     User {
-        /// Which of the sources was tried, in the order of the configuration.
+        /// Index of the source in the configuration.
         place: usize,
-        /// What came of it.
+        /// The result of that source.
         outcome: Tried,
     },
 }
 
-/// What came of one source of users. The words say what was wrong: one of [`Credential::faults`].
+/// Result of one user source. The texts are from [`Credential::faults`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tried {
-    /// The request has no such credential.
+    /// The request carries no credential of this kind.
     Nothing,
-    /// Such a credential is believed from trusted proxies only, and the peer is none.
+    /// This kind of credential is accepted only from trusted proxies, and the peer is not one.
     NotFromHere,
-    /// A credential that does not verify is taken as none here.
+    /// The credential does not verify and is ignored as configured.
     Ignored(&'static str),
-    /// A credential does not verify: 401.
+    /// The credential does not verify: answer 401.
     Rejected(&'static str),
-    /// It names the user: no further source is tried.
+    /// The source names the user; later sources are not tried.
     Found,
 }
 
-/// A credential was there but does not verify: answer 401, with a body that does not tell an unknown key from a withdrawn
-/// one. Both texts come from small closed sets, fit for a metric's labels.
+/// A credential that does not verify. Answer 401 with a body that does not distinguish an unknown
+/// key from a revoked one. `source` and `kind` are small closed sets, safe as metric labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rejected {
-    /// Who asked, without a user: guesses are to be counted by address.
+    /// The client without a user, because failed guesses are counted by address.
     pub client: Client<'static>,
     /// How the client tried to identify itself.
     pub source: Credential,
@@ -407,9 +410,10 @@ pub struct Rejected {
 }
 
 impl Rejected {
-    /// What `WWW-Authenticate` says (RFC 9110 §11.6.1). `ApiKey` and `ClientCertificate` are no registered schemes, but the
-    /// field may not be empty. Of a token
-    /// it says what RFC 6750 §3.1 has a word for; that it has expired is no secret, since only a genuine one is known to have.
+    /// The `WWW-Authenticate` value (RFC 9110 §11.6.1). `ApiKey` and `ClientCertificate` are not
+    /// registered schemes, but the field may not be empty. For a token, the error code is one of
+    /// RFC 6750 §3.1. Saying that a token has expired leaks nothing, because only genuine tokens
+    /// get that far.
     pub fn challenge(&self) -> &'static str {
         match self.source {
             Credential::Bearer => "Bearer",
@@ -423,23 +427,23 @@ impl Rejected {
     }
 }
 
-/// How a client identified itself.
+/// The kind of credential that a client presented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Credential {
     /// An API key in `Authorization`.
     Bearer,
-    /// An API key in a header of its own.
+    /// An API key in another header.
     ApiKey,
     /// A JSON Web Token.
     Token,
-    /// A header of a trusted proxy.
+    /// A header set by a trusted proxy.
     Header,
-    /// A certificate, in the handshake.
+    /// A client certificate from the TLS handshake.
     ClientCert,
 }
 
 impl Credential {
-    /// A word for the metric's label: the `from` of the `[[user]]` table.
+    /// The metric label: the `from` of the `[[user]]` table.
     pub fn label(self) -> &'static str {
         match self {
             Credential::Bearer | Credential::ApiKey => "api_key",
@@ -449,7 +453,7 @@ impl Credential {
         }
     }
 
-    /// What can be wrong with it: words for the metric's label.
+    /// All metric labels for what can be wrong with it.
     pub fn faults(self) -> &'static [&'static str] {
         match self {
             Credential::Token => &[
@@ -468,7 +472,7 @@ impl Credential {
 }
 
 impl Identifier {
-    /// Indexes networks.
+    /// Compiles the settings; indexes the trusted networks.
     pub fn new(settings: &Settings) -> Identifier {
         let source = |(place, source): (usize, &UserSource)| match source {
             UserSource::Jwt(source) => Source::Jwt(Box::new(Jwt::new(source, place))),
@@ -500,11 +504,12 @@ impl Identifier {
         }
     }
 
-    /// Finds out who asks: the address always, the user where a credential says so. Allocates nothing unless a `Forwarded`
-    /// value has backslashes, or for a token that is not remembered; costs a search in the trusted networks and, for an API
-    /// key, one SHA-256 of it, for a token a keyed hash of it, or the first time a verification.
+    /// Finds the client's address, and its user if a credential names one. Allocates only for a
+    /// `Forwarded` value with backslashes or a token that is not cached. Costs one search in the
+    /// trusted networks. An API key adds one SHA-256; a token adds one keyed hash, and a
+    /// verification the first time.
     ///
-    /// `certificate` is what the peer has proved to hold; behind a proxy that is the proxy's.
+    /// `certificate` is the peer's verified certificate. Behind a proxy it is the proxy's.
     pub fn identify<'a>(
         &'a self,
         peer: IpAddr,
@@ -515,7 +520,7 @@ impl Identifier {
         self.reason(peer, certificate, headers, tokens, |_| ())
     }
 
-    /// The same, and shows each step of the reasoning to `visit`.
+    /// Like [`Identifier::identify`], but passes each step to `visit`.
     pub fn reason<'a>(
         &'a self,
         peer: IpAddr,
@@ -591,7 +596,8 @@ impl Identifier {
         Ok(client)
     }
 
-    /// The key sets that are to be fetched, and where they are put to use. Until then each is empty, and its tokens are rejected.
+    /// The key sets to fetch from a URL, and the rings that use them. A ring is empty until its
+    /// first fetch, and tokens for it are rejected.
     pub fn published_keys(&self) -> impl Iterator<Item = (&KeysUrl, &Arc<KeyRing>)> {
         self.users.iter().filter_map(|source| match source {
             Source::Jwt(jwt) => Some((jwt.url.as_ref()?, &jwt.keys)),
@@ -599,12 +605,12 @@ impl Identifier {
         })
     }
 
-    /// What of the list of addresses stands to the left of the elements that were shown. For explaining.
+    /// Elements of the address list to the left of the first `seen` ones. For `explain`.
     pub fn unseen<'a>(&self, headers: &'a HeaderMap, seen: usize) -> Vec<&'a [u8]> {
         self.chain.unseen(headers, seen)
     }
 
-    /// Finds the client's address only, and shows each step of the reasoning to `visit`.
+    /// Finds only the client's address, and passes each step to `visit`.
     pub fn locate<'a>(
         &self,
         peer: IpAddr,

@@ -1,4 +1,4 @@
-//! Which credential decides, and what happens to one that does not verify.
+//! Which credential decides, and how an invalid one is treated.
 
 use http::{HeaderName, HeaderValue};
 use sha2::{Digest, Sha256};
@@ -37,7 +37,7 @@ fn identifier(users: Vec<UserSource>) -> Identifier {
     })
 }
 
-/// A worker's memory and a request's place for tokens.
+/// A worker's token cache and a request's token slot.
 #[derive(Default)]
 struct Memory {
     cache: Option<TokenCache>,

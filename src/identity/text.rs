@@ -1,36 +1,39 @@
-//! What clients write into queries, cookies, paths and bodies, in the one form in which it is counted.
+//! Normalises the values that clients put into queries, cookies, paths and bodies.
 //!
-//! A client chooses how it spells a value, and an upstream may take many spellings for one: `Alice`, ` alice`, `%61lice` and
-//! `ａｌｉｃｅ` are the same login name for most. So a value is percent-decoded once and folded: white space around it,
-//! case, compatibility forms (NFKD), accents and characters that nobody sees make no difference. Frameworks normalise names in
-//! these ways, and so do the collations of databases. Two users whose names differ in nothing else share a bucket: the limit
-//! is then stricter than meant and never looser.
+//! A client chooses the spelling of a value, and an upstream may accept many. `Alice`, ` alice`,
+//! `%61lice` and `ａｌｉｃｅ` are one login name for most. So a value is percent-decoded once and
+//! folded. Surrounding white space, case, compatibility forms (NFKD), accents and invisible
+//! characters make no difference. Frameworks and database collations normalise in the same ways.
+//! Two users whose names differ only in these share a bucket, so the limit can be stricter than
+//! intended, never looser.
 //!
-//! Names of parameters are folded too, and [`may_mean`] says which of them some upstream takes for the wanted one.
+//! Parameter names are folded too. [`may_mean`] tells which of them some upstream reads as the
+//! wanted one.
 //!
-//! A value given more than once says different things to different parsers: some take the first, some the last. Were all of them
-//! part of the key, a client could repeat the true value beside a random one and have a new bucket each time. So
-//! differing values are one value, [`Given::Unclear`], the same for everybody: it gives one bucket more, and no further one.
+//! Some parsers take the first of several values, others the last. If all of them were part of the
+//! key, a client could add a random value each time to get a new bucket. So differing values become
+//! the single value [`Given::Unclear`], which adds one bucket in total.
 
 use std::borrow::Cow;
 
 use http::HeaderValue;
 use icu_normalizer::DecomposingNormalizerBorrowed;
 
-/// What a request says about one name.
+/// The value of one name in a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Given {
-    /// Nothing, or only white space.
+    /// No value, or only white space.
     #[default]
     Nothing,
     /// One text, folded.
     Text(String),
-    /// Different texts, or something that is no text.
+    /// Different texts, or not readable as text.
     Unclear,
 }
 
 impl Given {
-    /// Takes in one occurrence, decoded and not yet folded. Parsers end a text at a control character, drop it or keep it.
+    /// Adds one occurrence, decoded but not yet folded. A control character makes it unclear:
+    /// parsers end the text there, drop the character or keep it.
     pub(super) fn add(&mut self, value: &str) {
         let folded = folded(value);
         match self {
@@ -44,17 +47,17 @@ impl Given {
         }
     }
 
-    /// Takes in every field of a form that may be the wanted one.
+    /// Adds every field of a form that may be the wanted one.
     pub(super) fn add_form(&mut self, form: &[u8], wanted: &str) {
         pairs(form).for_each(|pair| self.add_pair(&pair, wanted));
         if form.contains(&b';') {
-            // some parsers take it for a separator
+            // some parsers treat `;` as a separator
             let split = form.split(|byte| matches!(byte, b'&' | b';'));
             split.for_each(|pair| self.add_pair(&Pair::decode(pair), wanted));
         }
     }
 
-    /// Takes in one field of a form, if it may be the wanted one.
+    /// Adds one form field if it may be the wanted one.
     pub(super) fn add_pair(&mut self, pair: &Pair<'_>, wanted: &str) {
         match (pair.name.exact, may_mean(&pair.name.text, wanted)) {
             (true, false) => {}
@@ -64,16 +67,18 @@ impl Given {
     }
 }
 
-/// A query's parameters of this name (`application/x-www-form-urlencoded`, WHATWG URL §5.1). Linear in the query.
+/// The query parameters with this name (`application/x-www-form-urlencoded`, WHATWG URL §5.1).
+/// Linear in the query.
 pub(super) fn in_query(query: &str, name: &str) -> Given {
     let mut given = Given::default();
     given.add_form(query.as_bytes(), name);
     given
 }
 
-/// The cookies of this name in all lines (RFC 6265 §4.2.1). Quotes around a value and percent-encoding are taken off,
-/// as many upstreams do. A value with a backslash or another quote is unclear: neither may stand in a cookie (RFC 6265
-/// `cookie-octet`), and some servers (Python's `http.cookies`) take `"\141"` for `a`, others as it is. Linear in the lines.
+/// The cookies with this name in all lines (RFC 6265 §4.2.1). Quotes and percent-encoding are
+/// removed, as many upstreams do. A backslash or an inner quote makes the value unclear. Neither is
+/// allowed in a `cookie-octet` (RFC 6265), and servers differ: Python's `http.cookies` reads
+/// `"\141"` as `a`. Linear in the lines.
 pub(super) fn in_cookies<'h>(lines: impl Iterator<Item = &'h HeaderValue>, name: &str) -> Given {
     let mut given = Given::default();
     let cookies = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
@@ -94,21 +99,21 @@ pub(super) fn in_cookies<'h>(lines: impl Iterator<Item = &'h HeaderValue>, name:
     given
 }
 
-/// A parameter of a path, folded.
+/// A path parameter, decoded and folded.
 pub(super) fn folded_param(raw: &str) -> String {
     folded(&decode(raw.as_bytes(), false).text)
 }
 
-/// One field of a form, decoded.
+/// One form field, decoded.
 pub(super) struct Pair<'f> {
     pub(super) name: Decoded<'f>,
     pub(super) value: Decoded<'f>,
 }
 
-/// A text without its escapes.
+/// A text with its escapes decoded.
 pub(super) struct Decoded<'t> {
     pub(super) text: Cow<'t, str>,
-    /// All escapes are well-formed, and the bytes are UTF-8: every parser reads the same.
+    /// All escapes are well-formed and the bytes are UTF-8, so every parser reads the same text.
     pub(super) exact: bool,
 }
 
@@ -127,7 +132,7 @@ pub(super) fn pairs(form: &[u8]) -> impl Iterator<Item = Pair<'_>> {
     form.split(|byte| *byte == b'&').map(Pair::decode)
 }
 
-/// Whether two names are one when folded.
+/// Whether two names are equal when folded.
 pub(super) fn same(one: &str, other: &str) -> bool {
     match one.is_ascii() && other.is_ascii() {
         true => one.trim().eq_ignore_ascii_case(other.trim()),
@@ -135,11 +140,12 @@ pub(super) fn same(one: &str, other: &str) -> bool {
     }
 }
 
-/// Whether some parser takes the name of a form's field, a parameter or a cookie for the wanted one.
+/// Whether some parser reads the name of a form field, parameter or cookie as the wanted one.
 ///
-/// PHP writes `user_name` for `user.name`, `user name` and `user[name`, and ends a name at NUL. In PHP, Rack and qs, brackets
-/// lead into an array: `name[]` and `name[x]` are inside `name`; Rack and qs take `[name]` for `name`. So case counts for
-/// nothing, any run of other characters than letters and digits is one separator, none at the ends, and a bracket or a control
+/// PHP turns `user.name`, `user name` and `user[name` into `user_name`, and ends a name at NUL. In
+/// PHP, Rack and qs, brackets index an array: `name[]` and `name[x]` are inside `name`. Rack and qs
+/// read `[name]` as `name`. So case is ignored, and any run of characters other than letters and
+/// digits is one separator. Separators at the ends are dropped, and a bracket or a control
 /// character may end the name. Linear in the name.
 pub(super) fn may_mean(found: &str, wanted: &str) -> bool {
     let (found, wanted) = (unaccented(found), unaccented(wanted));
@@ -168,10 +174,10 @@ pub(super) fn may_mean(found: &str, wanted: &str) -> bool {
     rest.peek().is_none()
 }
 
-/// What stands between the words of a name.
+/// Separates the words of a name.
 const SEPARATOR: char = '_';
 
-/// The words of a name, in lower case.
+/// The words of a name, in lower case, joined by [`SEPARATOR`].
 fn words(name: &str) -> impl Iterator<Item = char> {
     let words = name.split(|c: char| !c.is_alphanumeric());
     let words = words.filter(|word| !word.is_empty()).enumerate();
@@ -183,9 +189,10 @@ fn words(name: &str) -> impl Iterator<Item = char> {
     })
 }
 
-/// A text as it is compared: without white space around it, without regard to case, compatibility forms, accents and characters
-/// that are not seen. Character by character: what stands beside a character changes nothing, so `ς` is `σ`. Upper case comes
-/// first because some lower-case letters share one: `ſ` is `s`.
+/// The text in the form used for comparison. White space around it, case, compatibility forms,
+/// accents and invisible characters are removed. Each character is folded without context, so `ς`
+/// becomes `σ`. Upper-casing comes first because some lower-case letters share one upper case: `ſ`
+/// becomes `s`.
 pub(super) fn folded(text: &str) -> String {
     if text.is_ascii() {
         return text.trim().to_ascii_lowercase();
@@ -197,7 +204,7 @@ pub(super) fn folded(text: &str) -> String {
     unaccented(&cased).trim().to_owned()
 }
 
-/// Without compatibility forms (NFKD), accents and characters that are not seen.
+/// Removes compatibility forms (NFKD), accents and invisible characters.
 fn unaccented(text: &str) -> Cow<'_, str> {
     if text.is_ascii() {
         return Cow::Borrowed(text);
@@ -206,8 +213,8 @@ fn unaccented(text: &str) -> Cow<'_, str> {
     Cow::Owned(parts.filter(|c| !is_accent(*c) && !is_unseen(*c)).collect())
 }
 
-/// Marks above, below and through a letter, which collations that do not tell accents apart ignore. Vowel signs of Indic
-/// scripts and the like are letters in all but name, and are kept.
+/// Combining marks that accent-insensitive collations ignore. Vowel signs, as in Indic scripts, act
+/// as letters and are kept.
 fn is_accent(character: char) -> bool {
     matches!(character,
         '\u{300}'..='\u{36f}' | '\u{483}'..='\u{489}' | '\u{591}'..='\u{5bd}' | '\u{5bf}'..='\u{5c7}'
@@ -216,7 +223,8 @@ fn is_accent(character: char) -> bool {
         | '\u{3099}' | '\u{309a}' | '\u{fe20}'..='\u{fe2f}')
 }
 
-/// Characters that are drawn as nothing (`Default_Ignorable_Code_Point`), such as a soft hyphen and a zero-width space.
+/// Invisible characters (`Default_Ignorable_Code_Point`), such as a soft hyphen or zero-width
+/// space.
 fn is_unseen(character: char) -> bool {
     matches!(character,
         '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}'
@@ -232,7 +240,8 @@ fn split_pair(pair: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Percent-decodes once; `%` without two digits stands for itself, and what is then no UTF-8 becomes U+FFFD.
+/// Percent-decodes once. A `%` without two hexadecimal digits is kept, and invalid UTF-8 becomes
+/// U+FFFD.
 fn decode(text: &[u8], plus_is_space: bool) -> Decoded<'_> {
     let is_escape = |byte: &u8| *byte == b'%' || *byte == b'+' && plus_is_space;
     if !text.iter().any(is_escape) {

@@ -1,11 +1,11 @@
-//! The networks whose forwarding headers are believed, as sorted ranges: membership is one binary search, however
-//! many there are and however they overlap.
+//! Networks whose forwarding headers are trusted, as sorted, merged ranges. A lookup is one binary
+//! search, even for many or overlapping networks.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-/// A set of networks. Empty by default: nobody is believed.
+/// A set of networks. Empty by default: no peer is trusted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrustedProxies {
     ipv4: Box<[(u32, u32)]>,
@@ -13,8 +13,9 @@ pub struct TrustedProxies {
 }
 
 impl TrustedProxies {
-    /// Collects networks. A network of IPv4-mapped addresses (`::ffff:10.0.0.0/104`) counts as the IPv4 network that it
-    /// maps; one that is wider than the mapped range holds IPv6 addresses only, so IPv4 needs its own entry beside `::/0`.
+    /// Merges the networks. A network of IPv4-mapped addresses (`::ffff:10.0.0.0/104`) counts as
+    /// the IPv4 network that it maps. A wider one contains only IPv6 addresses, so IPv4 needs its
+    /// own entry beside `::/0`.
     pub fn new(networks: &[IpNet]) -> TrustedProxies {
         let (mut ipv4, mut ipv6) = (Vec::new(), Vec::new());
         for network in networks {
@@ -34,12 +35,13 @@ impl TrustedProxies {
         }
     }
 
-    /// Whether it holds no address at all.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.ipv4.is_empty() && self.ipv6.is_empty()
     }
 
-    /// Whether the set holds a canonical address. Some nanoseconds, at most 2 × log₂ of the number of networks steps.
+    /// Whether the set contains a canonical address. Takes a few nanoseconds; O(log n) in the
+    /// number of networks.
     pub fn contains(&self, address: IpAddr) -> bool {
         match address {
             IpAddr::V4(address) => holds(&self.ipv4, address.to_bits()),
@@ -55,7 +57,7 @@ fn v6_bits(address: IpAddr) -> u128 {
     }
 }
 
-/// Sorts ranges and joins those that overlap.
+/// Sorts ranges and merges overlapping ones.
 fn merge<T: Ord + Copy>(mut ranges: Vec<(T, T)>) -> Box<[(T, T)]> {
     ranges.sort_unstable();
     let mut merged: Vec<(T, T)> = Vec::with_capacity(ranges.len());
@@ -116,7 +118,7 @@ mod tests {
     }
 
     fn any_network() -> impl Strategy<Value = IpNet> {
-        // few address bits, so that networks overlap and addresses hit
+        // few address bits, so that networks overlap and addresses match
         let v4 = (0u32..1 << 6, 20u8..=32).prop_map(|(bits, prefix)| {
             IpNet::new(Ipv4Addr::from_bits(bits << 6).into(), prefix).expect("a prefix")
         });

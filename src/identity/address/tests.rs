@@ -1,4 +1,4 @@
-//! Whom we believe about an address.
+//! Which addresses in forwarding headers are trusted.
 
 use proptest::prelude::*;
 
@@ -152,7 +152,7 @@ fn every_step_is_shown_with_its_reason() {
         steps,
         [
             "peer 10.0.0.1 is a trusted proxy",
-            "\"10.0.0.2\" is the trusted proxy 10.0.0.2: what it vouches for stands to its left",
+            "\"10.0.0.2\" is the trusted proxy 10.0.0.2: continue to its left",
             "\"\" is empty: skipped",
             "\"198.51.100.7:80\" is 198.51.100.7: the client",
         ]
@@ -211,7 +211,7 @@ fn prefix_beyond_the_address_is_the_whole_address() {
 }
 
 proptest! {
-    /// Whatever stands left of an address that a trusted proxy wrote changes nothing.
+    /// Text to the left of an address that a trusted proxy wrote has no effect.
     #[test]
     fn what_a_client_wrote_changes_nothing(forged in "[ -~]{0,40}", hops in 0usize..4) {
         let hops = ", 10.0.0.2".repeat(hops);
@@ -221,7 +221,7 @@ proptest! {
         prop_assert_eq!((found.client, found.doubt), (address("198.51.100.7"), None));
     }
 
-    /// The client is the peer, or an address that stands in the header.
+    /// The client is the peer or an address in the header.
     #[test]
     fn no_header_panics_or_invents_an_address(value in prop::collection::vec(prop_oneof![32u8..127, 128u8..=255, Just(b','), Just(b' ')], 0..200)) {
         let mut map = HeaderMap::new();
@@ -249,7 +249,7 @@ fn counted_lists_end_at_the_element_that_the_outermost_proxy_wrote() {
         client(2, "6.6.6.6, 198.51.100.7,, 10.0.0.2"),
         "198.51.100.7"
     );
-    // what the inner proxies wrote is counted, whatever it is
+    // the inner hops are counted even if they are not addresses
     assert_eq!(client(2, "198.51.100.7, unknown"), "198.51.100.7");
     assert_eq!(client(1, "198.51.100.7, unknown"), "10.0.0.1");
     let short = found(3, "10.0.0.1", "198.51.100.7, 10.0.0.2");
@@ -258,7 +258,7 @@ fn counted_lists_end_at_the_element_that_the_outermost_proxy_wrote() {
     assert!(short.2.contains("2 of the 3"), "{}", short.2);
     let long = ",".repeat(40);
     assert_eq!(found(1, "10.0.0.1", &long).1, Some(Doubt::TooLong));
-    // networks that are named are still the only ones believed
+    // if networks are named, only those are trusted
     assert_eq!(found(1, "11.0.0.1", "198.51.100.7").0, "11.0.0.1");
 }
 

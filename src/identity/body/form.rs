@@ -1,12 +1,13 @@
-//! Forms as they are written into a query: `a=b&c=d`.
+//! URL-encoded forms: `a=b&c=d`.
 
 use super::{
     super::text::{Given, pairs},
     is_prototype, is_utf8_form,
 };
 
-/// Reads fields from a form. `None` where parsers differ about the form as a whole: what
-/// browsers escape may begin a JSON text that is labelled as a form, or separate fields; a name with a broken escape may be any.
+/// Reads fields from a form. `None` if parsers disagree about the form as a whole. Characters that
+/// browsers escape may start JSON labelled as a form, or separate fields. A name with a broken
+/// escape may be any name.
 pub(super) fn read(bytes: &[u8], fields: &mut [(String, Given)]) -> Option<()> {
     let form = bytes.trim_ascii_end();
     if !form.iter().all(is_plain) {
@@ -24,7 +25,7 @@ pub(super) fn read(bytes: &[u8], fields: &mut [(String, Given)]) -> Option<()> {
     Some(())
 }
 
-/// What stands in forms: everything but what begins JSON or XML, separates fields somewhere, or is no text.
+/// Whether a byte may occur in a form: no control byte, separator, or start of JSON or XML.
 fn is_plain(byte: &u8) -> bool {
     !byte.is_ascii_control() && !b";{}<>\\".contains(byte)
 }

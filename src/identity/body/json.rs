@@ -1,4 +1,4 @@
-//! JSON: one walk over the text.
+//! JSON bodies, read in one pass.
 
 use std::fmt;
 
@@ -11,12 +11,12 @@ use super::{
     is_prototype,
 };
 
-/// Reads fields from a JSON text. `None` where parsers differ about the text as a whole.
+/// Reads fields from JSON. `None` if parsers disagree about the text as a whole.
 pub(super) fn read(bytes: &[u8], fields: &mut [(String, Given)]) -> Option<()> {
     // RFC 8259 §8.1: a parser may ignore a byte order mark
     let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let text = std::str::from_utf8(text).ok()?;
-    // an upstream that takes every body for a form finds a field behind each `&`
+    // an upstream that parses every body as a form finds a field after each `&`
     for pair in pairs(text.as_bytes())
         .skip(1)
         .filter(|pair| pair.name.exact)
@@ -35,21 +35,21 @@ pub(super) fn read(bytes: &[u8], fields: &mut [(String, Given)]) -> Option<()> {
     deserializer.end().ok()
 }
 
-/// One value of a JSON text, and the names on the way to it, joined by dots.
+/// A value in the JSON text, and the dotted path to it.
 struct Here<'f> {
     fields: &'f mut [(String, Given)],
     path: &'f mut String,
 }
 
 impl Here<'_> {
-    /// The fields that this value stands for.
+    /// The wanted fields at this path.
     fn exactly(&mut self) -> impl Iterator<Item = &mut Given> {
         let path = &*self.path;
         let wanted = self.fields.iter_mut();
         wanted.filter_map(move |(name, given)| same(name, path).then_some(given))
     }
 
-    /// Whether a wanted field may stand somewhere inside this value.
+    /// Whether a wanted field may be inside this value.
     fn is_on_the_way(&self) -> bool {
         self.fields.iter().any(|(name, _)| leads(self.path, name))
     }
@@ -59,7 +59,7 @@ impl Here<'_> {
     }
 }
 
-/// Whether `name` is inside `path`; everything is inside the whole text.
+/// Whether `name` lies inside `path`. An empty path contains everything.
 fn leads(path: &str, name: &str) -> bool {
     let dots = name.match_indices('.');
     path.is_empty() || dots.into_iter().any(|(dot, _)| same(&name[..dot], path))
@@ -99,7 +99,7 @@ impl<'de> Visitor<'de> for Here<'_> {
         Ok(())
     }
 
-    /// `1.0`, `10e-1` and `1` are one number; so are those that no double tells apart.
+    /// `1.0`, `10e-1` and `1` are one number, and so are numbers with the same `f64` value.
     fn visit_f64<E>(self, value: f64) -> Result<(), E> {
         self.text(&if value == 0.0 { 0.0 } else { value }.to_string());
         Ok(())
@@ -110,7 +110,7 @@ impl<'de> Visitor<'de> for Here<'_> {
         Ok(())
     }
 
-    /// Some upstreams take the first item of a list, or look into it: what they find there is not for us to guess.
+    /// Some upstreams use the first item of a list or search it, so its value is unclear.
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
         for (name, given) in &mut *self.fields {
             if same(name, self.path) || leads(self.path, name) {
@@ -134,7 +134,7 @@ impl<'de> Visitor<'de> for Here<'_> {
             }
             if is_prototype(&name) {
                 return Err(A::Error::custom(
-                    "a parser may take it for the object's prototype",
+                    "a parser may read it as the object's prototype",
                 ));
             }
             // some parsers end a name at NUL

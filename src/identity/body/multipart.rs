@@ -1,6 +1,8 @@
-//! Forms as they are written with files (`multipart/form-data`, RFC 7578), exactly as browsers and HTTP libraries write them.
+//! Multipart forms (`multipart/form-data`, RFC 7578), exactly as browsers and HTTP libraries write
+//! them.
 //!
-//! Parsers of this format are lenient, each in another way. So whatever is not written like this is unclear as a whole:
+//! Parsers of this format are lenient in different ways. A body that deviates from this layout is
+//! unclear as a whole:
 //!
 //! ```text
 //! --BOUNDARY                                                     every line ends with CR LF
@@ -19,7 +21,7 @@ use super::{
 /// RFC 2046 §5.1.1.
 const BOUNDARY_MAX_BYTES: usize = 70;
 
-/// The boundary, where it is the one parameter of the type and needs no quotes.
+/// The boundary, if it is the only parameter and needs no quotes.
 pub(super) fn boundary(parameters: &str) -> Option<String> {
     let (name, boundary) = parameters.trim_matches([' ', '\t']).split_once('=')?;
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
@@ -27,12 +29,12 @@ pub(super) fn boundary(parameters: &str) -> Option<String> {
     (name.eq_ignore_ascii_case("boundary") && fits).then(|| boundary.to_owned())
 }
 
-/// Reads fields from a form. `None` where it is written in any other way than above.
+/// Reads fields from a form. `None` if it deviates from the layout above.
 pub(super) fn read(bytes: &[u8], boundary: &str, fields: &mut [(String, Given)]) -> Option<()> {
     let delimiter = format!("--{boundary}");
     let mut rest = bytes.strip_prefix(delimiter.as_bytes())?;
     loop {
-        // what follows a delimiter: the end, or a part
+        // a delimiter is followed by the end or by a part
         if matches!(rest, b"--" | b"--\r\n") {
             return Some(());
         }
@@ -74,7 +76,7 @@ fn read_part(part: &[u8], fields: &mut [(String, Given)]) -> Option<()> {
     Some(())
 }
 
-/// The name of a part, and whether it is a file.
+/// The name of a part, and whether the part is a file.
 fn named(line: &str) -> Option<(&str, bool)> {
     const START: &str = "content-disposition: form-data; name=\"";
     let start = line.get(..START.len())?;
@@ -86,7 +88,7 @@ fn named(line: &str) -> Option<(&str, bool)> {
         "" => None,
         rest => Some(rest.strip_prefix("; filename=\"")?.strip_suffix('"')?),
     };
-    // escapes of quotes are read in four ways
+    // parsers read escaped quotes in four ways
     let is_plain =
         |text: &str| !text.contains(|c: char| matches!(c, '"' | '\\' | '%') || c.is_control());
     (is_plain(name) && file.is_none_or(is_plain)).then_some((name, file.is_some()))

@@ -1,4 +1,4 @@
-//! What a field is worth, and what is one value for all.
+//! Which body fields have a value, and which are unclear.
 
 use proptest::prelude::*;
 
@@ -218,7 +218,7 @@ fn json_that_may_be_something_else_is_unclear() {
 
 const MULTIPART: &str = "multipart/form-data; boundary=----b1";
 
-/// Parts between boundaries.
+/// Joins parts with boundaries.
 fn multipart(parts: &[&str]) -> String {
     let parts: String = parts
         .iter()

@@ -1,8 +1,9 @@
-//! API keys: a secret in a header, known here by its SHA-256 digest only.
+//! API keys: a secret in a header, stored only as a SHA-256 digest.
 //!
-//! The secret is hashed before anything is compared, so how long a lookup takes says nothing about a secret: to steer the digest
-//! one would have to invert SHA-256. The last word is a comparison in constant time nevertheless. A slow password hash would
-//! add nothing for keys of 128 random bits and would be a way to exhaust us.
+//! The secret is hashed before any comparison, so lookup time reveals nothing about it. Controlling
+//! the digest would require inverting SHA-256. The final comparison takes constant time
+//! nevertheless. A slow password hash would add nothing for keys of 128 random bits, and would let
+//! clients exhaust the CPU.
 
 use std::{collections::HashMap, ops::Deref, sync::Arc};
 
@@ -13,10 +14,10 @@ use subtle::ConstantTimeEq;
 use super::super::{ApiKey, Credential, OnInvalid};
 use super::{Fault, User, secret_in};
 
-/// The longest key that is hashed.
+/// Longer keys are rejected before hashing.
 const KEY_MAX_BYTES: usize = 1024;
 
-/// The entries of a keys file, to be looked up by digest. Clones share them.
+/// The entries of a keys file, indexed by digest. Clones share one index.
 #[derive(Clone, Debug)]
 pub struct KnownKeys(Arc<Indexed>);
 
@@ -24,12 +25,13 @@ pub struct KnownKeys(Arc<Indexed>);
 struct Indexed {
     /// Sorted by digest.
     keys: Vec<ApiKey>,
-    /// The first eight bytes of a digest to the first key that has them.
+    /// Maps the first eight bytes of a digest to the first key that has them.
     by_prefix: HashMap<u64, usize>,
 }
 
 impl KnownKeys {
-    /// Indexes keys; of two with one digest the earlier counts. 100,000 keys take some tens of milliseconds.
+    /// Indexes the keys. If two have the same digest, the first wins. 100,000 keys take tens of
+    /// milliseconds.
     pub fn new(mut keys: Vec<ApiKey>) -> KnownKeys {
         keys.sort_by_key(|key| key.sha256);
         keys.dedup_by_key(|key| key.sha256);
@@ -60,7 +62,7 @@ impl Deref for KnownKeys {
     }
 }
 
-/// The known keys of one header.
+/// The accepted keys of one header.
 #[derive(Debug)]
 pub(in crate::identity) struct ApiKeys {
     pub(in crate::identity) header: HeaderName,
@@ -69,7 +71,7 @@ pub(in crate::identity) struct ApiKeys {
 }
 
 impl ApiKeys {
-    /// The user of the key that the request carries; `None` when it carries none.
+    /// The user of the request's key; `None` if it carries no key.
     pub(in crate::identity) fn user(&self, headers: &HeaderMap) -> Result<Option<User<'_>>, Fault> {
         let Some(secret) = secret_in(headers, &self.header)? else {
             return Ok(None);
@@ -89,7 +91,7 @@ impl ApiKeys {
         }))
     }
 
-    /// How a client brings a key.
+    /// The kind of credential, by where the key is sent.
     pub(in crate::identity) fn credential(&self) -> Credential {
         match self.header == AUTHORIZATION {
             true => Credential::Bearer,

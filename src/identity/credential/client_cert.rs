@@ -1,13 +1,13 @@
-//! A user that a verified client certificate names.
+//! The user named in a verified client certificate.
 //!
-//! The listener has verified it in the handshake; here one of its fields becomes a name. A certificate that has the field
-//! more than once is a fault: whichever was taken, its holder might have had a say in their order, and so be counted as
-//! several users.
+//! The listener verifies the certificate in the handshake; this module takes the name from one of
+//! its fields. A repeated field is a fault: the holder may influence the order of its values, and
+//! could count as several users.
 
 use super::{Fault, NAME_MAX_BYTES, User};
 use crate::identity::{Certificate, CertificateField};
 
-/// The user that the certificate names; `None` when it has no such field.
+/// The user that the certificate names; `None` if it lacks the field.
 pub(in crate::identity) fn user(
     field: CertificateField,
     certificate: &Certificate,

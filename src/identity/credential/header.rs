@@ -1,15 +1,15 @@
-//! A user that an authenticating proxy in front names in a header.
+//! The user that an authenticating proxy in front names in a header.
 //!
-//! The caller sees to it that the peer is a trusted proxy. A field that occurs twice is a fault, and so is one that cannot be a name: the proxy
-//! added its line beside one that the client wrote, and either choice could be the client's. Going on without a
-//! user would not do: whoever added a second line would leave the limits on users behind. An empty field is how many
-//! proxies say that nobody is signed in.
+//! The caller ensures that the peer is a trusted proxy. A repeated field is a fault, because the
+//! proxy may have added its line beside one from the client. So is a value that cannot be a name.
+//! Continuing without a user is no option: a client could escape its per-user limits by adding a
+//! second line. An empty field means that nobody is signed in, as many proxies write it.
 
 use http::{HeaderMap, HeaderName};
 
 use super::{Fault, NAME_MAX_BYTES, User, one_value};
 
-/// The headers in which a proxy names the user and the tier.
+/// The headers in which the proxy names the user and the tier.
 #[derive(Debug)]
 pub(in crate::identity) struct UserHeader {
     pub(in crate::identity) user: HeaderName,
@@ -17,7 +17,7 @@ pub(in crate::identity) struct UserHeader {
 }
 
 impl UserHeader {
-    /// The user that the request names; `None` when it names none.
+    /// The user that the request names; `None` if it names none.
     pub(in crate::identity) fn user<'a>(
         &self,
         headers: &'a HeaderMap,
@@ -38,7 +38,8 @@ impl UserHeader {
     }
 }
 
-/// The name in a field: at most [`NAME_MAX_BYTES`] of UTF-8 without controls. `None` when the field is absent or empty.
+/// The name in a field: at most [`NAME_MAX_BYTES`] of UTF-8 without control characters. `None` if
+/// the field is absent or empty.
 fn name_in<'a>(headers: &'a HeaderMap, field: &HeaderName) -> Result<Option<&'a str>, Fault> {
     let Some(value) = one_value(headers, field)? else {
         return Ok(None);

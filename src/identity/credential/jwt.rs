@@ -1,12 +1,12 @@
-//! JSON Web Tokens (RFC 7519) in a header, verified with keys that the configuration names (RFC 8725 throughout).
+//! JSON Web Tokens (RFC 7519) in a header, verified with configured keys as RFC 8725 recommends.
 //!
 //! ```text
 //! text ─▶ remembered? ─▶ well-formed? ─▶ which key? ─▶ signature ─▶ claims ─▶ remember
 //!          cache          token           keys          keys         claims
 //! ```
 //!
-//! Nothing that a token says is believed before its signature is verified, and its payload is not even decoded. Verifying takes
-//! some tens of microseconds and some allocations; a remembered token takes neither.
+//! Nothing in a token is trusted before its signature verifies; even the payload is decoded only
+//! then. Verification takes tens of microseconds and allocates. A cached token needs neither.
 
 mod cache;
 mod claims;
@@ -32,43 +32,44 @@ use super::super::OnInvalid;
 use super::{Fault, User, secret_in};
 use token::Token;
 
-/// Where `[[user]] from = "jwt"` finds tokens, and what it asks of them.
+/// Settings of `[[user]] from = "jwt"`: where tokens are, and what they must contain.
 #[derive(Clone, Debug)]
 pub struct TokenSource {
-    /// The header that carries the token; in `Authorization` it stands behind `Bearer`.
+    /// The header that carries the token. In `Authorization` the token follows `Bearer`.
     pub header: HeaderName,
-    /// What tokens are verified with.
+    /// The keys that verify tokens.
     pub keys: KeySource,
-    /// What they must say.
+    /// The claims that tokens must have.
     pub claims: ClaimRules,
-    /// What a token that does not verify means.
+    /// How to treat a token that does not verify.
     pub invalid: OnInvalid,
 }
 
-/// Where one request keeps its token while it is under way: a [`Client`](crate::identity::Client) borrows from it.
+/// Holds a request's token while the request is in flight. A [`Client`](crate::identity::Client)
+/// borrows from it.
 pub type HeldToken = OnceCell<Rc<Verified>>;
 
-/// What a worker gives for a request's token: what it remembers, and a place for what it finds.
+/// A worker's token cache and one request's token slot.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokens<'a> {
-    /// Tokens that this worker has verified.
+    /// Tokens that this worker has already verified.
     pub cache: &'a TokenCache,
-    /// Empty, and this request's own.
+    /// The request's own slot, initially empty.
     pub held: &'a HeldToken,
-    /// The wall clock; asked only where there is a token.
+    /// The wall clock, read only if the request has a token.
     pub now: fn() -> SystemTime,
 }
 
-/// A [`TokenSource`], ready to be asked.
+/// A [`TokenSource`] compiled for lookup.
 #[derive(Debug)]
 pub(in crate::identity) struct Jwt {
     header: HeaderName,
     claims: ClaimRules,
     pub(in crate::identity) invalid: OnInvalid,
     pub(in crate::identity) keys: Arc<KeyRing>,
-    /// Where the keys come from, if they are fetched.
+    /// The URL of the keys, if they are fetched.
     pub(in crate::identity) url: Option<KeysUrl>,
-    /// Its place among the sources.
+    /// Index among the user sources.
     place: usize,
 }
 
@@ -88,7 +89,7 @@ impl Jwt {
         }
     }
 
-    /// The user of the token that the request carries; `None` when it carries none.
+    /// The user of the request's token; `None` if it carries no token.
     pub(in crate::identity) fn user<'a>(
         &self,
         headers: &HeaderMap,

@@ -1,4 +1,4 @@
-//! Where users come from: one file for each kind of credential.
+//! Credentials that identify users, one file for each kind.
 
 mod api_key;
 pub(super) mod client_cert;
@@ -14,10 +14,10 @@ pub(super) use jwt::Jwt;
 
 use super::address::trim;
 
-/// The longest name of a user, tier or tenant that a header, a token or a certificate may carry.
+/// The longest user, tier or tenant name in a header, token or certificate.
 const NAME_MAX_BYTES: usize = 256;
 
-/// Whom a credential stands for.
+/// The user that a credential identifies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct User<'a> {
     pub(super) name: &'a str,
@@ -26,31 +26,31 @@ pub(super) struct User<'a> {
     pub(super) token: Option<&'a jwt::Verified>,
 }
 
-/// Why a credential that is there does not count.
+/// Why a credential in the request is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// Well-formed, but it stands for nobody. Never says whether it once did.
+    /// Well-formed but unknown. Does not tell whether it was once valid.
     Unknown,
-    /// More than one: which is meant is anybody's guess, so it is nobody's.
+    /// More than one credential: it is unclear which one is meant.
     Repeated,
-    /// Empty, too long, or made of what it cannot be made of.
+    /// Empty, too long or badly formed.
     Malformed,
-    /// A token signed with a key that is not known, or that could be one of several.
+    /// A token whose signing key is unknown or ambiguous.
     UnknownKey,
-    /// A token whose algorithm is not that of its key.
+    /// A token whose algorithm differs from that of its key.
     Algorithm,
-    /// A token that was not signed with the key that it names.
+    /// A token whose signature does not verify with the key that it names.
     Signature,
-    /// A genuine token whose time is over.
+    /// A genuine token that has expired.
     Expired,
-    /// A genuine token that is for somebody else, not yet valid, or without a claim that it needs.
+    /// A genuine token that is for another audience, not yet valid, or lacks a required claim.
     Claims,
-    /// A token, while there are no keys to verify it with.
+    /// A token, but no verification keys are loaded.
     NoKeys,
 }
 
 impl Fault {
-    /// A word for the metric's label.
+    /// The metric label.
     pub(super) fn label(self) -> &'static str {
         match self {
             Fault::Unknown => "unknown",
@@ -66,7 +66,7 @@ impl Fault {
     }
 }
 
-/// The one value of a field, without the whitespace around it; `None` when the field is absent.
+/// The only value of a field, trimmed; `None` if the field is absent.
 fn one_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a [u8]>, Fault> {
     let mut lines = headers.get_all(name).into_iter().map(HeaderValue::as_bytes);
     match (lines.next(), lines.next()) {
@@ -76,7 +76,8 @@ fn one_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a
     }
 }
 
-/// The one secret in a field. In `Authorization` it stands behind `Bearer` (RFC 6750 §2.1), and other schemes are none.
+/// The only secret in a field. In `Authorization` it follows `Bearer` (RFC 6750 §2.1), and other
+/// schemes are ignored.
 fn secret_in<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a [u8]>, Fault> {
     let value = one_value(headers, name)?;
     Ok(match name == AUTHORIZATION {
@@ -85,7 +86,7 @@ fn secret_in<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a
     })
 }
 
-/// What follows the scheme `Bearer`, in any case (RFC 9110 §11.1).
+/// The text after the scheme `Bearer`, which is case-insensitive (RFC 9110 §11.1).
 fn bearer(value: &[u8]) -> Option<&[u8]> {
     const SCHEME: &[u8] = b"bearer";
     let (scheme, rest) = value.split_at_checked(SCHEME.len())?;

@@ -1,4 +1,4 @@
-//! Who shares a bucket, and who must not.
+//! Which clients share a bucket and which must not.
 
 use std::net::IpAddr;
 
@@ -37,7 +37,7 @@ fn key_of(parts: &[KeyPart], subject: &Subject<'_>) -> Option<Key> {
     match KeyParts::new("limit", parts.to_vec()).key(Missing::Skip, &hasher(), PREFIXES, subject) {
         Keyed::Bucket(key) => Some(key),
         Keyed::Skip => None,
-        Keyed::Missing(part) => panic!("{part} is only to be skipped"),
+        Keyed::Missing(part) => panic!("{part} must be skipped, not rejected"),
     }
 }
 

@@ -1,12 +1,13 @@
-//! Tokens that were verified not long ago, by a keyed hash of their text.
+//! Recently verified tokens, by a keyed hash of their text.
 //!
-//! One for each worker, so that nothing is locked or shared. The text is not kept: a token is known again by 128 bits of HighwayHash
-//! of it, under a secret of the process that never leaves it. To pass for a remembered token, a forgery would have to hit
-//! one of these values, unseen: 2¹²⁸ guesses over the number of tokens held. (SipHash-1-3 is as strong and takes 200 ns for the
-//! 673 bytes of a token signed with RSA, most of what knowing it again takes.)
+//! Each worker has its own cache, so nothing is locked or shared. The token text is not stored. A
+//! token is recognised by a 128-bit HighwayHash under a secret that never leaves the process. A
+//! forgery would have to match one of these values without seeing them: 2¹²⁸ guesses divided by the
+//! number of cached tokens. SipHash-1-3 is as strong, but takes 200 ns for the 673 bytes of an
+//! RSA-signed token. That is most of the lookup time.
 //!
-//! A token is forgotten when it expires, when the key set it was verified with is replaced, or when another needs its place. Only
-//! tokens with a valid signature are remembered, so nobody else can push them out.
+//! An entry ends when the token expires, its key set is replaced, or another token needs its slot.
+//! Only tokens with a valid signature are cached, so forged ones cannot evict them.
 
 use std::{cell::RefCell, fmt, rc::Rc};
 
@@ -14,11 +15,12 @@ use highway::{HighwayHash as _, HighwayHasher, Key};
 
 use super::claims::Verified;
 
-/// Tokens that share one place in the table, of which there is room for this many.
+/// Set-associative table: `PLACES` sets of `WAYS` tokens each.
 const WAYS: usize = 4;
 const PLACES: usize = 2048;
 
-/// The tokens that a worker remembers: at most 8192, each some hundred bytes. Empty until the first is verified.
+/// The verified tokens of one worker: at most 8192, some hundred bytes each. Allocated when the
+/// first token is verified.
 pub struct TokenCache {
     secret: Key,
     entries: RefCell<Vec<Option<Entry>>>,
@@ -33,7 +35,7 @@ struct Entry {
 }
 
 impl TokenCache {
-    /// Remembers nothing yet; `secret` is random.
+    /// An empty cache; `secret` must be random.
     pub fn new(secret: [u8; 32]) -> TokenCache {
         TokenCache {
             secret: key_of(secret),
@@ -41,14 +43,14 @@ impl TokenCache {
         }
     }
 
-    /// What a token is known by. `source` tells apart who verified it.
+    /// The cache key of a token. `source` separates user sources, which verify differently.
     pub(super) fn key(&self, source: usize, token: &[u8]) -> u128 {
         let [low, high] = HighwayHasher::new(self.secret).hash128(token);
-        // added, not hashed: no token has the same value under two sources
+        // added, not hashed: a token has different keys under two sources
         (u128::from(high) << 64 | u128::from(low)).wrapping_add(source as u128)
     }
 
-    /// The token, if it was verified with this key set and still holds.
+    /// The token, if it was verified with this key set and has not expired.
     pub(super) fn find(&self, key: u128, generation: u64, now: f64) -> Option<Rc<Verified>> {
         let entries = self.entries.borrow();
         let mut ways = entries.get(ways(key))?.iter().flatten();
@@ -56,7 +58,7 @@ impl TokenCache {
         (entry.generation == generation && now < entry.until).then(|| Rc::clone(&entry.token))
     }
 
-    /// Remembers a token until it expires.
+    /// Caches a token until it expires.
     pub(super) fn keep(
         &self,
         key: u128,
@@ -75,7 +77,7 @@ impl TokenCache {
                 .as_ref()
                 .is_none_or(|entry| entry.key == key || entry.until <= now)
         };
-        // where none is free, the key's own bits choose: as good as at random
+        // if none is free, the key's own bits choose a random one
         let way = ways.iter().position(is_free);
         let way = way.unwrap_or((key >> 64) as usize % WAYS);
         ways[way] = Some(Entry {
@@ -87,7 +89,7 @@ impl TokenCache {
     }
 }
 
-/// How many it holds.
+/// Shows only the number of tokens.
 impl fmt::Debug for TokenCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let held = self.entries.borrow().iter().flatten().count();
@@ -145,7 +147,7 @@ mod tests {
     #[test]
     fn room_is_bounded_and_what_expired_gives_way_first() {
         let cache = TokenCache::new([1; 32]);
-        // all in one place of the table
+        // all in one set of the table
         let key = |number: usize| (number as u128) << 64;
         for number in 0..WAYS {
             cache.keep(

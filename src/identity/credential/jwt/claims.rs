@@ -1,7 +1,8 @@
-//! What a verified token says, and whether it says it to us, and now.
+//! Claims of a verified token: whether it is for us and valid now.
 //!
-//! A claim of the wrong type is a fault, never an absent claim: a parser that skips `"exp": "never"` has a token that never expires
-//! (CVE-2026-25537 was that). Times are seconds since 1970, perhaps with a fraction (RFC 7519 §2):
+//! A claim of the wrong type is a fault, never an absent claim. Otherwise `"exp": "never"` would be
+//! a token that never expires (CVE-2026-25537). Times are seconds since 1970, optionally with a
+//! fraction (RFC 7519 §2):
 //!
 //! ```text
 //!            nbf - leeway                      exp + leeway
@@ -17,14 +18,14 @@ use super::{
     json,
 };
 
-/// What a token must say, and which of its claims are read.
+/// The claims that a token must have, and those that are read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClaimRules {
-    /// `iss` must be this.
+    /// The required `iss`.
     pub issuer: Option<String>,
-    /// `aud` must be or hold one of these; empty asks for none.
+    /// `aud` must be or contain one of these. Empty accepts any.
     pub audience: Vec<String>,
-    /// How far the issuer's clock may be from ours.
+    /// Tolerated difference between the issuer's clock and ours.
     pub leeway: Duration,
     /// The claim that names the user.
     pub user: String,
@@ -32,14 +33,14 @@ pub struct ClaimRules {
     pub tier: Option<String>,
     /// The claim that names the tenant.
     pub tenant: Option<String>,
-    /// Further claims that limits are keyed by.
+    /// Other claims that limits use as keys.
     pub others: Vec<String>,
 }
 
-/// A claim that a limit is keyed by: its name and its value as text.
+/// A claim that a limit uses as key: name, and value as text.
 type Claim = (Box<str>, Box<str>);
 
-/// What is known of a token that was verified. Nothing of its text.
+/// The claims of a verified token, without its text.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Verified {
     pub(super) user: Box<str>,
@@ -49,18 +50,18 @@ pub struct Verified {
 }
 
 impl Verified {
-    /// What the token says, as text, if limits are keyed by it.
+    /// A claim as text, if a limit uses it as key.
     pub fn claim(&self, name: &str) -> Option<&str> {
         let mut claims = self.claims.iter();
         claims.find_map(|(known, value)| (**known == *name).then_some(&**value))
     }
 }
 
-/// The greatest number below which a double counts every second.
+/// 2⁵³: below it an `f64` represents every second.
 const SECONDS_MAX: f64 = 9_007_199_254_740_992.0;
 
 impl ClaimRules {
-    /// Reads a payload whose signature was verified, and until when it holds, both in seconds since 1970.
+    /// Reads a verified payload and its expiry. Times are seconds since 1970.
     pub(super) fn read(&self, payload: &[u8], now: f64) -> Result<(Verified, f64), Fault> {
         let claims = json::object(payload).ok_or(Fault::Malformed)?;
         let leeway = self.leeway.as_secs_f64();
@@ -105,7 +106,7 @@ impl ClaimRules {
         Ok(from_whom && to_whom)
     }
 
-    /// What has no short text has no value: the limit's `missing` decides.
+    /// A claim without a short text has no value; the limit's `missing` decides.
     fn others(&self, claims: &Map<String, Value>) -> Box<[Claim]> {
         let other = |name: &String| {
             let value = text_of(find(claims, name)).ok()??;
@@ -115,7 +116,7 @@ impl ClaimRules {
     }
 }
 
-/// A claim by its name; where none is called so, by the way to it: `a.b` is the member `b` of the object `a`.
+/// Finds a claim by its exact name, otherwise by path: `a.b` is member `b` of object `a`.
 fn find<'c>(claims: &'c Map<String, Value>, name: &str) -> Option<&'c Value> {
     if let Some(value) = claims.get(name) {
         return Some(value);
@@ -124,8 +125,9 @@ fn find<'c>(claims: &'c Map<String, Value>, name: &str) -> Option<&'c Value> {
     find(claims.get(first)?.as_object()?, rest)
 }
 
-/// A text, whole number or boolean as text, without white space around it: a field cannot carry that to the server, and what is
-/// counted is what the server is told. Null and an empty text are no value; a text with controls is a fault.
+/// A string, integer or boolean as trimmed text. White space is trimmed because a header field
+/// cannot carry it, and the upstream must receive the value that is counted. Null and an empty
+/// string are no value. A string with control characters is a fault.
 fn text_of(value: Option<&Value>) -> Result<Option<Box<str>>, Fault> {
     let text: Box<str> = match value {
         None | Some(Value::Null) => return Ok(None),

@@ -1,14 +1,15 @@
-//! JSON that every parser reads alike: no object may name a member twice.
+//! Strict JSON: no object may have duplicate members.
 //!
-//! RFC 7515 §4 and RFC 7519 §4 leave it open whether the last of two members counts or the token is refused. Were the issuer to mean one
-//! and we the other, a token could say two things. Nesting is bounded by the parser (128 levels), size by the caller.
+//! RFC 7515 §4 and RFC 7519 §4 allow a parser to use the last duplicate or to reject the token. If
+//! the issuer and tidegate chose differently, a token could mean two things. The parser bounds
+//! nesting (128 levels), and the caller bounds the size.
 
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// The object that a text holds; `None` when it holds anything else.
+/// Parses a JSON object; `None` for anything else.
 pub(super) fn object(text: &[u8]) -> Option<Map<String, Value>> {
     let mut deserializer = serde_json::Deserializer::from_slice(text);
     let value = Strict.deserialize(&mut deserializer).ok()?;
@@ -74,7 +75,7 @@ impl<'de> Visitor<'de> for Strict {
         while let Some(name) = members.next_key::<String>()? {
             let value = members.next_value_seed(Strict)?;
             if object.insert(name, value).is_some() {
-                return Err(A::Error::custom("a member stands twice"));
+                return Err(A::Error::custom("duplicate member"));
             }
         }
         Ok(Value::Object(object))

@@ -1,8 +1,9 @@
-//! The keys that tokens are verified with, from a JSON Web Key Set (RFC 7517), a PEM file or a shared secret.
+//! Keys that verify tokens: from a JSON Web Key Set (RFC 7517), a PEM file or a shared secret.
 //!
-//! A key has one algorithm, and a token must say the same: so no public key is ever taken for an HMAC secret, and `none` is never
-//! anybody's (RFC 8725 §3.1). It is the key's `alg`; where a key has none, the one configured algorithm that fits its type,
-//! and where several fit, the key is not used.
+//! A key has exactly one algorithm, and a token must name the same one. So a public key is never
+//! used as an HMAC secret, and `none` is never accepted (RFC 8725 §3.1). The algorithm is the key's
+//! `alg`. A key without `alg` gets the one configured algorithm that fits its type. If several fit,
+//! the key is not used.
 
 use std::{
     fmt,
@@ -40,14 +41,14 @@ pub const ALGORITHMS: &[(&str, Algorithm)] = &[
     ("HS512", Algorithm::HS512),
 ];
 
-/// Keys of one set; a larger one is refused whole.
+/// The most keys in one set; a larger set is rejected.
 const KEYS_MAX: usize = 256;
 
-/// The keys that tokens of one source are verified with.
+/// The keys that verify the tokens of one source.
 #[derive(Default)]
 pub struct KeySet {
     keys: Vec<Key>,
-    /// Tells this set from every other of the process; 0 is no set at all.
+    /// Unique within the process; 0 is the empty default.
     generation: u64,
 }
 
@@ -57,21 +58,21 @@ struct Key {
     key: DecodingKey,
 }
 
-/// Why keys cannot be used. Says nothing of what they are made of.
+/// Why keys cannot be used. Never includes key material.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     /// Not a JSON Web Key Set.
     #[error(
-        "it is not a JSON Web Key Set: an object with a list `keys`, none of its members twice"
+        "it is not a JSON Web Key Set: it must be an object with a list `keys` and no duplicate members"
     )]
     NotASet,
-    /// More keys than anybody has.
+    /// More than `KEYS_MAX` keys.
     #[error("it has more than {KEYS_MAX} keys")]
     TooMany,
-    /// Every key was left out, for these reasons.
+    /// No key can be used, for these reasons.
     #[error("none of its keys can be used{}", because(.0))]
     NoneUsable(Vec<String>),
-    /// One key in a file of its own.
+    /// The only key of a file cannot be used.
     #[error("{0}")]
     Unfit(String),
 }
@@ -83,7 +84,7 @@ fn because(reasons: &[String]) -> String {
     }
 }
 
-/// Why keys are not used, in one line: the first few reasons, since a set may have hundreds of such keys.
+/// Why keys are not used, in one line: the first five reasons, since a set may have hundreds.
 pub fn in_short(reasons: &[String]) -> String {
     const SHOWN: usize = 5;
     let shown = &reasons[..reasons.len().min(SHOWN)];
@@ -94,8 +95,8 @@ pub fn in_short(reasons: &[String]) -> String {
 }
 
 impl KeySet {
-    /// The keys of a set that can be used, and why the others cannot: a key for encryption, of a type that is not known here, or with an
-    /// algorithm that is not among `algorithms`.
+    /// The usable keys of a set, and why the others are not used. A key may be for encryption, of
+    /// an unsupported type, or for an algorithm that is not in `algorithms`.
     pub fn from_jwks(
         text: &[u8],
         algorithms: &[Algorithm],
@@ -122,27 +123,25 @@ impl KeySet {
         }
     }
 
-    /// The one public key of a PEM file: `PUBLIC KEY` or `RSA PUBLIC KEY`.
+    /// The only public key of a PEM file: `PUBLIC KEY` or `RSA PUBLIC KEY`.
     pub fn from_pem(text: &str, algorithms: &[Algorithm]) -> Result<KeySet, KeyError> {
         let unfit = |reason: &str| KeyError::Unfit(reason.to_owned());
         if text.contains("PRIVATE KEY-----") {
-            return Err(unfit(
-                "it is a private key: the gateway needs the public one only",
-            ));
+            return Err(unfit("it is a private key: use the public key"));
         }
         if text.contains("BEGIN CERTIFICATE-----") {
             return Err(unfit(
-                "it is a certificate: write its public key with `openssl x509 -pubkey -noout -in FILE`",
+                "it is a certificate: extract its public key with `openssl x509 -pubkey -noout -in FILE`",
             ));
         }
         if text.matches("-----BEGIN ").count() > 1 {
-            return Err(unfit("it holds more than one key: use a jwks_file"));
+            return Err(unfit("it contains more than one key: use `jwks_file`"));
         }
         let pem = text.as_bytes();
         let key = DecodingKey::from_rsa_pem(pem)
             .or_else(|_| DecodingKey::from_ec_pem(pem))
             .or_else(|_| DecodingKey::from_ed_pem(pem));
-        let key = key.map_err(|_| unfit("it holds no public key in PEM form"))?;
+        let key = key.map_err(|_| unfit("it contains no public key in PEM form"))?;
         let algorithm = only_fit(&key, None, algorithms).map_err(KeyError::Unfit)?;
         let key = Key {
             kid: None,
@@ -152,7 +151,8 @@ impl KeySet {
         Ok(KeySet::new(vec![key]))
     }
 
-    /// A shared secret for one of the HMAC algorithms: at least as long as its digest (RFC 7518 §3.2).
+    /// A shared secret for one of the HMAC algorithms; at least as long as its digest (RFC 7518
+    /// §3.2).
     pub fn from_secret(secret: &[u8], algorithm: Algorithm) -> Result<KeySet, KeyError> {
         let key = DecodingKey::from_secret(secret);
         let key = Key {
@@ -171,12 +171,12 @@ impl KeySet {
         }
     }
 
-    /// How many keys there are.
+    /// The number of keys.
     pub fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// Whether there is no key, so that no token can be verified.
+    /// Whether the set has no keys and cannot verify any token.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
@@ -192,7 +192,7 @@ impl KeySet {
         }
         let named = |key: &&Key| key.kid.as_deref() == token.kid.as_deref();
         let mut candidates: Vec<&Key> = match (&token.kid, self.keys.as_slice()) {
-            // a key without a name is meant by every token where it is the only one, a token without one means it
+            // a single key without `kid` fits every token; a token without `kid` fits a single key
             (_, [only]) if only.kid.is_none() => vec![only],
             (None, [only]) => vec![only],
             (None, _) => return Err(Fault::UnknownKey),
@@ -217,7 +217,7 @@ impl KeySet {
     }
 }
 
-/// How many keys, and for what; never what they are made of.
+/// Shows the algorithms only, never key material.
 impl fmt::Debug for KeySet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let algorithms = self.keys.iter().map(|key| key.algorithm);
@@ -236,11 +236,11 @@ fn key_of(jwk: &Map<String, Value>, algorithms: &[Algorithm]) -> Result<Key, Str
         decode(text).ok_or(format!("`{name}` is not base64url"))
     };
     if text("use")?.is_some_and(|used| used != "sig") {
-        return Err("it is not for signatures".to_owned());
+        return Err("its `use` is not `sig`".to_owned());
     }
     let operations = jwk.get("key_ops").and_then(Value::as_array);
     if operations.is_some_and(|list| !list.iter().any(|operation| operation == "verify")) {
-        return Err("it is not for verifying".to_owned());
+        return Err("its `key_ops` does not include `verify`".to_owned());
     }
     let key = match (text("kty")?, text("crv")?) {
         (Some("RSA"), _) => {
@@ -254,20 +254,20 @@ fn key_of(jwk: &Map<String, Value>, algorithms: &[Algorithm]) -> Result<Key, Str
             let length = if curve == "P-256" { 32 } else { 48 };
             let (x, y) = (bytes("x")?, bytes("y")?);
             if x.len() != length || y.len() != length {
-                return Err("its coordinates do not fit its curve".to_owned());
+                return Err("its coordinates have the wrong length for its curve".to_owned());
             }
             DecodingKey::from_ec_der(&[&[4], &*x, &*y].concat())
         }
         (Some("OKP"), Some("Ed25519")) => DecodingKey::from_ed_der(&bytes("x")?),
         (Some("oct"), _) => DecodingKey::from_secret(&bytes("k")?),
-        (Some("EC" | "OKP"), _) => return Err("its curve is not known here".to_owned()),
-        _ => return Err("its type is not known here".to_owned()),
+        (Some("EC" | "OKP"), _) => return Err("its curve is not supported".to_owned()),
+        _ => return Err("its type is not supported".to_owned()),
     };
     let algorithm = match text("alg")? {
         None => None,
         Some(name) => {
             let known = ALGORITHMS.iter().find(|(known, _)| *known == name);
-            Some(known.ok_or("its algorithm is not known here")?.1)
+            Some(known.ok_or("its algorithm is not supported")?.1)
         }
     };
     Ok(Key {
@@ -277,7 +277,7 @@ fn key_of(jwk: &Map<String, Value>, algorithms: &[Algorithm]) -> Result<Key, Str
     })
 }
 
-/// The one algorithm of a key: its own, or the only configured one that fits its type.
+/// The single algorithm of a key: its own, or the only configured one that fits its type.
 fn only_fit(
     key: &DecodingKey,
     own: Option<Algorithm>,
@@ -294,11 +294,11 @@ fn only_fit(
     match *allowed {
         [only] => Ok(only),
         [] => Err(format!(
-            "it is for {}, which `algorithms` does not name",
+            "it is for {}, which is not in `algorithms`",
             names(own.as_ref().map_or(fitting, std::slice::from_ref))
         )),
         _ => Err(format!(
-            "it has no `alg`, and several of `algorithms` fit it: {}",
+            "it has no `alg`, and several entries of `algorithms` fit it: {}",
             names(&allowed)
         )),
     }
@@ -312,7 +312,7 @@ fn names(algorithms: &[Algorithm]) -> String {
     names.join(", ")
 }
 
-/// What a key may be used for by its type and size.
+/// The algorithms that fit a key's type and size.
 fn fitting(key: &DecodingKey) -> Result<&'static [Algorithm], String> {
     use Algorithm::{
         ES256, ES384, EdDSA, HS256, HS384, HS512, PS256, PS384, PS512, RS256, RS384, RS512,
@@ -322,48 +322,49 @@ fn fitting(key: &DecodingKey) -> Result<&'static [Algorithm], String> {
         DecodingKeyKind::RsaModulusExponent { n, .. } => (n.len(), n.len()),
     };
     match key.family() {
-        // 2048 bits, for a PEM with a few bytes around them
+        // 2048 bits; a PEM adds a few bytes
         AlgorithmFamily::Rsa if modulus < 256 => Err("it is shorter than 2048 bits".to_owned()),
         AlgorithmFamily::Rsa => Ok(&[RS256, RS384, RS512, PS256, PS384, PS512]),
         AlgorithmFamily::Ec if length == 65 => Ok(&[ES256]),
         AlgorithmFamily::Ec if length == 97 => Ok(&[ES384]),
-        AlgorithmFamily::Ec => Err("its curve is not known here".to_owned()),
+        AlgorithmFamily::Ec => Err("its curve is not supported".to_owned()),
         AlgorithmFamily::Ed if length == 32 => Ok(&[EdDSA]),
-        AlgorithmFamily::Ed => Err("its curve is not known here".to_owned()),
+        AlgorithmFamily::Ed => Err("its curve is not supported".to_owned()),
         AlgorithmFamily::Hmac => match length {
             64.. => Ok(&[HS256, HS384, HS512]),
             48.. => Ok(&[HS256, HS384]),
             32.. => Ok(&[HS256]),
-            _ => Err("it is shorter than 32 bytes, and could be guessed".to_owned()),
+            _ => Err("it is shorter than 32 bytes and could be guessed".to_owned()),
         },
     }
 }
 
-/// Where a source's keys come from.
+/// Where the keys of a source come from.
 #[derive(Clone, Debug)]
 pub enum KeySource {
     /// Read with the configuration.
     Fixed(Arc<KeySet>),
-    /// Fetched, now and again.
+    /// Fetched repeatedly from a URL.
     Url(KeysUrl),
 }
 
-/// A JSON Web Key Set that somebody publishes.
+/// A published JSON Web Key Set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeysUrl {
-    /// `http` or `https`, with a host, without a user.
+    /// An `http` or `https` URL with a host and without user information.
     pub url: http::Uri,
-    /// How often it is fetched.
+    /// The interval between fetches.
     pub refresh: Duration,
-    /// What its keys may be used for.
+    /// The algorithms that its keys may have.
     pub algorithms: Vec<Algorithm>,
 }
 
-/// The set in use. It can be replaced while requests use it; a replaced set also ends what was remembered of its tokens.
+/// The current key set. Requests may use it while it is replaced. Replacing it also invalidates the
+/// tokens that it verified.
 #[derive(Debug)]
 pub struct KeyRing {
     set: ArcSwap<KeySet>,
-    /// The set's own, beside it: reading it is all that a remembered token costs.
+    /// The generation of `set`, stored separately: a cached token reads nothing else.
     generation: AtomicU64,
     /// A token named a key that is not in the set.
     missed: AtomicBool,
@@ -378,7 +379,7 @@ impl KeyRing {
         }
     }
 
-    /// Uses the set of another ring from now on.
+    /// Takes over the key set of another ring.
     pub fn continue_from(&self, other: &KeyRing) {
         let set = other.set.load_full();
         let generation = set.generation;
@@ -386,14 +387,15 @@ impl KeyRing {
         self.generation.store(generation, Ordering::Release);
     }
 
-    /// Uses another set from now on.
+    /// Replaces the key set.
     pub fn replace(&self, set: KeySet) {
         let generation = set.generation;
         self.set.store(Arc::new(set));
         self.generation.store(generation, Ordering::Release);
     }
 
-    /// Whether a token named an unknown key since this was last asked. The set may have changed at its source.
+    /// Whether a token named an unknown key since the last call. If so, the published set may have
+    /// changed.
     pub fn take_missed(&self) -> bool {
         self.missed.swap(false, Ordering::Relaxed)
     }
@@ -402,7 +404,7 @@ impl KeyRing {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Whether a key of the set signed the token; the generation of the set that says so.
+    /// Verifies the token with the current set and returns the generation of that set.
     pub(super) fn verify(&self, token: &Token<'_>) -> Result<u64, Fault> {
         let set = self.set.load();
         let verified = set.verify(token);
@@ -422,7 +424,7 @@ mod tests {
 
     const SECRETS: [&[u8]; 2] = [&[1; 32], &[2; 32]];
 
-    /// A set of the secrets under these names.
+    /// A key set of the secrets with these key IDs.
     fn set(kids: &[Option<&str>]) -> KeySet {
         let jwk = |(kid, secret): (&Option<&str>, &[u8])| {
             let kid = kid.map_or(String::new(), |kid| format!(r#","kid":"{kid}""#));
@@ -436,7 +438,7 @@ mod tests {
         set
     }
 
-    /// A token that the first secret has signed and that names this key.
+    /// A token that the first secret signed, with this key ID.
     fn token(kid: Option<&str>) -> String {
         let kid = kid.map_or(String::new(), |kid| format!(r#","kid":"{kid}""#));
         let header = URL_SAFE_NO_PAD.encode(format!(r#"{{"alg":"HS256"{kid}}}"#));
@@ -514,21 +516,21 @@ mod tests {
             (r#"{"kty":"RSA","e":"AQAB"}"#, "has no `n`"),
             (
                 r#"{"kty":"EC","crv":"P-256","x":"AQ","y":"AQ"}"#,
-                "do not fit its curve",
+                "wrong length for its curve",
             ),
             (
                 r#"{"kty":"EC","crv":"P-521","x":"AQ","y":"AQ"}"#,
-                "curve is not known",
+                "curve is not supported",
             ),
             (
                 r#"{"kty":"OKP","crv":"Ed448","x":"AQ"}"#,
-                "curve is not known",
+                "curve is not supported",
             ),
-            (r#"{"kty":"what"}"#, "type is not known"),
-            (r#"{"kty":"RSA","use":"enc"}"#, "not for signatures"),
+            (r#"{"kty":"what"}"#, "type is not supported"),
+            (r#"{"kty":"RSA","use":"enc"}"#, "`use` is not `sig`"),
             (
                 r#"{"kty":"RSA","key_ops":["wrapKey"]}"#,
-                "not for verifying",
+                "does not include `verify`",
             ),
             (r#"{"kty":"RSA","use":1}"#, "`use` is not text"),
             ("7", "not an object"),

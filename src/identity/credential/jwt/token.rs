@@ -1,27 +1,28 @@
-//! What a token looks like before its signature is believed: three parts of base64url, the first a header.
+//! Parses a token before its signature is verified: three base64url parts, the first a header.
 //!
-//! Compact JWS only (RFC 7515 §3.1): five parts are encryption, a brace is the JSON form, and neither is read. Of the header
-//! just two members count: `alg`, which must be that of a known key, and `kid`, which names it. Keys and URLs in a header (`jwk`, `jku`, `x5c`,
-//! `x5u`) were put there by whoever wrote the token and are never looked at. Any `crit` is refused, since no extension is known here.
+//! Only compact JWS is accepted (RFC 7515 §3.1); five parts are encryption, a brace is the JSON
+//! form. Two header members are read: `alg`, which must match a known key, and `kid`, which names
+//! the key. Keys and URLs in a header (`jwk`, `jku`, `x5c`, `x5u`) come from the token's author and
+//! are ignored. Any `crit` is rejected, because no extension is supported.
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use jsonwebtoken::Algorithm;
 
 use super::{super::Fault, json, keys::ALGORITHMS};
 
-/// The longest token that is looked at.
+/// Longer tokens are rejected.
 pub(super) const TOKEN_MAX_BYTES: usize = 8 * 1024;
 
-/// A token taken apart. Nothing in it is verified.
+/// A parsed token. Nothing in it is verified.
 #[derive(Debug)]
 pub(super) struct Token<'t> {
     pub(super) algorithm: Algorithm,
-    /// The key that the token says it is signed with.
+    /// The ID of the key that the token claims to be signed with.
     pub(super) kid: Option<String>,
-    /// Header and payload as they were signed.
+    /// Header and payload: the signed text.
     pub(super) signed: &'t str,
     payload: &'t str,
-    /// Still encoded; it is base64url without padding.
+    /// The signature as base64url without padding.
     pub(super) signature: &'t str,
 }
 
@@ -61,13 +62,13 @@ impl<'t> Token<'t> {
         })
     }
 
-    /// The claims, decoded. To be read only when the signature is verified.
+    /// The decoded claims. Read them only after the signature verifies.
     pub(super) fn payload(&self) -> Result<Vec<u8>, Fault> {
         decode(self.payload).ok_or(Fault::Malformed)
     }
 }
 
-/// Base64url without padding, in its one spelling (RFC 7515 §2).
+/// Decodes base64url without padding; rejects other spellings (RFC 7515 §2).
 pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
     URL_SAFE_NO_PAD.decode(text).ok()
 }
@@ -107,7 +108,7 @@ mod tests {
             (token(r#"{"alg":"RS256"}"#) + ".AA", Fault::Malformed),
             (token(r#"{"alg":"RS256"}"#) + "==", Fault::Malformed),
             (token(r#"{"alg":"RS256"}"#) + "\n", Fault::Malformed),
-            // the bits past the last byte are not zero: a second spelling of one signature
+            // non-zero bits after the last byte would be a second spelling of the signature
             (
                 token(r#"{"alg":"RS256"}"#).replace(".AA", ".AB"),
                 Fault::Malformed,
