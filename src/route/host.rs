@@ -1,22 +1,22 @@
-//! One spelling for a host, and which patterns match it.
+//! Normalises hosts and matches them against patterns.
 //!
-//! Lower-case, without port, without the dot that may end a fully qualified name: `API.Example.COM.:8080` is
-//! `api.example.com`.
+//! The normal form is lower-case, without a port and without the final dot of a fully qualified
+//! name: `API.Example.COM.:8080` becomes `api.example.com`.
 
 use std::borrow::Cow;
 
-/// The longest name in the DNS (RFC 1035 §2.3.4, as text and without the final dot).
+/// The longest DNS name (RFC 1035 §2.3.4), as text without the final dot.
 const NAME_MAX_BYTES: usize = 253;
 
-/// Brings a host, as it stands in `Host` or `:authority`, to its one spelling. Total and idempotent: what is not a host
-/// comes out as some text that no pattern matches. Allocates only to make letters lower-case.
+/// Normalises the value of `Host` or `:authority`. Never fails and is idempotent: an invalid host
+/// becomes text that no pattern matches. Allocates only to lower-case letters.
 pub fn normalise(host: &str) -> Cow<'_, str> {
     if is_normal(host) {
         return Cow::Borrowed(host);
     }
     let place = |wanted: u8| host.bytes().position(|byte| byte == wanted);
     let port = match host.starts_with('[').then(|| place(b']')).flatten() {
-        // the colons of an IPv6 literal stand inside brackets
+        // colons inside brackets belong to an IPv6 literal
         Some(bracket) => Some(bracket + 1).filter(|&end| host[end..].starts_with(':')),
         None => place(b':'),
     };
@@ -29,7 +29,8 @@ pub fn normalise(host: &str) -> Cow<'_, str> {
     }
 }
 
-/// Whether this is its one spelling, for sure: that of nearly every host. Without a branch for each byte, many are looked at at once.
+/// Whether the host is certainly in normal form, as nearly every host is. The loop has no branch
+/// per byte, so it can be vectorised.
 fn is_normal(host: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_lowercase() | byte.is_ascii_digit() | (byte == b'-');
     let bytes = host.as_bytes();
@@ -39,7 +40,7 @@ fn is_normal(host: &str) -> bool {
     all_plain && !host.ends_with('.')
 }
 
-/// The host to look for: nothing when it is too long to be a name, so that its length costs nothing.
+/// The host to look up. A host too long to be a name becomes empty, so its length costs nothing.
 pub(super) fn for_lookup(host: &str) -> &str {
     match host.len() <= NAME_MAX_BYTES {
         true => host,
@@ -47,29 +48,26 @@ pub(super) fn for_lookup(host: &str) -> &str {
     }
 }
 
-/// One entry of [`Pattern::hosts`](super::Pattern::hosts), checked.
+/// A validated entry of [`Pattern::hosts`](super::Pattern::hosts).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum HostPattern {
     Exact(Box<str>),
-    /// What follows `*.`: matches one or more labels before it.
+    /// The text after `*.`; matches one or more labels in front of it.
     Below(Box<str>),
 }
 
 impl HostPattern {
-    /// Fails with what is wrong and how to mend it.
+    /// On failure, returns the problem and how to fix it.
     pub(super) fn parse(text: &str) -> Result<HostPattern, (String, String)> {
         let lower = text.to_ascii_lowercase();
         let wrong = |problem: &str, hint: String| Err((format!("host `{text}` {problem}"), hint));
         if text == "*" {
-            return wrong(
-                "is not a name",
-                "leave `hosts` out to match any host".to_owned(),
-            );
+            return wrong("is not a name", "omit `hosts` to match any host".to_owned());
         }
         if text.contains("://") || text.contains('/') {
             return wrong(
                 "is a URL, not a name",
-                "write the name only, such as `api.example.com`".to_owned(),
+                "write only the name, such as `api.example.com`".to_owned(),
             );
         }
         let normal = normalise(&lower);
@@ -79,14 +77,14 @@ impl HostPattern {
         };
         if name.contains('*') {
             let hint = "write `*.example.com`, or list the names".to_owned();
-            return wrong("has a `*` that is not its whole first label", hint);
+            return wrong("has a `*` that is not the whole first label", hint);
         }
         if !is_name(name) && (below || !is_ipv6_literal(name)) {
-            let hint = "a name has labels of letters, digits, `-` and `_`: `api.example.com`";
+            let hint = "use labels of letters, digits, `-` and `_`, such as `api.example.com`";
             return wrong("is not a host name", hint.to_owned());
         }
         if *normal != lower {
-            let hint = format!("write `{normal}`: ports and final dots take no part in matching");
+            let hint = format!("write `{normal}`: matching ignores ports and final dots");
             return wrong("has a port or a final dot", hint);
         }
         let name = name.into();
@@ -114,7 +112,8 @@ fn is_ipv6_literal(name: &str) -> bool {
         .is_some_and(|address| address.parse::<std::net::Ipv6Addr>().is_ok())
 }
 
-/// The names below which `host` stands, the longest first: `b.example.com`, `example.com`, `com` for `a.b.example.com`.
+/// The parent names of `host`, longest first: `b.example.com`, `example.com`, `com` for
+/// `a.b.example.com`.
 pub(super) fn parents(host: &str) -> impl Iterator<Item = &str> {
     host.match_indices('.')
         .filter(|&(at, _)| at > 0)
@@ -148,8 +147,8 @@ mod tests {
     #[test]
     fn pattern_that_could_never_match_is_refused_with_a_hint() {
         for (text, hint) in [
-            ("*", "leave `hosts` out"),
-            ("https://a.example", "name only"),
+            ("*", "omit `hosts`"),
+            ("https://a.example", "only the name"),
             ("a.example:80", "write `a.example`"),
             ("a.example.", "write `a.example`"),
             ("a.*.example", "`*.example.com`"),

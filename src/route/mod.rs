@@ -1,9 +1,12 @@
-//! Core: which policy applies to a request.
+//! Core: finds the route of a request.
 //!
-//! Among the routes that match, the most specific decides, by host, then path, then method: an exact host over `*.example.com`
-//! (the longest first) over any host; a literal segment over a parameter over a rest, from left to right; a route that names the method
-//! over one for any method. A route that matches but for its method does not end the search: a less specific one may take the request.
-//! Two routes that none of this sets apart are an error when the table is built, so the order in the file never matters.
+//! Among the matching routes the most specific one wins, compared by host, then path, then method:
+//! - an exact host, then `*.example.com` (the longest first), then any host,
+//! - from left to right, a literal segment, then a parameter, then a rest,
+//! - a route that names the method, then one for any method.
+//!
+//! If a route matches except for its method, the search continues with less specific routes. Two
+//! routes that tie are an error when the table is built, so the order in the file never matters.
 
 pub mod host;
 pub mod path;
@@ -20,13 +23,13 @@ use host::HostPattern;
 use pattern::Segment;
 use tree::{Methods, Tree};
 
-/// Every route, ready to be looked up.
+/// All routes, indexed for lookup.
 #[derive(Debug, Default)]
 pub struct RouteTable {
     exact: HashMap<Box<str>, Tree>,
     below: HashMap<Box<str>, Tree>,
     any: Tree,
-    /// By route: the names in its path.
+    /// The parameter names of each route.
     names: Vec<Box<[Name]>>,
 }
 
@@ -34,50 +37,51 @@ pub struct RouteTable {
 #[derive(Debug)]
 struct Name {
     text: Box<str>,
-    /// How many segments stand before it.
+    /// The number of segments before it.
     position: usize,
-    /// It takes the rest of the path.
+    /// It matches the rest of the path.
     is_rest: bool,
 }
 
-/// A route that cannot be part of a table.
+/// A route that the table cannot contain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteError {
-    /// Which pattern, by its place in the list.
+    /// The index of the pattern.
     pub index: usize,
-    /// The earlier pattern with which it collides.
+    /// The index of the earlier pattern that it conflicts with.
     pub other: Option<usize>,
-    /// Which part of the pattern.
+    /// The part of the pattern that is wrong.
     pub part: Part,
-    /// What is wrong, as a clause without capital or full stop.
+    /// The problem, as a clause without capital or full stop.
     pub problem: String,
-    /// How to mend it.
+    /// How to fix it.
     pub hint: String,
 }
 
 /// A part of a [`Pattern`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// One of its hosts, by its place in the list.
+    /// The host with this index.
     Host(usize),
     /// Its path.
     Path,
-    /// One of its methods, by its place in the list.
+    /// The method with this index.
     Method(usize),
 }
 
-/// What a lookup found.
+/// The result of a lookup.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found<'t, 'p> {
-    /// The pattern that decides, by its place in the list, and what its parameters stand for.
+    /// The index of the matching pattern, and the values of its path parameters.
     Route(usize, Params<'t, 'p>),
-    /// Routes match, but none for this method (405); the value is for `Allow`. The one outcome that allocates.
+    /// Routes match, but none for this method (405). Holds the value of `Allow`. Only this result
+    /// allocates.
     WrongMethod(HeaderValue),
     /// No route matches (404).
     None,
 }
 
-/// What the parameters of a route's path stand for in one request. Costs nothing until asked.
+/// The values of a route's path parameters in one request. Computed only when read.
 #[derive(Clone, Copy)]
 pub struct Params<'t, 'p> {
     names: &'t [Name],
@@ -85,7 +89,8 @@ pub struct Params<'t, 'p> {
 }
 
 impl RouteTable {
-    /// Checks and indexes patterns. Fails with every problem of every pattern. 10,000 patterns take some tens of milliseconds.
+    /// Validates and indexes the patterns. Returns every problem of every pattern. 10,000 patterns
+    /// take tens of milliseconds.
     pub fn build(patterns: &[Pattern]) -> Result<RouteTable, Vec<RouteError>> {
         let mut table = RouteTable::default();
         let mut errors = Vec::new();
@@ -179,13 +184,14 @@ impl RouteTable {
             other: Some(other),
             part: Part::Path,
             problem: format!("path `{}` matches the same requests as path `{}` of an earlier route", pattern.path, patterns[other].path),
-            hint: "nothing decides between the two: give them different hosts, paths or methods, or remove one".to_owned(),
+            hint: "neither is more specific: give them different hosts, paths or methods, or remove one".to_owned(),
         }));
     }
 
-    /// The route of a request.
+    /// Finds the route of a request.
     ///
-    /// `host` is what [`host::normalise`] gives, `key_path` is [`NormalPath::key`](path::NormalPath::key).
+    /// `host` comes from [`host::normalise`], `key_path` is
+    /// [`NormalPath::key`](path::NormalPath::key).
     pub fn find<'t, 'p>(&'t self, host: &str, key_path: &'p str, method: &Method) -> Found<'t, 'p> {
         let host = host::for_lookup(host);
         let mut matched = false;
@@ -210,25 +216,26 @@ impl RouteTable {
         }
     }
 
-    /// What the parameters of a route that [`find`](Self::find) found stand for, given the same path again.
+    /// The parameter values of a route that [`find`](Self::find) returned for the same path.
     pub fn params<'t, 'p>(&'t self, route: usize, key_path: &'p str) -> Params<'t, 'p> {
         let names = &self.names[route];
         Params { names, key_path }
     }
 
-    /// Every route for this host and path, the most specific first, whatever its methods. For explaining; allocates.
+    /// All routes for this host and path, most specific first, with any method. For `explain`;
+    /// allocates.
     pub fn matching(&self, host: &str, key_path: &str) -> Vec<usize> {
         let mut routes = Vec::new();
         let _: ControlFlow<()> = self.visit(host::for_lookup(host), key_path, |methods| {
             routes.extend(methods.routes());
             ControlFlow::Continue(())
         });
-        // one that names several methods stands there several times in a row
+        // a route with several methods is listed once per method, in a row
         routes.dedup();
         routes
     }
 
-    /// Every method that some matching route names, for `Allow` (RFC 9110 §10.2.1).
+    /// All methods of matching routes, for `Allow` (RFC 9110 §10.2.1).
     fn allowed(&self, host: &str, key_path: &str) -> HeaderValue {
         let mut names: Vec<&str> = Vec::new();
         let _: ControlFlow<()> = self.visit(host, key_path, |methods| {
@@ -241,7 +248,8 @@ impl RouteTable {
             .expect("methods are tokens, which are visible ASCII")
     }
 
-    /// Shows the methods of every matching host and path, the most specific first, to `visit` until it breaks.
+    /// Calls `visit` with the methods of each matching host and path, most specific first, until it
+    /// breaks.
     fn visit<'t, B>(
         &'t self,
         host: &str,
@@ -278,8 +286,8 @@ fn names(segments: &[Segment<'_>]) -> Box<[Name]> {
 }
 
 impl<'t, 'p> Params<'t, 'p> {
-    /// What the parameter stands for: one segment, or for `{*rest}` all that is left without its leading slash (perhaps
-    /// nothing). `None` when the route has no such parameter.
+    /// The parameter's value: one segment, or for `{*rest}` the remaining path without its leading
+    /// slash, which may be empty. `None` if the route has no such parameter.
     pub fn get(&self, name: &str) -> Option<&'p str> {
         self.names
             .iter()
@@ -287,7 +295,7 @@ impl<'t, 'p> Params<'t, 'p> {
             .map(|known| self.value(known))
     }
 
-    /// Every parameter with what it stands for, from left to right.
+    /// All parameters and their values, from left to right.
     pub fn iter(&self) -> impl Iterator<Item = (&'t str, &'p str)> {
         self.names
             .iter()
@@ -295,7 +303,7 @@ impl<'t, 'p> Params<'t, 'p> {
     }
 
     fn value(&self, name: &Name) -> &'p str {
-        // the n-th segment stands after the n-th slash, counted from zero
+        // segment n starts after slash n, counted from zero
         let start = self
             .key_path
             .match_indices('/')

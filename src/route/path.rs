@@ -1,65 +1,70 @@
-//! One normal form for a path, so that no spelling of it dodges a limit.
+//! Normalises paths, so that no spelling of a path evades a limit.
 //!
-//! The limiter, the router and the upstream must see the same path, so we match on exactly what is forwarded, after
-//! one normalisation, and refuse what two parsers could read differently:
+//! The limiter, the router and the upstream must see the same path. So tidegate matches exactly the
+//! path that it forwards, after normalising it once, and rejects paths that two parsers could read
+//! differently:
 //!
-//! 1. Bytes outside visible ASCII, `\`, `#` (and `?`: the query is not part of the path) are refused.
-//! 2. Percent-escapes: an escape that is not two hex digits, a control, `%2F`, `%5C` and bytes that no UTF-8 text
-//!    contains (C0, C1, F5 to FF) are refused; unreserved characters (RFC 3986 §2.3) are decoded, once; the others
-//!    keep their escape with upper-case digits (RFC 3986 §6.2.2).
-//! 3. `//` is merged, `.` and `..` are resolved (RFC 3986 §5.2.4); above the root, and `..;x` (which some servers
-//!    read as `..`), are refused.
-//! 4. The result is forwarded. The match key is that, without `;parameters` and without a trailing slash.
+//! 1. Bytes outside visible ASCII, `\`, `#` and `?` are rejected. (The query is not part of the
+//!    path.)
+//! 2. Percent-escapes: rejected are an escape without two hex digits, control characters, `%2F`,
+//!    `%5C` and bytes that never occur in UTF-8 (C0, C1, F5 to FF). Unreserved characters (RFC 3986
+//!    §2.3) are decoded once. Other escapes get upper-case digits (RFC 3986 §6.2.2).
+//! 3. `//` is merged, and `.` and `..` are resolved (RFC 3986 §5.2.4). A path above the root is
+//!    rejected, and so is `..;x`, which some servers read as `..`.
+//! 4. The result is forwarded. The match key is the result without `;parameters` and without a
+//!    trailing slash.
 //!
-//! The procedure is idempotent, takes time linear in the path, and allocates nothing when there is nothing to change.
+//! Normalisation is idempotent, linear in the path's length, and does not allocate if nothing
+//! changes.
 
 use std::borrow::Cow;
 
-/// A path in its one spelling.
+/// A normalised path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NormalPath<'a> {
-    /// What the upstream receives: begins with `/`, visible ASCII only.
+    /// The path sent to the upstream: starts with `/`, visible ASCII only.
     pub forward: Cow<'a, str>,
-    /// What routes and limits see: `forward` without `;parameters` and without a trailing slash; `/` for the root.
+    /// The path that routes and limits match: `forward` without `;parameters` and without a
+    /// trailing slash. `/` for the root.
     pub key: Cow<'a, str>,
 }
 
-/// A request target in origin form, with its path in its one spelling.
+/// A request target in origin form with a normalised path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NormalTarget<'a> {
-    /// What stands before the first `?`.
+    /// The part before the first `?`.
     pub path: NormalPath<'a>,
-    /// What stands after the first `?`, unchanged; `None` where there is no `?`.
+    /// The part after the first `?`, unchanged; `None` if there is no `?`.
     pub query: Option<&'a str>,
 }
 
-/// Why a path is refused; always the client's fault (400).
+/// Why a path is rejected. Always a client error (400).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
-    /// Only `*` and the forms that name a host begin otherwise; they never reach here.
-    #[error("the path does not begin with a slash")]
+    /// The path does not start with `/`. Requests in other forms are handled earlier.
+    #[error("the path does not start with a slash")]
     NotOriginForm,
-    /// A control, a space, a byte beyond ASCII, `\`, `#`, or `?` inside a path.
+    /// A control character, space, non-ASCII byte, `\`, `#`, or `?` inside a path.
     #[error("the target contains a character that must be percent-encoded")]
     ForbiddenCharacter,
     /// `%` without two hex digits.
     #[error("the path contains a malformed percent-escape")]
     MalformedEscape,
-    /// A control, a slash, a backslash, or a byte that no UTF-8 text contains.
+    /// An escaped control character, slash, backslash, or byte that never occurs in UTF-8.
     #[error("the path contains a percent-escape of a character that servers read differently")]
     ForbiddenEscape,
-    /// More `..` than there are segments before it.
+    /// More `..` than segments before it.
     #[error("the path leaves the root")]
     AboveRoot,
-    /// `/..;x/`: a dot segment for some servers, a name for others.
+    /// `/..;x/`: some servers read a dot segment, others a name.
     #[error("the path contains a dot segment with a parameter")]
     DotWithParameter,
 }
 
-/// Brings a path (without query) to its normal form.
+/// Normalises a path without query.
 ///
-/// Fails on what two servers could read differently; the request is then answered 400, never forwarded. Borrows
-/// where the path is normal already; else allocates at most the path's length twice.
+/// Fails if two servers could read the path differently; the request is then answered 400 and not
+/// forwarded. Borrows a path that is already normal, otherwise allocates at most twice its length.
 pub fn normalise(raw_path: &str) -> Result<NormalPath<'_>, PathError> {
     let found = scan(raw_path.as_bytes())?;
     if found.needs_rewrite {
@@ -76,8 +81,8 @@ pub fn normalise(raw_path: &str) -> Result<NormalPath<'_>, PathError> {
     })
 }
 
-/// Brings a whole target in origin form to its normal form: the path as [`normalise`], the query checked for forbidden
-/// characters and otherwise left alone.
+/// Normalises a target in origin form. The path is handled by [`normalise`]; the query is only
+/// checked for forbidden characters.
 pub fn normalise_target(target: &str) -> Result<NormalTarget<'_>, PathError> {
     let (path, query) = match target.split_once('?') {
         Some((path, query)) => (path, Some(query)),
@@ -92,15 +97,15 @@ pub fn normalise_target(target: &str) -> Result<NormalTarget<'_>, PathError> {
     })
 }
 
-/// What one look at a path tells.
+/// The result of scanning a path once.
 struct Scan {
-    /// Something is not in its normal spelling, or may not be: only [`rewrite`] knows.
+    /// The path is, or may be, not normal. [`rewrite`] decides.
     needs_rewrite: bool,
-    /// There is a `;`.
+    /// The path contains `;`.
     has_parameters: bool,
 }
 
-/// Checks every byte and every escape, and finds out whether anything has to change.
+/// Checks every byte and escape, and detects whether the path needs changes.
 fn scan(path: &[u8]) -> Result<Scan, PathError> {
     if path.first() != Some(&b'/') {
         return Err(PathError::NotOriginForm);
@@ -128,15 +133,15 @@ fn scan(path: &[u8]) -> Result<Scan, PathError> {
     Ok(found)
 }
 
-/// Whether a segment that begins with a dot could turn out to be `.` or `..`, alone or with a parameter. Escapes of
-/// dots and `%3b` need a rewrite anyway.
+/// Whether a segment that starts with a dot may be `.` or `..`, alone or with a parameter. Escaped
+/// dots and `%3b` are rewritten in any case.
 fn may_be_dot_segment(from_dot: &[u8]) -> bool {
     let dots = from_dot.iter().take_while(|&&byte| byte == b'.').count();
     let after = &from_dot[dots..];
     dots <= 2 && (matches!(after.first(), None | Some(b'/' | b';')) || after.starts_with(b"%3B"))
 }
 
-/// Reads the two digits that follow a `%`, and their value.
+/// Reads the two digits after `%` and their value.
 fn escape(bytes: &[u8]) -> Result<([u8; 2], u8), PathError> {
     let [high, low, ..] = *bytes else {
         return Err(PathError::MalformedEscape);
@@ -170,11 +175,11 @@ fn is_forbidden(byte: u8) -> bool {
     matches!(byte, 0x00..=0x20 | 0x7f..=0xff | b'\\' | b'#' | b'?')
 }
 
-/// Writes the normal form of a path that [`scan`] let pass, segment by segment. A `..` takes back the segment written
-/// last, so every byte is written once and taken back at most once.
+/// Writes the normal form of a path that [`scan`] accepted, segment by segment. A `..` removes the
+/// last segment, so every byte is written once and removed at most once.
 fn rewrite(path: &str) -> Result<String, PathError> {
     let mut out = String::with_capacity(path.len());
-    // the path begins with a slash, so the first piece is nothing
+    // the path starts with a slash, so the first piece is empty
     let mut segments = path.split('/').skip(1).peekable();
     while let Some(segment) = segments.next() {
         let start = out.len();
@@ -197,7 +202,7 @@ fn rewrite(path: &str) -> Result<String, PathError> {
     Ok(out)
 }
 
-/// Decodes what is unreserved, and writes other escapes in upper case.
+/// Decodes unreserved characters and writes other escapes in upper case.
 fn push_decoded(segment: &str, out: &mut String) -> Result<(), PathError> {
     let mut pieces = segment.split('%');
     out.push_str(pieces.next().unwrap_or_default());
@@ -209,13 +214,13 @@ fn push_decoded(segment: &str, out: &mut String) -> Result<(), PathError> {
             out.push('%');
             out.extend(digits.map(|digit| char::from(digit.to_ascii_uppercase())));
         }
-        // the digits were ASCII, so the third byte begins a character
+        // the two digits are ASCII, so byte 2 is a character boundary
         out.push_str(&piece[2..]);
     }
     Ok(())
 }
 
-/// What a decoded segment means.
+/// The kind of a decoded segment.
 enum Segment {
     Name,
     /// Empty, or `.`.
@@ -249,7 +254,7 @@ impl Segment {
 /// The match key of a normal path.
 fn match_key(forward: &str, has_parameters: bool) -> Cow<'_, str> {
     if !has_parameters {
-        // a normal path has at most one slash at its end
+        // a normal path ends with at most one slash
         let key = forward.strip_suffix('/').unwrap_or(forward);
         return Cow::Borrowed(if key.is_empty() { "/" } else { key });
     }
@@ -362,7 +367,7 @@ mod tests {
         assert_eq!(normalise_target("/a").expect("acceptable").query, None);
     }
 
-    /// Paths made of the pieces that matter.
+    /// Paths assembled from the pieces that matter.
     fn tricky_path() -> impl Strategy<Value = String> {
         let piece = prop::sample::select(vec![
             "/", "//", ".", "..", "a", "bc", ";", "%3b", "%3B", "%2e", "%2E", "%6c", "%41", "%20",

@@ -1,4 +1,4 @@
-//! Host, path and method patterns: what may be written, and what is wrong with what may not.
+//! Validates the host, path and method patterns of routes.
 
 use std::fmt;
 
@@ -6,17 +6,17 @@ use http::Method;
 
 use super::path;
 
-/// The most segments in a route's path; bounds the depth of a lookup.
+/// The most segments in a route's path. Bounds the depth of a lookup.
 pub const SEGMENTS_MAX: usize = 64;
 
-/// What one route matches.
+/// The requests that one route matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern {
-    /// Exact names or `*.example.com`; empty is any host.
+    /// Exact names or `*.example.com`. Empty matches any host.
     pub hosts: Vec<String>,
     /// `/exact`, `/users/{id}` or `/files/{*rest}`.
     pub path: String,
-    /// Empty is any method.
+    /// Empty matches any method.
     pub methods: Vec<Method>,
 }
 
@@ -36,15 +36,16 @@ impl fmt::Display for Pattern {
 /// One segment of a route's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Segment<'a> {
-    /// `users`: itself.
+    /// `users`: matches itself.
     Literal(&'a str),
-    /// `{id}`: any one segment.
+    /// `{id}`: matches any one segment.
     Parameter(&'a str),
-    /// `{*rest}`: any number of segments, also none; only at the end.
+    /// `{*rest}`: matches zero or more segments; only at the end.
     Rest(&'a str),
 }
 
-/// Splits a route's path into its segments; none for `/`. Fails with what is wrong and how to mend it.
+/// Splits a route's path into segments; none for `/`. On failure, returns the problem and how to
+/// fix it.
 pub(super) fn parse_path(path: &str) -> Result<Vec<Segment<'_>>, (String, String)> {
     refuse_foreign(path)?;
     require_normal(path)?;
@@ -63,8 +64,8 @@ pub(super) fn parse_path(path: &str) -> Result<Vec<Segment<'_>>, (String, String
         };
         if let Some(Segment::Rest(name)) = segments.last() {
             return wrong(
-                format!("goes on after `{{*{name}}}`"),
-                "`{*name}` takes the whole rest of a path: put it last",
+                format!("continues after `{{*{name}}}`"),
+                "`{*name}` matches the rest of the path: put it last",
             );
         }
         if let Segment::Parameter(name) | Segment::Rest(name) = segment
@@ -83,11 +84,12 @@ pub(super) fn parse_path(path: &str) -> Result<Vec<Segment<'_>>, (String, String
     Ok(segments)
 }
 
-/// What stands for something else in other programs, and would be taken literally here.
+/// Rejects wildcard syntax of other programs, which would match literally here.
 fn refuse_foreign(path: &str) -> Result<(), (String, String)> {
     if path.starts_with(['~', '^']) {
         let hint = "write `/literal`, `/{name}` for one segment or, at the end, `/{*rest}` for everything below";
-        let problem = format!("path `{path}`: paths are not regular expressions");
+        let problem =
+            format!("path `{path}` looks like a regular expression, which is not supported");
         return Err((problem, hint.to_owned()));
     }
     let mut at = 0;
@@ -109,18 +111,15 @@ fn refuse_foreign(path: &str) -> Result<(), (String, String)> {
                 "write `{before}{{*rest}}` for everything below, `{before}{{name}}` for one segment"
             ),
             false => format!(
-                "write `{before}{{name}}{after}` for any one segment: a rest stands at the end"
+                "write `{before}{{name}}{after}` for any one segment; `{{*rest}}` must be last"
             ),
         };
-        return Err((
-            format!("path `{path}`: `{sign}` is taken literally here"),
-            hint,
-        ));
+        return Err((format!("path `{path}`: `{sign}` is not a wildcard"), hint));
     }
     Ok(())
 }
 
-/// The name of a parameter.
+/// Whether the text is a valid parameter name.
 fn is_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
     !name.is_empty() && name.bytes().all(allowed)
@@ -133,7 +132,7 @@ fn parse_segment(text: &str) -> Result<Segment<'_>, String> {
     else {
         return match text.contains(['{', '}']) {
             true => Err(format!(
-                "has a brace inside the segment `{text}`: a parameter takes a whole segment"
+                "has a brace inside the segment `{text}`: a parameter must be a whole segment"
             )),
             false => Ok(Segment::Literal(text)),
         };
@@ -144,43 +143,43 @@ fn parse_segment(text: &str) -> Result<Segment<'_>, String> {
     };
     match (is_name(name), rest) {
         (false, _) => Err(format!(
-            "has the parameter `{text}`, whose name is not made of letters, digits, `_` and `-`"
+            "has the parameter `{text}`, whose name may contain only letters, digits, `_` and `-`"
         )),
         (true, true) => Ok(Segment::Rest(name)),
         (true, false) => Ok(Segment::Parameter(name)),
     }
 }
 
-/// Requests are matched by the match key of their normal path, so a route whose path is not its own match key would
-/// never match anything.
+/// Requests are matched by their normalised path, so a route whose path is not normal would never
+/// match.
 fn require_normal(path: &str) -> Result<(), (String, String)> {
     if path.contains('?') {
-        let hint = "leave the query out: it takes no part in matching".to_owned();
+        let hint = "remove the query: routes match only the path".to_owned();
         return Err((format!("path `{path}` has a query"), hint));
     }
     match path::normalise(path) {
         Ok(normal) if normal.key == path => Ok(()),
         Ok(normal) => {
             let hint = format!(
-                "write `{}`: paths are brought to this form before they are matched",
+                "write `{}`: paths are normalised before they are matched",
                 normal.key
             );
             Err((format!("path `{path}` is not in normal form"), hint))
         }
         Err(path::PathError::NotOriginForm) => Err((
-            format!("path `{path}` does not begin with a slash"),
+            format!("path `{path}` does not start with a slash"),
             format!("write `/{path}`"),
         )),
         Err(path::PathError::ForbiddenCharacter) => {
             let hint = format!("write it percent-encoded: `{}`", percent_encoded(path));
             Err((
-                format!("path `{path}` contains a character that cannot stand in a path"),
+                format!("path `{path}` contains a character that is not allowed in a path"),
                 hint,
             ))
         }
         Err(error) => {
-            let hint = "such requests are answered 400 before any route is looked for".to_owned();
-            Err((format!("path `{path}` is refused: {error}"), hint))
+            let hint = "tidegate answers such requests with 400 before routing".to_owned();
+            Err((format!("tidegate rejects path `{path}`: {error}"), hint))
         }
     }
 }
@@ -196,7 +195,8 @@ fn percent_encoded(path: &str) -> String {
     out
 }
 
-/// Refuses `get`: methods are case-sensitive (RFC 9110 §9.1), so it would never match. Fails with what is wrong and how to mend it.
+/// Rejects `get`: methods are case-sensitive (RFC 9110 §9.1), so it would never match. On failure,
+/// returns the problem and how to fix it.
 pub(super) fn check_method(method: &Method) -> Result<(), (String, String)> {
     const STANDARD: [Method; 9] = [
         Method::GET,

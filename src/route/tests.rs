@@ -1,10 +1,10 @@
-//! Precedence and collisions of routes, and the table against a slow, obvious matcher.
+//! Precedence and collisions of routes, and a comparison of the table with a slow, simple matcher.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// `"HOSTS PATH METHODS"`, lists with commas, `-` for none.
+/// `"HOSTS PATH METHODS"`: comma-separated lists, `-` for an empty one.
 fn pattern(text: &str) -> Pattern {
     let mut words = text.split(' ');
     let mut word = || words.next().expect("three words");
@@ -175,7 +175,7 @@ fn other_methods_go_on_to_a_less_specific_route() {
 fn wrong_method_lists_what_every_matching_route_allows() {
     let table = table(&["api.example /login POST", "- /{*rest} GET"]);
     let Found::WrongMethod(allow) = table.find("api.example", "/login", &Method::PUT) else {
-        panic!("no route is for PUT")
+        panic!("no route accepts PUT")
     };
     assert_eq!(allow, "GET, HEAD, POST");
     assert_eq!(
@@ -294,7 +294,7 @@ fn ten_thousand_routes_each_find_themselves() {
     }
 }
 
-/// The slow, obvious matcher: every route that matches, ranked.
+/// A slow, simple matcher: ranks every route that matches.
 mod model {
     use std::cmp::Reverse;
 
@@ -313,7 +313,8 @@ mod model {
         pattern.hosts.iter().filter_map(rank).max()
     }
 
-    /// Per segment: 3 for a literal, 2 for a parameter, 0 for a rest; 1 for the end, which no longer path can reach but a rest.
+    /// For each segment: 3 for a literal, 2 for a parameter, 0 for a rest. The end ranks 1, because
+    /// only a rest can match beyond it.
     fn path_rank(pattern: &str, path: &str) -> Option<Vec<u8>> {
         let split = |text: &str| {
             text.split('/')
@@ -369,7 +370,7 @@ mod model {
         ranked.max().map(|(_, Reverse(index))| index)
     }
 
-    /// Whether some route matches but for its method.
+    /// Whether some route matches except for its method.
     pub(super) fn wrong_method(patterns: &[Pattern], host: &str, path: &str) -> bool {
         patterns.iter().any(|pattern| {
             host_rank(pattern, host).is_some() && path_rank(&pattern.path, path).is_some()
@@ -414,7 +415,7 @@ fn any_pattern() -> impl Strategy<Value = Pattern> {
 proptest! {
     #[test]
     fn table_agrees_with_the_obvious_matcher(candidates in prop::collection::vec(any_pattern(), 0..16)) {
-        // keep what does not collide with what was kept before
+        // keep only patterns that do not collide with earlier ones
         let mut patterns: Vec<Pattern> = Vec::new();
         for candidate in candidates {
             patterns.push(candidate);
@@ -422,7 +423,7 @@ proptest! {
                 patterns.pop();
             }
         }
-        let table = RouteTable::build(&patterns).expect("only what fits was kept");
+        let table = RouteTable::build(&patterns).expect("only compatible patterns were kept");
         for host in ["a.x", "b.a.x", "c.b.a.x", "x", "y"] {
             for path in ["/", "/a", "/b", "/c", "/a/a", "/a/b", "/c/b", "/c/c", "/a/b/c"] {
                 for method in [Method::GET, Method::HEAD, Method::POST, Method::PUT] {

@@ -1,11 +1,13 @@
 //! The routes of one host pattern, as a tree of path segments.
 //!
-//! A general radix router (matchit) was rejected: it refuses `/{id}` beside `/{*rest}`, it allocates
-//! while it backtracks (that is, for any table that ends in a catch-all), and it stops at the first path that matches,
-//! where we go on to a less specific one when the method does not fit.
+//! A general radix router (matchit) was rejected for three reasons. It does not accept `/{id}`
+//! beside `/{*rest}`. It allocates while backtracking, which happens in any table with a catch-all.
+//! And it stops at the first matching path, while tidegate continues to a less specific one if the
+//! method does not match.
 //!
-//! An edge takes exactly one segment, so a lookup meets a node at most once: it costs at most one step per node whose
-//! depth the path reaches, nearly always one per segment, and the depth is bounded by [`SEGMENTS_MAX`](super::pattern::SEGMENTS_MAX).
+//! An edge consumes exactly one segment, so a lookup visits each node at most once. It takes at
+//! most one step per node within the path's depth, usually one per segment. The depth is bounded by
+//! [`SEGMENTS_MAX`](super::pattern::SEGMENTS_MAX).
 
 use std::{collections::BTreeMap, ops::ControlFlow};
 
@@ -23,13 +25,13 @@ pub(super) struct Tree {
 struct Node {
     literals: BTreeMap<Box<str>, Node>,
     parameter: Option<Box<Node>>,
-    /// Routes whose path ends here.
+    /// Routes whose path ends at this node.
     end: Methods,
-    /// Routes whose path ends here with `{*rest}`.
+    /// Routes whose path ends at this node with `{*rest}`.
     rest: Methods,
 }
 
-/// The routes that share one path, by method.
+/// Routes that share one path, by method.
 #[derive(Debug, Default)]
 pub(super) struct Methods {
     named: Vec<(Method, usize)>,
@@ -37,8 +39,9 @@ pub(super) struct Methods {
 }
 
 impl Tree {
-    /// Adds a route; no methods is any method. Fails with the routes that are there already for the same path and a same
-    /// method: nothing would decide between them. Such a method stays with the earlier route.
+    /// Adds a route; no methods means any method. Fails with the earlier routes that have the same
+    /// path and a common method, because neither is more specific. Such methods stay with the
+    /// earlier route.
     pub(super) fn insert(
         &mut self,
         path: &[Segment<'_>],
@@ -56,11 +59,11 @@ impl Tree {
         node.end.insert(methods, route)
     }
 
-    /// Shows every path that matches, the most specific first, to `visit` until it breaks. `key_path` begins with `/` and has
-    /// no empty segment (`/` alone has none at all).
+    /// Calls `visit` for every matching path, most specific first, until it breaks. `key_path`
+    /// starts with `/` and has no empty segment; `/` alone has no segments.
     ///
-    /// The order is decided at the first segment where two paths differ: a literal comes before a parameter, a parameter
-    /// before a rest, and the end of a path before an empty rest.
+    /// The first segment where two paths differ decides the order. A literal comes before a
+    /// parameter, a parameter before a rest, and the end of a path before an empty rest.
     pub(super) fn visit<'t, B>(
         &'t self,
         key_path: &str,
@@ -127,8 +130,8 @@ impl Methods {
         }
     }
 
-    /// The route for a method: one that names it, else for HEAD one that names GET (so HEAD is no way around a limit on GET),
-    /// else one for any method.
+    /// The route for a method. If no route names HEAD, one for GET applies, so HEAD cannot evade a
+    /// limit on GET. Otherwise a route for any method.
     pub(super) fn find(&self, method: &Method) -> Option<usize> {
         let named = |wanted: &Method| {
             self.named
@@ -147,12 +150,12 @@ impl Methods {
             .or(self.any)
     }
 
-    /// The routes that share the path; one may stand twice.
+    /// The routes that share the path. A route may occur more than once.
     pub(super) fn routes(&self) -> impl Iterator<Item = usize> {
         self.named.iter().map(|&(_, route)| route).chain(self.any)
     }
 
-    /// The methods that routes name here, with the HEAD that a GET implies.
+    /// The methods that routes name here; GET also yields HEAD.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         let head = self
             .named
