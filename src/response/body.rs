@@ -1,10 +1,12 @@
-//! What our answers say in their bodies: problem+json (RFC 9457), plain JSON, or a line of text.
+//! Bodies of tidegate's own responses: problem+json (RFC 9457), plain JSON, or a line of text.
 //!
-//! Three problems have types of their own (draft-ietf-httpapi-ratelimit-headers-11 §6), with `violated-policies`: a quota is
-//! exceeded, an operator has closed a limit to this client ("abnormal usage"), or capacity is reduced for a while (503).
+//! Three problems have their own types, with `violated-policies`
+//! (draft-ietf-httpapi-ratelimit-headers-11 §6): a quota is exceeded, an operator has blocked this
+//! client ("abnormal usage"), or capacity is temporarily reduced (503).
 //!
-//! Extension members beside those of RFC 9457: `error` (a name that does not change), `request_id`, and on a rejection
-//! `limit` (the first one that stopped the request) and `retry_after` (seconds; absent where no wait helps).
+//! Extension members beside those of RFC 9457: `error` (a stable name) and `request_id`. A
+//! rejection by a limit also has `limit` (the first limit that rejected the request) and
+//! `retry_after` (seconds; absent if waiting does not help).
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::StatusCode;
@@ -12,15 +14,16 @@ use http::StatusCode;
 use super::{Asked, BodyStyle, Denial, OwnQuota, Policy, Refusal, policy::put_number};
 use crate::telemetry::json;
 
-/// Nothing that goes into a body is longer: names come from the configuration, ids from us or a trusted proxy.
+/// No value in a body is longer: names come from the configuration, IDs from tidegate or a trusted
+/// proxy.
 const VALUE_MAX_BYTES: usize = 1024;
 
-/// How the problems of the draft begin, up to the value of `detail`.
+/// The start of each problem of the draft, up to the value of `detail`.
 const QUOTA_EXCEEDED: &str = r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":429,"detail":"#;
 const ABNORMAL_USAGE: &str = r#"{"type":"https://iana.org/assignments/http-problem-types#abnormal-usage-detected","title":"Abnormal Usage Detected","status":429,"detail":"#;
 const REDUCED_CAPACITY: &str = r#"{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"Temporary Reduced Capacity","status":503,"detail":"#;
 
-/// The body of a refusal. One allocation.
+/// The body of a refusal. Allocates once.
 pub(super) fn of_refusal(style: BodyStyle, refusal: &Refusal, asked: &Asked<'_>) -> Bytes {
     let mut out = BytesMut::with_capacity(384);
     let status = refusal.status();
@@ -57,7 +60,7 @@ pub(super) fn of_refusal(style: BodyStyle, refusal: &Refusal, asked: &Asked<'_>)
     out.freeze()
 }
 
-/// Appends the body of a rejection.
+/// Appends the body of a rejection by a limit.
 pub(super) fn put_denial(
     out: &mut BytesMut,
     style: BodyStyle,
@@ -114,17 +117,17 @@ pub(super) fn put_denial(
     put_request_id_and_end(out, asked);
 }
 
-/// `The limit per_ip (100/s, at most 200 at once) is spent. Try again in 3 s.` Of a limit that is not disclosed only
-/// the wait is told.
+/// `The limit per_ip (100/s, at most 200 at once) is exceeded. Try again in 3 s.` If the limit is
+/// not disclosed, the text has only the wait.
 fn put_sentence(out: &mut BytesMut, denial: &Denial<'_>, in_json: bool) {
     let retry_after = denial.retry_after();
     let (before, after) = match denial.named() {
         None => ("Too many requests.", ""),
-        Some(met) if met.closed => ("The limit ", " is closed to this client."),
-        Some(_) if retry_after.is_some() => ("The limit ", " is spent."),
+        Some(met) if met.closed => ("The limit ", " blocks this client."),
+        Some(_) if retry_after.is_some() => ("The limit ", " is exceeded."),
         Some(_) => {
             let costs = "This request costs more than the limit ";
-            (costs, " ever holds. It can never pass.")
+            (costs, " allows. It can never be admitted.")
         }
     };
     out.put_slice(before.as_bytes());
@@ -142,7 +145,7 @@ fn put_sentence(out: &mut BytesMut, denial: &Denial<'_>, in_json: bool) {
     }
 }
 
-/// How a problem begins that has no type of its own: its title is that of the status code (RFC 9457 §4.2.1).
+/// Starts a problem without its own type. Its title is that of the status code (RFC 9457 §4.2.1).
 fn put_blank(out: &mut BytesMut, status: StatusCode) {
     out.put_slice(b"{\"type\":\"about:blank\",\"title\":");
     put_plain(out, status.canonical_reason().unwrap_or_default());
@@ -159,7 +162,7 @@ fn put_request_id_and_end(out: &mut BytesMut, asked: &Asked<'_>) {
     out.put_slice(b"}\n");
 }
 
-/// Words of ours, in which nothing is to be escaped.
+/// A fixed word that needs no escaping.
 fn put_plain(out: &mut BytesMut, word: &'static str) {
     out.put_u8(b'"');
     out.put_slice(word.as_bytes());
@@ -172,7 +175,7 @@ fn put_name(out: &mut BytesMut, policy: &Policy) {
     out.put_u8(b'"');
 }
 
-/// A text of a policy as it stands in a JSON string: escaped once, and copied into each body.
+/// A policy text escaped for a JSON string. Escaped once, then copied into each body.
 pub(super) fn escaped(text: &str) -> Box<[u8]> {
     let mut out = Vec::with_capacity(text.len());
     json::put_escaped(&mut out, text.as_bytes(), VALUE_MAX_BYTES);
@@ -183,7 +186,8 @@ fn put(out: &mut BytesMut, text: &str) {
     json::put_string(out, text.as_bytes(), VALUE_MAX_BYTES);
 }
 
-/// The page with a caller's own quotas. One allocation, or a few where limits are many.
+/// The body of the page that shows a caller's quotas. Allocates once, or a few times if there are
+/// many limits.
 pub(super) fn of_quotas(quotas: &[OwnQuota<'_>], asked: &Asked<'_>) -> Bytes {
     let mut out = BytesMut::with_capacity(256 + 192 * quotas.len());
     out.put_slice(b"{\"limits\":[");

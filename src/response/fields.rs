@@ -1,23 +1,25 @@
-//! The fields that tell a client about its limits.
+//! Header fields that tell a client about its limits.
 //!
 //! | family | fields | value |
 //! |---|---|---|
-//! | `ratelimit` | `RateLimit`, `RateLimit-Policy` | every limit met, the binding one first (draft-ietf-httpapi-ratelimit-headers-11) |
+//! | `ratelimit` | `RateLimit`, `RateLimit-Policy` | every limit that applies, the binding one first (draft-ietf-httpapi-ratelimit-headers-11) |
 //! | `ratelimit_triple` | `RateLimit-Limit`, `-Remaining`, `-Reset` | the binding limit; reset in seconds from now |
 //! | `x_ratelimit` | `X-RateLimit-Limit`, `-Remaining`, `-Reset` | the binding limit; reset in seconds since 1970 |
 //!
-//! What an upstream says of its own limits: members of `RateLimit` and `RateLimit-Policy` are kept, ours follow on a line
-//! of their own (both fields are lists), as `gateway.NAME` where the upstream uses the name itself. To a field that is no
-//! such list (an older draft's) nothing is added: together they would be malformed for every client. The other two families
-//! hold one value each, and a client must not see two: ours replace the upstream's, whole family by whole family. Only
-//! where the upstream itself answers 429 its family stays and ours is left out, for then the upstream's limit is the
-//! binding one.
+//! Upstreams may send such fields for limits of their own. `RateLimit` and `RateLimit-Policy` are
+//! lists, so tidegate keeps the upstream's members and adds its own on another line. A name that
+//! the upstream uses becomes `gateway.NAME`. If the upstream's field is not a valid list, as in
+//! older drafts, tidegate adds nothing, because the combined field would be malformed.
 //!
-//! 3xx answers carry no fields: a client might wait before it follows `Location` (draft-11 §5).
+//! The other two families hold a single value, and a client must not see two. So tidegate's fields
+//! replace the upstream's, a whole family at a time. But if the upstream answers 429, its limit is
+//! the binding one: its family stays, and tidegate omits its own.
 //!
-//! Values are slices of one buffer that each worker reuses. `BytesMut::split` hands out a slice without copying; once
-//! the answers that hold slices have left, `reserve` takes the same memory again. A slice keeps the whole buffer
-//! alive, so the buffer is small.
+//! 3xx responses carry no fields: a client might wait before it follows `Location` (draft-11 §5).
+//!
+//! Values are slices of one buffer that each worker reuses. `BytesMut::split` returns a slice
+//! without copying. Once all responses with slices are sent, `reserve` reuses the memory. One slice
+//! keeps the whole buffer alive, so the buffer is small.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -32,9 +34,9 @@ use super::{
 };
 use crate::limit::MAX_LIMITS;
 
-/// One buffer serves dozens of answers before it is asked for again.
+/// Enough for dozens of responses before the buffer is reallocated.
 const BUFFER_BYTES: usize = 8 * 1024;
-/// The fields of three limits in every family take less, and so does a body.
+/// Upper bound for the fields of three limits in every family, and for a body.
 const ANSWER_BYTES: usize = 1024;
 
 static RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -50,24 +52,24 @@ static X_TRIPLE: [HeaderName; 3] = [
     HeaderName::from_static("x-ratelimit-reset"),
 ];
 
-/// What goes before our name of a limit where the upstream has one of that name, too.
+/// Prefix for a limit's name if the upstream uses the same name.
 const OURS: &str = "gateway.";
 
-/// Writes field values, and the body of a rejection, into a buffer that it reuses. One for each worker.
+/// Writes field values and rejection bodies into a reused buffer. One per worker.
 #[derive(Debug)]
 pub struct FieldWriter {
     buffer: BytesMut,
-    /// `RateLimit-Policy` for limits that were written in this order before: the same for each of a route's requests that the
-    /// same limit binds.
+    /// Cached values of `RateLimit-Policy`, by the limits in display order. Requests of a route
+    /// that the same limit binds have the same value.
     written: Vec<(Places, HeaderValue)>,
-    /// The heads of rejections by the same limits in the same order, with blanks.
+    /// Cached heads of rejections, with blanks, by the limits in display order.
     forms: Vec<(Rejection, HeaderMap)>,
 }
 
-/// Limits in the order in which they are shown, by the places of their policies in memory, which outlive the writer.
+/// Limits in display order, as the addresses of their policies, which outlive the writer.
 type Places = ArrayVec<usize, MAX_LIMITS>;
 
-/// What the fields of a rejection depend on, but for the values of some.
+/// Everything that a rejection's head depends on, apart from the blanks.
 #[derive(Debug, PartialEq, Eq)]
 struct Rejection {
     settings: Settings,
@@ -76,12 +78,13 @@ struct Rejection {
     places: Places,
 }
 
-/// So many values of `RateLimit-Policy` are remembered, and so many heads.
+/// Number of cached `RateLimit-Policy` values, and of cached heads.
 const MAX_WRITTEN: usize = 8;
 
-/// In place of a value that differs from one rejection to the next.
+/// Placeholder for a value that differs between rejections.
 const BLANK: HeaderValue = HeaderValue::from_static("");
-/// So many of those a rejection has: its id, `Retry-After`, and what changes in each family.
+/// Number of blanks in one head: request ID, `Retry-After`, and the values that change in each
+/// family.
 const MAX_BLANKS: usize = 7;
 
 impl Default for FieldWriter {
@@ -91,7 +94,7 @@ impl Default for FieldWriter {
 }
 
 impl FieldWriter {
-    /// A writer with its buffer.
+    /// A writer with an allocated buffer.
     pub fn new() -> FieldWriter {
         FieldWriter {
             buffer: BytesMut::with_capacity(BUFFER_BYTES),
@@ -100,9 +103,9 @@ impl FieldWriter {
         }
     }
 
-    /// Adds what `settings` asks for to the head of an answer: ours, or the upstream's on its way back.
+    /// Adds the configured fields to a response head: tidegate's own, or one from the upstream.
     ///
-    /// `met` stands in the order in which it is shown, the binding limit first; where it is empty nothing is written.
+    /// `met` is in display order, the binding limit first. If it is empty, nothing is written.
     /// `now` is wall-clock time, for `X-RateLimit-Reset`.
     pub fn write(
         &mut self,
@@ -135,8 +138,8 @@ impl FieldWriter {
         }
     }
 
-    /// The head of a rejection. What differs from one rejection by these limits to the next is filled into a form, in the order
-    /// of the form's blanks: copying a table costs a sixth of making one.
+    /// The head of a rejection. Clones a cached form and fills its blanks in order: cloning a
+    /// header table costs a sixth of building one.
     pub(super) fn rejection(
         &mut self,
         denial: &Denial<'_>,
@@ -172,7 +175,7 @@ impl FieldWriter {
         head
     }
 
-    /// The head of a rejection by these limits, with blanks.
+    /// The cached head for a rejection by these limits, with blanks.
     fn form(
         &mut self,
         denial: &Denial<'_>,
@@ -219,7 +222,8 @@ impl FieldWriter {
         &self.forms[at].1
     }
 
-    /// The body of a rejection. Makes room for the fields too: memory can be taken again only while no slice is out.
+    /// The body of a rejection. Also reserves room for the fields, because memory can be reused
+    /// only while no slice is held.
     pub(super) fn body(
         &mut self,
         style: BodyStyle,
@@ -231,23 +235,23 @@ impl FieldWriter {
         self.buffer.split().freeze()
     }
 
-    /// A number as a value.
+    /// A number as a header value.
     fn number(&mut self, number: u64) -> HeaderValue {
         if number == 0 {
-            // what remains to nearly everybody who is rejected
+            // the remaining units of nearly every rejected client
             return const { HeaderValue::from_static("0") };
         }
         put_number(&mut self.buffer, number.min(INTEGER_MAX));
         self.value()
     }
 
-    /// The two fields that are lists, behind what the upstream says in them.
+    /// Appends the two list fields after the upstream's own members.
     fn list(&mut self, headers: &mut HeaderMap, met: &[Met<'_>]) {
         let fields = [
             (&RATELIMIT_POLICY, Listed::Policies),
             (&RATELIMIT, Listed::Standings),
         ];
-        // nearly no upstream has any: a look at all names costs less than a search for each of the two
+        // upstreams rarely send either: one pass over the names is faster than two lookups
         let is_theirs = |name: &HeaderName| *name == RATELIMIT || *name == RATELIMIT_POLICY;
         if !headers.keys().any(is_theirs) {
             headers.append(&RATELIMIT_POLICY, self.policies(met, &[]));
@@ -279,7 +283,7 @@ impl FieldWriter {
         if let Some((_, value)) = known {
             return value.clone();
         }
-        // of memory of its own: a slice of the buffer would keep all of that
+        // copied, because a cached slice would keep the whole buffer alive
         let value = self.policies_beside(met, taken);
         let value = HeaderValue::from_bytes(value.as_bytes()).unwrap_or(value);
         if self.written.len() == MAX_WRITTEN {
@@ -318,7 +322,7 @@ impl FieldWriter {
         self.value()
     }
 
-    /// The name of a limit in quotes, which none of the upstream's is.
+    /// The quoted name of a limit, made distinct from the upstream's names.
     fn name(&mut self, policy: &Policy, taken: &[String]) {
         self.buffer.put_u8(b'"');
         for _ in 0..clashes(policy, taken) {
@@ -339,7 +343,7 @@ impl FieldWriter {
     }
 }
 
-/// How often [`OURS`] stands before the limit's name so that it is none of these.
+/// How many times [`OURS`] must precede the limit's name to make it distinct.
 fn clashes(policy: &Policy, taken: &[String]) -> usize {
     let is_taken = |clashes: &usize| {
         let ours = OURS.repeat(*clashes);
@@ -352,7 +356,7 @@ fn clashes(policy: &Policy, taken: &[String]) -> usize {
         .unwrap_or(0)
 }
 
-/// The families of three fields that are asked for, each with its reset: in seconds from now, and since 1970.
+/// The configured three-field families, each with its reset: seconds from now, or since 1970.
 fn families_of_three(
     settings: &Settings,
     binding: &Met<'_>,

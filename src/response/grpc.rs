@@ -1,10 +1,11 @@
-//! What a gRPC client is told when it is refused: a Trailers-Only response (gRPC over HTTP/2, "Responses"), a head with
-//! `:status` 200 that carries the status of the call and ends the stream.
+//! Refusals for gRPC clients: a Trailers-Only response (gRPC over HTTP/2, "Responses"). It is a
+//! head with `:status` 200 that carries the status of the call and ends the stream.
 //!
-//! A plain 429 would reach the application as UNAVAILABLE without a word. Here it is RESOURCE_EXHAUSTED, and says when to
-//! come back in both ways that clients know: `grpc-retry-pushback-ms` (proposal A6) for retry policies, and
-//! `google.rpc.RetryInfo` in `grpc-status-details-bin` for applications. RateLimit fields are left out: this head is read as
-//! trailers, in which they may not stand.
+//! A plain 429 would reach the application as UNAVAILABLE without details. Here a limit answers
+//! RESOURCE_EXHAUSTED and states the wait in both ways that clients support:
+//! `grpc-retry-pushback-ms` (proposal A6) for retry policies, and `google.rpc.RetryInfo` in
+//! `grpc-status-details-bin` for applications. RateLimit fields are omitted, because clients read
+//! this head as trailers, where they are not allowed.
 
 use base64::{Engine as _, prelude::BASE64_STANDARD_NO_PAD};
 use bytes::{BufMut, Bytes, BytesMut};
@@ -25,17 +26,17 @@ static DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
 const RESOURCE_EXHAUSTED: u8 = 8;
 const EXHAUSTED: &str = "rate limit exceeded";
 
-/// Which kind of gRPC a request speaks, if any.
+/// The kind of gRPC that a request uses, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grpc {
-    /// `application/grpc`, with any message format.
+    /// `application/grpc` with any message format.
     Native,
-    /// `application/grpc-web`: what browsers speak.
+    /// `application/grpc-web`, used by browsers.
     Web,
 }
 
 impl Grpc {
-    /// By the type of the request's content. One look into the table of fields.
+    /// Reads the request's content type with one header lookup.
     pub fn of(headers: &HeaderMap) -> Option<Grpc> {
         let kind = headers.get(CONTENT_TYPE)?.as_bytes();
         let rest = kind
@@ -57,7 +58,7 @@ impl Grpc {
         })
     }
 
-    /// RESOURCE_EXHAUSTED, with the exact wait; without one where no wait helps.
+    /// RESOURCE_EXHAUSTED with the exact wait, or without one if waiting does not help.
     pub(super) fn too_many_requests(
         self,
         denial: &Denial<'_>,
@@ -66,7 +67,7 @@ impl Grpc {
         let mut response = self.refused(RESOURCE_EXHAUSTED, EXHAUSTED, asked);
         let headers = response.headers_mut();
         let wait_ms = denial.retry_after_ns.map(|ns| ns.div_ceil(1_000_000));
-        // a negative pushback is an order not to try again
+        // a negative pushback forbids retries
         let pushback = wait_ms.map_or(-1, |ms| i32::try_from(ms).unwrap_or(i32::MAX));
         headers.insert(&PUSHBACK, HeaderValue::from(pushback));
         if let Some(wait_ms) = wait_ms
@@ -81,7 +82,8 @@ impl Grpc {
         self.refused(status_of(refusal), refusal.sentence(), asked)
     }
 
-    /// The status that ends a call whose response has begun; `None` where the status is part of the body.
+    /// The trailers that end a call whose response has begun. `None` if the status is part of the
+    /// body.
     pub fn trailers(self, refusal: &Refusal) -> Option<HeaderMap> {
         (self == Grpc::Native).then(|| {
             let mut trailers = HeaderMap::with_capacity(2);
@@ -112,7 +114,7 @@ impl Grpc {
     }
 }
 
-/// The code of the call's status. What a client may try again unchanged is UNAVAILABLE (14), and nothing else is.
+/// The gRPC status code. A refusal is UNAVAILABLE (14) only if the client may retry it unchanged.
 fn status_of(refusal: &Refusal) -> u8 {
     match refusal {
         Refusal::ClientLeft | Refusal::ConnectionCut => 1,
@@ -138,7 +140,7 @@ fn status_of(refusal: &Refusal) -> u8 {
     }
 }
 
-/// `grpc-message`: everything but printable ASCII, and `%` itself, as `%XX`.
+/// Encodes `grpc-message`: `%` and everything except printable ASCII become `%XX`.
 fn percent_encoded(text: &str) -> Bytes {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
     let mut out = BytesMut::with_capacity(text.len());
@@ -158,7 +160,7 @@ fn details(wait_ms: u64) -> String {
     let retry_info = RetryInfo {
         retry_delay: Some(Duration {
             seconds: i64::try_from(wait_ms / 1000).unwrap_or(i64::MAX),
-            // below 10^9
+            // less than 10^9
             nanos: (wait_ms % 1000 * 1_000_000) as i32,
         }),
     };
@@ -246,7 +248,7 @@ mod tests {
 
     #[test]
     fn the_wait_is_told_in_protocol_buffers() {
-        // made with protoc from google/rpc/status.proto and error_details.proto
+        // generated with protoc from google/rpc/status.proto and error_details.proto
         assert_eq!(
             details(5000),
             "CAgSE3JhdGUgbGltaXQgZXhjZWVkZWQaMAoodHlwZS5nb29nbGVhcGlzLmNvbS9nb29nbGUucnBjLlJldHJ5SW5mbxIECgIIBQ"

@@ -1,24 +1,24 @@
-//! Whether an upstream's own `RateLimit` and `RateLimit-Policy` fields are lists as draft-11 has them, and the names
-//! that they use.
+//! Checks whether an upstream's `RateLimit` and `RateLimit-Policy` fields are lists as in draft-11,
+//! and collects the names in them.
 //!
-//! Both are Lists of Structured Fields (RFC 9651 §4.2) whose members are names with parameters. A client ignores a list with a
-//! malformed member, ours included. So tidegate adds its members to well-formed lists only, and never under a name that is
-//! taken. Names that are Tokens pass beside Strings, as the draft's authors consider. Read only where an upstream sends
-//! such a field.
+//! Both are Lists of Structured Fields (RFC 9651 §4.2) whose members are names with parameters. A
+//! client ignores the whole list if one member is malformed. So tidegate adds members only to
+//! well-formed lists, and only under unused names. Token names are accepted beside Strings, as the
+//! draft's authors consider. This runs only if the upstream sends such a field.
 
 use http::header::{GetAll, HeaderValue};
 use sfv::{BareItem, List, ListEntry, Parameters, Parser};
 
-/// One of the two fields.
+/// The two list fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Listed {
-    /// `RateLimit-Policy`, whose members need `q`.
+    /// `RateLimit-Policy`; its members need `q`.
     Policies,
-    /// `RateLimit`, whose members need `r`.
+    /// `RateLimit`; its members need `r`.
     Standings,
 }
 
-/// The names of the field's members, over all of its lines; `None` where the field is not as the draft says.
+/// The names in all lines of the field; `None` if the field does not follow the draft.
 pub(super) fn names(listed: Listed, lines: &GetAll<'_, HeaderValue>) -> Option<Vec<String>> {
     let lines: Vec<&[u8]> = lines.iter().map(HeaderValue::as_bytes).collect();
     let list: List = Parser::new(&lines.join(&b", "[..])).parse().ok()?;
@@ -34,7 +34,7 @@ pub(super) fn names(listed: Listed, lines: &GetAll<'_, HeaderValue>) -> Option<V
         .collect()
 }
 
-/// Whether a member has the parameters that the field needs, and every parameter that the draft defines its type.
+/// Whether a member has the required parameters, and its known parameters have the right types.
 fn has_parameters(listed: Listed, parameters: &Parameters) -> bool {
     let integer = |name: &str| match parameters.get(name) {
         None => Ok(None),
@@ -91,7 +91,7 @@ mod tests {
         let two = r#""burst";q=100;w=60,"daily";q=1000;w=86400"#;
         assert_eq!(policies(two), some(&["burst", "daily"]));
         assert_eq!(policies(r#""burst"; q=100; w=60"#), some(&["burst"]));
-        // the padding bits of its last digit are not zero
+        // the padding bits of the last digit are not zero
         let key = r#""p";q=100;w=60;pk=:cHsdsRa894==:"#;
         assert_eq!(policies(key), some(&["p"]));
         let slots = r#""inflight";q=20;qu="concurrent-requests""#;

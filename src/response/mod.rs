@@ -1,8 +1,9 @@
-//! Every answer that the gateway authors; the only place with status codes.
+//! Every response that tidegate itself authors. No other module picks a status code.
 //!
-//! [`refuse`] answers what cannot be served, [`too_many_requests`] what a limit stops, [`own_quotas`] who asks how they
-//! stand, and [`FieldWriter`] tells clients about their limits on these and on forwarded responses; what is said of a limit is
-//! its [`Policy`]. `Date` and `Content-Length` are the server library's.
+//! [`refuse`] answers requests that cannot be served. [`too_many_requests`] answers requests that a
+//! limit rejects. [`own_quotas`] shows callers their quotas. [`FieldWriter`] adds rate-limit fields
+//! to these and to forwarded responses. [`Policy`] is the public description of a limit. The HTTP
+//! library adds `Date` and `Content-Length`.
 
 mod body;
 mod fields;
@@ -27,25 +28,25 @@ pub use refusal::Refusal;
 /// `X-Request-Id`.
 pub static X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// `X-RateLimit-Warning`: the name of a limit of which little is left.
+/// `X-RateLimit-Warning`: the name of a limit that is nearly exhausted.
 pub static X_RATELIMIT_WARNING: HeaderName = HeaderName::from_static("x-ratelimit-warning");
 
-/// What an answer needs to know of its request.
+/// Request data that a response depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'a> {
-    /// The answer to HEAD has no body.
+    /// A response to HEAD has no body.
     pub is_head: bool,
-    /// `Connection` exists in HTTP/1 only.
+    /// `Connection` exists only in HTTP/1.
     pub version: Version,
-    /// Returned as `X-Request-Id`, and in the body.
+    /// Returned in `X-Request-Id` and in the body.
     pub request_id: Option<&'a HeaderValue>,
-    /// A gRPC call is told in its own way.
+    /// The kind of gRPC call, which has its own form of refusal.
     pub grpc: Option<Grpc>,
 }
 
-/// The answer to a request that is not served.
+/// The response to a request that is not served.
 ///
-/// Where the connection cannot be trusted to be in step any more, an HTTP/1 answer carries `Connection: close`.
+/// If the framing of an HTTP/1 connection is in doubt, the response has `Connection: close`.
 pub fn refuse(refusal: &Refusal, asked: &Asked<'_>, style: BodyStyle) -> Response<Bytes> {
     if let Some(grpc) = asked.grpc {
         return grpc.refuse(refusal, asked);
@@ -78,10 +79,10 @@ pub fn refuse(refusal: &Refusal, asked: &Asked<'_>, style: BodyStyle) -> Respons
     response
 }
 
-/// The answer to a request that a limit stops, with every field that the settings ask for.
+/// The response to a request that a limit rejects, with all configured fields.
 ///
-/// `Retry-After` is there unless no wait would help. Values and body are slices of the writer's buffer: besides the
-/// header table nothing is allocated while earlier answers have left.
+/// `Retry-After` is present unless waiting does not help. Values and body are slices of the
+/// writer's buffer. Once earlier responses are sent, only the header table is allocated.
 pub fn too_many_requests(
     denial: &Denial<'_>,
     asked: &Asked<'_>,
@@ -103,16 +104,16 @@ pub fn too_many_requests(
     response
 }
 
-/// One limit on the page of a caller's own quotas.
+/// One limit on the page that shows a caller's quotas.
 #[derive(Clone, Copy, Debug)]
 pub struct OwnQuota<'a> {
     /// The limit, for the client's tier.
     pub policy: &'a Policy,
-    /// How it stands; `None` where that depends on what is asked for.
+    /// The limit's current state; `None` if it depends on the request target.
     pub stands: Option<Met<'a>>,
 }
 
-/// The answer to a caller who asks for their own quotas: JSON, whatever the style of refusals. `met` is the page's own limit.
+/// The response with a caller's own quotas: always JSON. `met` is the limit of the page itself.
 pub fn own_quotas(
     quotas: &[OwnQuota<'_>],
     met: &[Met<'_>],
@@ -143,9 +144,10 @@ fn authored(
     response
 }
 
-/// What all our answers share: never stored by a cache, and traceable.
+/// The head common to tidegate's responses: not cacheable, with a request ID.
 fn authored_head(style: BodyStyle, request_id: Option<HeaderValue>) -> HeaderMap {
-    // 3 here, Retry-After, 2 + 3 rate-limit fields; Date and Content-Length follow. The next larger table is twice that
+    // 3 here, Retry-After, 2 + 3 rate-limit fields; Date and Content-Length follow. The next larger
+    // table has twice the size
     let mut headers = HeaderMap::with_capacity(12);
     headers.insert(CONTENT_TYPE, style.content_type());
     let no_store = const { HeaderValue::from_static("no-store") };
@@ -156,28 +158,28 @@ fn authored_head(style: BodyStyle, request_id: Option<HeaderValue>) -> HeaderMap
     headers
 }
 
-/// What an HTTP/1.1 client is told whose request head did not arrive in time. There is no request to answer, so it is
-/// written as it stands, and the connection closes (RFC 9110 §15.5.9).
+/// The response to an HTTP/1.1 client whose request head does not arrive in time. It is written as
+/// raw bytes because there is no request yet. The connection then closes (RFC 9110 §15.5.9).
 pub const HEAD_TIMEOUT: &[u8] =
     b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
 
-/// What is noted of a request whose client left before there was an answer. Nobody receives it; nginx's word for it.
+/// The status that is logged if the client leaves before the response, as in nginx. Never sent.
 pub fn client_gone() -> StatusCode {
     StatusCode::from_u16(499).expect("a number of three digits")
 }
 
-/// What clients are told about their limits.
+/// Settings of rate-limit fields and response bodies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Which families of fields are written.
+    /// The field families to write.
     pub fields: FieldFamilies,
-    /// On which responses.
+    /// The responses that carry them.
     pub on: FieldsOn,
-    /// How the body of our own answers is written.
+    /// The body format of tidegate's own responses.
     pub body: BodyStyle,
 }
 
-/// The families of rate-limit fields; `RateLimit` and the old triple exclude each other.
+/// The families of rate-limit fields. `ratelimit` and `ratelimit_triple` exclude each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FieldFamilies {
     /// `RateLimit` and `RateLimit-Policy`, draft-11 syntax.
@@ -188,13 +190,13 @@ pub struct FieldFamilies {
     pub x_ratelimit: bool,
 }
 
-/// On which responses the rate-limit fields are written.
+/// The responses that carry rate-limit fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FieldsOn {
-    /// On every response.
+    /// Every response.
     #[default]
     Always,
-    /// On rejections only.
+    /// Only rejections.
     Rejected,
 }
 
@@ -204,7 +206,7 @@ impl FieldsOn {
     }
 }
 
-/// How the body of our own answers is written.
+/// The body format of tidegate's own responses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BodyStyle {
     /// `application/problem+json`, RFC 9457.
@@ -219,7 +221,7 @@ pub enum BodyStyle {
 impl BodyStyle {
     /// The media type of the body.
     pub fn content_type(self) -> HeaderValue {
-        // constants: otherwise each answer would have them checked letter by letter
+        // constants, because creating a value validates each byte
         match self {
             BodyStyle::ProblemJson => {
                 const { HeaderValue::from_static("application/problem+json") }

@@ -1,7 +1,9 @@
-//! What a limit says of itself: its quota, how it stands for a request that met it, and a denial with its wait.
+//! The public description of a limit: its quota, its state after a request, and a denial with its
+//! wait.
 //!
-//! What does not depend on a request is prepared once, in the form in which it is sent. What does is whole numbers: units that
-//! are left, and seconds, rounded up so that no client comes back too early.
+//! Everything that does not depend on the request is prepared once in the form that is sent. The
+//! rest is whole numbers: remaining units, and seconds rounded up so that no client retries too
+//! early.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::HeaderValue;
@@ -11,26 +13,27 @@ use crate::limit::Quota;
 
 /// The largest integer of a structured field (RFC 9651 §3.3.1).
 pub(super) const INTEGER_MAX: u64 = 999_999_999_999_999;
-/// What every client can hold as seconds.
+/// The most seconds that every client can represent (2³¹ − 1).
 const RETRY_AFTER_MAX: u32 = 2_147_483_647;
 pub(super) const NS_PER_SECOND: u64 = 1_000_000_000;
 
-/// The name of a limit cannot be told to a client: only printable ASCII can (RFC 9651 §3.3.3).
+/// The limit's name cannot be sent to clients, which allows only printable ASCII (RFC 9651 §3.3.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the name of a limit is sent to clients: it must be printable ASCII, and not empty")]
 pub struct BadPolicyName;
 
-/// What can be said of a limit before any request: prepared once for each limit and tier.
+/// The request-independent description of a limit, prepared once per limit and tier.
 #[derive(Clone, Debug)]
 pub struct Policy {
     name: Box<str>,
     /// `per_ip (100/s, at most 200 at once)`.
     described: Box<str>,
-    /// Both as they stand in a JSON string.
+    /// `name` and `described`, escaped for JSON strings.
     in_json: [Box<[u8]>; 2],
-    /// The most units at once.
+    /// The burst: the most units at once.
     quota: u64,
-    /// Seconds in which a spent quota is whole again, rounded up; `None` for slots, which no clock gives back.
+    /// Seconds until an exhausted quota is full again, rounded up. `None` for slots, which time
+    /// does not refill.
     window: Option<u64>,
     refill: Refill,
     /// `200`.
@@ -43,17 +46,17 @@ pub struct Policy {
     remains: Box<[u8]>,
 }
 
-/// How what was spent comes back.
+/// How spent units come back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refill {
-    /// Unit by unit: a bucket, a window that slides.
+    /// Unit by unit: a bucket or a sliding window.
     Gradual,
-    /// At a moment that the next unit waits for: a window that begins anew, a log whose oldest entry leaves.
+    /// All at one moment: a window that restarts, or the oldest entry leaving a log.
     AtOnce,
 }
 
 impl Policy {
-    /// Prepares what is said of the limit `name` with `quota`.
+    /// Describes the limit `name` with `quota`.
     pub fn compile(name: &str, quota: &Quota) -> Result<Policy, BadPolicyName> {
         let burst = quota.burst.get();
         let full_after_ns = u128::from(burst).saturating_mul(quota.period.as_nanos());
@@ -64,7 +67,7 @@ impl Policy {
         Policy::new(name, describe(name, quota), burst, Some(window))
     }
 
-    /// The same of a limit that gives back all at once what was spent together: a fixed window, a log.
+    /// Like [`Policy::compile`], for a limit that refills all at once: a fixed window or a log.
     pub fn of_window(name: &str, quota: &Quota) -> Result<Policy, BadPolicyName> {
         let refill = Refill::AtOnce;
         Ok(Policy {
@@ -73,7 +76,7 @@ impl Policy {
         })
     }
 
-    /// Prepares what is said of the limit `name` that lets so many requests be in flight.
+    /// Describes the limit `name` that allows `slots` requests in flight.
     pub fn of_slots(name: &str, slots: u64) -> Result<Policy, BadPolicyName> {
         Policy::new(name, format!("{name} ({slots} at a time)"), slots, None)
     }
@@ -131,22 +134,22 @@ impl Policy {
         &self.described
     }
 
-    /// The name, for a JSON string.
+    /// The name, escaped for a JSON string.
     pub(super) fn name_in_json(&self) -> &[u8] {
         &self.in_json[0]
     }
 
-    /// The limit with its quota, for a sentence in a JSON string.
+    /// The limit with its quota, escaped for a JSON string.
     pub(super) fn described_in_json(&self) -> &[u8] {
         &self.in_json[1]
     }
 
-    /// The most units at once.
+    /// The burst: the most units at once.
     pub(super) fn quota(&self) -> u64 {
         self.quota
     }
 
-    /// Seconds in which a spent quota is whole again; `None` for slots.
+    /// Seconds until an exhausted quota is full again; `None` for slots.
     pub(super) fn window(&self) -> Option<u64> {
         self.window
     }
@@ -156,7 +159,7 @@ impl Policy {
         &self.limit
     }
 
-    /// `"per_ip";q=200;w=2`: its member of `RateLimit-Policy`.
+    /// Its member of `RateLimit-Policy`: `"per_ip";q=200;w=2`.
     pub(super) fn member(&self) -> &HeaderValue {
         &self.member
     }
@@ -166,38 +169,41 @@ impl Policy {
         self.member.as_bytes().split_at(self.name_bytes)
     }
 
-    /// `"per_ip";r=`: how its member of `RateLimit` begins.
+    /// The start of its member of `RateLimit`: `"per_ip";r=`.
     pub(super) fn remains(&self) -> &[u8] {
         &self.remains
     }
 }
 
-/// One limit that a request met, after the decision.
+/// The state of one limit that applied to a request, after the decision.
 #[derive(Clone, Copy, Debug)]
 pub struct Met<'a> {
     /// The limit, for the client's tier.
     pub policy: &'a Policy,
     /// Whole units left.
     pub remaining: u64,
-    /// Until one more unit is there, 0 when the bucket is full; of a limit that stopped the request, until the request fits.
+    /// Time until one more unit is available; 0 if the bucket is full. If this limit rejected the
+    /// request: time until the request fits.
     pub available_ns: u64,
-    /// Until the bucket is full.
+    /// Time until the bucket is full.
     pub reset_ns: u64,
-    /// Whether this limit stopped the request.
+    /// Whether this limit rejected the request.
     pub denied: bool,
-    /// Whether it always will, because the request costs more than the bucket holds.
+    /// Whether it will always reject the request, because the request costs more than the bucket
+    /// holds.
     pub never: bool,
-    /// Whether an exception closes the limit to this client.
+    /// Whether an exception blocks this client.
     pub closed: bool,
 }
 
 impl Met<'_> {
-    /// `t`: the seconds for which the client should make do with what remains.
+    /// `t`: the seconds for which the remaining units should last.
     ///
-    /// `ceil(max(until one more unit, remaining · w / q))`. Dividing what remains by `t` then never gives more than the
-    /// rate of the limit, and both readings of the parameter (draft-10 and draft-11) hold. Of what comes back all at once it
-    /// is the time until then. Of a limit that stopped the request it is the time until this request fits: `Retry-After` must
-    /// not be earlier than `t`, and should not be later than that request needs.
+    /// `ceil(max(time until one more unit, remaining · w / q))`. So `remaining / t` never exceeds
+    /// the limit's rate, and both readings of the parameter (draft-10 and draft-11) hold. If the
+    /// quota refills all at once, `t` is the time until then. If this limit rejected the request,
+    /// `t` is the time until the request fits: `Retry-After` must not be earlier than `t`, and
+    /// should not be later than the request needs.
     pub(super) fn effective_window(&self) -> Option<u64> {
         let window = self.policy.window?;
         let available = self.available_ns.div_ceil(NS_PER_SECOND);
@@ -207,7 +213,7 @@ impl Met<'_> {
         }
         let share = match self.remaining.checked_mul(window) {
             Some(product) => product.div_ceil(self.policy.quota),
-            // a division of 128 bits, which is slow, is only for numbers that nobody has
+            // overflows only for unrealistic numbers; 128-bit division is slow
             None => (u128::from(self.remaining) * u128::from(window))
                 .div_ceil(u128::from(self.policy.quota))
                 .min(u128::from(INTEGER_MAX)) as u64,
@@ -216,7 +222,7 @@ impl Met<'_> {
     }
 }
 
-/// A request that was stopped.
+/// A request that limits rejected.
 #[derive(Clone, Copy, Debug)]
 pub struct Denial<'a> {
     pub(super) met: &'a [Met<'a>],
@@ -225,8 +231,8 @@ pub struct Denial<'a> {
 }
 
 impl<'a> Denial<'a> {
-    /// `met` is every limit that it met, the binding one first; `retry_after_ns` when the same request would be admitted if
-    /// nobody else spends, `None` when it never will be.
+    /// `met` lists all limits that apply, the binding one first. `retry_after_ns` is the time until
+    /// the same request is admitted if nothing else is spent; `None` if it never is.
     pub fn new(met: &'a [Met<'a>], retry_after_ns: Option<u64>) -> Denial<'a> {
         let windows = met.iter().filter(|met| met.denied);
         let windows = windows.filter_map(Met::effective_window);
@@ -243,19 +249,21 @@ impl<'a> Denial<'a> {
         }
     }
 
-    /// `Retry-After`: whole seconds, rounded up, at least 1, not earlier than `t` of any limit that stopped the request.
+    /// `Retry-After`: whole seconds, rounded up, at least 1, and at least `t` of each limit that
+    /// rejected the request.
     pub fn retry_after(&self) -> Option<u32> {
         self.retry_after
     }
 
-    /// The limit that the answer names: one that no wait helps against, or else the first that stopped the request.
+    /// The limit named in the response: one that will always reject the request, otherwise the
+    /// first that rejected it.
     pub(super) fn named(&self) -> Option<&'a Met<'a>> {
         self.violated()
             .find(|met| met.never)
             .or_else(|| self.violated().next())
     }
 
-    /// The limits that stopped it, in order.
+    /// The limits that rejected the request, in order.
     pub(super) fn violated(&self) -> impl Iterator<Item = &'a Met<'a>> + use<'a> {
         self.met.iter().filter(|met| met.denied)
     }
@@ -266,10 +274,10 @@ pub(super) fn put_number(out: &mut BytesMut, number: u64) {
     out.put_slice(itoa::Buffer::new().format(number).as_bytes());
 }
 
-/// A value without a copy.
+/// A header value without copying.
 pub(super) fn value_of(bytes: Bytes) -> HeaderValue {
     HeaderValue::from_maybe_shared(bytes)
-        .expect("names are checked when compiled, the rest is ASCII of ours")
+        .expect("names are checked by `compile`, the rest is fixed ASCII")
 }
 
 fn describe(name: &str, quota: &Quota) -> String {

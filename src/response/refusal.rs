@@ -1,65 +1,65 @@
-//! Why a request is not served, other than by a limit.
+//! Reasons, other than a limit, why a request is not served.
 
 use http::{HeaderValue, StatusCode};
 
-/// Every reason for an answer of ours that is neither 2xx nor 429.
+/// Every reason for a response of tidegate that is neither 2xx nor 429.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Malformed, for this reason.
+    /// Malformed; the text says why.
     BadRequest(&'static str),
     /// A credential did not verify.
     Unauthorized {
-        /// `WWW-Authenticate` (RFC 9110 §11.6.1): how the client may identify itself.
+        /// `WWW-Authenticate` (RFC 9110 §11.6.1): the accepted credential.
         challenge: &'static str,
     },
     /// No route matches.
     NotFound,
-    /// The path exists, with other methods.
+    /// The path exists, but only with other methods.
     MethodNotAllowed {
-        /// Those methods, as `Allow` lists them.
+        /// The allowed methods, as in `Allow`.
         allow: HeaderValue,
     },
     /// The head or the body stopped arriving.
     RequestTimeout,
-    /// The body is longer than the route takes.
+    /// The body is longer than the route allows.
     BodyTooLarge,
-    /// The request target is longer than the listener takes.
+    /// The request target is longer than the listener allows.
     UriTooLong,
-    /// The admin listener was asked for by a name that is not this machine's.
+    /// The `Host` of a request to the admin listener does not name this machine.
     Misdirected,
-    /// The head is longer, or has more fields, than the listener takes.
+    /// The head is longer or has more fields than the listener allows.
     HeadersTooLarge,
-    /// A method or a coding that the gateway does not have; this one.
+    /// A method or coding that tidegate does not implement; the text says which.
     NotImplemented(&'static str),
-    /// No server of the upstream took the connection.
+    /// No upstream server accepted the connection.
     UpstreamUnreachable,
-    /// The upstream's answer was not valid HTTP, or broke off before its head was complete.
+    /// The upstream's response was not valid HTTP, or ended within its head.
     UpstreamProtocol,
     /// Redis does not answer, and a limit admits nothing without it.
     LimitUnavailable {
-        /// Its name, unless clients may not know of it.
+        /// The limit's name, unless it is hidden from clients.
         limit: Option<String>,
     },
-    /// Every connection to the upstream is in use, and none came free in time.
+    /// Every connection to the upstream is in use, and none became free in time.
     UpstreamBusy,
-    /// As many requests are under way as can be served.
+    /// The number of requests in flight has reached its bound.
     Overloaded,
-    /// The bodies that are read before the decision use all the memory that there is for that.
+    /// The memory for bodies that are read before the decision is used up.
     BodyBufferFull,
-    /// The upstream keeps failing, and is left alone for so many seconds.
+    /// The upstream keeps failing, and its circuit breaker is open.
     UpstreamBroken {
-        /// At least 1.
+        /// Seconds, at least 1.
         retry_after: u32,
     },
     /// The upstream did not answer in time.
     UpstreamTimeout,
-    /// The request passed this gateway before.
+    /// The request has already passed through this gateway.
     LoopDetected,
-    /// The client has taken its request back, or has left.
+    /// The client cancelled its request or disconnected.
     ClientLeft,
-    /// The client's connection was cut short for what the client does.
+    /// tidegate closed the client's connection because of the client's behaviour.
     ConnectionCut,
-    /// A bug of ours.
+    /// A bug in tidegate.
     Internal,
 }
 
@@ -90,12 +90,12 @@ impl Refusal {
         }
     }
 
-    /// Whether the same request may be served in a while, when there is more to serve it with.
+    /// Whether the same request may succeed later, when capacity returns.
     pub fn is_temporary(&self) -> bool {
         self.status() == StatusCode::SERVICE_UNAVAILABLE
     }
 
-    /// A name for machines that does not change.
+    /// A stable name for machines.
     pub fn slug(&self) -> &'static str {
         match self {
             Refusal::BadRequest(_) => "bad_request",
@@ -123,42 +123,39 @@ impl Refusal {
         }
     }
 
-    /// A sentence for people.
+    /// A sentence for humans.
     pub fn sentence(&self) -> &'static str {
         match self {
             Refusal::BadRequest(why) | Refusal::NotImplemented(why) => why,
-            Refusal::Unauthorized { .. } => "The credential is missing or not known here.",
+            Refusal::Unauthorized { .. } => "The credential is missing or invalid.",
             Refusal::NotFound => "No route matches this request.",
-            Refusal::MethodNotAllowed { .. } => "This path does not take this method.",
+            Refusal::MethodNotAllowed { .. } => "This path does not allow this method.",
             Refusal::RequestTimeout => "The request did not arrive in time.",
             Refusal::BodyTooLarge => "The request body is too large.",
             Refusal::UriTooLong => "The request target is too long.",
             Refusal::Misdirected => {
-                "The admin listener on a loopback address answers to 127.0.0.1, [::1] and localhost only."
+                "On a loopback address, the admin listener accepts only the hosts 127.0.0.1, [::1] and localhost."
             }
             Refusal::HeadersTooLarge => "The request head is too large.",
             Refusal::UpstreamUnreachable => "The upstream could not be reached.",
-            Refusal::UpstreamProtocol => "The upstream did not give a valid answer.",
-            Refusal::LimitUnavailable { .. } => {
-                "A limit on these requests cannot be checked at the moment."
-            }
-            Refusal::UpstreamBusy => "The upstream has no connection to spare.",
-            Refusal::Overloaded => "There are more requests than can be served at the moment.",
-            Refusal::BodyBufferFull => {
-                "There are more request bodies than can be read at the moment."
-            }
+            Refusal::UpstreamProtocol => "The upstream sent an invalid response.",
+            Refusal::LimitUnavailable { .. } => "A rate limit cannot be checked at the moment.",
+            Refusal::UpstreamBusy => "All connections to the upstream are in use.",
+            Refusal::Overloaded => "Too many requests are in flight at the moment.",
+            Refusal::BodyBufferFull => "Too many request bodies are being read at the moment.",
             Refusal::UpstreamBroken { .. } => {
-                "The upstream keeps failing and is left alone for now."
+                "The upstream keeps failing, so requests to it are paused."
             }
             Refusal::UpstreamTimeout => "The upstream did not answer in time.",
-            Refusal::LoopDetected => "The request came through this gateway before.",
-            Refusal::ClientLeft => "The client has left.",
-            Refusal::ConnectionCut => "The connection was cut short.",
+            Refusal::LoopDetected => "The request has already passed through this gateway.",
+            Refusal::ClientLeft => "The client disconnected.",
+            Refusal::ConnectionCut => "The gateway closed the connection.",
             Refusal::Internal => "The gateway failed to serve this request.",
         }
     }
 
-    /// Whether an HTTP/1 connection ends with the answer: its framing is in doubt, or more is coming than we will read.
+    /// Whether the response closes an HTTP/1 connection: the framing is in doubt, or more data will
+    /// arrive than tidegate reads.
     pub fn closes(&self) -> bool {
         match self {
             Refusal::BadRequest(_)

@@ -1,4 +1,4 @@
-//! Refusals, each with its head and body.
+//! Refusals with their heads and bodies.
 
 use serde_json::{Value, json};
 

@@ -204,7 +204,7 @@ fn cost_above_the_quota_has_no_retry_after_and_says_that_it_never_passes() {
     assert_eq!(body["error"], "cost_exceeds_limit");
     assert_eq!(
         body["detail"],
-        "This request costs more than the limit p (10/min, at most 10 at once) ever holds. It can never pass."
+        "This request costs more than the limit p (10/min, at most 10 at once) allows. It can never be admitted."
     );
     assert!(body.get("retry_after").is_none());
 }
@@ -240,7 +240,7 @@ fn of_two_violated_limits_the_longer_wait_counts_and_both_are_named() {
             "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
             "title": "Quota Exceeded",
             "status": 429,
-            "detail": "The limit search (10/min, at most 10 at once) is spent. Try again in 13 s.",
+            "detail": "The limit search (10/min, at most 10 at once) is exceeded. Try again in 13 s.",
             "violated-policies": ["search", "perip"],
             "error": "rate_limited",
             "limit": "search",
@@ -518,7 +518,7 @@ fn json_and_text_say_the_same() {
     };
     assert_eq!(
         body(BodyStyle::Text),
-        "The limit p (5/min, at most 5 at once) is spent. Try again in 1 s.\n"
+        "The limit p (5/min, at most 5 at once) is exceeded. Try again in 1 s.\n"
     );
     let json: serde_json::Value = serde_json::from_str(&body(BodyStyle::Json)).expect("it is JSON");
     assert_eq!(
@@ -526,7 +526,7 @@ fn json_and_text_say_the_same() {
         serde_json::json!({
             "error": "rate_limited",
             "status": 429,
-            "message": "The limit p (5/min, at most 5 at once) is spent. Try again in 1 s.",
+            "message": "The limit p (5/min, at most 5 at once) is exceeded. Try again in 1 s.",
             "limit": "p",
             "retry_after": 1,
             "request_id": "id-1",

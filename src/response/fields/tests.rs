@@ -1,4 +1,4 @@
-//! The buffer that answers share, and the forms that rejections fill in.
+//! The shared buffer of responses, and the cached forms of rejections.
 
 use std::num::NonZeroU64;
 
@@ -10,7 +10,7 @@ use crate::{
     response::{FieldsOn, tests::asked, too_many_requests},
 };
 
-/// The addresses of everything that a rejection took from the writer's buffer.
+/// The addresses of every value that a rejection took from the writer's buffer.
 fn addresses(response: &Response<Bytes>) -> Vec<usize> {
     let values = ["ratelimit", "x-ratelimit-reset", "retry-after"]
         .map(|name| response.headers()[name].as_bytes());
@@ -70,7 +70,7 @@ fn answers_that_have_left_give_their_memory_to_the_next() {
     );
     assert!(
         last - first < 8 * 1024,
-        "a thousand answers fit one buffer of 8 KiB, one after another"
+        "a thousand responses in sequence reuse one buffer of 8 KiB"
     );
 
     let held: Vec<_> = (0..100).map(|_| answer()).collect();
@@ -79,7 +79,7 @@ fn answers_that_have_left_give_their_memory_to_the_next() {
     assert_eq!(
         bodies.len(),
         1,
-        "answers that are still on their way are not written over"
+        "responses that are still held are not overwritten"
     );
 }
 
@@ -95,7 +95,7 @@ fn met(policy: &Policy, denied: bool) -> Met<'_> {
     }
 }
 
-/// The lines of a rejection's head.
+/// The header lines of a rejection.
 fn rejection(
     writer: &mut FieldWriter,
     met: &[Met<'_>],
