@@ -1,13 +1,16 @@
-//! Overload: how many requests may be under way at once, over all routes, and who is shed first.
+//! Overload protection: bounds the requests in flight over all routes, and sheds low priorities
+//! first.
 //!
-//! Beyond what upstreams can do at the same time, more requests only wait longer: every client is served late instead of some
-//! being told to come back. So there is a bound, and a share of it is kept from those that matter less. What is shed costs its
-//! client nothing: it comes before the limits.
+//! Beyond the upstreams' capacity, more requests in flight only add waiting time for every client.
+//! So the number is bounded, and a share of it is reserved for higher priorities. Shedding happens
+//! before the limits, so a shed request spends none of its client's quota.
 //!
-//! **Adaptive.** The bound follows the time that upstreams take to answer, by the gradient of Netflix' concurrency-limits: twice a
-//! second the average is compared with the best one that is known. Up to twice as long, and ten milliseconds, is taken for noise; beyond that the
-//! bound shrinks in proportion, at most by half. While it is in use and nothing slows down, it grows by its square root. The best
-//! average is forgotten slowly (a tenth of a percent a step), so that a service that has become slower for good is not strangled.
+//! **Adaptive.** The bound follows the upstreams' response time, using the gradient algorithm of
+//! Netflix's concurrency-limits. Twice a second the average is compared with the best known
+//! average. Up to twice the best plus ten milliseconds counts as noise. Beyond that the bound
+//! shrinks in proportion, at most by half. While the bound is used and nothing slows down, it grows
+//! by its square root. The best average is forgotten slowly (0.1 % per step), so the bound recovers
+//! if a service becomes slower permanently.
 
 use std::{
     sync::{
@@ -17,50 +20,50 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// `[overload]`.
+/// Settings of `[overload]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// How many requests may be under way.
+    /// The bound on requests in flight.
     pub bound: Bound,
-    /// Millionths of it that only critical requests may use.
+    /// Share of the bound, in millionths, that only critical requests may use.
     pub critical_ppm: u32,
-    /// Millionths of it, besides, that low ones may not use.
+    /// Additional share, in millionths, that low-priority requests may not use.
     pub normal_ppm: u32,
-    /// An adaptive bound is never less.
+    /// The minimum of an adaptive bound.
     pub floor: usize,
 }
 
-/// How many requests may be under way.
+/// The bound on requests in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// So many.
+    /// A fixed number of requests.
     Fixed(usize),
-    /// As many as upstreams answer without becoming slower.
+    /// As many requests as upstreams answer without slowing down.
     Adaptive,
 }
 
-/// Who is shed last.
+/// Shedding priority; `Low` is shed first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Priority {
-    /// Last.
+    /// Shed last; may use the whole bound.
     Critical,
-    /// Before.
+    /// Shed before `Critical`.
     #[default]
     Normal,
-    /// First.
+    /// Shed first.
     Low,
 }
 
 impl Priority {
-    /// Its name, where it is not the usual one.
+    /// The name, unless it is the default priority.
     pub fn stated(self) -> Option<&'static str> {
         (self != Priority::Normal).then_some(self.as_str())
     }
 
-    /// All of them, the most important first.
+    /// All variants, most important first.
     pub const ALL: [Priority; 3] = [Priority::Critical, Priority::Normal, Priority::Low];
 
-    /// As in the configuration.
+    /// The name in the configuration.
     pub fn as_str(self) -> &'static str {
         match self {
             Priority::Critical => "critical",
@@ -70,29 +73,29 @@ impl Priority {
     }
 }
 
-/// An adaptive bound begins here, and no bound is higher than the most.
+/// The initial adaptive bound, and the maximum of any bound.
 const FIRST: usize = 100;
 const MOST: usize = 1_000_000;
-/// How often an adaptive bound moves, and of how many answers at least.
+/// Minimum time and minimum number of responses between two steps of an adaptive bound.
 const STEP: Duration = Duration::from_millis(500);
 const ANSWERS: u64 = 10;
 
-/// The requests that are under way, and how many may be. Shared by all workers.
+/// The requests in flight and their bound. Shared by all workers.
 #[derive(Debug)]
 pub struct Overload {
     settings: Settings,
     bound: AtomicUsize,
     in_flight: AtomicUsize,
-    /// Since the last step.
+    /// `peak`, `answers` and `micros` cover the time since the last step.
     peak: AtomicUsize,
     answers: AtomicU64,
     micros: AtomicU64,
-    /// Locked for a step, and where it is locked nobody waits.
+    /// Taken with `try_lock`, so only one thread computes a step and no thread waits.
     control: Mutex<(Instant, Controller)>,
 }
 
 impl Overload {
-    /// With nothing under way.
+    /// Starts with no requests in flight.
     pub fn new(settings: Settings) -> Arc<Overload> {
         let bound = match settings.bound {
             Bound::Fixed(bound) => bound,
@@ -109,13 +112,13 @@ impl Overload {
         })
     }
 
-    /// As configured.
+    /// The configured settings.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// A place among the requests that are under way, until it is dropped; `None` where there is none for this priority. Two
-    /// atomic operations.
+    /// Takes a permit that is released on drop; `None` if there is no room for this priority. Costs
+    /// two atomic operations.
     pub fn enter(self: &Arc<Self>, priority: Priority) -> Option<Place> {
         let room = self.room(priority);
         let before = self.in_flight.fetch_add(1, Relaxed);
@@ -129,12 +132,12 @@ impl Overload {
         Some(place)
     }
 
-    /// Whether one more request of this priority would find a place now. Takes none.
+    /// Whether one more request of this priority would be admitted now. Takes no permit.
     pub fn has_room(&self, priority: Priority) -> bool {
         self.in_flight.load(Relaxed) < self.room(priority)
     }
 
-    /// How many requests there may be for one more of this priority.
+    /// The number of requests in flight below which one of this priority is admitted.
     fn room(&self, priority: Priority) -> usize {
         let kept_ppm = match priority {
             Priority::Critical => 0,
@@ -146,7 +149,7 @@ impl Overload {
         bound.saturating_sub(usize::try_from(kept).unwrap_or(usize::MAX))
     }
 
-    /// An upstream has taken so long to answer, or not to.
+    /// Reports the time that an upstream took to answer or to fail.
     pub fn answered(&self, took: Duration) {
         if self.settings.bound != Bound::Adaptive {
             return;
@@ -176,13 +179,13 @@ impl Overload {
             .store(bound.clamp(self.settings.floor, MOST), Relaxed);
     }
 
-    /// How many requests may be under way now.
+    /// The current bound on requests in flight.
     pub fn bound(&self) -> usize {
         self.bound.load(Relaxed)
     }
 }
 
-/// One request among those that are under way.
+/// A permit for one request in flight.
 #[derive(Debug)]
 #[must_use = "the request is no longer counted when this is dropped"]
 pub struct Place(Arc<Overload>);
@@ -193,18 +196,20 @@ impl Drop for Place {
     }
 }
 
-/// What an adaptive bound remembers.
+/// The state of an adaptive bound.
 #[derive(Debug, Default)]
 struct Controller {
-    /// The best average that is known, in microseconds, and a little more with each step.
+    /// The best known average in microseconds; rises slightly with each step.
     best: Option<f64>,
 }
 
 impl Controller {
-    /// The next bound, after a step in which answers took `average` microseconds, and as many as `peak` were under way.
+    /// The next bound, given the step's average response time in microseconds and its peak of
+    /// requests in flight.
     fn next(&mut self, bound: usize, average: f64, peak: usize) -> usize {
         const TOLERATED: f64 = 2.0;
-        /// Nobody notices so little, and what answers within microseconds varies by far more than twice.
+        /// Such a delay is not noticeable, and response times of microseconds vary far more than
+        /// twofold.
         const UNNOTICED_MICROS: f64 = 10_000.0;
         const FORGOTTEN: f64 = 1.001;
         let best = self
@@ -215,7 +220,7 @@ impl Controller {
         let gradient = (tolerated / average).clamp(0.5, 1.0);
         let whole = bound as f64;
         if gradient < 1.0 {
-            // from what was used: a bound that nobody reaches says nothing
+            // shrink from the peak, because an unreached bound carries no information
             return (whole.min(peak as f64) * gradient).ceil() as usize;
         }
         match peak * 2 >= bound {
@@ -245,11 +250,11 @@ mod tests {
             (0..count).map_while(|_| overload.enter(priority)).collect()
         };
         let low = take(Priority::Low, 20);
-        assert_eq!(low.len(), 5, "half is kept from them");
+        assert_eq!(low.len(), 5, "half is reserved for higher priorities");
         let normal = take(Priority::Normal, 20);
-        assert_eq!(normal.len(), 3, "a fifth is kept from them");
+        assert_eq!(normal.len(), 3, "a fifth is reserved for critical requests");
         let critical = take(Priority::Critical, 20);
-        assert_eq!(critical.len(), 2, "all of it is theirs");
+        assert_eq!(critical.len(), 2, "they may use the whole bound");
         drop(critical);
         assert!(overload.enter(Priority::Normal).is_none());
         assert!(overload.enter(Priority::Critical).is_some());
@@ -263,7 +268,11 @@ mod tests {
         let mut controller = Controller::default();
         assert_eq!(controller.next(100, 5_000.0, 100), 110);
         assert_eq!(controller.next(100, 9_000.0, 60), 110, "noise");
-        assert_eq!(controller.next(100, 5_000.0, 10), 100, "nobody needs more");
+        assert_eq!(
+            controller.next(100, 5_000.0, 10),
+            100,
+            "the bound is not used"
+        );
     }
 
     #[test]
@@ -319,11 +328,7 @@ mod tests {
             overload.answered(Duration::from_secs(5));
         }
         overload.step(Instant::now() + 2 * STEP);
-        assert_eq!(
-            overload.bound(),
-            30,
-            "half of the sixty that were under way"
-        );
+        assert_eq!(overload.bound(), 30, "half of the sixty in flight");
         drop(places);
     }
 }

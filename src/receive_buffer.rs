@@ -1,16 +1,18 @@
 //! Receive buffers of HTTP/2 streams: small DATA frames are merged as they arrive.
 //!
-//! Flow control bounds the bytes of DATA that a peer may have under way, not the number of frames that carry them. The h2
-//! crate keeps every frame that has not been read as an event of about 256 bytes. To bound that memory it closes the
-//! connection (ENHANCE_YOUR_CALM, `too_many_data_frames`) when too many small frames are unread. A client stream of small
-//! gRPC messages is enough for that where the reader is slower than the sender.
+//! Flow control bounds the bytes of DATA that a peer may have in flight, not the number of frames.
+//! The h2 crate keeps every unread frame as an event of about 256 bytes. To bound that memory, it
+//! closes the connection (ENHANCE_YOUR_CALM, `too_many_data_frames`) when too many small frames are
+//! unread. A client stream of small gRPC messages can cause this if the reader is slower than the
+//! sender.
 //!
-//! So no frame stays in the h2 crate for long. The task that drives a connection reads at most `TURN_BYTES` at a time.
-//! Then it moves what has arrived for each stream into the stream's receive buffer, where small chunks are copied together.
-//! Flow control is credited only when the reader takes the bytes. The memory of a connection is therefore bounded by its
-//! flow-control windows, whatever the size of the frames.
+//! So frames leave the h2 crate quickly. The task that drives a connection reads at most
+//! `TURN_BYTES` at a time. Then it moves the data of each stream into that stream's receive buffer,
+//! where small chunks are merged. Flow control is credited only when the reader takes the bytes. So
+//! the memory of a connection is bounded by its flow-control windows, whatever the frame size.
 //!
-//! Frames that arrive after nobody reads their stream any more are discarded: [`ReceiveBuffers::discarded_bytes`].
+//! Frames for a stream that nobody reads any more are discarded and counted in
+//! [`ReceiveBuffers::discarded_bytes`].
 //!
 //! ```text
 //! socket ──TURN_BYTES──▶ h2 ──fill──▶ receive buffer ──poll_data──▶ reader
@@ -30,19 +32,21 @@ use bytes::{Bytes, BytesMut};
 use h2::RecvStream;
 use http::HeaderMap;
 
-/// Bytes that are read from a connection before its receive buffers are filled.
+/// The most bytes read from a connection before its receive buffers are filled.
 const TURN_BYTES: usize = 64 * 1024;
-/// The allowance of the h2 crate for small DATA frames: none is needed, since no frame stays unread for longer than a turn
-/// (64 KiB of the smallest take 1.7 MB there). The crate also charges every frame that arrives on a stream after it was
-/// reset, and never credits it: a connection on which many uploads are answered early would be closed for frames that its
-/// client had sent before it saw the answer. [`ReceiveBuffers::discarded_bytes`] bounds those frames instead.
+/// Limit of the h2 crate for unread small DATA frames. It is not needed, because no frame stays
+/// unread longer than a turn (64 KiB of the smallest frames take 1.7 MB in the crate). The crate
+/// also charges frames that arrive after their stream was reset, and never credits them. After many
+/// early responses to uploads, it would close the connection for frames that the client sent before
+/// it saw the response. [`ReceiveBuffers::discarded_bytes`] bounds those frames instead.
 pub const DATA_FRAME_BUDGET: usize = usize::MAX;
-/// Streams of one connection that were reset and are remembered, so that frames that were under way are ignored. On a stream
-/// that is forgotten each is an error of its own.
+/// Number of reset streams that a connection remembers, to ignore frames still in flight. On a
+/// forgotten stream each such frame is an error.
 pub const MAX_REMEMBERED_RESETS: usize = 1024;
-/// How long they are remembered: what a slow peer has under way may take several seconds.
+/// How long reset streams are remembered: a slow peer may have seconds of data in flight.
 pub const RESET_MEMORY: Duration = Duration::from_secs(10);
-/// Chunks of this size are kept as they are. The h2 crate slices them from blocks of up to 16 KiB.
+/// Chunks of at least this size are kept as they are. The h2 crate slices them from blocks of up to
+/// 16 KiB.
 const MERGE_BELOW: usize = 4 * 1024;
 /// The size up to which small chunks are merged.
 const MAX_MERGED_BYTES: usize = 16 * 1024;
@@ -60,13 +64,13 @@ pub struct ReceiveBuffers {
 struct Totals {
     /// Bytes of DATA on the wire, without padding.
     arrived_bytes: Cell<u64>,
-    /// Those of them that reached a receive buffer.
+    /// The part of `arrived_bytes` that reached a receive buffer.
     received_bytes: Cell<u64>,
     /// Buffers that were dropped before their data had ended.
     unfinished: Cell<u64>,
 }
 
-/// What one stream receives.
+/// The received data of one stream.
 #[derive(Debug)]
 pub struct ReceiveBuffer(Rc<RefCell<Buffered>>);
 
@@ -75,18 +79,18 @@ struct Buffered {
     stream: RecvStream,
     totals: Rc<Totals>,
     chunks: VecDeque<Bytes>,
-    /// Behind them: the last chunk as it came, or several small ones merged. Never both.
+    /// After `chunks`: either the last chunk as received, or several small ones merged. Never both.
     last: Bytes,
     merged: BytesMut,
-    /// The data has ended, or broken off.
+    /// Set when the data has ended or failed.
     end: Option<Result<(), h2::Error>>,
-    /// The task that reads, and whether it waits for more.
+    /// The reading task, and whether it waits for data.
     reader: Waker,
     is_awaited: bool,
 }
 
 impl ReceiveBuffers {
-    /// A buffer for a stream that is received.
+    /// Creates the buffer of a received stream.
     pub fn open(&self, stream: RecvStream) -> ReceiveBuffer {
         let buffered = Rc::new(RefCell::new(Buffered {
             stream,
@@ -106,35 +110,38 @@ impl ReceiveBuffers {
         ReceiveBuffer(buffered)
     }
 
-    /// Whether the connection may be read in this turn. Where not, [`end_turn`](Self::end_turn) wakes the reader.
+    /// Whether the connection may be read in this turn. If not, [`end_turn`](Self::end_turn) wakes
+    /// its task.
     pub fn may_read(&self) -> bool {
         self.read_bytes.get() < TURN_BYTES
     }
 
-    /// Bytes were read from the connection.
+    /// Counts bytes that were read from the connection.
     pub fn read(&self, bytes: usize) {
         self.read_bytes.set(self.read_bytes.get() + bytes);
     }
 
-    /// A DATA frame with so many bytes, padding aside, is among what was read.
+    /// Counts a DATA frame of this size, without padding, among the bytes read.
     pub fn data_arrived(&self, bytes: u64) {
         add(&self.totals.arrived_bytes, bytes);
     }
 
-    /// Bytes of DATA that reached no receive buffer, at the end of a turn: their streams had been answered or reset.
+    /// Bytes of DATA that reached no receive buffer by the end of a turn, because their streams had
+    /// been answered or reset.
     pub fn discarded_bytes(&self) -> u64 {
         let arrived = self.totals.arrived_bytes.get();
         arrived.saturating_sub(self.totals.received_bytes.get())
     }
 
-    /// How many streams stopped being read before their data had ended. On each of them a peer that respects flow control
-    /// can have one window of data under way.
+    /// The number of streams that stopped being read before their data had ended. On each, a peer
+    /// that respects flow control can have one window of data in flight.
     pub fn unfinished_streams(&self) -> u64 {
         self.totals.unfinished.get()
     }
 
-    /// To be called by the task that drives the connection, when the connection has nothing more to do. Lets the readers
-    /// run before the next turn. Returns whether a turn has ended.
+    /// Fills the receive buffers and lets the readers run before the next turn. The task that
+    /// drives the connection must call it when the connection has nothing more to do. Returns
+    /// whether a turn has ended.
     pub fn end_turn(&self, cx: &Context<'_>) -> bool {
         if self.may_read() {
             return false;
@@ -157,7 +164,8 @@ fn add(total: &Cell<u64>, count: u64) {
 }
 
 impl ReceiveBuffer {
-    /// The next bytes; `None` at the end of the data. What is returned, the peer may send again as much.
+    /// The next bytes; `None` at the end of the data. Credits the peer's flow-control window for
+    /// the returned bytes.
     pub fn poll_data(&self, cx: &Context<'_>) -> Poll<Option<Result<Bytes, h2::Error>>> {
         let this = &mut *self.0.borrow_mut();
         if this.is_empty() {
@@ -185,7 +193,7 @@ impl ReceiveBuffer {
         Poll::Ready(next)
     }
 
-    /// The trailers, once the data has ended.
+    /// The trailers. Call it after the data has ended.
     pub fn poll_trailers(
         &self,
         cx: &mut Context<'_>,
@@ -193,7 +201,7 @@ impl ReceiveBuffer {
         self.0.borrow_mut().stream.poll_trailers(cx)
     }
 
-    /// Whether everything was taken, and there are no trailers.
+    /// Whether all data was taken and there are no trailers.
     pub fn is_end_stream(&self) -> bool {
         let this = self.0.borrow();
         this.is_empty() && !matches!(this.end, Some(Err(_))) && this.stream.is_end_stream()
@@ -205,7 +213,7 @@ impl Buffered {
         self.chunks.is_empty() && self.last.is_empty() && self.merged.is_empty()
     }
 
-    /// Takes all that has arrived. What arrives later wakes the reader, if it waits.
+    /// Takes all data that has arrived. Later data wakes the reader if it waits.
     fn fill(&mut self) {
         let reader = mem::replace(&mut self.reader, Waker::noop().clone());
         let mut cx = Context::from_waker(match self.is_awaited {
@@ -258,13 +266,13 @@ impl Buffered {
         if bytes == 0 {
             return;
         }
-        // fails only on a stream that is gone, which the next read reports
+        // fails only if the stream is gone, which the next read reports
         let _ = self.stream.flow_control().release_capacity(bytes);
     }
 }
 
 impl Drop for Buffered {
-    /// Bytes that nobody takes still count in the window of the connection.
+    /// Credits unread bytes, which still count in the connection's window.
     fn drop(&mut self) {
         if self.end.is_none() && !self.stream.is_end_stream() {
             add(&self.totals.unfinished, 1);
