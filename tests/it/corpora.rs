@@ -14,6 +14,8 @@ mod path;
 mod response;
 #[path = "../../fuzz/checks/token.rs"]
 mod token;
+#[path = "../../fuzz/checks/usage.rs"]
+mod usage;
 
 /// Gives every file of a corpus to its check.
 fn replay(corpus: &str, check: fn(&[u8])) {
@@ -60,4 +62,9 @@ fn the_corpora_of_configurations_and_rates_break_nothing() {
 #[test]
 fn the_corpus_of_bodies_breaks_nothing() {
     replay("body", body::check);
+}
+
+#[test]
+fn the_corpus_of_usage_breaks_nothing() {
+    replay("usage", usage::check);
 }

@@ -24,11 +24,12 @@ const ORDER: &[&[&str]] = &[
     &["telemetry"],
     &["route"],
     &["identity"],
+    &["cost"],
     &["limit"],
 ];
 
 /// Modules that know neither the runtime nor the network.
-const CORE: &[&str] = &["route", "identity", "limit"];
+const CORE: &[&str] = &["route", "identity", "cost", "limit"];
 
 /// What the core must not name.
 const SHELL_CRATES: &[&str] = &[

@@ -1,0 +1,7 @@
+//! `usage::check` for random bytes.
+#![no_main]
+
+#[path = "../checks/usage.rs"]
+mod usage;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| usage::check(data));

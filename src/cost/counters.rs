@@ -1,0 +1,82 @@
+//! Counters that one answer has told so far.
+
+use super::{
+    decimal::{Decimal, scaled_up},
+    json::MAX_MODEL_BYTES,
+};
+
+/// The meaning of a number or text at a wanted path. Formats give the same counter another meaning
+/// (see [`super::format`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Counter {
+    Input,
+    Output,
+    Total,
+    /// Of the input, or beside it: read from a cache.
+    Cached,
+    /// Of the input, or beside it: written to a cache, or Gemini's prompts of tools.
+    Extra,
+    /// Of the output, or beside it.
+    Reasoning,
+    /// Not tokens: seconds, or the units of a configured field.
+    Units,
+    /// Not a number: the model that has answered.
+    Model,
+}
+
+const NUMBERS: usize = Counter::Model as usize;
+
+/// The largest value of each counter, and the first name of a model: counters are cumulative within
+/// an answer, so order and repetition do not matter.
+#[derive(Clone, Debug)]
+pub(super) struct UsageCounters {
+    told: u8,
+    model_bytes: u8,
+    model: [u8; MAX_MODEL_BYTES],
+    values: [u64; NUMBERS],
+}
+
+impl UsageCounters {
+    pub(super) fn new() -> UsageCounters {
+        UsageCounters {
+            told: 0,
+            model_bytes: 0,
+            model: [0; MAX_MODEL_BYTES],
+            values: [0; NUMBERS],
+        }
+    }
+
+    pub(super) fn tell(&mut self, counter: Counter, text: &[u8], scale: Decimal) {
+        let place = self.values.get_mut(counter as usize);
+        if let (Some(place), Some(value)) = (place, scaled_up(text, scale)) {
+            self.told |= 1 << counter as u8;
+            *place = value.max(*place);
+        }
+    }
+
+    /// `None` while nothing has told it.
+    pub(super) fn get(&self, counter: Counter) -> Option<u64> {
+        let is_told = self.told & (1 << counter as u8) != 0;
+        is_told.then(|| self.values.get(counter as usize).copied())?
+    }
+
+    pub(super) fn any(&self) -> bool {
+        self.told != 0
+    }
+
+    /// The first name counts, if it is text of at most [`MAX_MODEL_BYTES`].
+    pub(super) fn set_model(&mut self, name: &[u8]) {
+        let is_new = self.model_bytes == 0 && std::str::from_utf8(name).is_ok();
+        if is_new && let Some(place) = self.model.get_mut(..name.len()) {
+            place.copy_from_slice(name);
+            self.model_bytes = name.len() as u8;
+        }
+    }
+
+    pub(super) fn model(&self) -> Option<&str> {
+        let name = self.model.get(..usize::from(self.model_bytes))?;
+        std::str::from_utf8(name)
+            .ok()
+            .filter(|name| !name.is_empty())
+    }
+}

@@ -1,0 +1,443 @@
+//! Numbers at given paths of JSON, read from pieces of any size without keeping the text.
+//!
+//! The scanner follows the structure of a value only along the wanted paths. Every other object or
+//! array is skipped: inside it the scanner looks for brackets and text alone, so a large array of
+//! numbers or a long text costs one search. Brackets are paired everywhere, with one bit for each
+//! open one.
+//!
+//! A text is skipped with its escapes, so JSON inside a text is text. A name counts only as
+//! written: `"us\u0061ge"` is not `"usage"`. Objects in an array at the top are values of their
+//! own, and one value may follow another with or without white space between them: a growing array
+//! and lines of JSON read alike. Nothing inside another array is wanted.
+//!
+//! Bounds: [`MAX_DEPTH`] open brackets, [`MAX_NAME_BYTES`] of a name, [`MAX_MODEL_BYTES`] of a
+//! model's name, [`MAX_NUMBER_CHARS`](super::decimal::MAX_NUMBER_CHARS) of a number. Time is
+//! linear; nothing is allocated.
+
+use super::{
+    counters::{Counter, UsageCounters},
+    decimal::MAX_NUMBER_CHARS,
+    paths::{NodeIndex, UsagePaths},
+};
+
+/// Deeper values are not read to their end.
+pub const MAX_DEPTH: u32 = 64;
+
+/// A longer name is not a wanted one.
+pub const MAX_NAME_BYTES: usize = 64;
+
+/// A longer name of a model is ignored.
+pub const MAX_MODEL_BYTES: usize = 96;
+
+/// Why the rest of a value is not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreadable {
+    /// It is not JSON.
+    NotJson,
+    /// It has more than [`MAX_DEPTH`] open brackets.
+    TooDeep,
+}
+
+/// The state between two bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// White space or the first byte of a value.
+    Value,
+    /// After `{`: a name, or the end of the object.
+    FirstName,
+    /// After `,` in an object.
+    NextName,
+    InName,
+    AfterName,
+    InText,
+    InNumber,
+    /// `true`, `false` or `null`.
+    InWord,
+    AfterValue,
+    /// Inside an object or array that is not wanted.
+    Skipping,
+    /// Inside a text of such an object or array.
+    SkippingText,
+    /// Until the end of the value.
+    Unreadable(Unreadable),
+}
+
+/// Reads a sequence of JSON values in pieces.
+#[derive(Clone, Debug)]
+pub(super) struct JsonScanner {
+    state: State,
+    /// The next byte of a text follows a backslash.
+    escaped: bool,
+    /// What is being read is compared or kept.
+    wanted: bool,
+    /// The current name is on no wanted path, and so is its value.
+    off_path: bool,
+    /// The text or number so far is too long, or has an escape.
+    unusable: bool,
+    /// How far along the paths the current value is.
+    node: NodeIndex,
+    /// Open brackets, the innermost in the lowest bit: 1 is `{`, 0 is `[`.
+    brackets: u64,
+    depth: u32,
+    /// When skipping: the depth at which the skipped object or array ends.
+    skip_from: u32,
+    /// Objects at the top that have ended, and whether they are elements of an array.
+    objects: u64,
+    in_array: bool,
+    /// Bytes of a name, number or model that has begun.
+    kept: u8,
+    buffer: [u8; MAX_MODEL_BYTES],
+}
+
+impl JsonScanner {
+    pub(super) fn new() -> JsonScanner {
+        JsonScanner {
+            state: State::Value,
+            escaped: false,
+            wanted: false,
+            off_path: false,
+            unusable: false,
+            node: UsagePaths::ROOT,
+            brackets: 0,
+            depth: 0,
+            skip_from: 0,
+            objects: 0,
+            in_array: false,
+            kept: 0,
+            buffer: [0; MAX_MODEL_BYTES],
+        }
+    }
+
+    /// Nothing of the current value has been read.
+    pub(super) fn is_fresh(&self) -> bool {
+        self.state == State::Value && self.depth == 0
+    }
+
+    /// Objects at the top that have ended.
+    pub(super) fn objects(&self) -> u64 {
+        self.objects
+    }
+
+    /// They are elements of an array.
+    pub(super) fn in_array(&self) -> bool {
+        self.in_array
+    }
+
+    /// The current value cannot be read further.
+    pub(super) fn unreadable(&self) -> Option<Unreadable> {
+        match self.state {
+            State::Unreadable(why) => Some(why),
+            _ => None,
+        }
+    }
+
+    /// The value has ended. A number that nothing follows is cut off and tells nothing: `5.5` may
+    /// have become `5.5e-5`.
+    pub(super) fn end(&mut self) {
+        self.state = State::Value;
+        self.node = UsagePaths::ROOT;
+        (self.escaped, self.off_path) = (false, false);
+        (self.brackets, self.depth) = (0, 0);
+    }
+
+    /// Reads the next piece.
+    pub(super) fn feed(&mut self, paths: &UsagePaths, found: &mut UsageCounters, piece: &[u8]) {
+        let mut rest = piece;
+        while let Some((&byte, tail)) = rest.split_first() {
+            rest = match self.state {
+                State::Unreadable(_) => return,
+                State::InText | State::InName | State::SkippingText => {
+                    self.text(paths, found, rest)
+                }
+                State::Skipping => self.skip(paths, rest),
+                State::InNumber if is_number(byte) => self.number(rest),
+                State::InNumber => {
+                    self.number_ends(paths, found);
+                    rest
+                }
+                State::InWord if byte.is_ascii_alphabetic() => tail,
+                State::InWord => {
+                    self.value_ends(paths);
+                    rest
+                }
+                _ if is_space(byte) => tail,
+                State::Value if is_number(byte) && !matches!(byte, b'+' | b'.' | b'e' | b'E') => {
+                    let counter = self.counter(paths);
+                    self.begin(
+                        State::InNumber,
+                        counter.is_some_and(|counter| counter != Counter::Model),
+                    );
+                    rest
+                }
+                _ => {
+                    self.structure(paths, found, byte);
+                    tail
+                }
+            };
+        }
+    }
+
+    /// A byte outside of names, texts, numbers and words.
+    fn structure(&mut self, paths: &UsagePaths, found: &mut UsageCounters, byte: u8) {
+        match (self.state, byte) {
+            (State::Value, b'{') => self.open(paths, true),
+            (State::Value, b'[') => self.open(paths, false),
+            (State::Value | State::AfterValue, b']') if self.top() == Some(false) => {
+                self.close(paths);
+            }
+            (State::Value, b'"') => {
+                let is_model = self.counter(paths) == Some(Counter::Model);
+                self.begin(State::InText, is_model && found.model().is_none());
+            }
+            (State::Value, b't' | b'f' | b'n') => self.state = State::InWord,
+            (State::FirstName | State::NextName, b'"') => {
+                self.begin(State::InName, paths.has_children(self.node));
+            }
+            (State::FirstName | State::AfterValue, b'}') if self.top() == Some(true) => {
+                self.close(paths);
+            }
+            (State::AfterName, b':') => self.state = State::Value,
+            (State::AfterValue, b',') => {
+                self.state = match self.top() {
+                    Some(true) => State::NextName,
+                    _ => State::Value,
+                };
+            }
+            _ => self.state = State::Unreadable(Unreadable::NotJson),
+        }
+    }
+
+    /// The counter of the current value, if its path is wanted.
+    fn counter(&self, paths: &UsagePaths) -> Option<Counter> {
+        match self.off_path || self.top() != Some(true) {
+            true => None,
+            false => paths.counter(self.node),
+        }
+    }
+
+    /// The innermost open bracket: whether it is an object's.
+    fn top(&self) -> Option<bool> {
+        (self.depth > 0).then_some(self.brackets & 1 == 1)
+    }
+
+    fn push(&mut self, is_object: bool) -> bool {
+        if self.depth == MAX_DEPTH {
+            self.state = State::Unreadable(Unreadable::TooDeep);
+            return false;
+        }
+        self.brackets = (self.brackets << 1) | u64::from(is_object);
+        self.depth += 1;
+        true
+    }
+
+    fn open(&mut self, paths: &UsagePaths, is_object: bool) {
+        let is_wanted = match is_object {
+            true => !self.off_path && paths.has_children(self.node),
+            false => self.depth == 0,
+        };
+        let before = self.depth;
+        if !self.push(is_object) {
+            return;
+        }
+        self.state = match (is_wanted, is_object) {
+            (false, _) => {
+                self.skip_from = before;
+                State::Skipping
+            }
+            (true, true) => State::FirstName,
+            (true, false) => State::Value,
+        };
+    }
+
+    fn close(&mut self, paths: &UsagePaths) {
+        let is_object = self.brackets & 1 == 1;
+        self.brackets >>= 1;
+        self.depth -= 1;
+        self.bracket_ends(paths, is_object);
+    }
+
+    /// An object or array has ended; its bracket is gone.
+    fn bracket_ends(&mut self, paths: &UsagePaths, is_object: bool) {
+        let is_element = self.depth == 1 && self.top() == Some(false);
+        self.in_array |= is_element && is_object;
+        self.objects += u64::from(is_object && (self.depth == 0 || is_element));
+        self.value_ends(paths);
+    }
+
+    fn value_ends(&mut self, paths: &UsagePaths) {
+        if self.top() == Some(true) && !std::mem::take(&mut self.off_path) {
+            self.node = paths.parent(self.node);
+        }
+        self.state = match self.depth {
+            0 => State::Value,
+            _ => State::AfterValue,
+        };
+    }
+
+    fn begin(&mut self, state: State, wanted: bool) {
+        self.state = state;
+        self.wanted = wanted;
+        self.unusable = false;
+        self.kept = 0;
+    }
+
+    /// Skips to the end of an unwanted object or array, or of the piece.
+    fn skip<'a>(&mut self, paths: &UsagePaths, piece: &'a [u8]) -> &'a [u8] {
+        let mut rest = piece;
+        while let Some(at) = special(rest) {
+            let (byte, tail) = (rest.get(at), rest.get(at + 1..).unwrap_or_default());
+            rest = tail;
+            match byte {
+                Some(b'"') => {
+                    self.begin(State::SkippingText, false);
+                    return rest;
+                }
+                Some(b'{' | b'[') => {
+                    if !self.push(byte == Some(&b'{')) {
+                        return rest;
+                    }
+                }
+                _ if self.top() != Some(byte == Some(&b'}')) => {
+                    self.state = State::Unreadable(Unreadable::NotJson);
+                    return rest;
+                }
+                _ => {
+                    self.brackets >>= 1;
+                    self.depth -= 1;
+                    if self.depth == self.skip_from {
+                        self.bracket_ends(paths, byte == Some(&b'}'));
+                        return rest;
+                    }
+                }
+            }
+        }
+        &[]
+    }
+
+    /// Reads a text or a name to its closing quote, or to the end of the piece.
+    fn text<'a>(
+        &mut self,
+        paths: &UsagePaths,
+        found: &mut UsageCounters,
+        piece: &'a [u8],
+    ) -> &'a [u8] {
+        let mut rest = piece;
+        if std::mem::take(&mut self.escaped) {
+            rest = rest.get(1..).unwrap_or_default();
+        }
+        while let Some(at) = memchr::memchr2(b'"', b'\\', rest) {
+            let (before, tail) = rest.split_at(at);
+            if tail.first() == Some(&b'"') {
+                self.text_ends(paths, found, before);
+                return tail.get(1..).unwrap_or_default();
+            }
+            self.unusable = true;
+            match tail.get(2..) {
+                Some(tail) => rest = tail,
+                None => {
+                    self.escaped = true;
+                    return &[];
+                }
+            }
+        }
+        self.keep(rest);
+        &[]
+    }
+
+    fn text_ends(&mut self, paths: &UsagePaths, found: &mut UsageCounters, last: &[u8]) {
+        let state = self.state;
+        // a text that lies in one piece is not copied
+        let whole = match (self.wanted && !self.unusable, self.kept) {
+            (false, _) => None,
+            (true, 0) => Some(last),
+            (true, _) => {
+                self.keep(last);
+                match self.unusable {
+                    true => None,
+                    false => self.buffer.get(..usize::from(self.kept)),
+                }
+            }
+        };
+        match state {
+            State::InName => {
+                let child = whole
+                    .filter(|name| name.len() <= MAX_NAME_BYTES)
+                    .and_then(|name| paths.child(self.node, name));
+                match child {
+                    Some(child) => self.node = child,
+                    None => self.off_path = true,
+                }
+                self.state = State::AfterName;
+            }
+            State::SkippingText => self.state = State::Skipping,
+            _ => {
+                if let Some(model) = whole {
+                    found.set_model(model);
+                }
+                self.value_ends(paths);
+            }
+        }
+    }
+
+    fn number<'a>(&mut self, piece: &'a [u8]) -> &'a [u8] {
+        let end = piece.iter().position(|&byte| !is_number(byte));
+        let (digits, rest) = piece.split_at(end.unwrap_or(piece.len()));
+        self.keep(digits);
+        rest
+    }
+
+    fn number_ends(&mut self, paths: &UsagePaths, found: &mut UsageCounters) {
+        let text = self.buffer.get(..usize::from(self.kept));
+        if self.wanted
+            && !self.unusable
+            && let (Some(counter), Some(text)) = (self.counter(paths), text)
+            && text.len() <= MAX_NUMBER_CHARS
+        {
+            found.tell(counter, text, paths.scale());
+        }
+        self.value_ends(paths);
+    }
+
+    /// Keeps a part of what is wanted; from a length that cannot be wanted on, nothing more.
+    fn keep(&mut self, part: &[u8]) {
+        if !self.wanted || self.unusable {
+            return;
+        }
+        let kept = usize::from(self.kept);
+        match self.buffer.get_mut(kept..kept + part.len()) {
+            Some(place) => {
+                place.copy_from_slice(part);
+                self.kept += part.len() as u8;
+            }
+            None => self.unusable = true,
+        }
+    }
+}
+
+fn is_space(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t' | b'\r' | b'\n')
+}
+
+fn is_number(byte: u8) -> bool {
+    matches!(byte, b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E')
+}
+
+/// Where the next quote or bracket is. Blocks of 32 bytes are compared at once (the compiler uses
+/// vector instructions).
+fn special(bytes: &[u8]) -> Option<usize> {
+    // `{` and `[`, `}` and `]` differ in the same bit
+    let is_special = |byte: u8| byte == b'"' || byte | 0x20 == b'{' || byte | 0x20 == b'}';
+    let blocks = bytes.chunks_exact(32);
+    let clean = blocks
+        .take_while(|block| {
+            !block
+                .iter()
+                .fold(false, |found, &byte| found | is_special(byte))
+        })
+        .count()
+        * 32;
+    let rest = bytes.get(clean..)?;
+    rest.iter()
+        .position(|&byte| is_special(byte))
+        .map(|at| clean + at)
+}

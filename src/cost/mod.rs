@@ -1,0 +1,34 @@
+//! Core: the cost of a request where only its answer tells it. Knows neither runtime nor network.
+//!
+//! [`UsageMeter`] reads what an answer reports, from pieces of its body as they pass.
+
+pub mod calendar;
+pub mod decimal;
+pub mod format;
+pub mod json;
+pub mod learned;
+pub mod meter;
+pub mod price;
+pub mod request;
+pub mod reservation;
+pub mod rule;
+
+mod counters;
+mod events;
+mod paths;
+
+pub use calendar::{Calendar, CalendarPeriod, CalendarUnit};
+pub use decimal::Decimal;
+pub use format::{ReportedUsage, TokenUsage, UsageFormat, UsageSchema};
+pub use learned::{AnswerSample, FirstRatios, LearnedRatios, ModelRatios};
+pub use meter::{UnreadBody, UsageMeter};
+pub use price::{ModelPrice, PartPrices, PriceTable, TokenPrices};
+pub use request::CostInputs;
+pub use reservation::{CostReservation, Refund, Settlement};
+pub use rule::{
+    ActualCost, AnswerEnding, AnswerFacts, CostBasis, CostEstimate, CostRule, CostUnits,
+    EstimateKind, FailureCost, UnreportedCost,
+};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,128 @@
+//! The wanted paths of a JSON value, as a tree of names.
+
+use memchr::memmem::Finder;
+
+use super::{counters::Counter, decimal::Decimal, json::MAX_NAME_BYTES};
+
+/// Names of one configured path.
+pub(super) const MAX_PATH_NAMES: usize = 16;
+
+/// A place in the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NodeIndex(u8);
+
+#[derive(Clone, Debug)]
+struct PathNode {
+    name: Box<[u8]>,
+    parent: u8,
+    has_children: bool,
+    counter: Option<Counter>,
+}
+
+/// Paths that lead to counters. Made once for each configuration and shared by all answers.
+#[derive(Clone, Debug)]
+pub(super) struct UsagePaths {
+    /// The first is the root.
+    nodes: Vec<PathNode>,
+    scale: Decimal,
+    /// Text that every value with a wanted number contains; `None` where there is no single one.
+    needle: Option<Finder<'static>>,
+    wants_model: bool,
+}
+
+impl UsagePaths {
+    pub(super) const ROOT: NodeIndex = NodeIndex(0);
+
+    /// `None` where a path is not fit: empty, too long, or with a name that cannot be compared.
+    pub(super) fn new(
+        paths: &[(&str, Counter)],
+        needle: Option<&str>,
+        scale: Decimal,
+    ) -> Option<UsagePaths> {
+        let mut tree = UsagePaths {
+            nodes: vec![PathNode {
+                name: Box::default(),
+                parent: 0,
+                has_children: false,
+                counter: None,
+            }],
+            scale,
+            needle: needle.map(|needle| Finder::new(needle.as_bytes()).into_owned()),
+            wants_model: paths.iter().any(|(_, counter)| *counter == Counter::Model),
+        };
+        paths
+            .iter()
+            .all(|(path, counter)| tree.insert(path, *counter).is_some())
+            .then_some(tree)
+    }
+
+    fn insert(&mut self, path: &str, counter: Counter) -> Option<()> {
+        let mut node = UsagePaths::ROOT;
+        for (index, name) in path.split('.').enumerate() {
+            let is_fit = !name.is_empty()
+                && name.len() <= MAX_NAME_BYTES
+                && index < MAX_PATH_NAMES
+                && !name.contains(|c: char| c == '"' || c == '\\' || c.is_control());
+            if !is_fit {
+                return None;
+            }
+            let known = self.child(node, name.as_bytes());
+            node = match known {
+                Some(child) => child,
+                None => {
+                    let child = NodeIndex(u8::try_from(self.nodes.len()).ok()?);
+                    self.nodes.get_mut(usize::from(node.0))?.has_children = true;
+                    self.nodes.push(PathNode {
+                        name: name.as_bytes().into(),
+                        parent: node.0,
+                        has_children: false,
+                        counter: None,
+                    });
+                    child
+                }
+            };
+        }
+        self.nodes.get_mut(usize::from(node.0))?.counter = Some(counter);
+        Some(())
+    }
+
+    fn node(&self, node: NodeIndex) -> Option<&PathNode> {
+        self.nodes.get(usize::from(node.0))
+    }
+
+    pub(super) fn child(&self, node: NodeIndex, name: &[u8]) -> Option<NodeIndex> {
+        let children = self.nodes.iter().enumerate().skip(1);
+        let mut found =
+            children.filter(|(_, child)| child.parent == node.0 && *child.name == *name);
+        found.next().map(|(index, _)| NodeIndex(index as u8))
+    }
+
+    pub(super) fn parent(&self, node: NodeIndex) -> NodeIndex {
+        self.node(node)
+            .map_or(UsagePaths::ROOT, |node| NodeIndex(node.parent))
+    }
+
+    pub(super) fn has_children(&self, node: NodeIndex) -> bool {
+        self.node(node).is_some_and(|node| node.has_children)
+    }
+
+    pub(super) fn counter(&self, node: NodeIndex) -> Option<Counter> {
+        self.node(node)?.counter
+    }
+
+    pub(super) fn scale(&self) -> Decimal {
+        self.scale
+    }
+
+    pub(super) fn wants_model(&self) -> bool {
+        self.wants_model
+    }
+
+    /// Whether this text may tell a counter. A text without any of the wanted names tells none,
+    /// wherever it ends.
+    pub(super) fn may_tell(&self, text: &[u8]) -> bool {
+        self.needle
+            .as_ref()
+            .is_none_or(|needle| needle.find(text).is_some())
+    }
+}
