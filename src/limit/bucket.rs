@@ -39,7 +39,12 @@
 
 use std::num::NonZeroU64;
 
-use super::{Held, Quota, QuotaError, Standing, words::Ask};
+use super::{
+    Held, Quota, QuotaError, Standing,
+    overdraft::{Claimed, Overdraft},
+    quota::MAX_FILL,
+    words::Ask,
+};
 
 /// A `now` that is less than this behind the latest one is taken for a slow thread's, not for a clock that stepped.
 /// So a `now` must be used within 10 s of being read.
@@ -107,17 +112,35 @@ struct Bucket {
     burst: u64,
     /// B·T.
     fill: u64,
+    /// Capacity and largest debt, where requests are charged by estimates: in units, and as
+    /// time. `None` and `fill` elsewhere.
+    reach: Option<NonZeroU64>,
+    deepest: u64,
 }
 
 impl Bucket {
-    fn new(quota: &Quota, scale: Scale) -> Option<Bucket> {
+    fn new(quota: &Quota, scale: Scale, overdraft: Option<Overdraft>) -> Option<Bucket> {
         let span = u128::from(quota.period_ns()).checked_mul(u128::from(scale.0.get()))?;
         let interval = u64::try_from(span.div_ceil(u128::from(quota.amount.get()))).ok()?;
         let burst = quota.burst.get();
+        let fill = interval.checked_mul(burst)?;
+        let (reach, deepest) = match overdraft {
+            None => (None, fill),
+            Some(overdraft) => {
+                let longest = u64::try_from(MAX_FILL.as_nanos()).ok()?;
+                let deepest = overdraft.reach(fill)?;
+                if deepest > scale.units(longest) {
+                    return None;
+                }
+                (NonZeroU64::new(overdraft.reach(burst)?), deepest)
+            }
+        };
         Some(Bucket {
             interval: NonZeroU64::new(interval)?,
             burst,
-            fill: interval.checked_mul(burst)?,
+            fill,
+            reach,
+            deepest,
         })
     }
 }
@@ -137,7 +160,7 @@ pub(super) enum Shape {
 pub(super) struct Buckets {
     scale: Scale,
     shape: Shape,
-    /// The largest B·T of the tiers.
+    /// The largest B·T of the tiers, debt included.
     deepest: u64,
     /// More than this is no debt: the clock stepped back.
     credible: u64,
@@ -149,11 +172,16 @@ pub(super) struct Buckets {
 }
 
 impl Buckets {
-    /// One bucket per quota; the first is the default.
-    pub(super) fn new(shape: Shape, quotas: &[Quota]) -> Result<Buckets, QuotaError> {
+    /// One bucket per quota; the first is the default. With an `overdraft` requests are charged
+    /// by estimates.
+    pub(super) fn new(
+        shape: Shape,
+        quotas: &[Quota],
+        overdraft: Option<Overdraft>,
+    ) -> Result<Buckets, QuotaError> {
         quotas.iter().try_for_each(Quota::check)?;
         let scale = Scale::of(quotas);
-        let bucket = |quota| Bucket::new(quota, scale).ok_or(QuotaError::FillTooLong);
+        let bucket = |quota| Bucket::new(quota, scale, overdraft).ok_or(QuotaError::FillTooLong);
         let (default, others) = quotas.split_first().ok_or(QuotaError::NoQuota)?;
         let default = bucket(default)?;
         let others = others
@@ -162,7 +190,7 @@ impl Buckets {
             .collect::<Result<Box<[Bucket]>, _>>()?;
         let deepest = others
             .iter()
-            .fold(default.fill, |deepest, tier| deepest.max(tier.fill));
+            .fold(default.deepest, |deepest, tier| deepest.max(tier.deepest));
         let credible = deepest.saturating_add(scale.units(STEP_BACK_NS));
         let last = MAX_TAT.saturating_sub(deepest);
         Ok(Buckets {
@@ -187,7 +215,10 @@ impl Buckets {
     /// Whether a TAT of a tier of `before` is as many units of debt here, and no more than there can be.
     pub(super) fn continues(&self, tier: usize, before: &Buckets, was: usize) -> bool {
         let (here, there) = (self.bucket(tier), before.bucket(was));
-        self.scale == before.scale && here.interval == there.interval && here.burst >= there.burst
+        self.scale == before.scale
+            && here.interval == there.interval
+            && here.burst >= there.burst
+            && here.deepest >= there.deepest
     }
 
     /// How long the deepest bucket takes to be full again.
@@ -219,14 +250,15 @@ impl Buckets {
             return Ok(tat);
         }
         let bucket = self.bucket(ask.tier);
-        if ask.cost > bucket.burst {
+        let Some(claimed) = Claimed::new(ask.cost, bucket.burst, bucket.reach) else {
             return Err(tat);
-        }
+        };
         let now = self.scale.units(ask.now_ns);
         let delay = self.scale.units(ask.max_delay_ns);
         let debt = self.debt(now, tat, delay);
-        let after = debt.saturating_add(bucket.interval.get().saturating_mul(ask.cost));
-        if self.excess(bucket, debt, after, delay) == 0 && after <= MAX_TAT.saturating_sub(now) {
+        let with = |units| debt.saturating_add(bucket.interval.get().saturating_mul(units));
+        let (needed, after) = (with(claimed.needs), with(claimed.takes));
+        if self.excess(bucket, debt, needed, delay) == 0 && after <= MAX_TAT.saturating_sub(now) {
             return Ok(now.saturating_add(after));
         }
         let stepped_back = debt < tat.saturating_sub(now);
@@ -250,6 +282,37 @@ impl Buckets {
             .min(MAX_TAT)
     }
 
+    /// The word after a charge that has happened and may go into debt, and the units that the
+    /// bound on debt forgives.
+    pub(super) fn overdraw(&self, ask: &Ask, tat: u64) -> (u64, u64) {
+        let bucket = self.bucket(ask.tier);
+        let now = self.scale.units(ask.now_ns);
+        let debt = self.debt(now, tat, 0);
+        if now > self.last || ask.cost == 0 {
+            return (tat, ask.cost);
+        }
+        let span = bucket.interval.get().saturating_mul(ask.cost);
+        let after = debt.saturating_add(span).min(bucket.deepest).max(debt);
+        let paid = after.saturating_sub(debt);
+        // part of a unit beyond the bound counts as a whole one
+        let forgiven = ask.cost.saturating_sub(paid / bucket.interval);
+        (now.saturating_add(after).min(MAX_TAT), forgiven)
+    }
+
+    /// Whole units that are owed, part of one as a whole.
+    pub(super) fn owed(&self, ask: &Ask, tat: u64) -> u64 {
+        let bucket = self.bucket(ask.tier);
+        let debt = self.debt(self.scale.units(ask.now_ns), tat, 0);
+        let most = bucket.reach.map_or(bucket.burst, NonZeroU64::get);
+        debt.div_ceil(bucket.interval.get()).min(most)
+    }
+
+    /// The most units that one estimate takes.
+    pub(super) fn largest_claim(&self, tier: usize) -> u64 {
+        let bucket = self.bucket(tier);
+        bucket.reach.map_or(bucket.burst, NonZeroU64::get)
+    }
+
     /// The word after giving back a charge that the request did not keep. Exact while the bucket has been in debt
     /// ever since; had it filled in between, the refund would forgive part of a later charge.
     pub(super) fn refund(&self, ask: &Ask, tat: u64) -> u64 {
@@ -264,14 +327,16 @@ impl Buckets {
         let interval = bucket.interval.get();
         let delay = self.scale.units(ask.max_delay_ns);
         let debt = self.debt(self.scale.units(ask.now_ns), tat, delay);
-        let after = debt.saturating_add(interval.saturating_mul(ask.cost));
+        let claimed = Claimed::new(ask.cost, bucket.burst, bucket.reach);
+        let needs = claimed.map_or(ask.cost, |claimed| claimed.needs);
+        let after = debt.saturating_add(interval.saturating_mul(needs));
         let late = self.shape == Shape::Queue && delay > 0 && debt > delay;
         let room = match late {
             true => 0,
             false => bucket.fill.saturating_sub(debt),
         };
         let excess = self.excess(bucket, debt, after, delay);
-        let never = ask.cost > bucket.burst;
+        let never = claimed.is_none();
         let denied = ask.cost > 0 && (excess > 0 || never);
         let held = match self.shape {
             _ if denied || ask.cost == 0 || delay == 0 => 0,
@@ -393,7 +458,7 @@ mod tests {
     fn rounded_interval_is_never_shorter_than_the_exact_one_and_by_less_than_a_unit_of_time_longer()
     {
         for amount in [67, 71, 1_000_003, 999_999_999] {
-            let bucket = Buckets::new(Shape::Burst, &[quota(amount, SECOND, 1)])
+            let bucket = Buckets::new(Shape::Burst, &[quota(amount, SECOND, 1)], None)
                 .unwrap()
                 .default;
             let (given, exact) = (
@@ -417,7 +482,7 @@ mod tests {
             (1_000_000_000, SECOND, u64::MAX >> 8),
         ] {
             assert!(
-                Buckets::new(Shape::Burst, &[quota(amount, period_ns, burst)]).is_ok(),
+                Buckets::new(Shape::Burst, &[quota(amount, period_ns, burst)], None).is_ok(),
                 "{amount} per {period_ns}"
             );
         }
@@ -432,16 +497,23 @@ mod tests {
             burst: one,
         };
         assert_eq!(
-            Buckets::new(Shape::Burst, &[hand]),
+            Buckets::new(Shape::Burst, &[hand], None),
             Err(QuotaError::PeriodTooShort)
         );
-        assert_eq!(Buckets::new(Shape::Burst, &[]), Err(QuotaError::NoQuota));
+        assert_eq!(
+            Buckets::new(Shape::Burst, &[], None),
+            Err(QuotaError::NoQuota)
+        );
     }
 
     #[test]
     fn key_that_moves_to_a_smaller_tier_and_back_keeps_its_debt() {
-        let tiers =
-            Buckets::new(Shape::Burst, &[quota(1, SECOND, 500), quota(1, SECOND, 5)]).unwrap();
+        let tiers = Buckets::new(
+            Shape::Burst,
+            &[quota(1, SECOND, 500), quota(1, SECOND, 5)],
+            None,
+        )
+        .unwrap();
         let tat = tiers.charge(&ask(0, SECOND, 500), 0).unwrap();
         assert_eq!(tiers.charge(&ask(1, SECOND, 1), tat), Err(tat));
         assert_eq!(
@@ -453,7 +525,7 @@ mod tests {
 
     #[test]
     fn slower_thread_gives_no_debt_away() {
-        let bucket = Buckets::new(Shape::Burst, &[quota(1_000_000, SECOND, 10)]).unwrap();
+        let bucket = Buckets::new(Shape::Burst, &[quota(1_000_000, SECOND, 10)], None).unwrap();
         let tat = bucket.charge(&ask(0, 20 * SECOND, 10), 0).unwrap();
         for behind_ns in [1, SECOND, STEP_BACK_NS] {
             assert_eq!(
@@ -474,6 +546,7 @@ mod tests {
         let bucket = Buckets::new(
             Shape::Burst,
             &[quota(7, 60 * SECOND, 3), quota(1, SECOND, 9)],
+            None,
         )
         .unwrap();
         for now in [

@@ -18,6 +18,7 @@ pub mod quota;
 pub mod share;
 pub mod store;
 
+mod overdraft;
 mod registry;
 mod succession;
 mod sync;
@@ -33,6 +34,7 @@ mod model;
 mod properties;
 
 pub use decision::{Denial, Finding, Held, Kept, Standing, Standings, Verdict};
+pub use overdraft::Overdraft;
 pub use quota::{Quota, QuotaError};
 pub use registry::{Attached, TooManyLimits};
 pub use store::{Charge, Store};
@@ -105,12 +107,30 @@ enum Rule {
 impl Limit {
     /// A limit that counts by `algorithm`. `quotas` has one entry per tier, the first is the default.
     pub fn new(name: &str, algorithm: Algorithm, quotas: &[Quota]) -> Result<Limit, QuotaError> {
-        let rule = match words::Words::new(algorithm, quotas) {
+        let rule = match words::Words::new(algorithm, quotas, None) {
             Some(words) => Rule::Words(words?),
             None => Rule::Logs(log::Logs::new(quotas)?),
         };
         let name = name.into();
         Ok(Limit { name, rule })
+    }
+
+    /// A limit on costs that are known afterwards: charged by estimates (module `overdraft`), and
+    /// settled with [`Store::overdraw`] and [`Store::release`]. Neither a sliding log nor slots in
+    /// flight can be charged like this.
+    pub fn of_estimates(
+        name: &str,
+        algorithm: Algorithm,
+        quotas: &[Quota],
+        overdraft: Overdraft,
+    ) -> Result<Limit, QuotaError> {
+        match words::Words::new(algorithm, quotas, Some(overdraft)) {
+            Some(words) if algorithm != Algorithm::Concurrency => Ok(Limit {
+                name: name.into(),
+                rule: Rule::Words(words?),
+            }),
+            _ => Err(QuotaError::NoEstimates),
+        }
     }
 
     /// The name, under which a [`Store`] finds the counters again.

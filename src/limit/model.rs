@@ -53,7 +53,7 @@ fn address(n: u64, limit: u16) -> Address {
 /// So many at once, one more each second.
 fn bucket(burst: u64) -> Buckets {
     let quota = Quota::new(1, std::time::Duration::from_secs(1), burst).unwrap();
-    Buckets::new(Shape::Burst, &[quota]).unwrap()
+    Buckets::new(Shape::Burst, &[quota], None).unwrap()
 }
 
 fn ask(now_ns: u64) -> Ask {

@@ -174,6 +174,11 @@ pub enum QuotaError {
     /// A rate for what has none.
     #[error("a concurrency limit counts requests in flight and has no rate")]
     SlotsHaveNoRate,
+    /// An algorithm that cannot be charged by estimates.
+    #[error(
+        "this algorithm counts requests one by one and cannot be charged by estimates; use a token bucket"
+    )]
+    NoEstimates,
     /// A limit has no quota at all.
     #[error("a limit needs at least one quota")]
     NoQuota,

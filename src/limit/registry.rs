@@ -119,6 +119,15 @@ impl Attached {
         &self.name
     }
 
+    /// The most units that one estimate takes: the capacity and the largest debt. A reservation
+    /// holds at most that.
+    pub fn largest_claim(&self, tier: usize) -> u64 {
+        match &self.rule {
+            Rule::Words(words) => words.largest_claim(tier),
+            Rule::Logs(_) => 1,
+        }
+    }
+
     /// Keys that hold a slot of the table (or, for a sliding log, a ring). Those that have all of their units are among
     /// them until somebody needs the slot.
     pub fn keys(&self) -> u64 {

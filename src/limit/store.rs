@@ -192,6 +192,16 @@ impl Store {
         }
     }
 
+    /// Charges a limit of estimates for the units that a request has cost beyond those it holds,
+    /// whether or not they are there. Debt is bounded; returns the units that the bound forgives.
+    /// A refund is a [`Store::release`] of the units, with the moment at which they were charged.
+    pub fn overdraw(&self, now_ns: u64, charge: &Charge<'_>) -> u64 {
+        match &charge.limit.rule {
+            Rule::Words(words) => Word::new(charge, words, now_ns).overdraw(self),
+            Rule::Logs(_) => charge.cost,
+        }
+    }
+
     /// Gives back what an admitted request was charged by one of its limits: slots when its work has ended, or a place
     /// in a queue when its client has gone away. Exactly once, with the charge and the `now_ns` that were given to
     /// [`Store::admit`], and what it answered in [`Standing::held`].
@@ -477,3 +487,5 @@ use word::{Place, Word};
 mod tests;
 #[cfg(test)]
 mod every_algorithm;
+#[cfg(test)]
+mod settling;

@@ -103,7 +103,7 @@ impl Former {
     /// What this rule had counted of a key when it was succeeded; `None` where it did not know the key.
     fn spent(&self, store: &Store, key: Option<Key>, tier: usize) -> Option<u64> {
         let at_ns = self.change.at_ns.load(Relaxed);
-        let standing = match &self.limit.rule {
+        Some(match &self.limit.rule {
             Rule::Words(words) => {
                 let state = self.limit.state(tier);
                 let (word, spread) = match key {
@@ -113,14 +113,13 @@ impl Former {
                         (store.table.find(&address)?.load()?, address.spread())
                     }
                 };
-                words.standing(&ask(tier, at_ns, spread), word)
+                words.owed(&ask(tier, at_ns, spread), word)
             }
             Rule::Logs(logs) => {
                 let id = self.limit.state(tier).id;
-                store.look_at_ring(id, key, logs, &ask(tier, at_ns, 0))?
+                used(&store.look_at_ring(id, key, logs, &ask(tier, at_ns, 0))?)
             }
-        };
-        Some(used(&standing))
+        })
     }
 }
 
@@ -250,7 +249,7 @@ impl Former {
                 return;
             };
             let word = shared.word.load(Relaxed);
-            let units = used(&before.standing(&ask(was, now_ns, shared.spread), word));
+            let units = before.owed(&ask(was, now_ns, shared.spread), word);
             if units > 0
                 && let Some(bucket) = state.overflow(index)
             {
@@ -307,7 +306,7 @@ impl Rule {
             Rule::Words(words) => {
                 let spread = key.map_or(0, |key| Address::new(key, 0).spread());
                 let word = words.spent(spent, tier, spread);
-                used(&words.standing(&ask(tier, at_ns, spread), word))
+                words.owed(&ask(tier, at_ns, spread), word)
             }
             Rule::Logs(logs) => logs.still_spent(spent, tier, at_ns),
         }
@@ -315,12 +314,6 @@ impl Rule {
 }
 
 impl Words {
-    /// Units that a word owes.
-    pub(super) fn owed(&self, ask: &Ask, word: u64) -> u64 {
-        let asked = Ask { cost: 0, ..*ask };
-        used(&self.standing(&asked, word))
-    }
-
     /// The word of a key that has spent these units just now and nothing else.
     pub(super) fn spent_now(&self, ask: &Ask, units: u64) -> u64 {
         let at_ns = ask.now_ns;
@@ -333,7 +326,7 @@ impl Words {
             cost: spent.units,
             ..ask(tier, spent.at_ns, spread)
         };
-        self.charge_anyway(&ask, 0)
+        self.overdraw(&ask, 0).0
     }
 }
 

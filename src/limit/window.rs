@@ -47,7 +47,12 @@
 
 use std::num::NonZeroU64;
 
-use super::{Quota, QuotaError, Standing, bucket::STEP_BACK_NS, words::Ask};
+use super::{
+    Quota, QuotaError, Standing,
+    bucket::STEP_BACK_NS,
+    overdraft::{Claimed, Overdraft},
+    words::Ask,
+};
 
 /// The uptime for which every index fits: 9 years.
 const UPTIME_NS: u64 = 9 * 366 * 24 * 3_600 * 1_000_000_000;
@@ -267,6 +272,8 @@ fn low_bits(bits: u32) -> u64 {
 struct Window {
     layout: Layout,
     limit: u64,
+    /// With the largest debt beside, where requests are charged by estimates.
+    reach: Option<NonZeroU64>,
 }
 
 /// The windows of one limit: one per tier. Tiers whose windows differ in length count apart.
@@ -277,25 +284,42 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    pub(super) fn fixed(quotas: &[Quota]) -> Result<Windows, QuotaError> {
-        Windows::new(Kind::Fixed, quotas)
+    pub(super) fn fixed(
+        quotas: &[Quota],
+        overdraft: Option<Overdraft>,
+    ) -> Result<Windows, QuotaError> {
+        Windows::new(Kind::Fixed, quotas, overdraft)
     }
 
-    pub(super) fn sliding(quotas: &[Quota]) -> Result<Windows, QuotaError> {
-        Windows::new(Kind::Sliding, quotas)
+    pub(super) fn sliding(
+        quotas: &[Quota],
+        overdraft: Option<Overdraft>,
+    ) -> Result<Windows, QuotaError> {
+        Windows::new(Kind::Sliding, quotas, overdraft)
     }
 
-    fn new(kind: Kind, quotas: &[Quota]) -> Result<Windows, QuotaError> {
+    fn new(
+        kind: Kind,
+        quotas: &[Quota],
+        overdraft: Option<Overdraft>,
+    ) -> Result<Windows, QuotaError> {
         let window = |quota: &Quota| {
             quota.check_rate()?;
             let window_ns = NonZeroU64::new(quota.period_ns()).ok_or(QuotaError::PeriodTooShort)?;
             let layout = Layout::new(kind, window_ns);
             let limit = quota.amount.get();
-            if limit > layout.most() {
-                let most = layout.most();
+            let most = overdraft.map_or(layout.most(), |overdraft| {
+                overdraft.largest_capacity(layout.most())
+            });
+            if limit > most {
                 return Err(QuotaError::WindowTooFull { most });
             }
-            Ok(Window { layout, limit })
+            let reach = overdraft.and_then(|overdraft| overdraft.reach(limit));
+            Ok(Window {
+                layout,
+                limit,
+                reach: reach.and_then(NonZeroU64::new),
+            })
         };
         let (default, others) = quotas.split_first().ok_or(QuotaError::NoQuota)?;
         Ok(Windows {
@@ -331,10 +355,13 @@ impl Windows {
         if ask.cost == 0 {
             return Ok(word);
         }
-        let Window { layout, limit } = *self.window(ask.tier);
+        let window = self.window(ask.tier);
+        let Window { layout, limit, .. } = *window;
         let view = layout.view(ask.now_ns, ask.spread, word);
-        if layout.used(&view).saturating_add(ask.cost) <= limit {
-            let cur = view.cur.saturating_add(ask.cost);
+        if let Some(claimed) = Claimed::new(ask.cost, limit, window.reach)
+            && layout.used(&view).saturating_add(claimed.needs) <= limit
+        {
+            let cur = view.cur.saturating_add(claimed.takes);
             return Ok(layout.pack(view.index, view.prev, cur));
         }
         Err(if view.moved {
@@ -346,13 +373,41 @@ impl Windows {
 
     /// The word after a charge that has happened anyway: nothing remains at worst.
     pub(super) fn charge_anyway(&self, ask: &Ask, word: u64) -> u64 {
-        let Window { layout, limit } = *self.window(ask.tier);
+        let Window { layout, limit, .. } = *self.window(ask.tier);
         let view = layout.view(ask.now_ns, ask.spread, word);
         if ask.cost == 0 || view.index > layout.last_index() {
             return word;
         }
         let cur = view.cur.saturating_add(ask.cost).min(limit).max(view.cur);
         layout.pack(view.index, view.prev, cur)
+    }
+
+    /// The word after a charge that has happened and may go into debt, and the units that the
+    /// bound on debt forgives. The present window is charged.
+    pub(super) fn overdraw(&self, ask: &Ask, word: u64) -> (u64, u64) {
+        let layout = self.layout(ask.tier);
+        let view = layout.view(ask.now_ns, ask.spread, word);
+        if ask.cost == 0 || view.index > layout.last_index() {
+            return (word, ask.cost);
+        }
+        let most = self.largest_claim(ask.tier).max(view.cur);
+        let cur = view.cur.saturating_add(ask.cost).min(most);
+        let paid = cur.saturating_sub(view.cur);
+        let word = layout.pack(view.index, view.prev, cur);
+        (word, ask.cost.saturating_sub(paid))
+    }
+
+    /// Units that count now.
+    pub(super) fn owed(&self, ask: &Ask, word: u64) -> u64 {
+        let layout = self.layout(ask.tier);
+        let used = layout.used(&layout.view(ask.now_ns, ask.spread, word));
+        used.min(self.largest_claim(ask.tier))
+    }
+
+    /// The most units that one estimate takes.
+    pub(super) fn largest_claim(&self, tier: usize) -> u64 {
+        let window = self.window(tier);
+        window.reach.map_or(window.limit, NonZeroU64::get)
     }
 
     /// The word after giving back a charge that was made with this `ask`: exact, wherever the count is by now.
@@ -370,9 +425,12 @@ impl Windows {
     /// How a window with this word stands to a request that is not charged.
     #[inline]
     pub(super) fn standing(&self, ask: &Ask, word: u64) -> Standing {
-        let Window { layout, limit } = *self.window(ask.tier);
+        let window = self.window(ask.tier);
+        let Window { layout, limit, .. } = *window;
         let view = layout.view(ask.now_ns, ask.spread, word);
         let wait_ns = |target| layout.wait_ns(&view, target);
-        Standing::of_count(layout.used(&view), limit, ask.cost, wait_ns)
+        let claimed = Claimed::new(ask.cost, limit, window.reach);
+        let needs = claimed.map_or(ask.cost, |claimed| claimed.needs);
+        Standing::of_count(layout.used(&view), limit, needs, wait_ns)
     }
 }

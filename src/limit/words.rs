@@ -7,6 +7,7 @@ use super::{
     Algorithm, Quota, QuotaError, Standing,
     bucket::{Buckets, Scale, Shape},
     in_flight::InFlight,
+    overdraft::Overdraft,
     window::{Layout, Windows},
 };
 
@@ -55,15 +56,22 @@ impl Form {
 }
 
 impl Words {
-    /// `None` for the algorithm that keeps no word.
-    pub(super) fn new(algorithm: Algorithm, quotas: &[Quota]) -> Option<Result<Words, QuotaError>> {
+    /// `None` for the algorithm that keeps no word. With an `overdraft` requests are charged by
+    /// estimates; slots are not.
+    pub(super) fn new(
+        algorithm: Algorithm,
+        quotas: &[Quota],
+        overdraft: Option<Overdraft>,
+    ) -> Option<Result<Words, QuotaError>> {
         Some(match algorithm {
             Algorithm::TokenBucket | Algorithm::Gcra => {
-                Buckets::new(Shape::Burst, quotas).map(Words::Bucket)
+                Buckets::new(Shape::Burst, quotas, overdraft).map(Words::Bucket)
             }
-            Algorithm::LeakyBucket => Buckets::new(Shape::Queue, quotas).map(Words::Bucket),
-            Algorithm::FixedWindow => Windows::fixed(quotas).map(Words::Window),
-            Algorithm::SlidingWindow => Windows::sliding(quotas).map(Words::Window),
+            Algorithm::LeakyBucket => {
+                Buckets::new(Shape::Queue, quotas, overdraft).map(Words::Bucket)
+            }
+            Algorithm::FixedWindow => Windows::fixed(quotas, overdraft).map(Words::Window),
+            Algorithm::SlidingWindow => Windows::sliding(quotas, overdraft).map(Words::Window),
             Algorithm::Concurrency => InFlight::new(quotas).map(Words::InFlight),
             Algorithm::SlidingLog => return None,
         })
@@ -129,6 +137,34 @@ impl Words {
             Words::Bucket(buckets) => buckets.charge_anyway(ask, word),
             Words::Window(windows) => windows.charge_anyway(ask, word),
             Words::InFlight(_) => word,
+        }
+    }
+
+    /// The word after a charge that has happened and may go into debt, and the units that the
+    /// bound on debt forgives.
+    pub(super) fn overdraw(&self, ask: &Ask, word: u64) -> (u64, u64) {
+        match self {
+            Words::Bucket(buckets) => buckets.overdraw(ask, word),
+            Words::Window(windows) => windows.overdraw(ask, word),
+            Words::InFlight(_) => (word, ask.cost),
+        }
+    }
+
+    /// Units that a word owes: what is spent and has not come back.
+    pub(super) fn owed(&self, ask: &Ask, word: u64) -> u64 {
+        match self {
+            Words::Bucket(buckets) => buckets.owed(ask, word),
+            Words::Window(windows) => windows.owed(ask, word),
+            Words::InFlight(_) => word,
+        }
+    }
+
+    /// The most units that one estimate takes.
+    pub(super) fn largest_claim(&self, tier: usize) -> u64 {
+        match self {
+            Words::Bucket(buckets) => buckets.largest_claim(tier),
+            Words::Window(windows) => windows.largest_claim(tier),
+            Words::InFlight(_) => 1,
         }
     }
 

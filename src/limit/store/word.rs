@@ -199,6 +199,24 @@ impl<'a> Word<'a> {
         }
     }
 
+    /// Charges what has happened, and says how much of it is forgiven.
+    pub(super) fn overdraw(mut self, store: &Store) -> u64 {
+        if self.ask.cost == 0 || self.words.is_slots() {
+            return self.ask.cost;
+        }
+        let (place, _) = self.find(store);
+        let forgiven = std::cell::Cell::new(0);
+        // never an `Err`, so it ends with the charge made
+        let next = |words: &Words, ask: &Ask, word| {
+            let (word, beyond) = words.overdraw(ask, word);
+            forgiven.set(beyond);
+            Ok(word)
+        };
+        let charged = self.settle(store, place, next);
+        debug_assert!(charged.is_ok(), "nothing denies it");
+        forgiven.get()
+    }
+
     /// Changes the word to what comes `next`, and says what and where it is now: for a key without a slot, and for a word
     /// that others are changing. `Err`: with this word nothing comes next.
     fn settle<'s>(
