@@ -17,7 +17,7 @@ use socket2::SockRef;
 
 use crate::support::{
     Client, Gate, Gateway, Origin, Redis, Request, eventually,
-    frames::{Connection, RST_STREAM},
+    frames::{Connection, HEADERS, RST_STREAM},
     h2c::H2cOrigin,
     origin::Exchange,
     raw,
@@ -389,6 +389,45 @@ fn an_http2_origin_does_not_work_on_more() {
         let mut client = gateway.connect();
         client.begin(&Request::get("/begun"));
         reset(client.stream());
+    });
+    at.check();
+    settled(&gateway);
+}
+
+#[test]
+fn answers_without_a_body_hold_their_slot_until_the_stream_ends() {
+    let at = Workplace::default();
+    let workplace = at.clone();
+    // begins its answer, works on, and ends the stream; the answer has no body, by its status or since a HEAD asks for it
+    let origin = H2cOrigin::new(move |mut call| {
+        let at = workplace.clone();
+        async move {
+            at.begin();
+            let status = call.target()[1..].parse::<u16>().unwrap_or(200);
+            let answer = Response::builder().status(status).body(());
+            let mut send = call.answer(answer.expect("a valid status"), false);
+            tokio::time::sleep(WORK).await;
+            at.end();
+            drop(send.send_data("".into(), true));
+        }
+    });
+    let gateway = Gateway::with(TWO).upstream_at(&origin.url()).start();
+    flood(400, |number| {
+        let request = match number % 4 {
+            0 => Request::new("HEAD", "/"),
+            1 => Request::get("/204"),
+            2 => Request::get("/304"),
+            _ => Request::new("HEAD", "/").header("connection", "close"),
+        };
+        gateway.send(&request);
+    });
+    flood(CLIENTS, |_| {
+        let mut client = Connection::open(gateway.address(), &[]);
+        for stream in (1..40).step_by(2) {
+            assert!(client.get(stream, "/204"));
+            while client.next().is_some_and(|frame| frame.kind != HEADERS) {}
+            client.send(RST_STREAM, 0, stream, &CANCEL);
+        }
     });
     at.check();
     settled(&gateway);
