@@ -19,9 +19,11 @@ use ipnet::IpNet;
 
 /// The smallest buffer: most forms fit.
 const MIN_BYTES: usize = 4 * 1024;
-/// What one client address may use: this part of all, and at least room for one body of the largest size while it grows.
-const CLIENT_PART: usize = 4;
-const CLIENT_MIN_BYTES: usize = 1024 * 1024;
+/// One client address may use this part of what the others leave. So twenty addresses that take all they can get, one after the
+/// other, still leave a fifteenth of all.
+const CLIENT_PART: usize = 8;
+/// A smaller bound is treated like this one, so that a body of the largest size has room while it grows.
+const CLIENT_MIN_OF_BYTES: usize = 8 * 1024 * 1024;
 
 /// How much memory bodies that are read ahead use, and may use.
 #[derive(Debug)]
@@ -70,9 +72,12 @@ impl BodyBuffers {
     fn reserve(&self, client: IpNet, bytes: usize) -> bool {
         let max = self.max_bytes.load(Relaxed);
         let mut clients = self.clients();
-        let held = clients.get(&client).map_or(bytes, |held| held + bytes);
+        let held = clients.get(&client).copied().unwrap_or_default();
+        let others = self.used().saturating_sub(held);
+        let left = max.max(CLIENT_MIN_OF_BYTES).saturating_sub(others);
+        let held = held.saturating_add(bytes);
+        let is_in_part = held <= left / CLIENT_PART;
         let add = |used: usize| used.checked_add(bytes).filter(|used| *used <= max);
-        let is_in_part = held <= (max / CLIENT_PART).max(CLIENT_MIN_BYTES);
         let before = match is_in_part {
             true => self.used_bytes.fetch_update(Relaxed, Relaxed, add).ok(),
             false => None,
@@ -90,8 +95,8 @@ impl BodyBuffers {
         if bytes == 0 {
             return;
         }
-        self.used_bytes.fetch_sub(bytes, Relaxed);
         let mut clients = self.clients();
+        self.used_bytes.fetch_sub(bytes, Relaxed);
         if let Some(held) = clients.get_mut(&client) {
             *held = held.saturating_sub(bytes);
             if *held == 0 {
@@ -195,12 +200,30 @@ mod tests {
             }
         };
         let hoarded = fill(1);
-        assert_eq!((hoarded.len(), all.used()), (1024, 16 << 20));
+        assert_eq!((hoarded.len(), all.used()), (512, 8 << 20));
         let other = fill(2);
-        assert_eq!(other.len(), 1024);
+        assert_eq!(other.len(), 448, "an eighth of what the first left");
         drop(hoarded);
-        assert_eq!((all.used(), all.clients().len()), (16 << 20, 1));
-        assert_eq!(fill(1).len(), 1024);
+        assert_eq!((all.used(), all.clients().len()), (7 << 20, 1));
+    }
+
+    #[test]
+    fn many_clients_cannot_take_the_room_of_one_who_comes_later() {
+        let all = BodyBuffers::new(64 << 20);
+        let mut hoarded = Vec::new();
+        for number in 1..=20 {
+            loop {
+                let mut buffer = BodyBuffer::new(&all, client(number));
+                if !buffer.append(&[0; 4096]) {
+                    break;
+                }
+                hoarded.push(buffer);
+            }
+        }
+        let left = (64 << 20) - all.used();
+        assert!((4 << 20..5 << 20).contains(&left), "{left} bytes are left");
+        let mut late = BodyBuffer::new(&all, client(21));
+        assert!(late.append(&[0; 64 * 1024]));
     }
 
     #[test]

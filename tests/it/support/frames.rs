@@ -160,14 +160,33 @@ impl<S: Read + Write> Connection<S> {
         self.head("POST", 0, stream, path)
     }
 
+    /// The same with more fields.
+    pub fn post_with(&mut self, stream: u32, path: &str, more: &[(&str, &str)]) -> bool {
+        self.head_with("POST", 0, stream, path, more)
+    }
+
     fn head(&mut self, method: &str, flags: u8, stream: u32, path: &str) -> bool {
-        let fields = [
+        self.head_with(method, flags, stream, path, &[])
+    }
+
+    fn head_with(
+        &mut self,
+        method: &str,
+        flags: u8,
+        stream: u32,
+        path: &str,
+        more: &[(&str, &str)],
+    ) -> bool {
+        let pseudo = [
             (":method", method),
             (":scheme", "http"),
             (":authority", "a.example"),
             (":path", path),
         ];
-        let fields = fields.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let fields = pseudo.iter().chain(more);
+        let fields: Vec<_> = fields
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect();
         self.send(HEADERS, flags | END_HEADERS, stream, &encode(&fields))
     }
 
