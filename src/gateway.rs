@@ -32,6 +32,7 @@ pub mod operate;
 mod observer;
 mod own;
 mod plan;
+mod process;
 mod purse;
 mod record;
 pub mod rulings;
@@ -77,6 +78,7 @@ use request_id::RequestIds;
 
 pub use body::Body;
 pub use plan::PlanError;
+pub use process::Process;
 pub use shared::{Current, OverflowSeen, Shared};
 pub use station::Station;
 
@@ -168,7 +170,7 @@ impl Worker {
         let upstreams: Vec<_> = upstreams.collect();
         let notebook = match previous {
             Some(worker) => Arc::clone(&worker.notebook),
-            None => shared.notebooks.open(),
+            None => shared.process.notebooks.open(),
         };
         notebook.retain(|limit| shared.plan.limit(limit).is_some());
         Self {
@@ -181,8 +183,8 @@ impl Worker {
             fields: RefCell::default(),
             spare: SpareTable::default(),
             access: shared.access_log(),
-            spans: shared.spans().cloned(),
-            tokens: TokenCache::new(shared.token_secret),
+            spans: shared.process.spans().cloned(),
+            tokens: TokenCache::new(shared.process.token_secret),
             decisions: Cell::new(0),
             majorities: RefCell::new(
                 // the page of own quotas has a limit, too
@@ -227,7 +229,7 @@ impl Worker {
         let Some(outbound) = self.outbound(request, target, framing) else {
             return self.refuse(request, &Refusal::Internal, None);
         };
-        if answer::came_through(&head.headers, &self.shared.pseudonym) {
+        if answer::came_through(&head.headers, &self.shared.process.pseudonym) {
             return self.refuse(request, &Refusal::LoopDetected, None);
         }
         let upstream = &self.upstreams[route.upstream];
@@ -293,7 +295,7 @@ impl Worker {
             }),
             managed: &self.shared.plan.managed,
             request_id: &request.request_id,
-            pseudonym: &self.shared.pseudonym,
+            pseudonym: &self.shared.process.pseudonym,
             priority: request.decision.route.priority.stated(),
             over: &request.decision.tags,
             websocket: target.websocket,

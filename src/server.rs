@@ -9,6 +9,7 @@
 //! The service manager, if there is one, is told of each state (`notify`). The calling thread becomes the control plane: signals, reloads, the admin listener, checks of upstream servers, upkeep of
 //! the metrics. A request never touches it.
 
+mod activation;
 mod aside;
 mod certificates;
 mod descriptors;
@@ -18,33 +19,25 @@ mod reload;
 mod watcher;
 mod worker;
 
-use std::{
-    io,
-    net::SocketAddr,
-    path::PathBuf,
-    sync::{Arc, mpsc as std_mpsc},
-    thread,
-    time::{Duration, SystemTime},
-};
+use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, thread, time::Duration};
 
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
-    sync::{Semaphore, mpsc, oneshot, watch},
+    sync::{mpsc, oneshot, watch},
 };
 
 use crate::{
     admin::{Admin, Readiness, Reload, State},
     config::Snapshot,
-    gateway::{Current, OverflowSeen, Shared},
-    listener::{self, Address, Bound, Company, ListeningSocket, crowd::Crowd},
+    gateway::{Current, OverflowSeen, Process},
+    listener::{self, Address, Company},
     telemetry::{self, Metrics},
 };
 
+use activation::Activation;
 use aside::{HighWater, Wave, aside, give_memory_back};
-use certificates::Certificates;
-use errands::UnderWay;
-use reload::{Listening, Reloader};
-use worker::{Duty, Opening, Stop};
+use reload::Reloader;
+use worker::Stop;
 
 /// Why the gateway did not start.
 #[derive(Debug, thiserror::Error)]
@@ -112,7 +105,8 @@ pub struct Running {
     admin_open: watch::Sender<bool>,
 }
 
-/// Binds, starts the workers and the admin listener, and returns when all of them accept. A reload reads `file` again.
+/// Makes the first configuration active, as a reload would, and returns when all workers and the admin listener accept. A reload
+/// reads `file` again.
 pub fn start(
     snapshot: Snapshot,
     file: Option<PathBuf>,
@@ -120,16 +114,11 @@ pub fn start(
     company: Company,
 ) -> Result<Running, StartError> {
     let workers = snapshot.server.worker_threads();
-    let mut bound = Vec::with_capacity(snapshot.listeners.len());
-    for settings in &snapshot.listeners {
-        let address = &settings.address;
-        bound.push(listener::bind(address, workers, company).map_err(|error| {
-            StartError::Bind {
-                address: address.to_string(),
-                error,
-            }
-        })?);
-    }
+    telemetry::log::install_panic_hook(metrics.panics());
+    let process = Process::start(&snapshot, metrics)?;
+    let mut activation = Activation::new(process, workers);
+    // a port that is taken is the likeliest error: it comes before anything that waits
+    let listeners = activation.bind(&snapshot.listeners, company)?;
     let control = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -137,74 +126,24 @@ pub fn start(
     let admin_socket = bind_admin(snapshot.admin.address, company)?;
     let signals = Signals::install()?;
     drop(in_control);
-
-    let certificates = Certificates::take_up(&snapshot.listeners, &[], &metrics)?;
-    let listening: Vec<Listening> = (snapshot.listeners.iter().zip(&bound))
-        .zip(certificates.listeners())
-        .map(|((settings, bound), tls)| Listening {
-            configured: settings.address.clone(),
-            real: bound.address.clone(),
-            tls,
-        })
-        .collect();
     let admin_address = admin_socket.local_addr()?;
-    let max_connections = descriptors::for_connections(snapshot.server.max_connections);
-    descriptors::warn_if_few(snapshot.server.max_connections);
-    metrics.config_loaded(&snapshot.hash, SystemTime::now());
-    telemetry::log::install_panic_hook(metrics.panics());
-    let shared = Arc::new(Shared::new(Arc::new(snapshot), metrics)?);
 
-    let errands = control.block_on(errands::of(&shared, None, certificates));
-    let readiness = Readiness::default();
+    let first = control.block_on(activation.prepare(snapshot, listeners))?;
     let (stop, stopping) = watch::channel(Stop::No);
-    let crowd = Arc::new(Crowd::default());
-    let connections = Arc::new(Semaphore::new(max_connections.min(Semaphore::MAX_PERMITS)));
-    let mut threads = Vec::with_capacity(workers);
-    let mut mailboxes = Vec::with_capacity(workers);
-    let (up, started) = std_mpsc::sync_channel(workers);
-    for (index, sockets) in deal(bound, workers).into_iter().enumerate() {
-        let (orders, mailbox) = mpsc::channel(1);
-        mailboxes.push(orders);
-        let duty = Duty {
-            openings: openings(&shared, &listening, sockets),
-            shared: Arc::clone(&shared),
-            connections: Arc::clone(&connections),
-            crowd: Arc::clone(&crowd),
-            orders: mailbox,
-            stopping: stopping.clone(),
-            up: up.clone(),
-        };
-        threads.push(
-            thread::Builder::new()
-                .name(format!("worker-{index}"))
-                .spawn(move || duty.work())?,
-        );
-    }
-    drop(up);
-    for _ in 0..workers {
-        started
-            .recv()
-            .map_err(|_| io::Error::other("a worker ended before it accepted"))??;
-    }
-    let current = Current::new(shared);
+    let threads = activation.start_workers(&first, &stopping)?;
+    let current = Current::new(control.block_on(activation.activate(first)));
+    let listeners = activation.addresses();
+
+    let readiness = Readiness::default();
     let (reloads, asked) = mpsc::channel(RELOADS);
-    let addresses = listening.iter().map(|at| at.real.clone()).collect();
-    let mut under_way = UnderWay::default();
-    control.block_on(async { under_way.replace(errands) });
     if let Some(file) = &file {
-        control.spawn(watcher::watch(
-            file.clone(),
-            Arc::clone(&current),
-            reloads.clone(),
-        ));
+        let (file, current) = (file.clone(), Arc::clone(&current));
+        control.spawn(watcher::watch(file, current, reloads.clone()));
     }
     let reloader = Reloader {
         file,
-        errands: under_way,
         current: Arc::clone(&current),
-        listening,
-        orders: mailboxes,
-        connections,
+        activation,
     };
     control.spawn(reloader.serve(asked));
     let admin = Admin::new(
@@ -222,7 +161,7 @@ pub fn start(
     control.spawn(admin.serve(admin_socket, closed));
     readiness.set(State::Ready);
     Ok(Running {
-        listeners: addresses,
+        listeners,
         admin: admin_address,
         workers,
         control,
@@ -234,37 +173,6 @@ pub fn start(
         reloads,
         admin_open,
     })
-}
-
-/// What one worker accepts on.
-fn openings(
-    shared: &Shared,
-    listening: &[Listening],
-    sockets: Vec<ListeningSocket>,
-) -> Vec<Opening> {
-    let listeners = shared.snapshot().listeners.iter().zip(listening);
-    listeners
-        .zip(sockets)
-        .map(|((settings, at), socket)| Opening {
-            settings: settings.clone(),
-            label: at.real.to_string(),
-            tls: at.tls.clone(),
-            socket,
-        })
-        .collect()
-}
-
-/// Hands every worker its socket of each address.
-fn deal(bound: Vec<Bound>, workers: usize) -> Vec<Vec<ListeningSocket>> {
-    let mut hands: Vec<Vec<ListeningSocket>> = (0..workers)
-        .map(|_| Vec::with_capacity(bound.len()))
-        .collect();
-    for address in bound {
-        for (hand, socket) in hands.iter_mut().zip(address.sockets) {
-            hand.push(socket);
-        }
-    }
-    hands
 }
 
 fn bind_admin(
@@ -332,10 +240,10 @@ impl Running {
             loop {
                 ticks.tick().await;
                 let shared = current.shared();
-                shared.rulings().refresh();
+                shared.process().rulings().refresh();
                 shared.warn_of_overflow(&mut overflow);
-                shared.follow_wall_clock();
-                let buffers = shared.body_buffers();
+                shared.process().follow_wall_clock();
+                let buffers = shared.process().body_buffers();
                 let have_fallen = bodies.has_fallen(buffers.take_peak(), buffers.used());
                 if wave.is_over(listener::parked()) || have_fallen {
                     // what cannot be given back now is kept, and of use later

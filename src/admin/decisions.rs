@@ -35,12 +35,18 @@ impl Admin {
         match path {
             [] => {
                 let most = call.query("limit_to").and_then(|most| most.parse().ok());
-                let found = shared.notebooks().decisions(|one| is_wanted(one, call));
+                let found = shared
+                    .process()
+                    .notebooks()
+                    .decisions(|one| is_wanted(one, call));
                 let found = found.iter().take(most.unwrap_or(SHOWN_MAX).min(SHOWN_MAX));
                 Answer::ok(json!({ "decisions": found.map(summary).collect::<Vec<_>>() }))
             }
             [id] => {
-                let found = shared.notebooks().decisions(|one| one.request_id == *id);
+                let found = shared
+                    .process()
+                    .notebooks()
+                    .decisions(|one| one.request_id == *id);
                 found
                     .first()
                     .map_or_else(unknown, |one| Answer::ok(whole(one)))

@@ -31,7 +31,7 @@ impl Admin {
         let shared = self.inner.current.shared();
         let answered = match (path, &call.method) {
             ([], &Method::GET | &Method::HEAD) => Ok(Answer::ok(json!({
-                "limits": limits(&shared, &shared.metrics().samples()),
+                "limits": limits(&shared, &shared.process().metrics().samples()),
                 "kill": kill(&shared),
             }))),
             ([], _) => Err(Answer::wrong_method("GET")),
@@ -79,7 +79,7 @@ impl Admin {
 
 /// How a limit that is switched off for all is described; `null` where none is.
 pub(super) fn kill(shared: &Shared) -> Value {
-    let rulings = shared.rulings();
+    let rulings = shared.process().rulings();
     acting(rulings.on_all(), rulings.on_all_here())
 }
 
@@ -140,7 +140,7 @@ fn rule_mode(
     acting: Option<Acting>,
     scope: Scope,
 ) -> Result<&'static str, Answer> {
-    let rulings = shared.rulings();
+    let rulings = shared.process().rulings();
     if scope == Scope::Gateway || acting.is_none() {
         match limit {
             Some(limit) => rulings.rule_here(limit, acting),
@@ -170,7 +170,10 @@ fn one(shared: &Shared, name: &str) -> Result<Answer, Answer> {
     let limits = shared.limits();
     let found = limits.iter().find(|limit| limit.settings.name == name);
     let limit = found.ok_or_else(|| refused(&NoKey::Limit(name.to_owned())))?;
-    Ok(Answer::ok(limit_json(limit, &shared.metrics().samples())))
+    Ok(Answer::ok(limit_json(
+        limit,
+        &shared.process().metrics().samples(),
+    )))
 }
 
 fn limit_json(limit: &LimitView, samples: &[Sample]) -> Value {
@@ -271,7 +274,7 @@ fn show_key(shared: &Shared, limit: &str, key: &str, tier: Option<&str>) -> Resu
 }
 
 fn key_json(shared: &Shared, limit: &str, view: &KeyView) -> Value {
-    let ruling = shared.rulings().on(limit).on_key(&view.name);
+    let ruling = shared.process().rulings().on(limit).on_key(&view.name);
     let mut json = ruling.as_ref().map_or_else(|| json!({}), ruling_json);
     json["limit"] = json!(limit);
     json["key"] = json!(view.name);
@@ -361,7 +364,7 @@ fn boost(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer,
         )
     })?;
     let until = until(call)?.or_else(|| SystemTime::now().checked_add(BOOST_FOR));
-    let gateways = shared.metrics().samples();
+    let gateways = shared.process().metrics().samples();
     let gateways = gateways
         .iter()
         .find(|sample| sample.name == "tidegate_budget_gateways");

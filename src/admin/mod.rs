@@ -157,7 +157,7 @@ impl Admin {
         waiting: usize,
         timeouts: Timeouts,
     ) -> Admin {
-        let metrics = current.shared().metrics().clone();
+        let metrics = current.shared().process().metrics().clone();
         let listener = metrics.listener("admin", &[CROWDED]);
         let inner = Inner {
             current,

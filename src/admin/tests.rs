@@ -14,6 +14,7 @@ use tokio::{
 use super::*;
 use crate::{
     config::{self, Snapshot},
+    gateway::Process,
     gateway::Shared,
     identity, limit,
     response::{FieldFamilies, FieldsOn, Settings},
@@ -113,8 +114,10 @@ fn per_minute(amount: u64) -> limit::Quota {
 }
 
 fn current(address: &str, token: Option<&str>) -> Arc<Current> {
-    let shared = Shared::new(Arc::new(snapshot(address, token)), Metrics::install());
-    Current::new(Arc::new(shared.expect("it can be put to work")))
+    let snapshot = Arc::new(snapshot(address, token));
+    let process = Process::start(&snapshot, Metrics::install()).expect("the system has threads");
+    let shared = Shared::prepare(&process, snapshot, None).expect("it can be put to work");
+    Current::new(Arc::new(shared))
 }
 
 fn admin(address: &str, token: Option<&str>) -> Admin {

@@ -159,7 +159,7 @@ impl Worker {
         let route: &'a RoutePlan = decision.route;
         let mut meeting = Meeting::default();
         self.meet(decision, route, guesses, &mut meeting, effect, observer)?;
-        let now_ns = self.shared.nanoseconds(decision.decided_at);
+        let now_ns = self.shared.process.nanoseconds(decision.decided_at);
         match &self.shared.budget {
             Some(budget) if meeting.acting.iter().any(Met::is_shared) => {
                 let together = self.ask_together(budget, decision, now_ns, &meeting.acting, effect);
@@ -203,7 +203,7 @@ impl Worker {
         if !effect.charges() {
             return;
         }
-        let store = &self.shared.store;
+        let store = &self.shared.process.store;
         for (index, met) in acting.iter().enumerate() {
             if !met.limit.rule.settings.charge_rejected {
                 continue;
@@ -270,7 +270,7 @@ impl Worker {
         client: &Client<'_>,
         subject: &Subject<'_>,
     ) -> (Option<usize>, Concern) {
-        let (hasher, prefixes) = (&self.shared.hasher, self.shared.plan.prefixes);
+        let (hasher, prefixes) = (&self.shared.process.hasher, self.shared.plan.prefixes);
         let mut tier = rule.tier(client);
         let mut blocked = None;
         let readable = || rule.key.readable(hasher, prefixes, subject);
@@ -348,8 +348,11 @@ impl Worker {
     }
 
     fn readable(&self, rule: &LimitRule, subject: &Subject<'_>) -> String {
-        rule.key
-            .readable(&self.shared.hasher, self.shared.plan.prefixes, subject)
+        rule.key.readable(
+            &self.shared.process.hasher,
+            self.shared.plan.prefixes,
+            subject,
+        )
     }
 
     /// The verdict of the limits that act. On admission those that count now are charged, unless it only looks.
@@ -361,7 +364,7 @@ impl Worker {
         effect: DecisionEffect,
     ) -> Kept<'a> {
         let mut verdict = Verdict::default();
-        let store = &self.shared.store;
+        let store = &self.shared.process.store;
         let charges = |later: bool| {
             let chosen = acting.iter().filter(move |met| met.counts_later() == later);
             chosen.map(|met| met.charge(route))
@@ -505,8 +508,8 @@ impl Worker {
     ) -> Option<Finding<'a>> {
         let charges = [met.charge(route)];
         let verdict = match met.counts_later() || !effect.charges() {
-            true => self.shared.store.peek(now_ns, &charges),
-            false => self.shared.store.admit(now_ns, &charges),
+            true => self.shared.process.store.peek(now_ns, &charges),
+            false => self.shared.process.store.admit(now_ns, &charges),
         };
         verdict.findings.first().copied()
     }
@@ -520,9 +523,11 @@ impl Worker {
             .filter(|met| met.counts_later());
         let mut now_ns = None;
         for met in later.filter(|met| met.limit.rule.settings.count_status.contains(&status)) {
-            let now_ns =
-                *now_ns.get_or_insert_with(|| self.shared.nanoseconds(tokio::time::Instant::now()));
+            let now_ns = *now_ns.get_or_insert_with(|| {
+                self.shared.process.nanoseconds(tokio::time::Instant::now())
+            });
             self.shared
+                .process
                 .store
                 .charge(now_ns, &met.charge(decision.route));
         }

@@ -110,7 +110,7 @@ impl Worker {
             status,
             &met(request, &request.decision.verdict.standings()),
             settings,
-            self.shared.wall_clock(request.decision.decided_at),
+            self.shared.process.wall_clock(request.decision.decided_at),
         );
         record.answered(status);
         self.count_answer(&request.decision, status);
@@ -132,7 +132,7 @@ impl Worker {
             &asked(request),
             settings,
             &mut self.fields.borrow_mut(),
-            self.shared.wall_clock(request.decision.decided_at),
+            self.shared.process.wall_clock(request.decision.decided_at),
         );
         let retry_after = denial.retry_after();
         let binding = standings
@@ -190,7 +190,7 @@ impl Worker {
                 status,
                 &met(request, &request.decision.verdict.standings()),
                 settings,
-                self.shared.wall_clock(request.decision.decided_at),
+                self.shared.process.wall_clock(request.decision.decided_at),
             );
         }
         self.count_answer(&request.decision, status);
@@ -230,6 +230,7 @@ impl Worker {
         self.decisions.set(count.wrapping_add(1));
         if count.is_multiple_of(TIMED) {
             self.shared
+                .process
                 .decision_seconds
                 .record(request.decision.arrived.elapsed());
         }

@@ -99,7 +99,7 @@ impl Worker {
                         What::Met(..) | What::Nothing(_) | What::Boost(_) => {}
                     }
                 }
-                let now_ns = self.shared.nanoseconds(decision.decided_at);
+                let now_ns = self.shared.process.nanoseconds(decision.decided_at);
                 let verdict = self.ask(now_ns, route, &acting, DecisionEffect::Look);
                 if !verdict.admitted() {
                     for limit in &route.limits {
@@ -116,7 +116,7 @@ impl Worker {
         if verdict.admitted() {
             return Ok(false);
         }
-        let now_ns = self.shared.nanoseconds(decision.decided_at);
+        let now_ns = self.shared.process.nanoseconds(decision.decided_at);
         decision.verdict = verdict;
         self.charge_rejected(decision, now_ns, route, &acting, effect);
         decision.met = acting;

@@ -166,7 +166,7 @@ impl Worker {
             StatusCode::OK,
             &answer::met(request, &request.decision.verdict.standings()),
             &self.shared.plan.response,
-            self.shared.wall_clock(request.decision.decided_at),
+            self.shared.process.wall_clock(request.decision.decided_at),
         );
         // always: a proxy that copies them then replaces whatever the client has sent
         let client = request

@@ -21,7 +21,7 @@ use std::{
 use http::HeaderMap;
 
 use super::{
-    RequestContext, Shared, Worker,
+    Process, RequestContext, Shared, Worker,
     admit::{self, Noted},
     decide::DecisionEffect,
     described::{Described, DescribedSource},
@@ -63,7 +63,8 @@ pub fn explain(mut snapshot: Snapshot, described: &Described) -> Result<Explanat
     // a limit that gateways share is explained as if this one had it to itself
     snapshot.redis = None;
     snapshot.trace = TraceSettings::default();
-    let shared = Shared::new(Arc::new(snapshot), Metrics::install())?;
+    let process = Process::start(&snapshot, Metrics::install()).map_err(PlanError::System)?;
+    let shared = Shared::prepare(&process, Arc::new(snapshot), None)?;
     let worker = Worker::new(Arc::new(shared), None);
     // charged, in buckets that nothing else uses: limits then say what is left after the request
     Ok(worker.explain(described, FRESH, DecisionEffect::Charge)?)
@@ -312,7 +313,7 @@ impl Worker {
                     .decision
                     .with_subject(&plan.table, asked, |subject| {
                         rule.key
-                            .readable(&self.shared.hasher, plan.prefixes, subject)
+                            .readable(&self.shared.process.hasher, plan.prefixes, subject)
                     })
             });
         let client = request

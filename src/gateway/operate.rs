@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::{
     Shared,
-    notebook::{Notebooks, TopKey},
+    notebook::TopKey,
     plan::LimitRule,
     rulings::{About, LimitRulings, Rulings, TooManyRulings},
 };
@@ -112,16 +112,6 @@ pub enum NoKey {
 }
 
 impl Shared {
-    /// What operators have decided beside the configuration.
-    pub fn rulings(&self) -> &Rulings {
-        &self.rulings
-    }
-
-    /// What workers remember.
-    pub fn notebooks(&self) -> &Notebooks {
-        &self.notebooks
-    }
-
     /// Every limit, in the order of the configuration.
     pub fn limits(&self) -> Vec<LimitView> {
         let now = Instant::now();
@@ -137,8 +127,8 @@ impl Shared {
             keys: rule.buckets.keys(),
             evictions: rule.buckets.evictions(),
             overflowed: rule.buckets.overflowed(),
-            guaranteed: self.store.guaranteed_keys(&rule.buckets),
-            top: self.notebooks.top(&rule.name, now),
+            guaranteed: self.process.store.guaranteed_keys(&rule.buckets),
+            top: self.process.notebooks.top(&rule.name, now),
             rulings: Arc::clone(&rule.rulings),
         }
     }
@@ -206,6 +196,7 @@ impl Shared {
         let is_about =
             |limit: &super::explain::LimitShown| limit.name == rule.name && limit.key == name;
         let latest = self
+            .process
             .notebooks
             .decisions(|one| one.explanation.limits.iter().any(is_about));
         match latest.first().map(|one| &one.explanation.who.tier) {
@@ -216,7 +207,7 @@ impl Shared {
     }
 
     fn key_stands(&self, rule: &LimitRule, key: Option<Key>, tier: usize) -> Option<KeyStanding> {
-        let now_ns = self.nanoseconds(Instant::now());
+        let now_ns = self.process.nanoseconds(Instant::now());
         let verdict = match rule.shared.as_ref().zip(self.budget.as_ref()) {
             Some((limit, budget)) => {
                 let claim = Claim {
@@ -235,7 +226,7 @@ impl Shared {
                     cost: 1,
                     max_delay_ns: 0,
                 };
-                self.store.peek(now_ns, &[charge])
+                self.process.store.peek(now_ns, &[charge])
             }
         };
         let standing: Standing = *verdict.standings().first()?;
@@ -261,8 +252,8 @@ impl Shared {
         rule: impl FnOnce(&Rulings) -> Result<(), TooManyRulings>,
     ) -> Result<Reach, TooManyRulings> {
         let ruled = || {
-            rule(&self.rulings)?;
-            Ok(self.rulings.notice(about))
+            rule(&self.process.rulings)?;
+            Ok(self.process.rulings.notice(about))
         };
         let is_posted = match &self.budget {
             Some(budget) => budget.board().post(ruled)?,
@@ -286,7 +277,7 @@ impl Shared {
     pub fn reset(&self, limit: &str, name: &str) -> Result<(), NoKey> {
         let rule = self.rule(limit)?;
         let (_, key) = self.named(rule, name)?;
-        self.store.forget(&rule.buckets, key);
+        self.process.store.forget(&rule.buckets, key);
         Ok(())
     }
 
@@ -298,12 +289,12 @@ impl Shared {
     /// A key by its name; of one that shows a hash only, where it is among those that are rejected most.
     fn named(&self, rule: &LimitRule, name: &str) -> Result<(String, Option<Key>), NoKey> {
         let known = || {
-            let top = self.notebooks.top(&rule.name, Instant::now());
+            let top = self.process.notebooks.top(&rule.name, Instant::now());
             let one = top.into_iter().find(|top| top.name == name)?;
             Some((one.name, one.key))
         };
         rule.key
-            .named(&self.hasher, self.plan.prefixes, name)
+            .named(&self.process.hasher, self.plan.prefixes, name)
             .or_else(known)
             .ok_or_else(|| not_named(rule, name))
     }

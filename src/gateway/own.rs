@@ -63,7 +63,7 @@ impl Worker {
             &answer::asked(request),
             &plan.response,
             &mut self.fields.borrow_mut(),
-            self.shared.wall_clock(request.decision.decided_at),
+            self.shared.process.wall_clock(request.decision.decided_at),
         );
         let bytes = response.body().len() as u64;
         record::note(self, request, StatusCode::OK, bytes, Ours::Asked);
@@ -113,10 +113,10 @@ impl Worker {
     /// As far as this gateway knows, where others keep the limit, too.
     fn stands(&self, request: &RequestContext<'_>, met: &Met<'_>) -> Option<Standing> {
         let shared = &self.shared;
-        let now_ns = shared.nanoseconds(request.decision.decided_at);
+        let now_ns = shared.process.nanoseconds(request.decision.decided_at);
         let verdict = match (&shared.budget, met.claim(1)) {
             (Some(budget), Some(claim)) => budget.peek(now_ns, &[claim]),
-            _ => shared.store.peek(now_ns, &[met.charge_of(1)]),
+            _ => shared.process.store.peek(now_ns, &[met.charge_of(1)]),
         };
         let finding = verdict.findings.first()?;
         let closed = met.blocked.map(|blocked| blocked.finding(finding));

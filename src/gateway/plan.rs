@@ -10,6 +10,7 @@ use metrics::Counter;
 use super::{
     exceptions::Exceptions,
     own,
+    process::Process,
     rulings::{LimitRulings, Rulings},
     suspicion::{Once, UNNAMED_PROXY},
 };
@@ -160,11 +161,10 @@ impl Plan {
     /// and limits go on with what was spent ([`Store::change_over`]).
     pub(super) fn bind(
         snapshot: &Snapshot,
-        store: &Store,
-        metrics: &Metrics,
-        rulings: &Rulings,
+        process: &Process,
         previous: Option<&Plan>,
     ) -> Result<Self, PlanError> {
+        let (store, metrics, rulings) = (&*process.store, process.metrics(), &process.rulings);
         let region_share = snapshot
             .redis
             .as_ref()

@@ -9,16 +9,13 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
-
 use super::{
     plan::{Plan, PlanError},
-    rulings::Rulings,
+    process::Process,
 };
 use crate::{
     budget::{self, Budget, KeeperThread, Reader, SharedLimit},
     config::Snapshot,
-    telemetry::Metrics,
 };
 
 /// A budget, and what it was made for.
@@ -35,9 +32,7 @@ impl Purse {
     pub(super) fn of(
         snapshot: &Snapshot,
         plan: &Plan,
-        epoch: Instant,
-        metrics: &Metrics,
-        rulings: &Arc<Rulings>,
+        process: &Process,
         previous: Option<&Arc<Purse>>,
     ) -> Result<Option<Arc<Purse>>, PlanError> {
         let Some(redis) = snapshot.redis.as_ref().filter(|_| !plan.shared.is_empty()) else {
@@ -53,12 +48,13 @@ impl Purse {
         if let Some(same) = previous.filter(is_same) {
             return Ok(Some(Arc::clone(same)));
         }
-        let counted = metrics.budget(&budget::FAILURES, &budget::LOSSES);
+        let counted = process.metrics().budget(&budget::FAILURES, &budget::LOSSES);
         let max_keys = snapshot.server.max_keys;
-        let rulings = Arc::clone(rulings);
+        let rulings = Arc::clone(&process.rulings);
         let reader = Reader::new(move |posted, is_news| rulings.read(&posted, is_news));
         let limits = &plan.shared;
-        let (budget, keeper) = budget::start(redis, max_keys, limits, epoch, counted, reader)?;
+        let (budget, keeper) =
+            budget::start(redis, max_keys, limits, process.epoch(), counted, reader)?;
         Ok(Some(Arc::new(Purse {
             budget,
             keeper: Mutex::new(Some(keeper)),

@@ -401,7 +401,7 @@ impl KeptLimit {
             request.decision.attributes.as_ref()?,
             |subject| {
                 rule.key
-                    .readable(&worker.shared.hasher, plan.prefixes, subject)
+                    .readable(&worker.shared.process.hasher, plan.prefixes, subject)
             },
         );
         Some(Self {

@@ -1,173 +1,86 @@
-//! What all workers of a process share: the plan, the buckets, the metrics, the access log.
+//! The active configuration: its plan, its shared budget, its bound on requests in flight. A reload replaces all of it and
+//! keeps the [`Process`].
 //!
-//! A reload makes another [`Shared`] with a plan of its own and everything else in common ([`Shared::succeed`]). Workers take
-//! it up one by one; a request keeps the one that it began with. Whoever is not a worker asks [`Current`].
+//! A start and a reload take the same two steps: [`Shared::prepare`] makes the next configuration beside the one that runs,
+//! which changes nothing; [`Shared::take_over`] moves the counters to it. Workers take it up one by one, and a request keeps
+//! the one that it began with. Everybody else asks [`Current`].
 
-use std::{
-    collections::HashMap,
-    io::{self, IsTerminal as _},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    time::{Duration, SystemTime},
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use metrics::{Counter, Histogram};
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{
-    notebook::Notebooks,
     plan::{Plan, PlanError},
+    process::Process,
     purse::Purse,
-    rulings::Rulings,
-    suspicion::Once,
 };
 use crate::{
     config::Snapshot,
-    identity::{KeyHasher, KeyRing, KeysUrl},
-    limit::Store,
-    listener::body_buffers::BodyBuffers,
+    identity::{KeyRing, KeysUrl},
     overload::Overload,
-    telemetry::{
-        AccessLines, Metrics,
-        access::{AccessLog, LineCap, Style},
-        trace::Spans,
-    },
+    telemetry::{AccessLines, access::AccessLog},
 };
 
-/// Shared by every worker; nothing in it is locked on a request's path.
+/// One configuration at work, shared by every worker; nothing in it is locked on a request's path.
 #[derive(Debug)]
 pub struct Shared {
+    pub(super) process: Arc<Process>,
     pub(super) plan: Plan,
-    pub(super) store: Arc<Store>,
-    pub(super) hasher: KeyHasher,
-    /// Under which workers remember tokens.
-    pub(super) token_secret: [u8; 32],
     /// Where limits are kept together with other gateways.
     pub(super) budget: Option<Arc<Purse>>,
-    /// Of all bodies that are read ahead, on whichever worker.
-    pub(super) body_buffers: Arc<BodyBuffers>,
     /// How many requests are under way, and may be.
     pub(super) overload: Option<Arc<Overload>>,
-    pub(super) decision_seconds: Histogram,
-    /// Our name in `Via`: one of its own for each process, so that a loop is told from two gateways in a row.
-    pub(super) pseudonym: String,
     snapshot: Arc<Snapshot>,
-    metrics: Metrics,
-    /// Workers write through clones of their own.
-    access: Option<Arc<Mutex<AccessLog>>>,
-    /// How many lines rejections get.
-    rejected_lines: Arc<LineCap>,
-    rejected_left_out: Counter,
-    spans: Option<Spans>,
-    /// What operators have decided beside the configuration.
-    pub(super) rulings: Arc<Rulings>,
-    /// What workers remember of their decisions.
-    pub(super) notebooks: Arc<Notebooks>,
-    /// That a proxy seems to be unnamed.
-    pub(super) unnamed_proxy: Arc<Once>,
-    /// The origin of the limiter's time.
-    epoch: Instant,
-    /// What the wall clock said then, in nanoseconds since 1970.
-    epoch_wall_ns: Arc<AtomicU64>,
 }
 
 /// By limit: how many decisions have found no room, and when that was last said.
 #[derive(Debug, Default)]
 pub struct OverflowSeen(HashMap<String, (u64, Option<Instant>)>);
 
-/// Bytes of access lines that may wait for standard output.
-const ACCESS_QUEUE_BYTES: usize = 4 * 1024 * 1024;
+/// How long a connection to Redis, the collector or standard output may take to close.
+const CLOSING: Duration = Duration::from_secs(1);
 
 impl Shared {
-    /// Puts a configuration to work.
-    pub fn new(snapshot: Arc<Snapshot>, metrics: Metrics) -> Result<Self, PlanError> {
-        let store = Store::new(snapshot.server.max_keys);
-        let rulings = Arc::<Rulings>::default();
-        let plan = Plan::bind(&snapshot, &store, &metrics, &rulings, None)?;
-        let access = access_log(&snapshot, &metrics)?;
-        let spans = spans(&snapshot, &metrics)?;
-        let (key_secret, token_secret) = (secret()?, secret()?);
-        let epoch = Instant::now();
-        let workers = snapshot.server.worker_threads();
-        let budget = Purse::of(&snapshot, &plan, epoch, &metrics, &rulings, None)?;
+    /// Makes a configuration ready to run, beside the one that runs now, if any: `previous` notices nothing. Limits that are
+    /// shared need [`connect`](Self::connect) besides.
+    pub fn prepare(
+        process: &Arc<Process>,
+        snapshot: Arc<Snapshot>,
+        previous: Option<&Shared>,
+    ) -> Result<Self, PlanError> {
+        let plan = Plan::bind(&snapshot, process, previous.map(|shared| &shared.plan))?;
+        process.start_access_log(&snapshot)?;
+        let overload = snapshot.overload.as_ref().map(|wanted| {
+            let mut running = previous
+                .iter()
+                .filter_map(|shared| shared.overload.as_ref());
+            // requests in flight stay counted where the bound stays
+            let same = running.find(|running| running.settings() == wanted);
+            same.map_or_else(|| Overload::new(wanted.clone()), Arc::clone)
+        });
         Ok(Self {
+            process: Arc::clone(process),
             plan,
-            store: Arc::new(store),
-            hasher: KeyHasher::new(key_secret),
-            token_secret,
-            budget,
-            body_buffers: BodyBuffers::new(snapshot.server.max_body_buffer),
-            overload: snapshot.overload.clone().map(Overload::new),
-            decision_seconds: metrics.decision_seconds(),
-            pseudonym: pseudonym(),
+            budget: None,
+            overload,
             snapshot,
-            rejected_lines: Arc::default(),
-            rejected_left_out: metrics.log_lines_left_out(),
-            spans,
-            metrics,
-            access,
-            rulings,
-            notebooks: Arc::new(Notebooks::new(workers)),
-            unnamed_proxy: Arc::default(),
-            epoch,
-            epoch_wall_ns: Arc::new((wall_ns().saturating_sub(since_ns(epoch))).into()),
         })
     }
 
-    /// Puts another configuration to work beside this one, with the same buckets, counters and logs. Changes nothing for
-    /// whoever still uses this one. May wait for Redis.
-    pub fn succeed(&self, snapshot: Arc<Snapshot>) -> Result<Self, PlanError> {
-        let before = Some(&self.plan);
-        let plan = Plan::bind(&snapshot, &self.store, &self.metrics, &self.rulings, before)?;
-        let access = match (&self.access, snapshot.log.access) {
-            (Some(running), _) => Some(Arc::clone(running)),
-            (None, _) => access_log(&snapshot, &self.metrics)?,
-        };
-        let before = self.budget.as_ref();
-        let (epoch, rulings) = (self.epoch, &self.rulings);
-        let budget = Purse::of(&snapshot, &plan, epoch, &self.metrics, rulings, before)?;
-        Ok(Self {
-            plan,
-            budget,
-            body_buffers: Arc::clone(&self.body_buffers),
-            overload: self.overload_of(&snapshot),
-            store: Arc::clone(&self.store),
-            hasher: self.hasher,
-            token_secret: self.token_secret,
-            decision_seconds: self.decision_seconds.clone(),
-            pseudonym: self.pseudonym.clone(),
-            snapshot,
-            metrics: self.metrics.clone(),
-            access,
-            rejected_lines: Arc::clone(&self.rejected_lines),
-            rejected_left_out: self.rejected_left_out.clone(),
-            // where spans go is settled when the process starts
-            spans: self.spans.clone(),
-            rulings: Arc::clone(&self.rulings),
-            notebooks: Arc::clone(&self.notebooks),
-            unnamed_proxy: Arc::clone(&self.unnamed_proxy),
-            epoch: self.epoch,
-            epoch_wall_ns: Arc::clone(&self.epoch_wall_ns),
-        })
+    /// Connects to Redis where the configuration has limits that gateways share, or goes on with the connection of `previous`.
+    /// Waits until Redis has answered, or its timeout has passed. Not on a thread of low priority: the thread that keeps
+    /// the leases inherits it.
+    pub fn connect(&mut self, previous: Option<&Shared>) -> Result<(), PlanError> {
+        let previous = previous.and_then(|shared| shared.budget.as_ref());
+        self.budget = Purse::of(&self.snapshot, &self.plan, &self.process, previous)?;
+        Ok(())
     }
 
-    /// What is under way goes on being counted, where the bound is as it was.
-    fn overload_of(&self, snapshot: &Snapshot) -> Option<Arc<Overload>> {
-        let wanted = snapshot.overload.as_ref()?;
-        let same = self.overload.as_ref();
-        let same = same.filter(|running| running.settings() == wanted);
-        Some(same.map_or_else(|| Overload::new(wanted.clone()), Arc::clone))
-    }
-
-    /// The same plan and the same buckets, with metrics and notes of its own: for trying what it would decide.
+    /// The same plan with metrics and notes of its own: for trying what it would decide.
     pub(super) fn beside(&self) -> Result<Self, PlanError> {
-        let metrics = Metrics::install();
-        let before = Some(&self.plan);
-        let snapshot = &self.snapshot;
-        let plan = Plan::bind(snapshot, &self.store, &metrics, &self.rulings, before)?;
+        let process = self.process.observer();
+        let plan = Plan::bind(&self.snapshot, &process, Some(&self.plan))?;
         // key sets that were fetched, or no token would verify
         for (url, keys) in plan.identifier.published_keys() {
             let mut known = self.published_keys();
@@ -176,37 +89,29 @@ impl Shared {
             }
         }
         Ok(Self {
+            process,
             plan,
-            metrics,
             budget: self.budget.clone(),
-            body_buffers: Arc::clone(&self.body_buffers),
             overload: self.overload.clone(),
-            store: Arc::clone(&self.store),
-            hasher: self.hasher,
-            token_secret: self.token_secret,
-            decision_seconds: Histogram::noop(),
-            pseudonym: self.pseudonym.clone(),
-            snapshot: Arc::clone(snapshot),
-            access: None,
-            rejected_lines: Arc::default(),
-            rejected_left_out: Counter::noop(),
-            spans: None,
-            rulings: Arc::clone(&self.rulings),
-            notebooks: Arc::new(Notebooks::new(1)),
-            unnamed_proxy: Arc::clone(&self.unnamed_proxy),
-            epoch: self.epoch,
-            epoch_wall_ns: Arc::clone(&self.epoch_wall_ns),
+            snapshot: Arc::clone(&self.snapshot),
         })
     }
 
-    /// The buckets of this plan's limits go on where those of the one before are now. To be called once, before any worker
-    /// decides by it.
+    /// The buckets of this plan's limits go on where those of the one before are now. Call it once, before any worker decides
+    /// by this configuration.
     pub fn take_over(&self, before: &Shared) {
-        self.body_buffers
+        let process = &self.process;
+        process
+            .body_buffers
             .set_max(self.snapshot.server.max_body_buffer);
-        let now_ns = self.nanoseconds(Instant::now());
-        self.store
-            .change_over(now_ns, before.plan.buckets(), self.plan.buckets());
+        let now_ns = process.nanoseconds(Instant::now());
+        let (before, after) = (before.plan.buckets(), self.plan.buckets());
+        process.store.change_over(now_ns, before, after);
+    }
+
+    /// What a reload keeps.
+    pub fn process(&self) -> &Arc<Process> {
+        &self.process
     }
 
     /// The configuration of this plan.
@@ -214,50 +119,31 @@ impl Shared {
         &self.snapshot
     }
 
-    /// The memory for bodies that are read ahead.
-    pub fn body_buffers(&self) -> &BodyBuffers {
-        &self.body_buffers
-    }
-
     /// The key sets that are to be fetched, and where they are put to use.
     pub fn published_keys(&self) -> impl Iterator<Item = (&KeysUrl, &Arc<KeyRing>)> {
         self.plan.identifier.published_keys()
     }
 
-    /// The registry of this gateway's metrics.
-    pub fn metrics(&self) -> &Metrics {
-        &self.metrics
-    }
-
-    /// Hands back what was borrowed from other gateways, sends the spans that wait, and what waits in the access log to
-    /// standard output; waits for each, but not for ever. To be called when no worker serves any more, and on no runtime.
+    /// Hands back what was borrowed from other gateways, then closes the process's logs. Call it when no worker serves any more,
+    /// and on no runtime.
     pub fn close(&self) {
-        const PATIENCE: Duration = Duration::from_secs(1);
         if let Some(budget) = &self.budget {
-            budget.close(PATIENCE);
+            budget.close(CLOSING);
         }
-        if let Some(spans) = &self.spans {
-            spans.close(PATIENCE);
-        }
-        if let Some(access) = &self.access {
-            access
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .close(PATIENCE);
-        }
+        self.process.close(CLOSING);
     }
 
-    /// Hands back what was borrowed from other gateways, where the configuration after this one does not go on with it. To be
-    /// called when no worker uses it any more, and on no runtime.
+    /// Hands back what was borrowed from other gateways, where the next configuration does not go on with it. Call it when no
+    /// worker uses this one any more, and on no runtime.
     pub fn retire(&self, after: &Shared) {
-        const PATIENCE: Duration = Duration::from_secs(1);
+        let is_kept = |budget| {
+            let kept = after.budget.as_ref();
+            kept.is_some_and(|kept| Arc::ptr_eq(kept, budget))
+        };
         if let Some(budget) = &self.budget
-            && !after
-                .budget
-                .as_ref()
-                .is_some_and(|kept| Arc::ptr_eq(kept, budget))
+            && !is_kept(budget)
         {
-            budget.close(PATIENCE);
+            budget.close(CLOSING);
         }
     }
 
@@ -290,33 +176,10 @@ impl Shared {
         }
     }
 
-    /// Follows a wall clock that was set. To be called every second or so, off the workers.
-    pub fn follow_wall_clock(&self) {
-        let seen = wall_ns().saturating_sub(since_ns(self.epoch));
-        if seen.abs_diff(self.epoch_wall_ns.load(Relaxed)) > CLOCK_WAS_SET_NS {
-            self.epoch_wall_ns.store(seen, Relaxed);
-        }
-    }
-
-    /// A moment as a date. The same for every worker, and steady while the system's clock is nudged into step: the end of one
-    /// window is always the same second.
-    pub(super) fn wall_clock(&self, at: Instant) -> SystemTime {
-        let since = self
-            .epoch_wall_ns
-            .load(Relaxed)
-            .saturating_add(self.nanoseconds(at));
-        SystemTime::UNIX_EPOCH + Duration::from_nanos(since)
-    }
-
-    /// A writer of access lines for one worker.
+    /// A writer of access lines for one worker, if the configuration wants any.
     pub(super) fn access_log(&self) -> Option<AccessLog> {
         let wanted = self.snapshot.log.access != AccessLines::Off;
-        self.access.as_ref().filter(|_| wanted).map(|access| {
-            access
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone()
-        })
+        wanted.then(|| self.process.access_log()).flatten()
     }
 
     pub(super) fn logs_all(&self) -> bool {
@@ -325,64 +188,9 @@ impl Shared {
 
     /// Whether a rejection gets a line; if so, how many got none before it.
     pub(super) fn admit_rejected_line(&self, at: Instant) -> Option<u64> {
-        let second = self.nanoseconds(at) / 1_000_000_000;
-        let admitted = self
-            .rejected_lines
-            .admit(second, self.snapshot.log.max_rejected);
-        if admitted.is_none() {
-            self.rejected_left_out.increment(1);
-        }
-        admitted
+        let most = self.snapshot.log.max_rejected;
+        self.process.admit_rejected_line(at, most)
     }
-
-    /// Where spans go, if anywhere.
-    pub(super) fn spans(&self) -> Option<&Spans> {
-        self.spans.as_ref()
-    }
-
-    /// A moment in the limiter's time.
-    pub(super) fn nanoseconds(&self, at: Instant) -> u64 {
-        u64::try_from(at.saturating_duration_since(self.epoch).as_nanos()).unwrap_or(u64::MAX)
-    }
-}
-
-/// The wall clock may differ by so much from what it was expected to say before it is believed to have been set.
-const CLOCK_WAS_SET_NS: u64 = 500_000_000;
-
-fn wall_ns() -> u64 {
-    let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
-}
-
-fn since_ns(epoch: Instant) -> u64 {
-    u64::try_from(epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
-}
-
-fn secret<const BYTES: usize>() -> io::Result<[u8; BYTES]> {
-    let mut secret = [0; BYTES];
-    getrandom::fill(&mut secret).map_err(|error| io::Error::other(error.to_string()))?;
-    Ok(secret)
-}
-
-/// Starts what sends spans, if anything is to.
-fn spans(snapshot: &Snapshot, metrics: &Metrics) -> io::Result<Option<Spans>> {
-    let collector = snapshot.trace.collector.clone();
-    let start = |collector| Spans::start(collector, metrics.spans());
-    collector.map(start).transpose()
-}
-
-/// Starts the access log, if there is to be one.
-fn access_log(snapshot: &Snapshot, metrics: &Metrics) -> io::Result<Option<Arc<Mutex<AccessLog>>>> {
-    if snapshot.log.access == AccessLines::Off {
-        return Ok(None);
-    }
-    let style = match snapshot.log.format.is_json(io::stdout().is_terminal()) {
-        true => Style::Json,
-        false => Style::Text,
-    };
-    let dropped = metrics.log_lines_dropped();
-    let log = AccessLog::start(style, Box::new(io::stdout()), ACCESS_QUEUE_BYTES, dropped)?;
-    Ok(Some(Arc::new(Mutex::new(log))))
 }
 
 /// The configuration that runs.
@@ -398,11 +206,11 @@ impl Current {
             shared: ArcSwap::new(shared),
         });
         let shown = Arc::downgrade(&current);
-        current.shared().metrics.on_render(move || {
+        current.shared().process.metrics().on_render(move || {
             if let Some(current) = shown.upgrade() {
                 let shared = current.shared();
-                let bodies = &shared.body_buffers;
-                shared.metrics.body_buffers(bodies.used(), bodies.refused());
+                let (bodies, metrics) = (&shared.process.body_buffers, shared.process.metrics());
+                metrics.body_buffers(bodies.used(), bodies.refused());
                 shared
                     .plan
                     .limits
@@ -428,13 +236,4 @@ impl Current {
             }
         }
     }
-}
-
-fn pseudonym() -> String {
-    let mut id = [0; 4];
-    // without entropy two processes may share a name: a chain of both would then be taken for a loop
-    if getrandom::fill(&mut id).is_err() {
-        id = std::process::id().to_le_bytes();
-    }
-    format!("tidegate-{:08x}", u32::from_le_bytes(id))
 }

@@ -102,7 +102,10 @@ impl Drop for Slots {
                 cost: slot.cost,
                 max_delay_ns: slot.rule.max_delay_ns,
             };
-            shared.store.release(slot.charged_at_ns, &charge, slot.held);
+            shared
+                .process
+                .store
+                .release(slot.charged_at_ns, &charge, slot.held);
         }
     }
 }

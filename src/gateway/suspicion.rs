@@ -44,7 +44,7 @@ impl Worker {
             return;
         }
         plan.addresses.rejected(UNNAMED_PROXY);
-        if self.shared.unnamed_proxy.is_first() {
+        if self.shared.process.unnamed_proxy.is_first() {
             tracing::warn!(
                 peer = %client.peer,
                 "x-forwarded-for comes from a private address that is not trusted: if that is your load balancer, all of its clients share one bucket; name it in client_ip.trusted_proxies"

@@ -37,7 +37,7 @@ impl Worker {
         met: &[Met<'a>],
         effect: DecisionEffect,
     ) -> Result<Together<'a>, Refusal> {
-        let (route, store) = (decision.route, &self.shared.store);
+        let (route, store) = (decision.route, &self.shared.process.store);
         let local = |later: bool| -> ArrayVec<Charge<'a>, MAX_LIMITS> {
             let chosen = met
                 .iter()

@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 use super::certificates::Certificates;
 use crate::{gateway::Shared, issuer::Issuer};
 
-type Errand = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(super) type Errand = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The errands of one configuration. Needs the control thread's runtime; what fails is said and tried again, so nothing here
 /// keeps a gateway from running.
@@ -33,7 +33,7 @@ async fn issuers(shared: &Shared, previous: Option<&Shared>) -> Vec<Issuer> {
     let mut issuers = Vec::new();
     let mut fetches = Vec::new();
     for (url, keys) in shared.published_keys() {
-        let mut issuer = Issuer::new(url, keys, shared.metrics());
+        let mut issuer = Issuer::new(url, keys, shared.process().metrics());
         let mut before = previous.into_iter().flat_map(Shared::published_keys);
         match before.find(|(known, _)| *known == url) {
             Some((_, known)) => {

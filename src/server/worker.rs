@@ -65,7 +65,6 @@ pub(super) struct Opening {
 
 /// What one worker thread does, and with what.
 pub(super) struct Duty {
-    pub(super) openings: Vec<Opening>,
     pub(super) shared: Arc<Shared>,
     pub(super) connections: Arc<Semaphore>,
     pub(super) crowd: Arc<Crowd>,
@@ -95,9 +94,6 @@ impl Duty {
             open: Vec::new(),
             leaving: JoinSet::new(),
         };
-        for opening in self.openings {
-            house.open.push(house.admit(opening));
-        }
         let station = Rc::clone(&house.station);
         let upkeep = tokio::task::spawn_local(async move {
             let mut ticks = tokio::time::interval(SWEEP);
@@ -139,7 +135,7 @@ struct Door {
 
 impl House {
     fn admit(&self, opening: Opening) -> Door {
-        let metrics = self.shared.metrics();
+        let metrics = self.shared.process().metrics();
         let observer = ConnectionMetrics::new(metrics, opening.label, &opening.settings);
         let handshakes = self.handshakes(opening.tls);
         let entrance = Entrance::new(opening.settings, handshakes, Arc::clone(&self.crowd));
@@ -156,7 +152,7 @@ impl House {
     }
 
     fn handshakes(&self, tls: Option<Arc<Tls>>) -> Option<Rc<Handshakes>> {
-        let metrics = self.shared.metrics();
+        let metrics = self.shared.process().metrics();
         tls.map(|tls| Rc::new(Handshakes::new(tls, metrics.handshakes())))
     }
 

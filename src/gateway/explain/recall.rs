@@ -78,7 +78,7 @@ impl Worker {
         let Some(asked) = &request.decision.attributes else {
             return noted;
         };
-        let now_ns = self.shared.nanoseconds(request.decision.decided_at);
+        let now_ns = self.shared.process.nanoseconds(request.decision.decided_at);
         request
             .decision
             .with_subject(&self.shared.plan.table, asked, |subject| {
@@ -91,6 +91,7 @@ impl Worker {
                     {
                         let stands = self
                             .shared
+                            .process
                             .store
                             .peek(now_ns, &[met.charge(request.decision.route)]);
                         let finding = stands.findings.first().copied();
@@ -118,7 +119,7 @@ impl Worker {
                         .decision
                         .with_subject(&self.shared.plan.table, asked, |subject| {
                             rule.key.readable(
-                                &self.shared.hasher,
+                                &self.shared.process.hasher,
                                 self.shared.plan.prefixes,
                                 subject,
                             )

@@ -17,7 +17,7 @@ impl Worker {
         target: &UpstreamTarget<'_>,
         body: Option<&[u8]>,
     ) -> Option<Forwarded> {
-        if answer::came_through(&request.head.headers, &self.shared.pseudonym) {
+        if answer::came_through(&request.head.headers, &self.shared.process.pseudonym) {
             return None;
         }
         let framing = match body {

@@ -196,3 +196,40 @@ fn gateways_that_disagree_about_a_limit_say_so() {
     let shown = one.look("/api/v1/limits/shared");
     assert_eq!(shown["gateways_disagree"], true, "{shown}");
 }
+
+/// The nice values of the threads of this name.
+fn nice_values(gateway: &Gateway, thread: &str) -> Vec<String> {
+    let tasks = format!("/proc/{}/task", gateway.pid());
+    let tasks = std::fs::read_dir(tasks).expect("the gateway runs");
+    tasks
+        .filter_map(|task| {
+            let folder = task.ok()?.path();
+            let name = std::fs::read_to_string(folder.join("comm")).ok()?;
+            let stat = std::fs::read_to_string(folder.join("stat")).ok()?;
+            // proc_pid_stat(5): field 19, and the name before it may hold anything but ends with `)`
+            let nice = stat.rsplit_once(") ")?.1.split(' ').nth(16)?;
+            (name.trim() == thread).then(|| nice.to_owned())
+        })
+        .collect()
+}
+
+#[test]
+fn a_reload_that_changes_shared_limits_does_not_slow_down_the_thread_that_talks_to_redis() {
+    let redis = Redis::start();
+    let with = |rate: &str| {
+        let url = redis.url();
+        format!(
+            "[redis]\nurl = {url:?}\n[gateway]\nlimits = [\"shared\"]\n\
+             [limit.shared]\nkey = []\nscope = \"global\"\nrate = \"{rate}\"\n"
+        )
+    };
+    let gateway = Gateway::with(&with("100/h")).start();
+    assert_eq!(nice_values(&gateway, "budget"), ["0"]);
+    gateway.reconfigure(&with("200/h"));
+    eventually("one connection to Redis", || {
+        match &nice_values(&gateway, "budget")[..] {
+            [nice] if nice == "0" => Ok(()),
+            other => Err(format!("nice values {other:?}")),
+        }
+    });
+}

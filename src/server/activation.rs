@@ -1,0 +1,319 @@
+//! How a configuration becomes active, at the start and at each reload: all of it, or nothing.
+//!
+//! ```text
+//! bind new addresses ─▶ prepare: plan, Redis, certificates ─▶ activate: every worker takes it up ─▶ it runs
+//!          └───────────────────────┴─▶ an error: nothing has changed
+//! ```
+//!
+//! Until [`Activation::activate`], new sockets are only bound and counters only looked up. From then on nothing can fail.
+//! Each worker takes the configuration up between two requests. At the start there is no previous configuration, and the workers
+//! have no listeners yet: everything else is the same.
+
+use std::{
+    io,
+    sync::{Arc, mpsc as std_mpsc},
+    thread,
+    time::{Duration, SystemTime},
+};
+
+use tokio::{
+    sync::{Semaphore, mpsc, oneshot, watch},
+    task,
+    time::Instant,
+};
+
+use super::{
+    StartError,
+    aside::{aside, give_memory_back},
+    certificates::Certificates,
+    descriptors,
+    errands::{self, Errand, UnderWay},
+    worker::{Assigned, Duty, Opening, Order, Stop},
+};
+use crate::{
+    config::Snapshot,
+    gateway::{Process, Shared},
+    listener::{self, Address, Bound, Company, Tls, crowd::Crowd},
+};
+
+/// What is active now: the configuration, where it listens, and the workers that run it.
+pub(super) struct Activation {
+    process: Arc<Process>,
+    /// `None` before the first.
+    active: Option<Arc<Shared>>,
+    /// In the order of the active configuration.
+    listening: Vec<Listening>,
+    /// Commands to the workers, one channel for each.
+    workers: Vec<mpsc::Sender<Order>>,
+    worker_count: usize,
+    /// Permits for connections, over all workers; so many there are.
+    connections: Arc<Semaphore>,
+    max_connections: usize,
+    background: UnderWay,
+}
+
+/// A listener that is open.
+#[derive(Clone, Debug)]
+struct Listening {
+    /// As in the configuration; port 0 is any.
+    configured: Address,
+    /// Where it really is.
+    real: Address,
+    /// Where connections begin with TLS.
+    tls: Option<Arc<Tls>>,
+}
+
+/// A listener of the next configuration: kept, by its place in the active one, or newly bound.
+pub(super) enum Place {
+    Kept(usize),
+    New(Bound),
+}
+
+/// A configuration that is ready to become active.
+pub(super) struct Prepared {
+    shared: Arc<Shared>,
+    listeners: Vec<Place>,
+    /// By listener.
+    tls: Vec<Option<Arc<Tls>>>,
+    background: Vec<Errand>,
+}
+
+/// Longer than any request keeps a worker from its commands.
+const ADOPTION: Duration = Duration::from_secs(10);
+
+impl Activation {
+    /// Nothing is active yet.
+    pub(super) fn new(process: Arc<Process>, worker_count: usize) -> Self {
+        Self {
+            process,
+            active: None,
+            listening: Vec::new(),
+            workers: Vec::with_capacity(worker_count),
+            worker_count,
+            connections: Arc::new(Semaphore::new(0)),
+            max_connections: 0,
+            background: UnderWay::default(),
+        }
+    }
+
+    /// Where the active configuration really listens, in its order.
+    pub(super) fn addresses(&self) -> Vec<Address> {
+        let listening = self.listening.iter();
+        listening.map(|listener| listener.real.clone()).collect()
+    }
+
+    /// Binds the addresses of the next configuration. One that is listened on already keeps its socket.
+    pub(super) fn bind(
+        &self,
+        listeners: &[listener::Settings],
+        company: Company,
+    ) -> Result<Vec<Place>, StartError> {
+        let mut kept = vec![false; self.listening.len()];
+        let mut places = Vec::with_capacity(listeners.len());
+        for settings in listeners {
+            let same =
+                |at: &usize| self.listening[*at].configured == settings.address && !kept[*at];
+            if let Some(at) = (0..kept.len()).find(same) {
+                kept[at] = true;
+                places.push(Place::Kept(at));
+                continue;
+            }
+            let bound = listener::bind(&settings.address, self.worker_count, company);
+            let bound = bound.map_err(|error| StartError::Bind {
+                address: settings.address.to_string(),
+                error,
+            });
+            places.push(Place::New(bound?));
+        }
+        Ok(places)
+    }
+
+    /// Makes the next configuration ready. Waits for Redis and for key sets, each within its timeout.
+    pub(super) async fn prepare(
+        &self,
+        snapshot: Snapshot,
+        listeners: Vec<Place>,
+    ) -> Result<Prepared, StartError> {
+        let snapshot = Arc::new(snapshot);
+        let (process, next) = (Arc::clone(&self.process), Arc::clone(&snapshot));
+        let previous = self.active.clone();
+        let prepare = move || Shared::prepare(&process, next, previous.as_deref());
+        let mut shared = match &self.active {
+            // a large plan takes long to make, and the workers have requests to serve
+            Some(_) => aside(prepare).await??,
+            None => prepare()?,
+        };
+        let previous = self.active.clone();
+        // Redis may be slow, and signals are waited for on this thread
+        let connected = task::spawn_blocking(move || {
+            let connected = shared.connect(previous.as_deref());
+            connected.map(|()| shared)
+        });
+        let shared = Arc::new(connected.await.map_err(io::Error::from)??);
+        let before: Vec<_> = listeners.iter().map(|place| self.tls_of(place)).collect();
+        let metrics = self.process.metrics();
+        let certificates = Certificates::take_up(&snapshot.listeners, &before, metrics)?;
+        let tls = certificates.listeners().collect();
+        let background = errands::of(&shared, self.active.as_deref(), certificates).await;
+        Ok(Prepared {
+            shared,
+            listeners,
+            tls,
+            background,
+        })
+    }
+
+    /// Starts the worker threads, which do not listen yet.
+    pub(super) fn start_workers(
+        &mut self,
+        first: &Prepared,
+        stopping: &watch::Receiver<Stop>,
+    ) -> io::Result<Vec<thread::JoinHandle<()>>> {
+        let crowd = Arc::new(Crowd::default());
+        let mut threads = Vec::with_capacity(self.worker_count);
+        let (up, started) = std_mpsc::sync_channel(self.worker_count);
+        for index in 0..self.worker_count {
+            let (commands, orders) = mpsc::channel(1);
+            self.workers.push(commands);
+            let duty = Duty {
+                shared: Arc::clone(&first.shared),
+                connections: Arc::clone(&self.connections),
+                crowd: Arc::clone(&crowd),
+                orders,
+                stopping: stopping.clone(),
+                up: up.clone(),
+            };
+            let thread = thread::Builder::new().name(format!("worker-{index}"));
+            threads.push(thread.spawn(move || duty.work())?);
+        }
+        drop(up);
+        for _ in 0..self.worker_count {
+            started
+                .recv()
+                .map_err(|_| io::Error::other("a worker ended before it accepted"))??;
+        }
+        Ok(threads)
+    }
+
+    /// Makes the next configuration the active one, and returns when every worker serves by it.
+    pub(super) async fn activate(&mut self, next: Prepared) -> Arc<Shared> {
+        let shared = next.shared;
+        self.resize(shared.snapshot().server.max_connections);
+        let previous = self.active.replace(Arc::clone(&shared));
+        if let Some(previous) = &previous {
+            shared.take_over(previous);
+        }
+        self.hand_over(&shared, next.listeners, &next.tls).await;
+        self.background.replace(next.background);
+        let hash = &shared.snapshot().hash;
+        let metrics = self.process.metrics();
+        metrics.config_loaded(hash, SystemTime::now());
+        if let Some(previous) = previous {
+            retire(previous, Arc::clone(&shared));
+        }
+        shared
+    }
+
+    /// The TLS of a listener that is kept.
+    fn tls_of(&self, place: &Place) -> Option<Arc<Tls>> {
+        match place {
+            Place::Kept(at) => self.listening[*at].tls.clone(),
+            Place::New(_) => None,
+        }
+    }
+
+    /// Lets more or fewer connections be open at once; those beyond a lower bound end by themselves.
+    fn resize(&mut self, wanted: usize) {
+        descriptors::warn_if_few(wanted);
+        let after = descriptors::for_connections(wanted).min(Semaphore::MAX_PERMITS);
+        let before = std::mem::replace(&mut self.max_connections, after);
+        self.connections.add_permits(after.saturating_sub(before));
+        let fewer = u32::try_from(before.saturating_sub(after)).unwrap_or(u32::MAX);
+        if fewer > 0 {
+            let connections = Arc::clone(&self.connections);
+            tokio::spawn(async move {
+                if let Ok(gone) = connections.acquire_many_owned(fewer).await {
+                    gone.forget();
+                }
+            });
+        }
+    }
+
+    /// Tells every worker, and waits until all have taken it up.
+    async fn hand_over(
+        &mut self,
+        shared: &Arc<Shared>,
+        mut places: Vec<Place>,
+        tls: &[Option<Arc<Tls>>],
+    ) {
+        let listeners = &shared.snapshot().listeners;
+        let mut adopted = Vec::with_capacity(self.workers.len());
+        for worker in &self.workers {
+            let doors = listeners.iter().zip(&mut places).zip(tls);
+            let assigned = doors.filter_map(|((settings, place), tls)| {
+                let (settings, tls) = (settings.clone(), tls.clone());
+                Some(match place {
+                    Place::Kept(at) => Assigned::Kept(*at, settings, tls),
+                    Place::New(bound) => Assigned::New(Opening {
+                        settings,
+                        label: bound.address.to_string(),
+                        tls,
+                        socket: bound.sockets.pop()?,
+                    }),
+                })
+            });
+            let (done, told) = oneshot::channel();
+            let order = Order {
+                shared: Arc::clone(shared),
+                entrances: assigned.collect(),
+                done,
+            };
+            // fails only for a worker that has ended, which the drain tells of
+            if worker.send(order).await.is_ok() {
+                adopted.push(told);
+            }
+        }
+        let doors = listeners.iter().zip(places).zip(tls);
+        let listening = doors.map(|((settings, place), tls)| Listening {
+            configured: settings.address.clone(),
+            real: match place {
+                Place::Kept(at) => self.listening[at].real.clone(),
+                Place::New(bound) => bound.address,
+            },
+            tls: tls.clone(),
+        });
+        self.listening = listening.collect();
+        let all = async {
+            for told in adopted {
+                let _ = told.await;
+            }
+        };
+        if tokio::time::timeout(ADOPTION, all).await.is_err() {
+            tracing::warn!("a worker has not taken up the new configuration yet; it will");
+        }
+    }
+}
+
+/// Frees what only the previous configuration needed, once its last request has ended, or has had its time. The rest
+/// is freed when that request has ended, but never by its worker, which would not serve meanwhile.
+fn retire(previous: Arc<Shared>, after: Arc<Shared>) {
+    const LOOK: Duration = Duration::from_millis(100);
+    let patience = previous.snapshot().server.drain_timeout;
+    tokio::spawn(async move {
+        let deadline = Instant::now() + patience;
+        while Arc::strong_count(&previous) > 1 && Instant::now() < deadline {
+            tokio::time::sleep(LOOK).await;
+        }
+        let retired = Arc::clone(&previous);
+        // waits for Redis, for a second at most
+        let _ = aside(move || retired.retire(&after)).await;
+        while Arc::strong_count(&previous) > 1 {
+            tokio::time::sleep(LOOK).await;
+        }
+        let _ = aside(move || {
+            drop(previous);
+            give_memory_back();
+        })
+        .await;
+    });
+}
