@@ -17,6 +17,8 @@ const IDLE_ARRIVALS: f64 = 16.0;
 const IDLE_MIN_NS: u64 = 10_000_000;
 /// While the pool is short, they go back after this time in any case.
 const IDLE_NS: u64 = 500_000_000;
+/// While it is not, they stay for this part of the horizon in any case: a machine that stands still for a moment has no requests.
+const IDLE_PARTS: u64 = 8;
 /// In horizons: what is further back says nothing about the rate.
 const MAX_QUIET: f64 = 2.0;
 
@@ -131,12 +133,11 @@ impl Lease {
         let quiet = self.rate_at_ns.saturating_sub(self.arrived_ns) as f64 / horizon_ns as f64;
         let rate = self.rate * quiet.min(MAX_QUIET).exp();
         let expected_ns = (IDLE_ARRIVALS / rate.max(1.0) * NS_PER_S) as u64;
-        let longest_ns = if self.short {
-            IDLE_NS.min(horizon_ns)
+        if self.short {
+            expected_ns.clamp(IDLE_MIN_NS, IDLE_NS).min(horizon_ns)
         } else {
-            u64::MAX
-        };
-        expected_ns.clamp(IDLE_MIN_NS.min(longest_ns), longest_ns)
+            expected_ns.max(horizon_ns.div_euclid(IDLE_PARTS))
+        }
     }
 }
 
