@@ -1,17 +1,22 @@
-//! tidegate: a reverse proxy that protects an origin from being overrun.
+//! tidegate: a rate-limiting reverse proxy that protects an origin from overload.
 //!
-//! A request takes this path, and the modules below stand in the order in which it is read best:
-//! [`gateway`] is the path itself, top to bottom: identify the client, find the route, admit or deny,
-//! forward or answer. What it decides with is the pure core: [`identity`] (whom we count), [`route`] (which
-//! policy applies), [`cost`] (what it costs, where only the answer tells) and [`limit`] (may it
-//! pass, and if not, when). What it acts through are the edges:
-//! [`listener`] (bytes become requests), [`budget`] (one allowance for several gateways),
-//! [`upstream`] (the request leaves), [`issuer`] (keys of tokens are fetched), [`response`] (every answer that we
-//! author). [`config`] turns text into one immutable value, [`server`] wires everything and owns start and
-//! drain, [`admin`] and [`telemetry`] let an operator see, [`cli`] is what a person types.
+//! The modules below are in reading order. Start with [`gateway`], the path of a request from top
+//! to bottom: identify the client, find the route, admit or deny, forward or answer.
 //!
-//! Imports point down this list only (`tests/it/tidy.rs` enforces it):
-//! cli → server → admin → gateway → config → response → (listener | budget | upstream | overload | issuer) → receive_buffer → telemetry → route → identity → cost → limit.
+//! The gateway decides with the pure core: [`identity`] (which client), [`route`] (which policy),
+//! [`cost`] (the cost, where only the response tells it) and [`limit`] (may the request pass, and
+//! if not, when).
+//!
+//! It acts through the edges: [`listener`] (bytes become requests), [`budget`] (limits that several
+//! gateways share), [`upstream`] (requests to the servers), [`issuer`] (keys that verify tokens)
+//! and [`response`] (every response that tidegate itself writes).
+//!
+//! [`config`] compiles the file into one immutable value. [`server`] wires everything and owns
+//! start and drain. [`admin`] and [`telemetry`] are for operators, and [`cli`] is the command line.
+//!
+//! Imports only point down this list (`tests/it/tidy.rs` enforces it): cli → server → admin →
+//! gateway → config → response → (listener | budget | upstream | overload | issuer) →
+//! receive_buffer → telemetry → route → identity → cost → limit.
 
 pub mod cli;
 pub mod server;

@@ -1,4 +1,4 @@
-//! What commands ask of a gateway that runs: its admin listener, in JSON over one short connection.
+//! The client of the admin API: one short connection per request, with JSON bodies.
 
 use std::{
     io::{Read, Write},
@@ -12,45 +12,46 @@ use serde_json::Value;
 
 use super::healthcheck::authority;
 
-/// Which gateway.
+/// The options that select a running gateway.
 #[derive(Clone, Debug, clap::Args)]
 pub struct AdminAddress {
-    /// The admin address of a gateway that runs: http://HOST:PORT
+    /// The admin address of a running gateway: http://HOST:PORT
     #[arg(long, value_name = "URL", env = "TIDEGATE_ADMIN")]
     pub admin: Option<String>,
-    /// The file with the token that it asks for
+    /// The file with the admin token
     #[arg(long, value_name = "FILE", env = "TIDEGATE_ADMIN_TOKEN_FILE")]
     pub token_file: Option<PathBuf>,
 }
 
-/// Where a gateway is asked that is not named.
+/// The admin address without `--admin`.
 const DEFAULT: &str = "http://127.0.0.1:9901";
-/// Longest wait for each step.
+/// The longest wait for each step.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The longest answer that is read.
+/// The largest response that is read.
 const ANSWER_MAX_BYTES: u64 = 16 << 20;
 
 impl AdminAddress {
-    /// As it was named, else the default.
+    /// The URL from the command line, else the default.
     pub fn url(&self) -> &str {
         self.admin.as_deref().unwrap_or(DEFAULT)
     }
 
-    /// What an operation answers; an error says why it does not.
+    /// Calls an operation and returns its JSON. The error says what failed and what to try
+    /// next.
     pub fn ask(&self, method: &str, path: &str, body: &Value) -> anyhow::Result<Value> {
         let url = self.url();
         let authority =
             authority(url).map_err(|wrong| anyhow::anyhow!("--admin {url}: {wrong}"))?;
         let (status, text) = self.exchange(authority, method, path, body).with_context(|| {
             format!(
-                "no gateway answers at http://{authority}; is tidegate running, and is this its [admin] address? Give another with --admin http://HOST:PORT"
+                "no gateway answers at http://{authority}: check that tidegate is running, or name its [admin] address with --admin http://HOST:PORT"
             )
         })?;
         let json: Value = serde_json::from_str(&text).unwrap_or_default();
         match status {
             200 => Ok(json),
             401 => {
-                bail!("http://{authority} asks for a token: give its file with --token-file FILE")
+                bail!("http://{authority} requires a token: name its file with --token-file FILE")
             }
             _ => {
                 let why = json["error"].as_str().or(json["detail"].as_str());
@@ -79,7 +80,7 @@ impl AdminAddress {
             body => body.to_string(),
         };
         let address = authority.to_socket_addrs()?.next();
-        let address = address.context("the name has no address")?;
+        let address = address.context("the host name has no address")?;
         let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
@@ -92,10 +93,10 @@ impl AdminAddress {
         stream.take(ANSWER_MAX_BYTES).read_to_string(&mut answer)?;
         let (head, body) = answer
             .split_once("\r\n\r\n")
-            .context("the answer is not HTTP")?;
+            .context("the response is not HTTP")?;
         let status = head
             .strip_prefix("HTTP/1.1 ")
             .and_then(|rest| rest.get(..3)?.parse().ok());
-        Ok((status.context("the answer is not HTTP")?, body.to_owned()))
+        Ok((status.context("the response is not HTTP")?, body.to_owned()))
     }
 }

@@ -1,4 +1,5 @@
-//! `tidegate check`: compile a configuration and print every problem with its place, its line and a hint.
+//! `tidegate check`: compiles a configuration and prints every problem with its location, its line
+//! and a hint.
 
 use std::{io::Write, path::Path, process::ExitCode};
 
@@ -8,18 +9,18 @@ use serde_json::{Value, json};
 use super::ConfigFile;
 use crate::config::{self, Loaded, Report, Snapshot, count};
 
-/// What `tidegate check` is told.
+/// Arguments of `tidegate check`.
 #[derive(Clone, Debug, Args)]
 pub struct CheckArgs {
-    /// What is checked
+    /// The file to check
     #[command(flatten)]
     pub config: ConfigFile,
-    /// How the problems are printed
+    /// How to print the problems
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
 }
 
-/// How problems are printed.
+/// The output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// For people
@@ -29,7 +30,7 @@ pub enum Format {
     Json,
 }
 
-/// Checks a file: 0 when it can be used (warnings included), 1 when it cannot.
+/// Checks a file: exits 0 if it can be used, even with warnings, and 1 if not.
 pub fn check(args: &CheckArgs) -> ExitCode {
     let path = args.config.path();
     let result = config::load(&path);
@@ -44,7 +45,7 @@ pub fn check(args: &CheckArgs) -> ExitCode {
     }
 }
 
-/// Problems go to standard error, a clean bill to standard output.
+/// Problems go to standard error, the success line to standard output.
 fn print_text(path: &Path, result: &Result<Loaded, Report>) {
     let report = match result {
         Ok(loaded) => &loaded.warnings,
@@ -60,7 +61,7 @@ fn print_text(path: &Path, result: &Result<Loaded, Report>) {
     }
 }
 
-/// A reader that went away (`check | head`) is no failure of the check.
+/// Ignores a closed pipe (`check | head`): it is not a failure of the check.
 fn print_line(to: &mut impl Write, line: &str) {
     let _ = writeln!(to, "{line}");
 }

@@ -1,5 +1,6 @@
-//! `tidegate explain`: what becomes of a described request, step by step: by a configuration file, or by a gateway that runs and
-//! what it has counted; and why a request that such a gateway has decided was answered as it was.
+//! `tidegate explain`: explains step by step how tidegate decides a described request, from a
+//! configuration file or on a running gateway with its counters. Also explains a past decision of a
+//! running gateway.
 
 use std::{
     fs,
@@ -28,16 +29,17 @@ use crate::{
     listener::tls::Presented,
 };
 
-/// What `tidegate explain` is told.
+/// Arguments of `tidegate explain`.
 #[derive(Clone, Debug, Args)]
 #[command(
-    after_help = "Examples:\n  tidegate explain http://api.example.com/v1/export\n  tidegate explain POST /login --peer 10.0.0.1 -H 'x-forwarded-for: 203.0.113.9' -d 'username=alice'\n\n  tidegate explain --request-id 5f0c2ad91e6b4c77a1d0e3f2b9488a61 --admin http://127.0.0.1:9901\n\nWith a configuration file, the request is decided as the first of a gateway that has just started. With --admin, a gateway that runs says what it would do now; nothing is charged for it."
+    after_help = "Examples:\n  tidegate explain http://api.example.com/v1/export\n  tidegate explain POST /login --peer 10.0.0.1 -H 'x-forwarded-for: 203.0.113.9' -d 'username=alice'\n\n  tidegate explain --request-id 5f0c2ad91e6b4c77a1d0e3f2b9488a61 --admin http://127.0.0.1:9901\n\nWith a configuration file, the request is decided as the first request after a start. With --admin, a running gateway says what it would do now, and charges nothing."
 )]
 pub struct ExplainArgs {
-    /// The request: its URL, or its path and query; before it the method, if it is not GET (POST with --data)
+    /// The URL or path of the request, after an optional method (default GET, or POST with
+    /// --data)
     #[arg(value_name = "[METHOD] URL", num_args = 1..=2, required_unless_present = "request_id")]
     request: Vec<String>,
-    /// A request that a gateway has decided, by the X-Request-Id of its answer
+    /// Explain a past decision, by the X-Request-Id of the response
     #[arg(long, value_name = "ID", conflicts_with_all = ["request", "config", "headers", "client_cert", "data"])]
     request_id: Option<String>,
     #[command(flatten)]
@@ -45,24 +47,27 @@ pub struct ExplainArgs {
     /// The configuration file [env: TIDEGATE_CONFIG] [default: gateway.toml]
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// A field of the request, such as 'x-api-key: secret'; may be repeated. Its value is never printed
+    /// A header of the request, for example 'x-api-key: secret'; may be repeated. Its value is
+    /// never printed
     #[arg(short = 'H', long = "header", value_name = "NAME: VALUE")]
     headers: Vec<String>,
-    /// Who is connected: the client, or the last proxy before the gateway
+    /// The peer of the connection: the client, or the last proxy in front of the gateway
     #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
     peer: IpAddr,
-    /// The certificate that the client shows in the handshake (mutual TLS), in PEM; its key is not needed
+    /// The client certificate (mutual TLS) as a PEM file; its key is not needed
     #[arg(long, value_name = "FILE")]
     client_cert: Option<PathBuf>,
-    /// The request's body, for limits that are keyed by a field of it; a form, unless a content-type says otherwise
+    /// The request body, for limits keyed by a body field; a form unless a content-type header
+    /// says otherwise
     #[arg(short, long, value_name = "BODY")]
     data: Option<String>,
-    /// How the explanation is printed
+    /// How to print the explanation
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
 
-/// Explains: 0 whatever the answer to the request would be, 1 where the configuration or the request cannot be read.
+/// Explains a request: exits 0 whatever the decision, 1 if the configuration or the request is
+/// invalid.
 pub fn explain(args: &ExplainArgs) -> ExitCode {
     match try_explain(args) {
         Ok(()) => ExitCode::SUCCESS,
@@ -96,16 +101,16 @@ fn try_explain(args: &ExplainArgs) -> anyhow::Result<()> {
         Format::Text => Text(&explanation).to_string(),
         Format::Json => format!("{}\n", explanation.json()),
     };
-    // a reader that went away is no failure
+    // a closed pipe is not a failure
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(())
 }
 
-/// What a gateway remembers of a request.
+/// Fetches a past decision from a running gateway.
 fn remembered(gateway: &AdminAddress, id: &str) -> anyhow::Result<Value> {
     if id.is_empty() || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
         bail!(
-            "{} is not a request id: it stands in X-Request-Id of the answer",
+            "{} is not a request id: copy it from X-Request-Id of the response",
             quoted(id)
         );
     }
@@ -117,13 +122,13 @@ fn remembered(gateway: &AdminAddress, id: &str) -> anyhow::Result<Value> {
     gateway.ask("GET", &path, &Value::Null)
 }
 
-/// The request as the admin API is asked for it.
+/// The body of the admin API call for the described request.
 fn asked(args: &ExplainArgs, described: &Described) -> anyhow::Result<Value> {
     let fields = described.head.headers.iter().map(|(name, value)| {
         let value = value.to_str();
         Ok(json!([
             name.as_str(),
-            value.with_context(|| format!("the value of {name} is no text"))?
+            value.with_context(|| format!("the value of {name} is not text"))?
         ]))
     });
     let fields: Vec<Value> = fields.collect::<anyhow::Result<_>>()?;
@@ -134,14 +139,14 @@ fn asked(args: &ExplainArgs, described: &Described) -> anyhow::Result<Value> {
         "peer": described.peer.to_string(),
         "body": args.data,
     });
-    // only where there is one: an older gateway takes no such key
+    // only if there is one: older gateways reject this key
     if let Some(presented) = &described.certificate {
         asked["client_cert"] = json!(presented.pem());
     }
     Ok(asked)
 }
 
-/// What a gateway has explained.
+/// Prints the explanation from a running gateway.
 fn show(args: &ExplainArgs, explained: &Value) -> anyhow::Result<()> {
     let mut text = String::new();
     if let (Some(id), Some(at)) = (explained["request_id"].as_str(), explained["at"].as_str()) {
@@ -152,22 +157,22 @@ fn show(args: &ExplainArgs, explained: &Value) -> anyhow::Result<()> {
         Format::Text => {
             text + explained["text"]
                 .as_str()
-                .context("the gateway says nothing")?
+                .context("the response has no explanation")?
         }
         Format::Json => format!("{explained}\n"),
     };
-    // a reader that went away is no failure
+    // a closed pipe is not a failure
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(())
 }
 
-/// The request as a client would send it, byte for byte: nothing of the path is tidied up.
+/// The request exactly as a client would send it: the path is not normalised.
 fn described(args: &ExplainArgs) -> anyhow::Result<Described> {
     let (method, url) = match args.request.as_slice() {
         [method, url] => (method.as_str(), url),
         [url] if args.data.is_some() => ("POST", url),
         [url] => ("GET", url),
-        _ => bail!("give one URL, and before it perhaps a method"),
+        _ => bail!("give one URL, optionally after a method"),
     };
     let method = Method::from_bytes(method.as_bytes())
         .with_context(|| format!("{} is not a method", quoted(method)))?;
@@ -179,7 +184,7 @@ fn described(args: &ExplainArgs) -> anyhow::Result<Described> {
     })?;
     let authority = uri.authority().map(|authority| authority.to_string());
     let target = match uri.path_and_query() {
-        // written out, an empty path is the root
+        // an empty path after a host means the root
         Some(target) if authority.is_none() || uri.scheme().is_some() => target.to_string(),
         _ => bail!(
             "{} has no scheme: write http://HOST/PATH, or /PATH with -H 'host: …'",
@@ -212,24 +217,25 @@ fn described(args: &ExplainArgs) -> anyhow::Result<Described> {
     })
 }
 
-/// The certificate in a file.
+/// Reads a client certificate.
 fn presented(file: &Path) -> anyhow::Result<Presented> {
     let shown = file.display();
     let pem = fs::read(file).with_context(|| format!("{shown} cannot be read"))?;
     Presented::parse(&pem).map_err(|fault| {
-        anyhow::anyhow!("{shown} {fault}: give the client's certificate in PEM form, before those that lead to its authority")
+        anyhow::anyhow!("{shown} {fault}: name a PEM file with the client's certificate, followed by any intermediates")
     })
 }
 
-/// `name: value`. The message never shows the value.
+/// Parses `name: value`. No message shows the value.
 fn field(text: &str) -> anyhow::Result<(HeaderName, HeaderValue)> {
     let Some((name, value)) = text.split_once(':') else {
-        bail!("a header is written 'name: value', with a colon");
+        bail!("this header has no colon: write 'name: value'");
     };
     let name = HeaderName::from_bytes(name.as_bytes())
-        .with_context(|| format!("{} is not the name of a header", quoted(name)))?;
-    let value = HeaderValue::from_str(value.trim_matches([' ', '\t']))
-        .with_context(|| format!("the value of {name} has characters that no header holds"))?;
+        .with_context(|| format!("{} is not a header name", quoted(name)))?;
+    let value = HeaderValue::from_str(value.trim_matches([' ', '\t'])).with_context(|| {
+        format!("the value of {name} has characters that a header cannot contain")
+    })?;
     Ok((name, value))
 }
 

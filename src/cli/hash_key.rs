@@ -1,4 +1,5 @@
-//! `tidegate hash-key`: what a keys file says of an API key, which itself is shown to nobody and kept nowhere.
+//! `tidegate hash-key`: prints the keys-file entry for an API key. The key is neither shown nor
+//! stored.
 
 use std::{
     fmt::Write as _,
@@ -11,10 +12,10 @@ use sha2::{Digest, Sha256};
 /// Arguments of `tidegate hash-key`.
 #[derive(Debug, clap::Args)]
 pub struct HashKeyArgs {
-    /// The name of the entry, and of the user unless --user says another
+    /// The name of the entry, and of the user without --user
     #[arg(value_name = "NAME", default_value = "NAME")]
     name: String,
-    /// Whom the key stands for
+    /// The user that the key identifies
     #[arg(long)]
     user: Option<String>,
     /// The user's tier
@@ -25,13 +26,13 @@ pub struct HashKeyArgs {
     tenant: Option<String>,
 }
 
-/// As long as a request's may be.
+/// The longest key that a request may carry.
 const KEY_MAX_BYTES: u64 = 1024;
-/// Shorter ones can be guessed from their digest.
+/// Shorter keys can be guessed from their digest.
 const SHORT_BYTES: usize = 16;
 
-/// Reads a key from standard input, or asks for it where that is a terminal, and prints its entry. 0 when done, 1 when there is no
-/// key that a request could carry.
+/// Reads a key from standard input, or prompts for it on a terminal, and prints its entry. Exits 1
+/// if no request could carry the key.
 pub fn hash_key(args: &HashKeyArgs) -> ExitCode {
     let key = match read().and_then(check) {
         Ok(key) => key,
@@ -42,7 +43,7 @@ pub fn hash_key(args: &HashKeyArgs) -> ExitCode {
     };
     if key.len() < SHORT_BYTES {
         eprintln!(
-            "warning: whoever reads the digest can guess a key as short as this; `openssl rand -hex 32` makes one that nobody guesses"
+            "warning: a key this short can be guessed from its digest; `openssl rand -hex 32` makes a strong one"
         );
     }
     match io::stdout().write_all(entry(args, &key).as_bytes()) {
@@ -55,10 +56,10 @@ pub fn hash_key(args: &HashKeyArgs) -> ExitCode {
 }
 
 fn check(key: String) -> io::Result<String> {
-    // a field's value is trimmed on its way, so such a key would never be found
+    // HTTP trims field values, so a key with outer white space would never match
     match key.is_empty() || key.trim_ascii() != key || key.chars().any(char::is_control) {
         true => Err(io::Error::other(
-            "a key is one line of text, without white space around it",
+            "a key is one line of text without leading or trailing white space",
         )),
         false => Ok(key),
     }
@@ -70,7 +71,7 @@ fn entry(args: &HashKeyArgs, key: &str) -> String {
     for byte in digest {
         let _ = write!(hex, "{byte:02x}");
     }
-    // a JSON string is a TOML string
+    // a JSON string is also a valid TOML string
     let quoted = |text: &str| serde_json::Value::from(text).to_string();
     let is_bare = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
     let name = match !args.name.is_empty() && args.name.chars().all(is_bare) {
@@ -111,7 +112,8 @@ fn read() -> io::Result<String> {
     Ok(line.to_owned())
 }
 
-/// From the terminal, which shows nothing of it meanwhile. Ctrl-C is taken as a character, or it would end us with the echo off.
+/// Prompts on the terminal with echo off. Ctrl-C becomes a character: as a signal it would end the
+/// process with echo still off.
 fn ask() -> io::Result<String> {
     let stty = |modes: [&str; 2]| {
         let set = Command::new("stty")
@@ -121,7 +123,7 @@ fn ask() -> io::Result<String> {
         match set {
             Ok(status) if status.success() => Ok(()),
             _ => Err(io::Error::other(
-                "this terminal cannot hide what is typed: pipe the key in instead",
+                "this terminal cannot hide the input: pipe the key in instead",
             )),
         }
     };

@@ -1,4 +1,4 @@
-//! `tidegate healthcheck`: asks a running gateway whether it is ready, for containers that have no curl.
+//! `tidegate healthcheck`: asks a running gateway whether it is ready, for containers without curl.
 
 use std::{
     io::{self, Read, Write},
@@ -20,10 +20,11 @@ pub struct HealthcheckArgs {
     admin: String,
 }
 
-/// Longest wait for each step of the check.
+/// The longest wait for each step of the check.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Exit 0 when `/readyz` answers 200; 1 otherwise, with the reason on stderr (2 is reserved where containers ask).
+/// Exits 0 if `/readyz` answers 200, otherwise 1 with the reason on stderr. Container health checks
+/// reserve 2.
 pub fn healthcheck(args: &HealthcheckArgs) -> ExitCode {
     let authority = match authority(&args.admin) {
         Ok(authority) => authority,
@@ -40,16 +41,16 @@ pub fn healthcheck(args: &HealthcheckArgs) -> ExitCode {
         }
         Err(error) => {
             eprintln!(
-                "not ready: http://{authority}: {error}\nIs tidegate running, and is this its [admin] address? Give another with --admin http://HOST:PORT"
+                "not ready: http://{authority}: {error}\nCheck that tidegate is running, or name its [admin] address with --admin http://HOST:PORT"
             );
             ExitCode::FAILURE
         }
     }
 }
 
-/// The `HOST:PORT` of an address as it is written, with or without its scheme.
+/// The `HOST:PORT` of an admin address, with or without its scheme.
 pub(super) fn authority(admin: &str) -> Result<&str, String> {
-    const HINT: &str = "write http://HOST:PORT, such as http://127.0.0.1:9901";
+    const HINT: &str = "write http://HOST:PORT, for example http://127.0.0.1:9901";
     if admin.starts_with("https://") {
         return Err(format!(
             "the admin listener speaks HTTP without TLS: {HINT}"
@@ -58,7 +59,7 @@ pub(super) fn authority(admin: &str) -> Result<&str, String> {
     let authority = admin.strip_prefix("http://").unwrap_or(admin);
     let authority = authority.strip_suffix('/').unwrap_or(authority);
     if authority.contains("://") {
-        return Err(format!("this is no address of an admin listener: {HINT}"));
+        return Err(format!("this is not an admin address: {HINT}"));
     }
     if authority.contains(['/', '?', '#']) {
         return Err(format!("it has a path: {HINT}"));
@@ -76,7 +77,7 @@ fn ask(authority: &str) -> io::Result<u16> {
     let address = authority
         .to_socket_addrs()?
         .next()
-        .ok_or_else(|| io::Error::other("the name has no address"))?;
+        .ok_or_else(|| io::Error::other("the host name has no address"))?;
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
@@ -89,7 +90,7 @@ fn ask(authority: &str) -> io::Result<u16> {
     let status = head
         .strip_prefix(b"HTTP/1.1 ")
         .and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok());
-    status.ok_or_else(|| io::Error::other("the answer is not HTTP"))
+    status.ok_or_else(|| io::Error::other("the response is not HTTP"))
 }
 
 #[cfg(test)]
@@ -110,7 +111,7 @@ mod tests {
             ("http://127.0.0.1:9901/readyz", "path"),
             ("http://127.0.0.1", "port"),
             ("http://:9901", "host"),
-            ("unix:///run/a", "no address"),
+            ("unix:///run/a", "not an admin address"),
             ("", "port"),
         ] {
             let wrong = authority(bad).expect_err(bad);

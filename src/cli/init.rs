@@ -1,4 +1,4 @@
-//! `tidegate init`: a commented gateway.toml to start from.
+//! `tidegate init`: writes a commented starter gateway.toml.
 
 use std::{
     fs::OpenOptions,
@@ -9,33 +9,33 @@ use std::{
 
 use clap::{Args, ValueEnum};
 
-/// What `tidegate init` is told.
+/// Arguments of `tidegate init`.
 #[derive(Clone, Debug, Args)]
 pub struct InitArgs {
-    /// What is to be protected
+    /// The kind of service to protect
     #[arg(long, value_enum, default_value_t)]
     pub preset: Preset,
-    /// Write to this file, which must not exist, instead of standard output
+    /// Write to this new file instead of standard output
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }
 
-/// What is to be protected.
+/// The kinds of service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Preset {
     /// A public HTTP API with API keys and plans
     #[default]
     Api,
-    /// A website whose login is to withstand guessing
+    /// A website whose login must resist password guessing
     Login,
-    /// A language model behind a budget per user
+    /// A language model with a budget per user
     Llm,
-    /// A service that only other services call
+    /// An internal service that only other services call
     Internal,
 }
 
 impl Preset {
-    /// The file, which passes `tidegate check` as it is.
+    /// The text of the preset; it passes `tidegate check` unchanged.
     pub fn text(self) -> &'static str {
         match self {
             Self::Api => include_str!("presets/api.toml"),
@@ -46,7 +46,7 @@ impl Preset {
     }
 }
 
-/// Prints or writes the preset: 0 when done, 1 when the file exists or cannot be written.
+/// Prints or writes the preset. Exits 1 if the file exists or cannot be written.
 pub fn init(args: &InitArgs) -> ExitCode {
     let written = match &args.output {
         Some(path) => write_new(path, args.preset.text()),
@@ -58,7 +58,7 @@ pub fn init(args: &InitArgs) -> ExitCode {
         (Ok(()), Some(path)) => {
             let path = path.display();
             format!(
-                "wrote {path}; next: put your server into [upstream], then `tidegate check --config {path}`"
+                "wrote {path}; next, put your server into [upstream] and run `tidegate check --config {path}`"
             )
         }
         (Ok(()), None) => return ExitCode::SUCCESS,
@@ -77,7 +77,7 @@ fn write_new(path: &Path, text: &str) -> Result<(), String> {
     file.and_then(|mut file| file.write_all(text.as_bytes()))
         .map_err(|error| match error.kind() {
             io::ErrorKind::AlreadyExists => format!(
-                "{} exists and is left as it is; name another file",
+                "{} already exists and was not changed; name another file",
                 path.display()
             ),
             _ => format!("{} cannot be written: {error}", path.display()),

@@ -1,6 +1,6 @@
-//! What a person types: one variant, one file each.
+//! The command line: one variant and one file per subcommand.
 //!
-//! Exit codes: 0 fine, 1 findings or failure, 2 usage.
+//! Exit codes: 0 success, 1 findings or failure, 2 wrong usage.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -15,7 +15,7 @@ pub mod init;
 pub mod run;
 pub mod top;
 
-/// A rate-limiting reverse proxy that protects an origin from being overrun.
+/// A rate-limiting reverse proxy that protects an origin from overload.
 #[derive(Debug, Parser)]
 #[command(
     name = "tidegate",
@@ -24,31 +24,32 @@ pub mod top;
     after_help = "Start with: tidegate run --to http://localhost:3000 --limit 60/min"
 )]
 pub struct Cli {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Serve: from a configuration file, or without one from --to and --limit.
+    /// Start the gateway, from a configuration file or from --to and --limit.
     Run(run::RunArgs),
-    /// Check a configuration: every problem, with its place and how to mend it.
+    /// Check a configuration: print every problem, its location and how to fix it.
     Check(check::CheckArgs),
-    /// Show what becomes of a request, and why: its client, its route, each limit. Offline, or of a gateway that runs.
+    /// Explain the decision on a request: its client, its route and each limit. Works offline
+    /// or on a running gateway.
     Explain(explain::ExplainArgs),
-    /// Show what a gateway that runs does at the moment, and whom it rejects most.
+    /// Show the current load of a running gateway and the keys that it rejects most.
     Top(top::TopArgs),
-    /// Write a commented configuration to start from.
+    /// Write a commented starter configuration.
     Init(init::InitArgs),
-    /// Print the entry of a keys file for an API key, which is read and neither shown nor kept.
+    /// Print the keys-file entry for an API key. The key itself is neither shown nor stored.
     HashKey(hash_key::HashKeyArgs),
-    /// Exit 0 when a running gateway is ready (for containers that have no curl).
+    /// Exit 0 if a running gateway is ready (for containers without curl).
     Healthcheck(healthcheck::HealthcheckArgs),
 }
 
-/// Which configuration file is meant.
+/// The choice of the configuration file.
 #[derive(Clone, Debug, Args)]
 pub struct ConfigFile {
     /// The configuration file [env: TIDEGATE_CONFIG] [default: gateway.toml]
@@ -60,8 +61,9 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// As it was named, else as the environment names it, else the one in the current folder. clap does not read the
-    /// variable, since one that is set would then exclude the options that do without a file.
+    /// The path from the command line, else from `TIDEGATE_CONFIG`, else `gateway.toml`. clap
+    /// does not read the variable: if it did, a set variable would conflict with the options
+    /// that need no file.
     pub fn path(&self) -> PathBuf {
         let named = self.file.as_ref().or(self.config.as_ref()).cloned();
         let of_environment = || {
@@ -74,7 +76,7 @@ impl ConfigFile {
     }
 }
 
-/// Parses the command line and does what it says.
+/// Parses the command line and runs the subcommand.
 pub fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Run(args) => run::run(&args),

@@ -1,4 +1,5 @@
-//! `tidegate run`: load the configuration, start the gateway, say what it does, serve until a signal.
+//! `tidegate run`: loads the configuration, starts the gateway, prints the banner, and serves until
+//! a signal.
 
 use std::{
     fmt::Write as _,
@@ -26,13 +27,13 @@ use crate::{
 pub struct RunArgs {
     #[command(flatten)]
     config: ConfigFile,
-    /// Without a file: where requests go, for example http://localhost:3000
+    /// Instead of a file: the server behind the gateway, for example http://localhost:3000
     #[arg(long, value_name = "URL", value_parser = config::parse_to, conflicts_with_all = ["file", "config"])]
     to: Option<String>,
-    /// With --to: how much each client address may, for example 60/min
+    /// With --to: the rate limit per client address, for example 60/min
     #[arg(long, value_name = "RATE", requires = "to", default_value = "100/s", value_parser = config::parse_limit)]
     limit: String,
-    /// With --to: where to listen
+    /// With --to: the address to listen on
     #[arg(
         long,
         value_name = "ADDRESS",
@@ -40,7 +41,7 @@ pub struct RunArgs {
         default_value = "127.0.0.1:8080"
     )]
     listen: String,
-    /// With --to: where the admin pages are
+    /// With --to: the admin address
     #[arg(
         long,
         value_name = "ADDRESS",
@@ -48,18 +49,19 @@ pub struct RunArgs {
         default_value = "127.0.0.1:9901"
     )]
     admin: String,
-    /// Print the configuration that --to and --limit stand for, and exit
+    /// Print the configuration that --to and --limit generate, and exit
     #[arg(long, requires = "to")]
     print_config: bool,
-    /// Listen beside a running gateway of the same user, which is to be replaced: when this one is ready, send that one SIGUSR1
+    /// Share the addresses of a running gateway of the same user to replace it: once this one
+    /// is ready, send the old one SIGUSR1
     #[arg(long)]
     beside: bool,
-    /// When ready, write the process id and the real addresses to this file, as JSON
+    /// Once ready, write the process id and the bound addresses to this file as JSON
     #[arg(long, value_name = "FILE")]
     ready_file: Option<PathBuf>,
 }
 
-/// Serves until SIGTERM or SIGINT: 0 after a drain, 1 if the gateway cannot start.
+/// Serves until SIGTERM or SIGINT. Exits 0 after a drain, 1 if the gateway cannot start.
 pub fn run(args: &RunArgs) -> ExitCode {
     match try_run(args) {
         Ok(()) => ExitCode::SUCCESS,
@@ -97,14 +99,14 @@ fn try_run(args: &RunArgs) -> anyhow::Result<()> {
     let running = server::start(snapshot, file.map(Path::to_owned), metrics, company)?;
     let mut stderr = anstream::stderr();
     let shown = stderr.write_all(banner(&running, file).as_bytes());
-    // a banner that nobody can read is no reason not to serve
+    // serve even if the banner cannot be written
     let _ = shown.and_then(|()| stderr.write_all(warnings.text(true).as_bytes()));
     if let Some(path) = &args.ready_file {
         write_ready_file(path, &running)
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     running.serve();
-    // what is still queued is worth a moment, a reader that has stalled is not
+    // give queued lines a moment, but do not wait for a stalled reader
     log.close(LOG_PATIENCE);
     Ok(())
 }
@@ -114,7 +116,7 @@ fn refused(report: Report) -> anyhow::Error {
     anyhow::anyhow!("{}", report.summary())
 }
 
-/// What the gateway does, for whoever has just started it.
+/// The start-up banner: addresses, routes and limits.
 fn banner(running: &Running, file: Option<&Path>) -> String {
     let snapshot = running.snapshot();
     let mut text = format!("tidegate {}", env!("CARGO_PKG_VERSION"));
@@ -178,7 +180,7 @@ fn banner(running: &Running, file: Option<&Path>) -> String {
             limit.name,
             allowance(limit),
             match limit.shared {
-                Some(_) => "kept in Redis with other gateways",
+                Some(_) => "shared through Redis",
                 None => "local counters",
             }
         );
@@ -194,15 +196,15 @@ fn banner(running: &Running, file: Option<&Path>) -> String {
         running.admin
     );
     if counts_addresses(&snapshot) && may_be_behind_a_proxy(&snapshot) {
-        text.push_str("  hint       behind a load balancer? set client_ip.trusted_proxies, or all of its clients will look like one\n");
+        text.push_str("  hint       behind a load balancer? set client_ip.trusted_proxies, or all its clients count as one\n");
     }
     text
 }
 
-/// How long the process waits at its end for standard error to take the last lines.
+/// How long the process waits at exit for standard error to take the last lines.
 const LOG_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Lines of each kind in the banner.
+/// The most routes and the most limits that the banner lists.
 const MAX_SHOWN: usize = 12;
 
 fn counts_addresses(snapshot: &Snapshot) -> bool {
@@ -213,7 +215,8 @@ fn counts_addresses(snapshot: &Snapshot) -> bool {
         .any(|part| matches!(part, KeyPart::Ip | KeyPart::UserOrIp))
 }
 
-/// Requests may come through a proxy that nobody has named: from elsewhere, or over a socket that only a proxy uses.
+/// Whether requests may come through an unlisted proxy: a listener is not loopback, or is a Unix
+/// socket, which only proxies use.
 fn may_be_behind_a_proxy(snapshot: &Snapshot) -> bool {
     let identity = &snapshot.identity;
     let is_local =
@@ -236,7 +239,7 @@ fn allowance(limit: &config::Limit) -> String {
         .collect::<Vec<_>>()
         .join(" and ");
     let per = match per.is_empty() {
-        true => "for all together".to_owned(),
+        true => "in total".to_owned(),
         false => format!("per {per}"),
     };
     let default = &limit.quotas[0];
@@ -248,7 +251,7 @@ fn allowance(limit: &config::Limit) -> String {
     text
 }
 
-/// Written whole or not at all: whoever waits for the file reads a complete one.
+/// Writes to a temporary file and renames it, so a reader never sees a partial file.
 fn write_ready_file(path: &Path, running: &Running) -> io::Result<()> {
     let listeners: Vec<String> = running.listeners.iter().map(Address::to_string).collect();
     let ready = json!({ "pid": std::process::id(), "listeners": listeners, "admin": running.admin.to_string() });

@@ -1,4 +1,4 @@
-//! `tidegate top`: what a gateway does at the moment, and whom it rejects most, until Ctrl-C.
+//! `tidegate top`: shows the current load and the most rejected keys, until Ctrl-C.
 
 use std::{
     fmt::Write as _,
@@ -17,28 +17,28 @@ use super::admin::AdminAddress;
 pub struct TopArgs {
     #[command(flatten)]
     gateway: AdminAddress,
-    /// Show it once and end, as when the output is no terminal
+    /// Print once and exit; the default if the output is not a terminal
     #[arg(long)]
     once: bool,
 }
 
-/// Between two looks.
+/// Time between two samples.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Keys that are listed.
+/// How many keys are listed.
 const KEYS: usize = 10;
-/// To the upper left, and nothing below.
+/// Moves the cursor to the upper left and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[J";
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "a command of its own: no worker runs here"
+    reason = "this command runs without workers, so blocking is fine"
 )]
-/// Shows until it is ended, or once: 1 when the gateway does not answer.
+/// Prints the screen once or until interrupted. Exits 1 if the gateway does not answer.
 pub fn top(args: &TopArgs) -> ExitCode {
     let live = !args.once && std::io::stdout().is_terminal();
     let mut before: Option<(Instant, Value)> = None;
     loop {
-        // rates need two looks
+        // rates need two samples
         if before.is_some() {
             thread::sleep(PAUSE);
         }
@@ -57,7 +57,7 @@ pub fn top(args: &TopArgs) -> ExitCode {
                 String::new()
             };
             screen(&mut text, &status, before, now.duration_since(*then));
-            // a reader that went away is no failure
+            // a closed pipe is not a failure
             if std::io::stdout().write_all(text.as_bytes()).is_err() || !live {
                 return ExitCode::SUCCESS;
             }
@@ -73,7 +73,7 @@ fn screen(text: &mut String, now: &Value, before: &Value, time: Duration) {
     };
     let requests = per_second(&|one| one["requests_total"].as_u64());
     let rejected = per_second(&|one| one["rejected_total"].as_u64());
-    // writing to a String does not fail
+    // writing to a String cannot fail
     let _ = writeln!(
         text,
         "tidegate {} {}  configuration {}\n{requests:.0} requests/s  {rejected:.0} rejected/s  {} in flight  {} connections  {} MiB",
@@ -140,7 +140,7 @@ fn quotas(limit: &Value) -> String {
     all.join("; ")
 }
 
-/// What an operator should see first.
+/// Problems that an operator should see first.
 fn alarms(text: &mut String, now: &Value) {
     let mut say = |alarm: String| _ = writeln!(text, "!! {alarm}");
     if !now["kill"].is_null() {
@@ -154,10 +154,10 @@ fn alarms(text: &mut String, now: &Value) {
         ));
     }
     if now["config"]["last_reload_ok"] == false {
-        say("the configuration file was refused: the one before still runs".to_owned());
+        say("the last reload failed: the previous configuration is still active".to_owned());
     }
     if now["redis"]["degraded"] == true {
-        say("Redis does not answer: shared limits go on without the other gateways".to_owned());
+        say("Redis does not answer: shared limits run on local fallback".to_owned());
     }
     for upstream in list(&now["upstreams"]) {
         for server in list(&upstream["servers"]) {
@@ -173,7 +173,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// A text of a client's may hold what moves a terminal's cursor.
+/// Escapes text, because a client's may contain terminal commands.
 fn word(value: &Value) -> String {
     let text = value.as_str().unwrap_or_default();
     text.escape_debug().to_string()

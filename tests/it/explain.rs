@@ -175,8 +175,8 @@ fn what_cannot_be_explained_says_what_to_write() {
         (vec!["example.com/x"], "http://HOST/PATH"),
         (vec!["example.com"], "has no scheme"),
         (vec!["GET POST", "/"], "not a method"),
-        (vec!["/", "-H", "x-api-key"], "with a colon"),
-        (vec!["/", "-H", "x api key: 1"], "not the name of a header"),
+        (vec!["/", "-H", "x-api-key"], "has no colon"),
+        (vec!["/", "-H", "x api key: 1"], "not a header name"),
         (vec!["/", "-c", "nowhere.toml"], "nowhere.toml"),
         (vec!["/", "--admin", "x"], "http://HOST:PORT"),
     ] {
