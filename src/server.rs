@@ -1,13 +1,14 @@
 //! Wires listeners, gateway and admin; owns start order, readiness and drain.
 //!
 //! ```text
-//! bind every address ─▶ keys of tokens ─▶ workers (one thread and one runtime each) ─▶ ready ─▶ … ─▶ signal
-//!                                                                                                     │
-//!                         exit 0 ◀─ access lines written ◀─ connections gone or drain_timeout ◀─ not ready, accept no more
+//! bind every address ─▶ fetch token keys ─▶ start workers (one thread and runtime each) ─▶ ready
+//!   ─▶ signal ─▶ not ready, stop accepting ─▶ connections closed, or drain_timeout
+//!   ─▶ access lines written ─▶ exit 0
 //! ```
 //!
-//! The service manager, if there is one, is told of each state (`notify`). The calling thread becomes the control plane: signals, reloads, the admin listener, checks of upstream servers, upkeep of
-//! the metrics. A request never touches it.
+//! `notify` tells the service manager each state, if there is one. The calling thread becomes the
+//! control plane: signals, reloads, the admin listener, health checks of servers, metrics upkeep.
+//! No request touches it.
 
 mod activation;
 mod aside;
@@ -47,28 +48,29 @@ pub enum StartError {
     Bind {
         /// The address as configured.
         address: String,
-        /// What the system said.
+        /// The error from the system.
         error: io::Error,
     },
     /// TLS cannot be set up.
     #[error("cannot set up TLS: {0}")]
     Tls(#[from] listener::tls::SetupError),
-    /// The configuration cannot be put to work.
+    /// The configuration cannot be applied.
     #[error(transparent)]
     Gateway(#[from] crate::gateway::PlanError),
-    /// The system refused a thread, a runtime or a signal handler.
+    /// The system could not create a thread, a runtime or a signal handler.
     #[error("cannot start: {0}")]
     System(#[from] io::Error),
 }
 
-/// Another gateway has taken over: it answers at the same addresses, the admin one too.
+/// The signal after another gateway took over: it already serves the same addresses, including the
+/// admin one.
 const REPLACED: &str = "SIGUSR1";
 
-/// What to look at first.
+/// The next step for a failed bind.
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => {
-            "; `ss -ltnp` shows who has it: choose another in the configuration, or replace a running gateway with --beside"
+            "; `ss -ltnp` shows the process that has it: configure another address, or replace a running gateway with --beside"
         }
         io::ErrorKind::PermissionDenied => {
             "; ports below 1024 need a privilege (CAP_NET_BIND_SERVICE)"
@@ -78,20 +80,20 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// How often what runs beside the requests is looked after.
+/// How often the control thread runs its upkeep.
 const UPKEEP: Duration = Duration::from_secs(1);
-/// How often idle upstream connections are looked at.
+/// How often a worker checks its idle upstream connections.
 const SWEEP: Duration = Duration::from_secs(5);
 
-/// Reloads that may wait for their turn; who asks beyond that waits to ask.
+/// The length of the reload queue; further callers wait for room in it.
 const RELOADS: usize = 4;
 
-/// A gateway that answers requests.
+/// A running gateway.
 #[derive(Debug)]
 pub struct Running {
-    /// Where it really listens, in the order of the configuration.
+    /// The bound addresses, in configuration order.
     pub listeners: Vec<Address>,
-    /// Where the admin pages really are.
+    /// The bound admin address.
     pub admin: SocketAddr,
     /// Worker threads.
     pub workers: usize,
@@ -105,8 +107,8 @@ pub struct Running {
     admin_open: watch::Sender<bool>,
 }
 
-/// Makes the first configuration active, as a reload would, and returns when all workers and the admin listener accept. A reload
-/// reads `file` again.
+/// Activates the first configuration as a reload would, and returns once all workers and the admin
+/// listener accept. Reloads read `file`.
 pub fn start(
     snapshot: Snapshot,
     file: Option<PathBuf>,
@@ -155,7 +157,7 @@ pub fn start(
     );
     let (admin_open, mut is_open) = watch::channel(true);
     let closed = async move {
-        // also when nobody is left to close it
+        // also ends if the sender is dropped
         let _ = is_open.wait_for(|open| !open).await;
     };
     control.spawn(admin.serve(admin_socket, closed));
@@ -205,7 +207,7 @@ impl Signals {
         })
     }
 
-    /// The next signal that asks the process to end. SIGHUP asks for a reload.
+    /// Waits for the next signal that ends the process. SIGHUP triggers a reload meanwhile.
     async fn end(&mut self, reloads: &mpsc::Sender<Reload>) -> &'static str {
         loop {
             tokio::select! {
@@ -215,7 +217,8 @@ impl Signals {
                 _ = self.hangup.recv() => {
                     let (answer, _) = oneshot::channel();
                     let why = "SIGHUP".to_owned();
-                    // what comes of it is logged; where others wait already, theirs reads the same file
+                                        // the result is logged; if the queue is full, a waiting
+                                        // reload reads the same file
                     let _ = reloads.try_send(Reload { why, answer });
                 }
             }
@@ -246,7 +249,7 @@ impl Running {
                 let buffers = shared.process().body_buffers();
                 let have_fallen = bodies.has_fallen(buffers.take_peak(), buffers.used());
                 if wave.is_over(listener::parked()) || have_fallen {
-                    // what cannot be given back now is kept, and of use later
+                    // on failure the memory stays allocated for later use
                     let _ = aside(give_memory_back).await;
                 }
             }
@@ -256,7 +259,7 @@ impl Running {
         self.readiness.set(State::Draining);
         notify::tell(notify::STOPPING);
         if name == REPLACED {
-            // the next request to this address is the other gateway's to answer
+            // the other gateway answers the next request to this address
             self.admin_open.send_replace(false);
         } else {
             self.let_others_know(name);
@@ -265,28 +268,31 @@ impl Running {
         tracing::info!(
             signal = name,
             ?drain_timeout,
-            "draining: accepting no more, finishing what is in flight"
+            "draining: no longer accepting, finishing requests in flight"
         );
         self.stop.send_replace(Stop::Drain);
         let threads = std::mem::take(&mut self.threads);
         let (stop, signals, reloads) = (&self.stop, &mut self.signals, &self.reloads);
         self.control.block_on(async {
-            let joined = tokio::task::spawn_blocking(move || threads.into_iter().for_each(|worker| drop(worker.join())));
+            let joined = tokio::task::spawn_blocking(move || {
+                threads.into_iter().for_each(|worker| drop(worker.join()))
+            });
             tokio::select! {
                 _ = joined => {}
                 name = signals.end(reloads) => {
-                    tracing::warn!(signal = name, "a second signal: leaving what is still in flight");
+                    tracing::warn!(signal = name, "second signal: aborting requests in flight");
                     stop.send_replace(Stop::Now);
                 }
             }
         });
         self.current.shared().close();
         tracing::info!("stopped");
-        // the blocking join may still wait for a worker that is being told to leave
+        // the blocking join may still wait for a worker that is stopping
         self.control.shutdown_timeout(Duration::from_secs(1));
     }
 
-    /// Serves on for a while, no longer ready, so that whoever sends requests here learns of it in time. Another signal ends that.
+    /// Keeps serving for `drain_delay` while not ready, so load balancers stop sending in time.
+    /// Another signal ends the delay.
     fn let_others_know(&mut self, signal: &'static str) {
         let delay = self.snapshot().server.drain_delay;
         if delay.is_zero() {
@@ -295,7 +301,7 @@ impl Running {
         tracing::info!(
             signal,
             drain_delay = ?delay,
-            "no longer ready: still accepting, so that others stop sending"
+                        "no longer ready, still accepting until load balancers stop sending"
         );
         let (signals, reloads) = (&mut self.signals, &self.reloads);
         self.control.block_on(async {

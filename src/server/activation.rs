@@ -1,13 +1,13 @@
-//! How a configuration becomes active, at the start and at each reload: all of it, or nothing.
+//! Makes a configuration active, at the start and at each reload, all or nothing.
 //!
 //! ```text
-//! bind new addresses ─▶ prepare: plan, Redis, certificates ─▶ activate: every worker takes it up ─▶ it runs
-//!          └───────────────────────┴─▶ an error: nothing has changed
+//! bind new addresses ─▶ prepare: plan, Redis, certificates ─▶ activate: every worker switches
+//!          └───────────────────────┴─▶ on error, nothing has changed
 //! ```
 //!
-//! Until [`Activation::activate`], new sockets are only bound and counters only looked up. From then on nothing can fail.
-//! Each worker takes the configuration up between two requests. At the start there is no previous configuration, and the workers
-//! have no listeners yet: everything else is the same.
+//! Before [`Activation::activate`], new sockets are only bound and counters only looked up. After
+//! that nothing can fail. Each worker switches between two requests. At the start there is no
+//! previous configuration and the workers have no listeners; everything else is the same.
 
 use std::{
     io,
@@ -36,34 +36,34 @@ use crate::{
     listener::{self, Address, Bound, Company, Tls, crowd::Crowd},
 };
 
-/// What is active now: the configuration, where it listens, and the workers that run it.
+/// The active configuration, its listeners, and the workers that run it.
 pub(super) struct Activation {
     process: Arc<Process>,
-    /// `None` before the first.
+    /// `None` before the first activation.
     active: Option<Arc<Shared>>,
-    /// In the order of the active configuration.
+    /// The open listeners, in the order of the active configuration.
     listening: Vec<Listening>,
-    /// Commands to the workers, one channel for each.
+    /// The command channel of each worker.
     workers: Vec<mpsc::Sender<Order>>,
     worker_count: usize,
-    /// Permits for connections, over all workers; so many there are.
+    /// Connection permits of all workers, `max_connections` in total.
     connections: Arc<Semaphore>,
     max_connections: usize,
     background: UnderWay,
 }
 
-/// A listener that is open.
+/// An open listener.
 #[derive(Clone, Debug)]
 struct Listening {
-    /// As in the configuration; port 0 is any.
+    /// The address in the configuration; port 0 means any.
     configured: Address,
-    /// Where it really is.
+    /// The bound address.
     real: Address,
-    /// Where connections begin with TLS.
+    /// `Some` if connections use TLS.
     tls: Option<Arc<Tls>>,
 }
 
-/// A listener of the next configuration: kept, by its place in the active one, or newly bound.
+/// A listener of the next configuration: kept, with its index in the active one, or newly bound.
 pub(super) enum Place {
     Kept(usize),
     New(Bound),
@@ -78,11 +78,11 @@ pub(super) struct Prepared {
     background: Vec<Errand>,
 }
 
-/// Longer than any request keeps a worker from its commands.
+/// How long to wait for the workers to switch: longer than any request keeps a worker busy.
 const ADOPTION: Duration = Duration::from_secs(10);
 
 impl Activation {
-    /// Nothing is active yet.
+    /// Creates an activation without an active configuration.
     pub(super) fn new(process: Arc<Process>, worker_count: usize) -> Self {
         Self {
             process,
@@ -96,13 +96,14 @@ impl Activation {
         }
     }
 
-    /// Where the active configuration really listens, in its order.
+    /// The bound addresses of the active configuration, in its order.
     pub(super) fn addresses(&self) -> Vec<Address> {
         let listening = self.listening.iter();
         listening.map(|listener| listener.real.clone()).collect()
     }
 
-    /// Binds the addresses of the next configuration. One that is listened on already keeps its socket.
+    /// Binds the addresses of the next configuration. An address that is already open keeps its
+    /// socket.
     pub(super) fn bind(
         &self,
         listeners: &[listener::Settings],
@@ -128,7 +129,8 @@ impl Activation {
         Ok(places)
     }
 
-    /// Makes the next configuration ready. Waits for Redis and for key sets, each within its timeout.
+    /// Prepares the next configuration. Waits for Redis and for key sets, each within its
+    /// timeout.
     pub(super) async fn prepare(
         &self,
         snapshot: Snapshot,
@@ -139,12 +141,12 @@ impl Activation {
         let previous = self.active.clone();
         let prepare = move || Shared::prepare(&process, next, previous.as_deref());
         let mut shared = match &self.active {
-            // a large plan takes long to make, and the workers have requests to serve
+            // building a large plan takes long, so it must not slow the workers down
             Some(_) => aside(prepare).await??,
             None => prepare()?,
         };
         let previous = self.active.clone();
-        // Redis may be slow, and signals are waited for on this thread
+        // Redis may be slow, and this thread also handles signals
         let connected = task::spawn_blocking(move || {
             let connected = shared.connect(previous.as_deref());
             connected.map(|()| shared)
@@ -163,7 +165,7 @@ impl Activation {
         })
     }
 
-    /// Starts the worker threads, which do not listen yet.
+    /// Starts the worker threads, without listeners.
     pub(super) fn start_workers(
         &mut self,
         first: &Prepared,
@@ -195,7 +197,7 @@ impl Activation {
         Ok(threads)
     }
 
-    /// Makes the next configuration the active one, and returns when every worker serves by it.
+    /// Activates the next configuration and returns once every worker has switched to it.
     pub(super) async fn activate(&mut self, next: Prepared) -> Arc<Shared> {
         let shared = next.shared;
         self.resize(shared.snapshot().server.max_connections);
@@ -214,7 +216,7 @@ impl Activation {
         shared
     }
 
-    /// The TLS of a listener that is kept.
+    /// The TLS of a kept listener.
     fn tls_of(&self, place: &Place) -> Option<Arc<Tls>> {
         match place {
             Place::Kept(at) => self.listening[*at].tls.clone(),
@@ -222,7 +224,7 @@ impl Activation {
         }
     }
 
-    /// Lets more or fewer connections be open at once; those beyond a lower bound end by themselves.
+    /// Changes the bound on open connections. Connections above a lower bound are not closed.
     fn resize(&mut self, wanted: usize) {
         descriptors::warn_if_few(wanted);
         let after = descriptors::for_connections(wanted).min(Semaphore::MAX_PERMITS);
@@ -239,7 +241,7 @@ impl Activation {
         }
     }
 
-    /// Tells every worker, and waits until all have taken it up.
+    /// Sends the configuration to every worker and waits until all have switched to it.
     async fn hand_over(
         &mut self,
         shared: &Arc<Shared>,
@@ -268,7 +270,7 @@ impl Activation {
                 entrances: assigned.collect(),
                 done,
             };
-            // fails only for a worker that has ended, which the drain tells of
+            // fails only if the worker has ended, which the drain reports
             if worker.send(order).await.is_ok() {
                 adopted.push(told);
             }
@@ -289,13 +291,14 @@ impl Activation {
             }
         };
         if tokio::time::timeout(ADOPTION, all).await.is_err() {
-            tracing::warn!("a worker has not taken up the new configuration yet; it will");
+            tracing::warn!("a worker is slow to switch to the new configuration; it still will");
         }
     }
 }
 
-/// Frees what only the previous configuration needed, once its last request has ended, or has had its time. The rest
-/// is freed when that request has ended, but never by its worker, which would not serve meanwhile.
+/// Frees what only the previous configuration needed, once its last request ends or `drain_timeout`
+/// passes. Frees the rest when its last request ends, on a low-priority thread: freeing it on a
+/// worker would delay other requests.
 fn retire(previous: Arc<Shared>, after: Arc<Shared>) {
     const LOOK: Duration = Duration::from_millis(100);
     let patience = previous.snapshot().server.drain_timeout;
@@ -305,7 +308,7 @@ fn retire(previous: Arc<Shared>, after: Arc<Shared>) {
             tokio::time::sleep(LOOK).await;
         }
         let retired = Arc::clone(&previous);
-        // waits for Redis, for a second at most
+        // waits for Redis for at most a second
         let _ = aside(move || retired.retire(&after)).await;
         while Arc::strong_count(&previous) > 1 {
             tokio::time::sleep(LOOK).await;

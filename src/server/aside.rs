@@ -1,14 +1,17 @@
-//! Work that takes long and that nobody's request waits for: on a thread that lets the workers go first. Reading a large
-//! configuration takes a few hundred milliseconds of a core and as many MiB of memory, which goes back to the system behind it.
+//! Runs slow work that no request waits for on a low-priority thread, so the workers go first.
+//! Reading a large configuration takes a few hundred milliseconds of CPU, and as many MiB of
+//! memory, which are returned afterwards.
 
 use std::{io, thread};
 
 use tokio::sync::oneshot;
 
-/// Much less of a core than a worker gets that wants it, too; all of it where none does.
+/// A busy worker gets far more CPU time than this thread; on an idle core the thread gets all of
+/// it.
 const NICER: i32 = 10;
 
-/// Does it, and waits for it. Fails where the system has no thread for it, or it panics, which was then logged.
+/// Runs `work` on such a thread and waits for it. Fails if the thread cannot start, or if `work`
+/// panics, which is logged.
 pub(super) async fn aside<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<T> {
@@ -16,46 +19,47 @@ pub(super) async fn aside<T: Send + 'static>(
     thread::Builder::new()
         .name("aside".to_owned())
         .spawn(move || {
-            // on Linux this is the thread's alone; where it is refused, the work is done all the same
+            // on Linux this affects only this thread; if it fails, run at normal
+            // priority
             let _ = rustix::process::nice(NICER);
-            // whoever asked may have given up waiting
+            // the caller may have stopped waiting
             let _ = done.send(work());
         })?;
     told.await
-        .map_err(|_| io::Error::other("it ended early: the log says why"))
+        .map_err(|_| io::Error::other("the thread ended early: the log says why"))
 }
 
-/// Gives memory back to the system that was needed for a moment. The allocator of glibc keeps it otherwise, up to the next
-/// time that it is needed; others give it back by themselves. Takes some milliseconds, in which an allocation may have to wait
-/// for as long as one arena takes.
+/// Returns freed memory to the system. glibc's allocator otherwise keeps it for later use; other
+/// allocators return it on their own. Takes some milliseconds, during which an allocation may wait
+/// while one arena is trimmed.
 pub(super) fn give_memory_back() {
     #[cfg(target_env = "gnu")]
     {
-        #[expect(unsafe_code, reason = "only the C library can do it")]
+        #[expect(unsafe_code, reason = "only the C library can trim its heap")]
         unsafe extern "C" {
-            /// `malloc_trim(3)`: any number is a fine argument, and it may be called at any time, from any thread.
+            /// `malloc_trim(3)`: safe with any argument, at any time, from any thread.
             safe fn malloc_trim(kept_bytes: usize) -> std::ffi::c_int;
         }
         malloc_trim(0);
     }
 }
 
-/// Tells when a wave of connections has fallen silent: their buffers are free then, in pieces between what is still held, and of
-/// use to nobody until the next wave.
+/// Detects the end of a wave of connections. Their buffers are then free, but fragmented between
+/// live allocations and unused until the next wave.
 #[derive(Debug, Default)]
 pub(super) struct Wave {
-    /// Connections parked, when this was last looked at.
+    /// Total connections parked, at the last call.
     seen: u64,
-    /// When memory was last given back.
+    /// The same total when memory was last returned.
     given_back_at: u64,
 }
 
 impl Wave {
-    /// To be asked every second or so, with the number of connections that were ever parked.
+    /// Call about once a second with the total number of connections ever parked.
     pub(super) fn is_over(&mut self, parked: u64) -> bool {
-        /// Each has held some 40 KiB: less is not worth it.
+        /// Each held about 40 KiB; fewer connections are not worth a trim.
         const WORTH_IT: u64 = 500;
-        /// More within a second, and it goes on.
+        /// With this many more per second, the wave goes on.
         const RIPPLE: u64 = 50;
         let since = parked - self.seen;
         self.seen = parked;
@@ -67,16 +71,17 @@ impl Wave {
     }
 }
 
-/// Tells when much memory was in use for request bodies and no longer is.
+/// Detects when much memory for request bodies was in use and is free again.
 #[derive(Debug, Default)]
 pub(super) struct HighWater {
     most: usize,
 }
 
 impl HighWater {
-    /// To be asked every second or so, with the most bytes in use since the last time, and those in use now.
+    /// Call about once a second with the peak bytes since the last call, and the bytes in use
+    /// now.
     pub(super) fn has_fallen(&mut self, peak: usize, now: usize) -> bool {
-        /// Less is not worth it.
+        /// A lower peak is not worth a trim.
         const WORTH_IT: usize = 4 << 20;
         self.most = self.most.max(peak);
         let has_fallen = self.most >= WORTH_IT && now <= self.most / 4;

@@ -1,7 +1,8 @@
-//! Certificates while the gateway runs: replaced files are taken up, and one that expires soon is warned of.
+//! Reloads replaced certificate files while the gateway runs, and warns of certificates that expire
+//! soon.
 //!
-//! Files are compared by their content, every few seconds and off the workers: a notification would miss what mounted
-//! volumes do (a ConfigMap swaps a link two folders up, a bind-mounted file never fires).
+//! Compares file contents every few seconds, off the workers. File notifications miss mounted
+//! volumes: a ConfigMap swaps a symlink two folders up, and a bind-mounted file never fires.
 
 use std::{
     sync::Arc,
@@ -22,21 +23,22 @@ use crate::{
 /// The certificates of every listener.
 #[derive(Debug)]
 pub(super) struct Certificates {
-    /// In the order of the configuration; a listener without TLS has none.
+    /// By listener, in configuration order; `None` without TLS.
     listeners: Vec<Option<Arc<Tls>>>,
-    /// By listener: until when the certificates in use may be relied on.
+    /// By listener: the validity of the certificates in use.
     validity: Vec<Vec<Validity>>,
     metrics: Metrics,
 }
 
-/// How often files are compared with what is in use.
+/// How often files are compared with the certificates in use.
 const POLL: Duration = Duration::from_secs(2);
-/// How often one that expires soon is warned of.
+/// How often to repeat the warning about a certificate that expires soon.
 const REMINDER: Duration = Duration::from_secs(24 * 3600);
 
 impl Certificates {
-    /// Takes up what the configuration was checked with. A listener that had TLS `before`, with the same files and bounds, keeps
-    /// it and the sessions of its clients; what is new in the files is taken up as soon as they are watched.
+    /// Applies the certificates of the checked configuration. A listener that had TLS `before`
+    /// with the same files and bounds keeps it, with its clients' TLS sessions. The watch then
+    /// picks up new file contents.
     pub(super) fn take_up(
         listeners: &[listener::Settings],
         before: &[Option<Arc<Tls>>],
@@ -62,25 +64,25 @@ impl Certificates {
         Ok(certificates)
     }
 
-    /// In the order of the configuration.
+    /// The TLS of each listener, in configuration order.
     pub(super) fn listeners(&self) -> impl Iterator<Item = Option<Arc<Tls>>> {
         self.listeners.iter().cloned()
     }
 
-    /// Takes up replaced files and warns of expiry, for as long as the process lives.
+    /// Reloads replaced files and warns of expiry until the process ends.
     pub(super) async fn watch(mut self) {
         if self.listeners.iter().all(Option::is_none) {
             return;
         }
         let mut ticks = tokio::time::interval(POLL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        // `check` and the start have just said it
+        // `check` and the start have already warned
         let mut reminder = Instant::now() + REMINDER;
         loop {
             ticks.tick().await;
-            // the disk may be slow, and signals are waited for on this thread
+            // the disk may be slow, and this thread also handles signals
             let Ok(certificates) = tokio::task::spawn_blocking(move || self.reload()).await else {
-                tracing::error!("certificates are no longer watched: restart to take up new ones");
+                tracing::error!("certificates are no longer watched: restart to load new ones");
                 return;
             };
             self = certificates;
@@ -105,7 +107,7 @@ impl Certificates {
                 }
                 Err(error) => tracing::error!(
                     %error,
-                    "changed certificates cannot be used; the old ones stay"
+                                        "changed certificates cannot be used; keeping the old ones"
                 ),
             }
         }

@@ -1,25 +1,27 @@
-//! File descriptors: as many as the system lets the process have, and how many of them clients may take.
+//! File descriptors: raises the limit to the maximum, and reserves a share that clients cannot use.
 //!
-//! Services are often started with 1024 and may have far more (the soft and the hard limit of `ulimit -n`), for the sake of
-//! programs that use `select(2)`. This one does not, so it takes all that it may have. A share of them is never given to clients:
-//! a gateway without a descriptor for its upstreams accepts everybody and serves nobody.
+//! Services often start with a soft limit (`ulimit -n`) of 1024 and a far higher hard limit, for
+//! the sake of programs that use `select(2)`. tidegate does not use it, so it raises the soft limit
+//! to the hard one. A gateway without descriptors for its upstreams would accept every client and
+//! serve none, hence the reserve.
 
 use std::sync::{Mutex, PoisonError};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// One in so many is left to connections to upstreams, files and the admin page.
+/// One in `KEPT` descriptors is reserved for upstream connections, files and the admin listener.
 const KEPT: usize = 4;
 
-/// How many connections of clients there may be at once, where so many are wanted.
+/// How many client connections the descriptors allow, at most `wanted`.
 pub(super) fn for_connections(wanted: usize) -> usize {
     raise().map_or(wanted, |all| wanted.min(room(all)))
 }
 
-/// What was said last: how many connections were wanted, of how many descriptors.
+/// The last warning: connections wanted, and descriptors available.
 static SAID: Mutex<Option<(usize, usize)>> = Mutex::new(None);
 
-/// Says so where there may not be as many connections as are wanted; once for each change, and not at each reload.
+/// Warns if the descriptors do not suffice for `wanted` connections. Warns once per change, not at
+/// every reload.
 pub(super) fn warn_if_few(wanted: usize) {
     let few = raise().filter(|all| wanted > room(*all));
     let now = few.map(|all| (wanted, all));
@@ -29,14 +31,14 @@ pub(super) fn warn_if_few(wanted: usize) {
     );
     if let Some(all) = few.filter(|_| now != before) {
         tracing::warn!(
-            "the system allows {all} file descriptors, too few for max_connections = {wanted}: beyond {} connections, \
-             accepting pauses. Raise `ulimit -Hn`, in a systemd unit `LimitNOFILE=`",
+            "the system allows {all} file descriptors, too few for max_connections = {wanted}: above {} connections, \
+             accepting pauses; raise `ulimit -Hn`, or `LimitNOFILE=` in a systemd unit",
             room(all)
         );
     }
 }
 
-/// How many connections of the admin listener may wait for their clients: a small part of the share that is kept.
+/// How many admin connections may wait for their clients: a small part of the reserve.
 pub(super) fn for_admin() -> usize {
     const PART: usize = 24;
     const LEAST: usize = 16;
@@ -48,7 +50,7 @@ fn room(all: usize) -> usize {
     all - all / KEPT
 }
 
-/// Takes as many as there may be, and says how many; `None` where there is no bound.
+/// Raises the soft limit to the hard one and returns it; `None` if unlimited.
 fn raise() -> Option<usize> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -57,7 +59,7 @@ fn raise() -> Option<usize> {
     };
     let current = match setrlimit(Resource::Nofile, raised) {
         Ok(()) => limit.maximum,
-        // no privilege is needed to do this, but a sandbox may still forbid the call
+        // this needs no privilege, but a sandbox may forbid the call
         Err(_) => limit.current,
     };
     current.and_then(|most| usize::try_from(most).ok())

@@ -1,5 +1,5 @@
-//! What is done beside the requests for as long as a configuration runs: key sets are fetched, certificates watched, servers
-//! checked. The next configuration brings its own, and takes over what is known already.
+//! The background tasks of a configuration: fetch key sets, watch certificates, check the health of
+//! servers. The next configuration starts its own tasks and takes over their results.
 
 use std::{future::Future, pin::Pin, sync::Arc};
 
@@ -10,8 +10,8 @@ use crate::{gateway::Shared, issuer::Issuer};
 
 pub(super) type Errand = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The errands of one configuration. Needs the control thread's runtime; what fails is said and tried again, so nothing here
-/// keeps a gateway from running.
+/// The background tasks of one configuration. Needs the control thread's runtime. A failed task
+/// logs the failure and retries, so none can stop the gateway.
 pub(super) async fn of(
     shared: &Arc<Shared>,
     previous: Option<&Shared>,
@@ -27,8 +27,8 @@ pub(super) async fn of(
     errands
 }
 
-/// Tries once to fetch each published key set, all at the same time, so that the first tokens find keys; one that the
-/// configuration before has fetched is passed on. Bounded by the time of one fetch.
+/// Fetches every published key set once, in parallel, so keys are there for the first tokens. Takes
+/// over the sets that the previous configuration fetched. Bounded by the timeout of one fetch.
 async fn issuers(shared: &Shared, previous: Option<&Shared>) -> Vec<Issuer> {
     let mut issuers = Vec::new();
     let mut fetches = Vec::new();
@@ -52,12 +52,12 @@ async fn issuers(shared: &Shared, previous: Option<&Shared>) -> Vec<Issuer> {
     issuers
 }
 
-/// Errands that are being done.
+/// The running background tasks.
 #[derive(Debug, Default)]
 pub(super) struct UnderWay(Vec<JoinHandle<()>>);
 
 impl UnderWay {
-    /// Does these from now on, and no others.
+    /// Aborts the current tasks and starts these.
     pub(super) fn replace(&mut self, errands: Vec<Errand>) {
         self.0.iter().for_each(JoinHandle::abort);
         self.0 = errands.into_iter().map(tokio::spawn).collect();

@@ -1,6 +1,7 @@
-//! What the service manager is told (sd_notify(3)): that the gateway is ready, reloads, or is about to end.
+//! Notifies the service manager (sd_notify(3)) when the gateway is ready, reloads or stops.
 //!
-//! Where no manager asks, `NOTIFY_SOCKET` is not set and nothing is said. One that does not listen costs a debug line.
+//! Without a manager `NOTIFY_SOCKET` is unset, and nothing is sent. A failed send costs one debug
+//! line.
 
 use std::{
     env, io,
@@ -13,12 +14,12 @@ use std::{
     },
 };
 
-/// Requests are served.
+/// The gateway serves requests.
 pub(super) const READY: &str = "READY=1\nSTATUS=serving";
-/// Another configuration is read; [`READY`] follows, whatever comes of it.
-pub(super) const RELOADING: &str = "RELOADING=1\nSTATUS=reading the configuration again";
-/// What is in flight is finished, then the process ends.
-pub(super) const STOPPING: &str = "STOPPING=1\nSTATUS=finishing what is in flight";
+/// A reload has started; [`READY`] follows, whether it succeeds or not.
+pub(super) const RELOADING: &str = "RELOADING=1\nSTATUS=reloading the configuration";
+/// The gateway finishes requests in flight, then the process ends.
+pub(super) const STOPPING: &str = "STOPPING=1\nSTATUS=finishing requests in flight";
 
 pub(super) fn tell(state: &str) {
     let Some(path) = env::var_os("NOTIFY_SOCKET") else {
@@ -26,16 +27,16 @@ pub(super) fn tell(state: &str) {
     };
     let told = address(path.as_bytes()).and_then(|address| {
         let socket = UnixDatagram::unbound()?;
-        // a manager whose queue is full is no reason to wait
+        // do not wait for a manager whose queue is full
         socket.set_nonblocking(true)?;
         socket.send_to_addr(state.as_bytes(), &address)
     });
     if let Err(error) = told {
-        tracing::debug!(%error, "the service manager could not be told");
+        tracing::debug!(%error, "cannot notify the service manager");
     }
 }
 
-/// A path, or a name behind `@` that is in no folder.
+/// A socket path, or an abstract socket name after `@`.
 fn address(text: &[u8]) -> io::Result<SocketAddr> {
     match text.strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name),

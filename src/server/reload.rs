@@ -1,4 +1,5 @@
-//! Reloads, one after the other: the file is read and checked again, and becomes active, or the active configuration stays.
+//! Reloads, one at a time: reads and checks the file again and activates it, or keeps the active
+//! configuration.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -12,16 +13,16 @@ use crate::{
     listener::Company,
 };
 
-/// Answers requests for a reload.
+/// Serves reload requests.
 pub(super) struct Reloader {
-    /// `None` where the gateway was started without a file.
+    /// `None` if the gateway was started without a file.
     pub(super) file: Option<PathBuf>,
     pub(super) current: Arc<Current>,
     pub(super) activation: Activation,
 }
 
 impl Reloader {
-    /// Answers for as long as the process runs.
+    /// Serves until the process ends.
     pub(super) async fn serve(mut self, mut asked: mpsc::Receiver<Reload>) {
         while let Some(Reload { why, answer }) = asked.recv().await {
             notify::tell(notify::RELOADING);
@@ -30,7 +31,7 @@ impl Reloader {
             if let Err(report) = &result {
                 self.complain(&why, report);
             }
-            // whoever asked may have left
+            // the caller may be gone
             let _ = answer.send(result);
         }
     }
@@ -39,8 +40,7 @@ impl Reloader {
         let Some(file) = self.file.clone() else {
             return Err(config::unfit(
                 "command line",
-                "this gateway was started without a file: there is nothing to read again"
-                    .to_owned(),
+                "this gateway was started without a file: there is nothing to reload".to_owned(),
             ));
         };
         let shown = file.display().to_string();
@@ -94,7 +94,7 @@ impl Reloader {
         }
         tracing::error!(
             why,
-            "configuration NOT reloaded: {}; the one that ran before still runs",
+            "configuration NOT reloaded: {}; the previous configuration is still active",
             report.summary()
         );
     }

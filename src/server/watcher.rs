@@ -1,9 +1,11 @@
-//! Asks for a reload when the configuration, or a file that it names, has another content than the one that runs.
+//! Triggers a reload when the content of the configuration, or of a file that it names, differs
+//! from the running one.
 //!
-//! Contents are compared, every second and off the control thread. Notifications would not do instead: a ConfigMap swaps a link
-//! two folders up, a file that is mounted by itself never fires, and editors write in as many ways as there are editors. What is
-//! still being written is waited for: a content counts when two looks in a row have found it. Certificates have a watch of their
-//! own ([`certificates`](super::certificates)), which needs no reload.
+//! Compares contents every second, off the control thread. File notifications are not enough: a
+//! ConfigMap swaps a symlink two folders up, a bind-mounted file never fires, and every editor
+//! writes differently. A content must be found twice in a row to count, so a file that is still
+//! being written is left alone. Certificates have their own watch
+//! ([`certificates`](super::certificates)), which needs no reload.
 
 use std::{
     path::{Path, PathBuf},
@@ -22,14 +24,14 @@ use crate::{
     gateway::Current,
 };
 
-/// How often what was not touched is read all the same.
+/// How often to read files with unchanged stamps anyway.
 const READ: Duration = Duration::from_secs(60);
-/// How often the files are looked at.
+/// How often to check the files.
 const POLL: Duration = Duration::from_secs(1);
-/// How often what was refused is tried again: what it lacked (an address, another file) may be there by now.
+/// How often to retry a rejected configuration: a missing address or file may be available by then.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// Watches for as long as the process runs; looks away while `watch_config` is false.
+/// Watches until the process ends; pauses while `watch_config` is false.
 pub(super) async fn watch(file: PathBuf, current: Arc<Current>, reloads: mpsc::Sender<Reload>) {
     let mut ticks = tokio::time::interval(POLL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -44,7 +46,7 @@ pub(super) async fn watch(file: PathBuf, current: Arc<Current>, reloads: mpsc::S
         }
         let (path, snapshot) = (file.clone(), Arc::clone(&running));
         let before = last.take();
-        // the disk may be slow, and signals are waited for on this thread
+        // the disk may be slow, and this thread also handles signals
         let looked =
             tokio::task::spawn_blocking(move || Look::at(&path, &snapshot.written, before));
         let Ok(Some(look)) = looked.await else {
@@ -59,23 +61,24 @@ pub(super) async fn watch(file: PathBuf, current: Arc<Current>, reloads: mpsc::S
         if reloads.send(Reload { why, answer }).await.is_err() {
             return;
         }
-        // refused is also what nobody answers
+        // no answer counts as rejected, too
         watch.refused = !matches!(told.await, Ok(Ok(_)));
     }
 }
 
-/// The files as they were at some moment.
+/// The state of the files at one moment.
 #[derive(Debug)]
 struct Look {
     stamps: Stamps,
-    /// Nothing can have been written since without another stamp.
+    /// Whether any later write must change the stamps.
     is_sure: bool,
     read: Instant,
     found: String,
 }
 
 impl Look {
-    /// What the files hold now. Those that nobody has touched are read once a minute only: key files may be large.
+    /// The content of the files now. Files with unchanged stamps are read only once a minute,
+    /// since key files may be large.
     fn at(path: &Path, written: &Written, before: Option<Look>) -> Option<Look> {
         let stamps = Stamps::of(path, written);
         let is_sure = stamps.are_old(SystemTime::now());
@@ -93,14 +96,14 @@ impl Look {
     }
 }
 
-/// What the watch knows.
+/// The state of the watch.
 #[derive(Debug, Default)]
 struct Watch {
-    /// Found by the last look.
+    /// The content at the last look.
     seen: Option<String>,
-    /// What a reload was last asked for, and when.
+    /// The content of the last reload attempt, and its time.
     tried: Option<(String, Instant)>,
-    /// It was refused, and nothing has been loaded by this watch since.
+    /// Whether that reload was rejected, with none succeeding since.
     refused: bool,
 }
 
@@ -113,7 +116,8 @@ impl Watch {
         }
         let tried = self.tried.as_ref().filter(|(tried, _)| tried == found);
         let wanted = match tried {
-            // back to what runs: the refusal is over, and the metric is to say so
+            // after a rejected reload, reload the running content too: it resets the
+            // metric
             None => found != running || self.refused,
             Some((_, at)) => self.refused && found != running && now.duration_since(*at) >= RETRY,
         };

@@ -1,4 +1,5 @@
-//! One worker thread: the sockets that it accepts on, the station that answers, and the orders that it takes.
+//! One worker thread: its sockets, the service that answers requests, and the commands that it
+//! receives.
 
 use std::{
     io,
@@ -27,34 +28,34 @@ use crate::{
     },
 };
 
-/// What workers are told at the end.
+/// The shutdown state that workers watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
     No,
-    /// Accept no more; finish what is in flight.
+    /// Stop accepting; finish requests in flight.
     Drain,
-    /// Leave what is still in flight.
+    /// Abort requests in flight.
     Now,
 }
 
-/// A configuration that a worker is to take up.
+/// A configuration for a worker to switch to.
 pub(super) struct Order {
     pub(super) shared: Arc<Shared>,
-    /// Where it is to listen from now on; entrances that are not among them close.
+    /// All listeners from now on; the worker closes those that are not in this list.
     pub(super) entrances: Vec<Assigned>,
-    /// Told when requests that arrive from then on are served with it.
+    /// Signalled once the worker serves new requests with this configuration.
     pub(super) done: oneshot::Sender<()>,
 }
 
 /// A listener of the next configuration.
 pub(super) enum Assigned {
-    /// The one that has this place now, with these settings from now on.
+    /// The listener with this index now, with new settings.
     Kept(usize, listener::Settings, Option<Arc<Tls>>),
-    /// A new one.
+    /// A new listener.
     New(Opening),
 }
 
-/// A socket that a worker is to accept on.
+/// A socket for a worker to accept on.
 pub(super) struct Opening {
     pub(super) settings: listener::Settings,
     /// The address as metrics and logs show it.
@@ -63,7 +64,7 @@ pub(super) struct Opening {
     pub(super) socket: ListeningSocket,
 }
 
-/// What one worker thread does, and with what.
+/// Everything that a worker thread starts with.
 pub(super) struct Duty {
     pub(super) shared: Arc<Shared>,
     pub(super) connections: Arc<Semaphore>,
@@ -80,7 +81,7 @@ impl Duty {
             .build_local(LocalOptions::default())
         {
             Ok(runtime) => runtime.block_on(self.accept_until_stopped()),
-            // nobody waits any more if another worker failed first
+            // the receiver is gone if another worker failed first
             Err(error) => drop(self.up.send(Err(error))),
         }
     }
@@ -101,7 +102,7 @@ impl Duty {
                 station.sweep(ticks.tick().await);
             }
         });
-        // the server has given up only if another worker could not start
+        // the receiver is gone only if another worker could not start
         let _ = self.up.send(Ok(()));
         loop {
             tokio::select! {
@@ -116,18 +117,18 @@ impl Duty {
     }
 }
 
-/// What a worker keeps while it works.
+/// The state of a running worker.
 struct House {
     station: Rc<Station>,
     shared: Arc<Shared>,
     connections: Arc<Semaphore>,
     crowd: Arc<Crowd>,
     open: Vec<Door>,
-    /// Entrances that are closing, until their last connection has ended.
+    /// Listeners that are closing, until their last connection ends.
     leaving: JoinSet<()>,
 }
 
-/// An entrance, and the task that accepts on it.
+/// A listener and its accept task.
 struct Door {
     entrance: Rc<Entrance>,
     accepting: JoinHandle<io::Result<()>>,
@@ -177,24 +178,24 @@ impl House {
             .into_iter()
             .flatten()
             .for_each(|door| self.close(door));
-        // whoever asked may have given up waiting
+        // the caller may have stopped waiting
         let _ = order.done.send(());
     }
 
-    /// Closes an entrance; its connections end after what they have in hand, or at the deadline.
+    /// Closes a listener. Its connections end after their current requests, or at the deadline.
     fn close(&mut self, door: Door) {
         let patience = self.shared.snapshot().server.drain_timeout;
         self.leaving.spawn_local(async move {
             let drain = door.entrance.drain();
             let ended = async {
                 let _ = tokio::join!(door.accepting, drain.finish());
-                // those that were still waiting to be accepted
+                // connections that were still in the accept queue
                 drain.finish().await;
             };
             if tokio::time::timeout(patience, ended).await.is_err() {
                 tracing::warn!(
                     connections = drain.open(),
-                    "drain_timeout has passed: leaving what is still in flight"
+                    "drain_timeout has passed: aborting requests in flight"
                 );
             }
             drain.end();
@@ -213,14 +214,14 @@ impl House {
     }
 }
 
-/// Counts what happens on one listener.
+/// The metrics and log lines of one listener.
 struct ConnectionMetrics {
     accepting: Throttle,
     announcing: Throttle,
     cutting: Throttle,
     crowding: Throttle,
     metrics: ListenerMetrics,
-    /// Where connections begin with a PROXY header.
+    /// Faults in PROXY headers.
     announced: IdentityMetrics,
     label: String,
 }

@@ -331,7 +331,10 @@ fn a_replaced_certificate_is_taken_up_and_open_connections_stay() {
             .map_err(|error| error.to_string())
     });
     assert_eq!(open.send(&Request::get("/")).status, 200, "the open one");
-    let complaints = gateway.output().matches("cannot be used; the old").count();
+    let complaints = gateway
+        .output()
+        .matches("cannot be used; keeping the old")
+        .count();
     assert_eq!(complaints, 1, "said once: {}", gateway.output());
 }
 
