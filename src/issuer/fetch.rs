@@ -1,4 +1,5 @@
-//! One GET for a key set: https with the system's roots, or http. No redirect is followed, no cookie or credential sent.
+//! Fetches a key set with one GET, over https with the system's roots, or over http. Follows no
+//! redirects; sends no cookies or credentials.
 
 use std::{error::Error as _, io, pin::pin, sync::Arc, time::Duration};
 
@@ -22,41 +23,41 @@ use crate::identity::jwt::KeyError;
 
 /// The largest key set.
 const BODY_MAX_BYTES: usize = 256 * 1024;
-/// The largest head of an answer.
+/// The largest response head.
 const HEAD_MAX_BYTES: usize = 64 * 1024;
 
-/// Why there is no new key set.
+/// Why a fetch failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FetchError {
-    /// The host has no address, or nobody answers there.
+    /// The host has no address, or does not answer.
     #[error("cannot connect: {0}")]
     Connect(io::Error),
-    /// Its certificate is not valid, or it speaks no TLS.
+    /// The certificate is not valid, or the server does not use TLS.
     #[error("TLS failed: {0}")]
     Tls(io::Error),
-    /// It answers too slowly.
-    #[error("no answer within {0:?}")]
+    /// The server answers too slowly.
+    #[error("no response within {0:?}")]
     Timeout(Duration),
-    /// It answers with another status than 200.
-    #[error("the answer was {status}{}", hint(*.status))]
+    /// The status is not 200.
+    #[error("the response has status {status}{}", hint(*.status))]
     Status {
-        /// That one.
+        /// The status of the response.
         status: StatusCode,
     },
-    /// It does not speak HTTP/1.1, or broke off.
-    #[error("the answer could not be read: {}", with_causes(.0))]
+    /// The server does not speak HTTP/1.1, or closed the connection early.
+    #[error("the response could not be read: {}", with_causes(.0))]
     Protocol(hyper::Error),
-    /// It sends more than any key set has.
-    #[error("the answer is larger than {BODY_MAX_BYTES} bytes")]
+    /// The body is larger than any key set.
+    #[error("the response is larger than {BODY_MAX_BYTES} bytes")]
     TooLarge,
-    /// It sends something else, or nothing that can be used.
-    #[error("the answer cannot be used: {0}")]
+    /// The body is not a key set, or has no usable key.
+    #[error("the response cannot be used: {0}")]
     Keys(#[from] KeyError),
 }
 
 fn hint(status: StatusCode) -> &'static str {
     match status.is_redirection() {
-        true => ": redirects are not followed, name the URL that it leads to",
+        true => ": redirects are not followed, configure their target",
         false => "",
     }
 }
@@ -67,7 +68,7 @@ fn with_causes(error: &hyper::Error) -> String {
 }
 
 impl FetchError {
-    /// A word for the metric's label.
+    /// The metric label.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             FetchError::Connect(_) => "connect",
@@ -80,14 +81,14 @@ impl FetchError {
     }
 }
 
-/// What fetches, with the system's roots once they were needed.
+/// The HTTP client. It loads the system's roots on first use.
 #[derive(Debug, Default)]
 pub(super) struct Fetcher {
     tls: Option<Arc<ClientConfig>>,
 }
 
 impl Fetcher {
-    /// The body of a 200. Its size is bounded, its time by the caller.
+    /// The body of a 200. Its size is bounded; the caller bounds the time.
     pub(super) async fn get(&mut self, url: &Uri) -> Result<Vec<u8>, FetchError> {
         let host = url.host().unwrap_or_default().trim_matches(['[', ']']);
         let is_tls = url.scheme_str() == Some("https");
@@ -153,7 +154,8 @@ async fn exchange(
     tokio::select! {
         biased;
         answer = &mut answer => answer,
-        // many servers close without a word after a whole answer: whether it was whole, the answer says
+                // many servers close abruptly after a complete response, so only the response tells
+                // whether it is complete
         _ = connection => answer.await,
     }
 }

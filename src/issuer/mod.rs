@@ -1,15 +1,16 @@
-//! Key sets that issuers of tokens publish: fetched off the path of requests, and kept fresh.
+//! Fetches the key sets that token issuers publish, off the request path, and refreshes them.
 //!
 //! ```text
 //!          ┌────────── refresh, or a token named an unknown key ◀───────────┐
 //!          ▼                                                                │
-//! start ─▶ fetch ──▶ good: put to use if it changed ────────────────────────┤
+//! start ─▶ fetch ──▶ good: use it if it changed ────────────────────────────┤
 //!            │                                                              │
-//!            └─────▶ failed: the last good set stays in use; 1 s, 2 s, … 60 s
+//!            └─────▶ failed: keep the last good set; retry in 1 s, 2 s, … 60 s
 //! ```
 //!
-//! No request waits for a fetch. While there has never been a good set, tokens are rejected. Whoever sends tokens with invented keys has the
-//! set fetched at most once in `MISSED_PAUSE`, however many gateways' clients join in. One log line for each change of state.
+//! No request waits for a fetch. Until the first good set, tokens are rejected. Tokens with
+//! invented keys trigger at most one fetch per `MISSED_PAUSE`, however many clients send them. Each
+//! change of state logs one line.
 
 mod fetch;
 
@@ -25,11 +26,11 @@ use crate::{
 
 use fetch::{FetchError, Fetcher};
 
-/// Longest that one fetch may take, from the name's lookup to the last byte.
+/// The longest that one fetch may take, from the DNS lookup to the last byte.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
-/// Between two fetches because a token named an unknown key.
+/// Time between two fetches triggered by unknown keys.
 const MISSED_PAUSE: Duration = Duration::from_secs(30);
-/// How often is looked whether a token did.
+/// How often to check whether a token named an unknown key.
 const LOOK: Duration = Duration::from_millis(250);
 /// The longest pause after a failure; the first is a second.
 const RETRY_MAX: Duration = Duration::from_secs(60);
@@ -43,14 +44,14 @@ pub struct Issuer {
     label: String,
     fetcher: Fetcher,
     metrics: IssuerMetrics,
-    /// Of the set in use.
+    /// The digest of the set in use.
     digest: Option<[u8; 32]>,
-    /// Fetches that failed since the last good one.
+    /// Failed fetches since the last good one.
     failures: u32,
 }
 
 impl Issuer {
-    /// Fetches nothing yet.
+    /// Creates an issuer without fetching.
     pub fn new(settings: &KeysUrl, keys: &Arc<KeyRing>, metrics: &Metrics) -> Issuer {
         let url = &settings.url;
         let label = format!(
@@ -70,7 +71,8 @@ impl Issuer {
         }
     }
 
-    /// Fetches once, within `FETCH_TIMEOUT`. Whatever comes of it is logged where it changes something, and counted.
+    /// Fetches once, within `FETCH_TIMEOUT`. Counts every result, and logs those that change
+    /// the state.
     pub async fn fetch(&mut self) {
         let fetched = timeout(FETCH_TIMEOUT, self.fetcher.get(&self.settings.url)).await;
         let fetched = fetched.unwrap_or(Err(FetchError::Timeout(FETCH_TIMEOUT)));
@@ -80,7 +82,7 @@ impl Issuer {
         }
     }
 
-    /// Fetches again and again; does not end.
+    /// Refreshes the key set forever.
     pub async fn keep_fresh(mut self) {
         let mut missed_at: Option<Instant> = None;
         loop {
@@ -148,11 +150,11 @@ impl Issuer {
         match self.digest {
             Some(_) => tracing::warn!(
                 url, %error,
-                "the key set cannot be fetched: the last good one stays in use; trying again"
+                                "the key set cannot be fetched: keeping the last good one; will retry"
             ),
             None => tracing::error!(
                 url, %error,
-                "the key set cannot be fetched, and there is none yet: its tokens are rejected; trying again"
+                                "the key set cannot be fetched, and there is none yet: rejecting its tokens; will retry"
             ),
         }
     }

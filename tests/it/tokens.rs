@@ -461,7 +461,7 @@ fn the_last_good_set_stays_in_use_when_the_url_fails() {
         count => Err(count.to_string()),
     });
     assert_eq!(statuses(&gateway, &token, 1), [200]);
-    wait_until_said(&gateway, "the last good one stays in use");
+    wait_until_said(&gateway, "keeping the last good one");
     publisher.origin.revive();
     wait_until_said(&gateway, "can be fetched again");
     let lines = gateway.stderr();
@@ -477,7 +477,7 @@ fn a_gateway_starts_while_the_url_is_dead_and_rejects_until_it_lives() {
     let token = signer.token(&claims("alice"));
     assert_invalid_token(&gateway.send(&bearer(&token)));
     assert_eq!(gateway.get("/").status, 200, "others are served");
-    wait_until_said(&gateway, "its tokens are rejected");
+    wait_until_said(&gateway, "rejecting its tokens");
     gateway.wait_for_metric(
         "tidegate_identity_rejected_total{source=\"jwt\",kind=\"no_keys\"}",
         1.0,
