@@ -149,7 +149,7 @@ fn what_cannot_be_a_bound_is_refused() {
         ("max_in_flight = 5\nfloor = 3", "adaptive bound"),
         (
             "reserve = { critical = 0.7, normal = 0.4 }",
-            "more than the whole",
+            "add up to more than 1",
         ),
         ("reserve = { low = 0.1 }", "unknown key"),
     ] {
