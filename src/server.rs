@@ -217,8 +217,8 @@ impl Signals {
                 _ = self.hangup.recv() => {
                     let (answer, _) = oneshot::channel();
                     let why = "SIGHUP".to_owned();
-                                        // the result is logged; if the queue is full, a waiting
-                                        // reload reads the same file
+                    // the result is logged; if the queue is full, a waiting
+                    // reload reads the same file
                     let _ = reloads.try_send(Reload { why, answer });
                 }
             }
@@ -301,7 +301,7 @@ impl Running {
         tracing::info!(
             signal,
             drain_delay = ?delay,
-                        "no longer ready, still accepting until load balancers stop sending"
+            "no longer ready, still accepting until load balancers stop sending"
         );
         let (signals, reloads) = (&mut self.signals, &self.reloads);
         self.control.block_on(async {

@@ -11,7 +11,7 @@ macro_rules! codes {
             /// Every code, in the order of its number.
             pub const ALL: &[Code] = &[$(Code::$name,)+];
 
-                        /// The code as shown: `TG0101`.
+            /// The code as shown: `TG0101`.
             pub fn as_str(self) -> &'static str {
                 match self { $(Code::$name => $text,)+ }
             }
@@ -28,24 +28,24 @@ codes! {
     Syntax = "TG0003",
     /// `${NAME}` is malformed, or the variable is not set.
     Environment = "TG0004",
-        /// The configuration is valid, but this process cannot apply it.
+    /// The configuration is valid, but this process cannot apply it.
     Unfit = "TG0005",
 
     /// A key or table that does not exist.
     UnknownKey = "TG0101",
-        /// A documented key, table or value whose feature is not built yet.
+    /// A documented key, table or value whose feature is not built yet.
     NotBuilt = "TG0102",
     /// A number where text is expected, and the like.
     WrongType = "TG0103",
     /// A value outside its bounds.
     OutOfRange = "TG0104",
-        /// A required key is missing.
+    /// A required key is missing.
     MissingKey = "TG0105",
-        /// A word that is not one of the key's choices.
+    /// A word that is not one of the key's choices.
     UnknownChoice = "TG0106",
-        /// A name that is not safe to show to clients or use as a metric label.
+    /// A name that is not safe to show to clients or use as a metric label.
     BadName = "TG0107",
-        /// A duplicate of something that must be unique.
+    /// A duplicate of something that must be unique.
     Duplicate = "TG0108",
 
     /// Not a duration.
@@ -71,52 +71,52 @@ codes! {
     AdminWithoutToken = "TG0303",
     /// Every peer is trusted as a proxy.
     TrustsEverybody = "TG0304",
-        /// No request can have the value that a limit or a user table needs.
+    /// No request can have the value that a limit or a user table needs.
     NeverIdentified = "TG0305",
     /// A forwarding header that no proxy is trusted to write.
     HeaderNeverRead = "TG0306",
-        /// Clients can guess API keys without limit.
+    /// Clients can guess API keys without limit.
     UnlimitedGuessing = "TG0307",
-        /// An API key with a tier that no limit names.
+    /// An API key with a tier that no limit names.
     TierWithoutQuota = "TG0308",
-        /// Tokens are accepted without checking their issuer or audience.
+    /// Tokens are accepted without checking their issuer or audience.
     TokenForAnyone = "TG0309",
-        /// Keys are fetched without TLS, so they can be changed in transit.
+    /// Keys are fetched without TLS, so they can be changed in transit.
     KeysInTheClear = "TG0310",
-        /// A key in a key set that verifies no token.
+    /// A key in a key set that verifies no token.
     UnusedKey = "TG0311",
-        /// A certificate that is not valid now, or expires soon.
+    /// A certificate that is not valid now, or expires soon.
     CertificateExpires = "TG0312",
 
-        /// A route or table names a limit that is not defined.
+    /// A route or table names a limit that is not defined.
     UnknownLimit = "TG0401",
-        /// A route names an upstream that is not defined.
+    /// A route names an upstream that is not defined.
     UnknownUpstream = "TG0402",
-        /// A route that is malformed, or that matches the same requests as another.
+    /// A route that is malformed, or that matches the same requests as another.
     RouteConflict = "TG0403",
     /// A request costs more than a limit can ever admit.
     CostOverQuota = "TG0404",
-        /// More limits apply to a request than can be decided at once.
+    /// More limits apply to a request than can be decided at once.
     TooManyLimits = "TG0405",
     /// Two keys that contradict each other.
     Contradiction = "TG0406",
-        /// An exception that does not fit its limit.
+    /// An exception that does not fit its limit.
     UnfitOverride = "TG0407",
 
-        /// A limit that applies to no route.
+    /// A limit that applies to no route.
     UnusedLimit = "TG0501",
     /// An upstream that no route uses.
     UnusedUpstream = "TG0502",
     /// A tier whose bucket is smaller than the cost of a route.
     CostOverBurst = "TG0503",
-        /// `skip_limits` names a limit that does not apply to the route anyway.
+    /// `skip_limits` names a limit that does not apply to the route anyway.
     SkipsNothing = "TG0504",
-        /// A tier that no limit and no user has.
+    /// A tier that no limit and no user has.
     UnknownTier = "TG0505",
-        /// An expired exception.
+    /// An expired exception.
     Expired = "TG0506",
-        /// A limit with `scope = "global"` but without `[redis]`.
+    /// A limit with `scope = "global"` but without `[redis]`.
     NothingShared = "TG0507",
-        /// A limit keyed only by values that clients choose.
+    /// A limit keyed only by values that clients choose.
     ChosenKey = "TG0508",
 }

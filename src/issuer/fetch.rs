@@ -154,8 +154,8 @@ async fn exchange(
     tokio::select! {
         biased;
         answer = &mut answer => answer,
-                // many servers close abruptly after a complete response, so only the response tells
-                // whether it is complete
+        // many servers close abruptly after a complete response, so only the response tells
+        // whether it is complete
         _ = connection => answer.await,
     }
 }

@@ -150,11 +150,11 @@ impl Issuer {
         match self.digest {
             Some(_) => tracing::warn!(
                 url, %error,
-                                "the key set cannot be fetched: keeping the last good one; will retry"
+                "the key set cannot be fetched: keeping the last good one; will retry"
             ),
             None => tracing::error!(
                 url, %error,
-                                "the key set cannot be fetched, and there is none yet: rejecting its tokens; will retry"
+                "the key set cannot be fetched, and there is none yet: rejecting its tokens; will retry"
             ),
         }
     }

@@ -107,7 +107,7 @@ impl Certificates {
                 }
                 Err(error) => tracing::error!(
                     %error,
-                                        "changed certificates cannot be used; keeping the old ones"
+                    "changed certificates cannot be used; keeping the old ones"
                 ),
             }
         }
