@@ -1,10 +1,11 @@
-//! One line per request, or per rejection, for people and for queries.
+//! Access log: one line per request or per rejection.
 //!
-//! A worker formats the line into a buffer of its own and appends it to a [`LineQueue`], under a lock that is held for
-//! that copy only.
+//! A worker formats the line into its own buffer and appends it to a [`LineQueue`]. The lock is
+//! held only for that copy.
 //!
-//! A channel of lines was rejected: it allocates for each line and wakes the writer for each line. The queue wakes
-//! its writer when it was empty, and the writer lingers, so a busy gateway pays one wake-up for many lines.
+//! A channel of lines was rejected, because it allocates and wakes the writer for each line. The
+//! queue wakes its writer only when it was empty, and the writer waits briefly for more lines. So a
+//! busy gateway pays one wake-up for many lines.
 
 use std::{
     cell::RefCell,
@@ -19,10 +20,10 @@ use metrics::Counter;
 
 use super::{json, queue::LineQueue, time::rfc3339_millis};
 
-/// Bytes of one value; what is longer is cut and ends in `…`.
+/// The most bytes of one value; a longer value is cut and ends in `…`.
 pub const VALUE_MAX_BYTES: usize = 1024;
 
-/// How lines are written.
+/// The format of lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
     /// `timestamp name=value …`
@@ -31,14 +32,16 @@ pub enum Style {
     Json,
 }
 
-/// What is known of one request when its answer is complete; empty options are left out of the line.
+/// The facts about one request when its response is complete. Empty options are omitted from the
+/// line.
 #[derive(Clone, Copy, Debug)]
 pub struct Line<'a> {
     /// When the request arrived.
     pub time: SystemTime,
     /// `X-Request-Id`.
     pub request_id: &'a [u8],
-    /// The client's address, where the request could be read so far. A peer on a Unix socket counts as 127.0.0.1.
+    /// The client's address, if the request could be read far enough. A peer on a Unix socket
+    /// counts as 127.0.0.1.
     pub client_ip: Option<IpAddr>,
     /// The verified user.
     pub user: Option<&'a [u8]>,
@@ -48,77 +51,78 @@ pub struct Line<'a> {
     pub tier: Option<&'a [u8]>,
     /// The method as sent.
     pub method: &'a [u8],
-    /// The host that was asked.
+    /// The requested host.
     pub host: Option<&'a [u8]>,
     /// The path as sent, without the query (which often carries secrets).
     pub path: &'a [u8],
     /// The route that matched.
     pub route: Option<&'a str>,
-    /// The status of the answer.
+    /// The response status.
     pub status: u16,
     /// The binding limit of the request.
     pub limit: Option<LimitPart<'a>>,
-    /// Where the request went, if it was sent on.
+    /// Where the request was forwarded, if it was.
     pub went: Option<Went<'a>>,
-    /// Why the gateway did not serve it, other than by a limit: `error` of the answer's body.
+    /// Why the gateway did not serve it, apart from limits: the `error` of the response body.
     pub error: Option<&'static str>,
-    /// The trace that it belongs to, where it has a span.
+    /// The trace ID, if the request has a span.
     pub trace: Option<u128>,
-    /// Rejections before this one that got no line.
+    /// Rejections before this one that got no line because of the cap.
     pub left_out: u64,
     /// Bytes of the response body.
     pub bytes: u64,
-    /// From the request's arrival to the end of its answer.
+    /// From the request's arrival to the end of its response.
     pub duration: Duration,
 }
 
-/// What the line says of the binding limit.
+/// The binding limit, for the access line.
 #[derive(Clone, Copy, Debug)]
 pub struct LimitPart<'a> {
     /// Its name.
     pub name: &'a str,
-    /// The key, readable for addresses and users; anything that may be a secret is handed in hashed.
+    /// The key: readable for addresses and users. The caller hashes values that may be secret.
     pub key: &'a [u8],
-    /// How it counts, as in the configuration.
+    /// The algorithm, as in the configuration.
     pub algorithm: &'a str,
     /// Bucket size in units.
     pub capacity: u64,
     /// Units left.
     pub remaining: u64,
-    /// `Retry-After` in seconds, on a rejection that can pass later.
+    /// `Retry-After` in seconds, for a rejection that can succeed later.
     pub retry_after: Option<u32>,
-    /// Who decided: `local`, `lease`, `redis` or `fallback`.
+    /// What decided: `local`, `lease`, `redis` or `fallback`.
     pub source: &'static str,
 }
 
-/// What the line says of where the request went.
+/// Where the request was forwarded, for the access line.
 #[derive(Clone, Copy, Debug)]
 pub struct Went<'a> {
     /// The upstream.
     pub upstream: &'a str,
-    /// The server that was asked last.
+    /// The last server that was tried.
     pub server: Option<&'a str>,
-    /// What went wrong with it: a `kind` of `tidegate_upstream_errors_total`.
+    /// The error, if any: a `kind` of `tidegate_upstream_errors_total`.
     pub error: Option<&'static str>,
 }
 
-/// Writes access lines. A clone is a reference count; all clones feed one thread.
+/// Writes access lines. Clones are cheap and share one writer thread.
 #[derive(Clone, Debug)]
 pub struct AccessLog {
     queue: LineQueue,
     style: Style,
 }
 
-/// So many lines in each second, over all workers: a flood of rejections is no flood of lines.
+/// Caps the lines per second over all workers, so a flood of rejections does not flood the log.
 #[derive(Debug, Default)]
 pub struct LineCap {
-    /// The second, and how many lines it has; 32 bits each.
+    /// The current second and its line count, 32 bits each.
     now: AtomicU64,
     left_out: AtomicU64,
 }
 
 impl LineCap {
-    /// Whether another line may be written in this second; if so, how many were left out before it.
+    /// Whether another line may be written in this second. If so, returns how many were left out
+    /// before it.
     pub fn admit(&self, second: u64, most: u32) -> Option<u64> {
         let this = second << 32;
         let mut now = self.now.load(Relaxed);
@@ -144,14 +148,15 @@ impl LineCap {
 }
 
 thread_local! {
-    /// Where this thread formats its lines.
+    /// The buffer in which this thread formats lines.
     static LINE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 impl AccessLog {
-    /// Starts the writing thread. `max_bytes` bounds the lines that wait for `sink`; `dropped` counts those lost.
+    /// Starts the writer thread. `max_bytes` bounds the lines that wait for `sink`; `dropped`
+    /// counts lost lines.
     ///
-    /// Fails when the system has no thread to give.
+    /// Fails if the system cannot start a thread.
     pub fn start(
         style: Style,
         sink: Box<dyn Write + Send>,
@@ -162,7 +167,8 @@ impl AccessLog {
         Ok(AccessLog { queue, style })
     }
 
-    /// Queues one line. Never waits for the sink; a line that finds no room is dropped and counted.
+    /// Queues one line. Never waits for the sink: if the queue is full, the line is dropped and
+    /// counted.
     pub fn write(&self, line: &Line<'_>) {
         let queued = LINE.try_with(|text| {
             let mut text = text.borrow_mut();
@@ -171,14 +177,14 @@ impl AccessLog {
             self.queue.push(&text);
         });
         if queued.is_err() {
-            // a thread that is ending has no buffer any more
+            // the thread is ending, so its buffer is gone
             self.queue.lost_one();
         }
     }
 
-    /// Lets the writer finish what is queued and end; lines written later are dropped and counted.
+    /// Lets the writer drain the queue and stop. Later lines are dropped and counted.
     ///
-    /// Waits at most `limit`, and says whether everything was handed to the sink.
+    /// Waits at most `limit`. Returns whether every line was handed to the sink.
     pub fn close(&self, limit: Duration) -> bool {
         self.queue.close(limit)
     }
@@ -282,7 +288,7 @@ impl Fields<'_> {
         }
     }
 
-    /// For values whose text needs no escaping.
+    /// Adds a value whose text needs no escaping.
     fn string_of(&mut self, name: &str, value: impl Display) {
         match self.style {
             Style::Text => self.number(name, value),
@@ -292,7 +298,7 @@ impl Fields<'_> {
 
     fn number(&mut self, name: &str, value: impl Display) {
         self.name(name);
-        // writing to a Vec does not fail
+        // writing to a Vec cannot fail
         let _ = write!(self.out, "{value}");
     }
 
@@ -305,7 +311,7 @@ impl Fields<'_> {
     }
 }
 
-/// Whether a value reads the same without quotes.
+/// Whether a value is unambiguous without quotes.
 fn is_plain(value: &[u8]) -> bool {
     !value.is_empty()
         && value.len() <= VALUE_MAX_BYTES

@@ -1,4 +1,4 @@
-//! What access lines look like, and that writing them never holds up a worker.
+//! The format of access lines, and that writing them never blocks a worker.
 
 use std::{
     io,
@@ -14,7 +14,7 @@ use crate::telemetry::witness::{Count, Kept};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Says that it was reached, then waits until the test lets it go.
+/// A sink that reports its first write, then blocks until the test releases it.
 struct Stuck {
     reached: mpsc::SyncSender<()>,
     release: mpsc::Receiver<()>,

@@ -1,4 +1,4 @@
-//! The handles through which the gateway counts, resolved when a configuration is built.
+//! Metric handles, resolved when a configuration is compiled.
 
 use std::{
     io,
@@ -11,7 +11,7 @@ use metrics::{Counter, Gauge, Histogram};
 use super::metrics::{self as table, Metrics};
 
 impl Metrics {
-    /// The route's handles. Requests that match no route are counted under a name of the caller's choice.
+    /// The handles of one route. The caller chooses a name for requests that match no route.
     pub fn route(&self, route: &str) -> RouteMetrics {
         RouteMetrics {
             common: COMMON_CODES.map(|code| {
@@ -40,19 +40,19 @@ impl Metrics {
         }
     }
 
-    /// Requests of a priority that were shed.
+    /// Counts shed requests of one priority.
     pub fn shed(&self, priority: &str) -> Counter {
         self.counter(&table::SHED, &[priority])
     }
 
-    /// Memory in use for bodies that are read ahead, and bodies that found no room so far.
+    /// Sets the memory used by buffered bodies, and the number of bodies that found no room.
     pub fn body_buffers(&self, used_bytes: usize, refused: u64) {
         self.gauge(&table::BODY_BUFFER, &[]).set(used_bytes as f64);
         self.counter(&table::BODY_BUFFER_REFUSED, &[])
             .absolute(refused);
     }
 
-    /// The limit's handles.
+    /// The handles of one limit.
     pub fn limit(&self, limit: &str) -> LimitMetrics {
         LimitMetrics {
             retry_after_seconds: self.histogram(&table::RETRY_AFTER, &[limit]),
@@ -66,7 +66,7 @@ impl Metrics {
         }
     }
 
-    /// The handles of what is shared with other gateways; errors are counted under one of `kinds`.
+    /// The handles for shared limits. Errors are counted by `kinds`, data losses by `losses`.
     pub fn budget(&self, kinds: &[&'static str], losses: &[&'static str]) -> BudgetMetrics {
         let calls = |outcome| self.counter(&table::BUDGET_CALLS, &[outcome]);
         let kind = |&kind| (kind, self.counter(&table::BUDGET_ERRORS, &[kind]));
@@ -85,7 +85,7 @@ impl Metrics {
         }
     }
 
-    /// The handles of one limit that is shared; `behaviour` is what it does without the others.
+    /// The handles of one shared limit; `behaviour` is its `on_redis_down`.
     pub fn lease(&self, limit: &str, behaviour: &str) -> LeaseMetrics {
         LeaseMetrics {
             keys: self.gauge(&table::LEASE_KEYS, &[limit]),
@@ -131,7 +131,8 @@ impl Metrics {
         }
     }
 
-    /// The listener's handles; `listener` is its address as configured, `cuts` why connections may be cut short.
+    /// The handles of a listener. `listener` is its address as configured; `cuts` are the reasons
+    /// for closing a connection.
     pub fn listener(&self, listener: &str, cuts: &[&'static str]) -> ListenerMetrics {
         let cut = |&kind| {
             (
@@ -169,7 +170,7 @@ impl Metrics {
         }
     }
 
-    /// The handles of spans for a collector of traces.
+    /// The handles for exported spans.
     pub fn spans(&self) -> SpanMetrics {
         let outcome = |outcome| {
             let counter = self.counter(&table::TRACE_SPANS, &[outcome]);
@@ -183,7 +184,7 @@ impl Metrics {
         }
     }
 
-    /// Notes when the certificates of a file expire; `name` is the file's, as configured.
+    /// Sets the expiry of a file's certificates. `name` is the file as configured.
     pub fn certificate_expires(&self, name: &str, at: SystemTime) {
         let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
         self.gauge(&table::CERTIFICATE_EXPIRY, &[name])
@@ -203,7 +204,7 @@ impl Metrics {
         }
     }
 
-    /// The handles of one published key set; `url` holds no secret.
+    /// The handles of one published key set. `url` must not contain secrets.
     pub fn issuer(&self, url: &str) -> IssuerMetrics {
         let outcomes = [
             "success", "connect", "tls", "timeout", "status", "protocol", "keys",
@@ -223,18 +224,18 @@ impl Metrics {
     }
 }
 
-/// What becomes of spans.
+/// Counts spans by result.
 #[derive(Clone, Debug)]
 pub struct SpanMetrics {
-    /// The collector took them.
+    /// The collector accepted them.
     pub sent: Counter,
-    /// It did not, or could not be asked.
+    /// The collector rejected them or could not be reached.
     pub failed: Counter,
     /// The queue was full.
     pub dropped: Counter,
 }
 
-/// What is counted of a published key set.
+/// Metrics of one published key set.
 #[derive(Debug)]
 pub struct IssuerMetrics {
     by_outcome: Vec<(&'static str, Counter)>,
@@ -243,7 +244,7 @@ pub struct IssuerMetrics {
 }
 
 impl IssuerMetrics {
-    /// Counts a fetch; an outcome that is not known is not counted.
+    /// Counts a fetch. An unknown outcome is not counted.
     pub fn fetched(&self, outcome: &str) {
         let mut known = self.by_outcome.iter();
         if let Some((_, counter)) = known.find(|(known, _)| *known == outcome) {
@@ -251,26 +252,26 @@ impl IssuerMetrics {
         }
     }
 
-    /// Notes how many keys are in use.
+    /// Sets the number of keys in use.
     pub fn hold(&self, keys: usize) {
-        // a gauge is a float: exact up to 2⁵³
+        // a gauge is an `f64`, exact up to 2⁵³
         self.keys.set(keys as f64);
     }
 
-    /// Notes that the set was fetched now.
+    /// Sets the time of the last fetch to now.
     pub fn refreshed(&self) {
         let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         self.timestamp.set(now.as_secs_f64());
     }
 }
 
-/// What a route counts.
+/// Metrics of one route.
 #[derive(Debug)]
 pub struct RouteMetrics {
     common: [Counter; COMMON_CODES.len()],
-    /// Made when the route first answers with an uncommon code: a route that never does costs no table.
+    /// Allocated when the route first answers with an uncommon code, so other routes have no table.
     rare: OnceLock<Box<[OnceLock<Counter>]>>,
-    /// From arrival to the end of the answer.
+    /// From the request's arrival to the end of its response.
     pub request_seconds: Histogram,
     in_flight: Gauge,
     tunnels: Gauge,
@@ -280,12 +281,13 @@ pub struct RouteMetrics {
 }
 
 impl RouteMetrics {
-    /// Whether they are handles of this registry.
+    /// Whether the handles belong to this registry.
     pub fn are_of(&self, metrics: &Metrics) -> bool {
         self.metrics.is(metrics)
     }
 
-    /// Counts one request answered with `code`. One atomic addition, but for the first use of an uncommon code.
+    /// Counts one response with `code`. One atomic addition, except for the first use of an
+    /// uncommon code.
     pub fn answered(&self, code: http::StatusCode) {
         let code = code.as_u16();
         let at = code.wrapping_sub(FIRST_CODE) as usize;
@@ -295,17 +297,17 @@ impl RouteMetrics {
         }
     }
 
-    /// Counts a request as being in flight until the guard is dropped.
+    /// Counts a request in flight until the guard is dropped.
     pub fn enter(&self) -> Held {
         Held::new(&self.in_flight)
     }
 
-    /// Counts a request as abandoned, and its server as at work, until the guard is dropped.
+    /// Counts an abandoned request, whose server is still working, until the guard is dropped.
     pub fn enter_abandoned(&self) -> Held {
         Held::new(&self.abandoned)
     }
 
-    /// Counts a WebSocket as being open until the guard is dropped.
+    /// Counts an open WebSocket until the guard is dropped.
     pub fn enter_tunnel(&self) -> Held {
         Held::new(&self.tunnels)
     }
@@ -326,7 +328,7 @@ impl RouteMetrics {
     }
 }
 
-/// Something that a gauge counts for as long as this lives: a request in flight, a connection.
+/// Counts in a gauge while it exists, for example a request in flight or a connection.
 #[derive(Debug)]
 #[must_use = "the gauge goes down again when this is dropped"]
 pub struct Held {
@@ -348,76 +350,76 @@ impl Drop for Held {
     }
 }
 
-/// What one limit decided on one route.
+/// Decisions of one limit on one route.
 #[derive(Clone, Debug)]
 pub struct DecisionMetrics {
-    /// Requests that the limit let pass.
+    /// Requests that the limit admitted.
     pub admitted: Counter,
-    /// Requests that the limit stopped.
+    /// Requests that the limit rejected.
     pub rejected: Counter,
     /// Requests that the limit held until their turn.
     pub delayed: Counter,
-    /// Requests that the limit would have stopped, were it not in shadow.
+    /// Requests that the limit would have rejected, but it is in shadow mode.
     pub shadow_rejected: Counter,
-    /// Requests that the limit let pass with a note to the upstream.
+    /// Requests that the limit admitted with a header for the upstream.
     pub tagged: Counter,
-    /// Requests that an exception spared the limit.
+    /// Requests that an exception excluded from the limit.
     pub exempt: Counter,
 }
 
-/// What a limit counts.
+/// Metrics of one limit.
 #[derive(Clone, Debug)]
 pub struct LimitMetrics {
-    /// The waits that clients were told.
+    /// The waits announced to clients.
     pub retry_after_seconds: Histogram,
-    /// Requests that passed with little left, from `warn_at` on.
+    /// Requests admitted with little quota left, from `warn_at` on.
     pub near_limit: Counter,
-    /// How long requests were held.
+    /// How long requests were delayed.
     pub delayed_seconds: Histogram,
-    /// Buckets held.
+    /// Buckets in memory.
     pub keys: Gauge,
-    /// Buckets forgotten to make room.
+    /// Buckets evicted to make room.
     pub key_evictions: Counter,
     /// Decisions made in a shared overflow bucket.
     pub key_overflows: Counter,
-    /// Counts in which one key was dominant.
+    /// Samples in which one key was dominant.
     pub dominant_keys: Counter,
-    /// 1 while operators keep it from acting.
+    /// 1 while an operator disables the limit.
     pub kill_switch: Gauge,
 }
 
-/// What is counted of the budget that gateways share.
+/// Metrics of shared limits.
 #[derive(Clone, Debug)]
 pub struct BudgetMetrics {
-    /// Calls that were answered in time.
+    /// Calls answered in time.
     pub ok: Counter,
     /// Calls that took longer than a request waits.
     pub late: Counter,
     /// Calls that failed.
     pub errors: Counter,
-    /// How long calls took that were answered.
+    /// Duration of calls that were answered.
     pub seconds: Histogram,
     by_kind: Vec<(&'static str, Counter)>,
     losses: Vec<(&'static str, Counter)>,
-    /// Gateways that are known to live.
+    /// Gateways known to be alive.
     pub gateways: Gauge,
-    /// Servers that are not asked at the moment.
+    /// Redis servers with an open circuit breaker.
     pub breaker_open: Gauge,
-    /// Calls that the slowest server may have in flight; 0 where none is slow.
+    /// Calls that the slowest server may have in flight; 0 if none is slow.
     pub bound: Gauge,
-    /// 1 while some shared limit goes on alone.
+    /// 1 while a shared limit uses its fallback.
     pub degraded: Gauge,
 }
 
 impl BudgetMetrics {
-    /// Counts a loss of data under its kind.
+    /// Counts a loss of data by kind.
     pub fn lost(&self, kind: &str) {
         if let Some((_, counter)) = self.losses.iter().find(|(known, _)| *known == kind) {
             counter.increment(1);
         }
     }
 
-    /// Counts a failure under its kind.
+    /// Counts a failure by kind.
     pub fn failed(&self, kind: &str) {
         if let Some((_, counter)) = self.by_kind.iter().find(|(known, _)| *known == kind) {
             counter.increment(1);
@@ -425,75 +427,75 @@ impl BudgetMetrics {
     }
 }
 
-/// What a shared limit counts of its tokens.
+/// Tokens of one shared limit.
 #[derive(Clone, Debug)]
 pub struct LeaseMetrics {
-    /// Keys that this gateway keeps a lease for.
+    /// Keys for which this gateway holds a lease.
     pub keys: Gauge,
-    /// Tokens borrowed ahead and not spent.
+    /// Tokens leased and not yet spent.
     pub in_hand: Gauge,
-    /// Tokens granted to requests that waited.
+    /// Tokens granted to waiting requests.
     pub granted: Counter,
-    /// Tokens granted ahead.
+    /// Tokens granted ahead of requests.
     pub granted_ahead: Counter,
-    /// Tokens given back.
+    /// Tokens returned.
     pub returned: Counter,
-    /// Tokens whose time was over before somebody needed them.
+    /// Tokens that expired unused.
     pub lapsed: Counter,
-    /// Tokens charged afterwards.
+    /// Tokens charged later.
     pub debt: Counter,
-    /// Units that passed before Redis was asked.
+    /// Units admitted before the reply of Redis.
     pub slack: Counter,
     /// Calls to Redis.
     pub calls: Counter,
-    /// Units refused, by a refusal that is remembered.
+    /// Units rejected by a remembered rejection.
     pub refused_by_memory: Counter,
-    /// Units refused after Redis was asked.
+    /// Units rejected by Redis.
     pub refused_by_redis: Counter,
-    /// How long requests waited that found no token.
+    /// How long requests without a token waited.
     pub waited: Histogram,
-    /// Keys of which so little is left that they are asked for in turns.
+    /// Keys with so little left that requests take turns to ask Redis.
     pub short_keys: Gauge,
-    /// 1 while gateways with other terms count the same keys.
+    /// 1 while gateways with different terms count the same keys.
     pub disagreement: Gauge,
-    /// Decisions made alone, and those of them that rejected.
+    /// Decisions made by the fallback.
     pub degraded: Counter,
-    /// See there.
+    /// Rejections among those decisions.
     pub degraded_rejected: Counter,
 }
 
-/// What an upstream counts.
+/// Metrics of one upstream.
 #[derive(Clone, Debug)]
 pub struct UpstreamMetrics {
-    /// Until the head of the response.
+    /// Time until the response head.
     pub seconds: Histogram,
     /// No connection could be opened.
     pub connect_errors: Counter,
-    /// The server did not prove who it is.
+    /// The server's certificate did not verify.
     pub tls_errors: Counter,
-    /// Every connection that the configuration allows was in use.
+    /// Every allowed connection was in use.
     pub busy_errors: Counter,
     /// The connection ended before there was a response.
     pub closed_errors: Counter,
     /// The response head took too long.
     pub timeout_errors: Counter,
-    /// What came back was not HTTP.
+    /// The response was not valid HTTP.
     pub protocol_errors: Counter,
-    /// The server would not look at the request.
+    /// The server did not process the request.
     pub refused_errors: Counter,
     /// A body broke off, in either direction.
     pub body_errors: Counter,
-    /// The upstream was not asked, since it keeps failing.
+    /// Not sent, because the circuit breaker is open.
     pub breaker_errors: Counter,
-    /// Requests that were sent to another server.
+    /// Requests retried at another server.
     pub retries: Counter,
-    /// Requests that were not, for want of budget.
+    /// Requests not retried, because the retry budget was used up.
     pub retries_denied: Counter,
-    /// By server: 1 while it is in service.
+    /// For each server: 1 while it is in service.
     pub healthy: Vec<Gauge>,
 }
 
-/// What a listener counts.
+/// Metrics of one listener.
 #[derive(Clone, Debug)]
 pub struct ListenerMetrics {
     connections: Gauge,
@@ -505,21 +507,21 @@ pub struct ListenerMetrics {
 }
 
 impl ListenerMetrics {
-    /// Counts a connection that was cut short; a kind that was not asked for is not counted.
+    /// Counts a closed connection by reason. An unregistered reason is not counted.
     pub fn cut(&self, kind: &str) {
         if let Some((_, counter)) = self.cut.iter().find(|(known, _)| *known == kind) {
             counter.increment(1);
         }
     }
 
-    /// Counts a connection as open until the guard is dropped.
+    /// Counts an open connection until the guard is dropped.
     pub fn open(&self) -> Held {
         Held::new(&self.connections)
     }
 
-    /// Counts a failed accept under its kind.
+    /// Counts a failed accept by kind.
     pub fn accept_failed(&self, error: &io::Error) {
-        // from asm-generic/errno.h; the standard library has no kinds for most of them
+        // from asm-generic/errno.h; `std::io::ErrorKind` lacks most of them
         const ENOMEM: i32 = 12;
         const ENFILE: i32 = 23;
         const EMFILE: i32 = 24;
@@ -540,35 +542,35 @@ impl ListenerMetrics {
     }
 }
 
-/// TLS handshakes with clients, by how they ended.
+/// TLS handshakes with clients, by result.
 #[derive(Clone, Debug)]
 pub struct HandshakeMetrics {
     /// Complete, with certificates.
     pub full: Counter,
-    /// Complete, by a ticket of an earlier session.
+    /// Resumed with a ticket of an earlier session.
     pub resumed: Counter,
-    /// The client has no certificate that is accepted.
+    /// The client has no accepted certificate.
     pub certificate: Counter,
-    /// The client refused, such as for not trusting our certificate.
+    /// The client aborted, for example because it does not trust our certificate.
     pub refused: Counter,
-    /// Nothing that both speak, or not TLS at all.
+    /// No common parameters, or not TLS at all.
     pub failed: Counter,
-    /// The client left.
+    /// The client closed the connection.
     pub closed: Counter,
     /// The client took too long.
     pub timeout: Counter,
-    /// Given up for a newer one, because too many were under way.
+    /// Dropped for a newer one, because too many were in progress.
     pub shed: Counter,
 }
 
-/// What a source of users counts.
+/// Metrics of one user source.
 #[derive(Clone, Debug)]
 pub struct IdentityMetrics {
     by_kind: Vec<(&'static str, Counter)>,
 }
 
 impl IdentityMetrics {
-    /// Counts one; a kind that was not asked for is not counted.
+    /// Counts a rejection. An unregistered kind is not counted.
     pub fn rejected(&self, kind: &str) {
         if let Some((_, counter)) = self.by_kind.iter().find(|(known, _)| *known == kind) {
             counter.increment(1);
@@ -581,12 +583,12 @@ const FIRST_CODE: u16 = 100;
 const CODES: usize = 500;
 const RARE: u8 = u8::MAX;
 
-/// What most answers are; shown from the start, and counted without a look into the table of rare ones.
+/// The codes of most responses. They are shown from the start and counted without a lookup.
 const COMMON_CODES: [u16; 19] = [
     200, 201, 202, 204, 206, 301, 302, 304, 400, 401, 403, 404, 413, 429, 499, 500, 502, 503, 504,
 ];
 
-/// Code less 100 to index into [`COMMON_CODES`], or [`RARE`].
+/// Maps a code minus 100 to its index in [`COMMON_CODES`], or to [`RARE`].
 static COMMON_AT: [u8; CODES] = {
     let mut slots = [RARE; CODES];
     let mut slot = 0;

@@ -1,7 +1,8 @@
-//! Distributions: counts in buckets, added to by whoever measures, read by whoever scrapes.
+//! Histograms: counts in fixed buckets.
 //!
-//! The library that keeps counters and gauges keeps every sample of a histogram until somebody folds them together. Here a sample is
-//! two atomic additions and a search among fewer than twenty bounds, and memory does not grow with traffic.
+//! The metrics library stores every sample of a histogram until the samples are merged. Here a
+//! sample costs two atomic additions and a search among fewer than twenty bounds, and memory does
+//! not grow with traffic.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +20,7 @@ use metrics_exporter_prometheus::formatting::{
 
 use super::metrics::{Kind, Metric, lock};
 
-/// Every distribution, by the name of its metric and its labels as they are shown.
+/// Every histogram, by metric name and rendered labels.
 #[derive(Debug, Default)]
 pub(super) struct Histograms(Mutex<BTreeMap<&'static str, Family>>);
 
@@ -32,9 +33,9 @@ struct Family {
 #[derive(Debug)]
 struct Distribution {
     bounds: &'static [f64],
-    /// Of what is at most each bound and above the one before; behind them what is above all.
+    /// Samples up to each bound and above the previous one, then those above all bounds.
     counts: Box<[AtomicU64]>,
-    /// The bits of a float.
+    /// The bits of an `f64`.
     sum: AtomicU64,
 }
 
@@ -53,13 +54,13 @@ impl HistogramFn for Distribution {
         let bucket = self.bounds.partition_point(|bound| *bound < value);
         self.counts[bucket].fetch_add(1, Relaxed);
         let add = |sum| Some((f64::from_bits(sum) + value).to_bits());
-        // never refused
+        // the closure always returns `Some`, so this cannot fail
         let _ = self.sum.fetch_update(Relaxed, Relaxed, add);
     }
 }
 
 impl Histograms {
-    /// The distribution with these labels, the same for whoever asks again.
+    /// The histogram with these labels. The same labels return the same histogram.
     pub(super) fn handle(&self, metric: &Metric, labels: &[&str]) -> Histogram {
         let Kind::Histogram(bounds) = metric.kind else {
             return Histogram::noop();
@@ -79,13 +80,13 @@ impl Histograms {
         Histogram::from_arc(Arc::clone(distribution))
     }
 
-    /// Appends all of them in the Prometheus text format.
+    /// Appends every histogram in the Prometheus text format.
     pub(super) fn render(&self, text: &mut String) {
         for (name, family) in &*lock(&self.0) {
             write_help_line(text, name, None, None, family.help);
             write_type_line(text, name, None, None, "histogram");
             for (labels, distribution) in &family.series {
-                // writing to a string does not fail
+                // writing to a String cannot fail
                 let _ = write_series(text, name, labels, distribution);
             }
         }

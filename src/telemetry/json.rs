@@ -1,28 +1,29 @@
-//! JSON strings from bytes that nobody vouches for.
+//! JSON strings from untrusted bytes.
 //!
-//! Written by hand because the two callers (access lines, the body of a rejection) are on the request path and write
-//! into a buffer that they reuse; a value tree would allocate for each field.
+//! Both callers (access lines and rejection bodies) are on the request path and write into reused
+//! buffers. A JSON value tree would allocate for each field.
 
 use bytes::BufMut;
 
-/// Appends `value` as a JSON string, quotes included (RFC 8259 §7).
+/// Appends `value` as a JSON string with quotes (RFC 8259 §7).
 ///
-/// Bytes that are not UTF-8 become U+FFFD. Control characters are escaped, also those that JSON would allow bare
-/// (DEL and C1): a line shown on a terminal must not move its cursor. At most `max_bytes` of the value are
-/// written; a longer one ends in `…`. Allocates only where the buffer grows.
+/// Bytes that are not UTF-8 become U+FFFD. All control characters are escaped, including DEL and
+/// C1, which JSON allows, because they could control a terminal. Writes at most `max_bytes` of the
+/// value; a longer one ends in `…`. Allocates only if the buffer grows.
 pub fn put_string(out: &mut impl BufMut, value: &[u8], max_bytes: usize) {
     out.put_u8(b'"');
     put_escaped(out, value, max_bytes);
     out.put_u8(b'"');
 }
 
-/// [`put_string`] without the quotes, to compose one string of several parts.
+/// Like [`put_string`] without the quotes, to assemble one string from several parts.
 pub fn put_escaped(out: &mut impl BufMut, value: &[u8], max_bytes: usize) {
     let (kept, cut) = match value.get(..max_bytes) {
         Some(head) if value.len() > max_bytes => (without_split_char(head), true),
         _ => (value, false),
     };
-    // nearly every value; what follows costs ten times as much. Without a branch for each byte, many are looked at at once
+    // true for nearly every value; the path below costs ten times as much. No branch per byte, so
+    // it vectorises
     if kept
         .iter()
         .fold(true, |plain, &byte| plain & is_plain(byte))
@@ -36,7 +37,7 @@ pub fn put_escaped(out: &mut impl BufMut, value: &[u8], max_bytes: usize) {
     }
 }
 
-/// Visible ASCII and the space, less what JSON escapes.
+/// Visible ASCII and space, except for characters that JSON escapes.
 fn is_plain(byte: u8) -> bool {
     matches!(byte, b' '..=b'~') & (byte != b'"') & (byte != b'\\')
 }
@@ -50,7 +51,7 @@ fn put_unusual(out: &mut impl BufMut, value: &[u8]) {
     }
 }
 
-/// Runs of plain characters are copied whole; only what must be escaped is looked at by itself.
+/// Copies runs of plain characters whole and escapes the others.
 fn put_valid(out: &mut impl BufMut, text: &str) {
     let mut copied = 0;
     for (at, c) in text.char_indices() {
@@ -76,7 +77,7 @@ fn put_valid(out: &mut impl BufMut, text: &str) {
     out.put_slice(&text.as_bytes()[copied..]);
 }
 
-/// `head` without the first bytes of a character whose rest was cut off (at most three).
+/// Removes an incomplete character (at most three bytes) from the end of `head`.
 fn without_split_char(head: &[u8]) -> &[u8] {
     let start = head
         .iter()

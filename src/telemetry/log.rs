@@ -1,4 +1,4 @@
-//! Log lines on standard error, and the hook that turns a panic into one.
+//! Log lines on standard error, and a hook that logs panics.
 
 use std::{
     cell::Cell,
@@ -17,22 +17,23 @@ use tracing_subscriber::{
 
 use super::{LogFormat, LogLevel, LogSettings, queue::LineQueue};
 
-/// Bytes of log lines that may wait for standard error.
+/// The most bytes of log lines that wait for standard error.
 const QUEUE_BYTES: usize = 1024 * 1024;
 
-/// Why log lines go nowhere.
+/// Why logging could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// Another subscriber is already installed in this process; it stays.
+    /// The process already has a subscriber, which stays.
     #[error("logging is already set up")]
     AlreadyInstalled,
-    /// The system has no thread to give.
+    /// The system cannot start a thread.
     #[error("cannot start the log: {0}")]
     Thread(#[from] io::Error),
 }
 
-/// Sends log lines of `settings.level` and worse to standard error for the rest of the process, through a queue: a
-/// reader that stalls costs lines, which `dropped` counts, and delays nobody. Close the queue before the process ends.
+/// Sends log lines of `settings.level` and above to standard error for the rest of the process.
+/// Lines go through a queue: a stalled reader loses lines, which `dropped` counts, and blocks
+/// nothing. Close the queue before the process ends.
 pub fn init(settings: &LogSettings, dropped: Counter) -> Result<LineQueue, LogError> {
     let terminal = io::stderr().is_terminal();
     let queue = LineQueue::start("log", Box::new(io::stderr()), QUEUE_BYTES, dropped)?;
@@ -42,7 +43,7 @@ pub fn init(settings: &LogSettings, dropped: Counter) -> Result<LineQueue, LogEr
     Ok(queue)
 }
 
-/// The formatter hands over each event whole, in one write.
+/// The formatter writes each event in one call.
 struct Queued(LineQueue);
 
 impl io::Write for Queued {
@@ -60,7 +61,8 @@ fn dispatch<W>(settings: &LogSettings, terminal: bool, writer: W) -> Dispatch
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    // what these libraries warn of, a client can cause at will; we count and log what matters of it ourselves
+    // clients can provoke these libraries' warnings at will; tidegate logs and counts the relevant
+    // ones itself
     let level = filter(settings.level);
     let targets = Targets::new().with_default(level).with_targets([
         ("h2", level.min(LevelFilter::ERROR)),
@@ -86,7 +88,7 @@ where
     }
 }
 
-/// For what may happen at every request and is worth a line once a second. One for each thread and occasion.
+/// Limits a log line that any request can trigger to one per second. One per thread and message.
 #[derive(Debug, Default)]
 pub struct Throttle {
     said: Cell<Option<Instant>>,
@@ -94,7 +96,7 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// If it is time to say it: how many times it was not said since it last was.
+    /// If the line is due, returns how many like it were suppressed since the last one.
     pub fn speak(&self) -> Option<u64> {
         const PAUSE: Duration = Duration::from_secs(1);
         if self.said.get().is_some_and(|said| said.elapsed() < PAUSE) {
@@ -106,9 +108,10 @@ impl Throttle {
     }
 }
 
-/// Logs and counts every panic from now on, in place of the standard message.
+/// Logs and counts every panic, in place of the standard message.
 ///
-/// The hook runs on the panicking thread before it unwinds; whoever owns the task decides what ends with it.
+/// The hook runs on the panicking thread before it unwinds. The owner of the task decides what ends
+/// with it.
 pub fn install_panic_hook(panics: Counter) {
     let standard = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -132,7 +135,7 @@ pub fn install_panic_hook(panics: Counter) {
 }
 
 impl LogFormat {
-    /// Whether lines are JSON, given whether they go to a terminal.
+    /// Whether lines are JSON; `terminal` says whether they go to a terminal.
     pub fn is_json(self, terminal: bool) -> bool {
         match self {
             LogFormat::Auto => !terminal,

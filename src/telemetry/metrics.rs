@@ -1,11 +1,12 @@
-//! Every metric: name, type, unit, labels, meaning.
+//! All metrics: name, type, unit, labels and meaning.
 //!
-//! The table below is the truth; `docs/metrics.md` is compared with it, and both with what `/metrics` shows. Each
-//! [`Metrics`] has a registry of its own, so several gateways can live in one process. Handles are resolved when
-//! a configuration is built (see [`handles`](super::handles)): on the path of a request a counter costs one atomic
-//! addition, a histogram (`histogram.rs`) two.
+//! The table below is authoritative. Tests compare `docs/metrics.md` with it, and both with the
+//! output of `/metrics`. Each [`Metrics`] has its own registry, so several gateways can share one
+//! process. Handles are resolved when a configuration is compiled (see
+//! [`handles`](super::handles)). On the request path, a counter costs one atomic addition and a
+//! histogram (`histogram.rs`) two.
 //!
-//! Labels take their values from the configuration and from closed lists, never from a request.
+//! Label values come from the configuration and from closed lists, never from a request.
 
 use std::{
     fmt,
@@ -22,51 +23,51 @@ pub use super::handles::{
 };
 use super::{histogram::Histograms, process};
 
-/// One row of the table.
+/// One row of the metrics table.
 #[derive(Clone, Copy, Debug)]
 pub struct Metric {
     /// The name as shown, with unit and `_total`.
     pub name: &'static str,
     /// How the value moves.
     pub kind: Kind,
-    /// What is counted; [`Unit::Count`] where the name says it.
+    /// The unit; [`Unit::Count`] if the name already says what is counted.
     pub unit: Unit,
-    /// Label names, in the order in which handles are asked for.
+    /// Label names, in the order in which handles take their values.
     pub labels: &'static [&'static str],
-    /// What it means, in one sentence.
+    /// The meaning, in one sentence.
     pub help: &'static str,
 }
 
 /// How a metric's value moves.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
-    /// Only up.
+    /// Only increases.
     Counter,
-    /// Up and down.
+    /// Increases and decreases.
     Gauge,
-    /// A distribution, cut at these upper bounds.
+    /// A distribution with these upper bounds.
     Histogram(&'static [f64]),
 }
 
-/// From a cached answer on the same host to an export that takes half a minute.
+/// From a cached response on the same host to a half-minute export.
 const EXCHANGE_SECONDS: &[f64] = &[
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 ];
-/// From a decision on a hot key to one that waited for a Redis far away, or for a worker that was off the processor.
+/// From a decision on a hot key to one that waited for a distant Redis or for CPU time.
 const DECISION_SECONDS: &[f64] = &[
     2.5e-7, 5e-7, 1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3,
     1e-2, 2.5e-2, 5e-2, 0.1,
 ];
-/// From a Redis on the same host to one that is given up.
+/// From a Redis on the same host to a call that times out.
 const CALL_SECONDS: &[f64] = &[
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
 ];
-/// From a turn that comes at once to the longest that a limit may hold a request for.
+/// From an immediate turn to the longest delay that a limit may configure.
 const DELAY_SECONDS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
     300.0, 3600.0,
 ];
-/// From "in a moment" to "tomorrow".
+/// From one second to one day.
 const WAIT_SECONDS: &[f64] = &[
     1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 21_600.0, 86_400.0,
 ];
@@ -85,73 +86,73 @@ macro_rules! table {
 
 table! {
     REQUESTS = "tidegate_requests_total", Kind::Counter, Count, ["route", "code"],
-        "Requests answered, by route and status code.";
+        "Answered requests, by route and status code.";
     REQUEST_SECONDS = "tidegate_request_seconds", Kind::Histogram(EXCHANGE_SECONDS), Seconds, ["route"],
-        "Time from the arrival of a request to the end of its answer.";
+        "Time from the arrival of a request to the end of its response.";
     IN_FLIGHT = "tidegate_in_flight", Kind::Gauge, Count, ["route"],
-        "Requests whose answer is not complete yet.";
+        "Requests whose response is not complete.";
     TUNNELS = "tidegate_tunnels", Kind::Gauge, Count, ["route"],
-        "WebSockets open; each is in flight, too.";
+        "Open WebSockets; each is also in flight.";
     ABANDONED = "tidegate_abandoned_requests", Kind::Gauge, Count, ["route"],
-        "Requests whose client no longer waits, but which hold slots because the server is still at work.";
+        "Requests whose client has left, but which hold slots because the server still works.";
     SHED = "tidegate_shed_total", Kind::Counter, Count, ["priority"],
-        "Requests that were not served because too many were under way.";
+        "Requests rejected by overload protection.";
     DECISIONS = "tidegate_decisions_total", Kind::Counter, Count, ["route", "limit", "outcome"],
-        "Decisions, one for each limit that a request meets.";
+        "Decisions, one for each limit that applies to a request.";
     DECISION_SECONDS_METRIC = "tidegate_decision_seconds", Kind::Histogram(DECISION_SECONDS), Seconds, [],
-        "Time from the arrival of a request to the decision on it, sampled.";
+        "Time from the arrival of a request to its decision, sampled.";
     NEAR_LIMIT = "tidegate_near_limit_total", Kind::Counter, Count, ["limit"],
-        "Requests that passed with little of the limit left, from warn_at on.";
+        "Requests that were admitted with little quota left, from warn_at on.";
     DELAYED = "tidegate_delayed_seconds", Kind::Histogram(DELAY_SECONDS), Seconds, ["limit"],
-        "How long the limit held requests before they were sent on.";
+        "Time for which the limit held requests before it forwarded them.";
     RETRY_AFTER = "tidegate_retry_after_seconds", Kind::Histogram(WAIT_SECONDS), Seconds, ["limit"],
-        "Wait that rejected clients were told.";
+        "Wait announced to rejected clients.";
     KEYS = "tidegate_keys", Kind::Gauge, Count, ["limit"],
-        "Buckets held in memory.";
+        "Buckets in memory.";
     KEY_EVICTIONS = "tidegate_key_evictions_total", Kind::Counter, Count, ["limit"],
-        "Buckets forgotten to make room for others.";
+        "Buckets evicted to make room for others.";
     KEY_OVERFLOWS = "tidegate_key_overflows_total", Kind::Counter, Count, ["limit"],
-        "Decisions made in a shared overflow bucket, because a new key found no room.";
+        "Decisions made in an overflow bucket, because the limit is full and a new key found no slot.";
     DOMINANT_KEYS = "tidegate_dominant_keys_total", Kind::Counter, Count, ["limit"],
-        "Times that one key was found with more than 80 % of the requests that the limit counts, sampled.";
+        "Times that one key had more than 80 % of the limit's requests, in samples.";
     BODY_BUFFER = "tidegate_body_buffer_bytes", Kind::Gauge, Bytes, [],
-        "Memory in use for request bodies that are read before the decision.";
+        "Memory used by request bodies that are read before the decision.";
     BODY_BUFFER_REFUSED = "tidegate_body_buffer_refused_total", Kind::Counter, Count, [],
-        "Requests that were refused because their body found no room in max_body_buffer.";
+        "Requests rejected because their body found no room in max_body_buffer.";
     KILL_SWITCH = "tidegate_kill_switch", Kind::Gauge, Count, ["limit"],
         "1 while an operator keeps the limit from rejecting.";
     BUDGET_CALLS = "tidegate_budget_calls_total", Kind::Counter, Count, ["outcome"],
-        "Calls to Redis for limits that gateways share.";
+        "Calls to Redis for shared limits.";
     BUDGET_CALL_SECONDS = "tidegate_budget_call_seconds", Kind::Histogram(CALL_SECONDS), Seconds, [],
-        "How long Redis took to answer such a call.";
+        "Time that Redis took to answer such a call.";
     BUDGET_ERRORS = "tidegate_budget_errors_total", Kind::Counter, Count, ["kind"],
         "Calls and probes that failed.";
     BUDGET_LOSSES = "tidegate_budget_losses_total", Kind::Counter, Count, ["kind"],
-        "Losses of data in Redis that this gateway found out: servers restarted or emptied, and keys.";
+        "Losses of data in Redis that this gateway detected.";
     BUDGET_GATEWAYS = "tidegate_budget_gateways", Kind::Gauge, Count, [],
-        "Gateways that share limits, as this one last heard.";
+        "Gateways that share limits, at the last heartbeat.";
     BUDGET_BREAKER_OPEN = "tidegate_budget_breaker_open", Kind::Gauge, Count, [],
-        "Redis servers that are not asked at the moment, because they do not answer.";
+        "Redis servers with an open circuit breaker, because they do not answer.";
     BUDGET_IN_FLIGHT_BOUND = "tidegate_budget_in_flight_bound", Kind::Gauge, Count, [],
-        "Calls that a Redis server may have in flight, the smallest such bound; 0 where none has been slow.";
+        "Calls that a Redis server may have in flight: the smallest bound of all servers, 0 if none was slow.";
     DEGRADED = "tidegate_degraded", Kind::Gauge, Count, [],
-        "1 while some shared limit goes on without the other gateways.";
+        "1 while at least one shared limit uses its local fallback because Redis does not answer.";
     DEGRADED_DECISIONS = "tidegate_degraded_decisions_total", Kind::Counter, Count, ["limit", "behaviour"],
-        "Decisions of shared limits that were made without Redis.";
+        "Decisions of shared limits without Redis.";
     DEGRADED_REJECTED = "tidegate_degraded_rejected_total", Kind::Counter, Count, ["limit", "behaviour"],
-        "Those of them that rejected.";
+        "Rejections among the decisions of shared limits without Redis.";
     LEASE_CALLS = "tidegate_lease_calls_total", Kind::Counter, Count, ["limit"],
         "Calls to Redis for one shared limit.";
     LEASE_REFUSED = "tidegate_lease_refused_total", Kind::Counter, Count, ["limit", "by"],
-        "Units of a shared limit that were refused while Redis answers.";
+        "Units that a shared limit rejected while Redis answers.";
     LEASE_WAIT_SECONDS = "tidegate_lease_wait_seconds", Kind::Histogram(CALL_SECONDS), Seconds, ["limit"],
-        "How long requests waited for Redis that found no token of a shared limit.";
+        "Time that requests waited for Redis because the gateway had no token of the shared limit.";
     LEASE_SHORT_KEYS = "tidegate_lease_short_keys", Kind::Gauge, Count, ["limit"],
-        "Keys of a shared limit of which so little is left that it is asked for in turns.";
+        "Keys of a shared limit with so little quota left that requests take turns to ask Redis.";
     LEASE_DISAGREEMENT = "tidegate_lease_disagreement", Kind::Gauge, Count, ["limit"],
         "1 while gateways with another configuration of a shared limit count the same keys.";
     LEASE_KEYS = "tidegate_lease_keys", Kind::Gauge, Count, ["limit"],
-        "Keys of a shared limit that this gateway keeps tokens or refusals of.";
+        "Keys of a shared limit for which this gateway stores tokens or rejections.";
     LEASE_TOKENS = "tidegate_lease_tokens", Kind::Gauge, Count, ["limit", "state"],
         "Tokens of a shared limit that this gateway has borrowed ahead.";
     LEASE_MOVED = "tidegate_lease_moved_total", Kind::Counter, Count, ["limit", "how"],
@@ -159,48 +160,48 @@ table! {
     UPSTREAM_SECONDS = "tidegate_upstream_seconds", Kind::Histogram(EXCHANGE_SECONDS), Seconds, ["upstream"],
         "Time from sending a request to an upstream to the head of its response.";
     UPSTREAM_ERRORS = "tidegate_upstream_errors_total", Kind::Counter, Count, ["upstream", "kind"],
-        "Exchanges with an upstream that failed.";
+        "Failed exchanges with an upstream.";
     UPSTREAM_RETRIES = "tidegate_upstream_retries_total", Kind::Counter, Count, ["upstream", "outcome"],
-        "Requests that one server failed and another could be asked.";
+        "Requests that failed at one server and could be sent to another.";
     UPSTREAM_HEALTHY = "tidegate_upstream_healthy", Kind::Gauge, Count, ["upstream", "server"],
-        "1 while a server is in service, 0 while its checks fail or it is ejected.";
+        "1 while a server is in service, 0 while its health checks fail or it is ejected.";
     CONNECTIONS = "tidegate_connections", Kind::Gauge, Count, ["listener"],
-        "Client connections open.";
+        "Open client connections.";
     ACCEPT_ERRORS = "tidegate_accept_errors_total", Kind::Counter, Count, ["listener", "kind"],
         "Connections that could not be accepted.";
     CONNECTIONS_CUT = "tidegate_connections_cut_total", Kind::Counter, Count, ["listener", "kind"],
-        "Connections cut short for what their clients do.";
+        "Connections closed because of their clients' behaviour.";
     TLS_HANDSHAKES = "tidegate_tls_handshakes_total", Kind::Counter, Count, ["outcome"],
-        "TLS handshakes with clients, by how they ended.";
+        "TLS handshakes with clients, by result.";
     CERTIFICATE_EXPIRY = "tidegate_certificate_expiry_timestamp_seconds", Kind::Gauge, Seconds, ["name"],
-        "When the first of a file's certificates expires, in seconds since 1970.";
+        "Expiry of the first certificate of a file to expire, in seconds since 1970.";
     IDENTITY_REJECTED = "tidegate_identity_rejected_total", Kind::Counter, Count, ["source", "kind"],
-        "Identities that were not believed.";
+        "Rejected identities, by source and kind.";
     JWKS_FETCHES = "tidegate_jwks_fetches_total", Kind::Counter, Count, ["url", "outcome"],
         "Fetches of a published key set.";
     JWKS_KEYS = "tidegate_jwks_keys", Kind::Gauge, Count, ["url"],
-        "Keys in use of a published key set; 0 while its tokens are all rejected.";
+        "Keys in use of a published key set; 0 while all its tokens are rejected.";
     JWKS_TIMESTAMP = "tidegate_jwks_timestamp_seconds", Kind::Gauge, Seconds, ["url"],
-        "When a published key set was last fetched, in seconds since 1970; 0 for never.";
+        "Time of the last fetch of a published key set, in seconds since 1970; 0 for never.";
     LOG_LINES_DROPPED = "tidegate_log_lines_dropped_total", Kind::Counter, Count, [],
-        "Log and access lines lost because they could not be written fast enough.";
+        "Log and access lines that were lost because the output was too slow.";
     LOG_LINES_LEFT_OUT = "tidegate_log_lines_left_out_total", Kind::Counter, Count, [],
-        "Rejections without an access line, because there were too many in that second.";
+        "Rejections without an access line, because that second had too many.";
     TRACE_SPANS = "tidegate_trace_spans_total", Kind::Counter, Count, ["outcome"],
-        "Spans for the collector of traces, by what became of them.";
+        "Spans for the trace collector, by outcome.";
     PANICS = "tidegate_panics_total", Kind::Counter, Count, [],
         "Bugs that ended a task.";
     CONFIG_INFO = "tidegate_config_info", Kind::Gauge, Count, ["hash"],
-        "1 for the configuration that is running.";
+        "1 for the running configuration.";
     CONFIG_RELOAD_SUCCESS = "tidegate_config_reload_success", Kind::Gauge, Count, [],
-        "1 when the last configuration that was read is the one that runs.";
+        "1 if the last configuration that was read is the running one.";
     CONFIG_RELOAD_TIMESTAMP = "tidegate_config_reload_timestamp_seconds", Kind::Gauge, Seconds, [],
-        "When the running configuration was loaded, in seconds since 1970.";
+        "Time when the running configuration was loaded, in seconds since 1970.";
     BUILD_INFO = "tidegate_build_info", Kind::Gauge, Count, ["version", "commit"],
-        "1 for the version that is running.";
+        "1 for the running version.";
 }
 
-/// The registry and everything that is written to it. Clones share it.
+/// The registry and its data. Clones share it.
 #[derive(Clone)]
 pub struct Metrics {
     shared: Arc<Shared>,
@@ -215,7 +216,8 @@ struct Shared {
 }
 
 impl Metrics {
-    /// A new registry that describes every metric and holds those without a configured label, at zero.
+    /// Creates a registry that describes every metric. Metrics without a configured label are
+    /// present at zero.
     pub fn install() -> Metrics {
         let builder = PrometheusBuilder::new().with_recommended_naming(true);
         let recorder = builder.build_recorder();
@@ -257,32 +259,33 @@ impl Metrics {
         metrics
     }
 
-    /// Whether both write to the same registry.
+    /// Whether both share one registry.
     pub(super) fn is(&self, other: &Metrics) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
-    /// The gateway's own share of a request. Taking the time twice costs more than a decision: sample it.
+    /// Time that the gateway itself spends on a request. Reading the clock twice costs more than a
+    /// decision, so sample it.
     pub fn decision_seconds(&self) -> Histogram {
         self.histogram(&DECISION_SECONDS_METRIC, &[])
     }
 
-    /// Panics, for the panic hook.
+    /// Panics; for the panic hook.
     pub fn panics(&self) -> Counter {
         self.counter(&PANICS, &[])
     }
 
-    /// Access lines lost, for the access log.
+    /// Dropped access lines; for the access log.
     pub fn log_lines_dropped(&self) -> Counter {
         self.counter(&LOG_LINES_DROPPED, &[])
     }
 
-    /// Rejections that got no line, for the access log.
+    /// Rejections without a line; for the access log.
     pub fn log_lines_left_out(&self) -> Counter {
         self.counter(&LOG_LINES_LEFT_OUT, &[])
     }
 
-    /// Notes that the configuration with this hash runs from `at` on.
+    /// Records that the configuration with this hash runs since `at`.
     pub fn config_loaded(&self, hash: &str, at: SystemTime) {
         let mut running = lock(&self.shared.running_config);
         if let Some(previous) = running.take() {
@@ -297,19 +300,20 @@ impl Metrics {
             .set(since.as_secs_f64());
     }
 
-    /// Notes that a configuration was read that cannot be used: the one before still runs.
+    /// Records that an invalid configuration was read and the previous one still runs.
     pub fn config_refused(&self) {
         self.gauge(&CONFIG_RELOAD_SUCCESS, &[]).set(0.0);
     }
 
-    /// Has `refresh` called before each [`render`](Self::render), for values that are read, not pushed (keys held).
+    /// Calls `refresh` before each [`render`](Self::render), for values that are pulled (keys
+    /// held).
     ///
-    /// `refresh` must not call back into `on_render` or `render`.
+    /// `refresh` must not call `on_render` or `render`.
     pub fn on_render(&self, refresh: impl Fn() + Send + 'static) {
         lock(&self.shared.refreshers).push(Box::new(refresh));
     }
 
-    /// The Prometheus text format, version 0.0.4, in the order of the names. Cost: that of sorting the series.
+    /// The Prometheus text format, version 0.0.4, sorted by name. Costs a sort of all series.
     pub fn render(&self) -> String {
         for refresh in lock(&self.shared.refreshers).iter() {
             refresh();
@@ -343,10 +347,10 @@ impl fmt::Debug for Metrics {
     }
 }
 
-/// Metrics by name, series by label. The buckets of a histogram stay as they are, since their order means something.
+/// Sorts metrics by name and series by label. Histogram buckets keep their order.
 fn in_order(text: &str) -> String {
     let mut families: Vec<Vec<&str>> = Vec::new();
-    // series cannot be taken back: configurations that ran before are at 0, and as many as there were reloads
+    // series cannot be removed: each earlier configuration stays at 0, one per reload
     let is_past = |line: &str| line.starts_with(CONFIG_INFO.name) && line.ends_with(" 0");
     let lines = text.lines().filter(|line| !line.is_empty());
     for line in lines.filter(|line| !is_past(line)) {
@@ -374,7 +378,7 @@ fn in_order(text: &str) -> String {
 
 static METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, None);
 
-/// Set by whoever builds a release.
+/// Set by the release build.
 const COMMIT: &str = match option_env!("TIDEGATE_COMMIT") {
     Some(commit) => commit,
     None => "unknown",
@@ -391,7 +395,7 @@ fn key(metric: &Metric, labels: &[&str]) -> Key {
     Key::from_parts(metric.name, labels)
 }
 
-/// What these locks guard is whole between any two statements, so a panic elsewhere does not spoil it.
+/// The guarded data is consistent between statements, so a panic elsewhere does not damage it.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! What `/metrics` shows, and that the documentation says the same.
+//! The output of `/metrics`, and its agreement with the documentation.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,7 @@ use super::*;
 
 const DOCUMENT: &str = include_str!("../../docs/metrics.md");
 
-/// Everything a small configuration resolves.
+/// Resolves the handles of a small configuration.
 fn configured(metrics: &Metrics) -> RouteMetrics {
     let _ = metrics.decisions("search", "per_ip");
     let _ = metrics.limit("per_ip");
@@ -27,7 +27,7 @@ fn configured(metrics: &Metrics) -> RouteMetrics {
     metrics.route("search")
 }
 
-/// The value of a series, spelled as it is shown.
+/// The value of a series, given its rendered name and labels.
 fn value(text: &str, series: &str) -> Option<f64> {
     let rest = text
         .lines()
@@ -35,7 +35,7 @@ fn value(text: &str, series: &str) -> Option<f64> {
     Some(rest.parse().expect("a sample is a number"))
 }
 
-/// Name to type, of every family that is shown.
+/// The type of every family in the output, by name.
 fn shown(text: &str) -> BTreeMap<String, String> {
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     types
@@ -155,7 +155,7 @@ fn answers_are_counted_under_their_code_common_or_not() {
     assert_eq!(
         count("other"),
         Some(2.0),
-        "what is no status code of HTTP does not make a series each"
+        "invalid status codes do not create series"
     );
     assert_eq!(count("505"), None);
 }
@@ -227,7 +227,7 @@ fn next_configuration_takes_the_place_of_the_last() {
     assert_eq!(
         value(&text, r#"tidegate_config_info{hash="old"}"#),
         None,
-        "or there were as many as there have been reloads"
+        "otherwise each reload would leave one"
     );
     assert_eq!(
         value(&text, r#"tidegate_config_info{hash="new"}"#),

@@ -1,4 +1,4 @@
-//! What the gateway lets an operator see: metrics, access lines, log lines, spans.
+//! Observability: metrics, access lines, log lines and spans.
 
 pub mod access;
 pub mod handles;
@@ -22,18 +22,18 @@ pub use self::{
     time::{date, moment},
 };
 
-/// `[log]`.
+/// Settings of `[log]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogSettings {
-    /// The least severe level that is written.
+    /// The least severe level that is logged.
     pub level: LogLevel,
     /// Text or JSON.
     pub format: LogFormat,
-    /// Which requests get an access line.
+    /// The requests that get an access line.
     pub access: AccessLines,
-    /// With [`AccessLines::Rejected`]: of a million other requests, so many get one, too.
+    /// With [`AccessLines::Rejected`]: how many of a million other requests get a line too.
     pub sample_ppm: u32,
-    /// Lines about rejections in one second, at the most.
+    /// The most lines about rejections in one second.
     pub max_rejected: u32,
 }
 
@@ -49,17 +49,17 @@ impl Default for LogSettings {
     }
 }
 
-/// The least severe level that is written.
+/// The least severe level that is logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogLevel {
-    /// Only what needs a person.
+    /// Only problems that need a person.
     Error,
-    /// And what may need one soon.
+    /// Also problems that may need one soon.
     Warn,
-    /// And changes of state.
+    /// Also changes of state.
     #[default]
     Info,
-    /// And what a developer asks for.
+    /// Also details for developers.
     Debug,
     /// Everything.
     Trace,
@@ -77,12 +77,12 @@ pub enum LogFormat {
     Json,
 }
 
-/// Which requests get an access line.
+/// The requests that get an access line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AccessLines {
     /// Every request.
     All,
-    /// Requests that a limit rejected.
+    /// Requests that a limit rejected, and a sample of the others.
     #[default]
     Rejected,
     /// None.

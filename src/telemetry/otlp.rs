@@ -1,11 +1,13 @@
-//! Spans on their way to a collector: OTLP over gRPC (`opentelemetry-proto` 1.x, TraceService/Export), by a thread of its own.
+//! Exports spans to a collector with OTLP over gRPC (`opentelemetry-proto` 1.x,
+//! TraceService/Export), on its own thread.
 //!
 //! ```text
 //! workers ──try_send──▶ queue (QUEUE_SPANS) ──▶ batch (BATCH_SPANS or LINGER) ──▶ one call (CALL_TIMEOUT) ──▶ collector
 //!             full? dropped and counted                    failed? counted, not tried again
 //! ```
 //!
-//! A collector that is slow or gone therefore costs spans, never requests, and never more memory than the queue and one batch.
+//! So a slow or absent collector costs spans, never requests. Memory is bounded by the queue and
+//! one batch.
 
 use std::{fmt, io, sync::Arc, sync::mpsc as std_mpsc, thread, time::Duration};
 
@@ -33,18 +35,18 @@ use super::{
     },
 };
 
-/// Spans that may wait for the collector.
+/// The most spans that wait for the collector.
 const QUEUE_SPANS: usize = 4096;
-/// Spans of one call.
+/// The most spans in one call.
 const BATCH_SPANS: usize = 512;
-/// How long spans gather for a call.
+/// How long spans gather before a call.
 const LINGER: Duration = Duration::from_secs(1);
-/// For one call, with its connection where there is none.
+/// Timeout of one call, including a new connection if needed.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Bytes of an answer that are looked at.
+/// The most bytes of a response that are read.
 const ANSWER_MAX_BYTES: usize = 64 * 1024;
 
-/// Where a collector is.
+/// The address of a collector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collector {
     is_tls: bool,
@@ -52,19 +54,19 @@ pub struct Collector {
     port: u16,
 }
 
-/// Why an address is none of a collector.
+/// Why a text is not the address of a collector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadCollector {
-    /// It is something else.
-    #[error("it is not http://HOST:PORT or https://HOST:PORT")]
+    /// Not a supported URL.
+    #[error("it must be http://HOST:PORT or https://HOST:PORT")]
     Form,
-    /// OTLP over HTTP has one; gRPC has none.
-    #[error("spans are sent over gRPC, whose address has no path")]
+    /// OTLP over HTTP needs a path; gRPC has none.
+    #[error("it must have no path, because tidegate sends spans over gRPC")]
     Path,
 }
 
 impl Collector {
-    /// Reads `http://HOST:PORT` or `https://HOST:PORT`; the port is 4317 where there is none.
+    /// Parses `http://HOST:PORT` or `https://HOST:PORT`. The default port is 4317.
     pub fn parse(text: &str) -> Result<Collector, BadCollector> {
         let uri: Uri = text.parse().map_err(|_| BadCollector::Form)?;
         let is_tls = match uri.scheme_str() {
@@ -94,7 +96,7 @@ impl fmt::Display for Collector {
     }
 }
 
-/// The queue of spans; clones feed the same thread.
+/// The queue of spans. Clones share one sender thread.
 #[derive(Clone, Debug)]
 pub struct Spans {
     queue: mpsc::Sender<Span>,
@@ -104,7 +106,8 @@ pub struct Spans {
 }
 
 impl Spans {
-    /// Starts the sending thread; connects when there is something to send. Fails when the system has no thread to give.
+    /// Starts the sender thread, which connects when there are spans. Fails if the system cannot
+    /// start a thread.
     pub fn start(collector: Collector, metrics: SpanMetrics) -> io::Result<Spans> {
         let (queue, waiting) = mpsc::channel(QUEUE_SPANS);
         let (closing, close) = watch::channel(false);
@@ -124,7 +127,8 @@ impl Spans {
         thread::Builder::new()
             .name("spans".to_owned())
             .spawn(move || {
-                // dropped at the end, also by a panic: nobody may wait for a thread that is gone
+                // dropped at the end, also on panic, so that `close` never waits for a thread that
+                // is gone
                 let _ending = ending;
                 runtime.block_on(sender.send_until_closed());
             })?;
@@ -136,26 +140,27 @@ impl Spans {
         })
     }
 
-    /// Queues a span. Never waits: a span that finds no room is dropped and counted.
+    /// Queues a span. Never waits: if the queue is full, the span is dropped and counted.
     pub fn push(&self, span: Span) {
         if self.queue.try_send(span).is_err() {
             self.metrics.dropped.increment(1);
         }
     }
 
-    /// Sends what is queued, and ends; waits at most `limit`. To be called on no runtime.
+    /// Sends the queued spans and stops; waits at most `limit`. Do not call it from an async
+    /// runtime.
     pub fn close(&self, limit: Duration) {
         self.closing.send_replace(true);
         let ended = self
             .ended
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
-        // an error is its end, too: nothing is ever sent
+        // the channel never carries a value: an error means that the thread has ended
         let _ = ended.recv_timeout(limit);
     }
 }
 
-/// What the sending thread keeps.
+/// The state of the sender thread.
 struct Sender {
     collector: Collector,
     waiting: mpsc::Receiver<Span>,
@@ -166,16 +171,16 @@ struct Sender {
     warning: Throttle,
 }
 
-/// Why spans did not arrive.
+/// Why spans were not delivered.
 #[derive(Debug, thiserror::Error)]
 enum SendError {
     #[error("{0}")]
     Connect(#[from] io::Error),
     #[error("{0}")]
     Protocol(#[from] h2::Error),
-    #[error("no answer within {CALL_TIMEOUT:?}")]
+    #[error("no response within {CALL_TIMEOUT:?}")]
     Timeout,
-    #[error("it answers {0}")]
+    #[error("the collector answered {0}")]
     Refused(String),
 }
 
@@ -191,7 +196,7 @@ impl Sender {
         }
     }
 
-    /// The spans of the next call; none when the queue is empty and was closed.
+    /// The spans of the next call; empty if the queue is closed and drained.
     async fn batch(&mut self) -> Vec<Span> {
         let mut batch = Vec::new();
         let first = tokio::select! {
@@ -227,7 +232,7 @@ impl Sender {
                 self.metrics.failed.increment(count);
                 if let Some(unsaid) = self.warning.speak() {
                     let collector = self.collector.to_string();
-                    tracing::warn!(collector, spans = count, unsaid, %error, "spans were not taken, and are lost");
+                    tracing::warn!(collector, spans = count, unsaid, %error, "the trace collector did not accept the spans, so they are lost");
                 }
             }
         }
@@ -263,7 +268,7 @@ impl Sender {
             let data = data?;
             length += data.len();
             if length > ANSWER_MAX_BYTES {
-                return Err(SendError::Refused("with too much".to_owned()));
+                return Err(SendError::Refused("more than 64 KiB".to_owned()));
             }
             let _ = body.flow_control().release_capacity(data.len());
         }
@@ -299,14 +304,14 @@ impl Sender {
     }
 }
 
-/// Begins HTTP/2; the connection is driven until it ends.
+/// Starts HTTP/2 and drives the connection in a task until it ends.
 async fn begin<S>(stream: S) -> Result<SendRequest<Bytes>, SendError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (line, connection) = h2::client::handshake(stream).await?;
     tokio::spawn(async move {
-        // the next call sees that it ended
+        // the next call detects a closed connection
         let _ = connection.await;
     });
     Ok(line)
@@ -324,7 +329,7 @@ fn status(fields: &HeaderMap) -> Result<(), SendError> {
     }
 }
 
-/// An `ExportTraceServiceRequest` in the frame of a gRPC message.
+/// An `ExportTraceServiceRequest` framed as a gRPC message.
 fn message(spans: Vec<Span>) -> Bytes {
     let request = ExportTraceServiceRequest {
         resource_spans: vec![ResourceSpans {

@@ -1,6 +1,7 @@
-//! The messages of OTLP that spans need (`opentelemetry-proto` 1.x), as far as tidegate fills them.
+//! The OTLP messages of spans (`opentelemetry-proto` 1.x), with only the fields that tidegate sets.
 //!
-//! They are declared here and not generated: the build then needs no `protoc`, and a collector skips what is absent.
+//! They are declared by hand, so that the build does not need `protoc`. Collectors accept absent
+//! fields.
 
 /// `opentelemetry.proto.collector.trace.v1.ExportTraceServiceRequest`.
 #[derive(prost::Message)]
@@ -115,17 +116,17 @@ enum Value {
 }
 
 impl KeyValue {
-    /// An attribute whose value is text.
+    /// A text attribute.
     pub(super) fn text(key: &str, value: String) -> KeyValue {
         KeyValue::new(key, Value::Text(value))
     }
 
-    /// An attribute that is true or false.
+    /// A boolean attribute.
     pub(super) fn boolean(key: &str, value: bool) -> KeyValue {
         KeyValue::new(key, Value::Boolean(value))
     }
 
-    /// An attribute whose value is a number.
+    /// An integer attribute.
     pub(super) fn number(key: &str, value: u64) -> KeyValue {
         KeyValue::new(key, Value::Number(i64::try_from(value).unwrap_or(i64::MAX)))
     }

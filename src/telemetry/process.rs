@@ -1,14 +1,15 @@
-//! The process as the kernel sees it, read from `/proc` at each scrape.
+//! Process metrics, read from `/proc` at each scrape.
 //!
-//! Written beside the registry because its counters are whole numbers, and CPU time is not. Names are those that
-//! Prometheus client libraries share. A figure that cannot be read is left out; elsewhere than on Linux all are.
+//! The registry's counters are integers, but CPU time is not, so these are rendered separately. The
+//! names are those of Prometheus client libraries. A value that cannot be read is omitted, and on
+//! systems other than Linux all are.
 
 use std::{fmt::Write, fs};
 
-/// Kernel ticks per second: fixed at 100 for user space on every architecture that Rust's Linux targets have.
+/// Kernel ticks per second: 100 in user space on every Linux architecture that Rust supports.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Name, type, unit, meaning.
+/// Name, type, unit, help.
 pub(super) const ALL: [(&str, &str, &str, &str); 7] = [
     (
         "process_cpu_seconds_total",
@@ -20,42 +21,42 @@ pub(super) const ALL: [(&str, &str, &str, &str); 7] = [
         "process_resident_memory_bytes",
         "gauge",
         "bytes",
-        "Memory resident.",
+        "Resident memory.",
     ),
     (
         "process_virtual_memory_bytes",
         "gauge",
         "bytes",
-        "Address space reserved.",
+        "Reserved address space.",
     ),
     (
         "process_open_fds",
         "gauge",
         "count",
-        "File descriptors open.",
+        "Open file descriptors.",
     ),
     (
         "process_max_fds",
         "gauge",
         "count",
-        "File descriptors that may be open.",
+        "Maximum of open file descriptors.",
     ),
     ("process_threads", "gauge", "count", "Threads."),
     (
         "process_start_time_seconds",
         "gauge",
         "seconds",
-        "When the process started, in seconds since 1970.",
+        "Start of the process, in seconds since 1970.",
     ),
 ];
 
-/// Appends what can be read to `text`, in the Prometheus text format.
+/// Appends the readable values to `text`, in the Prometheus text format.
 pub(super) fn render(text: &mut String) {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kernel = fs::read_to_string("/proc/stat").unwrap_or_default();
     let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
-    // less the one that reads the directory
+    // minus the descriptor that reads the directory
     let open = fs::read_dir("/proc/self/fd")
         .ok()
         .map(|entries| entries.count().saturating_sub(1) as f64);
@@ -70,7 +71,7 @@ pub(super) fn render(text: &mut String) {
     ];
     for ((name, kind, _, help), value) in ALL.iter().zip(values) {
         if let Some(value) = value {
-            // writing to a String does not fail
+            // writing to a String cannot fail
             let _ = write!(
                 text,
                 "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}\n\n"
@@ -79,7 +80,8 @@ pub(super) fn render(text: &mut String) {
     }
 }
 
-/// Field `number` of proc_pid_stat(5), counted from 1; the second may hold spaces and parentheses.
+/// Field `number` of proc_pid_stat(5), counted from 1. The second field may contain spaces and
+/// parentheses.
 fn stat_field(stat: &str, number: usize) -> Option<f64> {
     let after_name = stat.rsplit_once(')')?.1;
     after_name
@@ -101,7 +103,7 @@ fn kibibytes(status: &str, name: &str) -> Option<f64> {
     number_after(status, name).map(|kib| kib * 1024.0)
 }
 
-/// The first word of what follows `name` on its line.
+/// The first word after `name` on its line.
 fn number_after(text: &str, name: &str) -> Option<f64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
     rest.split_ascii_whitespace()

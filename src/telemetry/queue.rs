@@ -1,7 +1,7 @@
-//! Lines on their way to a sink that may be slow: bounded, and nobody who writes ever waits for the sink.
+//! A bounded queue of lines for a sink that may be slow. Callers never wait for the sink.
 //!
-//! One thread per queue hands lines over. A line that finds no room is dropped and counted: a pipe that nobody reads
-//! costs lines, never requests.
+//! Each queue has one writer thread. If the queue is full, the line is dropped and counted: a pipe
+//! without a reader costs lines, never requests.
 
 use std::{
     fmt,
@@ -13,10 +13,10 @@ use std::{
 
 use metrics::Counter;
 
-/// How long the writer lets lines gather before it takes them.
+/// How long the writer lets lines gather.
 const LINGER: Duration = Duration::from_millis(5);
 
-/// A queue of lines; clones feed the same thread.
+/// A queue of lines. Clones share one writer thread.
 #[derive(Clone)]
 pub struct LineQueue {
     shared: Arc<Shared>,
@@ -24,9 +24,9 @@ pub struct LineQueue {
 
 struct Shared {
     state: Mutex<State>,
-    /// Lines are waiting, or the queue was closed.
+    /// Signalled when lines are waiting or the queue is closed.
     filled: Condvar,
-    /// The writer has ended.
+    /// Signalled when the writer has ended.
     ended: Condvar,
     max_bytes: usize,
     dropped: Counter,
@@ -40,8 +40,8 @@ struct State {
 }
 
 impl LineQueue {
-    /// Starts the writing thread. `max_bytes` bounds the lines that wait for `sink`; `dropped` counts those lost. Fails
-    /// when the system has no thread to give.
+    /// Starts the writer thread. `max_bytes` bounds the lines that wait for `sink`; `dropped`
+    /// counts lost lines. Fails if the system cannot start a thread.
     pub fn start(
         name: &str,
         sink: Box<dyn Write + Send>,
@@ -59,14 +59,15 @@ impl LineQueue {
         thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
-                // also when the sink panics: nobody may wait for a thread that is gone
+                // signals the end also if the sink panics, so that `close` does not wait for a dead
+                // thread
                 let _ended = EndOnDrop(&drained);
                 drained.drain_into(sink);
             })?;
         Ok(LineQueue { shared })
     }
 
-    /// Queues one line, with its line end.
+    /// Queues one line, which must end with a line feed.
     pub fn push(&self, line: &[u8]) {
         let mut state = self.shared.lock();
         if state.closed || state.waiting.len().saturating_add(line.len()) > self.shared.max_bytes {
@@ -86,8 +87,8 @@ impl LineQueue {
         self.shared.dropped.increment(1);
     }
 
-    /// Lets the writer finish what is queued and end; lines pushed later are dropped and counted. Waits at most `limit`, and
-    /// says whether everything was handed to the sink.
+    /// Lets the writer drain the queue and stop. Later lines are dropped and counted. Waits at most
+    /// `limit`. Returns whether every line was handed to the sink.
     pub fn close(&self, limit: Duration) -> bool {
         let mut state = self.shared.lock();
         state.closed = true;
@@ -106,7 +107,8 @@ impl Shared {
         let mut batch = Vec::new();
         while self.take(&mut batch) {
             if sink.write_all(&batch).and_then(|()| sink.flush()).is_err() {
-                // the sink may come back (a pipe's reader restarts); how much of the batch arrived is unknown
+                // the sink may recover (a pipe's reader restarts); it is unknown how much of the
+                // batch arrived
                 let lines = batch.iter().filter(|byte| **byte == b'\n').count();
                 self.dropped.increment(lines as u64);
             }
@@ -114,7 +116,8 @@ impl Shared {
         }
     }
 
-    /// Waits for lines and exchanges the queue for `batch`, which is empty; false when closed and drained.
+    /// Waits for lines and swaps the queue with the empty `batch`. Returns false if closed and
+    /// drained.
     fn take(&self, batch: &mut Vec<u8>) -> bool {
         let idle = |state: &mut State| state.waiting.is_empty() && !state.closed;
         let filled = self.filled.wait_while(self.lock(), idle);
@@ -127,7 +130,7 @@ impl Shared {
         !batch.is_empty()
     }
 
-    /// A panic while the lock is held leaves at worst half a line behind.
+    /// A panic while the lock is held leaves at most half a line.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,20 +1,20 @@
-//! The metrics as numbers again, for the pages that show them: what a scrape would read, and nothing that it would not.
+//! Parsed metric values for the pages that show them: exactly the series of a scrape.
 
 use super::Metrics;
 
 /// One series at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// The metric, with the suffix that a histogram's parts have.
+    /// The metric's name, with the suffix of a histogram's part.
     pub name: String,
-    /// In the order of the text.
+    /// Labels in text order.
     pub labels: Vec<(String, String)>,
     /// Its value.
     pub value: f64,
 }
 
 impl Sample {
-    /// The value of a label; empty where there is none.
+    /// The value of a label; empty if there is none.
     pub fn label(&self, name: &str) -> &str {
         let label = self.labels.iter().find(|(known, _)| known == name);
         label.map_or("", |(_, value)| value)
@@ -22,13 +22,13 @@ impl Sample {
 }
 
 impl Metrics {
-    /// Every series. Costs a scrape.
+    /// Every series. Costs as much as a scrape.
     pub fn samples(&self) -> Vec<Sample> {
         self.render().lines().filter_map(parse).collect()
     }
 }
 
-/// A line of the Prometheus text format as this process writes it; `None` for comments.
+/// Parses a line of the Prometheus text format as this process writes it; `None` for comments.
 fn parse(line: &str) -> Option<Sample> {
     if line.starts_with('#') {
         return None;

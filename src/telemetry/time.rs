@@ -1,4 +1,4 @@
-//! A moment as RFC 3339 text.
+//! Times as RFC 3339 text.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -10,7 +10,7 @@ pub fn date(at: SystemTime) -> String {
     text[..10].iter().map(|&byte| char::from(byte)).collect()
 }
 
-/// As `rfc3339_millis`, for whoever wants a text.
+/// Like `rfc3339_millis`, as a String.
 pub fn moment(at: SystemTime) -> String {
     rfc3339_millis(at)
         .iter()
@@ -18,7 +18,8 @@ pub fn moment(at: SystemTime) -> String {
         .collect()
 }
 
-/// `2026-11-20T08:15:30.123Z`; moments before 1970 are shown as 1970, after 9999 as the end of 9999.
+/// `2026-11-20T08:15:30.123Z`. Times before 1970 are shown as 1970, those after 9999 as the end of
+/// 9999.
 pub(super) fn rfc3339_millis(at: SystemTime) -> [u8; 24] {
     // 9999-12-31T23:59:59.999Z
     const LAST_MS: u128 = 253_402_300_799_999;

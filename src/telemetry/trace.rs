@@ -1,10 +1,12 @@
-//! Spans of OpenTelemetry: one for each sampled request, told by its `traceparent` to whoever it is sent on to.
+//! OpenTelemetry spans: one for each sampled request, propagated in its `traceparent`.
 //!
-//! A span is what the access line says, in another form ([`Line`]); a worker writes it in the encoding of OTLP and hands it to a
-//! bounded queue ([`Spans`]), from which a thread of its own sends it on. Nobody waits: a span that finds no room is dropped and
-//! counted. Without an endpoint none of this exists, and a `traceparent` passes as any field does.
+//! A span has the content of an access line ([`Line`]). A worker builds it as an OTLP message and
+//! pushes it to a bounded queue ([`Spans`]); a separate thread sends it. Workers never wait: if the
+//! queue is full, the span is dropped and counted. Without a collector no spans exist, and
+//! `traceparent` is forwarded like any other field.
 //!
-//! Why the crates of OpenTelemetry were left out: `docs/decisions/0004-spans-by-hand.md`.
+//! `docs/decisions/0004-spans-by-hand.md` explains why tidegate does not use the OpenTelemetry
+//! crates.
 
 use std::time::SystemTime;
 
@@ -17,26 +19,27 @@ use super::{
 
 pub use super::otlp::{BadCollector, Collector, Spans};
 
-/// `[trace]`.
+/// Settings of `[trace]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TraceSettings {
-    /// Where spans are sent; nowhere where there is none.
+    /// Where spans are sent; `None` disables them.
     pub collector: Option<Collector>,
-    /// Of a million requests so many have a span, where no trusted proxy has decided.
+    /// How many of a million requests have a span, unless a trusted proxy has decided.
     pub sample_ppm: u32,
 }
 
-/// What a `traceparent` says (W3C Trace Context §3.2).
+/// A parsed `traceparent` (W3C Trace Context §3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Incoming {
     trace: u128,
     span: u64,
-    /// Whether the caller has a span itself.
+    /// Whether the caller sampled the trace.
     pub sampled: bool,
 }
 
 impl Incoming {
-    /// Reads `00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01`; of later versions what is said there, too.
+    /// Parses `00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01`. Later versions are read as
+    /// far as this one specifies.
     pub fn parse(value: &[u8]) -> Option<Incoming> {
         let (head, rest) = value.split_at_checked(55)?;
         let [v1, v2, b'-', ids @ ..] = head else {
@@ -59,7 +62,7 @@ impl Incoming {
     }
 }
 
-/// Lower case only, as the standard has it.
+/// Parses lower-case hexadecimal digits only, as the standard requires.
 fn hexadecimal(digits: &[u8]) -> Option<u128> {
     digits.iter().try_fold(0_u128, |number, digit| {
         let value = match digit {
@@ -71,7 +74,7 @@ fn hexadecimal(digits: &[u8]) -> Option<u128> {
     })
 }
 
-/// Where a span of ours stands: in which trace, below which other.
+/// The position of a span: its trace and its parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     trace: u128,
@@ -80,7 +83,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Below the caller's span, or at the root of a new trace. `draw` gives random numbers.
+    /// A child of the caller's span, or the root of a new trace. `draw` returns random numbers.
     pub fn below(caller: Option<Incoming>, mut draw: impl FnMut() -> u64) -> Place {
         let span = draw().max(1);
         match caller {
@@ -97,23 +100,23 @@ impl Place {
         }
     }
 
-    /// Whether the trace begins here.
+    /// Whether the trace starts here.
     pub fn is_root(&self) -> bool {
         self.parent.is_none()
     }
 
-    /// The trace's id.
+    /// The trace ID.
     pub fn trace_id(&self) -> u128 {
         self.trace
     }
 
-    /// What the next server is told.
+    /// The `traceparent` for the next server.
     pub fn traceparent(&self) -> Option<HeaderValue> {
         let text = format!("00-{:032x}-{:016x}-01", self.trace, self.span);
         HeaderValue::try_from(text).ok()
     }
 
-    /// The span of a request, from what its access line says.
+    /// The span of a request, built from its access line.
     pub fn span_of(&self, line: &Line<'_>, allowed: bool) -> Span {
         let method = known_method(line.method);
         let start = line
@@ -140,7 +143,7 @@ impl Place {
     }
 }
 
-/// Names of spans come from closed lists: a client may call its method what it likes.
+/// Span names come from closed lists, because clients choose method names freely.
 fn known_method(method: &[u8]) -> &'static str {
     const KNOWN: [&str; 8] = [
         "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "QUERY",
@@ -169,7 +172,7 @@ fn attributes(method: &str, line: &Line<'_>, allowed: bool) -> Vec<KeyValue> {
         "tidegate.upstream",
         line.went.map(|went| went.upstream.as_bytes()),
     );
-    // of what the gateway says in place of a server, what was wrong with the server tells more
+    // if the gateway answers in place of a server, the server's error is more specific
     let refused = line.error.filter(|_| line.status >= 500);
     let error = line.went.and_then(|went| went.error).or(refused);
     text("error.type", error.map(str::as_bytes));
@@ -182,7 +185,7 @@ fn attributes(method: &str, line: &Line<'_>, allowed: bool) -> Vec<KeyValue> {
     attributes
 }
 
-/// UTF-8, and no longer than a value of an access line.
+/// Valid UTF-8, cut to the length of an access line's value.
 fn printable(text: &[u8]) -> std::borrow::Cow<'_, str> {
     String::from_utf8_lossy(&text[..text.len().min(VALUE_MAX_BYTES)])
 }

@@ -1,4 +1,4 @@
-//! For tests: what was written, and what was counted.
+//! Test support: captures written text and counts.
 
 use std::{
     io,
@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-/// Keeps everything that is written to any of its clones.
+/// Captures everything that is written to any of its clones.
 #[derive(Clone, Default)]
 pub(super) struct Kept(Arc<Mutex<Vec<u8>>>);
 
@@ -33,7 +33,7 @@ impl io::Write for Kept {
     }
 }
 
-/// A counter that can be read.
+/// A counter whose value tests can read.
 #[derive(Debug, Default)]
 pub(super) struct Count(AtomicU64);
 
