@@ -27,7 +27,7 @@ use super::{AddressSource, TrustedProxies, forwarded};
 /// Number of list elements that are read at most. A real proxy chain has two or three.
 pub const ELEMENTS_MAX: usize = 32;
 
-/// The longest readable element: a full IPv6 address with an embedded IPv4 tail, in brackets, with a port.
+/// The longest readable element: a full IPv6 address with an embedded IPv4 tail, brackets and port.
 const ELEMENT_MAX_BYTES: usize = "[0000:0000:0000:0000:0000:ffff:255.255.255.255]:65535".len();
 
 /// `X-Forwarded-For`.

@@ -2,9 +2,11 @@
 //!
 //! | family | fields | value |
 //! |---|---|---|
-//! | `ratelimit` | `RateLimit`, `RateLimit-Policy` | every limit that applies, the binding one first (draft-ietf-httpapi-ratelimit-headers-11) |
+//! | `ratelimit` | `RateLimit`, `RateLimit-Policy` | every limit that applies, the binding one first |
 //! | `ratelimit_triple` | `RateLimit-Limit`, `-Remaining`, `-Reset` | the binding limit; reset in seconds from now |
 //! | `x_ratelimit` | `X-RateLimit-Limit`, `-Remaining`, `-Reset` | the binding limit; reset in seconds since 1970 |
+//!
+//! `ratelimit` follows draft-ietf-httpapi-ratelimit-headers-11, called draft-11 below.
 //!
 //! Upstreams may send such fields for limits of their own. `RateLimit` and `RateLimit-Policy` are
 //! lists, so tidegate keeps the upstream's members and adds its own on another line. A name that

@@ -155,7 +155,8 @@ fn percent_encoded(text: &str) -> Bytes {
     out.freeze()
 }
 
-/// The value of `grpc-status-details-bin`: a `google.rpc.Status` with one `RetryInfo`, in unpadded Base64.
+/// The value of `grpc-status-details-bin`: a `google.rpc.Status` with one `RetryInfo`, in unpadded
+/// Base64.
 fn details(wait_ms: u64) -> String {
     let retry_info = RetryInfo {
         retry_delay: Some(Duration {

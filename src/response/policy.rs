@@ -17,7 +17,7 @@ pub(super) const INTEGER_MAX: u64 = 999_999_999_999_999;
 const RETRY_AFTER_MAX: u32 = 2_147_483_647;
 pub(super) const NS_PER_SECOND: u64 = 1_000_000_000;
 
-/// The limit's name cannot be sent to clients, which allows only printable ASCII (RFC 9651 §3.3.3).
+/// The limit's name is not printable ASCII, so it cannot be sent to clients (RFC 9651 §3.3.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the name of a limit is sent to clients: it must be printable ASCII, and not empty")]
 pub struct BadPolicyName;

@@ -5,12 +5,12 @@
 //! unclear as a whole:
 //!
 //! ```text
-//! --BOUNDARY                                                     every line ends with CR LF
-//! Content-Disposition: form-data; name="NAME"                    with `; filename="FILE"` it is a file,
-//! Content-Type: …                                                which alone has a type
+//! --BOUNDARY                                     every line ends with CR LF
+//! Content-Disposition: form-data; name="NAME"    `; filename="FILE"` marks a file
+//! Content-Type: …                                only files have a type
 //!
 //! VALUE
-//! --BOUNDARY--                                                   the boundary stands nowhere else
+//! --BOUNDARY--                                   the boundary occurs nowhere else
 //! ```
 
 use super::{
