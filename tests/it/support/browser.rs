@@ -1,4 +1,4 @@
-//! A browser without a window, driven through the WebDriver protocol: what a page really shows.
+//! A headless browser, driven through the WebDriver protocol, to test what a page really shows.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -14,7 +14,7 @@ use super::{
     wait::within,
 };
 
-/// A browser takes its time to start on a busy machine.
+/// A browser starts slowly on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Browser {
@@ -24,7 +24,8 @@ pub struct Browser {
 }
 
 impl Browser {
-    /// Starts a browser, which is ended on drop; fails the test where there is none: scripts/test installs it.
+    /// Starts a browser, which ends on drop. Fails the test if none is installed; scripts/test
+    /// installs it.
     pub fn start() -> Browser {
         let mut driver = Command::new("chromedriver")
             .arg("--port=0")
@@ -87,7 +88,7 @@ impl Browser {
         self.in_session("POST", "url", &json!({ "url": url }));
     }
 
-    /// What a script returns in the page.
+    /// Runs a script in the page and returns its result.
     pub fn run(&self, script: &str) -> Value {
         self.in_session(
             "POST",
@@ -109,7 +110,7 @@ impl Browser {
         });
     }
 
-    /// Makes the page's window so wide.
+    /// Resizes the page's window.
     pub fn resize(&self, width: u32, height: u32) {
         let size =
             json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": false });
@@ -126,13 +127,14 @@ impl Browser {
         self.in_session("POST", "goog/cdp/execute", &command);
     }
 
-    /// The page as PNG, in base64.
+    /// The page as a PNG in base64.
     pub fn screenshot(&self) -> String {
         let png = self.in_session("GET", "screenshot", &Value::Null);
         png.as_str().expect("base64").to_owned()
     }
 
-    /// What the page has complained about, answers of the gateway's that are no 200 left aside.
+    /// Messages in the browser's console, without those about responses of the gateway that are not
+    /// 200.
     pub fn complaints(&self) -> Vec<String> {
         let log = self.in_session("POST", "se/log", &json!({ "type": "browser" }));
         let lines = log.as_array().cloned().unwrap_or_default();
@@ -143,7 +145,8 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // also of a test that has failed, and without a panic of its own: the browser would outlive its driver
+        // runs also after a failed test, so it must not panic; otherwise the browser would outlive
+        // its driver
         if let Ok(mut driver) = std::net::TcpStream::connect(self.address) {
             let (session, address) = (&self.session, self.address);
             let _ = driver.set_read_timeout(Some(PATIENCE));

@@ -1,4 +1,4 @@
-//! Commands that end by themselves: `tidegate check`, `curl`.
+//! Commands that end on their own: `tidegate check`, `curl`.
 
 use std::{
     fmt,
@@ -11,9 +11,9 @@ use std::{
 
 use super::{gateway::piped, signal::signal, wait::PATIENCE, wait::pause};
 
-/// How a command ended.
+/// The result of a command.
 pub struct Finished {
-    /// The exit code; none when a signal ended it.
+    /// The exit code; `None` if a signal ended the process.
     pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
@@ -39,12 +39,12 @@ impl fmt::Display for Finished {
     }
 }
 
-/// Runs `tidegate` with these arguments in a folder, and waits for its end.
+/// Runs `tidegate` with these arguments in a folder and waits until it ends.
 pub fn tidegate(folder: &Path, arguments: &[&str]) -> Finished {
     finish(tidegate_command(folder).args(arguments), b"")
 }
 
-/// The binary under test, deaf to the environment of whoever runs the tests.
+/// The binary under test, isolated from the developer's environment.
 pub fn tidegate_command(folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     piped(&mut command).current_dir(folder);
@@ -56,7 +56,8 @@ pub fn tidegate_command(folder: &Path) -> Command {
     command
 }
 
-/// Runs a command with this input; one that does not end in time is killed, and fails the test.
+/// Runs a command with this input. A command that does not end in time is killed, and the test
+/// fails.
 pub fn finish(command: &mut Command, input: &[u8]) -> Finished {
     let mut child = command
         .stdin(Stdio::piped())
@@ -64,7 +65,8 @@ pub fn finish(command: &mut Command, input: &[u8]) -> Finished {
         .unwrap_or_else(|error| panic!("start {command:?}: {error}"));
     let mut stdin = child.stdin.take().expect("stdin is piped");
     let input = input.to_vec();
-    // on a thread, as the child may write more than a pipe holds before it reads; it may also not read at all
+    // on a thread, because the child may not read, or may write more than a pipe holds before it
+    // reads
     thread::spawn(move || stdin.write_all(&input));
     let pid = child.id();
     let waiting = thread::spawn(move || child.wait_with_output());

@@ -1,4 +1,5 @@
-//! A collector of traces: OTLP over gRPC, on a thread of its own, that decodes whatever arrives with messages of its own.
+//! A trace collector: OTLP over gRPC on its own thread, which decodes spans with independent
+//! message types.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +15,8 @@ use super::{
     wait::{eventually, lock},
 };
 
-/// `opentelemetry.proto.collector.trace.v1.ExportTraceServiceRequest`, as far as it is looked at; below it the messages that it holds.
+/// `opentelemetry.proto.collector.trace.v1.ExportTraceServiceRequest` and the messages in it, with
+/// only the fields that tests read.
 #[derive(Clone, PartialEq, Message)]
 struct Export {
     #[prost(message, repeated, tag = "1")]
@@ -93,7 +95,7 @@ enum OneOf {
     Number(i64),
 }
 
-/// A span that arrived. Ids in hexadecimal, attributes as text.
+/// A received span. IDs are hexadecimal, attributes are text.
 #[derive(Clone, Debug)]
 pub struct Span {
     pub trace: String,
@@ -104,21 +106,21 @@ pub struct Span {
     pub kind: i32,
     pub start_ns: u64,
     pub end_ns: u64,
-    /// 2 is an error.
+    /// 2 means error.
     pub status: i32,
     pub attributes: BTreeMap<String, String>,
     /// The `service.name` of its resource.
     pub service: String,
 }
 
-/// A running collector; dropped, it ends.
+/// A running collector; stops on drop.
 pub struct Collector {
     origin: H2cOrigin,
     spans: Arc<Mutex<Vec<Span>>>,
 }
 
 impl Collector {
-    /// Takes everything.
+    /// Starts a collector that accepts everything.
     pub fn start() -> Collector {
         let spans = Arc::new(Mutex::new(Vec::new()));
         let kept = Arc::clone(&spans);
@@ -126,7 +128,7 @@ impl Collector {
         Collector { origin, spans }
     }
 
-    /// Accepts calls and never answers one.
+    /// Starts a collector that accepts calls but never answers.
     pub fn hanging() -> Collector {
         let origin = H2cOrigin::new(|call: Call| async move {
             let _kept = call;
@@ -143,7 +145,7 @@ impl Collector {
         self.origin.url().replace("h2c://", "http://")
     }
 
-    /// The spans so far, once there are this many.
+    /// Waits for `count` spans and returns all received ones.
     pub fn wait_for(&self, count: usize) -> Vec<Span> {
         eventually("spans", || match lock(&self.spans).clone() {
             spans if spans.len() >= count => Ok(spans),

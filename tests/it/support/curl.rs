@@ -1,4 +1,4 @@
-//! The real curl, as the client that most people try first.
+//! The real curl, the client that most people try first.
 
 use std::process::Command;
 
@@ -7,14 +7,15 @@ use super::{
     gateway::piped,
 };
 
-/// Runs `curl` with these arguments, quietly and with a bound on its time, and returns what it printed.
+/// Runs `curl` quietly with these arguments and a time limit, and returns its output. Fails the
+/// test if curl fails.
 pub fn curl(arguments: &[&str]) -> String {
     let finished = try_curl(arguments);
     assert_eq!(finished.code, Some(0), "curl {arguments:?}: {finished}");
     finished.stdout
 }
 
-/// The same, however it ends.
+/// Like [`curl`], but returns failures too.
 pub fn try_curl(arguments: &[&str]) -> Finished {
     let mut command = Command::new("curl");
     piped(&mut command)

@@ -1,4 +1,5 @@
-//! A Redis that is far away: what is said to it and what it answers arrive late, each by a random time, and in order.
+//! A proxy that makes Redis seem far away: messages in both directions arrive in order, after
+//! random delays.
 
 use std::{
     io,
@@ -19,7 +20,7 @@ use tokio::{
 
 use super::random::Random;
 
-/// How long a message takes in one direction, at least and at most.
+/// The range of the delay of one message in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Distance {
     pub least: Duration,
@@ -33,13 +34,13 @@ impl Distance {
     }
 }
 
-/// One way to Redis for each distance; ended on drop.
+/// One proxy in front of Redis for each distance; stops on drop.
 pub struct FarRedis {
     addresses: Vec<SocketAddr>,
     _stop: oneshot::Sender<()>,
 }
 
-/// Messages that are under way on one connection, at most.
+/// The most messages in flight on one connection.
 const UNDER_WAY: usize = 10_000;
 
 impl FarRedis {
@@ -79,7 +80,7 @@ impl FarRedis {
 async fn accept(listener: TcpListener, to: SocketAddr, distance: Distance, seed: u64) {
     let mut random = Random::new(seed);
     while let Ok((client, _)) = listener.accept().await {
-        // a server that is not there looks like one: the connection ends
+        // the client sees an absent server as a closed connection
         let Ok(server) = TcpStream::connect(to).await else {
             continue;
         };
@@ -90,7 +91,7 @@ async fn accept(listener: TcpListener, to: SocketAddr, distance: Distance, seed:
         let forth = Random::new(random.next());
         let back = Random::new(random.next());
         tokio::spawn(async move {
-            // an end in one direction ends both
+            // the end of one direction ends both
             tokio::select! {
                 _ = carry(from_client, to_server, distance, forth) => {}
                 _ = carry(from_server, to_client, distance, back) => {}

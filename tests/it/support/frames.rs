@@ -1,7 +1,9 @@
-//! A raw HTTP/2 client that may send what RFC 9113 forbids: frames by hand, field blocks without any checks.
+//! A raw HTTP/2 client that can violate RFC 9113: frames are built by hand, field blocks are not
+//! checked.
 //!
-//! It knows just enough: the preface, HEADERS with CONTINUATION, DATA; HPACK literals without indexing and without
-//! Huffman on the way out (RFC 7541 §6.2.2); and on the way in the `:status` that every response block starts with.
+//! It implements only the preface, HEADERS with CONTINUATION, and DATA. It sends HPACK literals
+//! without indexing or Huffman coding (RFC 7541 §6.2.2). From responses it reads only the `:status`
+//! at the start of each field block.
 
 use std::{
     io::{Read, Write},
@@ -24,11 +26,11 @@ pub const END_STREAM: u8 = 1;
 pub const ACK: u8 = 1;
 const END_HEADERS: u8 = 4;
 
-/// The largest frame that a peer accepts before it says otherwise (RFC 9113 §4.2).
+/// The default maximum frame size of a peer (RFC 9113 §4.2).
 const MAX_FRAME: usize = 16_384;
 
-/// A request as a list of fields, pseudo-fields among them, in the order in which they are sent. Each character is
-/// one byte (Latin-1).
+/// A request as a list of fields, including pseudo-fields, in the order in which they are sent.
+/// Each character is one byte (Latin-1).
 #[derive(Default)]
 pub struct Block {
     pub fields: Vec<(String, String)>,
@@ -36,7 +38,7 @@ pub struct Block {
     pub trailers: Vec<(String, String)>,
 }
 
-/// What the peer did about one request on a connection of its own.
+/// The peer's reaction to one request on its own connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     pub status: Option<u16>,
@@ -45,7 +47,8 @@ pub struct Outcome {
     pub closed: bool,
 }
 
-/// Sends one request, and reads until the peer has answered, reset the stream or ended the connection.
+/// Sends one request and reads until the peer has answered, reset the stream or closed the
+/// connection.
 pub fn send(address: SocketAddr, request: &Block, patience: Duration) -> Outcome {
     let mut stream = raw::open(address);
     let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
@@ -63,12 +66,12 @@ pub fn send(address: SocketAddr, request: &Block, patience: Duration) -> Outcome
     if !request.trailers.is_empty() {
         field_block(&mut bytes, &request.trailers, true);
     }
-    // the peer may end the connection before it has read everything
+    // the peer may close the connection before it has read everything
     let _ = stream.write_all(&bytes);
     read_outcome(&mut stream, patience)
 }
 
-/// A connection that stays, for what takes more than one request.
+/// A connection for tests with more than one request.
 pub struct Connection<S = TcpStream> {
     stream: S,
 }
@@ -83,12 +86,12 @@ pub struct Frame {
 }
 
 impl Connection {
-    /// Opens one, with these settings (RFC 9113 §6.5.2) in place of the defaults.
+    /// Opens a connection with these settings (RFC 9113 §6.5.2) instead of the defaults.
     pub fn open(address: SocketAddr, settings: &[(u16, u32)]) -> Connection {
         Connection::begin(raw::open(address), settings)
     }
 
-    /// The server's side of one: reads the client's preface, and sends settings.
+    /// The server side of a connection: reads the client's preface and sends settings.
     pub fn accept(mut stream: TcpStream) -> Connection {
         let mut preface = [0; 24];
         let read = stream.read_exact(&mut preface);
@@ -100,13 +103,13 @@ impl Connection {
         Connection { stream }
     }
 
-    /// Takes what comes, off this thread, so that a flood is not held up by its answers.
+    /// Reads and drops responses on another thread, so that they do not slow down a flood.
     pub fn discard_answers(&self) {
         let mut stream = self.stream.try_clone().expect("a socket can be cloned");
         std::thread::spawn(move || std::io::copy(&mut stream, &mut std::io::sink()));
     }
 
-    /// Bounds how long [`next`](Self::next) waits.
+    /// Sets the timeout of [`next`](Self::next).
     pub fn patience(&self, patience: Duration) {
         let set = self.stream.set_read_timeout(Some(patience));
         set.expect("a timeout above zero");
@@ -114,7 +117,7 @@ impl Connection {
 }
 
 impl<S: Read + Write> Connection<S> {
-    /// The same on a stream that is open already.
+    /// Like [`Connection::open`], on an open stream.
     pub fn begin(mut stream: S, settings: &[(u16, u32)]) -> Connection<S> {
         let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
         let mut payload = Vec::new();
@@ -127,14 +130,14 @@ impl<S: Read + Write> Connection<S> {
         Connection { stream }
     }
 
-    /// Sends a frame; false when the peer has ended the connection.
+    /// Sends a frame; false if the peer has closed the connection.
     pub fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> bool {
         let mut bytes = Vec::new();
         frame(&mut bytes, kind, flags, stream, payload);
         self.stream.write_all(&bytes).is_ok()
     }
 
-    /// Sends the same frame so many times in one write.
+    /// Sends the same frame `count` times in one write.
     pub fn send_many(
         &mut self,
         count: usize,
@@ -150,17 +153,17 @@ impl<S: Read + Write> Connection<S> {
         self.stream.write_all(&bytes).is_ok()
     }
 
-    /// Sends a GET of this path that ends its stream.
+    /// Sends a GET for this path, which ends the stream.
     pub fn get(&mut self, stream: u32, path: &str) -> bool {
         self.head("GET", END_STREAM, stream, path)
     }
 
-    /// Sends a POST to this path whose body is still to come.
+    /// Sends a POST to this path and leaves the stream open for the body.
     pub fn post(&mut self, stream: u32, path: &str) -> bool {
         self.head("POST", 0, stream, path)
     }
 
-    /// The same with more fields.
+    /// Like [`Connection::post`], with more fields.
     pub fn post_with(&mut self, stream: u32, path: &str, more: &[(&str, &str)]) -> bool {
         self.head_with("POST", 0, stream, path, more)
     }
@@ -190,7 +193,8 @@ impl<S: Read + Write> Connection<S> {
         self.send(HEADERS, flags | END_HEADERS, stream, &encode(&fields))
     }
 
-    /// The next frame, settings and the window of the connection aside; none when the peer has ended the connection.
+    /// The next frame, without SETTINGS and WINDOW_UPDATE of the connection. `None` if the peer has
+    /// closed the connection.
     pub fn next(&mut self) -> Option<Frame> {
         loop {
             let (kind, flags, stream, payload) = read_frame_of(&mut self.stream).ok()?;
@@ -214,7 +218,7 @@ impl<S: Read + Write> Connection<S> {
 }
 
 impl Frame {
-    /// The status that a HEADERS frame of a response begins with.
+    /// The status at the start of a response's HEADERS frame.
     pub fn status(&self) -> Option<u16> {
         status_of(&self.payload)
     }
@@ -263,12 +267,12 @@ fn read_outcome(stream: &mut TcpStream, patience: Duration) -> Outcome {
     outcome
 }
 
-/// The next frame; `Err(true)` when the connection ended, `Err(false)` when nothing came in time.
+/// The next frame. `Err(true)` if the connection ended, `Err(false)` if nothing arrived in time.
 fn read_frame(stream: &mut TcpStream) -> Result<(u8, u8, Vec<u8>), bool> {
     read_frame_of(stream).map(|(kind, flags, _, payload)| (kind, flags, payload))
 }
 
-/// The same, with its stream.
+/// Like [`read_frame`], also with the stream's number.
 fn read_frame_of(stream: &mut impl Read) -> Result<(u8, u8, u32, Vec<u8>), bool> {
     let mut head = [0; 9];
     let ended = |error: std::io::Error| {
@@ -295,7 +299,7 @@ fn frame(bytes: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) 
     bytes.extend_from_slice(payload);
 }
 
-/// HEADERS, and as many CONTINUATION frames as the block needs.
+/// HEADERS, followed by as many CONTINUATION frames as the block needs.
 fn field_block(bytes: &mut Vec<u8>, fields: &[(String, String)], end_stream: bool) {
     let block = encode(fields);
     let chunks: Vec<&[u8]> = block.chunks(MAX_FRAME).collect();
@@ -318,7 +322,7 @@ fn encode(fields: &[(String, String)]) -> Vec<u8> {
     let mut block = Vec::new();
     for (name, value) in fields {
         if name == "cookie" && value.is_empty() {
-            // entry 32 of the static table: one byte on the wire, 38 for the peer to hold
+            // entry 32 of the static table: one byte on the wire, 38 bytes in the peer's memory
             block.push(0x80 | 32);
             continue;
         }
@@ -335,7 +339,7 @@ fn encode(fields: &[(String, String)]) -> Vec<u8> {
     block
 }
 
-/// An integer with a 7-bit prefix, RFC 7541 §5.1.
+/// An integer with a 7-bit prefix (RFC 7541 §5.1).
 fn integer(block: &mut Vec<u8>, value: usize) {
     let Some(mut rest) = value.checked_sub(127) else {
         block.push(u8::try_from(value).expect("below 127"));
@@ -349,8 +353,8 @@ fn integer(block: &mut Vec<u8>, value: usize) {
     block.push(u8::try_from(rest).expect("below 128"));
 }
 
-/// The status at the start of a response's field block: indexed, or a literal whose name is entry 8 of the static
-/// table. Table size updates may come first.
+/// The status at the start of a response's field block: indexed, or a literal with the name of
+/// entry 8 of the static table. Table size updates may precede it.
 fn status_of(block: &[u8]) -> Option<u16> {
     let start = block.iter().position(|byte| byte & 0xe0 != 0x20)?;
     match *block.get(start)? {
@@ -371,7 +375,8 @@ fn status_of(block: &[u8]) -> Option<u16> {
     }
 }
 
-/// Three digits in HPACK's Huffman code: `0` to `2` are 5 bits (00000 to 00010), `3` to `9` are 6 (011001 to 011111).
+/// Decodes three digits in HPACK's Huffman code. `0` to `2` have 5 bits (00000 to 00010), `3` to
+/// `9` have 6 (011001 to 011111).
 fn digits(bytes: &[u8]) -> Option<u16> {
     let bits: Vec<u16> = bytes
         .iter()

@@ -1,4 +1,5 @@
-//! The real binary as a child process, with a configuration of its own, on ports that the system chose.
+//! Runs the real binary as a child process, with its own configuration and ports chosen by the
+//! system.
 
 use std::{
     fs,
@@ -22,18 +23,18 @@ use super::{
     wait::{PATIENCE, eventually, lock, pause},
 };
 
-/// A gateway that runs; ended on drop.
+/// A running gateway; stopped on drop.
 pub struct Gateway {
     child: Child,
     folder: TempDir,
-    /// The server of the upstream `origin`.
+    /// The URL of the upstream `origin`.
     origin: String,
     ready: Ready,
     stdout: Output,
     stderr: Output,
 }
 
-/// What `tidegate run --ready-file` writes.
+/// The content of the file that `tidegate run --ready-file` writes.
 struct Ready {
     pid: u64,
     listeners: Vec<SocketAddr>,
@@ -44,7 +45,7 @@ impl Ready {
     fn parse(text: &str) -> Option<Ready> {
         let json: serde_json::Value = serde_json::from_str(text).ok()?;
         let address = |value: &serde_json::Value| value.as_str()?.parse().ok();
-        // a Unix socket is where the test has put it
+        // tests choose the path of a Unix socket themselves
         let is_tcp = |value: &&serde_json::Value| !value.to_string().starts_with("\"unix:");
         let listeners = json["listeners"].as_array()?.iter().filter(is_tcp);
         let listeners: Option<Vec<SocketAddr>> = listeners.map(address).collect();
@@ -56,10 +57,10 @@ impl Ready {
     }
 }
 
-/// What a child has written so far.
+/// The text that a child has written so far.
 type Output = Arc<Mutex<String>>;
 
-/// A gateway that is about to start.
+/// A gateway to be started.
 pub struct Builder {
     toml: String,
     origin: Option<String>,
@@ -69,9 +70,9 @@ pub struct Builder {
 }
 
 impl Gateway {
-    /// Starts from the part of a configuration that the test is about. Whatever it does not mention is added: two
-    /// workers, a listener and an admin page on ports that the system chooses, the upstream `origin`, and a route
-    /// `all` to it. `{origin}` stands for the address of the test's origin.
+    /// Starts from the part of the configuration under test. Adds whatever is missing: two workers,
+    /// a listener and an admin page on ports that the system chooses, the upstream `origin`, and a
+    /// route `all` to it. Replaces `{origin}` by the address of the test's origin.
     pub fn with(toml: &str) -> Builder {
         Builder {
             toml: toml.to_owned(),
@@ -82,7 +83,7 @@ impl Gateway {
         }
     }
 
-    /// Starts `tidegate run` with these arguments and no configuration file of the test's.
+    /// Starts `tidegate run` with these arguments, without a configuration file.
     pub fn run(arguments: &[&str]) -> Gateway {
         Gateway::start_in(new_folder(), arguments, &[], None, String::new())
             .unwrap_or_else(|finished| panic!("the gateway did not start: {finished}"))
@@ -139,12 +140,12 @@ impl Gateway {
         }
     }
 
-    /// Where the first listener is.
+    /// The address of the first listener.
     pub fn address(&self) -> SocketAddr {
         self.ready.listeners[0]
     }
 
-    /// Where every listener is, in the order of the configuration.
+    /// The addresses of all listeners, in configuration order.
     pub fn listeners(&self) -> &[SocketAddr] {
         &self.ready.listeners
     }
@@ -162,7 +163,7 @@ impl Gateway {
         self.folder.path()
     }
 
-    /// The banner, whole: what it has written to stderr when all of it has arrived here.
+    /// The complete banner. Waits until all of it has been written to stderr.
     pub fn banner(&self) -> String {
         eventually("the banner", || {
             let text = self.stderr();
@@ -174,22 +175,22 @@ impl Gateway {
         })
     }
 
-    /// Everything that it has written to stderr: the banner, then the log.
+    /// All of stderr: the banner, then the log.
     pub fn stderr(&self) -> String {
         lock(&self.stderr).clone()
     }
 
-    /// Everything that it has written, to either stream.
+    /// All output, stdout before stderr.
     pub fn output(&self) -> String {
         lock(&self.stdout).clone() + &self.stderr()
     }
 
-    /// A connection to the first listener.
+    /// Connects to the first listener.
     pub fn connect(&self) -> Client {
         Client::connect(self.address())
     }
 
-    /// One request on a connection of its own.
+    /// Sends one request on a new connection.
     pub fn send(&self, request: &Request) -> Response {
         self.connect().send(request)
     }
@@ -198,19 +199,19 @@ impl Gateway {
         self.send(&Request::get(target))
     }
 
-    /// The statuses of this many equal requests, one after another on one connection.
+    /// Sends `count` equal requests on one connection and returns their statuses.
     pub fn statuses(&self, request: &Request, count: usize) -> Vec<u16> {
         let mut client = self.connect();
         (0..count).map(|_| client.send(request).status).collect()
     }
 
-    /// One GET to the admin listener, which may be gone.
+    /// Sends a GET to the admin listener, which may be gone.
     pub fn try_admin(&self, path: &str) -> Result<Response, Broken> {
         let stream = std::net::TcpStream::connect(self.ready.admin)?;
         Client::over(stream).try_send(&self.admin_request("GET", path))
     }
 
-    /// A request that the admin listener takes for one to itself.
+    /// A request with the `Host` that the admin listener accepts.
     pub fn admin_request(&self, method: &str, path: &str) -> Request {
         Request::new(method, path)
             .header("host", &self.ready.admin.to_string())
@@ -222,7 +223,7 @@ impl Gateway {
             .unwrap_or_else(|broken| panic!("GET {path} from the admin listener: {broken:?}"))
     }
 
-    /// Replaces its configuration file by another; what is not mentioned is added as for [`Gateway::with`].
+    /// Replaces the configuration file. Adds missing parts like [`Gateway::with`].
     pub fn rewrite(&self, toml: &str) {
         let config = self.folder.path().join("gateway.toml");
         let unfinished = config.with_extension("tmp");
@@ -230,7 +231,7 @@ impl Gateway {
         fs::rename(unfinished, config).expect("a temporary folder is writable");
     }
 
-    /// An operation of the admin API; `null` is no body.
+    /// Calls the admin API; `null` means no body.
     pub fn ask(&self, method: &str, path: &str, body: &serde_json::Value) -> Response {
         let mut request = self.admin_request(method, path);
         if !body.is_null() {
@@ -240,12 +241,12 @@ impl Gateway {
         Client::connect(self.ready.admin).send(&request)
     }
 
-    /// What an operation of the admin API shows.
+    /// Reads a page of the admin API.
     pub fn look(&self, path: &str) -> serde_json::Value {
         self.change("GET", path, &serde_json::Value::Null)
     }
 
-    /// What an operation of the admin API answers when it has done what was asked.
+    /// Calls the admin API, which must succeed, and returns the response.
     pub fn change(&self, method: &str, path: &str, body: &serde_json::Value) -> serde_json::Value {
         let response = self.ask(method, path, body);
         let text = response.text();
@@ -253,14 +254,14 @@ impl Gateway {
         response.json()
     }
 
-    /// Asks for a reload, and says what came of it.
+    /// Requests a reload and returns the response.
     pub fn reload(&self) -> Response {
         let request = self.admin_request("POST", "/api/v1/reload");
         let request = request.header("content-type", "application/json");
         Client::connect(self.ready.admin).send(&request)
     }
 
-    /// Another configuration, from now on; the report of what changed.
+    /// Reloads with another configuration and returns the report of changes.
     pub fn reconfigure(&self, toml: &str) -> serde_json::Value {
         self.rewrite(toml);
         let response = self.reload();
@@ -268,23 +269,23 @@ impl Gateway {
         response.json()
     }
 
-    /// `/metrics` as it is now.
+    /// The current `/metrics`.
     pub fn metrics(&self) -> Metrics {
         let response = self.admin("/metrics");
         assert_eq!(response.status, 200, "/metrics: {}", response.text());
         Metrics::parse(&response.text())
     }
 
-    /// The sum of the series that a selector such as `tidegate_decisions_total{limit="ip"}` selects.
+    /// The sum of the series that match a selector such as `tidegate_decisions_total{limit="ip"}`.
     pub fn metric(&self, selector: &str) -> f64 {
         self.metrics().sum(selector)
     }
 
-    /// Waits until a metric has this value: the last request's count may come after its answer.
+    /// Waits until a metric has this value. The last request may be counted after its response.
     pub fn wait_for_metric(&self, selector: &str, expected: f64) {
         eventually(selector, || {
             let value = self.metric(selector);
-            // counts are whole
+            // counts are integers
             if (value - expected).abs() < 0.5 {
                 Ok(())
             } else {
@@ -293,7 +294,7 @@ impl Gateway {
         });
     }
 
-    /// The most memory that the process ever held, in bytes.
+    /// The peak resident memory of the process, in bytes.
     #[cfg(target_os = "linux")]
     pub fn peak_memory_bytes(&self) -> u64 {
         let path = format!("/proc/{}/status", self.pid());
@@ -315,7 +316,7 @@ impl Gateway {
         signal(self.pid(), name);
     }
 
-    /// Whether the process is still there.
+    /// Whether the process still runs.
     pub fn is_running(&mut self) -> bool {
         self.child
             .try_wait()
@@ -323,7 +324,7 @@ impl Gateway {
             .is_none()
     }
 
-    /// Waits until the process ends by itself.
+    /// Waits until the process ends on its own.
     pub fn wait(&mut self) -> ExitStatus {
         let status = eventually("the gateway to end", || match self.child.try_wait() {
             Ok(Some(status)) => Ok(status),
@@ -336,7 +337,7 @@ impl Gateway {
     }
 }
 
-/// The same command, in a shell that lowers the limits first and then becomes it.
+/// Wraps the command in a shell that lowers the descriptor limits and then executes it.
 fn with_descriptors(command: &Command, soft: u32, hard: u32) -> Command {
     let mut limited = Command::new("sh");
     limited
@@ -370,42 +371,43 @@ impl Drop for Gateway {
 }
 
 impl Builder {
-    /// The origin behind the upstream `origin`, and the meaning of `{origin}`.
+    /// Sets the origin of the upstream `origin` and of `{origin}`.
     pub fn upstream(self, origin: &Origin) -> Builder {
         self.upstream_at(&origin.url())
     }
 
-    /// The same for an origin that is not a test's own, or not there.
+    /// Like [`Builder::upstream`], for an origin that the test does not own or that is absent.
     pub fn upstream_at(mut self, server: &str) -> Builder {
         self.origin = Some(server.to_owned());
         self
     }
 
-    /// A file beside the configuration.
+    /// Adds a file beside the configuration.
     pub fn file(mut self, name: &str, text: &str) -> Builder {
         self.files.push((name.to_owned(), text.to_owned()));
         self
     }
 
-    /// A variable of its environment.
+    /// Sets an environment variable.
     pub fn env(mut self, name: &str, value: &str) -> Builder {
         self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// The file descriptors that it may have: those that it starts with, and the most.
+    /// Sets the soft and hard limit of file descriptors.
     pub fn descriptors(mut self, soft: u32, hard: u32) -> Builder {
         self.descriptors = Some((soft, hard));
         self
     }
 
-    /// Starts, and waits until it is ready. Fails the test with its stderr where it does not start.
+    /// Starts the gateway and waits until it is ready. If it does not start, the test fails with
+    /// its stderr.
     pub fn start(self) -> Gateway {
         self.try_start()
             .unwrap_or_else(|finished| panic!("the gateway did not start: {finished}"))
     }
 
-    /// How it ended, for a gateway that should refuse to start.
+    /// Expects that the gateway refuses to start, and returns how it ended.
     pub fn refuse(self) -> Finished {
         match self.try_start() {
             Ok(gateway) => panic!("the gateway started; stderr: {}", gateway.stderr()),
@@ -421,7 +423,7 @@ impl Builder {
         Gateway::start_in(folder, &arguments, &environment, descriptors, origin)
     }
 
-    /// Writes the files of the configuration into a folder of their own.
+    /// Writes the configuration files into a new folder.
     pub fn write(self) -> (TempDir, PathBuf) {
         let folder = new_folder();
         for (name, text) in &self.files {
@@ -439,7 +441,7 @@ impl Builder {
     }
 }
 
-/// A configuration with what the test left out.
+/// The configuration, completed with the parts that the test left out.
 fn whole(toml: &str, origin: &str) -> String {
     let mut toml = toml.replace("{origin}", origin);
     let parts = [
@@ -473,12 +475,12 @@ fn new_folder() -> TempDir {
         .expect("a temporary folder")
 }
 
-/// The content of the ready file, or how the process ended before there was one.
+/// The content of the ready file, or how the process ended before it wrote one.
 fn wait_until_ready(child: &mut Child, file: &Path) -> Result<Ready, ExitStatus> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Ok(text) = fs::read_to_string(file) {
-            // it is renamed into place, so it is whole when it is there
+            // the file is renamed into place, so it is complete
             return Ok(
                 Ready::parse(&text).unwrap_or_else(|| panic!("the ready file holds {text:?}"))
             );
@@ -494,7 +496,7 @@ fn wait_until_ready(child: &mut Child, file: &Path) -> Result<Ready, ExitStatus>
     }
 }
 
-/// Reads a pipe to its end on a thread of its own, so that the child never blocks on it.
+/// Reads a pipe to its end on its own thread, so that the child never blocks on it.
 fn collect(pipe: impl Read + Send + 'static) -> Output {
     let output = Output::default();
     let sink = Arc::clone(&output);
@@ -512,7 +514,7 @@ fn collect(pipe: impl Read + Send + 'static) -> Output {
     output
 }
 
-/// Waits until what a child that has ended wrote last has come through its pipe: its reader then lets go of the text.
+/// Waits until the last output of an ended child has arrived. Its reader then drops the text.
 fn wait_until_read(output: &Output) {
     eventually("the end of its output", || {
         match Arc::strong_count(output) {
@@ -522,7 +524,7 @@ fn wait_until_read(output: &Output) {
     });
 }
 
-/// The pipes of a child that the test reads.
+/// Pipes stdout and stderr of a child to the test.
 pub fn piped(command: &mut Command) -> &mut Command {
     command
         .stdin(Stdio::null())

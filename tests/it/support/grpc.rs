@@ -1,4 +1,5 @@
-//! A gRPC echo service and its client, both tonic's: messages are bytes, so that no schema has to be compiled.
+//! A gRPC echo service and its client, both from tonic. Messages are plain bytes, so no schema is
+//! needed.
 
 use std::{
     convert::Infallible,
@@ -34,7 +35,7 @@ use super::wait::lock;
 
 pub type Message = Vec<u8>;
 
-/// Messages as they are.
+/// A codec that passes messages through as bytes.
 #[derive(Clone, Copy, Default)]
 pub struct Bytewise;
 
@@ -74,14 +75,14 @@ impl Decoder for Bytewise {
     }
 }
 
-/// What the service has seen.
+/// What the service has received.
 #[derive(Default)]
 struct Noted {
     metadata: Mutex<Vec<MetadataMap>>,
     hanging: AtomicUsize,
 }
 
-/// A running service; dropped, it ends.
+/// A running service; stops on drop.
 pub struct Echo {
     address: SocketAddr,
     noted: Arc<Noted>,
@@ -94,7 +95,7 @@ impl Echo {
         Echo::at("127.0.0.1:0".parse().expect("an address"), None)
     }
 
-    /// With at most so many calls at once on a connection.
+    /// Allows at most `max` concurrent calls on a connection.
     pub fn with_max_streams(max: u32) -> Echo {
         Echo::at("127.0.0.1:0".parse().expect("an address"), Some(max))
     }
@@ -136,17 +137,17 @@ impl Echo {
         format!("h2c://{}", self.address)
     }
 
-    /// The metadata of each call so far.
+    /// The metadata of every call so far.
     pub fn calls(&self) -> Vec<MetadataMap> {
         lock(&self.noted.metadata).clone()
     }
 
-    /// Calls that hang now.
+    /// The number of calls that hang now.
     pub fn hanging(&self) -> usize {
         self.noted.hanging.load(Ordering::SeqCst)
     }
 
-    /// Says GOAWAY, lets calls end, and waits until it is over.
+    /// Sends GOAWAY, lets calls finish, and waits for the end of the service.
     pub fn stop(&mut self) {
         self.stop.take();
         if let Some(thread) = self.thread.take() {
@@ -184,13 +185,13 @@ impl Service<http::Request<Body>> for EchoService {
     }
 }
 
-/// One call.
+/// One method of the service.
 struct Method {
     name: String,
     noted: Arc<Noted>,
 }
 
-/// Counts a call that hangs, until its future is dropped.
+/// Counts a hanging call until its future is dropped.
 struct Hanging(Arc<Noted>);
 
 impl Drop for Hanging {
@@ -208,7 +209,8 @@ impl Service<Request<Message>> for Method {
         Poll::Ready(Ok(()))
     }
 
-    /// Answers with the message; `fail` is NOT_FOUND, and the method `Hang` never answers.
+    /// Answers with the message. The message `fail` gets NOT_FOUND, and the method `Hang` never
+    /// answers.
     fn call(&mut self, request: Request<Message>) -> Self::Future {
         let hangs = self.name.ends_with("Hang");
         let noted = Arc::clone(&self.noted);
@@ -250,8 +252,8 @@ impl Service<Request<Streaming<Message>>> for Method {
         Poll::Ready(Ok(()))
     }
 
-    /// `Chat` answers each message with itself; `Collect` answers once, with the number of bytes; `break` ends a chat with
-    /// ABORTED.
+    /// `Chat` echoes each message. `Collect` answers once with the number of bytes. The message
+    /// `break` ends a chat with ABORTED.
     fn call(&mut self, request: Request<Streaming<Message>>) -> Self::Future {
         let collects = self.name.ends_with("Collect");
         Box::pin(async move {
@@ -275,7 +277,7 @@ impl Service<Request<Streaming<Message>>> for Method {
     }
 }
 
-/// A client; every call goes through the same connection.
+/// A client that sends every call on one connection.
 pub struct Caller {
     grpc: client::Grpc<Channel>,
 }
@@ -303,7 +305,7 @@ impl Caller {
         self.grpc.unary(request, path(method), Bytewise).await
     }
 
-    /// A call that streams both ways: what is sent into the first end, and what comes back.
+    /// Starts a bidirectional call. Returns the sender of messages, and the response.
     pub async fn streaming(
         &mut self,
         method: &'static str,

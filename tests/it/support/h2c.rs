@@ -1,4 +1,4 @@
-//! A scriptable origin that speaks cleartext HTTP/2, on a thread of its own: one script call for each stream.
+//! A scriptable cleartext HTTP/2 origin on its own thread. It runs the script once per stream.
 
 use std::{
     future::Future,
@@ -21,18 +21,18 @@ use super::wait::{eventually, lock};
 struct Shared {
     seen: Mutex<Vec<Parts>>,
     connections: AtomicUsize,
-    /// Streams that the gateway reset.
+    /// Number of streams that the gateway reset.
     reset: AtomicUsize,
 }
 
-/// A running origin; dropped, its connections end.
+/// A running origin; its connections end on drop.
 pub struct H2cOrigin {
     address: SocketAddr,
     shared: Arc<Shared>,
     _stop: oneshot::Sender<()>,
 }
 
-/// One request, and the stream to answer it on.
+/// One request, and the stream for its response.
 pub struct Call {
     pub number: usize,
     pub body: RecvStream,
@@ -41,7 +41,7 @@ pub struct Call {
 }
 
 impl H2cOrigin {
-    /// Runs `script` for every request, each as a task of its own.
+    /// Runs `script` for every request, each in its own task.
     pub fn new<F>(script: impl Fn(Call) -> F + Send + 'static) -> H2cOrigin
     where
         F: Future<Output = ()> + 'static,
@@ -90,7 +90,7 @@ impl H2cOrigin {
         }
     }
 
-    /// Answers 200 with the request's own body.
+    /// Answers 200 with the request's body.
     pub fn echo() -> H2cOrigin {
         H2cOrigin::new(|mut call| async move {
             let mut send = call.answer(Response::new(()), false);
@@ -121,7 +121,8 @@ impl H2cOrigin {
         self.shared.connections.load(Ordering::SeqCst)
     }
 
-    /// Waits until so many streams were reset by the gateway; a script tells with [`Call::wait_for_reset`].
+    /// Waits until the gateway has reset `count` streams. Scripts report them with
+    /// [`Call::wait_for_reset`].
     pub fn wait_for_resets(&self, count: usize) {
         eventually("streams reset by the gateway", || {
             match self.shared.reset.load(Ordering::SeqCst) {
@@ -170,14 +171,14 @@ impl Call {
             .expect("the stream is open")
     }
 
-    /// Waits until the gateway gives the stream up.
+    /// Waits until the gateway resets the stream.
     pub async fn wait_for_reset(&self, mut send: SendStream<Bytes>) {
         let reset = std::future::poll_fn(|cx| send.poll_reset(cx)).await;
         self.note_reset(reset.is_ok());
     }
 }
 
-/// Sends as the gateway grants room for it.
+/// Sends data as flow control permits.
 pub async fn send_all(send: &mut SendStream<Bytes>, mut data: Bytes) -> Result<(), h2::Error> {
     while !data.is_empty() {
         send.reserve_capacity(data.len());

@@ -1,4 +1,5 @@
-//! A small, strict HTTP/1.1 client: it keeps every field as it came, and tells a clean end from a broken one.
+//! A small, strict HTTP/1.1 client. It keeps every field as received and distinguishes a clean end
+//! from a broken one.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -37,13 +38,13 @@ impl Request {
         }
     }
 
-    /// Adds a field; `host` replaces the one that is sent otherwise.
+    /// Adds a field; `host` replaces the default one.
     pub fn header(mut self, name: &str, value: &str) -> Request {
         self.headers.push((name.into(), value.into()));
         self
     }
 
-    /// The bytes on an HTTP/1.1 connection. `Host` and `Content-Length` are added where the test gave none.
+    /// The bytes on an HTTP/1.1 connection. Adds `Host` and `Content-Length` if the test sets none.
     pub fn to_bytes(&self) -> Vec<u8> {
         let has = |name: &str| {
             self.headers
@@ -71,14 +72,14 @@ impl Request {
 #[derive(Clone, Debug, Default)]
 pub struct Response {
     pub status: u16,
-    /// Every 1xx status that came before.
+    /// Every preceding 1xx status.
     pub interim: Vec<u16>,
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
 }
 
 impl Response {
-    /// The only value of a field; none where it is absent. Fails when it was sent more than once.
+    /// The only value of a field; `None` if absent. Fails if the field was sent more than once.
     pub fn header(&self, name: &str) -> Option<&str> {
         let all = self.header_all(name);
         assert!(
@@ -112,7 +113,8 @@ impl Response {
         )
     }
 
-    /// A parameter of one limit in `RateLimit` or `RateLimit-Policy`: `parameter("ratelimit", "per_ip", "r")`.
+    /// A parameter of a limit in `RateLimit` or `RateLimit-Policy`: `parameter("ratelimit",
+    /// "per_ip", "r")`.
     pub fn parameter(&self, field: &str, limit: &str, parameter: &str) -> Option<i64> {
         let lines = self.header_all(field).join(", ");
         let member = lines
@@ -129,7 +131,7 @@ impl Response {
         )
     }
 
-    /// What `RateLimit` says remains of a limit. Fails where the field does not name it.
+    /// The remaining units of a limit in `RateLimit`. Fails if the field does not name the limit.
     pub fn remaining(&self, limit: &str) -> i64 {
         self.parameter("ratelimit", limit, "r").unwrap_or_else(|| {
             panic!(
@@ -139,7 +141,7 @@ impl Response {
         })
     }
 
-    /// The limits that `RateLimit` names, in its order.
+    /// The names of the limits in `RateLimit`, in order.
     pub fn limits(&self) -> Vec<String> {
         self.header_all("ratelimit")
             .iter()
@@ -170,11 +172,11 @@ pub fn values<'a>(headers: &'a [(String, String)], name: &str) -> Vec<&'a str> {
 pub enum Broken {
     /// The connection ended before the first byte.
     Closed,
-    /// The connection ended inside the head or the body.
+    /// The connection ended within the head or the body.
     Cut,
     /// The connection was reset.
     Reset,
-    /// Nothing came for longer than a test waits.
+    /// Nothing arrived within the test's patience.
     Silent,
     /// Bytes that are not HTTP/1.1.
     Malformed(String),
@@ -193,7 +195,7 @@ impl From<io::Error> for Broken {
     }
 }
 
-/// One connection that is kept between requests.
+/// A persistent connection.
 pub struct Client<S = TcpStream> {
     stream: BufReader<S>,
 }
@@ -216,7 +218,7 @@ impl Client {
         Client::on(stream)
     }
 
-    /// True when the peer has closed the connection, false when it stayed open and silent for `time`.
+    /// True if the peer closes the connection within `time`, false if it stays open and silent.
     pub fn closes_within(&mut self, time: std::time::Duration) -> bool {
         self.stream
             .get_ref()
@@ -235,14 +237,14 @@ impl Client {
 }
 
 impl<S: Read + Write> Client<S> {
-    /// On a stream whose reads and writes do not wait for ever.
+    /// Uses a stream whose reads and writes have timeouts.
     pub fn on(stream: S) -> Client<S> {
         Client {
             stream: BufReader::new(stream),
         }
     }
 
-    /// Sends a request and reads its response. Fails the test where there is none.
+    /// Sends a request and reads its response. Fails the test if there is none.
     pub fn send(&mut self, request: &Request) -> Response {
         self.try_send(request)
             .unwrap_or_else(|broken| panic!("{} {}: {broken:?}", request.method, request.target))
@@ -253,8 +255,7 @@ impl<S: Read + Write> Client<S> {
         self.read_response(&request.method)
     }
 
-    /// Sends a request and reads the head of its response, whose body is left on the connection. Fails the test where there is
-    /// none.
+    /// Sends a request and reads only the head of its response. Fails the test if there is none.
     pub fn begin(&mut self, request: &Request) -> Response {
         let sent = self.write(&request.to_bytes());
         sent.and_then(|()| self.read_head())
@@ -265,17 +266,17 @@ impl<S: Read + Write> Client<S> {
         Ok(self.stream.get_mut().write_all(bytes)?)
     }
 
-    /// The connection itself, for what a client should not do.
+    /// The connection itself, for misbehaving clients.
     pub fn stream(&self) -> &S {
         self.stream.get_ref()
     }
 
-    /// The connection itself, for another protocol; nothing may have been read from it.
+    /// The connection itself, for another protocol. Nothing may have been read from it.
     pub fn into_stream(self) -> S {
         self.stream.into_inner()
     }
 
-    /// What comes next, past what was read already.
+    /// The data that has not been read yet.
     pub fn stream_mut(&mut self) -> &mut impl Read {
         &mut self.stream
     }
@@ -295,7 +296,7 @@ impl<S: Read + Write> Client<S> {
         Ok(response)
     }
 
-    /// Reads a response head, and leaves the body on the connection.
+    /// Reads a response head, and leaves the body unread.
     pub fn read_head(&mut self) -> Result<Response, Broken> {
         let mut interim = Vec::new();
         loop {
@@ -317,7 +318,7 @@ impl<S: Read + Write> Client<S> {
         }
     }
 
-    /// Reads exactly this much of a body whose length is known.
+    /// Reads exactly `length` bytes of a body.
     pub fn discard(&mut self, length: u64) -> Result<u64, Broken> {
         Ok(io::copy(
             &mut (&mut self.stream).take(length),
@@ -326,7 +327,7 @@ impl<S: Read + Write> Client<S> {
     }
 }
 
-/// A line and the fields under it. `Closed` where the stream ends before the first byte.
+/// Reads a start line and its fields. `Closed` if the stream ends before the first byte.
 pub fn read_head(stream: &mut impl BufRead) -> Result<(String, Vec<(String, String)>), Broken> {
     let first = read_line(stream)?.ok_or(Broken::Closed)?;
     let mut headers = Vec::new();
@@ -342,7 +343,7 @@ pub fn read_head(stream: &mut impl BufRead) -> Result<(String, Vec<(String, Stri
     }
 }
 
-/// One line without its CR LF, each byte one character; none at the end of the stream.
+/// One line without its CR LF, each byte as one character. `None` at the end of the stream.
 fn read_line(stream: &mut impl BufRead) -> Result<Option<String>, Broken> {
     let mut line = Vec::new();
     stream.read_until(b'\n', &mut line)?;
@@ -358,16 +359,16 @@ fn read_line(stream: &mut impl BufRead) -> Result<Option<String>, Broken> {
     }
 }
 
-/// What it means when a message says nothing about its length.
+/// How the body of a message without a stated length ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// A request: it has no body.
+    /// Request: there is no body.
     Nothing,
-    /// A response: the body ends with the connection.
+    /// Response: the body ends with the connection.
     Close,
 }
 
-/// Reads a body into `body`, by the framing that the head announced.
+/// Reads a body into `body`, with the framing of the head.
 pub fn read_body(
     stream: &mut impl BufRead,
     headers: &[(String, String)],

@@ -1,4 +1,4 @@
-//! HTTP/2 with prior knowledge through hyper: what a well-behaved client does.
+//! HTTP/2 with prior knowledge through hyper: a well-behaved client.
 
 use std::{future::Future, net::SocketAddr};
 
@@ -12,7 +12,7 @@ use super::{
     wait::PATIENCE,
 };
 
-/// Sends all requests at once on one connection; each its response, or why there is none.
+/// Sends all requests concurrently on one connection. Returns a response or an error for each.
 pub fn send_all(address: SocketAddr, requests: &[Request]) -> Vec<Result<Response, String>> {
     block_on(async {
         let mut sender = connect(address).await;
@@ -28,7 +28,7 @@ pub fn send_all(address: SocketAddr, requests: &[Request]) -> Vec<Result<Respons
     })
 }
 
-/// Sends one request on a connection of its own.
+/// Sends one request on a new connection.
 pub fn send(address: SocketAddr, request: &Request) -> Response {
     send_all(address, std::slice::from_ref(request))
         .remove(0)
@@ -37,7 +37,7 @@ pub fn send(address: SocketAddr, request: &Request) -> Response {
         })
 }
 
-/// Sends one request with trailers on a connection of its own; its response, and that one's trailers.
+/// Sends one request with trailers on a new connection. Returns the response and its trailers.
 pub fn exchange_with_trailers(
     address: SocketAddr,
     request: &Request,
@@ -71,8 +71,8 @@ pub fn exchange_with_trailers(
     })
 }
 
-/// Sends a request, calls `sent` (which waits until it has arrived), and resets its stream. The connection lives on
-/// until `after` has returned.
+/// Sends a request, calls `sent` (which waits until the request has arrived), and resets the
+/// stream. The connection stays open until `after` has returned.
 pub fn send_and_reset(
     address: SocketAddr,
     request: &Request,
@@ -82,12 +82,13 @@ pub fn send_and_reset(
     block_on(async {
         let mut sender = connect(address).await;
         let response = tokio::spawn(sender.send_request(to_hyper(address, request)));
-        // lets the connection's task write the request; `sent` then blocks this thread, not the gateway
+        // lets the connection's task write the request; `sent` then blocks this thread, not the
+        // gateway
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         sent();
         response.abort();
         let _ = response.await;
-        // dropping the response future queues the reset; this lets it leave
+        // dropping the response future queues the reset; this gives it time to leave
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         after();
         drop(sender);
@@ -107,12 +108,12 @@ where
     let stream =
         TokioIo::new(stream.unwrap_or_else(|error| panic!("connect to {address}: {error}")));
     let (sender, connection) = http2::Builder::new(TokioExecutor::new())
-        // until the gateway has said how many it takes at once
+        // until the gateway has announced its maximum
         .initial_max_send_streams(1)
         .handshake(stream)
         .await
         .unwrap_or_else(|error| panic!("handshake: {error}"));
-    // ends when the sender is dropped or the gateway hangs up
+    // ends when the sender is dropped or the gateway closes the connection
     tokio::spawn(connection);
     sender
 }

@@ -1,25 +1,25 @@
-//! Prometheus text, read by name and labels.
+//! Parses Prometheus text by name and labels.
 
 use std::collections::BTreeMap;
 
-/// One sample: its name, its labels, its value.
+/// One sample: name, labels and value.
 struct Sample {
     name: String,
     labels: BTreeMap<String, String>,
     value: f64,
 }
 
-/// Everything on a `/metrics` page.
+/// The content of a `/metrics` page.
 pub struct Metrics {
     samples: Vec<Sample>,
-    /// The types that the page declares, by family.
+    /// The declared type of each family.
     pub types: BTreeMap<String, String>,
-    /// The families that have a help text.
+    /// The families with a help text.
     pub helped: Vec<String>,
 }
 
 impl Metrics {
-    /// Reads a page; fails the test at a line that is not Prometheus text.
+    /// Parses a page; fails the test on a line that is not Prometheus text.
     pub fn parse(text: &str) -> Metrics {
         let mut metrics = Metrics {
             samples: Vec::new(),
@@ -54,7 +54,7 @@ impl Metrics {
         metrics
     }
 
-    /// The sum of all series with this name and at least these labels. Fails where there is none.
+    /// The sum of all series with this name and at least these labels. Fails if there is none.
     pub fn sum(&self, selector: &str) -> f64 {
         let values = self.select(selector);
         assert!(
@@ -81,7 +81,7 @@ impl Metrics {
             .collect()
     }
 
-    /// Every series, for messages.
+    /// Every series, for error messages.
     pub fn names(&self) -> Vec<String> {
         self.samples
             .iter()
@@ -90,7 +90,7 @@ impl Metrics {
     }
 }
 
-/// `name{a="b",c="d"}`; the values hold neither quotes nor commas in braces.
+/// Parses `name{a="b",c="d"}`. Values must not contain quotes, commas or braces.
 fn parse_selector(text: &str) -> (String, BTreeMap<String, String>) {
     let Some((name, labels)) = text.split_once('{') else {
         return (text.to_owned(), BTreeMap::new());

@@ -1,7 +1,8 @@
-//! The language of the tests: a gateway, an origin, requests, and what came of them.
+//! The vocabulary of the tests: a gateway, an origin, requests and their results.
 //!
-//! Everything here blocks: a test is a sentence read from top to bottom, and the programs under test are other
-//! processes or threads. Every wait is bounded, every port is chosen by the system, every child is ended on drop.
+//! Everything here blocks, so that a test reads from top to bottom. The programs under test are
+//! other processes or threads. Every wait is bounded, the system chooses every port, and every
+//! child process ends on drop.
 
 pub mod browser;
 pub mod cli;

@@ -1,4 +1,5 @@
-//! A scriptable HTTP/1.1 origin on threads of its own: it records exactly what arrives, and answers as it is told.
+//! A scriptable HTTP/1.1 origin on its own threads. It records exactly what arrives, and answers as
+//! scripted.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -16,22 +17,22 @@ use super::{
     wait::{Gate, PATIENCE, eventually, lock},
 };
 
-/// A request as the origin saw it.
+/// A request as the origin received it.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     pub method: String,
     pub target: String,
     pub version: String,
-    /// In order, as they were spelled.
+    /// In order, with the received spelling.
     pub headers: Vec<(String, String)>,
-    /// The first 64 KiB of the body, where the script read it.
+    /// The first 64 KiB of the body, if the script read it.
     pub body: Vec<u8>,
     pub body_length: u64,
-    /// Whether the body arrived whole.
+    /// Whether the body arrived completely.
     pub complete: bool,
 }
 
-/// Fields that decide something at an origin; many servers take `_` for `-` in a name.
+/// Fields that matter to an origin. Many servers read `_` in a name as `-`.
 const IMITATED: &[&str] = &[
     "content-length",
     "transfer-encoding",
@@ -44,7 +45,7 @@ const IMITATED: &[&str] = &[
 ];
 
 impl Seen {
-    /// The only value of a field; none where it is absent. Fails when it came more than once.
+    /// The only value of a field; `None` if absent. Fails if the field occurs more than once.
     pub fn header(&self, name: &str) -> Option<&str> {
         let all = values(&self.headers, name);
         assert!(
@@ -59,7 +60,7 @@ impl Seen {
         values(&self.headers, name)
     }
 
-    /// What no request may look like when it leaves the gateway; empty when it is in order.
+    /// Everything that is wrong with a forwarded request; empty if it is correct.
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         let count = |name: &str| values(&self.headers, name).len();
@@ -124,14 +125,15 @@ struct Shared {
     dead: AtomicBool,
 }
 
-/// A running origin; dropped, it refuses connections.
+/// A running origin; refuses connections after drop.
 pub struct Origin {
     address: SocketAddr,
     shared: Arc<Shared>,
 }
 
 impl Origin {
-    /// Runs `script` for every request. The connection is kept as long as the script says `Ok`.
+    /// Runs `script` for every request. The connection stays open as long as the script returns
+    /// `Ok`.
     pub fn new(script: impl Fn(&mut Exchange) -> io::Result<()> + Send + Sync + 'static) -> Origin {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port on loopback");
         let shared = Arc::new(Shared {
@@ -147,7 +149,7 @@ impl Origin {
         Origin { address, shared }
     }
 
-    /// Reads each request whole and answers 200 with the body `ok`.
+    /// Reads each complete request and answers 200 with the body `ok`.
     pub fn ok() -> Origin {
         Origin::new(|exchange| {
             exchange.read_body()?;
@@ -155,7 +157,7 @@ impl Origin {
         })
     }
 
-    /// Answers 200 with the request's own body.
+    /// Answers 200 with the request's body.
     pub fn echo() -> Origin {
         Origin::new(|exchange| {
             let body = exchange.read_body()?;
@@ -163,7 +165,7 @@ impl Origin {
         })
     }
 
-    /// Reads each request whole and answers 200 with the body `late` when the gate is open.
+    /// Reads each complete request and answers 200 with the body `late` once the gate is open.
     pub fn gated(gate: &Gate) -> Origin {
         let gate = gate.clone();
         Origin::new(move |exchange| {
@@ -173,7 +175,8 @@ impl Origin {
         })
     }
 
-    /// Reads each request whole and answers with exactly these bytes, then keeps the connection.
+    /// Reads each complete request, answers with exactly these bytes, and keeps the connection
+    /// open.
     pub fn sending(bytes: impl Into<Vec<u8>>) -> Origin {
         let bytes = bytes.into();
         Origin::new(move |exchange| {
@@ -182,7 +185,7 @@ impl Origin {
         })
     }
 
-    /// Reads each request whole, answers with exactly these bytes, and closes.
+    /// Reads each complete request, answers with exactly these bytes, and closes the connection.
     pub fn sending_then_closing(bytes: impl Into<Vec<u8>>) -> Origin {
         let bytes = bytes.into();
         Origin::new(move |exchange| {
@@ -206,7 +209,7 @@ impl Origin {
         lock(&self.shared.seen).clone()
     }
 
-    /// The only request. Fails when there were none or more.
+    /// The only request. Fails if there is not exactly one.
     pub fn request(&self) -> Seen {
         let mut all = self.requests();
         assert_eq!(
@@ -218,7 +221,7 @@ impl Origin {
         all.remove(0)
     }
 
-    /// Waits until this many requests have arrived.
+    /// Waits until `count` requests have arrived.
     pub fn wait_for_requests(&self, count: usize) -> Vec<Seen> {
         eventually("requests at the origin", || {
             let seen = self.requests();
@@ -230,17 +233,17 @@ impl Origin {
         })
     }
 
-    /// Connections accepted so far.
+    /// Number of accepted connections.
     pub fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::SeqCst)
     }
 
-    /// Exchanges that the gateway ended before they were over.
+    /// Number of exchanges that the gateway aborted.
     pub fn aborted(&self) -> usize {
         self.shared.aborted.load(Ordering::SeqCst)
     }
 
-    /// What a killed process looks like from outside: every connection ends, new ones are refused.
+    /// Behaves like a killed process: every connection ends, and new ones are refused.
     pub fn kill(&self) {
         self.hang_up();
         eventually(
@@ -252,7 +255,7 @@ impl Origin {
         );
     }
 
-    /// Listens again where it did before it was killed.
+    /// Listens again on the same port after [`Origin::kill`].
     pub fn revive(&self) {
         let listener = eventually("the origin's port again", || {
             TcpListener::bind(self.address).map_err(|error| error.to_string())
@@ -277,7 +280,7 @@ impl Drop for Origin {
     }
 }
 
-/// A port on loopback where nobody listens.
+/// A port on loopback without a listener.
 pub fn nobody() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port on loopback");
     listener.local_addr().expect("a bound listener")
@@ -301,7 +304,7 @@ fn serve(listener: TcpListener, shared: Arc<Shared>) {
 }
 
 fn serve_connection(stream: TcpStream, shared: &Shared) {
-    // an idle connection in the gateway's pool is quiet for as long as a test lasts
+    // an idle connection in the gateway's pool stays silent for the whole test
     let _ = stream.set_read_timeout(Some(PATIENCE * 6));
     let _ = stream.set_nodelay(true);
     let mut stream = BufReader::with_capacity(64 * 1024, stream);
@@ -335,12 +338,12 @@ fn serve_connection(stream: TcpStream, shared: &Shared) {
             break;
         }
     }
-    // the copy goes first: a reset is sent when the last handle is closed
+    // drop the copy first: the reset is sent when the last handle closes
     let peer = stream.get_ref().peer_addr().ok();
     lock(&shared.open).retain(|copy| copy.peer_addr().ok() != peer);
 }
 
-/// One request, and the connection to answer it on.
+/// One request, and the connection for its response.
 pub struct Exchange<'a> {
     pub request: Seen,
     stream: &'a mut BufReader<TcpStream>,
@@ -350,7 +353,7 @@ pub struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
-    /// Reads the request's body to its end; the first 64 KiB are returned and recorded.
+    /// Reads the request's body to its end; returns and records the first 64 KiB.
     pub fn read_body(&mut self) -> io::Result<Vec<u8>> {
         let mut body = Kept::default();
         let read = read_body(self.stream, &self.request.headers, End::Nothing, &mut body);
@@ -365,7 +368,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// Reads and returns at least one byte of whatever comes next, as it comes.
+    /// Reads at least one byte, as soon as it arrives.
     pub fn read_some(&mut self) -> io::Result<Vec<u8>> {
         let bytes = self.stream.fill_buf()?.to_vec();
         self.stream.consume(bytes.len());
@@ -376,7 +379,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// Answers with a length and these fields.
+    /// Sends a response with `Content-Length` and these fields.
     pub fn respond(
         &mut self,
         status: u16,
@@ -402,25 +405,25 @@ impl Exchange<'_> {
         self.stream.get_mut().write_all(bytes)
     }
 
-    /// Ends this direction; the other goes on.
+    /// Closes the sending direction only.
     pub fn end_writing(&mut self) -> io::Result<()> {
         self.stream.get_mut().shutdown(Shutdown::Write)
     }
 
-    /// Ends the connection in order.
+    /// Closes the connection normally.
     pub fn close(&mut self) -> io::Result<()> {
         self.closed = true;
         Err(io::ErrorKind::NotConnected.into())
     }
 
-    /// Ends the connection with a reset.
+    /// Closes the connection with a reset.
     pub fn reset(&mut self) -> io::Result<()> {
-        // a zero linger turns the close into a RST
+        // with zero linger, closing sends RST
         socket2::SockRef::from(self.stream.get_ref()).set_linger(Some(Duration::ZERO))?;
         self.close()
     }
 
-    /// Waits until the gate is open; `Err` where the gateway gives the connection up before.
+    /// Waits until the gate is open; `Err` if the gateway closes the connection first.
     pub fn wait_for(&mut self, gate: &Gate) -> io::Result<()> {
         let moment = Duration::from_millis(20);
         self.stream.get_ref().set_read_timeout(Some(moment))?;
@@ -437,7 +440,8 @@ impl Exchange<'_> {
         self.stream.get_ref().set_read_timeout(Some(PATIENCE * 6))
     }
 
-    /// Waits until the gateway gives the connection up; `Err`, as everything is over then.
+    /// Waits until the gateway closes the connection. Returns `Err`, because the exchange is over
+    /// then.
     pub fn wait_for_abort(&mut self) -> io::Result<()> {
         self.stream
             .get_ref()
@@ -457,7 +461,7 @@ impl Exchange<'_> {
     }
 }
 
-/// The start of a body, and how long it was.
+/// The start of a body, and its length.
 #[derive(Default)]
 struct Kept {
     start: Vec<u8>,

@@ -1,4 +1,4 @@
-//! Bytes in, bytes out: for requests that no client library would send.
+//! Raw bytes in and out, for requests that no client library would send.
 
 use std::{
     io::{self, Read, Write},
@@ -6,16 +6,16 @@ use std::{
     time::Duration,
 };
 
-/// What came back.
+/// The received data.
 #[derive(Clone, Debug, Default)]
 pub struct Reply {
     pub bytes: Vec<u8>,
-    /// Whether the peer ended the connection (else it fell silent).
+    /// Whether the peer closed the connection; otherwise it fell silent.
     pub closed: bool,
 }
 
 impl Reply {
-    /// The status of every response head in the bytes, in order.
+    /// The status of every response head, in order.
     pub fn statuses(&self) -> Vec<String> {
         let starts = |at: usize| {
             let rest = &self.bytes[at..];
@@ -34,15 +34,15 @@ impl Reply {
     }
 }
 
-/// Sends the bytes on a connection of their own, and reads until the peer closes or is silent for `idle`.
+/// Sends the bytes on a new connection, and reads until the peer closes it or is silent for `idle`.
 pub fn send(address: SocketAddr, bytes: &[u8], idle: Duration) -> Reply {
     let mut stream = open(address);
-    // the peer may refuse before it has read everything
+    // the peer may reject before it has read everything
     let _ = stream.write_all(bytes);
     read(&mut stream, idle)
 }
 
-/// The same, with the client's side closed after the bytes.
+/// Like [`send`], but closes the client's side after the bytes.
 pub fn send_and_finish(address: SocketAddr, bytes: &[u8], idle: Duration) -> Reply {
     let mut stream = open(address);
     let _ = stream.write_all(bytes);

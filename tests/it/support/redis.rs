@@ -1,4 +1,5 @@
-//! A redis-server of the test's own, on a port that was free: killed, stopped, restarted, and killed at the end.
+//! A redis-server of the test's own, on a free port. Tests can kill, pause and restart it; it ends
+//! on drop.
 
 use std::{
     cell::RefCell,
@@ -16,10 +17,10 @@ use super::{
     wait::{eventually, within},
 };
 
-/// Servers ask each other every second or so, and a busy machine makes them late.
+/// Cluster gossip takes about a second, and longer on a busy machine.
 const GOSSIP: Duration = Duration::from_secs(40);
 
-/// A server that runs; killed on drop.
+/// A running server; killed on drop.
 pub struct Redis {
     child: Child,
     folder: TempDir,
@@ -29,12 +30,12 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// An empty server that keeps nothing on disk.
+    /// Starts an empty server without persistence.
     pub fn start() -> Redis {
         Redis::with(&[])
     }
 
-    /// The same with more options, such as `["--requirepass", "secret"]`.
+    /// Like [`Redis::start`], with options such as `["--requirepass", "secret"]`.
     pub fn with(options: &[&str]) -> Redis {
         let options: Vec<String> = options.iter().map(|&option| option.to_owned()).collect();
         // another process may take a port between its choice and its use
@@ -72,7 +73,7 @@ impl Redis {
         self.folder.path()
     }
 
-    /// Runs one command; fails the test where the server refuses it.
+    /// Runs one command. Fails the test if the server rejects it.
     pub fn run<T: FromRedisValue>(&self, command: &[&str]) -> T {
         self.try_run(command)
             .unwrap_or_else(|error| panic!("{command:?}: {error}"))
@@ -81,7 +82,7 @@ impl Redis {
     pub fn try_run<T: FromRedisValue>(&self, command: &[&str]) -> redis::RedisResult<T> {
         let mut request = redis::cmd(command[0]);
         request.arg(&command[1..]);
-        // one connection for the commands of a test; a server closes it when its role changes
+        // reuses one connection for a test's commands; a server closes it when its role changes
         let mut kept = self.connection.borrow_mut();
         if let Some(mut connection) = kept.take() {
             let answer = request.query(&mut connection);
@@ -96,12 +97,12 @@ impl Redis {
         answer
     }
 
-    /// The name of a server of a cluster.
+    /// The server's node ID in a cluster.
     pub fn node_id(&self) -> String {
         self.run(&["CLUSTER", "MYID"])
     }
 
-    /// The value of an option that it was started with.
+    /// The value of an option that the server was started with.
     fn option(&self, name: &str) -> String {
         let at = self.options.iter().position(|option| option == name);
         let value = at.and_then(|at| self.options.get(at + 1));
@@ -117,7 +118,8 @@ impl Redis {
         self.run(&["KEYS", "*"])
     }
 
-    /// Commands that were run since the last call, those inside scripts included, but for those of the test itself.
+    /// Number of commands since the last call. Includes those inside scripts, but not those of the
+    /// test itself.
     pub fn commands(&self) -> u64 {
         let text: String = self.run(&["INFO", "commandstats"]);
         let own = ["config", "info", "client", "hello", "ping"];
@@ -132,14 +134,14 @@ impl Redis {
         calls
     }
 
-    /// Ends it as a power cut does.
+    /// Kills the server without warning, like a power cut.
     pub fn kill(&mut self) {
         self.connection.take();
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Starts it again, empty, where it was.
+    /// Restarts the server, empty, on the same port.
     pub fn restart(&mut self) {
         self.kill();
         eventually("the redis-server to start again", || {
@@ -152,7 +154,7 @@ impl Redis {
         });
     }
 
-    /// Stops it where it is: connections stay open, nothing is answered.
+    /// Suspends the process: connections stay open, but nothing is answered.
     pub fn pause(&self) {
         signal(self.child.id(), "STOP");
     }
@@ -168,7 +170,7 @@ impl Drop for Redis {
     }
 }
 
-/// A master, its replica, and a Sentinel that watches them.
+/// A master, its replica, and a Sentinel that monitors them.
 pub struct Sentinel {
     pub master: Redis,
     pub replica: Redis,
@@ -178,7 +180,7 @@ pub struct Sentinel {
 }
 
 impl Sentinel {
-    /// Started when the Sentinel knows the replica.
+    /// Starts them and waits until the Sentinel knows the replica.
     pub fn start() -> Sentinel {
         let master = Redis::start();
         let replica = Redis::with(&["--replicaof", "127.0.0.1", &master.port().to_string()]);
@@ -224,7 +226,7 @@ impl Sentinel {
     }
 }
 
-/// What a Sentinel answers, or why it does not.
+/// A Sentinel's response, or the reason for its failure.
 pub fn ask_sentinel<T: FromRedisValue>(address: SocketAddr, words: &[&str]) -> Result<T, String> {
     let client = redis::Client::open(format!("redis://{address}")).expect("a URL");
     let ask = |mut connection| redis::cmd("SENTINEL").arg(words).query(&mut connection);
@@ -241,14 +243,14 @@ impl Drop for Sentinel {
     }
 }
 
-/// Three masters that share the slots of a cluster, and replicas of the first ones.
+/// A cluster of three masters, with replicas for the first ones.
 pub struct Cluster {
     pub masters: Vec<Redis>,
     pub replicas: Vec<Redis>,
 }
 
 impl Cluster {
-    /// Started when every server calls the cluster whole.
+    /// Starts the cluster and waits until every server reports it as complete.
     pub fn start(replicas: usize) -> Cluster {
         let node = || {
             let bus = free_address().port().to_string();
@@ -257,7 +259,7 @@ impl Cluster {
                 "yes",
                 "--cluster-node-timeout",
                 "2000",
-                // a master that is gone costs its own keys only
+                // a lost master affects only its own keys
                 "--cluster-require-full-coverage",
                 "no",
                 "--cluster-port",
@@ -290,7 +292,8 @@ impl Cluster {
                 within(GOSSIP, what, || {
                     let info: String = node.run(&["CLUSTER", "INFO"]);
                     let knows_all = info.contains(&format!("cluster_known_nodes:{count}"));
-                    // where slots may be missing, a cluster that does not know of all yet calls itself fine
+                    // without full coverage, a server that does not know all slots yet also reports
+                    // `ok`
                     let has_all = info.contains("cluster_slots_ok:16384");
                     if knows_all && has_all && info.contains("cluster_state:ok") {
                         Ok(())
@@ -324,12 +327,12 @@ impl Cluster {
         cluster
     }
 
-    /// A server to ask first.
+    /// The server that clients contact first.
     pub fn seed(&self) -> String {
         self.masters[1].url()
     }
 
-    /// Moves the first half of each slot's keys: until the end of the move, clients are sent from one to the other.
+    /// Starts the migration of slots. Until it is finished, both masters redirect clients.
     pub fn begin_to_move(&self, slots: std::ops::Range<u16>, from: usize, to: usize) {
         let (from, to) = (&self.masters[from], &self.masters[to]);
         let (from_id, to_id) = (from.node_id(), to.node_id());
@@ -340,7 +343,7 @@ impl Cluster {
         }
     }
 
-    /// Moves the keys, and tells every master who has the slots now.
+    /// Migrates the keys and announces the new owner of the slots to both masters.
     pub fn finish_to_move(&self, slots: std::ops::Range<u16>, from: usize, to: usize) {
         let (from, to) = (&self.masters[from], &self.masters[to]);
         let (to_id, to_port) = (to.node_id(), to.port().to_string());
@@ -357,12 +360,12 @@ impl Cluster {
     }
 }
 
-/// What is started: another server with the same protocol where TIDEGATE_TEST_REDIS names one.
+/// The server program. TIDEGATE_TEST_REDIS can name another one with the same protocol.
 fn program() -> String {
     std::env::var("TIDEGATE_TEST_REDIS").unwrap_or_else(|_| "redis-server".to_owned())
 }
 
-/// An address on which nobody listens.
+/// An address without a listener.
 pub fn free_address() -> SocketAddr {
     let socket = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
     socket.local_addr().expect("it is bound")
@@ -384,7 +387,7 @@ fn spawn(folder: &Path, address: SocketAddr, options: &[String]) -> Child {
         .expect("redis-server is installed (scripts/test does it)")
 }
 
-/// Waits until the server answers, or has ended.
+/// Waits until the server answers or has ended. Returns whether it is up.
 fn is_up(child: &mut Child, address: SocketAddr) -> bool {
     eventually("a redis-server to answer", || {
         if child.try_wait().expect("a child can be asked").is_some() {
@@ -400,7 +403,7 @@ fn is_up(child: &mut Child, address: SocketAddr) -> bool {
         match told {
             // another test's server may have taken the port
             Ok(told) => Ok(told.contains(&pid)),
-            // it answers, and wants a password
+            // it is up and requires a password
             Err(error) if error.kind() == redis::ErrorKind::AuthenticationFailed => Ok(true),
             Err(error) if error.code() == Some("NOAUTH") => Ok(true),
             Err(error) => Err(error.to_string()),

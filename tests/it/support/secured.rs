@@ -1,4 +1,4 @@
-//! TLS in front of an origin, by a certificate authority of the test's own.
+//! TLS in front of an origin, with the test's own certificate authority.
 
 use std::{
     net::SocketAddr,
@@ -35,12 +35,12 @@ impl Authority {
         Authority(CertifiedIssuer::self_signed(params, key).expect("a certificate"))
     }
 
-    /// Its own certificate, as it stands in a file.
+    /// Its own certificate in PEM form.
     pub fn pem(&self) -> String {
         self.0.pem()
     }
 
-    /// What a server needs that goes by this name.
+    /// The TLS configuration of a server with this name.
     fn server(&self, name: &str, versions: &[&'static SupportedProtocolVersion]) -> ServerConfig {
         let key = KeyPair::generate().expect("a key");
         let params = CertificateParams::new(vec![name.to_owned()]).expect("a name");
@@ -59,14 +59,14 @@ impl Authority {
     }
 }
 
-/// What clients of a secured origin did.
+/// What clients of the origin did.
 #[derive(Default)]
 struct Seen {
     handshakes: AtomicUsize,
     resumed: AtomicUsize,
 }
 
-/// TLS in front of an origin; ends when it is dropped.
+/// TLS in front of an origin; stops on drop.
 pub struct Secured {
     address: SocketAddr,
     seen: Arc<Seen>,
@@ -74,7 +74,7 @@ pub struct Secured {
 }
 
 impl Secured {
-    /// Speaks these versions, and goes by `name`.
+    /// Accepts these TLS versions, with a certificate for `name`.
     pub fn before(
         origin: &Origin,
         authority: &Authority,
@@ -118,12 +118,12 @@ impl Secured {
         self.address.port()
     }
 
-    /// Handshakes that succeeded.
+    /// Number of successful handshakes.
     pub fn handshakes(&self) -> usize {
         self.seen.handshakes.load(Ordering::SeqCst)
     }
 
-    /// Those that resumed an earlier session.
+    /// Number of handshakes that resumed an earlier session.
     pub fn resumed(&self) -> usize {
         self.seen.resumed.load(Ordering::SeqCst)
     }
@@ -140,6 +140,6 @@ async fn serve(acceptor: TlsAcceptor, stream: TcpStream, to: SocketAddr, seen: A
     }
     seen.handshakes.fetch_add(1, Ordering::SeqCst);
     let mut plain = TcpStream::connect(to).await.expect("the origin");
-    // it ends with either side
+    // ends with either side
     let _ = tokio::io::copy_bidirectional(&mut stream, &mut plain).await;
 }

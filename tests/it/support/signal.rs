@@ -1,4 +1,4 @@
-//! Signals, by name.
+//! Sends signals by name.
 
 use std::process::Command;
 

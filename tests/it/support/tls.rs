@@ -1,4 +1,4 @@
-//! TLS from the client's side: certificates of a test's own authority, and clients that trust it.
+//! The client side of TLS: certificates of the test's own authority, and clients that trust it.
 
 use std::{
     fs, io,
@@ -19,7 +19,7 @@ use rustls::{
 
 use super::{http::Client, wait::PATIENCE};
 
-/// A certificate authority that exists for one test.
+/// The certificate authority of one test.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     /// Its own certificate.
@@ -46,7 +46,7 @@ impl Authority {
         }
     }
 
-    /// A certificate of a server with these names.
+    /// Issues a certificate for a server with these names.
     pub fn server(&self, names: &[&str]) -> Issued {
         let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
         let mut params = CertificateParams::new(names).expect("DNS names");
@@ -54,7 +54,7 @@ impl Authority {
         self.sign(params)
     }
 
-    /// A certificate of a client with this common name and these URIs.
+    /// Issues a certificate for a client with this common name and these URIs.
     pub fn client(&self, name: &str, uris: &[&str]) -> Issued {
         let mut params = CertificateParams::new([]).expect("no names");
         params.distinguished_name.push(DnType::CommonName, name);
@@ -85,19 +85,19 @@ impl Issued {
     }
 }
 
-/// How a client shakes hands.
+/// The TLS settings of a client.
 pub struct Hello {
     config: ClientConfig,
     name: String,
 }
 
 impl Hello {
-    /// Trusts the authority, asks for this name, and has no certificate of its own.
+    /// Trusts the authority, asks for `name`, and has no client certificate.
     pub fn new(authority: &Authority, name: &str) -> Hello {
         Hello::with_versions(authority, name, rustls::ALL_VERSIONS)
     }
 
-    /// The same, speaking only these versions.
+    /// Like [`Hello::new`], with only these TLS versions.
     pub fn with_versions(
         authority: &Authority,
         name: &str,
@@ -106,7 +106,7 @@ impl Hello {
         Hello::build(authority, name, versions, None)
     }
 
-    /// The same, with a certificate of its own.
+    /// Like [`Hello::new`], with a client certificate.
     pub fn with_certificate(authority: &Authority, name: &str, own: &Issued) -> Hello {
         Hello::build(authority, name, rustls::ALL_VERSIONS, Some(own))
     }
@@ -147,7 +147,7 @@ impl Hello {
         self
     }
 
-    /// Shakes hands on a connection of its own.
+    /// Opens a connection and completes the handshake.
     pub fn connect(&self, address: SocketAddr) -> io::Result<Client<Secure>> {
         let name = ServerName::try_from(self.name.clone()).expect("a DNS name");
         let session =
@@ -164,5 +164,5 @@ impl Hello {
     }
 }
 
-/// A connection on which hands were shaken.
+/// A TLS connection after its handshake.
 pub type Secure = StreamOwned<ClientConnection, TcpStream>;

@@ -1,4 +1,4 @@
-//! An issuer of tokens: keys of every kind, the set that it publishes, and tokens with any claims.
+//! A token issuer: keys of every kind, the key set that it publishes, and tokens with any claims.
 
 use std::time::SystemTime;
 
@@ -14,18 +14,18 @@ use serde_json::{Value, json};
 pub struct Signer {
     pub algorithm: Algorithm,
     key: EncodingKey,
-    /// As it is published; a secret one too.
+    /// The published JWK; of an HMAC secret, the secret itself.
     pub jwk: Value,
-    /// The public key in PEM form; a secret as it stands in a file.
+    /// The public key in PEM form, or the secret as stored in a file.
     pub file: String,
 }
 
 impl Signer {
-    /// A new key, known as `kid`.
+    /// Creates a key with the ID `kid`.
     pub fn new(algorithm: Algorithm, kid: &str) -> Signer {
         let name = format!("{algorithm:?}");
         let secret = || {
-            // random, and fit for a file: the private part of a fresh key
+            // random text for a file: the private part of a fresh key
             let random = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).expect("a key");
             let mut secret = encode(random.serialized_der());
             secret.drain(..40);
@@ -59,7 +59,7 @@ impl Signer {
             _ => {
                 let pair = KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048);
                 let pair = pair.expect("a key");
-                // PKCS #1: nine bytes of lengths before the modulus, its sign among them
+                // PKCS #1 has nine bytes of lengths and sign before the modulus
                 let modulus = &pair.public_key_raw()[9..9 + 256];
                 let jwk = json!({ "kty": "RSA", "n": encode(modulus), "e": "AQAB" });
                 let key = EncodingKey::from_rsa_pem(pair.serialize_pem().as_bytes());
@@ -77,7 +77,7 @@ impl Signer {
         }
     }
 
-    /// A token with these claims, for an hour where they do not say.
+    /// A token with these claims; valid for an hour if they have no `exp`.
     pub fn token(&self, claims: &Value) -> String {
         let mut claims = claims.clone();
         if claims.get("exp").is_none() {
@@ -87,7 +87,7 @@ impl Signer {
         self.sign(&header.to_string(), &claims.to_string())
     }
 
-    /// Signs anything, whatever it says.
+    /// Signs any header and payload.
     pub fn sign(&self, header: &str, payload: &str) -> String {
         let signed = format!("{}.{}", encode(header), encode(payload));
         let signature = jsonwebtoken::crypto::sign(signed.as_bytes(), &self.key, self.algorithm);
@@ -95,13 +95,13 @@ impl Signer {
     }
 }
 
-/// The key set of these.
+/// The key set with these keys.
 pub fn jwks(signers: &[&Signer]) -> String {
     let keys: Vec<_> = signers.iter().map(|signer| &signer.jwk).collect();
     json!({ "keys": keys }).to_string()
 }
 
-/// A moment as tokens write it.
+/// A time in the format of tokens, relative to now.
 pub fn in_seconds(from_now: i64) -> i64 {
     let now = SystemTime::UNIX_EPOCH.elapsed().expect("after 1970");
     i64::try_from(now.as_secs()).expect("not that late") + from_now
@@ -111,7 +111,7 @@ pub fn encode(bytes: impl AsRef<[u8]>) -> String {
     URL_SAFE_NO_PAD.encode(bytes)
 }
 
-/// How a keys file names a key.
+/// The SHA-256 digest that a keys file uses to name a key.
 pub fn sha256_hex(text: &str) -> String {
     use sha2::Digest as _;
     let digest = sha2::Sha256::digest(text);

@@ -1,4 +1,4 @@
-//! Waiting for something, never for the clock alone.
+//! Waits for conditions, never just for time to pass.
 
 use std::{
     fmt::Debug,
@@ -6,15 +6,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The longest that a test waits for something that should happen at once; generous, for busy machines.
+/// The longest that a test waits for something immediate; generous, for busy machines.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Asks until the answer is `Some`; fails the test, saying `what` and the last answer, when patience ends.
+/// Polls until `ask` succeeds. If patience ends, fails the test with `what` and the last error.
 pub fn eventually<T>(what: &str, ask: impl FnMut() -> Result<T, String>) -> T {
     within(PATIENCE, what, ask)
 }
 
-/// The same with another patience.
+/// Like [`eventually`], with another patience.
 pub fn within<T>(patience: Duration, what: &str, mut ask: impl FnMut() -> Result<T, String>) -> T {
     let deadline = Instant::now() + patience;
     loop {
@@ -28,7 +28,7 @@ pub fn within<T>(patience: Duration, what: &str, mut ask: impl FnMut() -> Result
     }
 }
 
-/// Asks until the answer equals `expected`.
+/// Polls until the result equals `expected`.
 pub fn eventually_eq<T: PartialEq + Debug>(what: &str, expected: T, mut ask: impl FnMut() -> T) {
     eventually(what, || {
         let answer = ask();
@@ -40,21 +40,21 @@ pub fn eventually_eq<T: PartialEq + Debug>(what: &str, expected: T, mut ask: imp
     });
 }
 
-/// Lets real time pass: between two questions, or because time itself is what the test is about.
+/// Lets real time pass: between two polls, or if the test is about time.
 #[expect(
     clippy::disallowed_methods,
-    reason = "no worker runs here; the only sleep of the tests"
+    reason = "the only sleep of the tests; no async runtime runs here"
 )]
 pub fn pause(time: Duration) {
     std::thread::sleep(time);
 }
 
-/// A door that is shut until the test opens it: the way to make an origin slow without a clock.
+/// Blocks until the test opens it, so that an origin can be slow without a clock.
 #[derive(Clone, Default)]
 pub struct Gate(Arc<(Mutex<bool>, Condvar)>);
 
 impl Gate {
-    /// Lets everybody through, now and later.
+    /// Lets every present and later waiter through.
     pub fn open(&self) {
         *lock(&self.0.0) = true;
         self.0.1.notify_all();
@@ -64,7 +64,8 @@ impl Gate {
         *lock(&self.0.0)
     }
 
-    /// Waits until the gate is open, or patience ends (then the test fails elsewhere, but nothing hangs).
+    /// Waits until the gate is open or patience ends. Then the test fails elsewhere, but nothing
+    /// hangs.
     pub fn wait(&self) {
         let (open, opened) = &*self.0;
         let waited = opened.wait_timeout_while(lock(open), PATIENCE, |open| !*open);
@@ -72,7 +73,7 @@ impl Gate {
     }
 }
 
-/// Locks; a test that panicked elsewhere does not hide behind a poisoned lock.
+/// Locks; ignores poisoning, so that the original panic is the one that is reported.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

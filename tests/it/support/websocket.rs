@@ -1,4 +1,4 @@
-//! WebSocket as far as a gateway takes part in it: the handshake, and an origin that agrees.
+//! The parts of WebSocket that a gateway sees: the handshake, and an origin that accepts it.
 
 use std::io;
 
@@ -7,12 +7,12 @@ use super::{
     origin::{Exchange, Origin},
 };
 
-/// RFC 6455 §1.3.
+/// The example key of RFC 6455 §1.3.
 pub const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
-/// The head of an answer that agrees to it.
+/// The response head that accepts the key.
 pub const AGREED: &str = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
 
-/// What a client asks for that wants to talk.
+/// The request of a client that opens a WebSocket.
 pub fn handshake() -> Request {
     Request::get("/chat")
         .header("connection", "keep-alive, Upgrade")
@@ -22,7 +22,7 @@ pub fn handshake() -> Request {
         .header("sec-websocket-protocol", "chat")
 }
 
-/// An origin that agrees, and sends every byte back until the client has ended.
+/// An origin that accepts, then echoes every byte until the client closes.
 pub fn echo() -> Origin {
     Origin::new(|exchange| {
         if exchange.request.header("upgrade").is_none() {
@@ -33,7 +33,7 @@ pub fn echo() -> Origin {
     })
 }
 
-/// Sends every byte back until the client has ended.
+/// Echoes every byte until the client closes.
 pub fn send_back(exchange: &mut Exchange<'_>) -> io::Result<()> {
     while let Ok(bytes) = exchange.read_some() {
         exchange.write(&bytes)?;

@@ -1,4 +1,4 @@
-//! Whether a limit admitted more than it may, over every window.
+//! Checks every window for requests that were admitted beyond the limit.
 
 use super::{Counting, Fault, Record, Rule, Time};
 
@@ -34,8 +34,9 @@ fn worse(worst: &mut Option<Excess>, excess: i128, from: Time, to: Time) {
     }
 }
 
-/// For all t1 < t2: what lies in t1..t2 costs at most `burst + rate · (t2 − t1)`. Ends are swept in order. The tree holds for
-/// each start t1 the sum of what began since then, plus `rate · t1`: its maximum is the worst window that ends here.
+/// For all t1 < t2, the requests within t1..t2 cost at most `burst + rate · (t2 − t1)`. The sweep
+/// visits the ends in order. For each start t1 the tree stores `rate · t1` plus the cost of all
+/// requests since. Its maximum is the worst window that ends here.
 fn bucket(rule: &Rule, admitted: &[&Record]) -> Option<Excess> {
     let (amount, period) = (i128::from(rule.amount), i128::from(rule.period));
     let allowed = i128::from(rule.burst) * period + amount * i128::from(rule.slack);
@@ -51,7 +52,7 @@ fn bucket(rule: &Rule, admitted: &[&Record]) -> Option<Excess> {
         let begun = starts.partition_point(|&start| start <= record.end);
         let (most, index) = tree.most(begun);
         let excess = most - amount * i128::from(record.end) - allowed;
-        // a part of a unit is an excess, too
+        // a fraction of a unit is an excess too
         worse(
             &mut worst,
             (excess + period - 1).div_euclid(period),
@@ -62,10 +63,10 @@ fn bucket(rule: &Rule, admitted: &[&Record]) -> Option<Excess> {
     worst
 }
 
-/// A tree of maxima over numbers, where a prefix of them is raised at once.
+/// A segment tree of maxima that can add to a prefix of its numbers.
 struct Maxima {
     leaves: usize,
-    /// Of each node: its maximum, where it is, and what was added to all below.
+    /// For each node: its maximum, the index of it, and the number added to everything below.
     nodes: Vec<(i128, usize, i128)>,
 }
 
@@ -113,7 +114,7 @@ impl Maxima {
         self.refresh(node);
     }
 
-    /// The largest of the first `count` numbers, and where it is.
+    /// The largest of the first `count` numbers, and its index.
     fn most(&self, count: usize) -> (i128, usize) {
         self.most_below(1, 0, self.leaves, count)
     }
@@ -134,7 +135,8 @@ impl Maxima {
     }
 }
 
-/// What surely lies in one window costs at most `amount`. Requests at a boundary count nowhere.
+/// The requests that surely lie in one window cost at most `amount`. Requests at a boundary count
+/// in no window.
 fn fixed_window(rule: &Rule, admitted: &[&Record]) -> Option<Excess> {
     let mut worst = None;
     for (window, inside) in by_window(rule, admitted) {
@@ -145,7 +147,7 @@ fn fixed_window(rule: &Rule, admitted: &[&Record]) -> Option<Excess> {
     worst
 }
 
-/// Those that surely lie in one window, by window, each in the order of their ends.
+/// The requests that surely lie in one window, grouped by window and sorted by end.
 fn by_window<'a>(rule: &Rule, admitted: &[&'a Record]) -> Vec<(i64, Vec<&'a Record>)> {
     let mut inside: Vec<(i64, &Record)> = admitted
         .iter()
@@ -162,8 +164,9 @@ fn by_window<'a>(rule: &Rule, admitted: &[&'a Record]) -> Vec<(i64, Vec<&'a Reco
     .collect()
 }
 
-/// Of those of a window that had ended by some end, one was decided last, at this end or before: the estimate was at least
-/// their sum and the part of the window before that still counts at this end, and at most `amount`.
+/// Among a window's requests that ended by some time, one was decided last. Its estimate was at
+/// most `amount`. It was at least the sum of those requests plus the previous window's part that
+/// still counts at that time.
 fn sliding_window(rule: &Rule, admitted: &[&Record]) -> Option<Excess> {
     let (amount, period) = (i128::from(rule.amount), i128::from(rule.period));
     let mut worst = None;
@@ -173,7 +176,7 @@ fn sliding_window(rule: &Rule, admitted: &[&Record]) -> Option<Excess> {
         let mut sum = 0;
         for record in inside {
             sum += i128::from(record.cost);
-            // the window may have begun at its earliest moment: then the least of the one before counts
+            // assume the earliest begin of the window, where the least of the previous one counts
             let into = i128::from(record.end + rule.slack - rule.begins(window));
             let left = (period - into).max(0);
             let excess = previous * left / period + sum - amount;
@@ -184,8 +187,8 @@ fn sliding_window(rule: &Rule, admitted: &[&Record]) -> Option<Excess> {
     worst
 }
 
-/// For every t: what began at t or later and had ended before t + period costs at most `amount`. Starts are swept from the last
-/// one on; a Fenwick tree sums by end.
+/// For every t, the requests that lie within t..t + period cost at most `amount`. The sweep visits
+/// the starts from the last one on; a Fenwick tree sums by end.
 fn sliding_log(rule: &Rule, admitted: &[&Record]) -> Option<Excess> {
     let mut ends: Vec<Time> = admitted.iter().map(|record| record.end).collect();
     ends.sort_unstable();

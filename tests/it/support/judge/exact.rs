@@ -1,14 +1,15 @@
-//! One exact limiter, to whom requests come one after another: the measure of what gateways admit together.
+//! One exact limiter that decides requests in sequence: the reference for several gateways
+//! together.
 
 use std::collections::VecDeque;
 
 use super::{Counting, Record, Rule, SECOND, Time};
 
-/// A limiter of one key. Windows begin at the earliest moment of the rule's boundaries.
+/// An exact limiter of one key. Windows begin at the earliest time of the rule's boundaries.
 #[derive(Clone, Debug)]
 pub struct Exact {
     rule: Rule,
-    /// Of a bucket, in units of 1 / `period`.
+    /// The level of a bucket, in units of 1 / `period`.
     level: i128,
     at: Time,
     window: i64,
@@ -18,7 +19,7 @@ pub struct Exact {
 }
 
 impl Exact {
-    /// A limiter that has not spent anything.
+    /// A limiter with its full quota.
     pub fn new(rule: Rule) -> Exact {
         Exact {
             rule,
@@ -31,7 +32,7 @@ impl Exact {
         }
     }
 
-    /// Charges the request, or says how long it has to wait.
+    /// Charges the request, or returns how long it must wait.
     pub fn decide(&mut self, cost: u64, now: Time) -> Result<(), Time> {
         self.advance(now);
         let wait = self.wait(cost, now);
@@ -43,7 +44,7 @@ impl Exact {
         }
     }
 
-    /// Charges without asking, down to nothing.
+    /// Charges unconditionally; the level stops at zero.
     pub fn charge(&mut self, cost: u64, now: Time) {
         self.advance(now);
         match self.rule.counting {
@@ -128,7 +129,8 @@ impl Exact {
     }
 }
 
-/// The first position at which a window with this count weighs, rounded down, at most `room` in the next one.
+/// The first position in the next window at which a window with this count weighs at most `room`,
+/// rounded down.
 fn faded(count: u64, room: u64, period: i128) -> i128 {
     if count <= room {
         return 0;
@@ -138,12 +140,13 @@ fn faded(count: u64, room: u64, period: i128) -> i128 {
     period - left
 }
 
-/// Seconds of `Retry-After` for a wait.
+/// The `Retry-After` seconds of a wait.
 pub fn seconds(wait: Time) -> u32 {
     u32::try_from((wait + SECOND - 1) / SECOND).unwrap_or(u32::MAX)
 }
 
-/// What gateways admitted, and what one exact limiter admits of the same requests by their starts.
+/// Units that gateways admitted, and units that one exact limiter admits for the same requests, by
+/// their starts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Comparison {
     pub admitted: u64,
@@ -151,7 +154,7 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// In per cent; units, not requests.
+    /// The share in per cent, of units rather than requests.
     pub fn share(&self) -> f64 {
         if self.exact == 0 {
             return 100.0;
@@ -165,7 +168,7 @@ impl Comparison {
     }
 }
 
-/// The plain comparison.
+/// Compares the history with one exact limiter.
 pub fn compare(rule: &Rule, history: &[Record]) -> Comparison {
     let mut by_start: Vec<&Record> = history.iter().collect();
     by_start.sort_unstable_by_key(|record| record.start);

@@ -1,22 +1,23 @@
-//! The judge of a limit: what a recorded history proves about it.
+//! The judge: derives faults of a limit from a recorded history.
 //!
-//! The judge knows the configuration and what clients saw, nothing else. The gateway decided each request at one unknown
-//! moment between its start (before the first byte was sent) and its end (after the last byte of the head was read). The
-//! judge is *sound*: a fault that it reports is a fault under every order in which the requests may have been decided. It
-//! may miss faults.
+//! The judge knows only the configuration and what clients saw. The gateway decided each request at
+//! an unknown moment between its start (before its first byte was sent) and its end (after the last
+//! byte of the response head was read). The judge is *sound*: a fault that it reports is a fault
+//! under every possible order of the decisions. It may miss faults.
 //!
 //! | fault | proof |
 //! |---|---|
-//! | [`Fault::Beyond`] | requests that lie wholly in one window were admitted, and together they exceed what any limiter may admit there |
-//! | [`Fault::WronglyRefused`] | an exact limiter would have admitted the request even if every concurrent request had been decided just before it |
-//! | [`Fault::TooEarly`] | a client waited for `Retry-After`, nobody spent anything meanwhile, and it was refused again |
-//! | [`Fault::Forgotten`] | after a change of the rule more is admitted than is left of the new quota, less what was surely spent before |
-//! | [`Fault::TooLate`] | under the worst order the request was admissible more than a second before the time in `Retry-After` |
+//! | [`Fault::Beyond`] | requests wholly within one window were admitted, and exceed what any limiter admits there |
+//! | [`Fault::WronglyRefused`] | an exact limiter would admit the request even right after every concurrent one |
+//! | [`Fault::TooEarly`] | a client waited for `Retry-After`, nothing was spent meanwhile, and it was rejected again |
+//! | [`Fault::Forgotten`] | after a rule change, more is admitted than the new quota minus what was surely spent |
+//! | [`Fault::TooLate`] | under the worst order, the request was admissible over a second before `Retry-After` |
 //!
-//! Gateways read whole microseconds of Redis's clock, which runs at its own speed: [`Rule::slack`] is the part of each time
-//! span that the judge forgives for it. The boundaries of windows are known up to an error ([`Boundaries`]). Where they are
-//! not known at all (a local limit begins the windows of each key at a random moment), the judge cuts the period into cells.
-//! It reports faults only where every cell has one.
+//! Gateways read whole microseconds of Redis's clock, which runs at its own speed. [`Rule::slack`]
+//! is the tolerance of each time span for it. The boundaries of windows are known up to an error
+//! ([`Boundaries`]). A local limit begins the windows of each key at a random moment, so they may
+//! be unknown. Then the judge divides the period into cells, and reports faults only if every cell
+//! has one.
 
 pub mod beyond;
 pub mod exact;
@@ -27,13 +28,13 @@ pub mod used;
 
 use std::fmt;
 
-/// Nanoseconds of the one monotonic clock that all clients share.
+/// Nanoseconds of the monotonic clock that all clients share.
 pub type Time = i64;
 
 pub const MILLISECOND: Time = 1_000_000;
 pub const SECOND: Time = 1_000_000_000;
 
-/// How a limit counts. `token_bucket`, `gcra` and a `leaky_bucket` that holds nothing back are one algorithm.
+/// The algorithm of a limit. `token_bucket`, `gcra` and a `leaky_bucket` without delay are one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counting {
     Bucket,
@@ -42,7 +43,7 @@ pub enum Counting {
     SlidingLog,
 }
 
-/// Where windows begin: every `period` from a moment on that lies in `earliest ..= earliest + error`.
+/// Window boundaries: every `period` from a moment within `earliest ..= earliest + error`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Boundaries {
     pub earliest: Time,
@@ -65,22 +66,22 @@ impl Boundaries {
     }
 }
 
-/// The configuration of a limit, as far as the judge needs it.
+/// The parts of a limit's configuration that the judge needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
     pub counting: Counting,
-    /// Units for each `period`; the most that a window admits.
+    /// Units per `period`; the most that a window admits.
     pub amount: u64,
     pub period: Time,
-    /// The most that a bucket holds; equal to `amount` for windows and logs.
+    /// The capacity of a bucket; equal to `amount` for windows and logs.
     pub burst: u64,
     pub boundaries: Boundaries,
-    /// What the judge forgives of each span of time.
+    /// The judge's tolerance for each span of time.
     pub slack: Time,
 }
 
 impl Rule {
-    /// A limit whose windows may begin at any moment, judged by an exact clock.
+    /// A limit whose windows may begin at any moment, with an exact clock.
     pub fn new(counting: Counting, amount: u64, period: Time, burst: u64) -> Rule {
         Rule {
             counting,
@@ -96,12 +97,12 @@ impl Rule {
         }
     }
 
-    /// The most that a single request may cost.
+    /// The most that one request may cost.
     pub fn capacity(&self) -> u64 {
         self.burst
     }
 
-    /// How long what was spent can matter.
+    /// How long spent units can matter.
     pub fn memory(&self) -> Time {
         match self.counting {
             Counting::Bucket => {
@@ -120,7 +121,7 @@ impl Rule {
         )
     }
 
-    /// The windows in which a moment may lie, by number.
+    /// The windows, by number, in which a span of time may lie.
     fn windows_of(&self, from: Time, to: Time) -> (i64, i64) {
         let Boundaries { earliest, error } = self.boundaries;
         (
@@ -129,7 +130,7 @@ impl Rule {
         )
     }
 
-    /// The one window in which all of a span lies.
+    /// The only window that surely contains the whole span.
     fn window_of(&self, from: Time, to: Time) -> Option<i64> {
         let (first, last) = self.windows_of(from - self.slack, to + self.slack);
         (first == last).then_some(first)
@@ -150,7 +151,7 @@ impl Rule {
 pub enum Verdict {
     Admitted,
     Refused,
-    /// Reset, timed out, or answered by something else than the limit: it may have been charged or not.
+    /// Reset, timed out, or not answered by the limit: charged or not, the judge cannot know.
     Neither,
 }
 
@@ -172,12 +173,12 @@ impl Record {
         self.verdict == Verdict::Admitted
     }
 
-    /// The latest moment at which it can have been charged; `None` where it was not.
+    /// The latest moment at which it may have been charged; `None` if it was not.
     fn charged_until(&self) -> Option<Time> {
         match self.verdict {
             Verdict::Admitted => Some(self.end),
             Verdict::Refused => None,
-            // nobody knows when the gateway stopped working on it
+            // it is unknown when the gateway stopped working on it
             Verdict::Neither => Some(Time::MAX / 4),
         }
     }
@@ -205,23 +206,23 @@ impl fmt::Display for Record {
     }
 }
 
-/// What is wrong, with indices into the history.
+/// A fault, with indices into the history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// So many units too many were admitted within a span.
+    /// A span in which `excess` units too many were admitted.
     Beyond {
         excess: u64,
         from: Time,
         to: Time,
         requests: Vec<usize>,
     },
-    /// Under the worst order the request was admissible for so long before it was sent.
+    /// Even under the worst order, the request was admissible for this long before it was sent.
     WronglyRefused { request: usize, since: Time },
-    /// `again` came when `refused` was told to return.
+    /// `again` was sent when the `Retry-After` of `refused` allowed it, and was rejected.
     TooEarly { refused: usize, again: usize },
-    /// The request was admissible after this time at the latest.
+    /// The request was admissible after `needed` at the latest.
     TooLate { request: usize, needed: Time },
-    /// A change of the rule forgot some of what was surely spent before.
+    /// A change of the rule forgot units that were surely spent before.
     Forgotten { used: u64, excess: u64 },
 }
 
@@ -236,7 +237,7 @@ impl Fault {
         }
     }
 
-    /// Units that are too many.
+    /// The number of units admitted beyond the limit.
     pub fn excess(&self) -> u64 {
         match self {
             Fault::Beyond { excess, .. } | Fault::Forgotten { excess, .. } => *excess,
@@ -244,16 +245,16 @@ impl Fault {
         }
     }
 
-    /// Whether more was admitted than the limit says; all other faults are at the expense of clients.
+    /// Whether more was admitted than the limit allows. All other faults hurt clients.
     pub fn is_beyond(&self) -> bool {
         matches!(self, Fault::Beyond { .. })
     }
 }
 
-/// Cells are not cut further than to this part of a period.
+/// The smallest cell is this fraction of a period.
 const FINEST_CELL: Time = 256;
 
-/// Everything that the history of one key proves against its limit. The order of the records does not matter.
+/// All faults that the history of one key proves. The order of the records does not matter.
 pub fn judge(rule: &Rule, history: &[Record]) -> Vec<Fault> {
     in_cells(rule, &|rule| {
         let mut faults: Vec<Fault> = beyond::beyond(rule, history).into_iter().collect();
@@ -262,19 +263,19 @@ pub fn judge(rule: &Rule, history: &[Record]) -> Vec<Fault> {
     })
 }
 
-/// Only what was admitted beyond the limit: for a history whose refusals have reasons that are not in it.
+/// Only excess: for a history with rejections that it cannot explain.
 pub fn judge_admitted(rule: &Rule, history: &[Record]) -> Vec<Fault> {
     in_cells(rule, &|rule| {
         beyond::beyond(rule, history).into_iter().collect()
     })
 }
 
-/// Only what was refused: for a history with charges that the limit did not make.
+/// Only rejections: for a history with charges that the limit did not make.
 pub fn judge_refused(rule: &Rule, history: &[Record]) -> Vec<Fault> {
     in_cells(rule, &|rule| refused::refused(rule, history))
 }
 
-/// The faults with those boundaries that explain the history best.
+/// The faults under the boundaries that explain the history best.
 fn in_cells(rule: &Rule, judge: &dyn Fn(&Rule) -> Vec<Fault>) -> Vec<Fault> {
     let Boundaries { earliest, error } = rule.boundaries;
     if !rule.has_windows() || error <= rule.period / FINEST_CELL {

@@ -1,13 +1,15 @@
-//! Whether clients were refused what the limit owes them, and whether `Retry-After` is true.
+//! Checks that the limit did not reject requests that it should admit, and that `Retry-After` is
+//! right.
 //!
-//! For each refused request d the judge works out the longest wait that an exact limiter could have told it, under the worst
-//! order: each request that had ended when d was sent was charged at its end, and each concurrent one just before d. Where
-//! even that wait is none, the request was refused wrongly. Where it is shorter by more than a second, and the time of a call to
-//! Redis, than `Retry-After`, the header is too late.
+//! For each rejected request d, the judge computes the longest wait that an exact limiter could
+//! have announced. It assumes the worst order: each request that had ended when d was sent was
+//! charged at its end, and each concurrent one just before d. If even that wait is zero, the
+//! rejection was wrong. If `Retry-After` exceeds it by more than a second and the time of a call to
+//! Redis, the header is too late.
 
 use super::{Counting, Fault, Record, Rule, SECOND, Time};
 
-/// Wrong refusals and untrue waits.
+/// Wrong rejections and wrong waits.
 pub fn refused(rule: &Rule, history: &[Record]) -> Vec<Fault> {
     let mut refused: Vec<usize> = (0..history.len())
         .filter(|&index| history[index].verdict == super::Verdict::Refused)
@@ -46,8 +48,8 @@ pub fn refused(rule: &Rule, history: &[Record]) -> Vec<Fault> {
     faults
 }
 
-/// The longest request of each gateway. What a gateway tells a client it may know from a call to Redis, which answered some time
-/// before the gateway heard of it.
+/// The duration of each gateway's longest request. A gateway may answer from a Redis reply that
+/// took some time to reach it.
 fn longest_calls(history: &[Record]) -> [Time; 256] {
     let mut longest = [0; 256];
     for record in history {
@@ -57,15 +59,15 @@ fn longest_calls(history: &[Record]) -> [Time; 256] {
     longest
 }
 
-/// Whatever may have been charged, in the order of starts and in the order of ends, with sums.
+/// Everything that may have been charged, sorted by start and by end, with sums.
 struct Charges {
     /// Start, end, cost.
     by_start: Vec<(Time, Time, u64)>,
     by_end: Vec<(Time, Time, u64)>,
-    /// Of the first so many.
+    /// Prefix sums of the cost.
     cost_by_start: Vec<u64>,
     cost_by_end: Vec<u64>,
-    /// Of those from each place of `by_end` on, the earliest start.
+    /// The earliest start among the charges from each index of `by_end` on.
     earliest_start: Vec<Time>,
 }
 
@@ -96,18 +98,18 @@ impl Charges {
         }
     }
 
-    /// The cost of what had begun by this moment.
+    /// The cost of charges that had begun by this time.
     fn begun(&self, by: Time) -> u64 {
         self.cost_by_start[self.by_start.partition_point(|charge| charge.0 <= by)]
     }
 
-    /// The cost of what had ended by this moment.
+    /// The cost of charges that had ended by this time.
     fn ended(&self, by: Time) -> u64 {
         self.cost_by_end[self.by_end.partition_point(|charge| charge.1 <= by)]
     }
 
-    /// The cost of what may have been charged between two moments: it had begun by the latter and had not ended by the former.
-    /// (What had ended by `from` had begun by `to`, as `from <= to`.)
+    /// The cost of what may have been charged between two times: begun by `to` and not ended by
+    /// `from`. (Everything that ended by `from` had begun by `to`, because `from <= to`.)
     fn between(&self, from: Time, to: Time) -> u64 {
         self.begun(to) - self.ended(from)
     }
@@ -121,7 +123,7 @@ fn sums(charges: &[(Time, Time, u64)]) -> Vec<u64> {
     std::iter::once(0).chain(running).collect()
 }
 
-/// A bucket in which everything is charged at its end; asked in the order of starts.
+/// A bucket that charges everything at its end. Query it in the order of starts.
 struct BucketSweep<'a> {
     rule: &'a Rule,
     charges: &'a Charges,
@@ -194,11 +196,11 @@ fn sliding_window(rule: &Rule, charges: &Charges, record: &Record) -> Time {
         let current = charges.between(rule.begins(window) - slack - 1, record.end);
         let previous = charges.between(
             rule.begins(window - 1) - slack - 1,
-            // what was charged in the window before was charged before this one began
+            // the previous window's charges were made before this window began
             (rule.ends(window - 1) + slack).min(record.end),
         );
         let target = i128::from(rule.amount) - i128::from(record.cost);
-        // count · left / period <= room: how far into the window that is, at the latest
+        // the latest position in the window at which count · left / period <= room
         let faded = |count: u64, room: i128| match i128::from(count) {
             0 => 0,
             count => (period - (room * period / count).min(period)).max(0),
@@ -212,7 +214,7 @@ fn sliding_window(rule: &Rule, charges: &Charges, record: &Record) -> Time {
         };
         let admissible = i128::from(latest_begin) + from_begin;
         let wait = admissible - i128::from(record.start - slack);
-        // the window begins after the request at the latest: nothing is to be waited for
+        // the window begins after the request at the latest, so there is no wait
         let wait = if room >= 0 && from_begin == 0 {
             0
         } else {
@@ -229,7 +231,7 @@ fn sliding_log(rule: &Rule, charges: &Charges, record: &Record) -> Time {
     if left <= room {
         return 0;
     }
-    // concurrent ones last: they may have been charged just before
+    // concurrent requests last: they may have been charged just before
     let first = charges.by_end.partition_point(|charge| charge.1 <= from);
     for &(start, end, cost) in &charges.by_end[first..] {
         if start > record.end {
@@ -244,7 +246,7 @@ fn sliding_log(rule: &Rule, charges: &Charges, record: &Record) -> Time {
     Time::MAX / 4
 }
 
-/// Refused again at the time that `Retry-After` said, though nobody had spent anything since.
+/// Requests that were rejected again after `Retry-After`, although nothing was spent meanwhile.
 fn too_early(rule: &Rule, history: &[Record], refused: &[usize], charges: &Charges) -> Vec<Fault> {
     let mut faults = Vec::new();
     for &index in refused {

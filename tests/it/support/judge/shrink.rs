@@ -1,12 +1,13 @@
-//! The least of a history that still shows a fault.
+//! Reduces a history to the records that show a fault.
 
 use super::{Fault, Record, Rule, judge_admitted};
 
-/// The records that matter for a fault, in the order of their starts.
+/// The records that matter for a fault, sorted by start.
 ///
-/// Whatever is dropped from an excess leaves a true history, so requests are dropped while an excess stays. Refusals are
-/// different: without an admitted request the limit looks less spent than it was. There, only other refusals and what is too
-/// old to matter are dropped.
+/// A history without some of its requests is still true, so requests are dropped as long as the
+/// excess remains. Wrong rejections are different: without an admitted request the limit looks less
+/// spent than it was. For them, only other rejections and records that are too old to matter are
+/// dropped.
 pub fn shrink(rule: &Rule, history: &[Record], fault: &Fault) -> Vec<Record> {
     let mut kept = match fault {
         Fault::Beyond { requests, from, .. } => {
@@ -62,7 +63,7 @@ fn around(rule: &Rule, history: &[Record], requests: &[usize]) -> Vec<Record> {
     kept.map(|index| history[index]).collect()
 }
 
-/// The history as lines, those in the middle left out where there are many.
+/// Formats the history; omits lines in the middle if there are many.
 pub fn lines(history: &[Record]) -> String {
     const MOST: usize = 40;
     let mut text = String::new();

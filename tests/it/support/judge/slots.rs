@@ -1,14 +1,14 @@
-//! Requests in flight: how many are at work at once, and who was refused while there was room.
+//! Requests in flight: the most at once, and rejections while slots were free.
 
 use super::{Fault, Record, Time, Verdict};
 
-/// A request at work at its origin: from when until when, and its slots.
+/// A request at its origin: start, end and slots.
 pub type AtWork = (Time, Time, u64);
 
-/// The most slots in use at once, and when: what the origin saw, not clients.
+/// The most slots in use at once, and when, as the origin saw it.
 pub fn most_at_work(at_work: &[AtWork]) -> (u64, Time) {
     let begun = at_work.iter().map(|&(from, _, slots)| (from, 1, slots));
-    // one that ends in the moment in which another begins may have ended before
+    // a request that ends at the moment when another begins may have ended first
     let ended = at_work.iter().map(|&(_, to, slots)| (to, 0, slots));
     let mut changes: Vec<(Time, u8, u64)> = begun.chain(ended).collect();
     changes.sort_unstable();
@@ -26,7 +26,7 @@ pub fn most_at_work(at_work: &[AtWork]) -> (u64, Time) {
     most
 }
 
-/// More at work than there are slots.
+/// More slots in use than the limit allows.
 pub fn beyond(limit: u64, at_work: &[AtWork]) -> Option<Fault> {
     let (most, at) = most_at_work(at_work);
     (most > limit).then(|| Fault::Beyond {
@@ -37,8 +37,8 @@ pub fn beyond(limit: u64, at_work: &[AtWork]) -> Option<Fault> {
     })
 }
 
-/// Requests that were refused though a slot was free: not even all that may have been in flight, or had ended `linger`
-/// before, fill the limit.
+/// Requests that were rejected although a slot was free. Requests count if they may have been in
+/// flight, or ended less than `linger` before.
 pub fn refused(limit: u64, history: &[Record], linger: Time) -> Vec<Fault> {
     let held = |refused: &Record| -> u64 {
         let may_hold = history.iter().filter(|record| match record.verdict {

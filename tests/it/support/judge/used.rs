@@ -1,8 +1,9 @@
-//! What a limit has surely counted at a moment, whatever the order of requests was.
+//! Units that a limit has surely counted at some time, under any order of the requests.
 
 use super::{Counting, Record, Rule, Time};
 
-/// The least number of units that are spent at a moment which lies between two, of requests that had ended by the first.
+/// The least number of units that are spent at a time within `from..=to`, by requests that had
+/// ended by `from`.
 pub fn surely_used(rule: &Rule, history: &[Record], (from, to): (Time, Time)) -> u64 {
     let ended = history
         .iter()
@@ -35,7 +36,7 @@ pub fn surely_used(rule: &Rule, history: &[Record], (from, to): (Time, Time)) ->
     }
 }
 
-/// Each charged when it began: what is charged earlier has come back sooner.
+/// Charges each request at its begin, because earlier charges refill sooner.
 fn bucket(rule: &Rule, mut charged: Vec<&Record>, at: Time) -> u64 {
     charged.sort_unstable_by_key(|record| record.start);
     let (amount, period) = (i128::from(rule.amount), i128::from(rule.period));
