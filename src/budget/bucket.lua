@@ -12,11 +12,15 @@
 --       7 arrivals since last call 8 this gateway's rate, req/s
 --       9 µs since last call (0: first)                       10 memory of the demand, µs
 --      11 what the gateway remembers, see state.lua
---      12.. triples (kind, generation, tokens): 0 spent, 1 handed back, 2 debt to charge, 3 out, since a loss forgot it
+--      12.. triples (kind, generation, tokens): 0 spent, 1 handed back, 2 debt to charge, 3 out, since a loss forgot it,
+--         4 granted for `need` and not used: "tokens room moment", where room is number 10 of the reply that granted them, and
+--         moment the µs of the generation that had passed then
 -- Reply 1 granted for need   2 granted for want   3 generation   4 µs `want` tokens stay good
 --       5 whole tokens left  6 µs until the first refused request fits, or until there is one token
 --       7 incarnation; 65536 more where gateways with other terms count the same key
---       8 demand of all gateways, requests per 1000 s   9 µs until it is full   10 nothing
+--       8 demand of all gateways, requests per 1000 s   9 µs until it is full
+--       10 where something is granted for need: how far it was from full, leases counted as content, in 64ths (24 bits), and
+--       below it the count of what has come back unused (28 bits)
 local A = ARGV
 local cap, rate, tau = A[1] + 0, A[2] + 0, A[3] + 0
 local want, unit = ahead(A[5])
@@ -28,20 +32,22 @@ if #A[11] >= 12 then knew, _, alive, run, memory_spent = struct.unpack('<HBBI4f'
 -- o0, o1: tokens leased and not yet reported, of this generation and of the one before
 -- since: granted, less what came back, since the incarnation began
 local inc, of, told, doubt = 0, 0, 0, 0
-local spent, ts, gen, o0, o1, dem, since = 0, now, g32, 0, 0, 0, 0
+-- unused: what came back of grants for `need`, since ever, in 64ths modulo 2^28
+local spent, ts, gen, o0, o1, dem, since, unused = 0, now, g32, 0, 0, 0, 0, 0
 local rare, others, set, member, elsewhere, disagree = nil, nil, false, nil, 0, 0
 local s = redis.pcall('GET', KEYS[1])
 local own = false
 if s and #s == 58 then
   local form, c, r
-  form, inc, of, told, doubt, c, r, _, spent, ts, gen, o0, o1, dem, since =
+  form, inc, of, told, doubt, c, r, _, spent, ts, unused, o0, o1, dem, since =
     struct.unpack('<c1HI4BHffI4ddI4I4I4ff', s)
+  gen = generation(ts, tau)
   c, r = c / cap - 1, r / rate - 1
   own = form == 'B' and c < ALIKE and c > -ALIKE and r < ALIKE and r > -ALIKE
 end
 if not own then
   inc, of, told, doubt = 0, 0, 0, 0
-  spent, ts, gen, o0, o1, dem, since = 0, now, g32, 0, 0, 0, 0
+  spent, ts, gen, o0, o1, dem, since, unused = 0, now, g32, 0, 0, 0, 0, 0
   if not s and KEYS[2] then s = redis.pcall('GET', KEYS[2]) end
   if s and #s == 32 then
     -- from a gateway that knew no sections
@@ -58,7 +64,8 @@ if not own then
     body, head, before, others, set, member, disagree = rare.sections(s, mine)
     if head then _, inc, of, told, doubt = struct.unpack('<c1HI4BH', head) else s = false end
     if body then
-      _, _, _, spent, ts, gen, o0, o1, dem, since = struct.unpack('<ffI4ddI4I4I4ff', body)
+      _, _, _, spent, ts, unused, o0, o1, dem, since = struct.unpack('<ffI4ddI4I4I4ff', body)
+      gen = generation(ts, tau)
     elseif before then
       spent = before
       if spent > cap then spent = cap end
@@ -115,13 +122,18 @@ if level > cap - least then level = cap - least end
 local level_before = level
 local back = 0
 for i = 12, #A, 3 do
-  local kind, g, n = A[i], A[i + 1] + 0, A[i + 2] + 0
+  local kind, g, n = A[i], A[i + 1] + 0, tonumber(A[i + 2])
   if kind == '2' then
     level = level - n
     if level < -cap then level = -cap end
   elseif kind == '3' then
     -- a loss took it off the books
     if g == g32 then o0 = o0 + n elseif (g32 - g) % 4294967296 == 1 then o1 = o1 + n end
+  elseif kind == '4' then
+    rare = rare or rarely()
+    n = rare.not_used(A[i + 2], rate, tau, g32 - g, unused)
+    unused = (unused + math.ceil(n * 64)) % 268435456
+    back = back + n
   else
     -- never more than is known to be out
     if g == g32 then
@@ -176,15 +188,21 @@ if held > 0 then
   level = level + held
   if wait > doubt_left * 65536 then wait = doubt_left * 65536 end
 end
+local room = 0
+if a > 0 then
+  room = (cap - level - o0 - o1 - elsewhere) * 64
+  if room < 0 then room = 0 elseif room > 16777215 then room = 16777215 end
+  room = (room - room % 1) * 268435456 + unused
+end
 local granted = level_before - level
 -- lives until it is full and every lease is dead: then a missing key means the same
 local ttl = (cap - level) / rate / 1000 + tau / 500
-ttl = ttl - ttl % 1 + 1
-local state = struct.pack('<c1HI4BHffI4ddI4I4I4ff', 'B', inc, of, told, doubt, cap, rate, tau, cap - level, now, g32, o0, o1, dem, since + granted)
+ttl = ttl - ttl % 1 + GRACE
+local state = struct.pack('<c1HI4BHffI4ddI4I4I4ff', 'B', inc, of, told, doubt, cap, rate, tau, cap - level, now, unused, o0, o1, dem, since + granted)
 if others then
   for _, section in ipairs(others) do rare.charge(section, granted, cap - level) end
   rare.write(state, others, set, member, ttl)
 else
   redis.call('SET', KEYS[1], state, 'PX', ttl)
 end
-return {a, spec, g32, (gen_now + 2) * tau - now, whole, wait, inc + 65536 * disagree, dem * 1000, (cap - level) / rate + 1, 0}
+return {a, spec, g32, (gen_now + 2) * tau - now, whole, wait, inc + 65536 * disagree, dem * 1000, (cap - level) / rate + 1, room}

@@ -45,7 +45,7 @@ pub(super) use wire::Loss;
 
 /// Messages that may wait for the keeper, and events.
 pub(super) const QUEUE: usize = 16_384;
-/// A call keeps its place for so many budgets.
+/// A call keeps its place for so many budgets; a reply after that only gives back what it grants.
 pub(super) const PATIENCE: u32 = 20;
 
 /// Everything that the keeper is started with.
@@ -119,10 +119,10 @@ impl Keeper {
             Message::Return {
                 place,
                 tag,
-                generation,
+                origin,
                 tokens,
             } if leases.has(place, tag) => {
-                leases.unused(wire, now_ns, place, generation, tokens);
+                leases.unused(wire, now_ns, place, origin, tokens);
             }
             Message::Unslacked { place, tag, tokens } if leases.has(place, tag) => {
                 leases.unslacked(place, tokens);
@@ -154,7 +154,15 @@ impl Keeper {
                 leases.give_up(&event);
                 in_flight.give_up(&event);
             }
-            EventKind::Probed(result) => wire.probed(event.shard, result),
+            EventKind::Late(reply) => {
+                wire.answered_late(now_ns, &event);
+                leases.replied(wire, now_ns, &event, &reply);
+                in_flight.replied(wire, now_ns, &event, &reply);
+            }
+            EventKind::Probed(result) => {
+                wire.probed(event.shard, result);
+                leases.tell_news(wire, now_ns, event.shard);
+            }
             EventKind::Checked(ref result) => wire.checked(now_ns, &event, result),
             EventKind::Moved => {
                 wire.moved();
@@ -193,7 +201,9 @@ impl Keeper {
         let good_bye = self.wire.count(true);
         while self.leases.is_busy() || self.in_flight.is_busy() {
             match tokio::time::timeout_at(deadline, happened.recv()).await {
-                Ok(Some(event)) if matches!(event.kind, EventKind::Ended(_)) => {
+                Ok(Some(event))
+                    if matches!(event.kind, EventKind::Ended(_) | EventKind::Late(_)) =>
+                {
                     self.leases.leave(&event);
                     self.in_flight.leave(&event);
                 }

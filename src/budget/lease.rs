@@ -75,6 +75,13 @@ pub enum Report {
         /// How many.
         tokens: u64,
     },
+    /// Granted by a bucket to a request that did not use them: as much goes back as the bucket has not refilled behind them.
+    Unused {
+        /// How many.
+        tokens: u64,
+        /// Of which grant.
+        origin: Origin,
+    },
     /// Still out of a generation, which the store forgot with a loss.
     Out {
         /// Of which generation.
@@ -89,6 +96,34 @@ pub enum Report {
         /// In which window, where that is known: a window that is over is owed nothing.
         window: Option<u32>,
     },
+}
+
+/// Which grant units of a request come from, so that they can go back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// A bucket's generation, a window's number, a log's call.
+    pub generation: u32,
+    /// Of a bucket: how much room it had then, and what had come back, as the store packs them.
+    pub room: u64,
+    /// Of a bucket: the time of the generation that had passed.
+    pub moment_us: u64,
+}
+
+impl Origin {
+    fn of(terms: &Terms, reply: &Reply) -> Origin {
+        let [_, room] = reply.state;
+        // tokens that are granted ahead are good until the end of the next generation
+        let both_us = terms.generation_us().saturating_mul(2);
+        let (room, moment_us) = match terms.algorithm {
+            Algorithm::Bucket => (room, both_us.saturating_sub(reply.valid_us)),
+            _ => (0, 0),
+        };
+        Origin {
+            generation: reply.generation,
+            room,
+            moment_us,
+        }
+    }
 }
 
 /// Why a call is made.
@@ -148,7 +183,7 @@ pub struct Reply {
     pub disagrees: bool,
     /// All gateways' requests per 1000 s.
     pub demand: u64,
-    /// Of a bucket, µs until it is full; of a window, the counts of this one and of the one before.
+    /// Of a bucket, µs until it is full, and its room (see [`Origin`]); of a window, the counts of this one and of the one before.
     pub state: [u64; 2],
 }
 
@@ -165,6 +200,8 @@ pub struct Granted {
     pub replaces: bool,
     /// The store has lost something of the key since the reply before.
     pub is_lost: bool,
+    /// Which grant units that go back come from.
+    pub origin: Origin,
     /// What the store will have, and when.
     pub forecast: Forecast,
     /// For how long it is left alone although requests might fit.
@@ -201,8 +238,8 @@ pub struct Lease {
     /// Since the last call.
     arrivals: u64,
     books: [Book; 2],
-    /// By call: what is to go back.
-    unused: Vec<(u32, u64)>,
+    /// By grant: what is to go back.
+    unused: Vec<(Origin, u64)>,
     /// Admitted without the store, not yet charged; and how much of it the call in flight charges.
     debt: u64,
     debt_sent: u64,
@@ -364,9 +401,12 @@ impl Lease {
     }
 
     /// Units were granted to a request that did not use them, and nobody else may: they go back with the next call.
-    pub fn unused(&mut self, generation: u32, tokens: u64) {
-        self.memory.returned(generation, tokens);
-        self.unused.push((generation, tokens));
+    pub fn unused(&mut self, origin: Origin, tokens: u64) {
+        self.memory.returned(origin.generation, tokens);
+        match self.unused.last_mut() {
+            Some((known, count)) if *known == origin => *count = count.saturating_add(tokens),
+            _ => self.unused.push((origin, tokens)),
+        }
     }
 
     /// Whether the store should be told something even if nobody waits: units go back, or a log has lost them.
@@ -436,14 +476,13 @@ impl Lease {
             book.out = kept;
             book.seen = left;
         }
-        for (generation, tokens) in self.unused.drain(..) {
-            // on the books first: only what is out can be handed back
-            if is_bucket {
-                let tokens = i64::try_from(tokens).unwrap_or(i64::MAX).saturating_neg();
-                reports.push(Report::Spent { generation, tokens });
+        reports.extend(self.unused.drain(..).map(|(origin, tokens)| {
+            let generation = origin.generation;
+            match is_bucket {
+                true => Report::Unused { tokens, origin },
+                false => Report::Returned { generation, tokens },
             }
-            reports.push(Report::Returned { generation, tokens });
-        }
+        }));
         self.debt_sent = self.debt;
         if self.debt > 0 {
             let tokens = self.debt;
@@ -466,6 +505,7 @@ impl Lease {
         self.debt = self
             .debt
             .saturating_sub(std::mem::take(&mut self.debt_sent));
+        let is_late = self.memory.knows_later(sent_ns);
         let is_lost = self.memory.saw(now_ns, sent_ns, terms, reply);
         if is_lost && terms.algorithm == Algorithm::Bucket {
             let out = self.books.iter().filter_map(|book| {
@@ -492,19 +532,21 @@ impl Lease {
         self.is_sole = demand - self.reported <= OTHERS * demand;
 
         let slot = slot_of(reply.generation);
-        let bank = reply.want.min(MAX_TOKENS);
         let mut replaces = false;
+        let mut bank = reply.want.min(MAX_TOKENS);
         if let Some(book) = self.books.get_mut(slot) {
-            if book.generation != reply.generation {
+            if is_late && book.generation != reply.generation {
+                // a later call was answered before: these tokens are about to die, and must not take the place of good ones
+                bank = 0;
+            } else if book.generation != reply.generation {
                 replaces = true;
                 *book = Book {
                     generation: reply.generation,
                     ..Book::default()
                 };
             }
-            book.out = book
-                .out
-                .saturating_add(i64::try_from(reply.want).unwrap_or(i64::MAX));
+            let out = i64::try_from(bank).unwrap_or(i64::MAX);
+            book.out = book.out.saturating_add(out);
             book.seen = book.seen.saturating_add(bank);
         }
         self.last_got = reply.need.saturating_add(reply.want);
@@ -527,6 +569,7 @@ impl Lease {
             },
             pause: pause.filter(|_| !self.memory.tells()),
             is_lost,
+            origin: Origin::of(terms, reply),
         }
     }
 

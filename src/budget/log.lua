@@ -152,7 +152,7 @@ elseif n + held + refused > limit then
 end
 local left = limit - n - held
 if left < 0 then left = 0 end
-local life = math.ceil(win / 1000) + 1
+local life = math.ceil(win / 1000) + GRACE
 local delta = n - before
 local state = struct.pack('<c1HI4BHI6ff', 'L', inc, of, told, doubt, win, limit, doubt > 0 and since + delta or 0)
 if others then

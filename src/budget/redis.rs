@@ -378,6 +378,10 @@ impl std::fmt::Debug for State {
     }
 }
 
+/// A reply is received for at least so long after its call: what it grants to requests that have gone goes back. No longer, because a
+/// reply without end takes memory until then.
+const LATEST_REPLY: Duration = Duration::from_secs(4);
+
 /// Calls that may wait for their turn to be written.
 const PIPELINE: usize = 4096;
 
@@ -426,7 +430,8 @@ impl Link {
     }
 
     /// Runs a script; `asks` says that another server of the cluster sent the call here this once. A redirect comes with the
-    /// failure that it is where nobody follows it.
+    /// failure that it is where nobody follows it. Beyond the time that a response may take, later calls use another connection, and
+    /// this one is kept for the replies that it may still bring.
     pub(super) async fn call(
         &self,
         script: &Script,
@@ -435,14 +440,15 @@ impl Link {
     ) -> Result<Value, (Failure, Option<Redirect>)> {
         let unconnected = |failure| (failure, None);
         let (mut connection, number) = self.connection().await.map_err(unconnected)?;
+        connection.set_response_timeout(self.patience.response.max(LATEST_REPLY));
         let run = self.run.get().to_le_bytes();
         let known = call.command("EVALSHA", &script.sha, run);
-        let mut result = send(&mut connection, known, asks).await;
+        let mut result = self.send(&mut connection, number, known, asks).await;
         if let Err(error) = &result
             && error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
         {
             let whole = call.command("EVAL", &script.source, run);
-            result = send(&mut connection, whole, asks).await;
+            result = self.send(&mut connection, number, whole, asks).await;
         }
         result.map_err(|error| {
             let failure = self.fails(&error);
@@ -455,6 +461,24 @@ impl Link {
             });
             (failure, redirect)
         })
+    }
+
+    async fn send(
+        &self,
+        connection: &mut MultiplexedConnection,
+        number: u64,
+        command: Cmd,
+        asks: bool,
+    ) -> Result<Value, RedisError> {
+        let sent = send(connection, command, asks);
+        tokio::pin!(sent);
+        match tokio::time::timeout(self.patience.response, &mut sent).await {
+            Ok(result) => result,
+            Err(_) => {
+                self.drop_connection(number);
+                sent.await
+            }
+        }
     }
 
     /// Runs one command.

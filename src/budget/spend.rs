@@ -411,7 +411,7 @@ impl Budget {
                     let unused = Message::Return {
                         place,
                         tag: claim.tag(),
-                        generation: grant.generation,
+                        origin: grant.origin,
                         tokens: claim.cost,
                     };
                     // a keeper that is too busy loses it: the unit counts as spent

@@ -5,7 +5,7 @@
 -- sorted set with the log's entries, and the string is its last member, with the score +inf.
 --
 --   header  c1 form of the first section, H incarnation, I4 run, B gateways that have told, H end of the doubt (65.5 ms; 0: none)
---   B       f capacity, f tokens per µs, I4 generation length, d spent, d moment, I4 generation, I4 out, I4 out before,
+--   B       f capacity, f tokens per µs, I4 generation length, d spent, d moment, I4 came back unused, I4 out, I4 out before,
 --           f demand, f granted in this incarnation
 --   F, S    I6 window length, f limit, I6 window, d count, d count before, I4 moment (1.024 ms), f demand, f granted in this
 --           incarnation in this window, f in the one before
@@ -23,6 +23,8 @@ local ALIKE = 1e-6
 local DOUBT, FEW = 46, 0.02
 -- for how long the section of terms that nobody asks for is kept, and the most of them
 local KEEP, MOST = 120, 3
+-- ms for which a key outlives its use: a call that Redis executes late must not take a key that has ended for one that was lost
+local GRACE = 1000
 
 local now
 do
@@ -30,6 +32,11 @@ do
   now = t[1] * 1000000 + t[2]
 end
 
+-- The number of the generation of this moment, modulo 2^32.
+local function generation(moment, tau)
+  local g = moment / tau
+  return (g - g % 1) % 4294967296
+end
 
 -- What most calls do not need: keys that are new, states that were lost, terms that changed.
 local function rarely()
@@ -130,19 +137,38 @@ local function rarely()
     local sum = 0
     for _, section in ipairs(others) do
       if section[1] == 'B' then
-        local _, _, tau, _, _, gen, o0, o1 = struct.unpack('<ffI4ddI4I4I4', section[3])
-        local g = (now - now % tau) / tau % 4294967296
-        if g == gen then sum = sum + o0 + o1 elseif (g - gen) % 4294967296 == 1 then sum = sum + o0 end
+        local _, _, tau, _, ts, _, o0, o1 = struct.unpack('<ffI4ddI4I4I4', section[3])
+        local age = (generation(now, tau) - generation(ts, tau)) % 4294967296
+        if age == 0 then sum = sum + o0 + o1 elseif age == 1 then sum = sum + o0 end
       end
     end
     return sum
   end
 
+  -- Of units of a bucket that were granted to a request and not used, those that come back. The bucket has refilled behind them,
+  -- and what it could hold since only because they were missing stays away: no more comes back than was missing then, less all
+  -- that has come in since. `unused` counts what came back of others.
+  local function not_used(report, rate, tau, age, counted)
+    local tokens, packed, moment = string.match(report, '^(%d+) (%d+) (%d+)$')
+    age = age % 4294967296
+    local passed = now % tau + age * tau - moment
+    -- the clock went back, or nobody knows any more
+    if age >= 2147483648 or passed < 0 then return 0 end
+    local before = packed % 268435456
+    local room = (packed - before) / 268435456 - passed * rate * 64 - (counted - before) % 268435456
+    return math.max(0, math.min(tokens, room / 64))
+  end
   -- Charges a section of other terms with `n` more units, or gives some back; `mine` is what the caller's own terms count now.
   local function charge(section, n, mine)
     local form, body = section[1], section[3]
     if form == 'B' then
-      local cap, rate, tau, _, _, gen, o0, o1, dem, since = struct.unpack('<ffI4ddI4I4I4ff', body)
+      local cap, rate, tau, _, ts, unused, o0, o1, dem, since = struct.unpack('<ffI4ddI4I4I4ff', body)
+      local age = (generation(now, tau) - generation(ts, tau)) % 4294967296
+      if age == 1 then
+        o0, o1 = 0, o0
+      elseif age ~= 0 and age < 2147483648 then
+        o0, o1 = 0, 0
+      end
       local spent = used(form, body)
       local after = spent + n
       if n < 0 then
@@ -154,7 +180,7 @@ local function rarely()
       elseif after > cap then
         after = cap
       end
-      section[3] = struct.pack('<ffI4ddI4I4I4ff', cap, rate, tau, after, now, gen, o0, o1, dem, since)
+      section[3] = struct.pack('<ffI4ddI4I4I4ff', cap, rate, tau, after, now, unused, o0, o1, dem, since)
     elseif form == 'L' then
       for i = 1, n do
         redis.call('ZADD', KEYS[1], now, 'x:' .. string.format('%.0f', now) .. ':' .. i)
@@ -202,6 +228,6 @@ local function rarely()
 
   return {
     doubt_left = doubt_left, doubt_units = doubt_units, doubt_until = doubt_until, incarnate = incarnate, sections = sections,
-    out_elsewhere = out_elsewhere, charge = charge, write = write,
+    out_elsewhere = out_elsewhere, charge = charge, write = write, not_used = not_used,
   }
 end

@@ -21,6 +21,8 @@ pub(super) struct Entry {
     pub(super) former_key: Option<Rc<str>>,
     pub(super) lease: Lease,
     pub(super) slack: Slack,
+    /// Whether it waits for its turn to be told to Redis without a request.
+    pub(super) is_to_tell: bool,
     /// Requests that wait for the next call.
     pub(super) queue: VecDeque<Waiter>,
     pub(super) flight: Option<Flight>,
@@ -169,14 +171,7 @@ impl Entry {
 
     /// Takes the requests out of the queue that the next call asks for.
     pub(super) fn begin(&mut self) -> (VecDeque<Waiter>, Requests) {
-        let mut need = Requests::default();
-        let fit = self
-            .queue
-            .iter()
-            .take_while(|waiter| need.push(waiter.cost));
-        let fit = fit.count();
-        let rest = self.queue.split_off(fit);
-        (std::mem::replace(&mut self.queue, rest), need)
+        Requests::begin(&mut self.queue, |waiter| waiter.cost)
     }
 
     /// Whether a request passes before Redis is asked: nothing was asked for its key lately, and there is slack.
@@ -351,6 +346,11 @@ pub(super) fn arguments(
                 (2, window.map_or(-1, i64::from), tokens.to_string())
             }
             Report::Out { generation, tokens } => (3, i64::from(*generation), tokens.to_string()),
+            Report::Unused { tokens, origin } => (
+                4,
+                i64::from(origin.generation),
+                format!("{tokens} {} {}", origin.room, origin.moment_us),
+            ),
         };
         let words = [kind.to_string(), generation.to_string(), tokens];
         arguments.extend(words.map(String::into_bytes));

@@ -24,7 +24,7 @@ pub(super) struct Leases {
     hands: Arc<Hands>,
     entries: HashMap<usize, Entry>,
     looks: BinaryHeap<Reverse<(u64, usize)>>,
-    /// Keys of which a Redis that has lost them is to be told, and when the next ones are.
+    /// Keys of which Redis is told something without a request: it has lost them, or units go back. And when the next ones are.
     telling: VecDeque<usize>,
     tell_ns: u64,
     /// Limits about which gateways differ.
@@ -133,6 +133,7 @@ impl Leases {
                 .map(Rc::from),
             lease: Lease::default(),
             slack: Slack::default(),
+            is_to_tell: false,
             queue: VecDeque::new(),
             flight: None,
             pause_until_ns: 0,
@@ -292,7 +293,7 @@ impl Leases {
         let waiters = flight.map(|flight| flight.waiters).unwrap_or_default();
         let grant = Grant {
             slot: granted.slot,
-            generation: reply.generation,
+            origin: granted.origin,
             deadline_ns: granted.deadline_ns,
         };
         let at = (event.place, hand);
@@ -300,7 +301,7 @@ impl Leases {
         if unused > 0 && terms.banks_grants() {
             hand.bank(grant.slot, grant.deadline_ns, unused);
         } else if unused > 0 {
-            entry.lease.unused(reply.generation, unused);
+            entry.lease.unused(granted.origin, unused);
         }
         self.disagreeing.extend(disagreeing);
         self.go_on(wire, now_ns, event.place, false);
@@ -318,6 +319,13 @@ impl Leases {
         let gives_back = entry.lease.has_news() && wire.has_room(entry.shard);
         if !entry.queue.is_empty() || gives_back {
             return self.call(wire, now_ns, place, true);
+        }
+        if entry.lease.has_news() && !wire.is_open(entry.shard) {
+            // as soon as there is room
+            if !std::mem::replace(&mut entry.is_to_tell, true) {
+                self.telling.push_back(place);
+            }
+            self.tell_ns = self.tell_ns.min(now_ns.saturating_add(TELL_PAUSE_NS));
         }
         let hand = self.hands.hand(place);
         let rtt_ns = wire.rtt_ns(entry.shard);
@@ -355,11 +363,11 @@ impl Leases {
         wire: &mut Wire,
         now_ns: u64,
         place: usize,
-        generation: u32,
+        origin: lease::Origin,
         tokens: u64,
     ) {
         if let Some(entry) = self.entries.get_mut(&place) {
-            entry.lease.unused(generation, tokens);
+            entry.lease.unused(origin, tokens);
             self.go_on(wire, now_ns, place, false);
         }
     }
@@ -389,6 +397,16 @@ impl Leases {
         self.tell_ns = now_ns;
     }
 
+    /// A server answers again: keys of which units go back are told, a few at a time.
+    pub(super) fn tell_news(&mut self, wire: &Wire, now_ns: u64, shard: usize) {
+        if !wire.is_open(shard) {
+            let keys = self.entries.iter();
+            let keys = keys.filter(|(_, entry)| entry.shard == shard && entry.lease.has_news());
+            self.telling.extend(keys.map(|(&place, _)| place));
+            self.tell_ns = now_ns;
+        }
+    }
+
     fn tell(&mut self, wire: &mut Wire, now_ns: u64) {
         if now_ns < self.tell_ns {
             return;
@@ -398,15 +416,19 @@ impl Leases {
                 self.tell_ns = u64::MAX;
                 return;
             };
-            let entry = self.entries.get(&place);
-            let Some(entry) = entry.filter(|entry| entry.flight.is_none()) else {
-                // a call under way tells it
+            let Some(entry) = self.entries.get_mut(&place) else {
                 continue;
             };
+            entry.is_to_tell = false;
+            if entry.flight.is_some() {
+                // a call under way tells it
+                continue;
+            }
             if wire.has_room(entry.shard) {
                 self.call(wire, now_ns, place, false);
                 self.settle(wire, now_ns, place);
             } else {
+                entry.is_to_tell = true;
                 self.telling.push_back(place);
                 break;
             }

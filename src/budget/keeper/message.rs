@@ -21,7 +21,7 @@ pub(in crate::budget) enum Message {
     Return {
         place: usize,
         tag: Tag,
-        generation: u32,
+        origin: lease::Origin,
         tokens: u64,
     },
     /// Units that were let through before Redis was asked were not used.
@@ -68,7 +68,7 @@ pub(in crate::budget) enum Word {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::budget) struct Grant {
     pub(in crate::budget) slot: usize,
-    pub(in crate::budget) generation: u32,
+    pub(in crate::budget) origin: lease::Origin,
     pub(in crate::budget) deadline_ns: u64,
 }
 

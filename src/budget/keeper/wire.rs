@@ -1,7 +1,8 @@
 //! Calls to Redis as the keeper makes them: whether one may be made, what becomes of it, and which servers are given up.
 //!
 //! Nothing here waits: a call is a task of its own, and what becomes of it comes back as an [`Event`]. One that has taken the
-//! budget is reported as overdue first, and as ended when it ends, however late that is. `losses` finds out what Redis has lost.
+//! budget is reported as overdue first. When it ends, or has taken twenty budgets, it is reported as ended; a reply after that is
+//! reported as late. `losses` finds out what Redis has lost.
 
 mod losses;
 
@@ -13,7 +14,7 @@ use std::{
 
 use tokio::{sync::mpsc, time::Instant};
 
-use super::Duty;
+use super::{Duty, PATIENCE};
 use crate::{
     budget::{
         Degraded,
@@ -42,6 +43,8 @@ pub(super) enum EventKind {
     /// It has taken the budget.
     Overdue,
     Ended(Result<lease::Reply, Failure>),
+    /// The reply to a call that was given up: what it grants goes back.
+    Late(lease::Reply),
     Probed(Result<(), Failure>),
     /// A server that nobody asked anything for a while answers, or does not.
     Checked(Result<(), Failure>),
@@ -158,7 +161,10 @@ impl Scripts {
             bucket: Script::new(counting!("../bucket.lua")),
             window: Script::new(counting!("../window.lua")),
             log: Script::new(counting!("../log.lua")),
-            slots: Script::new(include_str!("../slots.lua")),
+            slots: Script::new(concat!(
+                include_str!("../requests.lua"),
+                include_str!("../slots.lua")
+            )),
         }
     }
 
@@ -311,21 +317,23 @@ impl Wire {
             };
             let call = servers.call(script, call);
             tokio::pin!(call);
-            let ended = tokio::select! {
-                biased;
-                ended = &mut call => Some(ended),
-                () = tokio::time::sleep(budget) => None,
-            };
-            let ended = match ended {
-                Some(ended) => ended,
-                None => {
-                    // the keeper is gone only when the process ends
-                    let _ = events.send(event(EventKind::Overdue)).await;
-                    call.await
+            // the keeper is gone only when the process ends
+            let begun = Instant::now();
+            let steps = [
+                (budget, EventKind::Overdue),
+                (budget * PATIENCE, EventKind::Ended(Err(Failure::Timeout))),
+            ];
+            for (after, kind) in steps {
+                if let Ok(ended) = tokio::time::timeout_at(begun + after, &mut call).await {
+                    let ended = ended.and_then(|value| reply(&value));
+                    let _ = events.send(event(EventKind::Ended(ended))).await;
+                    return;
                 }
-            };
-            let ended = ended.and_then(|value| reply(&value));
-            let _ = events.send(event(EventKind::Ended(ended))).await;
+                let _ = events.send(event(kind)).await;
+            }
+            if let Ok(reply) = call.await.and_then(|value| reply(&value)) {
+                let _ = events.send(event(EventKind::Late(reply))).await;
+            }
         });
     }
 
@@ -388,6 +396,13 @@ impl Wire {
                 self.show_bound();
             }
         }
+    }
+
+    /// A call that had been given up was answered.
+    pub(super) fn answered_late(&mut self, now_ns: u64, event: &Event) {
+        self.meet_servers();
+        self.look_at_run(event.shard);
+        self.shards[event.shard].answered_ns = now_ns;
     }
 
     fn is_late(&self, now_ns: u64, event: &Event) -> bool {

@@ -58,7 +58,7 @@ pub struct Recollection {
 impl Memory {
     /// A reply to a call that was sent at `sent_ns`. Whether something was lost since the reply before.
     pub(super) fn saw(&mut self, now_ns: u64, sent_ns: u64, terms: &Terms, reply: &Reply) -> bool {
-        if sent_ns < self.sent_ns {
+        if self.knows_later(sent_ns) {
             // a late reply to an earlier call knows less
             return false;
         }
@@ -91,6 +91,11 @@ impl Memory {
             self.remember(now_ns, terms, reply.generation, reply.need);
         }
         is_lost
+    }
+
+    /// Whether a call was answered that was sent later than this one.
+    pub(super) fn knows_later(&self, sent_ns: u64) -> bool {
+        sent_ns < self.sent_ns
     }
 
     /// Whether the state that a reply tells of is not the one that was seen before, though it should have lasted.

@@ -51,8 +51,8 @@ impl Store {
             let (of, tokens, returned) = match *report {
                 Report::Spent { generation, tokens } => (generation, tokens as f64, false),
                 Report::Returned { generation, tokens } => (generation, tokens as f64, true),
-                // this store loses nothing
-                Report::Out { .. } => continue,
+                // this store loses nothing, and every request takes what it is granted
+                Report::Out { .. } | Report::Unused { .. } => continue,
                 Report::Debt { tokens, .. } => {
                     self.level = (self.level - tokens as f64).max(-capacity);
                     continue;

@@ -1,6 +1,6 @@
 //! The requests that wait for one call: what each costs, in the order in which they came.
 
-use std::fmt;
+use std::{collections::VecDeque, fmt};
 
 /// The most groups of equal requests, one after the other, that one call asks for; those behind them wait for the next call.
 const MAX_RUNS: usize = 32;
@@ -24,6 +24,15 @@ impl Requests {
             self.runs.push((cost, 1));
         }
         has_room
+    }
+
+    /// Takes the requests out of a queue that one call asks for.
+    pub fn begin<T>(queue: &mut VecDeque<T>, cost: impl Fn(&T) -> u64) -> (VecDeque<T>, Requests) {
+        let mut requests = Requests::default();
+        let fit = queue.iter().take_while(|item| requests.push(cost(item)));
+        let fit = fit.count();
+        let rest = queue.split_off(fit);
+        (std::mem::replace(queue, rest), requests)
     }
 
     /// The units that are granted where there are so many whole ones, and the cost of the first request that does not fit.

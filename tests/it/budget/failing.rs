@@ -1,6 +1,7 @@
 //! What happens when Redis is slow, gone, full, read-only, forgetful or something else altogether.
 
 use std::{
+    cell::Cell,
     io::{Read, Write},
     net::TcpListener,
     thread,
@@ -151,6 +152,57 @@ fn a_redis_that_hangs_is_given_up_and_used_again_when_it_answers() {
     });
     assert_eq!(log.matches("Redis does not answer").count(), 1, "{log}");
     assert_eq!(log.matches("Redis answers again").count(), 1, "{log}");
+}
+
+#[test]
+fn what_a_redis_that_stood_still_granted_to_nobody_goes_back() {
+    for limit in [
+        "rate = \"20/d\"\nburst = 20\nsync = \"strict\"",
+        "rate = \"20/d\"\nburst = 20",
+        "rate = \"20/30d\"\nalgorithm = \"fixed_window\"\nsync = \"strict\"",
+        "rate = \"20/30d\"\nalgorithm = \"sliding_window\"\nsync = \"strict\"",
+        "rate = \"20/d\"\nalgorithm = \"sliding_log\"\nsync = \"strict\"",
+    ] {
+        let redis = Redis::start();
+        let gateway = waiting(
+            "20ms",
+            &format!("url = {:?}", redis.url()),
+            &format!("{limit}\non_redis_down = \"closed\""),
+        );
+        let admitted = Cell::new(0);
+        let send = || {
+            let status = gateway.get("/").status;
+            admitted.set(admitted.get() + usize::from(status == 200));
+            status
+        };
+        let admit = |until: usize| {
+            eventually("requests to be admitted", || {
+                let status = send();
+                match admitted.get() {
+                    now if now >= until => Ok(()),
+                    now => Err(format!("{now} of {until}, {limit}: {status}")),
+                }
+            });
+        };
+        admit(5);
+        redis.pause();
+        // several calls at once: each is granted something when Redis goes on
+        let statuses = burst(std::slice::from_ref(&gateway), 8, 8);
+        let passed = statuses.get(&200).copied().unwrap_or(0);
+        admitted.set(admitted.get() + passed);
+        eventually("Redis to be given up", || {
+            send();
+            match gateway.metric("tidegate_degraded") {
+                1.0 => Ok(()),
+                other => Err(format!("degraded is {other}")),
+            }
+        });
+        pause(Duration::from_secs(2));
+        redis.resume();
+        gateway.wait_for_metric("tidegate_degraded", 0.0);
+        admit(20);
+        assert_eq!(gateway.statuses(&Request::get("/"), 5), [429; 5], "{limit}");
+    }
 }
 
 #[test]
