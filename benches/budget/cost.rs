@@ -74,7 +74,10 @@ pub fn script(verdicts: &mut Verdicts) {
         include_str!("../../src/budget/requests.lua"),
         include_str!("../../src/budget/bucket.lua")
     ));
-    let slots = load(include_str!("../../src/budget/slots.lua"));
+    let slots = load(concat!(
+        include_str!("../../src/budget/requests.lua"),
+        include_str!("../../src/budget/slots.lua")
+    ));
     let key = |number: usize| format!("tidegate:{{per_user:{:022}}}", number % 1_000);
     let lease = "1000 0.001 1000000 1 40 0.5 41 812.513 51234 1000000 987 0 1795281 38";
     let held = "0123456789abcdef 1000 3 1 10000000 1";

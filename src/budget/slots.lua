@@ -3,14 +3,16 @@
 -- A gateway declares what it holds (in use, and kept for the next request) and how many more it wants. The declaration is
 -- absolute: made twice it changes nothing, and what a lost reply granted is free again with the next one. It has a life:
 -- what a gateway held that is gone is free when that is over. Calls of a gateway have numbers, and one that arrives after a
--- later one changes nothing. Declarations are looked through only when one of them may be over.
+-- later one changes nothing. Requests that wait get all of their slots or none: what does not fit is left to those behind it.
+-- Declarations are looked through only when one of them may be over.
 --
 -- KEYS[1]  a hash: by gateway what it holds, until when, and the number of its call; under the empty name the sum, a moment
 --          before which no declaration is over, and until when freed slots are wanted at once
--- ARGV  1 this gateway's name   2 limit   3 held   4 need: more, for requests that wait   5 life, µs   6 number of this call
+-- ARGV  1 this gateway's name   2 limit   3 held   4 need: waiting requests, as requests.lua reads them   5 life, µs
+--       6 number of this call
 -- Reply as bucket.lua: 1 granted, 5 slots left, 6 µs for which others want what is freed, 8 held by all; the rest is 0
 local A = ARGV
-local me, limit, held, need, life, number = A[1], A[2] + 0, A[3] + 0, A[4] + 0, A[5] + 0, A[6] + 0
+local me, limit, held, life, number = A[1], A[2] + 0, A[3] + 0, A[5] + 0, A[6] + 0
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local sum, first, wanted = 0, 0, 0
@@ -45,10 +47,10 @@ end
 local granted = 0
 if number >= of then
   sum = sum - before + held
-  granted = need
-  if granted > limit - sum then granted = limit - sum end
-  if granted < 0 then granted = 0 end
-  if granted < need then wanted = now + life end
+  local left, refused = limit - sum, 0
+  if left < 0 then left = 0 end
+  granted, refused = grant(A[4], left)
+  if refused > 0 then wanted = now + life end
   sum = sum + granted
   if held + granted > 0 then
     redis.call('HSET', KEYS[1], me, struct.pack('<ddd', held + granted, now + life, number))

@@ -147,8 +147,8 @@ impl InFlight {
             }
             return;
         }
-        let waiters = std::mem::take(&mut entry.queue);
-        let need = waiters.iter().map(|waiter| waiter.cost).sum();
+        let (waiters, need) = lease::Requests::begin(&mut entry.queue, |waiter| waiter.cost);
+        let units = waiters.iter().map(|waiter| waiter.cost).sum();
         if surplus > 0 {
             // first: whoever comes between would be refused a slot that is on its way back
             entry.refuse_until_ns = 0;
@@ -159,22 +159,18 @@ impl InFlight {
         entry.limit.metrics.calls.increment(1);
         let id = wire.number();
         let alone = slots.used_alone();
-        let declared = entry.holding.declare(now_ns, id, back, alone, need);
+        let declared = entry.holding.declare(now_ns, id, back, alone, units);
         let terms = entry.terms();
         let arguments = vec![
             wire.id().to_owned(),
             terms.capacity.to_string(),
             declared.held.to_string(),
-            declared.need.to_string(),
+            need.to_string(),
             (LIFE_NS / 1000).to_string(),
             id.to_string(),
         ];
         let arguments = arguments.into_iter().map(String::into_bytes).collect();
-        entry.flight = Some(Flight {
-            id,
-            waiters,
-            need: lease::Requests::default(),
-        });
+        entry.flight = Some(Flight { id, waiters, need });
         let about = About {
             place,
             tag: entry.tag,
@@ -227,15 +223,29 @@ impl InFlight {
         entry.limit.metrics.granted.increment(lot.granted);
         entry.refuse_until_ns = lot.refuse_until_ns;
         slots.know(entry.holding.mine(), reply.pool, lot.refuse_until_ns);
-        slots.add(lot.granted, lot.good_until_ns);
         entry.prepare_alone(&hands, event.place, gateways);
-        let mut waiters = flight.map(|flight| flight.waiters).unwrap_or_default();
-        waiters.append(&mut entry.queue);
-        for waiter in waiters {
+        // what there was: the store handed it out in this order
+        let (mut whole, mut granted) = (lot.granted.saturating_add(reply.pool), lot.granted);
+        let asked = flight.map(|flight| flight.waiters).unwrap_or_default();
+        let mut rest = VecDeque::new();
+        for waiter in asked {
+            match &keeper {
+                Some(keeper) if waiter.cost <= whole.min(granted) => {
+                    (whole, granted) = (whole - waiter.cost, granted - waiter.cost);
+                    entry.lend(waiter, event.place, &hands, keeper);
+                }
+                _ => rest.push_back((waiter, true)),
+            }
+        }
+        slots.add(granted, lot.good_until_ns);
+        rest.extend(entry.queue.drain(..).map(|waiter| (waiter, false)));
+        for (waiter, was_asked) in rest {
             let is_free = slots.take(now_ns, waiter.cost).is_ok();
+            // of what is asked for every request, nobody but the store knows what has come back
+            let may_fit = !terms.ahead || waiter.cost <= reply.pool;
             match (&keeper, is_free) {
                 (Some(keeper), true) => entry.lend(waiter, event.place, &hands, keeper),
-                (_, false) if reply.pool > 0 => entry.queue.push_back(waiter),
+                (_, false) if !was_asked && may_fit => entry.queue.push_back(waiter),
                 _ => _ = waiter.tell(event.place, Word::Refused),
             }
         }

@@ -248,12 +248,23 @@ fn a_gateway_that_is_stopped_gives_its_slots_back_at_once() {
     assert_eq!(held.len(), 20);
 }
 
-const SLOTS: &str = include_str!("../../../src/budget/slots.lua");
+const SLOTS: &str = concat!(
+    include_str!("../../../src/budget/requests.lua"),
+    include_str!("../../../src/budget/slots.lua")
+);
 const KEY: &str = "tidegate:{test:slots}";
 
 /// What one call of the script answers: granted, left, whether others want slots, held by all.
-fn declare(redis: &Redis, who: &str, held: u64, need: u64, number: u64, life_ms: u64) -> [i64; 4] {
-    let [held, need, number] = [held, need, number].map(|number| number.to_string());
+fn declare(
+    redis: &Redis,
+    who: &str,
+    held: u64,
+    need: impl ToString,
+    number: u64,
+    life_ms: u64,
+) -> [i64; 4] {
+    let need = need.to_string();
+    let [held, number] = [held, number].map(|number| number.to_string());
     let life = (life_ms * 1000).to_string();
     let answer: Vec<i64> = redis.run(&[
         "EVAL", SLOTS, "1", KEY, who, "10", &held, &need, &life, &number,
@@ -281,6 +292,17 @@ fn a_declaration_made_twice_changes_nothing_and_a_late_one_neither() {
     // what a lost reply granted is free with the next declaration
     assert_eq!(declare(&redis, "b", 0, 0, 2, LONG), [0, 6, 1, 4]);
     assert_eq!(declare(&redis, "a", 0, 0, 3, LONG), [0, 10, 1, 0]);
+}
+
+#[test]
+fn a_request_gets_all_of_its_slots_or_none_and_leaves_what_it_cannot_have_to_others() {
+    let redis = Redis::start();
+    assert_eq!(declare(&redis, "a", 0, 7, 1, LONG), [7, 3, 0, 7]);
+    // of 4, 1, 5 and 1 slots, three are there
+    let answer = declare(&redis, "b", 0, "4*1 1*1 5*1 1*1", 1, LONG);
+    assert_eq!(answer, [2, 1, 1, 9]);
+    assert_eq!(declare(&redis, "c", 0, "4*2", 1, LONG), [0, 1, 1, 9]);
+    assert_eq!(declare(&redis, "d", 0, "1*1", 1, LONG), [1, 0, 1, 10]);
 }
 
 #[test]

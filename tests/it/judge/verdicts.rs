@@ -87,20 +87,6 @@ const EXCEPTIONS: &[Exception] = &[
             changes && judged.is_leased() && fault.is_beyond()
         },
     },
-    Exception {
-        why: "a grant that came late, as Redis stood still, is spent by a later request",
-        covers: |judged, fault| {
-            let shared = judged.limit.scope != Scope::Local;
-            judged.event == Event::Pause && shared && fault.is_beyond()
-        },
-    },
-    Exception {
-        why: "a request in flight that is refused for its cost holds slots for a moment",
-        covers: |judged, fault| {
-            let wrong = matches!(fault, Fault::WronglyRefused { .. });
-            judged.limit.counts_slots() && judged.limit.scope == Scope::Strict && wrong
-        },
-    },
 ];
 
 /// Figures of many sets.
