@@ -289,7 +289,7 @@ mod tests {
         assert_eq!(
             controller.next(1_000, 5_000_000.0, 30),
             15,
-            "of what was used"
+            "half of the peak"
         );
         assert!(controller.next(50, 60_000.0, 50) > 50);
     }

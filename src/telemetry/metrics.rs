@@ -124,7 +124,7 @@ table! {
     BUDGET_CALLS = "tidegate_budget_calls_total", Kind::Counter, Count, ["outcome"],
         "Calls to Redis for shared limits.";
     BUDGET_CALL_SECONDS = "tidegate_budget_call_seconds", Kind::Histogram(CALL_SECONDS), Seconds, [],
-        "Time that Redis took to answer such a call.";
+        "Time that Redis took to answer calls for shared limits.";
     BUDGET_ERRORS = "tidegate_budget_errors_total", Kind::Counter, Count, ["kind"],
         "Calls and probes that failed.";
     BUDGET_LOSSES = "tidegate_budget_losses_total", Kind::Counter, Count, ["kind"],

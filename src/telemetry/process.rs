@@ -153,7 +153,7 @@ mod tests {
             let line = text
                 .lines()
                 .find_map(|line| line.strip_prefix(name))
-                .expect("the figure is shown");
+                .expect("the metric is present");
             line.trim().parse().expect("it is a number")
         };
         assert!(value("process_resident_memory_bytes ") > 65_536.0);

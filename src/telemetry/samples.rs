@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn a_line_is_a_name_its_labels_and_a_value() {
         let line = r#"a_total{route="all, \"of\" \\ them}",code="200"} 3"#;
-        let sample = parse(line).expect("it is one");
+        let sample = parse(line).expect("a sample");
         assert_eq!((&*sample.name, sample.value), ("a_total", 3.0));
         assert_eq!(sample.label("route"), r#"all, "of" \ them}"#);
         assert_eq!((sample.label("code"), sample.label("other")), ("200", ""));

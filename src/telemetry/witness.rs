@@ -14,7 +14,11 @@ pub(super) struct Kept(Arc<Mutex<Vec<u8>>>);
 
 impl Kept {
     pub(super) fn text(&self) -> String {
-        let bytes = self.0.lock().expect("no test panics with it").clone();
+        let bytes = self
+            .0
+            .lock()
+            .expect("no test panics while holding it")
+            .clone();
         String::from_utf8(bytes).expect("lines are UTF-8")
     }
 }
@@ -23,7 +27,7 @@ impl io::Write for Kept {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0
             .lock()
-            .expect("no test panics with it")
+            .expect("no test panics while holding it")
             .extend_from_slice(bytes);
         Ok(bytes.len())
     }

@@ -41,7 +41,7 @@ impl Browser {
                 let (_, port) = line.split_once("started successfully on port ")?;
                 port.trim_end_matches('.').parse().ok()
             });
-        let port = port.expect("chromedriver says on which port it listens");
+        let port = port.expect("chromedriver prints its port");
         let mut browser = Browser {
             driver,
             address: SocketAddr::from(([127, 0, 0, 1], port)),
@@ -103,7 +103,7 @@ impl Browser {
             match self.run(&format!("return {script}")) {
                 Value::Bool(true) => Ok(()),
                 other => Err(format!(
-                    "{other}; the page says {}",
+                    "{other}; the page shows {}",
                     self.run("return document.body.innerText")
                 )),
             }

@@ -117,7 +117,7 @@ mod tests {
             ..ClaimRules::default()
         };
         let payload = format!(r#"{{"sub":"{user}","exp":1}}"#);
-        let (token, _) = rules.read(payload.as_bytes(), 0.0).expect("it is in order");
+        let (token, _) = rules.read(payload.as_bytes(), 0.0).expect("valid claims");
         Rc::new(token)
     }
 

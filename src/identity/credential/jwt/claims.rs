@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn claims_name_user_tier_tenant_and_what_limits_ask_for() {
         let payload = r#"{"exp":2000,"sub":42,"plan":"pro","org":{"id":"acme"},"device":true,"https://a.example/x":"y","other":1}"#;
-        let verified = read(payload).expect("it is in order");
+        let verified = read(payload).expect("valid claims");
         assert_eq!(&*verified.user, "42");
         assert_eq!(
             (verified.tier.as_deref(), verified.tenant.as_deref()),
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn white_space_around_a_claim_is_not_part_of_it() {
         let payload = r#"{"exp":2000,"sub":" alice ","plan":"\tpro\n","org":{"id":"\u00a0acme"},"device":" a  b "}"#;
-        let verified = read(payload).expect("it is in order");
+        let verified = read(payload).expect("valid claims");
         assert_eq!(&*verified.user, "alice");
         let (tier, tenant) = (verified.tier.as_deref(), verified.tenant.as_deref());
         assert_eq!((tier, tenant), (Some("pro"), Some("acme")));
@@ -202,7 +202,7 @@ mod tests {
     fn a_member_that_is_called_so_comes_before_the_way_to_another() {
         let payload = r#"{"exp":2000,"sub":"a","org":{"id":"inside"},"org.id":"outside"}"#;
         assert_eq!(
-            read(payload).expect("it is in order").tenant.as_deref(),
+            read(payload).expect("valid claims").tenant.as_deref(),
             Some("outside")
         );
     }
@@ -232,7 +232,8 @@ mod tests {
         ] {
             assert_eq!(read(payload).err(), Some(fault), "{payload}");
         }
-        let plain = read(r#"{"exp":2000,"sub":"a","plan":null,"device":[1]}"#).expect("in order");
+        let plain =
+            read(r#"{"exp":2000,"sub":"a","plan":null,"device":[1]}"#).expect("valid claims");
         assert_eq!((plain.tier.as_deref(), plain.claim("device")), (None, None));
     }
 
@@ -240,7 +241,7 @@ mod tests {
     fn a_token_holds_until_its_expiry_and_the_leeway() {
         let (_, until) = rules()
             .read(br#"{"exp":2000.5,"sub":"a"}"#, 1000.0)
-            .expect("in order");
+            .expect("valid claims");
         assert_eq!(until.to_bits(), 2060.5_f64.to_bits());
     }
 }
