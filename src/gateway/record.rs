@@ -321,6 +321,8 @@ struct Kept {
 struct KeptLimit {
     name: String,
     algorithm: &'static str,
+    scope: &'static str,
+    mode: &'static str,
     key: String,
     capacity: u64,
     remaining: u64,
@@ -361,6 +363,8 @@ impl Kept {
             name: &limit.name,
             key: limit.key.as_bytes(),
             algorithm: limit.algorithm,
+            scope: limit.scope,
+            mode: limit.mode,
             capacity: limit.capacity,
             remaining: limit.remaining,
             retry_after: limit.retry_after,
@@ -407,6 +411,8 @@ impl KeptLimit {
         Some(Self {
             name: rule.name.clone(),
             algorithm: rule.algorithm,
+            scope: rule.settings.scope(),
+            mode: rule.mode().as_str(),
             key,
             capacity: standing.capacity,
             remaining: standing.remaining,

@@ -84,6 +84,10 @@ pub struct LimitPart<'a> {
     pub key: &'a [u8],
     /// The algorithm, as in the configuration.
     pub algorithm: &'a str,
+    /// Whose requests it counts: `local` or `global`.
+    pub scope: &'static str,
+    /// How it acts at this time: `enforce`, `shadow`, `tag` or `off`.
+    pub mode: &'static str,
     /// Bucket size in units.
     pub capacity: u64,
     /// Units left.
@@ -209,6 +213,8 @@ fn format(out: &mut Vec<u8>, style: Style, line: &Line<'_>) {
         fields.string("limit", limit.name.as_bytes());
         fields.string("key", limit.key);
         fields.string("algorithm", limit.algorithm.as_bytes());
+        fields.string("scope", limit.scope.as_bytes());
+        fields.string("mode", limit.mode.as_bytes());
         fields.number("capacity", limit.capacity);
         fields.number("remaining", limit.remaining);
         if let Some(seconds) = limit.retry_after {

@@ -83,7 +83,17 @@ fn a_line_says_who_decided() {
     let source = |toml: &str| {
         let gateway = Gateway::with(&format!("[log]\naccess = \"all\"\n{toml}")).start();
         gateway.get("/");
-        lines(&gateway, 1)[0]["source"].clone()
+        let line = lines(&gateway, 1).remove(0);
+        let scope = if toml.contains("global") {
+            "global"
+        } else {
+            "local"
+        };
+        assert_eq!(
+            (&line["scope"], &line["mode"]),
+            (&scope.into(), &"enforce".into())
+        );
+        line["source"].clone()
     };
     let shared = |keys: &str, url: &str| {
         source(&format!(
