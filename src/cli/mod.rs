@@ -61,8 +61,8 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// The path from the command line, else from `TIDEGATE_CONFIG`, else `gateway.toml`. clap
-    /// does not read the variable: if it did, a set variable would conflict with the options
+    /// The path from the command line, else from `TIDEGATE_CONFIG`, else `gateway.toml`.
+    /// clap does not read the variable: a set variable would then conflict with the options
     /// that need no file.
     pub fn path(&self) -> PathBuf {
         let named = self.file.as_ref().or(self.config.as_ref()).cloned();

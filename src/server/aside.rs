@@ -101,9 +101,9 @@ mod tests {
         let mut wave = Wave::default();
         let mut look = |parked| wave.is_over(parked);
         assert!(!look(40), "too few");
-        assert!(!look(10_000), "it goes on");
+        assert!(!look(10_000), "it continues");
         assert!(!look(10_050), "still");
-        assert!(look(10_060), "it has passed");
+        assert!(look(10_060), "it is over");
         assert!(!look(10_060), "nothing new");
         assert!(!look(10_100) && !look(10_140), "a trickle");
         assert!(!look(11_000));

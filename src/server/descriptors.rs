@@ -1,9 +1,9 @@
 //! File descriptors: raises the limit to the maximum, and reserves a share that clients cannot use.
 //!
-//! Services often start with a soft limit (`ulimit -n`) of 1024 and a far higher hard limit, for
-//! the sake of programs that use `select(2)`. tidegate does not use it, so it raises the soft limit
-//! to the hard one. A gateway without descriptors for its upstreams would accept every client and
-//! serve none, hence the reserve.
+//! Services often start with a soft limit (`ulimit -n`) of 1024, for programs that use `select(2)`,
+//! and a far higher hard limit. tidegate does not use `select`, so it raises the soft limit to the
+//! hard one. A gateway without descriptors for its upstreams would accept every client and serve
+//! none, hence the reserve.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -180,10 +180,10 @@ mod tests {
         assert!(!look("half", 2, false), "still being written");
         assert!(!look("broken", 3, true));
         assert!(look("broken", 4, true), "it stays");
-        assert!(!look("broken", 5, true), "it was refused");
-        assert!(look("broken", 64, true), "what it lacked may be there");
+        assert!(!look("broken", 5, true), "it was rejected");
+        assert!(look("broken", 64, true), "a missing file may exist by now");
         assert!(!look("runs", 65, false));
-        assert!(look("runs", 66, false), "taken back: no longer refused");
+        assert!(look("runs", 66, false), "reverted: no longer rejected");
         assert!(!look("runs", 67, false));
         assert!(!look("broken", 68, true));
         assert!(look("broken", 69, true), "again");
