@@ -288,10 +288,16 @@ impl JsonScanner {
             let (byte, tail) = (rest.get(at), rest.get(at + 1..).unwrap_or_default());
             rest = tail;
             match byte {
-                Some(b'"') => {
-                    self.begin(State::SkippingText, false);
-                    return rest;
-                }
+                Some(b'"') => match memchr::memchr2(b'"', b'\\', rest) {
+                    // most texts are short, without an escape, and end in the same piece
+                    Some(end) if rest.get(end) == Some(&b'"') => {
+                        rest = rest.get(end + 1..).unwrap_or_default();
+                    }
+                    _ => {
+                        self.begin(State::SkippingText, false);
+                        return rest;
+                    }
+                },
                 Some(b'{' | b'[') => {
                     if !self.push(byte == Some(&b'{')) {
                         return rest;
@@ -422,22 +428,24 @@ fn is_number(byte: u8) -> bool {
     matches!(byte, b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E')
 }
 
-/// Where the next quote or bracket is. Blocks of 32 bytes are compared at once (the compiler uses
-/// vector instructions).
+/// Where the next quote or bracket is. Near ones are found byte by byte; for far ones blocks of 32
+/// bytes are compared at once (the compiler uses vector instructions).
 fn special(bytes: &[u8]) -> Option<usize> {
+    const NEAR: usize = 16;
     // `{` and `[`, `}` and `]` differ in the same bit
     let is_special = |byte: u8| byte == b'"' || byte | 0x20 == b'{' || byte | 0x20 == b'}';
-    let blocks = bytes.chunks_exact(32);
-    let clean = blocks
-        .take_while(|block| {
-            !block
-                .iter()
-                .fold(false, |found, &byte| found | is_special(byte))
-        })
-        .count()
-        * 32;
-    let rest = bytes.get(clean..)?;
-    rest.iter()
-        .position(|&byte| is_special(byte))
-        .map(|at| clean + at)
+    let near = bytes.get(..NEAR).unwrap_or(bytes);
+    if let Some(at) = near.iter().position(|&byte| is_special(byte)) {
+        return Some(at);
+    }
+    let far = bytes.get(NEAR..)?;
+    let is_clean = |block: &&[u8]| {
+        let specials = block
+            .iter()
+            .fold(false, |any, &byte| any | is_special(byte));
+        !specials
+    };
+    let clean = NEAR + far.chunks_exact(32).take_while(is_clean).count() * 32;
+    let mut rest = bytes.get(clean..)?.iter();
+    rest.position(|&byte| is_special(byte)).map(|at| clean + at)
 }

@@ -15,7 +15,7 @@ pub(super) struct NodeIndex(u8);
 struct PathNode {
     name: Box<[u8]>,
     parent: u8,
-    has_children: bool,
+    children: Vec<NodeIndex>,
     counter: Option<Counter>,
 }
 
@@ -43,7 +43,7 @@ impl UsagePaths {
             nodes: vec![PathNode {
                 name: Box::default(),
                 parent: 0,
-                has_children: false,
+                children: Vec::new(),
                 counter: None,
             }],
             scale,
@@ -71,11 +71,12 @@ impl UsagePaths {
                 Some(child) => child,
                 None => {
                     let child = NodeIndex(u8::try_from(self.nodes.len()).ok()?);
-                    self.nodes.get_mut(usize::from(node.0))?.has_children = true;
+                    let parent = self.nodes.get_mut(usize::from(node.0))?;
+                    parent.children.push(child);
                     self.nodes.push(PathNode {
                         name: name.as_bytes().into(),
                         parent: node.0,
-                        has_children: false,
+                        children: Vec::new(),
                         counter: None,
                     });
                     child
@@ -91,10 +92,12 @@ impl UsagePaths {
     }
 
     pub(super) fn child(&self, node: NodeIndex, name: &[u8]) -> Option<NodeIndex> {
-        let children = self.nodes.iter().enumerate().skip(1);
-        let mut found =
-            children.filter(|(_, child)| child.parent == node.0 && *child.name == *name);
-        found.next().map(|(index, _)| NodeIndex(index as u8))
+        let children = &self.node(node)?.children;
+        let is_named = |child: &&NodeIndex| {
+            let child = self.node(**child);
+            child.is_some_and(|child| *child.name == *name)
+        };
+        children.iter().find(is_named).copied()
     }
 
     pub(super) fn parent(&self, node: NodeIndex) -> NodeIndex {
@@ -103,7 +106,8 @@ impl UsagePaths {
     }
 
     pub(super) fn has_children(&self, node: NodeIndex) -> bool {
-        self.node(node).is_some_and(|node| node.has_children)
+        self.node(node)
+            .is_some_and(|node| !node.children.is_empty())
     }
 
     pub(super) fn counter(&self, node: NodeIndex) -> Option<Counter> {
