@@ -12,10 +12,14 @@
 
 mod admit;
 mod answer;
+mod applicability;
+mod applied_limit;
+mod ask;
 mod body;
 mod body_fields;
 mod body_source;
 pub mod check;
+mod body_error;
 mod decide;
 mod decision_context;
 pub mod described;
@@ -26,10 +30,12 @@ mod request_context;
 mod request_id;
 mod resolve;
 pub mod explain;
+mod log_once;
 mod majority;
 pub mod notebook;
 pub mod operate;
 mod observer;
+mod outbound;
 mod own;
 mod plan;
 mod process;
@@ -39,71 +45,38 @@ pub mod rulings;
 mod shared;
 mod slots;
 mod station;
+mod status_limit;
 mod suspicion;
-mod together;
+mod worker;
 
-use std::{
-    cell::{Cell, RefCell},
-    rc::Rc,
-    sync::Arc,
-};
+use std::rc::Rc;
 
-use http::{Request, Response, Version, request::Parts};
+use http::{Request, Response, request::Parts};
 use tokio::time::Instant;
 
 use crate::{
-    identity::{HeldToken, TokenCache},
+    identity::HeldToken,
     listener::{
         Peer,
         inbound::{InboundBody, RequestBody},
     },
-    response::{FieldWriter, Refusal},
-    telemetry::{access::AccessLog, log::Throttle, trace::Spans},
-    upstream::{
-        self, SpareTable, Upstream,
-        forward::Failed,
-        headers::{BodyFraming, Continued, Outbound},
-    },
+    response::Refusal,
+    upstream::{self, forward::Failed, headers::Outbound},
 };
 
 use body::Source;
 use decide::DecisionEffect;
-use majority::Majority;
-use notebook::{Admissions, Notebook};
 use observer::Unobserved;
 use record::Record;
 use request_body::LiveBody;
 use request_context::{LocalReply, RequestContext, UpstreamTarget};
-use request_id::RequestIds;
+use worker::Worker;
 
 pub use body::Body;
 pub use plan::PlanError;
 pub use process::Process;
 pub use shared::{Current, OverflowSeen, Shared};
 pub use station::Station;
-
-/// The gateway on one worker thread, with one configuration.
-#[derive(Debug)]
-struct Worker {
-    shared: Arc<Shared>,
-    upstreams: Vec<Rc<Upstream>>,
-    request_ids: RequestIds,
-    fields: RefCell<FieldWriter>,
-    spare: SpareTable,
-    access: Option<AccessLog>,
-    spans: Option<Spans>,
-    tokens: TokenCache,
-    /// Decisions so far, to sample their time and their keys.
-    decisions: Cell<u32>,
-    /// By limit.
-    majorities: RefCell<Box<[Majority]>>,
-    /// By upstream: what went wrong with it.
-    warnings: Vec<Throttle>,
-    /// That requests are shed.
-    shedding: Throttle,
-    notebook: Arc<Notebook>,
-    admissions: Admissions,
-}
 
 impl Worker {
     /// Answers one request.
@@ -158,49 +131,6 @@ impl Worker {
 }
 
 impl Worker {
-    /// Opens no connection yet. Upstreams that are as they were keep the connections of the worker before.
-    fn new(shared: Arc<Shared>, previous: Option<&Worker>) -> Self {
-        let request_ids = RequestIds::new();
-        let upstreams = shared.plan.upstreams.iter().map(|fleet| {
-            let mut before = previous.iter().flat_map(|worker| &worker.upstreams);
-            let unchanged = before.find(|upstream| Arc::ptr_eq(upstream.fleet(), fleet));
-            let new = || Rc::new(Upstream::new(Arc::clone(fleet), request_ids.random()));
-            unchanged.map_or_else(new, Rc::clone)
-        });
-        let upstreams: Vec<_> = upstreams.collect();
-        let notebook = match previous {
-            Some(worker) => Arc::clone(&worker.notebook),
-            None => shared.process.notebooks.open(),
-        };
-        notebook.retain(|limit| shared.plan.limit(limit).is_some());
-        Self {
-            notebook,
-            admissions: Admissions::default(),
-            shedding: Throttle::default(),
-            warnings: upstreams.iter().map(|_| Throttle::default()).collect(),
-            upstreams,
-            request_ids,
-            fields: RefCell::default(),
-            spare: SpareTable::default(),
-            access: shared.access_log(),
-            spans: shared.process.spans().cloned(),
-            tokens: TokenCache::new(shared.process.token_secret),
-            decisions: Cell::new(0),
-            majorities: RefCell::new(
-                // the page of own quotas has a limit, too
-                vec![Majority::default(); shared.snapshot().limits.len() + 1].into(),
-            ),
-            shared,
-        }
-    }
-
-    /// Closes upstream connections that have been idle for too long.
-    fn sweep(&self, now: Instant) {
-        self.upstreams
-            .iter()
-            .for_each(|upstream| upstream.sweep(now));
-    }
-
     /// Holds a request for as long as its limits say, whatever the answer is: a refusal that came at once would let clients skip
     /// the queue.
     async fn wait_for_turn(&self, request: &mut RequestContext<'_>) {
@@ -264,44 +194,5 @@ impl Worker {
                 self.refuse(request, &refusal, Some(record))
             }
         }
-    }
-}
-
-impl Worker {
-    /// The request as the upstream is to receive it; `None` while nobody knows who asks.
-    fn outbound<'a>(
-        &'a self,
-        request: &'a RequestContext<'_>,
-        target: &'a UpstreamTarget<'_>,
-        framing: BodyFraming,
-    ) -> Option<Outbound<'a>> {
-        let head = request.head;
-        Some(Outbound {
-            method: &head.method,
-            target: &target.path_and_query,
-            framing,
-            headers: &head.headers,
-            host: target.authority,
-            scheme: request.from.scheme(),
-            via_version: match head.version {
-                Version::HTTP_2 => "2.0",
-                Version::HTTP_10 => "1.0",
-                _ => "1.1",
-            },
-            client: &request.decision.attributes.as_ref()?.client,
-            traced: request.traced.as_ref().map(|traced| Continued {
-                traceparent: &traced.traceparent,
-                is_root: traced.place.is_root(),
-            }),
-            managed: &self.shared.plan.managed,
-            request_id: &request.request_id,
-            pseudonym: &self.shared.process.pseudonym,
-            priority: request.decision.route.priority.stated(),
-            over: &request.decision.tags,
-            websocket: target.websocket,
-            hears: (head.version == Version::HTTP_11).then_some(request.from as _),
-            spare: &self.spare,
-            custody: None,
-        })
     }
 }

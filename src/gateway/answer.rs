@@ -9,10 +9,13 @@ use http::{
 use http_body::Body as _;
 
 use super::{
-    Body, RequestContext, Worker,
+    applied_limit::AppliedLimit,
+    body::Body,
     body::Source,
     plan::LimitPlan,
     record::{self, Ours, Record},
+    request_context::RequestContext,
+    worker::Worker,
 };
 use crate::{
     identity::Rejected,
@@ -108,7 +111,7 @@ impl Worker {
         self.fields.borrow_mut().write(
             headers,
             status,
-            &met(request, &request.decision.verdict.standings()),
+            &reports(request, &request.decision.limits.standings()),
             settings,
             self.shared.process.wall_clock(request.decision.decided_at),
         );
@@ -118,12 +121,12 @@ impl Worker {
 
     /// 429: a limit denies the request.
     pub(super) fn deny(&self, request: &RequestContext<'_>) -> Response<Body> {
-        let standings = request.decision.verdict.standings();
+        let standings = request.decision.limits.standings();
         // what a limit that is not disclosed denies tells of no other limit either
         let met = if is_undisclosed(request) {
             ArrayVec::new()
         } else {
-            met(request, &standings)
+            reports(request, &standings)
         };
         let denial = Denial::new(&met, self.return_after_ns(request, &standings));
         let settings = &self.shared.plan.response;
@@ -137,9 +140,11 @@ impl Worker {
         let retry_after = denial.retry_after();
         let binding = standings
             .binding()
-            .and_then(|index| request.decision.met.get(index));
-        if let Some((met, seconds)) = binding.zip(retry_after) {
-            met.limit
+            .and_then(|index| request.decision.limits.enforced().get(index));
+        if let Some((binding, seconds)) = binding.zip(retry_after) {
+            binding
+                .applied
+                .limit
                 .rule
                 .metrics
                 .retry_after_seconds
@@ -160,10 +165,10 @@ impl Worker {
     /// so that clients who were stopped together do not return together.
     fn return_after_ns(&self, request: &RequestContext<'_>, standings: &Standings) -> Option<u64> {
         let wait_ns = standings.denial()?.retry_after_ns?;
-        let denying = request.decision.met.iter().zip(standings.iter());
-        let jitter = denying
-            .filter(|(_, standing)| standing.denied)
-            .map(|(met, _)| met.limit.rule.settings.retry_jitter)
+        let limits = request.decision.limits.enforced().iter();
+        let jitter = limits
+            .filter(|one| one.denies())
+            .map(|one| one.applied.limit.rule.settings.retry_jitter)
             .max()?;
         if jitter.ppm() == 0 {
             return Some(wait_ns);
@@ -188,7 +193,7 @@ impl Worker {
             self.fields.borrow_mut().write(
                 response.headers_mut(),
                 status,
-                &met(request, &request.decision.verdict.standings()),
+                &reports(request, &request.decision.limits.standings()),
                 settings,
                 self.shared.process.wall_clock(request.decision.decided_at),
             );
@@ -209,21 +214,18 @@ impl Worker {
 
     /// Counts what each limit decided.
     pub(super) fn note_decision(&self, request: &RequestContext<'_>) {
-        let admitted = request.decision.verdict.admitted();
-        for (met, finding) in request
-            .decision
-            .met
-            .iter()
-            .zip(request.decision.verdict.iter())
-        {
-            let decisions = &met.limit.decisions;
-            if admitted && finding.delay_ns() > 0 {
+        let admitted = request.decision.limits.admitted();
+        for one in request.decision.limits.enforced() {
+            let decisions = &one.applied.limit.decisions;
+            if !admitted {
+                if one.denies() {
+                    decisions.rejected.increment(1);
+                    self.count_rejected(request, &one.applied);
+                }
+            } else if one.finding.is_some_and(|finding| finding.delay_ns() > 0) {
                 decisions.delayed.increment(1);
-            } else if admitted {
+            } else {
                 decisions.admitted.increment(1);
-            } else if finding.denied() {
-                decisions.rejected.increment(1);
-                self.count_rejected(request, met);
             }
         }
         let count = self.decisions.get();
@@ -274,43 +276,40 @@ impl Worker {
     }
 }
 
-/// The limits that the request met and may know of, the binding one first.
-pub(super) fn met<'a>(
+/// What the client is told of the limits that applied and are disclosed, the binding one first.
+pub(super) fn reports<'a>(
     request: &'a RequestContext<'_>,
     standings: &Standings,
 ) -> ArrayVec<Met<'a>, MAX_LIMITS> {
     let binding = standings.binding();
-    let others = (0..request.decision.met.len()).filter(|&index| Some(index) != binding);
+    let limits = request.decision.limits.enforced();
+    let others = (0..limits.len()).filter(|&index| Some(index) != binding);
     let in_order = binding.into_iter().chain(others);
     in_order
-        .filter_map(|index| request.decision.met.get(index).zip(standings.get(index)))
-        .filter(|(met, _)| met.limit.rule.settings.disclose)
-        .map(|(met, standing)| told(met, standing))
+        .filter_map(|index| limits.get(index).zip(standings.get(index)))
+        .filter(|(one, _)| one.applied.limit.rule.settings.disclose)
+        .map(|(one, standing)| report(&one.applied, standing))
         .collect()
 }
 
-/// What a client is told of a limit that stands like this.
-pub(super) fn told<'a>(met: &super::admit::Met<'a>, standing: &Standing) -> Met<'a> {
-    let limit: &'a LimitPlan = met.limit;
+/// What the client is told of a limit that stands like this.
+pub(super) fn report<'a>(applied: &AppliedLimit<'a>, standing: &Standing) -> Met<'a> {
+    let limit: &'a LimitPlan = applied.limit;
     Met {
-        policy: &limit.rule.policies[met.tier],
+        policy: &limit.rule.policies[applied.tier()],
         remaining: standing.remaining,
         available_ns: standing.retry_after_ns.unwrap_or(standing.next_unit_ns),
         reset_ns: standing.reset_ns,
         denied: standing.denied,
         never: standing.never,
-        closed: met.blocked.is_some(),
+        closed: applied.block.is_some(),
     }
 }
 
 /// Whether a limit that clients may not know of denies the request.
 fn is_undisclosed(request: &RequestContext<'_>) -> bool {
-    let mut denying = request
-        .decision
-        .met
-        .iter()
-        .zip(request.decision.verdict.iter());
-    denying.any(|(met, finding)| finding.denied() && !met.limit.rule.settings.disclose)
+    let mut limits = request.decision.limits.enforced().iter();
+    limits.any(|one| one.denies() && !one.applied.limit.rule.settings.disclose)
 }
 
 pub(super) fn asked<'a>(request: &'a RequestContext<'_>) -> response::Asked<'a> {

@@ -1,7 +1,6 @@
 //! The body of a response, whoever wrote it, and what is noted when it ends.
 
 use std::{
-    convert::Infallible,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -10,13 +9,11 @@ use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::Full;
 
-use super::{record::Record, refusals::bad_body};
+use super::{body_error::BodyError, record::Record, refusals::bad_body};
 use crate::{
-    listener::inbound::{InboundBody, InboundError},
+    listener::inbound::InboundBody,
     response::Grpc,
-    upstream::{
-        ResponseBody, Tunnel, body::Interrupted, echo::EchoBody, forward::Answer, http2::StreamBody,
-    },
+    upstream::{ResponseBody, Tunnel, echo::EchoBody, forward::Answer, http2::StreamBody},
 };
 
 /// The body of a response, and the record of a request that was sent on. Small: a response goes from hand to hand on its way.
@@ -62,28 +59,6 @@ pub(super) enum Source {
     Echo(EchoBody<Box<InboundBody>>),
 }
 
-/// Why a response body ended before its end; the client's connection ends with it.
-#[derive(Debug, thiserror::Error)]
-pub enum BodyError {
-    /// The server's side of it.
-    #[error(transparent)]
-    Interrupted(#[from] Interrupted),
-    /// The request's side, while the built-in server was sending it back.
-    #[error(transparent)]
-    Inbound(#[from] InboundError),
-}
-
-impl BodyError {
-    /// What is wrong with the request, where that is why the response ends.
-    fn of_request(&self) -> Option<&InboundError> {
-        match self {
-            Self::Inbound(error) => Some(error),
-            Self::Interrupted(Interrupted::RequestBody(error)) => error.downcast_ref(),
-            Self::Interrupted(Interrupted::Server(_)) => None,
-        }
-    }
-}
-
 impl Recorded {
     fn poll_frame(
         &mut self,
@@ -115,12 +90,6 @@ impl Recorded {
             Poll::Ready(None) | Poll::Pending => {}
         }
         frame
-    }
-}
-
-impl From<Infallible> for BodyError {
-    fn from(never: Infallible) -> Self {
-        match never {}
     }
 }
 

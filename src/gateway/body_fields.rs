@@ -15,15 +15,15 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
-    Worker,
-    admit::{Met, Noted, What},
+    applied_limit::{Applicability, LimitOutcomes},
     body_source::BodySource,
     decide::DecisionEffect,
-    decision_context::{DecisionContext, PerLimit},
+    decision_context::DecisionContext,
     observer::DecisionObserver,
     plan::{LimitPlan, RoutePlan},
     refusals::LACKS_KEY,
     request_context::RequestContext,
+    worker::Worker,
 };
 use crate::{
     identity::{BodyFields, BodyFormat},
@@ -72,8 +72,8 @@ impl Worker {
         Ok(false)
     }
 
-    /// Asks the limits that need no body, and charges none. Where they refuse the request, that is the verdict. Limits that
-    /// gateways share are asked later: only Redis knows.
+    /// Asks the limits that need no body, and charges none. Where they deny the request, that is the verdict. Shared limits are
+    /// asked later: only Redis knows.
     fn deny_before_body<'a>(
         &self,
         decision: &mut DecisionContext<'a>,
@@ -82,44 +82,46 @@ impl Worker {
         observer: &mut impl DecisionObserver<'a>,
     ) -> Result<bool, Refusal> {
         let route: &'a RoutePlan = decision.route;
-        let Some(asked) = &decision.attributes else {
+        let Some(attributes) = &decision.attributes else {
             return Ok(false);
         };
+        let now_ns = self.shared.process.nanoseconds(decision.decided_at);
         let needs_body = |limit: &LimitPlan| !limit.rule.key.wanted_body_fields().is_empty();
-        let (verdict, acting) =
-            decision.with_subject(&self.shared.plan.table, asked, |subject| {
-                let mut acting: PerLimit<Met<'a>> = PerLimit::new();
-                for limit in route.limits.iter().filter(|limit| !needs_body(limit)) {
-                    match self.stance(asked, limit, guesses, subject).what {
-                        What::Unkeyed => {
-                            observer.limit(limit, Noted::Unkeyed);
-                            return Err(LACKS_KEY);
-                        }
-                        What::Met(met, true) if !met.is_shared() => acting.push(met),
-                        What::Met(..) | What::Nothing(_) | What::Boost(_) => {}
+        let table = &self.shared.plan.table;
+        let mut limits = decision.with_subject(table, attributes, |subject| {
+            let applicability =
+                |limit| self.applicability(attributes, limit, guesses, subject, route.cost);
+            let mut limits = LimitOutcomes::default();
+            for limit in route.limits.iter().filter(|limit| !needs_body(limit)) {
+                match applicability(limit) {
+                    Applicability::MissingKey => {
+                        observer.limit(limit, &Applicability::MissingKey);
+                        return Err(LACKS_KEY);
+                    }
+                    Applicability::Applies(applied)
+                        if applied.is_enforced && !applied.is_shared() =>
+                    {
+                        limits.push(applied);
+                    }
+                    _ => {}
+                }
+            }
+            self.ask_local(now_ns, limits.enforced_mut(), DecisionEffect::Look);
+            if !limits.admitted() {
+                for limit in &route.limits {
+                    match needs_body(limit) {
+                        true => observer.limit(limit, &Applicability::NotRead),
+                        false => observer.limit(limit, &applicability(limit)),
                     }
                 }
-                let now_ns = self.shared.process.nanoseconds(decision.decided_at);
-                let verdict = self.ask(now_ns, route, &acting, DecisionEffect::Look);
-                if !verdict.admitted() {
-                    for limit in &route.limits {
-                        match needs_body(limit) {
-                            true => observer.limit(limit, Noted::NotRead),
-                            false => self
-                                .stance(asked, limit, guesses, subject)
-                                .noted(limit, observer),
-                        }
-                    }
-                }
-                Ok((verdict, acting))
-            })?;
-        if verdict.admitted() {
+            }
+            Ok(limits)
+        })?;
+        if limits.admitted() {
             return Ok(false);
         }
-        let now_ns = self.shared.process.nanoseconds(decision.decided_at);
-        decision.verdict = verdict;
-        self.charge_rejected(decision, now_ns, route, &acting, effect);
-        decision.met = acting;
+        self.charge_rejected(now_ns, &mut limits, effect);
+        decision.limits = limits;
         Ok(true)
     }
 }

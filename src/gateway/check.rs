@@ -20,12 +20,17 @@ use tokio::{
 };
 
 use super::{
-    Body, Current, RequestContext, Shared, Worker, answer,
+    answer,
+    body::Body,
     decide::DecisionEffect,
     described::{Described, DescribedSource},
     observer::Unobserved,
     record::{self, Ours},
     request_context::LocalReply,
+    request_context::RequestContext,
+    shared::Current,
+    shared::Shared,
+    worker::Worker,
 };
 use crate::{
     identity::HeldToken,
@@ -164,7 +169,7 @@ impl Worker {
         self.fields.borrow_mut().write(
             headers,
             StatusCode::OK,
-            &answer::met(request, &request.decision.verdict.standings()),
+            &answer::reports(request, &request.decision.limits.standings()),
             &self.shared.plan.response,
             self.shared.process.wall_clock(request.decision.decided_at),
         );

@@ -10,10 +10,10 @@
 //! which has attributes and no head: a question that brings its own attributes enters at [`Worker::admit`].
 
 use super::{
-    Worker,
     body_source::{BodyBounds, BodySource},
     observer::DecisionObserver,
     request_context::{LocalReply, RequestContext, Resolved, UpstreamTarget},
+    worker::Worker,
 };
 use crate::response::Refusal;
 
@@ -60,7 +60,7 @@ impl Worker {
             self.note_decision(request);
             self.remember(request, &resolved);
         }
-        match request.decision.verdict.admitted() {
+        match request.decision.limits.admitted() {
             true => self.conclude(resolved, request),
             false => Err(LocalReply::Denied),
         }

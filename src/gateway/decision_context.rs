@@ -4,21 +4,14 @@
 use std::{borrow::Cow, time::Duration};
 
 use http::{HeaderMap, Method};
-use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::{admit::Met, plan::RoutePlan, slots::Slots};
+use super::{applied_limit::LimitOutcomes, plan::RoutePlan, slots::Slots};
 use crate::{
-    budget::Source,
     identity::{BodyFields, Client, Subject},
-    limit::Kept,
     response::Refusal,
     route::RouteTable,
 };
-
-/// Something for each limit of a request: in place for four of them, on the heap for more. What is kept while a request is under
-/// way is moved with it, so it is small.
-pub(super) type PerLimit<T> = SmallVec<[T; 4]>;
 
 /// The limits of one request: input first, then results.
 #[derive(Debug)]
@@ -34,13 +27,8 @@ pub(super) struct DecisionContext<'a> {
     pub(super) body_failed: Option<Box<Refusal>>,
     /// When the limits were asked: a body may have had to be read before.
     pub(super) decided_at: Instant,
-    /// The limits that act on the request, and what each found, in the same order.
-    pub(super) met: PerLimit<Met<'a>>,
-    pub(super) verdict: Kept<'a>,
-    /// Who decided, where gateways keep some of them together; else none.
-    pub(super) sources: PerLimit<Option<Source>>,
-    /// Limits that look on and count the answer.
-    pub(super) counting: Vec<Met<'a>>,
+    /// The limits that apply, with what they decided.
+    pub(super) limits: LimitOutcomes<'a>,
     /// How long it is held before it is sent on.
     pub(super) delay: Duration,
     /// What it holds while it is under way.
@@ -71,10 +59,7 @@ impl<'a> DecisionContext<'a> {
             body: None,
             body_failed: None,
             decided_at: arrived,
-            met: SmallVec::new(),
-            verdict: Kept::default(),
-            sources: SmallVec::new(),
-            counting: Vec::new(),
+            limits: LimitOutcomes::default(),
             delay: Duration::ZERO,
             slots: Slots::default(),
             warning: None,

@@ -4,7 +4,7 @@
 //! Secrets are neither kept nor shown: of fields of the request only names, of keys what access lines show.
 
 mod recall;
-mod report;
+pub(super) mod report;
 mod sent;
 mod text;
 mod words;
@@ -21,13 +21,15 @@ use std::{
 use http::HeaderMap;
 
 use super::{
-    Process, RequestContext, Shared, Worker,
-    admit::{self, Noted},
+    applied_limit::{Applicability, LimitOutcome},
     decide::DecisionEffect,
     described::{Described, DescribedSource},
     observer::DecisionObserver,
     plan::{LimitPlan, PlanError},
-    request_context::{LocalReply, Resolved, UpstreamTarget},
+    process::Process,
+    request_context::{LocalReply, RequestContext, Resolved, UpstreamTarget},
+    shared::Shared,
+    worker::Worker,
 };
 use crate::{
     config::{Mode, Snapshot},
@@ -97,7 +99,7 @@ fn at_once<T>(decision: impl Future<Output = Result<T, LocalReply>>) -> Result<T
 struct Notes<'a> {
     worker: &'a Worker,
     asked: Option<Asked>,
-    limits: Vec<(&'a LimitPlan, Noted<'a>)>,
+    limits: Vec<(&'a LimitPlan, Applicability<'a>)>,
 }
 
 impl<'a> DecisionObserver<'a> for Notes<'a> {
@@ -105,8 +107,8 @@ impl<'a> DecisionObserver<'a> for Notes<'a> {
         self.asked = Some(self.worker.asked(request, &resolved.target));
     }
 
-    fn limit(&mut self, limit: &'a LimitPlan, noted: Noted<'a>) {
-        self.limits.push((limit, noted));
+    fn limit(&mut self, limit: &'a LimitPlan, applicability: &Applicability<'a>) {
+        self.limits.push((limit, applicability.clone()));
     }
 }
 
@@ -276,51 +278,40 @@ impl Worker {
     fn limits(
         &self,
         request: &RequestContext<'_>,
-        noted: &[(&LimitPlan, Noted<'_>)],
+        noted: &[(&LimitPlan, Applicability<'_>)],
     ) -> Vec<LimitShown> {
+        let shown = |limit: &LimitPlan| {
+            // a limit that comes after one that refuses the request is not asked
+            let mut noted = noted.iter().rev();
+            let (_, applicability) = noted.find(|(other, _)| std::ptr::eq(*other, limit))?;
+            Some(self.limit(request, limit, applicability))
+        };
         request
             .decision
             .route
             .limits
             .iter()
-            .filter_map(|limit| {
-                let mut noted = noted
-                    .iter()
-                    .filter(|(other, _)| std::ptr::eq(*other, limit))
-                    .map(|(_, what)| *what)
-                    .peekable();
-                // a limit that comes after one that refuses the request is not asked
-                noted.peek()?;
-                Some(self.limit(request, limit, noted))
-            })
+            .filter_map(shown)
             .collect()
     }
 
-    fn limit<'a>(
+    fn limit(
         &self,
         request: &RequestContext<'_>,
         limit: &LimitPlan,
-        noted: impl Iterator<Item = Noted<'a>>,
+        applicability: &Applicability<'_>,
     ) -> LimitShown {
         let rule = &limit.rule;
         let (settings, plan) = (&rule.settings, &self.shared.plan);
-        let key = request
-            .decision
-            .attributes
-            .as_ref()
-            .map_or_else(String::new, |asked| {
-                request
-                    .decision
-                    .with_subject(&plan.table, asked, |subject| {
-                        rule.key
-                            .readable(&self.shared.process.hasher, plan.prefixes, subject)
-                    })
-            });
-        let client = request
-            .decision
-            .attributes
-            .as_ref()
-            .map(|asked| &asked.client);
+        let key = request.attributes().map_or_else(String::new, |attributes| {
+            request
+                .decision
+                .with_subject(&plan.table, attributes, |subject| {
+                    rule.key
+                        .readable(&self.shared.process.hasher, plan.prefixes, subject)
+                })
+        });
+        let client = request.attributes().map(|attributes| &attributes.client);
         let mut shown = LimitShown {
             name: rule.name.clone(),
             algorithm: rule.algorithm,
@@ -331,100 +322,79 @@ impl Worker {
             quota: String::new(),
             because: String::new(),
             standing: None,
-            outcome: Outcome::NotMet("it was not asked".to_owned()),
+            outcome: Outcome::Unkeyed,
         };
-        for what in noted {
-            match what {
-                Noted::Off => shown.outcome = not_met("mode = \"off\""),
-                Noted::SwitchedOff => {
-                    shown.outcome = not_met("an operator has switched it off");
-                }
-                Noted::Boosted { left } => {
-                    let why = format!("an operator has granted {left} more to this key");
-                    shown.outcome = Outcome::NotMet(why);
-                }
-                Noted::Banned => shown.because = "an operator has banned this key".to_owned(),
-                Noted::NotForGuesses => {
-                    shown.outcome = not_met(
-                        "who sends a credential that does not verify meets no limit on users",
-                    );
-                }
-                Noted::NoKey => {
-                    shown.outcome = not_met("a part of its key has no value (missing = \"skip\")");
-                }
-                Noted::Unkeyed => shown.outcome = Outcome::Unkeyed,
-                Noted::NotRead => {
-                    shown.outcome =
-                        not_met("another limit rejects the request before its body is read");
-                }
-                Noted::Overridden(place) => shown.because = exception(settings, place),
-                Noted::Exempt if shown.because.is_empty() => {
-                    shown.outcome = not_met("its `exempt` names the client");
-                }
-                Noted::Exempt => shown.outcome = not_met(&shown.because),
-                Noted::Met { tier, acts } => {
-                    shown.quota = allowance(settings, tier);
-                    if shown.because.is_empty() {
-                        shown.because = chosen_by(settings, tier, client);
+        shown.outcome = match applicability {
+            Applicability::Off => not_met("mode = \"off\""),
+            Applicability::SwitchedOff => not_met("an operator has switched it off"),
+            Applicability::NotForGuesses => {
+                not_met("who sends a credential that does not verify meets no limit on users")
+            }
+            Applicability::Exempt(None) => not_met("its `exempt` names the client"),
+            Applicability::Exempt(Some(index)) => {
+                shown.because = exception(settings, *index);
+                not_met(&shown.because)
+            }
+            Applicability::NoKey => not_met("a part of its key has no value (missing = \"skip\")"),
+            Applicability::MissingKey => Outcome::Unkeyed,
+            Applicability::NotRead => {
+                not_met("another limit rejects the request before its body is read")
+            }
+            Applicability::Granted(boost) => {
+                let left = boost.left();
+                not_met(&format!("an operator has granted {left} more to this key"))
+            }
+            Applicability::Applies(applied) => {
+                shown.quota = allowance(settings, applied.tier());
+                shown.because = match applied.by_override() {
+                    Some(index) => exception(settings, index),
+                    None if applied.block.is_some() => "an operator has banned this key".to_owned(),
+                    None => chosen_by(settings, applied.tier(), client),
+                };
+                let outcome = request.decision.limits.of(limit);
+                shown.standing = outcome
+                    .and_then(|one| one.finding)
+                    .map(|finding| stands(&finding.standing()));
+                match (outcome, applied.is_enforced) {
+                    (Some(outcome), true) => enforced(outcome),
+                    (Some(outcome), false) if outcome.denies() && rule.mode() == Mode::Tag => {
+                        Outcome::Tagged
                     }
-                    shown.outcome = match acts {
-                        true => self.acted(request, limit, &mut shown.standing),
-                        false => Outcome::NotMet("another limit rejects the request".to_owned()),
-                    };
-                }
-                Noted::LookedOn(finding) => {
-                    shown.outcome = match (finding.denied(), rule.mode()) {
-                        (true, Mode::Tag) => Outcome::Tagged,
-                        (denied, _) => Outcome::LookedOn {
-                            would_reject: denied,
-                        },
-                    };
-                    shown.standing = Some(stands(&finding.standing()));
+                    (Some(outcome), false) => Outcome::LookedOn {
+                        would_reject: outcome.denies(),
+                    },
+                    (None, true) => not_met("the request was refused before it was asked"),
+                    (None, false) => not_met("another limit rejects the request"),
                 }
             }
-        }
+        };
         shown
     }
+}
 
-    /// What a limit that acts has decided.
-    fn acted(
-        &self,
-        request: &RequestContext<'_>,
-        limit: &LimitPlan,
-        shown: &mut Option<Stands>,
-    ) -> Outcome {
-        let is_it = |met: &admit::Met<'_>| std::ptr::eq(met.limit, limit);
-        let place = request.decision.met.iter().position(is_it);
-        let Some(finding) = place.and_then(|place| request.decision.verdict.get(place)) else {
-            return not_met("the request was refused before it was asked");
-        };
-        let standing = finding.standing();
-        *shown = Some(stands(&standing));
-        match standing.denied {
-            true => Outcome::Rejected {
-                never: standing.never,
-                retry_after: standing.retry_after_ns.map(Duration::from_nanos),
-            },
-            false if !limit.rule.settings.count_status.is_empty() => Outcome::CountsLater(
-                limit
-                    .rule
-                    .settings
-                    .count_status
-                    .iter()
-                    .map(|status| status.as_u16())
-                    .collect(),
-            ),
-            false if standing.delay_ns > 0 => {
-                Outcome::Delayed(Duration::from_nanos(standing.delay_ns))
-            }
-            false => Outcome::Admitted,
+/// What a limit that is enforced has decided.
+fn enforced(outcome: &LimitOutcome<'_>) -> Outcome {
+    let settings = &outcome.applied.limit.rule.settings;
+    let Some(standing) = outcome.finding.map(|finding| finding.standing()) else {
+        return not_met("the request was refused before it was asked");
+    };
+    match standing.denied {
+        true => Outcome::Rejected {
+            never: standing.never,
+            retry_after: standing.retry_after_ns.map(Duration::from_nanos),
+        },
+        false if !settings.count_status.is_empty() => {
+            let statuses = settings.count_status.iter();
+            Outcome::CountsLater(statuses.map(|status| status.as_u16()).collect())
         }
+        false if standing.delay_ns > 0 => Outcome::Delayed(Duration::from_nanos(standing.delay_ns)),
+        false => Outcome::Admitted,
     }
 }
 
 /// 429, and when it would pass.
 fn denied(request: &RequestContext<'_>) -> Answer {
-    let denial = request.decision.verdict.standings().denial();
+    let denial = request.decision.limits.standings().denial();
     Answer::Denied {
         retry_after: denial.and_then(|denial| Some(Duration::from_nanos(denial.retry_after_ns?))),
     }

@@ -17,7 +17,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::explain::Explanation;
+use super::explain::report::Explanation;
 use crate::limit::Key;
 
 /// Decisions that are remembered, over all workers.

@@ -1,7 +1,7 @@
 //! Watching a decision while it is made, for explanations. Serving a request observes nothing and costs nothing for it.
 
 use super::{
-    admit::Noted,
+    applied_limit::Applicability,
     plan::LimitPlan,
     request_context::{RequestContext, Resolved},
 };
@@ -11,8 +11,8 @@ pub(super) trait DecisionObserver<'a> {
     /// The client, the route and the target are known.
     fn resolved(&mut self, _request: &RequestContext<'a>, _resolved: &Resolved<'a>) {}
 
-    /// What a limit has to do with the request.
-    fn limit(&mut self, _limit: &'a LimitPlan, _noted: Noted<'a>) {}
+    /// Whether a limit of the route applies.
+    fn limit(&mut self, _limit: &'a LimitPlan, _applicability: &Applicability<'a>) {}
 }
 
 /// Nobody watches.
@@ -20,10 +20,3 @@ pub(super) trait DecisionObserver<'a> {
 pub(super) struct Unobserved;
 
 impl DecisionObserver<'_> for Unobserved {}
-
-/// Keeps what each limit had to do with the request.
-impl<'a> DecisionObserver<'a> for Vec<(&'a LimitPlan, Noted<'a>)> {
-    fn limit(&mut self, limit: &'a LimitPlan, noted: Noted<'a>) {
-        self.push((limit, noted));
-    }
-}

@@ -10,10 +10,10 @@ use ipnet::IpNet;
 use tokio::time::Instant;
 
 use super::{
-    Shared,
     notebook::TopKey,
     plan::LimitRule,
     rulings::{About, LimitRulings, Rulings, TooManyRulings},
+    shared::Shared,
 };
 use crate::{
     budget::Claim,

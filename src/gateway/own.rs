@@ -3,63 +3,39 @@
 //! The page meets one limit of its own, by address, so that asking is no way to keep the gateway busy. A caller whose credential does not
 //! verify never sees it: guessing meets what it meets elsewhere.
 
-use std::{num::NonZeroU64, time::Duration};
-
-use http::{HeaderValue, Method, Response, StatusCode};
+use http::{Response, StatusCode};
 
 use super::{
-    Body, RequestContext, Worker,
-    admit::{Concern, Met},
     answer,
+    applied_limit::{Applicability, AppliedLimit},
+    body::Body,
     plan::LimitPlan,
     record::{self, Ours},
+    request_context::RequestContext,
+    status_limit,
+    worker::Worker,
 };
 use crate::{
     config,
-    identity::KeyPart,
-    limit::{Algorithm, Quota, Standing},
-    response::{self, OwnQuota, Refusal},
+    limit::Standing,
+    response::{self, OwnQuota},
 };
-
-/// What the page is called where routes and limits are; not a name that a configuration can give.
-pub(super) const NAME: &str = "(status)";
-
-/// How often one address may ask: once a second, and ten times at once.
-pub(super) fn limit() -> config::Limit {
-    const TEN: NonZeroU64 = NonZeroU64::new(10).expect("ten is not zero");
-    let quota = Quota {
-        amount: NonZeroU64::MIN,
-        period: Duration::from_secs(1),
-        burst: TEN,
-    };
-    config::Limit::new(NAME, vec![KeyPart::Ip], Algorithm::TokenBucket, vec![quota])
-}
-
-/// Whether the page takes this method.
-pub(super) fn takes(method: &Method) -> Result<(), Refusal> {
-    match *method {
-        Method::GET | Method::HEAD => Ok(()),
-        _ => Err(Refusal::MethodNotAllowed {
-            allow: HeaderValue::from_static("GET, HEAD"),
-        }),
-    }
-}
 
 impl Worker {
     /// Answers with every limit that the caller may know of, in the order of the configuration.
     pub(super) fn own_quotas(&self, request: &RequestContext<'_>) -> Response<Body> {
         let plan = &self.shared.plan;
         let mut limits: Vec<&LimitPlan> = plan.met().collect();
-        limits.retain(|limit| limit.rule.name != NAME);
+        limits.retain(|limit| limit.rule.name != status_limit::NAME);
         limits.sort_by_key(|limit| limit.rule.place);
         let quotas: Vec<OwnQuota<'_>> = limits
             .into_iter()
             .filter_map(|limit| self.own_quota(request, limit))
             .collect();
-        let standings = request.decision.verdict.standings();
+        let standings = request.decision.limits.standings();
         let response = response::own_quotas(
             &quotas,
-            &answer::met(request, &standings),
+            &answer::reports(request, &standings),
             &answer::asked(request),
             &plan.response,
             &mut self.fields.borrow_mut(),
@@ -81,45 +57,43 @@ impl Worker {
             return None;
         }
         let asked = request.decision.attributes.as_ref()?;
-        let (_, concern) = request
+        // how the limit stands to a request that costs one unit
+        let bucket = request
             .decision
             .with_subject(&plan.table, asked, |subject| {
-                self.concern(rule, &asked.client, subject)
+                self.bucket(asked, limit, subject, 1)
             });
-        let (tier, key, blocked) = match concern {
-            Concern::Counted { tier, key, blocked } => (tier, key, blocked),
+        let applied = match bucket {
+            Applicability::Applies(applied) => applied,
             // what the page is asked for says nothing of what other requests are for
-            Concern::NoKey | Concern::Unkeyed if rule.key.depends_on_target() => {
-                (rule.tier(&asked.client), None, None)
+            Applicability::NoKey | Applicability::MissingKey if rule.key.depends_on_target() => {
+                let bucket = (rule.tier(&asked.client), None);
+                AppliedLimit::new(limit, bucket, 1, None, None)
             }
-            Concern::Exempt | Concern::Boosted(_) | Concern::NoKey | Concern::Unkeyed => {
-                return None;
-            }
+            _ => return None,
         };
-        let policy = &rule.policies[tier];
+        let policy = &rule.policies[applied.tier()];
         if rule.key.depends_on_target() {
             let stands = None;
             return Some(OwnQuota { policy, stands });
         }
-        if !rule.acts_on(rule.mode(), key) {
+        if !rule.enforces(rule.mode(), applied.key()) {
             return None;
         }
-        let met = Met::new(limit, tier, key, blocked);
-        let standing = self.stands(request, &met)?;
-        let stands = Some(answer::told(&met, &standing));
+        let standing = self.stands(request, &applied)?;
+        let stands = Some(answer::report(&applied, &standing));
         Some(OwnQuota { policy, stands })
     }
 
     /// As far as this gateway knows, where others keep the limit, too.
-    fn stands(&self, request: &RequestContext<'_>, met: &Met<'_>) -> Option<Standing> {
+    fn stands(&self, request: &RequestContext<'_>, applied: &AppliedLimit<'_>) -> Option<Standing> {
         let shared = &self.shared;
         let now_ns = shared.process.nanoseconds(request.decision.decided_at);
-        let verdict = match (&shared.budget, met.claim(1)) {
+        let verdict = match (&shared.budget, applied.claim()) {
             (Some(budget), Some(claim)) => budget.peek(now_ns, &[claim]),
-            _ => shared.process.store.peek(now_ns, &[met.charge_of(1)]),
+            _ => shared.process.store.peek(now_ns, &[applied.charge()]),
         };
         let finding = verdict.findings.first()?;
-        let closed = met.blocked.map(|blocked| blocked.finding(finding));
-        Some(closed.unwrap_or(*finding).standing())
+        Some(applied.closed_or(*finding).standing())
     }
 }

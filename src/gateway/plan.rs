@@ -9,10 +9,10 @@ use metrics::Counter;
 
 use super::{
     exceptions::Exceptions,
-    own,
+    log_once::{LogOnce, UNNAMED_PROXY},
     process::Process,
     rulings::{LimitRulings, Rulings},
-    suspicion::{Once, UNNAMED_PROXY},
+    status_limit,
 };
 use crate::{
     budget::{
@@ -127,7 +127,7 @@ pub(super) struct LimitRule {
     /// What operators have decided about it.
     pub(super) rulings: Arc<LimitRulings>,
     /// That one key dominates it.
-    pub(super) dominant_key: Once,
+    pub(super) dominant_key: LogOnce,
 }
 
 impl LimitRule {
@@ -180,10 +180,10 @@ impl Plan {
         }
         // behind the others, so that no index into the configuration finds it
         let own = rules.len();
-        let before = previous.and_then(|plan| plan.limit(own::NAME));
+        let before = previous.and_then(|plan| plan.limit(status_limit::NAME));
         // no operator switches it off with the others: it keeps the gateway from being kept busy
         let ruled = Rulings::default();
-        let rule = bind_limit(own, &own::limit(), store, metrics, &ruled, before)?;
+        let rule = bind_limit(own, &status_limit::limit(), store, metrics, &ruled, before)?;
         rules.push(Arc::new(rule));
         let counted = Counted::before(previous, metrics);
         let bind_route = |name: &str, limits: &[usize]| RoutePlan {
@@ -244,7 +244,7 @@ impl Plan {
             unrouted: bind_route(NO_ROUTE, &snapshot.gateway_limits),
             status: RoutePlan {
                 shows_quotas: true,
-                ..bind_route(own::NAME, &[own])
+                ..bind_route(status_limit::NAME, &[own])
             },
             status_path: snapshot.status_path.clone(),
             upstreams: snapshot
@@ -433,7 +433,7 @@ fn bind_limit(
         settings: limit.clone(),
         metrics: metrics.limit(&limit.name),
         rulings: rulings.on(&limit.name),
-        dominant_key: Once::default(),
+        dominant_key: LogOnce::default(),
     })
 }
 

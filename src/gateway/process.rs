@@ -13,7 +13,7 @@ use std::{
 use metrics::{Counter, Histogram};
 use tokio::time::Instant;
 
-use super::{notebook::Notebooks, rulings::Rulings, suspicion::Once};
+use super::{log_once::LogOnce, notebook::Notebooks, rulings::Rulings};
 use crate::{
     config::Snapshot,
     identity::KeyHasher,
@@ -44,7 +44,7 @@ pub struct Process {
     pub(super) rulings: Arc<Rulings>,
     pub(super) notebooks: Notebooks,
     /// Warns once of a proxy that the configuration does not trust.
-    pub(super) unnamed_proxy: Arc<Once>,
+    pub(super) unnamed_proxy: Arc<LogOnce>,
     metrics: Metrics,
     /// Started by the first configuration that wants access lines. Workers write through clones.
     access: OnceLock<Mutex<AccessLog>>,

@@ -8,7 +8,10 @@ use std::{
 use http::{HeaderMap, HeaderValue, StatusCode};
 use tokio::time::Instant;
 
-use super::{RequestContext, Worker, body::BodyError, request_context::Traced, slots::Slots};
+use super::{
+    body_error::BodyError, request_context::RequestContext, request_context::Traced, slots::Slots,
+    worker::Worker,
+};
 use crate::{
     budget::Source,
     identity::Client,
@@ -191,7 +194,7 @@ impl Told {
         if worker.access.is_none() && request.traced.is_none() {
             return None;
         }
-        let allowed = request.decision.verdict.admitted();
+        let allowed = request.decision.limits.admitted();
         let logged = worker.access.as_ref().and_then(|access| {
             let left_out = match allowed {
                 true => worker.logs_admitted().then_some(0),
@@ -395,9 +398,10 @@ impl Kept {
 
 impl KeptLimit {
     fn of(worker: &Worker, request: &RequestContext<'_>, retry_after: Option<u32>) -> Option<Self> {
-        let standings = request.decision.verdict.standings();
+        let standings = request.decision.limits.standings();
         let index = standings.binding()?;
-        let rule = &request.decision.met.get(index)?.limit.rule;
+        let outcome = request.decision.limits.enforced().get(index)?;
+        let rule = &outcome.applied.limit.rule;
         let standing = standings.get(index)?;
         let plan = &worker.shared.plan;
         let key = request.decision.with_subject(
@@ -417,7 +421,7 @@ impl KeptLimit {
             capacity: standing.capacity,
             remaining: standing.remaining,
             retry_after,
-            source: match request.decision.sources.get(index).copied().flatten() {
+            source: match outcome.source {
                 None => "local",
                 Some(Source::Lease) => "lease",
                 Some(Source::Redis) => "redis",

@@ -4,10 +4,10 @@ use bytes::Bytes;
 use http_body::Body as _;
 
 use super::{
-    Worker,
     body_source::{BodyBounds, BodySource, MAX_READ_AHEAD_BYTES},
     refusals,
     request_context::RequestContext,
+    worker::Worker,
 };
 use crate::{identity::Prefixes, listener::inbound::InboundBody, response::Refusal};
 

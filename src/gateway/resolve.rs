@@ -5,12 +5,12 @@ use std::{borrow::Cow, time::SystemTime};
 use http::Uri;
 
 use super::{
-    Worker,
     decide::DecisionEffect,
     decision_context::{DecisionContext, RequestAttributes},
-    own, refusals,
+    refusals,
     request_context::{RequestContext, Resolved, UpstreamTarget},
-    request_id,
+    request_id, status_limit,
+    worker::Worker,
 };
 use crate::{
     identity::{HeldToken, Tokens},
@@ -69,7 +69,7 @@ impl Worker {
         let found = match plan.table.find(&host, &normal.key, &head.method) {
             _ if rejected.is_none() && plan.is_status_page(&normal.key) => {
                 request.decision.route = &plan.status;
-                own::takes(&head.method)
+                status_limit::takes(&head.method)
             }
             Found::Route(index, _) => {
                 request.decision.route = &plan.routes[index];

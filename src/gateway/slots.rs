@@ -6,11 +6,7 @@
 
 use std::sync::Arc;
 
-use super::{
-    admit::Met,
-    plan::{LimitRule, RoutePlan},
-    shared::Shared,
-};
+use super::{applied_limit::AppliedLimit, plan::LimitRule, shared::Shared};
 use crate::{
     budget::Lent,
     limit::{Charge, Held, Key},
@@ -40,12 +36,12 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    pub(super) fn of(met: &Met<'_>, route: &RoutePlan, now_ns: u64, held: Held) -> Self {
+    pub(super) fn of(applied: &AppliedLimit<'_>, now_ns: u64, held: Held) -> Self {
         Self {
-            rule: Arc::clone(&met.limit.rule),
-            tier: met.tier,
-            key: met.key(),
-            cost: route.cost,
+            rule: Arc::clone(&applied.limit.rule),
+            tier: applied.tier(),
+            key: applied.key(),
+            cost: applied.cost(),
             held,
             charged_at_ns: now_ns,
         }

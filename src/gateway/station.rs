@@ -9,7 +9,7 @@ use std::{cell::RefCell, rc::Rc, sync::Arc};
 use http::{Request, Response};
 use tokio::time::Instant;
 
-use super::{Body, Shared, Worker};
+use super::{body::Body, shared::Shared, worker::Worker};
 use crate::listener::{Handler, Peer, inbound::RequestBody};
 
 /// The gateway on one worker thread.

@@ -3,33 +3,18 @@
 //! Two signs, each logged once for a process and counted every time: a forwarding header from a private address that is not
 //! trusted, and one key that holds nearly all of a limit's traffic.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-
 use http::{HeaderMap, HeaderName};
 
-use super::{Worker, plan::LimitRule};
+use super::{log_once::UNNAMED_PROXY, plan::LimitRule, worker::Worker};
 use crate::{
     identity::{AddressSource, Client, address},
     limit::Key,
 };
 
-/// The kind under which a suspicious peer's request is counted.
-pub(super) const UNNAMED_PROXY: &str = "unnamed_proxy";
-
 /// Of so many decisions of a worker the keys of one are looked at; a prime, so that no rhythm of clients hides behind it.
 const SAMPLED: u32 = 7;
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-
-/// Said once.
-#[derive(Debug, Default)]
-pub(super) struct Once(AtomicBool);
-
-impl Once {
-    fn is_first(&self) -> bool {
-        !self.0.load(Relaxed) && !self.0.swap(true, Relaxed)
-    }
-}
 
 impl Worker {
     /// A client on the internet may write what it likes; what comes from a private address was written by a proxy of ours.

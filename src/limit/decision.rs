@@ -3,7 +3,6 @@
 use std::ops::Deref;
 
 use arrayvec::ArrayVec;
-use smallvec::SmallVec;
 
 use super::{
     MAX_LIMITS,
@@ -194,48 +193,15 @@ impl<'a> Verdict<'a> {
 
     /// What each limit says. It is worked out here, so ask once.
     pub fn standings(&self) -> Standings {
-        standings(&self.findings)
-    }
-
-    /// The same for as long as the request lasts.
-    pub fn keep(&self) -> Kept<'a> {
-        Kept(SmallVec::from_slice(&self.findings))
+        self.findings.iter().collect()
     }
 }
 
-/// A verdict that is kept while its request is under way: small, as most requests meet few limits. More than four are on the heap.
-#[derive(Clone, Debug, Default)]
-pub struct Kept<'a>(SmallVec<[Finding<'a>; 4]>);
-
-impl<'a> Deref for Kept<'a> {
-    type Target = [Finding<'a>];
-
-    fn deref(&self) -> &[Finding<'a>] {
-        &self.0
+impl<'f, 'a: 'f> FromIterator<&'f Finding<'a>> for Standings {
+    /// More than [`MAX_LIMITS`] findings are a mistake of the caller.
+    fn from_iter<I: IntoIterator<Item = &'f Finding<'a>>>(findings: I) -> Standings {
+        Standings(findings.into_iter().map(Finding::standing).collect())
     }
-}
-
-impl<'a> Kept<'a> {
-    /// Another finding of the same limit: something was charged meanwhile.
-    pub fn replace(&mut self, index: usize, finding: Finding<'a>) {
-        if let Some(known) = self.0.get_mut(index) {
-            *known = finding;
-        }
-    }
-
-    /// As [`Verdict::admitted`].
-    pub fn admitted(&self) -> bool {
-        self.iter().all(|finding| !finding.denied)
-    }
-
-    /// As [`Verdict::standings`].
-    pub fn standings(&self) -> Standings {
-        standings(self)
-    }
-}
-
-fn standings(findings: &[Finding<'_>]) -> Standings {
-    Standings(findings.iter().map(Finding::standing).collect())
 }
 
 /// One standing per charge, in the order of the charges.

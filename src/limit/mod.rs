@@ -33,7 +33,7 @@ mod model;
 #[cfg(test)]
 mod properties;
 
-pub use decision::{Denial, Finding, Held, Kept, Standing, Standings, Verdict};
+pub use decision::{Denial, Finding, Held, Standing, Standings, Verdict};
 pub use overdraft::Overdraft;
 pub use quota::{Quota, QuotaError};
 pub use registry::{Attached, TooManyLimits};

@@ -8,11 +8,12 @@ use super::{
 };
 use crate::{
     gateway::{
-        RequestContext, Worker,
-        admit::{self, Noted, What},
+        applied_limit::{Applicability, AppliedLimit},
         notebook::Remembered,
         plan::LimitPlan,
+        request_context::RequestContext,
         request_context::Resolved,
+        worker::Worker,
     },
     response::Refusal,
 };
@@ -24,17 +25,13 @@ impl Worker {
         request: &RequestContext<'_>,
         resolved: &Resolved<'_>,
     ) {
-        let admitted = request.decision.verdict.admitted();
+        let limits = &request.decision.limits;
+        let admitted = limits.admitted();
         if admitted && !self.admissions.is_next(request.decision.decided_at) {
             return;
         }
-        let mut pairs = request
-            .decision
-            .met
-            .iter()
-            .zip(request.decision.verdict.iter());
-        let denying = pairs.find(|(_, finding)| finding.denied());
-        let key = denying.and_then(|(met, _)| met.key());
+        let denying = limits.enforced().iter().find(|one| one.denies());
+        let key = denying.and_then(|one| one.applied.key());
         if self.notebook.may_explain(request.decision.decided_at, key) {
             self.notebook.remember(Remembered {
                 at: SystemTime::now(),
@@ -54,7 +51,7 @@ impl Worker {
         let noted = self.noted_again(request, resolved.rejected.is_some());
         explained.limits = self.limits(request, &noted);
         explained.answer = match (&resolved.rejected, &resolved.found) {
-            _ if !request.decision.verdict.admitted() => denied(request),
+            _ if !request.decision.limits.admitted() => denied(request),
             (Some(rejected), _) => Answer::Refused(refused(&Refusal::Unauthorized {
                 challenge: rejected.challenge(),
             })),
@@ -68,65 +65,44 @@ impl Worker {
         explained
     }
 
-    /// What each limit of the route had to do with the request.
+    /// Which limits of the route apply to the request.
     fn noted_again<'a>(
         &self,
         request: &RequestContext<'a>,
         guesses: bool,
-    ) -> Vec<(&'a LimitPlan, Noted<'a>)> {
-        let mut noted = Vec::new();
-        let Some(asked) = &request.decision.attributes else {
-            return noted;
+    ) -> Vec<(&'a LimitPlan, Applicability<'a>)> {
+        let Some(attributes) = request.attributes() else {
+            return Vec::new();
         };
-        let now_ns = self.shared.process.nanoseconds(request.decision.decided_at);
-        request
-            .decision
-            .with_subject(&self.shared.plan.table, asked, |subject| {
-                for limit in &request.decision.route.limits {
-                    let stance = self.stance(asked, limit, guesses, subject);
-                    stance.noted(limit, &mut noted);
-                    if let What::Met(met, false) = &stance.what
-                        && request.decision.verdict.admitted()
-                        && !met.is_shared()
-                    {
-                        let stands = self
-                            .shared
-                            .process
-                            .store
-                            .peek(now_ns, &[met.charge(request.decision.route)]);
-                        let finding = stands.findings.first().copied();
-                        noted.extend(finding.map(|finding| (limit, Noted::LookedOn(finding))));
-                    }
-                }
-            });
-        noted
+        let (table, route) = (&self.shared.plan.table, request.decision.route);
+        request.decision.with_subject(table, attributes, |subject| {
+            let limits = route.limits.iter();
+            let applicability =
+                |limit| self.applicability(attributes, limit, guesses, subject, route.cost);
+            limits.map(|limit| (limit, applicability(limit))).collect()
+        })
     }
 
     /// Counts a rejection among those of its key.
     pub(in crate::gateway) fn count_rejected(
         &self,
         request: &RequestContext<'_>,
-        met: &admit::Met<'_>,
+        applied: &AppliedLimit<'_>,
     ) {
-        let rule = &met.limit.rule;
+        let rule = &applied.limit.rule;
+        let decision = &request.decision;
         let name = || {
-            request
-                .decision
-                .attributes
-                .as_ref()
-                .map_or_else(String::new, |asked| {
-                    request
-                        .decision
-                        .with_subject(&self.shared.plan.table, asked, |subject| {
-                            rule.key.readable(
-                                &self.shared.process.hasher,
-                                self.shared.plan.prefixes,
-                                subject,
-                            )
-                        })
+            request.attributes().map_or_else(String::new, |attributes| {
+                decision.with_subject(&self.shared.plan.table, attributes, |subject| {
+                    rule.key.readable(
+                        &self.shared.process.hasher,
+                        self.shared.plan.prefixes,
+                        subject,
+                    )
                 })
+            })
         };
         self.notebook
-            .rejected(&rule.name, met.key(), request.decision.decided_at, name);
+            .rejected(&rule.name, applied.key(), decision.decided_at, name);
     }
 }

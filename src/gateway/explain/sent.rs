@@ -5,7 +5,9 @@ use http::HeaderMap;
 
 use super::report::Forwarded;
 use crate::{
-    gateway::{RequestContext, Worker, answer, request_context::UpstreamTarget},
+    gateway::{
+        answer, request_context::RequestContext, request_context::UpstreamTarget, worker::Worker,
+    },
     upstream::headers::{self, BodyFraming, Outbound},
 };
 

@@ -1,0 +1,164 @@
+//! Which limits of a route apply to a request, and in which of their buckets it counts.
+
+use std::sync::Arc;
+
+use super::{
+    applied_limit::{Applicability, AppliedLimit, Block},
+    decide::DecisionEffect,
+    decision_context::{DecisionContext, RequestAttributes},
+    observer::DecisionObserver,
+    plan::{LimitPlan, LimitRule},
+    refusals::LACKS_KEY,
+    rulings::{Boost, KeyRuling},
+    worker::Worker,
+};
+use crate::{
+    config::{Effect, Mode},
+    identity::{Keyed, Subject},
+    response::Refusal,
+};
+
+/// Units that operators have granted, and this request has taken.
+pub(super) type GrantedUnits = Vec<(Arc<Boost>, u64)>;
+
+impl Worker {
+    /// Finds the limits of the route that apply, and takes what operators have granted their keys.
+    pub(super) fn apply_limits<'a>(
+        &self,
+        decision: &mut DecisionContext<'a>,
+        guesses: bool,
+        effect: DecisionEffect,
+        observer: &mut impl DecisionObserver<'a>,
+    ) -> Result<GrantedUnits, Refusal> {
+        let route = decision.route;
+        let mut granted = GrantedUnits::new();
+        let Some(attributes) = &decision.attributes else {
+            return Ok(granted);
+        };
+        let samples_keys = self.samples_keys();
+        let mut limits = std::mem::take(&mut decision.limits);
+        let applied = decision.with_subject(&self.shared.plan.table, attributes, |subject| {
+            for limit in &route.limits {
+                let applicability =
+                    self.applicability(attributes, limit, guesses, subject, route.cost);
+                observer.limit(limit, &applicability);
+                match applicability {
+                    Applicability::Exempt(_) => limit.decisions.exempt.increment(1),
+                    Applicability::MissingKey => return Err(LACKS_KEY),
+                    Applicability::Granted(boost) => {
+                        limit.decisions.exempt.increment(1);
+                        if effect.charges() && boost.take(route.cost) {
+                            granted.push((boost, route.cost));
+                        }
+                    }
+                    Applicability::Applies(applied) => {
+                        if let Some(key) = applied.key().filter(|_| samples_keys) {
+                            let readable = || self.readable(&limit.rule, subject);
+                            self.suspect_key(&limit.rule, key, readable);
+                        }
+                        limits.push(applied);
+                    }
+                    Applicability::Off
+                    | Applicability::SwitchedOff
+                    | Applicability::NotForGuesses
+                    | Applicability::NoKey
+                    | Applicability::NotRead => {}
+                }
+            }
+            Ok(())
+        });
+        decision.limits = limits;
+        applied.map(|()| granted)
+    }
+
+    /// Whether a limit of the route applies to a request. Changes nothing.
+    #[inline]
+    pub(super) fn applicability<'a>(
+        &self,
+        attributes: &RequestAttributes<'_>,
+        limit: &'a LimitPlan,
+        guesses: bool,
+        subject: &Subject<'_>,
+        cost: u64,
+    ) -> Applicability<'a> {
+        let rule = &*limit.rule;
+        match rule.mode() {
+            Mode::Off if rule.settings.mode == Mode::Off => Applicability::Off,
+            Mode::Off => Applicability::SwitchedOff,
+            _ if guesses && !limit.everywhere && !rule.key.has_address() => {
+                Applicability::NotForGuesses
+            }
+            mode => match self.bucket(attributes, limit, subject, cost) {
+                Applicability::Applies(mut applied) => {
+                    applied.is_enforced = rule.enforces(mode, applied.key());
+                    Applicability::Applies(applied)
+                }
+                other => other,
+            },
+        }
+    }
+
+    /// In which bucket a limit counts a request, whatever its mode.
+    #[inline]
+    pub(super) fn bucket<'a>(
+        &self,
+        attributes: &RequestAttributes<'_>,
+        limit: &'a LimitPlan,
+        subject: &Subject<'_>,
+        cost: u64,
+    ) -> Applicability<'a> {
+        let rule = &*limit.rule;
+        let client = &attributes.client;
+        let (hasher, prefixes) = (&self.shared.process.hasher, self.shared.plan.prefixes);
+        let mut tier = rule.tier(client);
+        let mut block = None;
+        let readable = || self.readable(rule, subject);
+        let exception = rule.exceptions.find(client, readable);
+        let by_override = exception.and_then(|exception| exception.place);
+        match exception.map(|exception| (exception.effect, exception.until)) {
+            Some((Effect::Quota(quota), _)) => tier = quota,
+            Some((Effect::Block, until)) => block = Some(Block { until }),
+            Some((Effect::Exempt, _)) => return Applicability::Exempt(by_override),
+            None => {}
+        }
+        let key = match rule.key.is_empty() {
+            // one bucket for all
+            true => None,
+            false => match rule
+                .key
+                .key(rule.settings.missing, hasher, prefixes, subject)
+            {
+                Keyed::Bucket(key) => Some(key),
+                Keyed::Skip => return Applicability::NoKey,
+                Keyed::Missing(_) => return Applicability::MissingKey,
+            },
+        };
+        match self.ruled(rule, subject) {
+            Some(KeyRuling {
+                banned: Some(until),
+                ..
+            }) => block = Some(Block { until }),
+            Some(KeyRuling {
+                boost: Some(boost), ..
+            }) => return Applicability::Granted(boost),
+            _ => {}
+        }
+        let bucket = (tier, key);
+        Applicability::Applies(AppliedLimit::new(limit, bucket, cost, by_override, block))
+    }
+
+    /// What operators have decided about the key of a request.
+    #[inline]
+    fn ruled(&self, rule: &LimitRule, subject: &Subject<'_>) -> Option<KeyRuling> {
+        let on_keys = rule.rulings.in_force().on_keys();
+        on_keys.then(|| rule.rulings.on_key(&self.readable(rule, subject)))?
+    }
+
+    fn readable(&self, rule: &LimitRule, subject: &Subject<'_>) -> String {
+        rule.key.readable(
+            &self.shared.process.hasher,
+            self.shared.plan.prefixes,
+            subject,
+        )
+    }
+}

@@ -1,0 +1,159 @@
+//! Asking limits: all of them are charged, or none.
+//!
+//! Limits of this gateway and shared ones are decided together. A limit that counts answers (`count_status`) is asked now and
+//! charged by the answer, so it is only peeked at here.
+
+use arrayvec::ArrayVec;
+
+use super::{
+    applied_limit::{AppliedLimit, LimitOutcome},
+    decide::DecisionEffect,
+    decision_context::DecisionContext,
+    worker::Worker,
+};
+use crate::{
+    budget::{Budget, Claim, Lent, Name, Source, Unavailable},
+    config::Mode,
+    limit::{Charge, Finding, MAX_LIMITS, Verdict},
+    response::Refusal,
+};
+
+type PerLimit<T> = ArrayVec<T, MAX_LIMITS>;
+
+/// What asking some limits gave.
+#[derive(Debug)]
+pub(super) enum Asked {
+    Decided(Vec<Lent>),
+    /// Redis does not answer, and the limit of this index admits nothing without it.
+    Unavailable(usize),
+}
+
+impl Worker {
+    /// Asks limits of this gateway only. On admission those that count now are charged, if the effect is to charge.
+    pub(super) fn ask_local<'a>(
+        &self,
+        now_ns: u64,
+        limits: &mut [LimitOutcome<'a>],
+        effect: DecisionEffect,
+    ) {
+        let store = &self.shared.process.store;
+        let is_blocked = limits.iter().any(|one| one.applied.block.is_some());
+        // not collected, which would move it with all of its room
+        let mut now = PerLimit::<Charge<'a>>::new();
+        now.extend(local(limits, false));
+        let mut verdict = Verdict::default();
+        if now.len() == limits.len() && effect.charges() && !is_blocked {
+            store.admit_into(now_ns, &now, &mut verdict);
+            for (one, finding) in limits.iter_mut().zip(&verdict.findings) {
+                one.finding = Some(*finding);
+            }
+            return;
+        }
+        let later: PerLimit<Charge<'a>> = local(limits, true).collect();
+        let later = store.peek(now_ns, &later);
+        let now = match effect.charges() && !is_blocked && later.admitted() {
+            true => store.admit(now_ns, &now),
+            false => store.peek(now_ns, &now),
+        };
+        distribute(limits, now, later, Verdict::default(), &[]);
+    }
+
+    /// Asks limits of which some are shared. Waits only where Redis has to be asked.
+    pub(super) async fn ask_shared<'a>(
+        &self,
+        budget: &Budget,
+        decision: &DecisionContext<'_>,
+        now_ns: u64,
+        limits: &mut [LimitOutcome<'a>],
+        effect: DecisionEffect,
+    ) -> Asked {
+        let store = &self.shared.process.store;
+        let is_blocked = limits.iter().any(|one| one.applied.block.is_some());
+        let now: PerLimit<Charge<'a>> = local(limits, false).collect();
+        let later: PerLimit<Charge<'a>> = local(limits, true).collect();
+        let later = store.peek(now_ns, &later);
+        let claims: PerLimit<Claim<'_>> = shared(limits).map(|(_, claim)| claim).collect();
+        if is_blocked || !effect.charges() || !later.admitted() {
+            let (now, known) = (store.peek(now_ns, &now), budget.peek(now_ns, &claims));
+            distribute(limits, now, later, known, &[]);
+            return Asked::Decided(Vec::new());
+        }
+        let name = |index: usize| {
+            let asked = shared(limits).nth(index);
+            asked.map_or_else(Name::default, |(at, _)| {
+                self.shared_name(decision, &limits[at].applied)
+            })
+        };
+        match budget.admit(now_ns, store, &now, &claims, name).await {
+            Ok(decided) => {
+                let (now, known) = (decided.local, decided.shared);
+                distribute(limits, now, later, known, &decided.sources);
+                Asked::Decided(decided.lent)
+            }
+            Err(Unavailable { claim }) => {
+                let asked = shared(limits).nth(claim);
+                Asked::Unavailable(asked.map_or(0, |(at, _)| at))
+            }
+        }
+    }
+
+    /// What all gateways call the bucket of a request.
+    fn shared_name(&self, decision: &DecisionContext<'_>, applied: &AppliedLimit<'_>) -> Name {
+        let Some(attributes) = &decision.attributes else {
+            return Name::default();
+        };
+        let plan = &self.shared.plan;
+        decision.with_subject(&plan.table, attributes, |subject| {
+            Name(applied.limit.rule.key.shared(plan.prefixes, subject))
+        })
+    }
+}
+
+/// 503, where a limit that is enforced admits nothing without Redis. One that only observes says nothing then.
+pub(super) fn unavailable(applied: &AppliedLimit<'_>) -> Result<(), Refusal> {
+    let rule = &applied.limit.rule;
+    if rule.mode() != Mode::Enforce {
+        return Ok(());
+    }
+    let limit = rule.settings.disclose.then(|| rule.name.clone());
+    Err(Refusal::LimitUnavailable { limit })
+}
+
+/// The charges on limits of this gateway: those that are charged now, or later.
+fn local<'a>(limits: &[LimitOutcome<'a>], later: bool) -> impl Iterator<Item = Charge<'a>> {
+    limits
+        .iter()
+        .filter(move |one| !one.applied.is_shared() && one.applied.counts_later() == later)
+        .map(|one| one.applied.charge())
+}
+
+/// The claims on shared limits, each with its index.
+fn shared<'a>(limits: &[LimitOutcome<'a>]) -> impl Iterator<Item = (usize, Claim<'a>)> {
+    let limits = limits.iter().enumerate();
+    limits.filter_map(|(index, one)| Some((index, one.applied.claim()?)))
+}
+
+/// Gives each limit its finding, in order.
+fn distribute<'a>(
+    limits: &mut [LimitOutcome<'a>],
+    now: Verdict<'a>,
+    later: Verdict<'a>,
+    known: Verdict<'a>,
+    sources: &[Source],
+) {
+    let [mut now, mut later, mut known] =
+        [now, later, known].map(|verdict| verdict.findings.into_iter());
+    let mut sources = sources.iter().copied();
+    for one in limits {
+        let applied = &one.applied;
+        let finding: Option<Finding<'a>> = match (applied.is_shared(), applied.counts_later()) {
+            (true, _) => known.next(),
+            (false, true) => later.next(),
+            (false, false) => now.next(),
+        };
+        one.finding = finding.map(|finding| applied.closed_or(finding));
+        if applied.is_shared() {
+            one.source = Some(sources.next().unwrap_or_default());
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! Warnings that a process logs once.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// The kind under which a suspicious peer's request is counted.
+pub(super) const UNNAMED_PROXY: &str = "unnamed_proxy";
+
+/// Whether a warning has been logged.
+#[derive(Debug, Default)]
+pub(super) struct LogOnce(AtomicBool);
+
+impl LogOnce {
+    pub(super) fn is_first(&self) -> bool {
+        !self.0.load(Relaxed) && !self.0.swap(true, Relaxed)
+    }
+}
