@@ -4,6 +4,8 @@
 //! also from `use crate::{a, b::c}` trees. A test over a folder that matches no file proves nothing, so each one
 //! asserts that it saw the files that it is about.
 
+mod circles;
+
 use std::{
     fs,
     path::{Path, PathBuf},
