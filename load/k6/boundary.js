@@ -1,5 +1,5 @@
-// Bursts after two quiet seconds each, so placed that some of them meet an edge, wherever the edges of a window may be: a sliding
-// log admits just what it says of every one, a fixed window up to twice as much.
+// Bursts, each after two quiet seconds, timed so that some cross a window boundary, wherever it is. A sliding log admits exactly
+// its limit of each burst; a fixed window admits up to twice as much.
 // The limit is `window` of gateway.toml: 50 in any 2 s.
 import http from 'k6/http';
 import { check, sleep } from 'k6';
@@ -7,7 +7,7 @@ import { ALWAYS, TARGETS, count } from './lib/gateway.js';
 
 const LIMIT = 50;
 const WINDOW = 2;
-// a burst lasts for half a second; starts that are 2.55 s apart leave no 0.4 s between two edges out
+// a burst lasts half a second; with starts 2.55 s apart, some burst crosses a boundary at any offset
 const BURSTS = 8;
 const APART = WINDOW + 0.55;
 const BATCHES = 10;
@@ -35,13 +35,13 @@ export default function () {
       passed += http.batch(batch()).filter((response) => count(response).status === 200).length;
       sleep(0.05);
     }
-    // a machine that stood still for two seconds has given the next ones away
+    // after a stall of two seconds the following bursts are not valid
     const windows = 1 + Math.floor(since() / WINDOW);
     check(passed, {
       [`no burst is admitted more than ${LIMIT}`]: (n) => n <= LIMIT * windows,
       'and every one as much': (n) => n >= LIMIT,
     });
-    // two seconds after the last of it, at least
+    // at least two seconds after the end of the burst
     sleep(Math.max(APART - since(), WINDOW));
   }
 }

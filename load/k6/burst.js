@@ -1,4 +1,4 @@
-// A full bucket lets a burst of its size through, at once and again after it has filled up.
+// A full bucket admits a burst of its size at once, and again after it has refilled.
 // The limit is `per_user` of gateway.toml: 100/s, burst 50.
 import http from 'k6/http';
 import { check, sleep } from 'k6';

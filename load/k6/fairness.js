@@ -1,4 +1,4 @@
-// One heavy client and fifty light ones: the heavy one is held to its limit, no light one is refused.
+// One heavy client and fifty light ones: the heavy one gets its limit, and no light one is rejected.
 // The limit is `per_user` of gateway.toml: 100/s, burst 50.
 import exec from 'k6/execution';
 import { ALWAYS, arrivals, ask, exactly } from './lib/gateway.js';

@@ -1,5 +1,5 @@
-// Nothing that a client writes buys a request more: not an address, not a name, however they are spelled.
-// The limit is `per_ip` of gateway.toml: 60/min, burst 20, met by /v1/address. Only untrusted peers may run this.
+// No header of a client gives it more requests: no address and no user, in any spelling.
+// The limit is `per_ip` of gateway.toml: 60/min, burst 20, which applies to /v1/address. Run this from an untrusted peer only.
 import http from 'k6/http';
 import exec from 'k6/execution';
 import { ALWAYS, DURATION, arrivals, count, nextTarget } from './lib/gateway.js';

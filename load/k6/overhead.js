@@ -1,4 +1,4 @@
-// What the gateway adds to a request: each is sent straight to the origin and through the gateway, one right after the other.
+// The latency that the gateway adds: each request goes directly to the origin and through the gateway, one after the other.
 import http from 'k6/http';
 import exec from 'k6/execution';
 import { Trend } from 'k6/metrics';
@@ -16,7 +16,7 @@ export const options = {
   thresholds: {
     http_req_failed: ['rate==0'],
     dropped_iterations: ALWAYS.dropped_iterations,
-    // generators, gateways and origin share the machine: it is the median that says what the gateway costs
+    // generators, gateways and origin share the machine, so only the median shows the cost of the gateway
     gw_added: ['med<5', 'p(95)<100'],
     'http_req_duration{name:gateway}': ['p(95)<100'],
   },
@@ -27,7 +27,7 @@ const direct = () => timed('direct', ORIGIN);
 const through = () => timed('gateway', nextTarget());
 
 export function both() {
-  // in turn, so that neither is always the one that wakes the origin
+  // alternate the order, so that neither path always wakes the origin
   if (exec.scenario.iterationInTest % 2) {
     const without = direct();
     added.add(through() - without);

@@ -1,4 +1,4 @@
-// Who waits for as long as Retry-After says is admitted at the first try, at whichever gateway.
+// A client that waits for Retry-After is admitted at the first attempt, at any gateway.
 // The limit is `patient` of gateway.toml: 30/min, burst 3.
 import { check, sleep } from 'k6';
 import { Rate } from 'k6/metrics';

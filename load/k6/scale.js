@@ -1,5 +1,5 @@
-// A gateway joins after a quarter of the time and leaves after three: the limit of all of them together stays what it is.
-// JOINING is the address of the gateway that comes and goes (whoever runs this starts and stops it: scripts/load scale does).
+// A gateway joins after one quarter of the time and leaves after three: the limit of all gateways together stays the same.
+// JOINING is the address of this gateway. scripts/load scale starts and stops it.
 // The limit is `per_user` of gateway.toml: 100/s, burst 50.
 import exec from 'k6/execution';
 import { ALWAYS, DURATION, TARGETS, arrivals, ask, exactly, nextTarget } from './lib/gateway.js';
@@ -9,7 +9,7 @@ export { together as teardown } from './lib/gateway.js';
 const LIMIT = 100;
 const BURST = 50;
 const JOINING = __ENV.JOINING;
-// it is asked when it has surely come, and no more long before it goes: the clock of whoever starts it is ahead of this one
+// send to it only while it surely runs: the clock of the script that starts it is ahead of this one
 const ASKED = { from: 0.4, until: 0.55 };
 
 export const options = {

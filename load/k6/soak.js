@@ -1,5 +1,5 @@
-// New clients all the time, and one that takes too much: memory and keys stay within their bounds, nothing fails. Ten minutes
-// and more are worth waiting for; at 500 requests a second the table of a gateway is full after one.
+// New clients all the time, and one above its limit: memory and keys stay within their bounds, and no request fails. Run it for
+// ten minutes or more; at 500 requests a second the table of a gateway is full after one minute.
 import { check } from 'k6';
 import exec from 'k6/execution';
 import http from 'k6/http';
@@ -25,11 +25,11 @@ export const options = {
   thresholds: {
     ...ALWAYS,
     checks: ['rate==1'],
-    // and there were enough to need the bound
+    // there were enough keys to reach the bound
     gw_keys: [`max<=${SLOTS}`, `max>=${MAX_KEYS}`],
     gw_limited: ['rate>0.15', 'rate<0.25'],
     gw_memory_mib: ['max<200', 'min>0'],
-    // between a third of the time, when everything has been used once, and the end
+    // growth between a third of the time, when all code has run once, and the end
     gw_memory_growth_mib: ['max<8'],
   },
 };

@@ -9,6 +9,8 @@ mod prose;
 const PAGES: &[&str] = &[
     "README.md",
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
     "bench/README.md",
     "load/README.md",
 ];

@@ -1,4 +1,4 @@
-// What the scripts share: whom they ask, with which key, and what they count.
+// Shared by the scripts: gateways, keys and counters.
 import { check } from 'k6';
 import http from 'k6/http';
 import exec from 'k6/execution';
@@ -11,7 +11,7 @@ export const ADMINS = (__ENV.ADMINS || '').split(',').filter((address) => addres
 /** Seconds of load; the bounds follow from it. */
 export const DURATION = Number(__ENV.DURATION || 10);
 
-// a 429 is an answer, not a failure
+// a 429 is a valid response, not a failure
 http.setResponseCallback(http.expectedStatuses(200, 429));
 
 export const admitted = new Counter('gw_admitted');
@@ -50,7 +50,7 @@ export const arrivals = (rate, exec, tags, more = {}) => ({
   rate,
   timeUnit: '1s',
   duration: `${DURATION}s`,
-  // enough for a machine that stands still for half a second
+  // enough for a machine that stalls for half a second
   preAllocatedVUs: Math.max(10, Math.ceil(rate / 2)),
   maxVUs: Math.max(40, rate),
   exec,
