@@ -16,9 +16,6 @@ const PAGES: &[&str] = &[
 ];
 const FOLDERS: &[&str] = &["docs", "docs/decisions"];
 
-/// Pages that are exempt from the language rules until they are rewritten.
-const LATER: &[&str] = &["docs/shared-limits.md"];
-
 /// Name and text of every page.
 fn pages() -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
