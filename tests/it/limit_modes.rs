@@ -162,7 +162,7 @@ fn overrides_raise_close_and_lift_a_limit_for_one_key_until_a_day() {
     let closed = gateway.send(&user("abuser"));
     assert_eq!((closed.status, closed.retry_after()), (429, None));
     assert!(
-        closed.text().contains("closed to this client"),
+        closed.text().contains("blocks this client"),
         "{}",
         closed.text()
     );

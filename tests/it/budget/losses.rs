@@ -175,14 +175,49 @@ fn a_redis_that_restarts_from_an_old_snapshot_is_told_what_came_after_it() {
 
 #[test]
 fn keys_that_are_evicted_are_told_by_every_gateway_that_asks() {
-    let evict = |redis: &mut Redis| {
-        for key in redis.keys() {
-            if !key.ends_with(":gateways") {
-                redis.run::<Value>(&["DEL", &key]);
+    under_load(|redis| evict(redis), |_| {});
+}
+
+#[test]
+fn keys_that_are_evicted_when_their_gateway_is_silent_cost_one_burst_once() {
+    let redis = Redis::start();
+    let gateways = gateways(&url(&redis), 2);
+    let [silent, asked] = &gateways[..] else {
+        unreachable!()
+    };
+    let begun = Instant::now();
+    for (kind, _) in KINDS {
+        assert!(spend(silent, kind, 600) >= 560, "{kind}");
+    }
+    evict(&redis);
+    // nothing can tell this gateway that the key is not new
+    for (kind, _) in KINDS {
+        let admitted = spend(asked, kind, 620);
+        assert!(
+            admitted <= 600 + refilled(begun),
+            "{kind}: {admitted} of 600"
+        );
+    }
+    for _ in 0..2 {
+        for gateway in [silent, asked] {
+            for (kind, _) in KINDS {
+                let admitted = spend(gateway, kind, 60);
+                assert!(
+                    admitted <= BEYOND + refilled(begun),
+                    "{kind}: {admitted} more"
+                );
             }
         }
-    };
-    under_load(evict, |_| {});
+        pause(DOUBT);
+    }
+}
+
+fn evict(redis: &Redis) {
+    for key in redis.keys() {
+        if !key.ends_with(":gateways") {
+            redis.run::<Value>(&["DEL", &key]);
+        }
+    }
 }
 
 #[test]
