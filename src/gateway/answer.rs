@@ -255,11 +255,11 @@ impl Worker {
     ) -> Refusal {
         let index = request.decision.route.upstream;
         let fleet = &self.shared.plan.upstreams[index];
-        if let Some(unsaid) = self.warnings[index].speak() {
+        if let Some(suppressed) = self.warnings[index].speak() {
             let (upstream, kind) = (&fleet.settings().name, error.kind());
             let server = server.map(|server| fleet.server_name(server));
             let request_id = request.request_id.to_str().unwrap_or_default();
-            tracing::warn!(upstream, server, kind, request_id, unsaid, %error, "the upstream gave no response");
+            tracing::warn!(upstream, server, kind, request_id, suppressed, %error, "the upstream gave no response");
         }
         match error {
             UpstreamError::Connect(_) | UpstreamError::Tls(_) | UpstreamError::Closed(_) => {

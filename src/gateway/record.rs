@@ -184,7 +184,7 @@ struct Told {
     /// No limit rejects the request.
     allowed: bool,
     /// Rejections before it that got no line.
-    left_out: u64,
+    lines_dropped: u64,
     kept: Kept,
 }
 
@@ -196,21 +196,21 @@ impl Told {
         }
         let allowed = request.decision.limits.admitted();
         let logged = worker.access.as_ref().and_then(|access| {
-            let left_out = match allowed {
+            let lines_dropped = match allowed {
                 true => worker.logs_admitted().then_some(0),
                 false => worker.shared.admit_rejected_line(request.decision.arrived),
             };
-            Some((access.clone(), left_out?))
+            Some((access.clone(), lines_dropped?))
         });
         let traced = request.traced.as_ref().map(|traced| traced.place);
         let span = worker.spans.clone().zip(traced);
         (logged.is_some() || span.is_some()).then(|| {
-            let (access, left_out) = logged.unzip();
+            let (access, lines_dropped) = logged.unzip();
             Self {
                 access,
                 span,
                 allowed,
-                left_out: left_out.unwrap_or(0),
+                lines_dropped: lines_dropped.unwrap_or(0),
                 kept: Kept::of(worker, request, retry_after),
             }
         })
@@ -227,7 +227,7 @@ impl Told {
         let line = Line {
             error: refused,
             trace: self.span.as_ref().map(|(_, place)| place.trace_id()),
-            left_out: self.left_out,
+            lines_dropped: self.lines_dropped,
             ..self.kept.line(status, went, bytes, duration)
         };
         if let Some(access) = &self.access {
@@ -389,7 +389,7 @@ impl Kept {
             went,
             error: None,
             trace: None,
-            left_out: 0,
+            lines_dropped: 0,
             bytes,
             duration,
         }

@@ -125,9 +125,9 @@ impl Worker {
         }
         if effect.charges() {
             decision.route.shed.increment(1);
-            if let Some(unsaid) = self.shedding.speak() {
+            if let Some(suppressed) = self.shedding.speak() {
                 let (priority, most) = (priority.as_str(), overload.bound());
-                tracing::warn!(priority, most, unsaid, "overload: a request was shed");
+                tracing::warn!(priority, most, suppressed, "overload: a request was shed");
             }
         }
         Err(Refusal::Overloaded)

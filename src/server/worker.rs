@@ -252,17 +252,17 @@ impl Observer for ConnectionMetrics {
     }
 
     fn accept_failed(&self, error: &io::Error) {
-        if let Some(unsaid) = self.accepting.speak() {
-            tracing::warn!(listener = self.label, unsaid, %error, "cannot accept a connection; still accepting");
+        if let Some(suppressed) = self.accepting.speak() {
+            tracing::warn!(listener = self.label, suppressed, %error, "cannot accept a connection; still accepting");
         }
         self.metrics.accept_failed(error);
     }
 
     fn cut(&self, why: Cut) {
-        if let Some(unsaid) = self.cutting.speak() {
+        if let Some(suppressed) = self.cutting.speak() {
             tracing::warn!(
                 listener = self.label,
-                unsaid,
+                suppressed,
                 "cut a connection short: {why}"
             );
         }
@@ -270,16 +270,16 @@ impl Observer for ConnectionMetrics {
     }
 
     fn crowded(&self, ip: IpAddr) {
-        if let Some(unsaid) = self.crowding.speak() {
+        if let Some(suppressed) = self.crowding.speak() {
             let why = Cut::Crowded;
-            tracing::warn!(listener = self.label, client_ip = %ip, unsaid, "closed a connection: {why}");
+            tracing::warn!(listener = self.label, client_ip = %ip, suppressed, "closed a connection: {why}");
         }
         self.metrics.cut(Cut::Crowded.label());
     }
 
     fn not_believed(&self, peer: IpAddr, fault: Fault) {
-        if let Some(unsaid) = self.announcing.speak() {
-            tracing::warn!(listener = self.label, %peer, unsaid, "closed a connection: {fault}");
+        if let Some(suppressed) = self.announcing.speak() {
+            tracing::warn!(listener = self.label, %peer, suppressed, "closed a connection: {fault}");
         }
         self.announced.rejected(fault.label());
     }

@@ -68,7 +68,7 @@ pub struct Line<'a> {
     /// The trace ID, if the request has a span.
     pub trace: Option<u128>,
     /// Rejections before this one that got no line because of the cap.
-    pub left_out: u64,
+    pub lines_dropped: u64,
     /// Bytes of the response body.
     pub bytes: u64,
     /// From the request's arrival to the end of its response.
@@ -121,7 +121,7 @@ pub struct AccessLog {
 pub struct LineCap {
     /// The current second and its line count, 32 bits each.
     now: AtomicU64,
-    left_out: AtomicU64,
+    lines_dropped: AtomicU64,
 }
 
 impl LineCap {
@@ -137,14 +137,14 @@ impl LineCap {
                 0
             };
             if lines >= u64::from(most) {
-                self.left_out.fetch_add(1, Relaxed);
+                self.lines_dropped.fetch_add(1, Relaxed);
                 return None;
             }
             let taken = self
                 .now
                 .compare_exchange_weak(now, this | (lines + 1), Relaxed, Relaxed);
             match taken {
-                Ok(_) => return Some(self.left_out.swap(0, Relaxed)),
+                Ok(_) => return Some(self.lines_dropped.swap(0, Relaxed)),
                 Err(other) => now = other,
             }
         }
@@ -240,8 +240,8 @@ fn format(out: &mut Vec<u8>, style: Style, line: &Line<'_>) {
     if let Some(trace) = line.trace {
         fields.string_of("trace_id", format_args!("{trace:032x}"));
     }
-    if line.left_out > 0 {
-        fields.number("left_out", line.left_out);
+    if line.lines_dropped > 0 {
+        fields.number("lines_dropped", line.lines_dropped);
     }
     fields.end();
 }

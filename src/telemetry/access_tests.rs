@@ -71,7 +71,7 @@ fn line() -> Line<'static> {
         went: None,
         error: None,
         trace: Some(0x4bf9),
-        left_out: 7,
+        lines_dropped: 7,
         bytes: 312,
         duration: Duration::from_micros(1_000_042),
     }
@@ -100,7 +100,7 @@ fn json_line_holds_every_known_field_once() {
         "tier": "pro", "method": "GET", "host": "api.example.com", "path": "/v1/search", "route": "search",
         "status": 429, "limit": "per_user", "key": "user:ada", "algorithm": "token_bucket",
         "scope": "local", "mode": "enforce", "capacity": 20, "remaining": 0, "retry_after": 3, "source": "local",
-        "trace_id": "00000000000000000000000000004bf9", "left_out": 7, "bytes": 312, "seconds": 1.000042,
+        "trace_id": "00000000000000000000000000004bf9", "lines_dropped": 7, "bytes": 312, "seconds": 1.000042,
     });
     assert_eq!(read, expected);
 }
@@ -130,7 +130,7 @@ fn text_line_reads_as_name_value_pairs() {
         "2023-11-14T22:13:20.123Z request_id=0190-a client_ip=192.0.2.7 user=\"ada lovelace\" tier=pro method=GET \
          host=api.example.com path=/v1/search route=search status=429 limit=per_user key=user:ada \
          algorithm=token_bucket scope=local mode=enforce capacity=20 remaining=0 retry_after=3 source=local bytes=312 seconds=1.000042 \
-         trace_id=00000000000000000000000000004bf9 left_out=7\n"
+         trace_id=00000000000000000000000000004bf9 lines_dropped=7\n"
     );
 }
 

@@ -92,7 +92,7 @@ where
 #[derive(Debug, Default)]
 pub struct Throttle {
     said: Cell<Option<Instant>>,
-    unsaid: Cell<u64>,
+    suppressed: Cell<u64>,
 }
 
 impl Throttle {
@@ -100,11 +100,11 @@ impl Throttle {
     pub fn speak(&self) -> Option<u64> {
         const PAUSE: Duration = Duration::from_secs(1);
         if self.said.get().is_some_and(|said| said.elapsed() < PAUSE) {
-            self.unsaid.set(self.unsaid.get().saturating_add(1));
+            self.suppressed.set(self.suppressed.get().saturating_add(1));
             return None;
         }
         self.said.set(Some(Instant::now()));
-        Some(self.unsaid.take())
+        Some(self.suppressed.take())
     }
 }
 

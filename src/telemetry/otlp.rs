@@ -230,9 +230,9 @@ impl Sender {
             Err(error) => {
                 self.line = None;
                 self.metrics.failed.increment(count);
-                if let Some(unsaid) = self.warning.speak() {
+                if let Some(suppressed) = self.warning.speak() {
                     let collector = self.collector.to_string();
-                    tracing::warn!(collector, spans = count, unsaid, %error, "the trace collector did not accept the spans, so they are lost");
+                    tracing::warn!(collector, spans = count, suppressed, %error, "the trace collector did not accept the spans, so they are lost");
                 }
             }
         }

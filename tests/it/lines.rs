@@ -41,14 +41,14 @@ fn rejections_get_no_more_lines_in_a_second_than_they_may() {
     let lines = eventually("a line that says how many were left out", || {
         client.send(&request);
         let lines = lines(&gateway, 1);
-        match lines.iter().any(|line| line.get("left_out").is_some()) {
+        match lines.iter().any(|line| line.get("lines_dropped").is_some()) {
             true => Ok(lines),
             false => Err(format!("{} lines", lines.len())),
         }
     });
     let told: f64 = lines
         .iter()
-        .filter_map(|line| line["left_out"].as_f64())
+        .filter_map(|line| line["lines_dropped"].as_f64())
         .sum();
     let counted = gateway.metric(left_out);
     assert!(

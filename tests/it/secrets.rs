@@ -25,7 +25,7 @@ const ADMIN_PAGES: [&str; 9] = [
 struct Secrets(Vec<(&'static str, String)>);
 
 impl Secrets {
-    fn assert_unsaid(&self, place: &str, text: &str) {
+    fn assert_absent(&self, place: &str, text: &str) {
         for (what, secret) in &self.0 {
             let bytes = secret.as_bytes();
             let parts = bytes.chunks(PART).filter(|part| part.len() == PART);
@@ -173,7 +173,7 @@ limits = ["login"]
             for request in [&request, &request] {
                 let response = gateway.send(request);
                 statuses.push(response.status);
-                secrets.assert_unsaid("an answer", &said(&response));
+                secrets.assert_absent("an answer", &said(&response));
             }
         }
     }
@@ -189,7 +189,7 @@ limits = ["login"]
             .header("authorization", &format!("Bearer {good}"));
         let stream = std::net::TcpStream::connect(gateway.admin_address()).expect("it listens");
         let answer = crate::support::Client::over(stream).send(&request);
-        secrets.assert_unsaid(page, &said(&answer));
+        secrets.assert_absent(page, &said(&answer));
     }
     gateway.wait_for_metric(
         "tidegate_identity_rejected_total{source=\"jwt\",kind=\"expired\"}",
@@ -204,5 +204,5 @@ limits = ["login"]
         "{output}"
     );
     assert!(output.matches("\"status\":401").count() > 3, "{output}");
-    secrets.assert_unsaid("the log", &output);
+    secrets.assert_absent("the log", &output);
 }

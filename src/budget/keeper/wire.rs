@@ -361,12 +361,12 @@ impl Wire {
         }
         self.metrics.errors.increment(1);
         if failure == Failure::Script
-            && let Some(unsaid) = self.script_failed.speak()
+            && let Some(suppressed) = self.script_failed.speak()
         {
             tracing::warn!(
                 redis = self.servers.link(event.shard).address(),
                 error = self.servers.link(event.shard).trouble(),
-                unsaid,
+                suppressed,
                 "Redis refuses a script: is something else stored under a key of ours? Its limit goes on as on_redis_down says"
             );
         }

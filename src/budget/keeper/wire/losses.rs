@@ -124,11 +124,11 @@ impl Wire {
     fn lost(&mut self, shard: usize, loss: Loss) {
         self.shards[shard].has_lost = true;
         self.metrics.lost(loss.label());
-        if let Some(unsaid) = self.server_lost.speak() {
+        if let Some(suppressed) = self.server_lost.speak() {
             tracing::warn!(
                 redis = self.servers.link(shard).address(),
                 kind = loss.label(),
-                unsaid,
+                suppressed,
                 "Redis may have lost what was counted: gateways tell it what they remember"
             );
         }
@@ -144,11 +144,11 @@ impl Wire {
     /// The state of one key was gone, or was an older one.
     pub(in crate::budget::keeper) fn lost_key(&self, shard: usize) {
         self.metrics.lost(Loss::Key.label());
-        if let Some(unsaid) = self.key_lost.speak() {
+        if let Some(suppressed) = self.key_lost.speak() {
             tracing::warn!(
                 redis = self.servers.link(shard).address(),
                 kind = Loss::Key.label(),
-                unsaid,
+                suppressed,
                 "Redis has lost what was counted of a key: it goes on from what gateways remember"
             );
         }
