@@ -367,7 +367,7 @@ fn boost(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer,
     let gateways = shared.process().metrics().samples();
     let gateways = gateways
         .iter()
-        .find(|sample| sample.name == "tidegate_budget_gateways");
+        .find(|sample| sample.name == "tidegate_lease_gateways");
     // each gateway gives its part
     let gateways = gateways.map_or(1, |sample| (sample.value as u64).max(1));
     let boost = Arc::new(Boost::new(amount.div_ceil(gateways), until));

@@ -170,13 +170,12 @@ impl Samples {
     }
 
     fn redis(&self) -> Value {
-        let calls =
-            |outcome| self.of("tidegate_budget_calls_total", &[("outcome", outcome)]) as u64;
+        let calls = |outcome| self.of("tidegate_redis_calls_total", &[("outcome", outcome)]) as u64;
         json!({
             "degraded": self.of("tidegate_degraded", &[]) > 0.0,
-            "servers_given_up": self.of("tidegate_budget_breaker_open", &[]) as u64,
-            "in_flight_bound": self.of("tidegate_budget_in_flight_bound", &[]) as u64,
-            "gateways": self.of("tidegate_budget_gateways", &[]) as u64,
+            "servers_given_up": self.of("tidegate_redis_breaker_open", &[]) as u64,
+            "in_flight_bound": self.of("tidegate_redis_in_flight_bound", &[]) as u64,
+            "gateways": self.of("tidegate_lease_gateways", &[]) as u64,
             "calls": { "ok": calls("ok"), "late": calls("late"), "error": calls("error") },
         })
     }

@@ -68,19 +68,19 @@ impl Metrics {
 
     /// The handles for shared limits. Errors are counted by `kinds`, data losses by `losses`.
     pub fn budget(&self, kinds: &[&'static str], losses: &[&'static str]) -> BudgetMetrics {
-        let calls = |outcome| self.counter(&table::BUDGET_CALLS, &[outcome]);
-        let kind = |&kind| (kind, self.counter(&table::BUDGET_ERRORS, &[kind]));
-        let loss = |&kind| (kind, self.counter(&table::BUDGET_LOSSES, &[kind]));
+        let calls = |outcome| self.counter(&table::REDIS_CALLS, &[outcome]);
+        let kind = |&kind| (kind, self.counter(&table::REDIS_ERRORS, &[kind]));
+        let loss = |&kind| (kind, self.counter(&table::REDIS_LOSSES, &[kind]));
         BudgetMetrics {
             ok: calls("ok"),
             late: calls("late"),
             errors: calls("error"),
-            seconds: self.histogram(&table::BUDGET_CALL_SECONDS, &[]),
+            seconds: self.histogram(&table::REDIS_CALL_SECONDS, &[]),
             by_kind: kinds.iter().map(kind).collect(),
             losses: losses.iter().map(loss).collect(),
-            gateways: self.gauge(&table::BUDGET_GATEWAYS, &[]),
-            breaker_open: self.gauge(&table::BUDGET_BREAKER_OPEN, &[]),
-            bound: self.gauge(&table::BUDGET_IN_FLIGHT_BOUND, &[]),
+            gateways: self.gauge(&table::LEASE_GATEWAYS, &[]),
+            breaker_open: self.gauge(&table::REDIS_BREAKER_OPEN, &[]),
+            bound: self.gauge(&table::REDIS_IN_FLIGHT_BOUND, &[]),
             degraded: self.gauge(&table::DEGRADED, &[]),
         }
     }

@@ -121,19 +121,19 @@ table! {
         "Requests rejected because their body found no room in max_body_buffer.";
     KILL_SWITCH = "tidegate_kill_switch", Kind::Gauge, Count, ["limit"],
         "1 while an operator keeps the limit from rejecting.";
-    BUDGET_CALLS = "tidegate_budget_calls_total", Kind::Counter, Count, ["outcome"],
+    REDIS_CALLS = "tidegate_redis_calls_total", Kind::Counter, Count, ["outcome"],
         "Calls to Redis for shared limits.";
-    BUDGET_CALL_SECONDS = "tidegate_budget_call_seconds", Kind::Histogram(CALL_SECONDS), Seconds, [],
+    REDIS_CALL_SECONDS = "tidegate_redis_call_seconds", Kind::Histogram(CALL_SECONDS), Seconds, [],
         "Time that Redis took to answer calls for shared limits.";
-    BUDGET_ERRORS = "tidegate_budget_errors_total", Kind::Counter, Count, ["kind"],
+    REDIS_ERRORS = "tidegate_redis_errors_total", Kind::Counter, Count, ["kind"],
         "Calls and probes that failed.";
-    BUDGET_LOSSES = "tidegate_budget_losses_total", Kind::Counter, Count, ["kind"],
+    REDIS_LOSSES = "tidegate_redis_losses_total", Kind::Counter, Count, ["kind"],
         "Losses of data in Redis that this gateway detected.";
-    BUDGET_GATEWAYS = "tidegate_budget_gateways", Kind::Gauge, Count, [],
+    LEASE_GATEWAYS = "tidegate_lease_gateways", Kind::Gauge, Count, [],
         "Gateways that share limits, at the last heartbeat.";
-    BUDGET_BREAKER_OPEN = "tidegate_budget_breaker_open", Kind::Gauge, Count, [],
+    REDIS_BREAKER_OPEN = "tidegate_redis_breaker_open", Kind::Gauge, Count, [],
         "Redis servers with an open circuit breaker, because they do not answer.";
-    BUDGET_IN_FLIGHT_BOUND = "tidegate_budget_in_flight_bound", Kind::Gauge, Count, [],
+    REDIS_IN_FLIGHT_BOUND = "tidegate_redis_in_flight_bound", Kind::Gauge, Count, [],
         "Calls that a Redis server may have in flight: the smallest bound of all servers, 0 if none was slow.";
     DEGRADED = "tidegate_degraded", Kind::Gauge, Count, [],
         "1 while at least one shared limit uses its local fallback because Redis does not answer.";

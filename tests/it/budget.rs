@@ -189,7 +189,7 @@ fn a_reply_that_brings_nothing_is_not_asked_for_again_until_somebody_spends() {
     let requests: usize = statuses.values().sum();
     let calls: f64 = gateways
         .iter()
-        .map(|gateway| gateway.metric("tidegate_budget_calls_total{outcome=\"ok\"}"))
+        .map(|gateway| gateway.metric("tidegate_redis_calls_total{outcome=\"ok\"}"))
         .sum();
     println!("{calls} calls for {requests} requests");
     assert!(
@@ -210,7 +210,7 @@ fn a_refusal_is_remembered_and_costs_no_calls() {
         .map(|_| client.send(&Request::get("/")).status)
         .collect();
     assert_eq!(statuses, [200, 200, 200, 200, 200, 429]);
-    let calls = || gateways[0].metric("tidegate_budget_calls_total");
+    let calls = || gateways[0].metric("tidegate_redis_calls_total");
     let before = calls();
     assert_eq!(admitted(&burst(&gateways, 1_000, 4)), 0);
     assert_eq!(calls(), before);

@@ -4,7 +4,7 @@ import http from 'k6/http';
 import exec from 'k6/execution';
 import { Counter, Rate, Trend } from 'k6/metrics';
 
-/** The gateways that share one budget. */
+/** The gateways that share their limits. */
 export const TARGETS = (__ENV.TARGETS || 'http://127.0.0.1:8080,http://127.0.0.1:8081').split(',');
 /** Their admin listeners, for the scripts that look at their metrics. */
 export const ADMINS = (__ENV.ADMINS || '').split(',').filter((address) => address);
@@ -80,7 +80,7 @@ export function together() {
   for (const admin of ADMINS) {
     const metric = metricsOf(admin);
     check(metric, {
-      'limits are shared through Redis': () => metric('tidegate_budget_calls_total{outcome="ok"}') > 0 && metric('tidegate_degraded ') === 0,
+      'limits are shared through Redis': () => metric('tidegate_redis_calls_total{outcome="ok"}') > 0 && metric('tidegate_degraded ') === 0,
     });
   }
 }

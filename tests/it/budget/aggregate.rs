@@ -136,7 +136,7 @@ fn three_gateways_that_are_asked_for_three_times_a_limit_admit_the_limit_and_a_q
     let quiet = asks("quiet", &gateways, 25, time);
     let (noisy, quiet) = (noisy.end(), quiet.end());
     for gateway in &gateways {
-        assert!(gateway.metric("tidegate_budget_calls_total{outcome=\"ok\"}") > 0.0);
+        assert!(gateway.metric("tidegate_redis_calls_total{outcome=\"ok\"}") > 0.0);
         assert_eq!(gateway.metric("tidegate_degraded"), 0.0);
     }
     println!("noisy: {}\nquiet: {}", noisy.told(), quiet.told());

@@ -119,7 +119,7 @@ impl Seen {
 }
 
 fn ok_calls(gateway: &Gateway) -> f64 {
-    gateway.metric("tidegate_budget_calls_total{outcome=\"ok\"}")
+    gateway.metric("tidegate_redis_calls_total{outcome=\"ok\"}")
 }
 
 /// Waits until every gateway is answered again, and none goes on alone.

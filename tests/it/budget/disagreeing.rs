@@ -47,7 +47,7 @@ fn what_another_program_stores_under_a_key_costs_that_key_only() {
     let alone = statuses.iter().filter(|&&status| status == 200).count();
     // half of what was left
     assert!((19..=20).contains(&alone), "{statuses:?}");
-    let refused = gateway.metric("tidegate_budget_errors_total{kind=\"script\"}");
+    let refused = gateway.metric("tidegate_redis_errors_total{kind=\"script\"}");
     assert!(refused >= 20.0, "{refused}");
     eventually("the log to say so", || {
         let log = gateway.stderr();
@@ -75,7 +75,7 @@ fn a_state_of_another_form_is_a_key_that_is_not_there() {
     redis.run::<Value>(&["SET", key, "as an older gateway wrote it", "PX", "60000"]);
     // what this one remembers, three of five, and not a full bucket
     assert_eq!(passed(&gateway, 6), 3);
-    assert_eq!(gateway.metric("tidegate_budget_errors_total"), 0.0);
+    assert_eq!(gateway.metric("tidegate_redis_errors_total"), 0.0);
 }
 
 #[test]
@@ -94,6 +94,6 @@ fn deployments_with_prefixes_of_their_own_share_nothing() {
             [200, 200, 429],
             "{prefix}"
         );
-        assert_eq!(gateway.metric("tidegate_budget_gateways"), 1.0, "{prefix}");
+        assert_eq!(gateway.metric("tidegate_lease_gateways"), 1.0, "{prefix}");
     }
 }

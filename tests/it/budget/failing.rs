@@ -130,19 +130,19 @@ fn a_redis_that_hangs_is_given_up_and_used_again_when_it_answers() {
     assert_eq!(passed(&gateway, 10), 10);
     redis.pause();
     until_given_up(&gateway);
-    let late = gateway.metric("tidegate_budget_calls_total{outcome=\"late\"}");
+    let late = gateway.metric("tidegate_redis_calls_total{outcome=\"late\"}");
     assert_eq!(passed(&gateway, 200), 200);
     // calls that were under way when it was given up may still be found late, but none is made any more
-    let later = gateway.metric("tidegate_budget_calls_total{outcome=\"late\"}");
+    let later = gateway.metric("tidegate_redis_calls_total{outcome=\"late\"}");
     assert!(
         later <= late + 5.0,
         "{late}, then {later} late calls: nobody waits for a Redis that was given up"
     );
     redis.resume();
     gateway.wait_for_metric("tidegate_degraded", 0.0);
-    let before = gateway.metric("tidegate_budget_calls_total{outcome=\"ok\"}");
+    let before = gateway.metric("tidegate_redis_calls_total{outcome=\"ok\"}");
     assert_eq!(passed(&gateway, 10), 10);
-    assert!(gateway.metric("tidegate_budget_calls_total{outcome=\"ok\"}") > before);
+    assert!(gateway.metric("tidegate_redis_calls_total{outcome=\"ok\"}") > before);
     let log = eventually("the line that it answers again", || {
         let log = gateway.stderr();
         match log.contains("Redis answers again") {
@@ -209,7 +209,7 @@ fn what_a_redis_that_stood_still_granted_to_nobody_goes_back() {
 fn a_redis_that_hangs_is_noticed_although_nobody_sends_a_request() {
     let redis = Redis::start();
     let gateway = shared(&redis, PLENTY);
-    gateway.wait_for_metric("tidegate_budget_gateways", 1.0);
+    gateway.wait_for_metric("tidegate_lease_gateways", 1.0);
     assert_eq!(gateway.metric("tidegate_degraded"), 0.0);
     redis.pause();
     gateway.wait_for_metric("tidegate_degraded", 1.0);
@@ -245,7 +245,7 @@ fn forgotten_scripts_are_sent_again_and_no_request_notices() {
         redis.run::<Value>(&["SCRIPT", "FLUSH"]);
     }
     assert_eq!(
-        gateway.metric("tidegate_budget_calls_total{outcome=\"error\"}"),
+        gateway.metric("tidegate_redis_calls_total{outcome=\"error\"}"),
         0.0
     );
 }
@@ -266,15 +266,15 @@ fn a_full_a_read_only_and_a_loading_redis_count_under_their_names_and_recover() 
         redis.run::<Value>(spoil);
         until_given_up(&gateway);
         assert!(
-            gateway.metric(&format!("tidegate_budget_errors_total{{kind=\"{kind}\"}}")) >= 5.0,
+            gateway.metric(&format!("tidegate_redis_errors_total{{kind=\"{kind}\"}}")) >= 5.0,
             "{kind}"
         );
         assert_eq!(passed(&gateway, 20), 20, "{kind}");
         redis.run::<Value>(mend);
-        let before = gateway.metric("tidegate_budget_calls_total{outcome=\"ok\"}");
+        let before = gateway.metric("tidegate_redis_calls_total{outcome=\"ok\"}");
         eventually("calls to be answered again", || {
             assert_eq!(passed(&gateway, 1), 1);
-            let now = gateway.metric("tidegate_budget_calls_total{outcome=\"ok\"}");
+            let now = gateway.metric("tidegate_redis_calls_total{outcome=\"ok\"}");
             if now > before {
                 Ok(())
             } else {
@@ -321,7 +321,7 @@ fn what_is_no_redis_is_given_up() {
         for _ in 0..20 {
             assert_eq!(gateway.get("/").status, 503, "{nonsense:?}");
         }
-        assert!(gateway.metric("tidegate_budget_errors_total") >= 1.0);
+        assert!(gateway.metric("tidegate_redis_errors_total") >= 1.0);
     }
 }
 

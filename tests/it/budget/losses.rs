@@ -71,7 +71,7 @@ fn gateways(redis: &str, count: usize) -> Vec<Gateway> {
     let start = |_| Gateway::with(&config(redis)).start();
     let gateways: Vec<Gateway> = (0..count).map(start).collect();
     for gateway in &gateways {
-        gateway.wait_for_metric("tidegate_budget_gateways", count as f64);
+        gateway.wait_for_metric("tidegate_lease_gateways", count as f64);
     }
     gateways
 }
@@ -245,9 +245,9 @@ fn a_gateway_without_requests_tells_a_flushed_redis_what_it_knows() {
     is_within(&admitted, begun);
     said_once(&gateways[1], "Redis may have lost what was counted");
     said_once(&gateways[0], "Redis has lost what was counted of a key");
-    let emptied = gateways[1].metric("tidegate_budget_losses_total{kind=\"emptied\"}");
+    let emptied = gateways[1].metric("tidegate_redis_losses_total{kind=\"emptied\"}");
     assert!(emptied >= 1.0, "{emptied}");
-    let keys = gateways[0].metric("tidegate_budget_losses_total{kind=\"key\"}");
+    let keys = gateways[0].metric("tidegate_redis_losses_total{kind=\"key\"}");
     assert!(keys >= KINDS.len() as f64, "{keys}");
 }
 

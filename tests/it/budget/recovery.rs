@@ -30,11 +30,11 @@ fn asking(redis: &str) -> Gateway {
 }
 
 fn ok_calls(gateway: &Gateway) -> f64 {
-    gateway.metric("tidegate_budget_calls_total{outcome=\"ok\"}")
+    gateway.metric("tidegate_redis_calls_total{outcome=\"ok\"}")
 }
 
 fn failed(gateway: &Gateway) -> f64 {
-    gateway.metric("tidegate_budget_errors_total")
+    gateway.metric("tidegate_redis_errors_total")
 }
 
 /// Redis has been given up, and is back since just now.
@@ -100,7 +100,7 @@ fn a_redis_that_stands_still_for_a_moment_is_not_given_up_however_many_calls_are
         url(&redis)
     ))
     .start();
-    let late = || gateway.metric("tidegate_budget_calls_total{outcome=\"late\"}");
+    let late = || gateway.metric("tidegate_redis_calls_total{outcome=\"late\"}");
     redis.pause();
     let clients: Vec<_> = (0..10)
         .map(|who| {

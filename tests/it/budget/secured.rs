@@ -162,7 +162,7 @@ fn a_user_with_the_documented_rights_and_no_others_is_enough() {
             "{limit}"
         );
         assert_eq!(
-            gateway.metric("tidegate_budget_errors_total"),
+            gateway.metric("tidegate_redis_errors_total"),
             0.0,
             "{limit}"
         );
@@ -170,7 +170,7 @@ fn a_user_with_the_documented_rights_and_no_others_is_enough() {
     let slots = "algorithm = \"concurrency\"\nlimit = 2\non_redis_down = \"closed\"";
     let gateway = shared_at(&url, slots);
     assert_eq!(gateway.statuses(&Request::get("/"), 3), [200; 3]);
-    assert_eq!(gateway.metric("tidegate_budget_errors_total"), 0.0);
+    assert_eq!(gateway.metric("tidegate_redis_errors_total"), 0.0);
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn a_user_who_is_not_known_or_may_not_run_scripts_is_told_in_the_log_and_by_the_
         let url = format!("redis://tidegate:{password}@127.0.0.1:{}", redis.port());
         let gateway = shared_at(&url, TWO);
         assert_eq!(gateway.get("/").status, 503);
-        let refused = gateway.metric("tidegate_budget_errors_total{kind=\"auth\"}");
+        let refused = gateway.metric("tidegate_redis_errors_total{kind=\"auth\"}");
         assert!(refused >= 1.0, "{password}: {refused}");
         eventually("the log to say so", || {
             let log = gateway.stderr();

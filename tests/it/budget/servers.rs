@@ -21,10 +21,10 @@ fn all_pass(gateway: &Gateway, requests: usize) {
 
 /// Waits until calls are answered again, and nothing goes on alone.
 fn until_answered(gateway: &Gateway) {
-    let before = gateway.metric("tidegate_budget_calls_total{outcome=\"ok\"}");
+    let before = gateway.metric("tidegate_redis_calls_total{outcome=\"ok\"}");
     within(FAILOVER, "calls to be answered again", || {
         all_pass(gateway, 5);
-        let now = gateway.metric("tidegate_budget_calls_total{outcome=\"ok\"}");
+        let now = gateway.metric("tidegate_redis_calls_total{outcome=\"ok\"}");
         if now > before {
             Ok(())
         } else {
@@ -43,7 +43,7 @@ fn a_replica_that_sentinel_promotes_takes_over() {
     );
     let gateway = waiting("200ms", &redis, ASKED);
     all_pass(&gateway, 20);
-    assert!(gateway.metric("tidegate_budget_calls_total{outcome=\"ok\"}") >= 1.0);
+    assert!(gateway.metric("tidegate_redis_calls_total{outcome=\"ok\"}") >= 1.0);
     let keys = sentinel.master.keys();
     assert!(keys.iter().any(|key| key.contains("{shared:")), "{keys:?}");
     sentinel.master.kill();

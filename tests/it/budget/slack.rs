@@ -47,7 +47,7 @@ fn each_gateway_exceeds_a_spent_limit_by_its_part_of_the_slack_and_no_more() {
     let redis = Redis::start();
     let gateways = [shared(&redis, DAILY), shared(&redis, DAILY)];
     for gateway in &gateways {
-        gateway.wait_for_metric("tidegate_budget_gateways", 2.0);
+        gateway.wait_for_metric("tidegate_lease_gateways", 2.0);
     }
     let mut all = 0;
     eventually("the limit to be spent", || {

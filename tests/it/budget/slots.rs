@@ -94,7 +94,7 @@ fn a_busy_key_costs_next_to_no_calls_and_an_idle_one_leaves_nothing_behind() {
     let gateway = gateway(&redis, &origin, "limit = 100");
     let statuses = gateway.statuses(&Request::get("/"), 1_000);
     assert!(statuses.iter().all(|&status| status == 200));
-    let calls = gateway.metric("tidegate_budget_calls_total{outcome=\"ok\"}");
+    let calls = gateway.metric("tidegate_redis_calls_total{outcome=\"ok\"}");
     assert!(calls <= 100.0, "{calls} calls for 1000 requests");
     eventually("the slot to go back", || {
         let moved = |how| gateway.metric(&format!("tidegate_lease_moved_total{{how=\"{how}\"}}"));
