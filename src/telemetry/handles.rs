@@ -20,7 +20,7 @@ impl Metrics {
             rare: OnceLock::new(),
             request_seconds: self.histogram(&table::REQUEST_SECONDS, &[route]),
             in_flight: self.gauge(&table::IN_FLIGHT, &[route]),
-            tunnels: self.gauge(&table::TUNNELS, &[route]),
+            tunnels: self.gauge(&table::UPGRADED_CONNECTIONS, &[route]),
             abandoned: self.gauge(&table::ABANDONED, &[route]),
             metrics: self.clone(),
             route: route.into(),

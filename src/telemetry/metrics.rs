@@ -91,7 +91,7 @@ table! {
         "Time from the arrival of a request to the end of its response.";
     IN_FLIGHT = "tidegate_in_flight", Kind::Gauge, Count, ["route"],
         "Requests whose response is not complete.";
-    TUNNELS = "tidegate_tunnels", Kind::Gauge, Count, ["route"],
+    UPGRADED_CONNECTIONS = "tidegate_upgraded_connections", Kind::Gauge, Count, ["route"],
         "Open WebSockets; each is also in flight.";
     ABANDONED = "tidegate_abandoned_requests", Kind::Gauge, Count, ["route"],
         "Requests whose client has left, but which hold slots because the server still works.";

@@ -104,7 +104,7 @@ fn megabytes_pass_both_ways_at_once() {
     let received = read_to_end(&mut client);
     writing.join().expect("the writer's thread");
     assert!(received == expected, "{} bytes came back", received.len());
-    gateway.wait_for_metric(r#"tidegate_tunnels{route="all"}"#, 0.0);
+    gateway.wait_for_metric(r#"tidegate_upgraded_connections{route="all"}"#, 0.0);
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn either_side_may_end_first_and_hear_the_other_out() {
         .stream()
         .shutdown(Shutdown::Write)
         .expect("a connected stream");
-    gateway.wait_for_metric(r#"tidegate_tunnels{route="all"}"#, 0.0);
+    gateway.wait_for_metric(r#"tidegate_upgraded_connections{route="all"}"#, 0.0);
     assert_eq!(origin.aborted(), 0, "the origin heard it out");
 }
 
@@ -199,9 +199,9 @@ fn a_client_that_leaves_takes_its_websocket_with_it() {
     let origin = echo();
     let gateway = Gateway::with("").upstream(&origin).start();
     let client = open(&gateway);
-    gateway.wait_for_metric(r#"tidegate_tunnels{route="all"}"#, 1.0);
+    gateway.wait_for_metric(r#"tidegate_upgraded_connections{route="all"}"#, 1.0);
     drop(client);
-    gateway.wait_for_metric(r#"tidegate_tunnels{route="all"}"#, 0.0);
+    gateway.wait_for_metric(r#"tidegate_upgraded_connections{route="all"}"#, 0.0);
     gateway.wait_for_metric(r#"tidegate_in_flight{route="all"}"#, 0.0);
 }
 
@@ -257,7 +257,7 @@ fn the_connection_of_a_websocket_is_never_used_again() {
         .start();
     assert_eq!(gateway.get("/").status, 200);
     drop(open(&gateway));
-    gateway.wait_for_metric(r#"tidegate_tunnels{route="all"}"#, 0.0);
+    gateway.wait_for_metric(r#"tidegate_upgraded_connections{route="all"}"#, 0.0);
     assert_eq!(gateway.get("/").status, 200);
     assert_eq!(
         origin.connections(),
@@ -299,7 +299,7 @@ fn a_client_that_reads_nothing_holds_a_bounded_amount_for_a_bounded_time() {
     let before = gateway.peak_memory_bytes();
     let _client = open(&gateway);
     eventually_eq("the origin is let go", 1, || origin.aborted());
-    gateway.wait_for_metric(r#"tidegate_tunnels{route="all"}"#, 0.0);
+    gateway.wait_for_metric(r#"tidegate_upgraded_connections{route="all"}"#, 0.0);
     let grown = gateway.peak_memory_bytes() - before;
     assert!(grown < 8 * 1024 * 1024, "{grown} bytes");
 }

@@ -115,7 +115,7 @@ fn descriptors(gateway: &Gateway) -> usize {
 fn quiet(gateway: &Gateway, descriptors_at_most: usize) {
     for gauge in [
         "tidegate_in_flight".to_owned(),
-        "tidegate_tunnels".to_owned(),
+        "tidegate_upgraded_connections".to_owned(),
         format!("tidegate_connections{{listener=\"{}\"}}", gateway.address()),
     ] {
         gateway.wait_for_metric(&gauge, 0.0);
