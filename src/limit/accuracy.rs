@@ -1,16 +1,16 @@
-//! How often the sliding window judges otherwise than the exact log (tests).
+//! Measures how often the sliding window decides differently from the exact log (tests).
 //!
-//! Both are run over the same requests. The published figure (Cloudflare, "How we built rate limiting capable of scaling to
-//! millions of domains", 2017) is 0.003 % of 400 million requests from 270,000 sources; three sources above the limit were let
-//! through, none below it was stopped, and there what is refused counts too.
-//! `TIDEGATE_ACCURACY_REQUESTS=10000000` runs ten million requests instead of one.
+//! Both algorithms receive the same requests. Cloudflare published 0.003 % wrong decisions ("How we
+//! built rate limiting capable of scaling to millions of domains", 2017). Its sample was 400
+//! million requests from 270,000 sources. It admitted three sources above the limit and stopped
+//! none below it. Cloudflare also counts refused requests; tidegate does not.
+//! `TIDEGATE_ACCURACY_REQUESTS=10000000` runs ten million requests instead of one million.
 
 use std::{collections::VecDeque, env, sync::Arc, time::Duration};
 
 use super::{Algorithm, Attached, Charge, Key, Limit, Quota, Store};
 
 const SECOND: u64 = 1_000_000_000;
-/// A minute.
 const WINDOW: Duration = Duration::from_secs(60);
 
 fn requests() -> u64 {
@@ -30,7 +30,7 @@ impl Random {
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
     }
 
-    /// In [0, 1).
+    /// Random number in [0, 1).
     fn share(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
@@ -43,7 +43,7 @@ fn key(client: usize) -> Key {
         .rotate_left(47))
 }
 
-/// Clients of which the n-th sends 1/n of what the first one sends: the sums of their weights.
+/// Zipf distribution: client n sends 1/n of what the first one sends. Holds the cumulative weights.
 struct Zipf(Vec<f64>);
 
 impl Zipf {
@@ -70,7 +70,7 @@ struct Judged {
     requests: u64,
     denied: u64,
     otherwise: u64,
-    /// Admitted by the window, and by the log.
+    /// Admitted by the window, then by the log.
     admitted: [u64; 2],
 }
 
@@ -80,10 +80,10 @@ impl Judged {
     }
 }
 
-/// Asks both about the same requests of so many clients: (moment, client).
+/// Decides the same requests, given as (moment, client), with both algorithms.
 fn judge(limit: u64, clients: usize, requests: impl Iterator<Item = (u64, usize)>) -> Judged {
     let store = Store::new(2 * clients);
-    // a ring for each client, however long
+    // room for a ring per client, however long
     let exact = Store::new((limit as usize + 8) * clients / super::log::ENTRIES_PER_KEY);
     let attach = |store: &Store, algorithm| -> Arc<Attached> {
         let quota = Quota::new(limit, WINDOW, 1).unwrap();
@@ -120,7 +120,7 @@ fn judge(limit: u64, clients: usize, requests: impl Iterator<Item = (u64, usize)
     judged
 }
 
-/// The moments of a Poisson process of so many requests per second.
+/// Arrival times of a Poisson process with this rate.
 fn arrivals(count: u64, per_second: f64, random: &mut Random) -> Vec<u64> {
     let mut now = SECOND as f64;
     let mut next = || {
@@ -135,7 +135,7 @@ fn sliding_window_judges_at_most_three_in_a_hundred_thousand_otherwise_where_mos
  {
     let mut random = Random(0x1234_5678_9ABC_DEF1);
     let zipf = Zipf::new(20_000);
-    // the busiest client sends this share of its limit on average, the next one half of it, the third a third
+    // on average client n sends `busiest / n` of its limit
     let limit = 1_000;
     for (busiest, bound) in [
         (0.9, 0.000_03),
@@ -186,16 +186,16 @@ fn sliding_window_judges_otherwise_at_the_limit_as_documented() {
     }
 }
 
-/// A sliding window in a few lines, to try other rules.
+/// A minimal sliding window for trying other rules.
 struct Plain {
-    /// How the weight of the window before is rounded.
+    /// How the weight of the previous window is rounded.
     round: fn(f64) -> f64,
-    /// Whether what is refused counts too, by the counters and by the log.
+    /// Whether refused requests also count, in the counters and in the log.
     counts_refused: bool,
 }
 
 impl Plain {
-    /// The share judged otherwise, and how much more the counters admit than the log.
+    /// Returns the share of differing decisions, and how much more the counters admit than the log.
     fn judge(&self, limit: u64, clients: usize, requests: &[(u64, usize)]) -> (f64, f64) {
         let window_ns = WINDOW.as_nanos() as u64;
         let mut counters = vec![(0_u64, 0_u64, 0_u64); clients];
@@ -233,8 +233,9 @@ impl Plain {
 
 #[test]
 fn sliding_window_judges_a_day_of_many_sources_and_a_few_abusers_as_documented() {
-    // from the publication: 270,000 sources, 50 per minute. Zipf with exponent 1, and ten million requests make a day:
-    // ten sources are above the limit, the first one tenfold, and all but 50 are below a fifth of it
+    // from the publication: 270,000 sources, 50 per minute. With Zipf exponent 1 and ten million
+    // requests a day, ten sources exceed the limit (the first tenfold), and all but 50 stay below a
+    // fifth of it
     let (sources, limit, a_day, requests_a_day) = (270_000, 50, 86_400.0, 10_000_000.0);
     let mut random = Random(0x0123_4567_89AB_CDEF);
     let zipf = Zipf::new(sources);

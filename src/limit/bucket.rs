@@ -1,7 +1,7 @@
 //! Token bucket (equally: GCRA) as one timestamp per key.
 //!
-//! The word kept for a key is its TAT, the theoretical arrival time: the moment at which its bucket will be full
-//! again. With T the time that one unit takes to come back and B the capacity,
+//! The word of a key is its TAT, the theoretical arrival time: the moment at which its bucket will
+//! be full again. T is the time in which one unit refills, B is the capacity:
 //!
 //! ```text
 //!            now                    TAT                    now + B·T
@@ -9,33 +9,36 @@
 //!                                    └─ cost·T ─▶ new TAT
 //! ```
 //!
-//! a request fits when `debt + cost·T ≤ B·T`, and moves TAT to the right by `cost·T`. A TAT in the past is a full
-//! bucket and carries no information; 0 is a key never seen. Bound: in any interval of length D at most
-//! `B + D/T` units are admitted.
+//! A request fits when `debt + cost·T ≤ B·T`, and moves TAT to the right by `cost·T`. A TAT in the
+//! past means a full bucket and carries no information; 0 is a key never seen. Bound: any interval
+//! of length D admits at most `B + D/T` units.
 //!
-//! **Exactness.** `T = period/amount` need not be whole nanoseconds (7 per minute is 8 571 428 571.43). A limit keeps
-//! its TATs in its own unit of time, 1/`scale` ns, where the scale is the least common multiple of the reduced
-//! denominators `amount / gcd(amount, period_ns)` of its tiers: there every T is an integer and nothing is ever
-//! rounded. Where that is more than 64 the scale is 64 and T is rounded up to the next 1/64 ns: always strict,
-//! by less than 1/64 ns per unit, which at the fastest rate (one per nanosecond) is at most one unit in 64 and at one
-//! per microsecond one in 64,000.
+//! **Exactness.** `T = period/amount` need not be whole nanoseconds (7 per minute is 8 571 428
+//! 571.43). A limit keeps its TATs in its own unit of time, 1/`scale` ns. The scale is the least
+//! common multiple of the reduced denominators `amount / gcd(amount, period_ns)` of its tiers.
+//! Every T is then an integer and nothing is rounded. If that multiple exceeds 64, the scale is 64
+//! and T is rounded up to the next 1/64 ns. Rounding up is strict, by less than 1/64 ns per unit.
+//! At the fastest rate (one per nanosecond) that is at most one unit in 64; at one per microsecond,
+//! one in 64,000.
 //!
-//! **Overflow.** Time is process-relative, so `now · 64` fits 64 bits for 9 years, less the time that the deepest
-//! bucket takes to fill ([`MAX_FILL`](super::quota::MAX_FILL)). From there on the limit denies everything.
+//! **Overflow.** Time is process-relative, so `now · 64` fits 64 bits for 9 years, less the time
+//! that the deepest bucket takes to fill ([`MAX_FILL`](super::quota::MAX_FILL)). After that the
+//! limit denies everything.
 //!
-//! **Delay.** A request that may be held (`max_delay`) is admitted early and held until its turn, with TAT moved as for any
-//! other. A token bucket lets its burst through at once and holds what is beyond: `debt + cost·T ≤ B·T + max_delay`, held for
-//! what exceeds `B·T`. A leaky bucket is a queue of B places, the job in service included: the request is held for the
-//! whole debt, so that requests leave one T apart; it is refused when the queue is full, or its turn later than `max_delay`.
-//! Without a delay the leaky bucket polices: it is the token bucket seen from the other side (level = debt/T). A
-//! request that is given up moves TAT back: the next to arrive is held for less, and may leave together with one that
-//! is already waiting.
+//! **Delay.** With `max_delay` a request is admitted early and held until its turn; TAT moves as
+//! usual. A token bucket passes its burst at once and holds the excess: it admits while
+//! `debt + cost·T ≤ B·T + max_delay` and holds for the part above `B·T`. A leaky bucket is a queue
+//! of B places, including the request in service. It holds a request for the whole debt, so
+//! requests leave one T apart. It refuses when the queue is full or the turn is later than
+//! `max_delay`. Without a delay the leaky bucket polices: it is the token bucket seen from the
+//! other side (level = debt/T). A cancelled request moves TAT back. The next request is then held
+//! for less, and may leave together with one that is already waiting.
 //!
-//! **A clock that steps back.** A TAT further ahead than the limit's deepest bucket reaches cannot be debt. It is
-//! moved to `now + B·T` as soon as a request meets it, so that the wait is bounded by the bucket and not by the
-//! step. That is done only from [`STEP_BACK_NS`] on: below it, the older `now` may simply be that of a thread
-//! which read the clock earlier, and moving the TAT would give debt away. A smaller step leaves TAT where it is: the
-//! limit is strict for as long as the clock needs to catch up.
+//! **A clock that steps back.** A TAT beyond the reach of the limit's deepest bucket cannot be
+//! debt. The next request moves it to `now + B·T`, so the bucket bounds the wait and the step does
+//! not. That happens only for steps of at least [`STEP_BACK_NS`]. Below that, the older `now` may
+//! come from a thread that read the clock earlier, and moving the TAT would forgive debt. After a
+//! smaller step TAT stays, and the limit is strict until the clock catches up.
 
 use std::num::NonZeroU64;
 
@@ -46,14 +49,14 @@ use super::{
     words::Ask,
 };
 
-/// A `now` that is less than this behind the latest one is taken for a slow thread's, not for a clock that stepped.
+/// A `now` less than this behind the latest one is taken for a slow thread, not for a clock step.
 /// So a `now` must be used within 10 s of being read.
 pub const STEP_BACK_NS: u64 = 10_000_000_000;
 
 /// The finest unit of time is 1/64 ns.
 const MAX_SCALE: NonZeroU64 = NonZeroU64::MIN.saturating_add(63);
 
-/// The largest TAT; one less than the word that the table reserves for itself.
+/// The largest TAT: one less than `u64::MAX`, which the table reserves.
 const MAX_TAT: u64 = u64::MAX - 1;
 
 /// A limit's unit of time, as units per nanosecond: 1 to 64.
@@ -94,7 +97,7 @@ impl Scale {
     }
 }
 
-/// The greatest common divisor; not 0 because `a` is not.
+/// Greatest common divisor; nonzero because `a` is.
 fn gcd(a: NonZeroU64, b: u64) -> NonZeroU64 {
     let (mut a, mut b) = (a, b);
     while let Some(divisor) = NonZeroU64::new(b) {
@@ -106,14 +109,14 @@ fn gcd(a: NonZeroU64, b: u64) -> NonZeroU64 {
 /// One tier's bucket, in the limit's unit of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Bucket {
-    /// T.
+    /// T: time in which one unit refills.
     interval: NonZeroU64,
-    /// B.
+    /// B: capacity in units.
     burst: u64,
-    /// B·T.
+    /// B·T: time in which the empty bucket fills.
     fill: u64,
-    /// Capacity and largest debt, where requests are charged by estimates: in units, and as
-    /// time. `None` and `fill` elsewhere.
+    /// Where requests are charged by estimates: capacity plus largest debt, in units (`reach`) and
+    /// as time (`deepest`). Elsewhere `None` and `fill`.
     reach: Option<NonZeroU64>,
     deepest: u64,
 }
@@ -145,35 +148,35 @@ impl Bucket {
     }
 }
 
-/// What becomes of a request that may be held.
+/// How a delayed request waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// The burst passes at once, what is beyond is held.
+    /// The burst passes at once; only the excess is held.
     Burst,
-    /// Everything is held until its turn.
+    /// Every request is held until its turn.
     Queue,
 }
 
-/// The buckets of one limit: one per tier, all in the same unit of time, so that a key whose tier changes keeps its
-/// debt.
+/// The buckets of one limit, one per tier. All use the same unit of time, so a key keeps its debt
+/// when its tier changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Buckets {
     scale: Scale,
     shape: Shape,
     /// The largest B·T of the tiers, debt included.
     deepest: u64,
-    /// More than this is no debt: the clock stepped back.
+    /// A TAT further ahead than this means that the clock stepped back.
     credible: u64,
-    /// The last moment from which every new TAT is representable.
+    /// The last `now` from which every new TAT is representable.
     last: u64,
-    /// The default tier, apart so that the usual decision follows no pointer.
+    /// The default tier, stored inline so that the usual decision follows no pointer.
     default: Bucket,
     others: Box<[Bucket]>,
 }
 
 impl Buckets {
-    /// One bucket per quota; the first is the default. With an `overdraft` requests are charged
-    /// by estimates.
+    /// One bucket per quota; the first is the default. With an `overdraft`, requests are charged by
+    /// estimates.
     pub(super) fn new(
         shape: Shape,
         quotas: &[Quota],
@@ -212,7 +215,8 @@ impl Buckets {
         self.scale
     }
 
-    /// Whether a TAT of a tier of `before` is as many units of debt here, and no more than there can be.
+    /// Whether a TAT of a tier of `before` means as many units of debt here, within the possible
+    /// debt.
     pub(super) fn continues(&self, tier: usize, before: &Buckets, was: usize) -> bool {
         let (here, there) = (self.bucket(tier), before.bucket(was));
         self.scale == before.scale
@@ -221,19 +225,19 @@ impl Buckets {
             && here.deepest >= there.deepest
     }
 
-    /// How long the deepest bucket takes to be full again.
+    /// How long the deepest bucket takes to refill.
     pub(super) fn recovery_ns(&self) -> u64 {
         self.scale.wait_ns(self.deepest)
     }
 
-    /// The word after a charge, or, where the request is denied, the word to keep: the same, unless the clock
+    /// Returns the word after a charge. On denial it is the unchanged word, corrected if the clock
     /// stepped back. A cost of 0 always fits and changes nothing.
     #[inline(always)]
     pub(super) fn charge(&self, ask: &Ask, tat: u64) -> Result<u64, u64> {
         let bucket = self.bucket(ask.tier);
         let now = self.scale.units(ask.now_ns);
         let span = bucket.interval.get().saturating_mul(ask.cost);
-        // the usual case, in as few steps as can be; each is one of the general case
+        // fast path: each step is one of the general case below
         let debt = tat.saturating_sub(now);
         let after = debt.saturating_add(span);
         let is_usual = ask.max_delay_ns == 0 && now <= self.last && debt <= self.credible;
@@ -243,7 +247,7 @@ impl Buckets {
         self.charge_unusual(&{ *ask }, tat)
     }
 
-    /// A charge that waits, that is denied, of nothing, or by a clock that is far from where it was.
+    /// Slow path: delayed or denied charges, zero costs, and clock steps.
     #[inline(never)]
     fn charge_unusual(&self, ask: &Ask, tat: u64) -> Result<u64, u64> {
         if ask.cost == 0 {
@@ -269,7 +273,7 @@ impl Buckets {
         })
     }
 
-    /// The word after a charge that is not asked for but has happened. The bucket is empty at worst.
+    /// The word after an unconditional charge. At worst the bucket is empty.
     pub(super) fn charge_anyway(&self, ask: &Ask, tat: u64) -> u64 {
         let bucket = self.bucket(ask.tier);
         let now = self.scale.units(ask.now_ns);
@@ -282,8 +286,8 @@ impl Buckets {
             .min(MAX_TAT)
     }
 
-    /// The word after a charge that has happened and may go into debt, and the units that the
-    /// bound on debt forgives.
+    /// The word after an unconditional charge that may go into debt, and the units beyond the debt
+    /// bound, which are forgiven.
     pub(super) fn overdraw(&self, ask: &Ask, tat: u64) -> (u64, u64) {
         let bucket = self.bucket(ask.tier);
         let now = self.scale.units(ask.now_ns);
@@ -294,12 +298,12 @@ impl Buckets {
         let span = bucket.interval.get().saturating_mul(ask.cost);
         let after = debt.saturating_add(span).min(bucket.deepest).max(debt);
         let paid = after.saturating_sub(debt);
-        // part of a unit beyond the bound counts as a whole one
+        // a partial unit beyond the bound counts as a whole one
         let forgiven = ask.cost.saturating_sub(paid / bucket.interval);
         (now.saturating_add(after).min(MAX_TAT), forgiven)
     }
 
-    /// Whole units that are owed, part of one as a whole.
+    /// Units owed, rounded up.
     pub(super) fn owed(&self, ask: &Ask, tat: u64) -> u64 {
         let bucket = self.bucket(ask.tier);
         let debt = self.debt(self.scale.units(ask.now_ns), tat, 0);
@@ -307,20 +311,20 @@ impl Buckets {
         debt.div_ceil(bucket.interval.get()).min(most)
     }
 
-    /// The most units that one estimate takes.
+    /// The largest charge of one estimate.
     pub(super) fn largest_claim(&self, tier: usize) -> u64 {
         let bucket = self.bucket(tier);
         bucket.reach.map_or(bucket.burst, NonZeroU64::get)
     }
 
-    /// The word after giving back a charge that the request did not keep. Exact while the bucket has been in debt
-    /// ever since; had it filled in between, the refund would forgive part of a later charge.
+    /// The word after a refund. Exact if the bucket has been in debt ever since the charge; if it
+    /// filled in between, the refund forgives part of a later charge.
     pub(super) fn refund(&self, ask: &Ask, tat: u64) -> u64 {
         let interval = self.bucket(ask.tier).interval.get();
         tat.saturating_sub(interval.saturating_mul(ask.cost))
     }
 
-    /// How a bucket with this word stands to a request that is not charged.
+    /// Status of a bucket with this word for a request that was not charged.
     #[inline]
     pub(super) fn standing(&self, ask: &Ask, tat: u64) -> Standing {
         let bucket = self.bucket(ask.tier);
@@ -362,7 +366,7 @@ impl Buckets {
         }
     }
 
-    /// How long a request must be held whose charge has just made this word.
+    /// How long to hold the request whose charge has just produced this word.
     pub(super) fn delay_ns(&self, ask: &Ask, tat: u64) -> u64 {
         if ask.cost == 0 || ask.max_delay_ns == 0 {
             return 0;
@@ -376,7 +380,8 @@ impl Buckets {
         self.scale.wait_ns(held)
     }
 
-    /// How much too early a request comes that would move the debt to `after` and may be held for `delay`.
+    /// How much too early a request comes that would move the debt to `after` and may wait for
+    /// `delay`.
     #[inline]
     fn excess(&self, bucket: &Bucket, debt: u64, after: u64, delay: u64) -> u64 {
         match self.shape {
@@ -389,7 +394,7 @@ impl Buckets {
         }
     }
 
-    /// How long the bucket needs to be full again. With a delay, debt may go beyond the bucket by as much.
+    /// Time until the bucket is full. With a delay, debt may exceed the bucket by that delay.
     #[inline]
     fn debt(&self, now: u64, tat: u64, delay: u64) -> u64 {
         let debt = tat.saturating_sub(now);
@@ -400,7 +405,7 @@ impl Buckets {
         }
     }
 
-    /// A tier that does not exist is the default tier.
+    /// A tier that does not exist is treated as the default tier.
     #[inline]
     fn bucket(&self, tier: usize) -> &Bucket {
         let other = tier.checked_sub(1).and_then(|index| self.others.get(index));

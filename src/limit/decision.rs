@@ -1,4 +1,4 @@
-//! What was decided: how each limit stands to a request, and which of them speaks for all.
+//! The outcome of a decision: the status of each limit, and the limit that determines the answer.
 
 use std::ops::Deref;
 
@@ -9,34 +9,34 @@ use super::{
     words::{Ask, Words},
 };
 
-/// What one limit says to one request. Times are whole nanoseconds from the request's `now`, rounded up: whoever
-/// waits that long is not early.
+/// Status of one limit for one request. Times are whole nanoseconds from the request's `now`,
+/// rounded up so that a client that waits for them is never early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
     /// The bucket's size in units (the tier's burst).
     pub capacity: u64,
-    /// Whole units that would be admitted now, after this decision. A request that any limit denies takes nothing,
-    /// so then it is what was there before.
+    /// Whole units that would be admitted after this decision. If any limit denies, nothing is
+    /// charged and this is the value before the request.
     pub remaining: u64,
-    /// When this limit denies: the least wait after which it admits the same request if nothing else arrives.
-    /// `None` when it admits, and when no wait helps. For slots, which no clock gives back, the constant
-    /// [`RETRY_NS`](super::in_flight::RETRY_NS).
+    /// On denial: the least wait after which this limit admits the same request if nothing else
+    /// arrives. `None` when it admits, or when no wait helps. Slots do not return with time, so a
+    /// concurrency limit reports the constant [`RETRY_NS`](super::in_flight::RETRY_NS).
     pub retry_after_ns: Option<u64>,
     /// This limit denies the request.
     pub denied: bool,
-    /// The cost is above the capacity, so that no wait helps. Implies `denied`.
+    /// The cost exceeds the capacity, so no wait helps. Implies `denied`.
     pub never: bool,
-    /// The least wait until `remaining` grows; 0 when it is `capacity`, and for slots, of which nobody knows it.
+    /// The least wait until `remaining` grows; 0 when it equals `capacity`, and for slots.
     pub next_unit_ns: u64,
-    /// The least wait until the bucket is full; 0 when it is, and for slots.
+    /// The least wait until the bucket is full; 0 when it is full, and for slots.
     pub reset_ns: u64,
-    /// How long the request must be held before it is sent on; 0 unless the charge allows a delay.
+    /// How long to hold the request before it is forwarded; 0 unless the charge allows a delay.
     pub delay_ns: u64,
-    /// Where the charge is, for [`Store::release`](super::Store::release).
+    /// Which bucket was charged; pass it to [`Store::release`](super::Store::release).
     pub held: Held,
 }
 
-/// Where the units of an admitted request are.
+/// Where an admitted request's units were charged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Held {
     /// Nowhere: nothing was charged.
@@ -44,13 +44,13 @@ pub enum Held {
     Nowhere,
     /// In the bucket of the charge's own key.
     Own,
-    /// In the bucket that keys share for which there is no room.
+    /// In the overflow bucket that keys without a slot share.
     Overflow,
 }
 
 impl Standing {
-    /// How a limit stands that counts what was `used` of late, to a request that is not charged. `wait_ns` is the least wait until
-    /// at most so many units count, which are fewer than now.
+    /// Status of a counting limit, with `used` units counted, for a request that is not charged.
+    /// `wait_ns(n)` is the least wait until at most `n` units count, with `n` below `used`.
     #[inline]
     pub(super) fn of_count(
         used: u64,
@@ -74,22 +74,23 @@ impl Standing {
         }
     }
 
-    /// Longest wait first: never, then the longest `retry_after_ns`. `None` when this limit admits.
+    /// Orders denials: never, then the longest `retry_after_ns`. `None` when this limit admits.
     fn severity(&self) -> Option<u64> {
-        // a wait of u64::MAX ns is 584 years, so sharing the value with "never" misleads nobody
+        // a wait of u64::MAX ns is 584 years, so it can share its value with "never"
         self.denied.then(|| self.retry_after_ns.unwrap_or(u64::MAX))
     }
 }
 
-/// One request against all of its limits: admitted by every one of them, or denied and charged to none.
+/// The decision over all limits of one request: every limit admits and is charged, or none is
+/// charged.
 #[derive(Clone, Debug, Default)]
 pub struct Verdict<'a> {
     /// One finding per charge, in the order of the charges.
     pub findings: ArrayVec<Finding<'a>, MAX_LIMITS>,
 }
 
-/// What one limit decided, and what it takes to say more: a [`Standing`] costs several divisions, most of which nobody
-/// asks for.
+/// One limit's outcome. The full [`Standing`] costs several divisions and is rarely needed, so it
+/// is computed on demand.
 #[derive(Clone, Copy, Debug)]
 pub struct Finding<'a> {
     basis: Basis<'a>,
@@ -97,21 +98,21 @@ pub struct Finding<'a> {
     held: Held,
 }
 
-/// What a finding's standing is worked out from.
+/// The data from which the standing is computed.
 #[derive(Clone, Copy, Debug)]
 enum Basis<'a> {
-    /// A key's word as the request left it.
+    /// A key's word after the request.
     Word {
         words: &'a Words,
         ask: Ask,
         word: u64,
     },
-    /// What had to be said at once.
+    /// The standing itself, where it had to be computed at once.
     Said(Standing),
 }
 
 impl<'a> Finding<'a> {
-    /// A word that the request has not charged.
+    /// An outcome for a word that the request has not charged.
     #[inline(always)]
     pub(super) fn found(words: &'a Words, ask: Ask, word: u64, denied: bool) -> Finding<'a> {
         Finding {
@@ -121,7 +122,7 @@ impl<'a> Finding<'a> {
         }
     }
 
-    /// The request's charge has made it this word.
+    /// An outcome for the word that the request's charge produced.
     #[inline(always)]
     pub(super) fn charge(&mut self, new: u64, held: Held) {
         if let Basis::Word { word, .. } = &mut self.basis {
@@ -142,7 +143,7 @@ impl<'a> Finding<'a> {
         self.held
     }
 
-    /// As [`Standing::delay_ns`]; costs nothing where no delay is allowed.
+    /// As [`Standing::delay_ns`]; free where no delay is allowed.
     pub fn delay_ns(&self) -> u64 {
         match &self.basis {
             Basis::Word { ask, .. } if ask.max_delay_ns == 0 => 0,
@@ -150,7 +151,7 @@ impl<'a> Finding<'a> {
         }
     }
 
-    /// All that can be said.
+    /// Computes the full status.
     pub fn standing(&self) -> Standing {
         let standing = match &self.basis {
             Basis::Said(standing) => *standing,
@@ -167,7 +168,6 @@ impl<'a> Finding<'a> {
     }
 }
 
-/// What is known already.
 impl From<Standing> for Finding<'_> {
     fn from(standing: Standing) -> Self {
         Finding {
@@ -185,13 +185,13 @@ impl<'a> Verdict<'a> {
         self.findings.iter().all(|finding| !finding.denied)
     }
 
-    /// How long an admitted request must be held: as long as the limit that holds it longest.
+    /// How long to hold an admitted request: the longest delay of any limit.
     pub fn delay_ns(&self) -> u64 {
         let delays = self.findings.iter().map(Finding::delay_ns);
         delays.max().unwrap_or(0)
     }
 
-    /// What each limit says. It is worked out here, so ask once.
+    /// The status of each limit. Computed on every call, so call once.
     pub fn standings(&self) -> Standings {
         self.findings.iter().collect()
     }
@@ -216,18 +216,18 @@ impl Deref for Standings {
     }
 }
 
-/// The limit that a denied request must wait for longest.
+/// The limit with the longest wait for a denied request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Denial {
     /// Index of the limit into the charges.
     pub limit: usize,
-    /// After this wait every limit admits the request, if nothing else arrives: each is monotone in time, so the
-    /// longest wait is enough. `None`: no wait helps.
+    /// Every limit admits after this wait if nothing else arrives: each is monotone in time, so the
+    /// longest wait suffices. `None`: no wait helps.
     pub retry_after_ns: Option<u64>,
 }
 
 impl Standings {
-    /// The limit that takes longest; `None` when the request is admitted.
+    /// The limit with the longest wait; `None` when the request is admitted.
     pub fn denial(&self) -> Option<Denial> {
         let (limit, standing) = self.longest()?;
         Some(Denial {
@@ -236,8 +236,8 @@ impl Standings {
         })
     }
 
-    /// Index of the limit that is worth reporting: on denial the one that takes longest, else the one with the least
-    /// share of its capacity left (the first of equals). `None` when there is no limit.
+    /// Index of the limit to report. On denial it is the one with the longest wait, otherwise the
+    /// one with the smallest share of its capacity left (first of equals). `None` without limits.
     pub fn binding(&self) -> Option<usize> {
         if let Some((limit, _)) = self.longest() {
             return Some(limit);

@@ -1,16 +1,17 @@
-//! Concurrency: how many requests are in flight, as one count per key.
+//! Concurrency limits: the number of requests in flight, as one count per key.
 //!
-//! The word is the number of slots in use. A request takes its cost in slots when it is admitted and whoever admitted it
-//! gives them back, once, when its work has ended ([`Store::release`](super::Store::release)). Time changes nothing, so there is
-//! no wait that is sure to help: a denial advertises the constant [`RETRY_NS`]. Bound: never more than the limit at once,
-//! exactly. A word of 0 carries no information, and a key that holds a slot is never evicted.
+//! The word is the number of slots in use. Admission takes the request's cost in slots. The caller
+//! returns them exactly once, when the request ends ([`Store::release`](super::Store::release)). No
+//! wait is certain to help, so a denial advertises the constant [`RETRY_NS`]. Bound: exact; the
+//! limit is never exceeded. A word of 0 carries no information, and a key that holds a slot is
+//! never evicted.
 
 use super::{Held, Quota, QuotaError, Standing, words::Ask};
 
-/// What a denied request is told to wait: 1 s. Slots come back when others are done, which no formula knows.
+/// Retry time of a denial: 1 s. Slots return when other requests end, which nothing can predict.
 pub const RETRY_NS: u64 = 1_000_000_000;
 
-/// The slots of one limit, by tier. A key whose tier changes keeps those that it holds.
+/// The slots of one limit, by tier. A key keeps the slots that it holds when its tier changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct InFlight {
     slots: Box<[u64]>,
@@ -29,7 +30,7 @@ impl InFlight {
         self.slots.len()
     }
 
-    /// A tier that does not exist is the default tier.
+    /// A tier that does not exist is treated as the default tier.
     fn slots(&self, tier: usize) -> u64 {
         self.slots.get(tier).copied().unwrap_or(self.default)
     }

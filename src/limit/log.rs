@@ -1,23 +1,28 @@
-//! Sliding log: the time of every admitted unit of the last window. Exact, and the one that costs memory.
+//! Sliding log: the time of every unit admitted in the last window. Exact, and the most
+//! memory-hungry algorithm.
 //!
-//! A key has a ring of (time, cost). An entry counts while it is younger than W; aged exactly W it is gone. A request fits
-//! when the sum of what counts, and its cost, are at most L. Bound: at most L in any half-open interval of length W,
-//! without error. A ring has at most L entries ([`MAX_LOG`]) of 16 bytes, and grows as it needs them.
+//! A key has a ring of (time, cost) entries. An entry counts while it is younger than W; at age W
+//! it is gone. A request fits when the sum of the counting entries plus its cost is at most L.
+//! Bound: at most L in any half-open interval of length W, without error. A ring has at most L
+//! entries ([`MAX_LOG`]) of 16 bytes and grows on demand.
 //!
-//! **Memory.** A ring sets aside its L entries, and `RING_ENTRIES` for what it costs itself, when it is made; all rings
-//! together at most [`ENTRIES_PER_KEY`] for each of the store's `max_keys`. So a key that has a ring can never be
-//! denied its exactness by others. Half of the room is in guaranteed parts, one for each limit with a log, and no limit can take
-//! all of the rest (module `share`). When there is no room for a ring, fresh keys share one of `OVERFLOW_RINGS` of their limit, by
-//! hash, which is strict: those that share one get together what one key would. Whoever brings a fresh key looks at `LOOK` rings of its lock, in turn, and drops
-//! those whose entries are all gone, and where there is no room at as many of `LOOK` other locks: a bounded piece of work
-//! that keeps up with any flood.
+//! **Memory.** A new ring reserves its L entries plus `RING_ENTRIES` for its own overhead. All
+//! rings together reserve at most [`ENTRIES_PER_KEY`] for each of the store's `max_keys`. A key
+//! with a ring therefore stays exact whatever other keys do. Half of the memory is guaranteed to
+//! limits in equal parts; no limit can take all of the rest (module `share`).
 //!
-//! **Locks.** A key belongs to one of `SHARDS` locks, held for one look-up and the entries that have aged since the
-//! last; nobody holds two.
+//! When there is no room for a ring, fresh keys share one of the limit's `OVERFLOW_RINGS`, selected
+//! by hash. Sharing is strict: the keys of one ring together get what one key would. A fresh key
+//! examines `LOOK` rings of its lock in turn and drops those whose entries have all expired. Where
+//! there is no room it does the same at `LOOK` other locks. That bounded work keeps up with any
+//! flood.
 //!
-//! **A clock that steps back.** Within a ring time does not go back: a `now` before the newest entry is taken for the
-//! newest entry's time, and waits are as long as that clock needs to catch up. From [`STEP_BACK_NS`] on the whole ring is moved
-//! with the clock, so that no wait is longer than W.
+//! **Locks.** A key belongs to one of `SHARDS` locks. The lock is held for one look-up and for the
+//! entries that expired since the last; no thread holds two.
+//!
+//! **A clock that steps back.** Time does not go back within a ring: a `now` before the newest
+//! entry counts as that entry's time. Waits last as long as the clock needs to catch up. From
+//! [`STEP_BACK_NS`] on, the whole ring moves with the clock, so no wait exceeds W.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -36,22 +41,22 @@ use super::{
     words::{Ask, Form},
 };
 
-/// Timestamps that may be set aside for each of the store's `max_keys`: over all keys `max_keys` times as many.
+/// Entries that all rings may reserve, per key of the store's `max_keys`.
 pub const ENTRIES_PER_KEY: usize = 16;
 
-/// The least number of timestamps over all keys, however small the store: ten of the longest logs.
+/// The least number of entries over all keys, however small the store: ten of the longest logs.
 const LEAST_ENTRIES: usize = 100_000;
 
-/// What a ring costs beside its entries (map, queue), in entries of 16 bytes.
+/// Overhead of a ring beside its entries (map, queue), in entries of 16 bytes.
 const RING_ENTRIES: usize = 8;
 
 /// Locks; a power of two.
 const SHARDS: usize = 64;
 
-/// Rings that a fresh key looks at for one to drop.
+/// Rings that a fresh key examines for one to drop.
 const LOOK: usize = 8;
 
-/// Rings of a limit for keys that find no room; a power of two.
+/// Overflow rings of a limit; a power of two.
 const OVERFLOW_RINGS: u8 = 16;
 
 /// One quota per tier, ready to decide over a ring.
@@ -88,7 +93,7 @@ impl Logs {
         })
     }
 
-    /// A tier that does not exist is the default tier.
+    /// A tier that does not exist is treated as the default tier.
     fn log(&self, tier: usize) -> &Log {
         let other = tier.checked_sub(1).and_then(|index| self.others.get(index));
         other.unwrap_or(&self.default)
@@ -105,7 +110,7 @@ impl Logs {
 }
 
 impl Logs {
-    /// How an owner without a ring stands.
+    /// The status of an owner without a ring.
     pub(super) fn standing_unknown(&self, ask: &Ask) -> Standing {
         let log = self.log(ask.tier);
         let ring = Ring::new(log, self.longest);
@@ -114,13 +119,13 @@ impl Logs {
 }
 
 impl Logs {
-    /// After so long nothing counts that is spent now.
+    /// The time after which nothing spent now counts any more.
     pub(super) fn recovery_ns(&self) -> u64 {
         let logs = self.others.iter().chain([&self.default]);
         logs.map(|log| log.window_ns).max().unwrap_or(0)
     }
 
-    /// What counts at a later moment of what was spent.
+    /// The part of `spent` that still counts at a later moment.
     pub(super) fn still_spent(&self, spent: Spent, tier: usize, at_ns: u64) -> u64 {
         let log = self.log(tier);
         match at_ns.saturating_sub(spent.at_ns) < log.window_ns {
@@ -130,18 +135,18 @@ impl Logs {
     }
 }
 
-/// Whose ring.
+/// The owner of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Owner {
-    /// The limit's one ring for all.
+    /// The limit's single ring for requests without a key.
     Everybody,
     Key(Key),
-    /// Keys for which there is no room, and whose hash says this.
+    /// Keys without a ring of their own whose hash selects this one.
     Overflow(u8),
 }
 
 impl Owner {
-    /// What a key shares for which there is no room.
+    /// The overflow ring of this key.
     pub(super) fn overflow(key: Option<Key>) -> Owner {
         let low = key.map_or(0, |key| key.0 as u8);
         Owner::Overflow(low & (OVERFLOW_RINGS - 1))
@@ -151,15 +156,15 @@ impl Owner {
 /// What a request does with a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Deed {
-    /// Nothing.
+    /// Reads it.
     Look,
-    /// Nothing but forget what no longer counts.
+    /// Only drops entries that no longer count.
     Ask,
-    /// Charges it, if that fits.
+    /// Charges it if the cost fits.
     Charge,
     /// Charges it up to its limit.
     ChargeAnyway,
-    /// Takes the newest units back: not always the very ones, but those of a request within the same instant.
+    /// Takes back the newest units. They may be another request's from the same instant.
     Refund,
 }
 
@@ -169,28 +174,28 @@ pub(super) struct Rings {
     shards: Box<[Mutex<Shard>]>,
     set_aside: AtomicUsize,
     most: usize,
-    /// How limits divide it.
+    /// How limits divide the memory.
     capacity: SharedCapacity,
-    /// Whose turn it is to be swept for others.
+    /// The next shard to be swept for other shards.
     turn: AtomicUsize,
 }
 
-/// What becomes of a ring.
+/// How a visit changed a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// Nothing yet.
+    /// Not at all.
     None,
     Made,
     Dropped,
 }
 
-/// A ring is known by the id of its limit and its owner.
+/// A ring is identified by its limit's id and its owner.
 type Name = (u16, Owner);
 
 #[derive(Debug, Default)]
 struct Shard {
     rings: HashMap<Name, Ring>,
-    /// The rings that may be dropped, to be looked at in turn.
+    /// The sweep order of the rings.
     turns: VecDeque<Name>,
 }
 
@@ -209,12 +214,12 @@ impl Rings {
         }
     }
 
-    /// Divides the guaranteed parts.
+    /// Divides the guaranteed parts among the limits.
     pub(super) fn divide<'a>(&self, all: impl Iterator<Item = &'a Occupancy> + Clone) {
         self.capacity.divide(all);
     }
 
-    /// Keys of a limit that are certain to find room; `u64::MAX` while no other limit has a log.
+    /// Keys of a limit that certainly find room; `u64::MAX` while no other limit has a log.
     pub(super) fn guaranteed(&self, logs: &Logs) -> u64 {
         match self.capacity.guaranteed() {
             u64::MAX => u64::MAX,
@@ -225,10 +230,10 @@ impl Rings {
         }
     }
 
-    /// Does something with a ring, and says how it stood to the request (where the request was charged: how it stands
-    /// now). `None`: the owner has no ring and there is no room for one. It gets one only when it is charged.
-    /// `inherited` is what an owner without a ring has spent all the same; `count` is told the limit of every ring that is made
-    /// (true) or dropped (false), and gives what it holds.
+    /// Applies an operation to a ring and returns the ring's status: after the charge if one was
+    /// made. Only a charge creates a ring. `None`: the owner has no ring and there is no room for
+    /// one. `inherited` is what an owner without a ring has already spent. `count` receives the
+    /// limit of every ring created (true) or dropped (false), and returns its occupancy.
     pub(super) fn visit<'s>(
         &self,
         name: Name,
@@ -251,7 +256,7 @@ impl Rings {
         })
     }
 
-    /// How a ring stands, if there is one; changes nothing.
+    /// The status of a ring, if there is one; changes nothing.
     pub(super) fn look(&self, (id, owner): Name, logs: &Logs, ask: &Ask) -> Option<Standing> {
         let shard = self.shards.get(shard_of(id, owner))?;
         let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
@@ -260,7 +265,7 @@ impl Rings {
         Some(ring.standing(&ring.view(ask.now_ns), limit, ask))
     }
 
-    /// Forgets the entries of a ring, which stays until it is swept.
+    /// Drops the entries of a ring. The ring itself stays until it is swept.
     pub(super) fn clear(&self, (id, owner): Name) {
         let shard = self.shards.get(shard_of(id, owner));
         let Some(mut shard) =
@@ -287,7 +292,7 @@ impl Rings {
         let shard = self.shards.get(shard_of(id, owner))?;
         let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(ring) = shard.rings.get_mut(&(id, owner)) {
-            // where the limit was raised: more room, if there is any
+            // the limit was raised: reserve more if there is room
             let more = logs.longest.saturating_sub(ring.room);
             let holder = (more > 0).then(|| count(id, Change::None)).flatten();
             if more > 0 && (!owner.is_key() || self.set_aside(holder, more)) {
@@ -321,7 +326,7 @@ impl Rings {
         Some(standing)
     }
 
-    /// Drops those of the next few rings whose entries are all gone.
+    /// Examines the next few rings and drops those whose entries have all expired.
     fn sweep<'s>(
         &self,
         shard: &mut Shard,
@@ -345,7 +350,7 @@ impl Rings {
         }
     }
 
-    /// Sets entries aside, if there are so many and their limit may have them.
+    /// Reserves entries if they are free and their limit may take them.
     fn set_aside(&self, holder: Option<&Occupancy>, entries: usize) -> bool {
         let after = |held: usize| held.checked_add(entries).filter(|&held| held <= self.most);
         if !self.may_grow(holder, entries)
@@ -389,19 +394,19 @@ struct View {
     back: u64,
     /// Entries that no longer count.
     gone: usize,
-    /// The sum of those that do.
+    /// The sum of the entries that count.
     used: u64,
 }
 
 /// One owner's entries.
 #[derive(Debug)]
 struct Ring {
-    /// When, and how many units; oldest first.
+    /// (time, units); oldest first.
     entries: VecDeque<(u64, u32)>,
     /// The sum of the units.
     used: u64,
     window_ns: u64,
-    /// Entries set aside.
+    /// Entries reserved.
     room: usize,
 }
 
@@ -436,7 +441,6 @@ impl Ring {
         self.standing(&self.view(ask.now_ns), limit, ask)
     }
 
-    /// What counts at a moment.
     fn view(&self, now_ns: u64) -> View {
         let back = self.newest_ns().saturating_sub(now_ns);
         let back = if back > STEP_BACK_NS { back } else { 0 };
@@ -455,7 +459,8 @@ impl Ring {
         view
     }
 
-    /// How much longer an entry counts. By differences: a sum would end at the end of time, and too early.
+    /// How much longer an entry counts. Uses differences: a sum would saturate at the end of time,
+    /// and end too early.
     fn counts_for_ns(&self, at: u64, back: u64, now_ns: u64) -> u64 {
         let at = at.saturating_sub(back);
         let age = now_ns.saturating_sub(at);
@@ -464,7 +469,7 @@ impl Ring {
             .saturating_add(at.saturating_sub(now_ns))
     }
 
-    /// Forgets what no longer counts.
+    /// Drops the entries that no longer count.
     fn age(&mut self, view: &View) {
         self.entries.drain(..view.gone);
         self.used = view.used;
@@ -488,7 +493,7 @@ impl Ring {
             Some((newest, same)) if *newest == at => *same = same.saturating_add(units),
             _ => {
                 if self.entries.len() == self.entries.capacity() {
-                    // doubled, but not beyond what is set aside
+                    // doubles, within the reservation
                     let spare = self.room.saturating_sub(self.entries.len());
                     let more = self.entries.len().clamp(4, spare.max(4));
                     self.entries.reserve_exact(more);
@@ -518,7 +523,7 @@ impl Ring {
         Standing::of_count(view.used, limit, ask.cost, wait_ns)
     }
 
-    /// The least wait until at most `target` units count, which are fewer than now.
+    /// The least wait until at most `target` units count; `target` is below the present count.
     fn wait_ns(&self, view: &View, now_ns: u64, target: u64) -> u64 {
         let mut used = view.used;
         let last = self.entries.iter().skip(view.gone).find(|(_, units)| {
@@ -532,7 +537,7 @@ impl Ring {
         self.entries.back().map_or(0, |(at, _)| *at)
     }
 
-    /// All entries are gone. One that seems to come from the future may be a slow clock's.
+    /// Whether all entries have expired. An entry from the future may come from a slow clock.
     fn is_idle(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.newest_ns()) >= self.window_ns
     }

@@ -1,12 +1,14 @@
-//! Core: may it pass, and if not, when. Counts keys; knows neither clients nor routes, and is handed the time.
+//! Core: decides whether a request passes, and if not, when it would. Counts keys; knows neither
+//! clients nor routes, and receives the time from its caller.
 //!
-//! [`Limit`] is the rule (pure, part of a configuration), [`Store`] holds the counters (they outlive
-//! configurations), [`Store::attach`] joins the two, and [`Store::admit`] decides one request against all of its
-//! limits: all are charged, or none.
+//! [`Limit`] is the rule (pure, part of a configuration). [`Store`] holds the counters, which
+//! outlive configurations. [`Store::attach`] joins the two. [`Store::admit`] decides one request
+//! against all of its limits: all are charged, or none.
 //!
-//! An algorithm is a few pure functions over one 64-bit word per key (`charge`, `refund`, `standing` in [`bucket`],
-//! `window` and [`in_flight`]) and a test whether a word still carries information; the table and the store know nothing
-//! else about it. Only the sliding log needs more than a word, and has its own store, behind locks: [`log`].
+//! An algorithm is a few pure functions over one 64-bit word per key (`charge`, `refund`,
+//! `standing` in [`bucket`], `window` and [`in_flight`]), plus a test whether a word still carries
+//! information. The table and the store know nothing else about it. Only the sliding log needs more
+//! than a word; it has its own store, behind locks: [`log`].
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -41,16 +43,17 @@ pub use store::{Charge, Store};
 
 use std::time::Duration;
 
-/// The identity of one bucket: a keyed 128-bit hash of whatever shares it, so nobody can aim a collision.
+/// Identifies one bucket: a keyed 128-bit hash of its sharing attributes. The secret key prevents
+/// targeted collisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key(pub u128);
 
-/// The most limits that one request may meet (checked when a configuration is compiled).
+/// Most limits that may apply to one request (checked when a configuration is compiled).
 pub const MAX_LIMITS: usize = 16;
 
 impl Key {
-    /// When this key's windows begin, for a window limit of this length: so long after the moments that divide the
-    /// process's time evenly (and less than a window). It is what sets the resets of different keys apart. Requests
+    /// The offset of this key's windows from an even division of process time, for a window limit
+    /// of this length. It is less than a window and spreads the resets of different keys. Requests
     /// without a key have no offset.
     pub fn window_offset(self, window: Duration) -> Duration {
         let window_ns = u64::try_from(window.as_nanos()).unwrap_or(u64::MAX);
@@ -64,22 +67,23 @@ impl Key {
 pub enum Algorithm {
     /// Token bucket, kept as one timestamp per key: `amount` per `period`, at most `burst` at once.
     TokenBucket,
-    /// The same by its other name.
+    /// Another name for the token bucket.
     Gcra,
-    /// Token bucket where nothing may be held; a queue of `burst` places, the job in service included, where it may.
+    /// Token bucket without a delay; with one, a queue of `burst` places including the request in
+    /// service.
     LeakyBucket,
-    /// At most `amount` in each `period`, which begins anew all at once. The burst does not matter.
+    /// At most `amount` in each `period`; the count resets at the end of each. Ignores the burst.
     FixedWindow,
-    /// At most about `amount` in any `period`, from two counters. The burst does not matter.
+    /// About `amount` at most in any `period`, from two counters. Ignores the burst.
     SlidingWindow,
-    /// At most `amount` in any `period`, exactly, from a log of at most 10,000. The burst does not matter.
+    /// At most `amount` in any `period`, exactly, from a log of at most 10,000. Ignores the burst.
     SlidingLog,
-    /// At most so many at once ([`Quota::slots`]); they are given back with [`Store::release`].
+    /// At most this many in flight ([`Quota::slots`]); return them with [`Store::release`].
     Concurrency,
 }
 
 impl Algorithm {
-    /// Whether its quota has a burst beside the rate.
+    /// Whether the quota has a burst beside the rate.
     pub fn has_burst(self) -> bool {
         matches!(
             self,
@@ -88,19 +92,19 @@ impl Algorithm {
     }
 }
 
-/// One rule: a name, and how much each tier may. Pure; the counters are in a [`Store`].
+/// One rule: a name, and a quota per tier. Pure; the counters are in a [`Store`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
     name: Box<str>,
     rule: Rule,
 }
 
-/// What a limit counts with.
+/// The representation of a limit's counters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Rule {
     /// One word per key, in the table.
     Words(words::Words),
-    /// A ring per key, in a store of its own.
+    /// A ring per key, in a separate store.
     Logs(log::Logs),
 }
 
@@ -115,9 +119,9 @@ impl Limit {
         Ok(Limit { name, rule })
     }
 
-    /// A limit on costs that are known afterwards: charged by estimates (module `overdraft`), and
-    /// settled with [`Store::overdraw`] and [`Store::release`]. Neither a sliding log nor slots in
-    /// flight can be charged like this.
+    /// A limit on costs that are known only afterwards. It is charged by estimates (module
+    /// `overdraft`) and settled with [`Store::overdraw`] and [`Store::release`]. Sliding logs and
+    /// slots in flight do not support estimates.
     pub fn of_estimates(
         name: &str,
         algorithm: Algorithm,
@@ -133,12 +137,12 @@ impl Limit {
         }
     }
 
-    /// The name, under which a [`Store`] finds the counters again.
+    /// The name by which a [`Store`] finds the counters again.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What this tier's counters mean.
+    /// The format of this tier's counters.
     fn form(&self, tier: usize) -> words::Form {
         match &self.rule {
             Rule::Words(words) => words.form(tier),

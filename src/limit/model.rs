@@ -1,8 +1,9 @@
-//! The table under a scheduler that tries many interleavings of its atomic steps (tests).
+//! The table under a scheduler that explores interleavings of its atomic steps (tests).
 //!
-//! The table's own source is compiled once more, with Shuttle's atomics and locks in place of the system's: the scheduler
-//! may switch threads at each of them. What is here beside it is the loop of the store, in as few lines. Shuttle takes memory
-//! to be sequentially consistent: it finds a wrong order of steps, not a wrong `Ordering`.
+//! The table's source is compiled a second time, with Shuttle's atomics and locks in place of the
+//! system's. The scheduler may switch threads at each of them. The rest of this file is the store's
+//! loop in minimal form. Shuttle assumes sequentially consistent memory: it finds a wrong order of
+//! steps, not a wrong `Ordering`.
 
 use std::sync::Arc;
 
@@ -30,9 +31,9 @@ mod sync {
 #[path = "table.rs"]
 #[expect(
     clippy::duplicate_mod,
-    reason = "the same source over other atomics is the point"
+    reason = "compiles the same source over other atomics on purpose"
 )]
-#[expect(dead_code, reason = "not all of it takes part in the model")]
+#[expect(dead_code, reason = "the model uses only part of it")]
 mod table;
 
 use table::{Address, Cell, Insertion, Owner, Table};
@@ -50,7 +51,7 @@ fn address(n: u64, limit: u16) -> Address {
     Address::new(Key(mixed ^ (mixed >> 61)), limit)
 }
 
-/// So many at once, one more each second.
+/// A bucket of this burst that refills one unit per second.
 fn bucket(burst: u64) -> Buckets {
     let quota = Quota::new(1, std::time::Duration::from_secs(1), burst).unwrap();
     Buckets::new(Shape::Burst, &[quota], None).unwrap()
@@ -71,7 +72,7 @@ fn idle(now_ns: u64) -> impl Fn(Option<Owner>, u64) -> bool {
     move |owner, word| owner.is_none_or(|owner| word <= if owner.limit == 1 { now_ns } else { 0 })
 }
 
-/// What became of a charge.
+/// The outcome of a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Charged {
     Admitted { placed: bool },
@@ -79,7 +80,7 @@ enum Charged {
     Full,
 }
 
-/// The loop of the store: find, change, insert.
+/// The store's loop: find, change, insert.
 fn charge(
     table: &Table,
     address: &Address,
@@ -113,13 +114,13 @@ fn charge_tat(table: &Table, bucket: &Buckets, key: u64, now_ns: u64) -> Charged
     charge(table, &address(key, 1), now_ns, next, swap)
 }
 
-/// Under random schedules, and under those that switch rarely but at the worst moment.
+/// Runs under random schedules, and under schedules that switch rarely but at the worst moment.
 fn under_all_schedules(body: impl Fn() + Send + Sync + Clone + 'static) {
     check_random(body.clone(), ITERATIONS);
     check_pct(body, ITERATIONS, 3);
 }
 
-/// Runs the same in so many threads and returns what each returns.
+/// Runs the same body in `count` threads and returns their results.
 fn in_threads<T: Send + 'static>(
     threads: u64,
     work: impl Fn(u64) -> T + Send + Sync + 'static,
@@ -179,7 +180,8 @@ fn idle_slots_that_several_take_at_once_go_to_one_each_and_debtors_keep_theirs()
         for key in 0..4 {
             charge_tat(&table, &bucket, key, SECOND);
         }
-        // the four are idle by now; two of them come back while two others want their slots, each key twice
+        // the four keys are idle by now; two return while two others want their slots, each key
+        // twice
         let charged = in_threads(4, move |thread| {
             let keys = [[2, 3], [3, 2], [4, 5], [5, 4]][thread as usize];
             keys.map(|key| charge_tat(&table, &bucket, key, 10 * SECOND))
@@ -193,7 +195,7 @@ fn idle_slots_that_several_take_at_once_go_to_one_each_and_debtors_keep_theirs()
     });
 }
 
-/// As the store does it where slots are counted: a charge that reached another key's word is taken out again.
+/// As the store does for slots: takes back a charge that reached another key's word.
 fn take(table: &Table, key: u64) -> bool {
     let next = |used: u64| if used < 1 { Ok(used + 1) } else { Err(used) };
     let swap = |cell: Cell<'_>, old: u64, new: u64| {
@@ -241,7 +243,7 @@ fn slots_in_flight_come_back_to_the_key_that_took_them() {
     });
 }
 
-/// One thread brings its idle key back while another gives up idle slots and a third takes what is free.
+/// One thread returns its idle key while another vacates idle slots and a third takes free ones.
 #[test]
 fn slot_in_flight_is_not_taken_from_a_key_whose_slot_is_given_up() {
     under_all_schedules(|| {
@@ -270,8 +272,8 @@ fn slot_in_flight_is_not_taken_from_a_key_whose_slot_is_given_up() {
     });
 }
 
-/// One thread has found its idle slot; before it takes it, others take the slots of all idle keys, and give them back,
-/// so that the count is the same again under another key.
+/// One thread has found its idle slot. Before it takes the slot, others take all idle slots and
+/// release them, so another key now has the same count.
 #[test]
 fn slot_in_flight_is_not_taken_under_another_keys_name() {
     under_all_schedules(|| {

@@ -1,11 +1,11 @@
-//! Estimates: what a limit takes of a request whose cost is known only when its answer has ended,
-//! and how far below zero it may go.
+//! Estimates: what a limit charges a request whose cost is known only at its end, and how far below
+//! zero it may go.
 //!
-//! With capacity C and a largest debt of d capacities, a request that is estimated at e needs
-//! min(e, C) and is charged e, at most (1 + d)·C. So an estimate above the capacity needs a full
-//! bucket and is held in full: no estimate makes a request impossible. When the true cost is known,
-//! less comes back as a refund, and more is charged whether or not it is there, down to −d·C. Debt
-//! beyond that is forgiven.
+//! With capacity C and a largest debt of d capacities, an estimate of e needs min(e, C) units and
+//! charges e, at most (1 + d)·C. So an estimate above the capacity needs a full bucket and is held
+//! in full: no estimate makes a request impossible. When the true cost is known, an excess is
+//! refunded. A shortfall is charged even if the units are missing, down to −d·C; debt beyond that
+//! is forgiven.
 
 use std::num::NonZeroU64;
 
@@ -22,8 +22,7 @@ impl Overdraft {
         (ppm <= MAX_PPM).then_some(Overdraft(ppm))
     }
 
-    /// So many capacities and the debt beside, rounded down; `None` where that does not fit 64
-    /// bits.
+    /// A capacity plus its largest debt, rounded down; `None` where that does not fit 64 bits.
     pub(super) fn reach(self, capacity: u64) -> Option<u64> {
         let ppm = u128::from(WHOLE.saturating_add(self.0));
         let scaled = u128::from(capacity).saturating_mul(ppm);
@@ -44,7 +43,7 @@ impl Overdraft {
 const WHOLE: u64 = 1_000_000;
 const MAX_PPM: u64 = 10 * WHOLE;
 
-/// What a claim of `cost` needs, and what it takes.
+/// What a claim of `cost` requires, and what it charges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Claimed {
     pub(super) needs: u64,
@@ -52,7 +51,7 @@ pub(super) struct Claimed {
 }
 
 impl Claimed {
-    /// A claim on a counter that holds `capacity` units, and with its debt `reach`. `None`: it
+    /// A claim on a counter with this `capacity` and, including its debt, this `reach`. `None`: it
     /// never fits.
     #[inline]
     pub(super) fn new(cost: u64, capacity: u64, reach: Option<NonZeroU64>) -> Option<Claimed> {

@@ -1,9 +1,10 @@
 //! The properties that every algorithm must satisfy, each over 10,000 random traces (tests).
 //!
-//! The model of an algorithm says only, in exact integers and by the definition, whether a request passes, how many
-//! whole units are left and whether nothing is charged any more. Every wait is then checked by its definition:
-//! it has not come 1 ns earlier, and it has come when it is over. A new algorithm is one more entry in
-//! [`models::ALGORITHMS`]. Slots, which time does not give back, have their own properties in the tests of the store.
+//! An algorithm's model states by definition, in exact integers, three things: whether a request
+//! passes, how many whole units remain, and whether any charge is left. Every wait is then checked
+//! by its definition: 1 ns earlier the request is denied, at its end it is admitted. A new
+//! algorithm is one more entry in [`models::ALGORITHMS`]. Slots do not return with time; their
+//! properties are in the tests of the store.
 
 use std::{fmt::Debug, sync::Arc, time::Duration};
 
@@ -19,10 +20,10 @@ mod models;
 
 use models::{ALGORITHMS, Algorithm, Model};
 
-/// From here on a limit may deny everything, because its words do not reach further: 5 years.
+/// After 5 years a limit may deny everything, because its words have reached their range.
 const LATE_NS: u64 = 5 * 365 * 24 * 3_600 * 1_000_000_000;
 
-/// One limit in a store of its own, its model, and the key that they are tried with.
+/// One limit in its own store, its model, and the key under test.
 struct Subject {
     algorithm: &'static dyn Algorithm,
     quota: Quota,
@@ -84,7 +85,7 @@ fn model(algorithm: &dyn Algorithm, quota: Quota, key: Option<Key>) -> Box<dyn M
 /// One request as drawn: numbers that become a moment and a cost once the quota is known.
 type Draw = (u8, u16, u8, u64);
 
-/// What a trace is drawn from: a quota, whether the limit is keyed, when it begins, its requests.
+/// The data of a trace: a quota, whether the limit is keyed, its start, its requests.
 type Trace = (Quota, bool, u64, Vec<Draw>);
 
 fn traces() -> impl Strategy<Value = Trace> {
@@ -110,13 +111,13 @@ fn quotas() -> impl Strategy<Value = Quota> {
     })
 }
 
-/// How long one unit and the whole bucket take, rounded down.
+/// How long one unit and the whole bucket take to refill, rounded down.
 fn spans(quota: Quota) -> (u64, u64) {
     let unit = quota.period.as_nanos() / u128::from(quota.amount.get());
     (unit as u64, (unit * u128::from(quota.burst.get())) as u64)
 }
 
-/// A step of the clock that is likely to matter: none, a nanosecond, about a unit, exactly some units, a whole bucket.
+/// A time step at an edge: none, a nanosecond, about a unit, exactly some units, a whole bucket.
 fn gap_ns(quota: Quota, kind: u8, size: u16) -> u64 {
     const LONGEST: u64 = 1_000_000_000_000_000;
     let (unit, fill) = spans(quota);
@@ -135,7 +136,7 @@ fn gap_ns(quota: Quota, kind: u8, size: u16) -> u64 {
     gap.min(LONGEST)
 }
 
-/// A cost that is likely to matter.
+/// A cost at an edge.
 fn cost(quota: Quota, kind: u8, size: u64) -> u64 {
     let burst = quota.burst.get();
     match kind % 8 {
@@ -148,7 +149,7 @@ fn cost(quota: Quota, kind: u8, size: u64) -> u64 {
     }
 }
 
-/// Moments that never go back, and costs.
+/// Moments that never go back, with costs.
 fn forward(&(quota, _, start, ref draws): &Trace) -> Vec<(u64, u64)> {
     let mut now_ns = start;
     let step = |&(gap_kind, gap_size, cost_kind, cost_size): &Draw| {
@@ -158,7 +159,7 @@ fn forward(&(quota, _, start, ref draws): &Trace) -> Vec<(u64, u64)> {
     draws.iter().map(step).collect()
 }
 
-/// Moments that also go back, and sometimes anywhere.
+/// Moments that also go back, sometimes anywhere, with costs.
 fn back_and_forth(&(quota, _, start, ref draws): &Trace) -> Vec<(u64, u64)> {
     let mut now_ns = start;
     let step = |&(gap_kind, gap_size, cost_kind, cost_size): &Draw| {
@@ -180,7 +181,7 @@ fn for_each_algorithm(property: impl Fn(&'static dyn Algorithm, Trace) -> TestCa
     });
 }
 
-/// The same, drawn from something else.
+/// Runs a property over inputs drawn from another strategy.
 fn for_each_drawn<T: Debug>(
     drawn: impl Strategy<Value = T>,
     property: impl Fn(&'static dyn Algorithm, T) -> TestCaseResult,
@@ -199,8 +200,8 @@ fn for_each_drawn<T: Debug>(
     }
 }
 
-/// Sends a trace and checks that no interval between two admitted requests holds more than its bound. Time counts only
-/// as far as it went forward: going back gains nothing, nor does it take away.
+/// Sends a trace and checks that no interval between two admitted requests exceeds its bound. Only
+/// forward time counts: stepping back neither gains nor loses units.
 fn check_windows(subject: &Subject, trace: &[(u64, u64)]) -> TestCaseResult {
     let (mut elapsed_ns, mut before) = (0, 0);
     let mut admitted: Vec<(u128, u64)> = Vec::new();
@@ -323,7 +324,7 @@ fn remaining_is_what_is_admitted_now() {
             prop_assert!(more.denied || more.delay_ns > 0);
             end = now_ns;
         }
-        // where requests are held, several may be too late where one of their cost is not
+        // with delays, several units may be too late where one of the same cost is not
         if subject.charge(1).max_delay_ns == 0 {
             let remaining = subject.peek(end, 1).remaining.min(50);
             for left in (0..remaining).rev() {
@@ -378,7 +379,8 @@ fn wait_after_a_step_back_is_bounded_and_true() {
         for (now_ns, cost) in back_and_forth(&trace) {
             let standing = subject.admit(now_ns, cost);
             let wait = standing.retry_after_ns;
-            // from a certain age of the process on nothing is admitted: a wait that ends then is not kept
+            // beyond a certain process age nothing is admitted, so a wait that ends there cannot
+            // hold
             if let Some(wait) = wait.filter(|wait| now_ns.saturating_add(*wait) <= LATE_NS) {
                 // rounding adds less than a nanosecond per unit
                 let fills = algorithm.most_fills() * (fill + trace.0.burst.get());

@@ -1,4 +1,4 @@
-//! Amount, period and burst of one limit for one tier, and what of it is representable.
+//! Amount, period and burst of one limit for one tier, and the bounds of what can be represented.
 
 use std::{fmt, num::NonZeroU64, time::Duration};
 
@@ -8,8 +8,9 @@ pub const MIN_PERIOD: Duration = Duration::from_millis(1);
 /// The longest period.
 pub const MAX_PERIOD: Duration = Duration::from_secs(31 * DAY_SECS);
 
-/// The longest time that an empty bucket may take to fill: 3 years. With it and the finest unit of time
-/// (1/64 ns, see [`bucket`](super::bucket)) a timestamp fits 64 bits for the first 6 years of a process.
+/// The longest time in which an empty bucket may fill: 3 years. With the finest unit of time (1/64
+/// ns, see [`bucket`](super::bucket)) a timestamp then fits 64 bits for the first 6 years of a
+/// process.
 pub const MAX_FILL: Duration = Duration::from_secs(1_096 * DAY_SECS);
 
 /// The most slots of a concurrency limit.
@@ -22,13 +23,14 @@ const DAY_SECS: u64 = 24 * 60 * 60;
 
 /// `amount` units per `period`, at most `burst` at once.
 ///
-/// Made by [`Quota::new`], or by [`Quota::slots`] for what has no rate; whoever takes a quota that may have been written
-/// by hand checks it again ([`Limit::new`](super::Limit::new) does).
+/// Made by [`Quota::new`], or by [`Quota::slots`] for limits without a rate. The fields are public,
+/// so code that accepts a quota checks it again ([`Limit::new`](super::Limit::new) does).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     /// Units that become available per `period`.
     pub amount: NonZeroU64,
-    /// The period of `amount`: 1 ms to 31 days; 0 for slots, which come back when they are released and not with time.
+    /// The period of `amount`: 1 ms to 31 days. 0 for slots, which return on release and not with
+    /// time.
     pub period: Duration,
     /// Bucket size in units.
     pub burst: NonZeroU64,
@@ -84,7 +86,7 @@ impl Quota {
         Ok(())
     }
 
-    /// What holds for amount and period, whatever the burst.
+    /// Checks amount and period, ignoring the burst.
     pub(super) fn check_rate(&self) -> Result<(), QuotaError> {
         if self.period < MIN_PERIOD {
             return Err(QuotaError::PeriodTooShort);
@@ -104,7 +106,7 @@ impl Quota {
     }
 }
 
-/// The rate as a configuration writes it: `60/min`, `5/15min`; for slots `20 in flight`.
+/// The rate in configuration syntax: `60/min`, `5/15min`; for slots `20 in flight`.
 impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [(u128, &str); 5] = [
@@ -129,7 +131,8 @@ impl fmt::Display for Quota {
     }
 }
 
-/// Why a quota is refused. The message is fit for a diagnostic: it says the bound and what to write instead.
+/// Why a quota is rejected. The message states the bound and what to write instead, so a diagnostic
+/// can show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuotaError {
     /// `amount` is 0.
@@ -152,7 +155,7 @@ pub enum QuotaError {
         "the burst would take more than 3 years to refill at this rate; lower the burst or raise the rate"
     )]
     FillTooLong,
-    /// A window that its counts do not fit; the largest amount that does.
+    /// The amount exceeds the counter of such a window.
     #[error(
         "a window of this length counts to at most {most}; write at most that, or use a token bucket"
     )]
@@ -171,7 +174,7 @@ pub enum QuotaError {
     /// More than [`MAX_SLOTS`].
     #[error("at most 1000000000 can be in flight")]
     TooManySlots,
-    /// A rate for what has none.
+    /// A rate for an algorithm that has none.
     #[error("a concurrency limit counts requests in flight and has no rate")]
     SlotsHaveNoRate,
     /// An algorithm that cannot be charged by estimates.

@@ -1,9 +1,11 @@
 //! The limits that a store knows: counters that outlive configurations.
 //!
-//! A limit has counters for each form that its words have ([`Form`]: for a bucket its unit of time, for a window its
-//! length): tiers share them, except where their windows differ in length. An id is never given to other counters, because
-//! slots of the table may carry it for as long as the process runs. The next configuration's limit goes on with them where
-//! its rule reads them alike, and else has fresh ones and a past: see the module `succession`.
+//! A limit has one set of counters for each [`Form`] of its words: for a bucket its unit of time,
+//! for a window its length. Tiers share counters, except where their windows differ in length. An
+//! id is never reused for other counters, because slots of the table may carry it for the life of
+//! the process. After a reload the limit keeps its counters if the new rule reads them alike.
+//! Otherwise it gets fresh counters and a reference to the previous rule: see the module
+//! `migration`.
 //!
 //! Ids are looked up on the slow path only, and without a lock: two levels of write-once cells.
 
@@ -22,15 +24,16 @@ use super::{
 /// Ids per chunk; 256 chunks of 256.
 const CHUNK: usize = 256;
 
-/// Buckets of a limit for keys that find no room; a power of two, at most 2¹⁶.
+/// Overflow buckets per limit; a power of two, at most 2¹⁶.
 pub(super) const OVERFLOW_BUCKETS: usize = 256;
 
-/// More limits than ids: 65,535 (a limit counts again for each change that its counters cannot be kept over).
+/// The ids are used up: there are 65,535. A limit takes another for each change that its counters
+/// do not survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this process has seen 65535 different limits and cannot tell more apart; restart it")]
 pub struct TooManyLimits;
 
-/// A word alone on its cache line, for the cells that every request of a limit may touch.
+/// A word alone on its cache line, for cells that every request of a limit may touch.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(super) struct Line(pub(super) AtomicU64);
@@ -40,21 +43,22 @@ pub(super) struct Line(pub(super) AtomicU64);
 pub(super) struct State {
     pub(super) id: u16,
     pub(super) form: Form,
-    /// The bucket of charges without a key.
+    /// The bucket for charges without a key.
     pub(super) unkeyed: Line,
-    /// The buckets that keys share while there is no room for them, by hash; made when the first is needed.
+    /// The buckets that keys without a slot share, by hash; allocated on first use.
     overflow: OnceLock<Box<[AtomicU64]>>,
-    /// What its limit holds, under this rule and those before.
+    /// The memory that the limit holds, under this rule and previous ones.
     pub(super) occupancy: Arc<Occupied>,
     pub(super) keys: AtomicU64,
     pub(super) evictions: AtomicU64,
     pub(super) overflowed: AtomicU64,
-    /// When others took over from it, and until when it still matters; both `u64::MAX` while it is in use.
+    /// When another rule replaced it, and until when it still matters; both `u64::MAX` while it is
+    /// in use.
     pub(super) succeeded_ns: AtomicU64,
     pub(super) until_ns: AtomicU64,
 }
 
-/// What one limit holds of each kind of memory.
+/// How much of each kind of memory one limit holds.
 #[derive(Debug, Default)]
 pub(super) struct Occupied {
     /// Slots of the table.
@@ -63,21 +67,21 @@ pub(super) struct Occupied {
     pub(super) entries: Occupancy,
 }
 
-/// One of the buckets of keys that find no room.
+/// One of the buckets for keys without a slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OverflowBucket<'a> {
     pub(super) word: &'a AtomicU64,
-    /// Stands for that of a key: whoever shares the bucket shares its windows.
+    /// Stands in for the key's hash: all keys of the bucket share its windows.
     pub(super) spread: u64,
 }
 
-/// The overflow bucket of keys with this hash.
+/// Index of the overflow bucket for keys with this hash.
 pub(super) fn overflow_index(spread: u64) -> usize {
     (spread as usize) & (OVERFLOW_BUCKETS - 1)
 }
 
 impl State {
-    /// The bucket of a key that finds no room.
+    /// The overflow bucket for keys with this hash; allocates the buckets if needed.
     #[cold]
     pub(super) fn overflow(&self, spread: u64) -> Option<OverflowBucket<'_>> {
         let new = || std::iter::repeat_with(AtomicU64::default);
@@ -87,7 +91,7 @@ impl State {
         overflow_bucket(buckets, overflow_index(spread))
     }
 
-    /// The same, if any key has found no room yet.
+    /// As above, but `None` if no key has needed one yet.
     #[inline]
     pub(super) fn overflow_used(&self, spread: u64) -> Option<OverflowBucket<'_>> {
         overflow_bucket(self.overflow.get()?, overflow_index(spread))
@@ -100,7 +104,7 @@ fn overflow_bucket(buckets: &[AtomicU64], index: usize) -> Option<OverflowBucket
     Some(OverflowBucket { word, spread })
 }
 
-/// A limit joined to its counters. Cheap to keep: configurations that follow each other share the counters.
+/// A limit joined to its counters. Cheap to keep: successive configurations share the counters.
 #[derive(Debug)]
 pub struct Attached {
     name: Box<str>,
@@ -109,7 +113,7 @@ pub struct Attached {
     state: Arc<State>,
     /// The counters of the other tiers, in their order.
     others: Box<[Arc<State>]>,
-    /// Its rules before, whose counters it could not keep; the latest first.
+    /// Previous rules whose counters it could not keep; latest first.
     pub(super) past: Box<[Former]>,
 }
 
@@ -119,8 +123,8 @@ impl Attached {
         &self.name
     }
 
-    /// The most units that one estimate takes: the capacity and the largest debt. A reservation
-    /// holds at most that.
+    /// The largest charge of one estimate: the capacity plus the largest debt. A reservation never
+    /// holds more.
     pub fn largest_claim(&self, tier: usize) -> u64 {
         match &self.rule {
             Rule::Words(words) => words.largest_claim(tier),
@@ -128,23 +132,23 @@ impl Attached {
         }
     }
 
-    /// Keys that hold a slot of the table (or, for a sliding log, a ring). Those that have all of their units are among
-    /// them until somebody needs the slot.
+    /// Keys that hold a slot of the table or, for a sliding log, a ring. Includes idle keys, which
+    /// keep their slot until another key needs it.
     pub fn keys(&self) -> u64 {
         self.sum(|state| &state.keys)
     }
 
-    /// Keys that lost their slot to another key. They had all of their units, so no decision changed.
+    /// Keys that lost their slot to another key. Their buckets were full, so no decision changed.
     pub fn evictions(&self) -> u64 {
         self.sum(|state| &state.evictions)
     }
 
-    /// Charges that were decided by an overflow bucket, because the key found no room.
+    /// Charges decided by an overflow bucket, because the key found no slot.
     pub fn overflowed(&self) -> u64 {
         self.sum(|state| &state.overflowed)
     }
 
-    /// What it holds of the store's memory.
+    /// How much of the store's memory it holds.
     pub(super) fn occupancy(&self) -> &Arc<Occupied> {
         &self.state.occupancy
     }
@@ -160,7 +164,7 @@ impl Attached {
         self.others.len().saturating_add(1)
     }
 
-    /// Its counters, each once.
+    /// Its distinct counters.
     pub(super) fn states(&self) -> Vec<&Arc<State>> {
         let mut states: Vec<&Arc<State>> = self.others.iter().chain([&self.state]).collect();
         states.sort_unstable_by_key(|state| state.id);
@@ -168,7 +172,7 @@ impl Attached {
         states
     }
 
-    /// As it is, without what it was.
+    /// A copy without previous rules.
     pub(super) fn without_past(&self) -> Attached {
         Attached {
             name: self.name.clone(),
@@ -191,7 +195,7 @@ type Chunk = Box<[OnceLock<Arc<State>>]>;
 /// All counters by id.
 #[derive(Debug)]
 pub(super) struct Registry {
-    /// Ids given out.
+    /// Ids assigned.
     ids: AtomicU32,
     by_id: Box<[OnceLock<Chunk>]>,
 }
@@ -204,8 +208,8 @@ impl Registry {
         }
     }
 
-    /// Joins a limit to counters: those of `before` where its rule reads them alike, else fresh ones. `was` says for each tier
-    /// which tier of `before` it was.
+    /// Joins a limit to counters: those of `before` where its rule reads them alike, otherwise
+    /// fresh ones. `was` maps each tier to its tier in `before`.
     pub(super) fn attach(
         &self,
         limit: &Limit,
@@ -240,7 +244,7 @@ impl Registry {
         }))
     }
 
-    /// The limit with this id; `None` for an id that was never given out.
+    /// The counters with this id; `None` for an id never assigned.
     pub(super) fn by_id(&self, id: u16) -> Option<&Arc<State>> {
         let [chunk, index] = id.to_be_bytes();
         self.by_id
@@ -250,7 +254,7 @@ impl Registry {
             .get()
     }
 
-    /// What every limit holds that the process has seen, each once.
+    /// The memory holdings of every limit that the process has seen, each once.
     pub(super) fn occupied(&self) -> Vec<Arc<Occupied>> {
         let last = u16::try_from(self.ids.load(Relaxed)).unwrap_or(u16::MAX);
         let states = (1..=last).filter_map(|id| self.by_id(id));

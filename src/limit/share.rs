@@ -1,48 +1,50 @@
-//! How limits divide bounded memory, so that no limit takes the room of another.
+//! Divides bounded memory between limits, so that no limit can starve another.
 //!
-//! Half of the memory that the limits may use together, `reserve`, is divided into equal guaranteed parts, one for each
-//! limit. The rest is a pool for whichever limit needs more. A limit takes more of the pool only while it holds
-//! at most `PULL` times what is free there ("dynamic thresholds", Choudhury and Hahne 1998): one limit alone
-//! can take `PULL/(PULL+1)` of the pool, two can take `PULL/(2·PULL+1)` each, and there is always some left for the next one.
+//! Half of the shared memory, `reserve`, is divided into equal guaranteed parts, one per limit. The
+//! rest is a pool for any limit that needs more. A limit takes more of the pool only while it holds
+//! at most `PULL` times the free part ("dynamic thresholds", Choudhury and Hahne 1998). One limit
+//! alone can take `PULL/(PULL+1)` of the pool, two can take `PULL/(2·PULL+1)` each. Some of the
+//! pool always remains for the next limit.
 //!
 //! ```text
 //!   │◀──── reserve ────▶│◀──────────── pool ────────────▶│
 //!   │  a  │  b  │  c    │ a, beyond its part   │   free  │
 //! ```
 //!
-//! What is counted is what a limit holds, idle or not. A limit that may not grow replaces its own idle keys, and
-//! those of limits that hold more of the pool.
+//! The count covers everything a limit holds, idle or not. A limit that may not grow replaces its
+//! own idle keys, and those of limits that hold more of the pool.
 //!
-//! **Error.** Counts change after the decision: threads that grow a limit at the same moment exceed its bound by
-//! one unit each. A unit may be given up before its taker has counted it, so counts are signed and may be below 0 for a moment:
-//! a count that stopped at 0 would stay too high for ever.
+//! **Error.** Counts change after the decision, so threads that grow a limit at the same moment
+//! exceed its bound by one unit each. A unit may be released before its taker has counted it, so
+//! counts are signed and may briefly be negative. A count that saturated at 0 would stay too high
+//! for ever.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
 /// How many times the free part of the pool one limit may hold.
 const PULL: u64 = 4;
 
-/// Memory that limits divide.
+/// The memory that limits divide.
 #[derive(Debug)]
 pub struct SharedCapacity {
     reserve: u64,
     pool: u64,
     /// Units of the pool in use.
     pooled: AtomicI64,
-    /// What each limit that counts is guaranteed.
+    /// The guaranteed part of each counting limit.
     guaranteed: AtomicU64,
 }
 
-/// What one limit holds of it.
+/// One limit's holdings of it.
 #[derive(Debug, Default)]
 pub struct Occupancy {
     held: AtomicI64,
-    /// Its limit is one of the running configuration: it has a guaranteed part.
+    /// The limit belongs to the running configuration and has a guaranteed part.
     runs: AtomicBool,
 }
 
 impl SharedCapacity {
-    /// So many units in guaranteed parts, and so many for all.
+    /// `reserve` units in guaranteed parts, and `pool` units for all.
     pub fn new(reserve: u64, pool: u64) -> SharedCapacity {
         SharedCapacity {
             reserve,
@@ -52,7 +54,7 @@ impl SharedCapacity {
         }
     }
 
-    /// Room for `most` units of one limit, about, and half as many in guaranteed parts.
+    /// Room for about `most` units of one limit, and half as many in guaranteed parts.
     pub fn for_keys(most: usize) -> SharedCapacity {
         let most = u64::try_from(most).unwrap_or(u64::MAX);
         SharedCapacity::new(most.div_ceil(2), most)
@@ -63,8 +65,9 @@ impl SharedCapacity {
         self.reserve.saturating_add(self.pool)
     }
 
-    /// Divides the guaranteed parts among the limits that run. `all` are these, and others that still hold something. A
-    /// limit that is alone has no bound here, as there is no other whose room it could take.
+    /// Divides the guaranteed parts among the running limits. `all` also includes limits that still
+    /// hold memory. A limit that is alone has no bound here, because there is no other limit to
+    /// protect.
     pub fn divide<'a>(&self, all: impl Iterator<Item = &'a Occupancy> + Clone) {
         let running = all.clone().filter(|one| one.runs.load(Relaxed)).count();
         let running = u64::try_from(running).unwrap_or(u64::MAX);
@@ -77,12 +80,12 @@ impl SharedCapacity {
         self.pooled.store(signed(pooled), Relaxed);
     }
 
-    /// What a running limit is guaranteed.
+    /// The guaranteed part of a running limit.
     pub fn guaranteed(&self) -> u64 {
         self.guaranteed.load(Relaxed)
     }
 
-    /// Whether a limit may take so many units more.
+    /// Whether a limit may take `units` more.
     pub fn may_grow(&self, one: &Occupancy, units: u64) -> bool {
         let held = one.held().saturating_add(units);
         let beyond = held.saturating_sub(self.part(one));
@@ -96,23 +99,24 @@ impl SharedCapacity {
         taken <= free && beyond.saturating_sub(1) < free.saturating_mul(PULL)
     }
 
-    /// Whether a limit may take what another holds and does not need.
+    /// Whether a limit may replace an idle unit of another.
     pub fn may_replace(&self, one: &Occupancy, other: &Occupancy) -> bool {
         let beyond = self.beyond(other);
         std::ptr::eq(one, other) || (beyond > 0 && beyond >= self.beyond(one))
     }
 
-    /// Counts units that a limit has taken.
+    /// Counts units that a limit took.
     pub fn grow(&self, one: &Occupancy, units: u64) {
         self.change(one, signed(units));
     }
 
-    /// Counts units that a limit holds no longer.
+    /// Counts units that a limit released.
     pub fn shrink(&self, one: &Occupancy, units: u64) {
         self.change(one, signed(units).saturating_neg());
     }
 
-    /// What each change adds to the pool telescopes: the pool holds the sum of what all limits hold beyond their parts.
+    /// The changes to the pool telescope: it holds the sum of all holdings beyond the guaranteed
+    /// parts.
     fn change(&self, one: &Occupancy, units: i64) {
         let before = one.held.fetch_add(units, Relaxed);
         let part = self.part(one);
@@ -141,7 +145,7 @@ impl Occupancy {
         unsigned(self.held.load(Relaxed))
     }
 
-    /// Says whether its limit runs; [`SharedCapacity::divide`] has to follow.
+    /// Sets whether the limit runs; call [`SharedCapacity::divide`] afterwards.
     pub fn set_running(&self, runs: bool) {
         self.runs.store(runs, Relaxed);
     }

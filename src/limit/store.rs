@@ -1,22 +1,24 @@
-//! The counters of all limits, and the decision over several of them at once: all are charged, or none.
+//! The counters of all limits, and the decision over several limits at once: all are charged, or
+//! none.
 //!
-//! A key in debt is never evicted for a fresh one, so nobody can wash a debt off by flooding the table: a slot
-//! is given away only when its bucket is full, which is what a fresh key has too.
+//! A key in debt is never evicted for a fresh one, so flooding the table cannot clear a debt. A
+//! slot is reassigned only when its bucket is full, which is also a fresh key's state.
 //!
-//! Each limit has a guaranteed part of the slots, and none can take them all (module `share`). When a fresh key finds no slot, it
-//! shares one of `OVERFLOW_BUCKETS` overflow buckets of its limit with the keys whose hash
-//! names the same one. That is strict: those that share a bucket get together what one key would, and all keys without a slot get
-//! at most 256 times that. A key that gets a slot later begins with what its overflow bucket owes at that moment, so it cannot
-//! spend its quota twice.
+//! Each limit has a guaranteed part of the slots, and none can take them all (module `share`). A
+//! fresh key that finds no slot shares one of its limit's `OVERFLOW_BUCKETS` overflow buckets,
+//! selected by hash. Sharing is strict: the keys of one bucket together get what one key would, and
+//! all keys without a slot at most 256 times that. A key that gets a slot later inherits the debt
+//! of its overflow bucket, so it cannot spend its quota twice.
 //!
-//! **All or none.** First every limit is asked, and nothing is written; if one denies, that is the verdict. Then
-//! every limit is charged. When a concurrent request has taken the last unit in between, what was charged is given back
-//! and the request is denied. While it holds a unit that it will not keep, another request may be denied for it: two
-//! requests that race for the last units of two limits, in opposite orders, can both be denied, never both admitted
-//! beyond a limit. (A refund is exact while the bucket has been in debt since the charge; a thread that is suspended
-//! between charge and refund for longer than it takes the bucket to fill forgives at most one request's cost.)
+//! **All or none.** First every limit is evaluated without writing; if one denies, that is the
+//! verdict. Then every limit is charged. If a concurrent request has taken the last unit meanwhile,
+//! the charges are refunded and the request is denied. While they are in place, another request may
+//! be denied because of them. Two requests that race for the last units of two limits, in opposite
+//! orders, can both be denied, but never both admitted beyond a limit. (A refund is exact while the
+//! bucket has been in debt since the charge. A thread suspended between charge and refund until the
+//! bucket fills forgives at most one request's cost.)
 //!
-//! For a key that is in the table a decision takes no lock, allocates nothing and makes no system call.
+//! For a key in the table a decision takes no lock, allocates nothing and makes no system call.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -31,20 +33,20 @@ use super::{
     words::{Ask, Form, Words},
 };
 
-/// What one request asks of one limit.
+/// One request's demand on one limit.
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
     /// The limit, as attached to the store that decides.
     pub limit: &'a Attached,
-    /// Index into the limit's quotas; an index that it does not have counts as 0, the default tier.
+    /// Index into the limit's quotas; an index out of range means 0, the default tier.
     pub tier: usize,
-    /// Whose bucket; `None` is the limit's one bucket for all.
+    /// The key whose bucket is charged; `None` is the limit's single bucket for all.
     pub key: Option<Key>,
     /// Units. 0 is always admitted and changes nothing; more than the tier's capacity is never admitted.
     pub cost: u64,
-    /// How long the request may be held until its turn; 0 is not at all. Buckets only, and the same in every charge of one
-    /// limit: a bucket that reaches further ahead than its burst, this and 10 s is taken for one from before a step of
-    /// the clock.
+    /// How long the request may be held until its turn; 0 means not at all. Applies to buckets
+    /// only, and must be equal in every charge of one limit. A TAT further ahead than the burst,
+    /// this delay and 10 s counts as one from before a clock step.
     pub max_delay_ns: u64,
 }
 
@@ -59,10 +61,10 @@ pub struct Store {
 }
 
 impl Store {
-    /// A store for about `max_keys` keys of one limit, and half as many in the guaranteed parts of all limits (1 to 10⁹; others
-    /// are brought within). Takes 32 bytes of address space per key, which the system backs with memory as keys arrive; ends the process where
-    /// there is no address space for it. Sliding logs take up to
-    /// [`ENTRIES_PER_KEY`](super::log::ENTRIES_PER_KEY) · 16 bytes per key in addition, when they are used.
+    /// A store for about `max_keys` keys of one limit, and half as many in the guaranteed parts of
+    /// all limits (clamped to 1 to 10⁹). Takes 32 bytes of address space per key, which the system
+    /// backs with memory as keys arrive. Aborts the process if there is no address space. Sliding
+    /// logs use up to [`ENTRIES_PER_KEY`](super::log::ENTRIES_PER_KEY) · 16 more bytes per key.
     pub fn new(max_keys: usize) -> Store {
         Store {
             table: Table::new(max_keys),
@@ -80,7 +82,8 @@ impl Store {
         Ok(attached)
     }
 
-    /// Keys of a limit that are certain to find room, whatever other limits hold; `None` while it is the only one of its kind.
+    /// Keys of a limit that certainly find room, whatever other limits hold; `None` while it is the
+    /// only one of its kind.
     pub fn guaranteed_keys(&self, limit: &Attached) -> Option<u64> {
         let part = match &limit.rule {
             Rule::Words(_) => self.slots.guaranteed(),
@@ -89,7 +92,7 @@ impl Store {
         (part < u64::MAX).then_some(part)
     }
 
-    /// A limit has a guaranteed part from the next division on.
+    /// Gives the limit a guaranteed part from the next division on.
     fn run(&self, limit: &Attached) {
         let occupied = limit.occupancy();
         let is_log = matches!(limit.rule, Rule::Logs(_));
@@ -103,9 +106,10 @@ impl Store {
         self.rings.divide(all.iter().map(|one| &one.entries));
     }
 
-    /// Joins a limit to the counters of the one that it is to follow: nobody gets back what was spent, and nobody waits for
-    /// longer than the new quota takes to come back (see the module `succession`). `was` says for each of its tiers which tier
-    /// of `before` it was. Changes nothing until [`Store::change_over`].
+    /// Joins a limit to the counters of the one that it replaces. No key regains spent units, and
+    /// none waits longer than the new quota takes to refill (see the module `migration`). `was`
+    /// maps each of its tiers to its tier in `before`. Changes nothing until
+    /// [`Store::change_over`].
     pub fn succeed(
         &self,
         limit: &Limit,
@@ -118,8 +122,8 @@ impl Store {
         self.registry.attach(limit, Some((before, &was)))
     }
 
-    /// From `now_ns` on the limits of `after` count, and those of `before` no longer: what none of `after` goes on with is
-    /// forgotten. To be called once, before the first decision by `after`.
+    /// From `now_ns` on the limits of `after` count, and those of `before` no longer. Counters that
+    /// no limit of `after` continues are dropped. Call once, before the first decision by `after`.
     pub fn change_over<'a>(
         &self,
         now_ns: u64,
@@ -150,19 +154,19 @@ impl Store {
         }
     }
 
-    /// Decides a request against all of its limits at `now_ns`, nanoseconds since the process began by a monotonic
-    /// clock, read at most 10 s ago ([`STEP_BACK_NS`](super::bucket::STEP_BACK_NS)). On admission every limit is
-    /// charged, otherwise none is.
+    /// Decides a request against all of its limits. `now_ns` is nanoseconds since process start by
+    /// a monotonic clock, read at most 10 s ago ([`STEP_BACK_NS`](super::bucket::STEP_BACK_NS)). On
+    /// admission every limit is charged, otherwise none.
     ///
-    /// More than [`MAX_LIMITS`] charges are a mistake of the caller; such a request is denied.
+    /// More than [`MAX_LIMITS`] charges are the caller's mistake; the request is denied.
     pub fn admit<'a>(&self, now_ns: u64, charges: &[Charge<'a>]) -> Verdict<'a> {
         let mut verdict = Verdict::default();
         self.admit_into(now_ns, charges, &mut verdict);
         verdict
     }
 
-    /// [`Store::admit`], with the verdict written where it is to stay: a returned one is copied, room for
-    /// [`MAX_LIMITS`] findings at a time.
+    /// As [`Store::admit`], but writes the verdict in place: returning it would copy room for
+    /// [`MAX_LIMITS`] findings.
     pub fn admit_into<'a>(&self, now_ns: u64, charges: &[Charge<'a>], verdict: &mut Verdict<'a>) {
         verdict.findings.clear();
         match charges {
@@ -174,17 +178,17 @@ impl Store {
         }
     }
 
-    /// What [`Store::admit`] would say, without charging anything: on admission `remaining` is what is there before
-    /// the charge.
+    /// The verdict of [`Store::admit`] without charging; on admission `remaining` is the value
+    /// before the charge.
     pub fn peek<'a>(&self, now_ns: u64, charges: &[Charge<'a>]) -> Verdict<'a> {
         let mut verdict = Verdict::default();
         self.look(now_ns, charges, &mut verdict);
         verdict
     }
 
-    /// Charges a limit for what has happened already (a response whose status counts, a rejection that does), whether or
-    /// not there are units left. At worst nothing remains: the debt is bounded by the capacity, so a key waits no longer
-    /// than one that has just spent everything. Slots are not charged, as nobody would give them back.
+    /// Charges a limit for a past event (a response or rejection that counts), whether or not units
+    /// are left. The debt is bounded by the capacity, so a key never waits longer than one that has
+    /// just spent everything. Slots are not charged, because no request would return them.
     pub fn charge(&self, now_ns: u64, charge: &Charge<'_>) {
         match &charge.limit.rule {
             Rule::Words(words) => Word::new(charge, words, now_ns).charge_anyway(self),
@@ -192,9 +196,9 @@ impl Store {
         }
     }
 
-    /// Charges a limit of estimates for the units that a request has cost beyond those it holds,
-    /// whether or not they are there. Debt is bounded; returns the units that the bound forgives.
-    /// A refund is a [`Store::release`] of the units, with the moment at which they were charged.
+    /// Charges a limit of estimates for the units that a request cost beyond its reservation, even
+    /// if they are missing. Debt is bounded; returns the units beyond the bound, which are
+    /// forgiven. To refund, call [`Store::release`] with the moment of the charge.
     pub fn overdraw(&self, now_ns: u64, charge: &Charge<'_>) -> u64 {
         match &charge.limit.rule {
             Rule::Words(words) => Word::new(charge, words, now_ns).overdraw(self),
@@ -202,9 +206,9 @@ impl Store {
         }
     }
 
-    /// Gives back what an admitted request was charged by one of its limits: slots when its work has ended, or a place
-    /// in a queue when its client has gone away. Exactly once, with the charge and the `now_ns` that were given to
-    /// [`Store::admit`], and what it answered in [`Standing::held`].
+    /// Returns an admitted request's charge to one limit: slots when the request ends, or a queue
+    /// position when its client disconnects. Call exactly once, with the charge and `now_ns` given
+    /// to [`Store::admit`], and the resulting [`Standing::held`].
     pub fn release(&self, now_ns: u64, charge: &Charge<'_>, held: Held) {
         match (&charge.limit.rule, held) {
             (_, Held::Nowhere) => {}
@@ -217,15 +221,15 @@ impl Store {
         }
     }
 
-    /// Forgets what a key has spent of a limit, under the rules before, too. Requests in flight go on counting: they are given
-    /// back by those that hold them.
+    /// Clears what a key has spent of a limit, also under previous rules. Slots in flight still
+    /// count; their requests release them.
     pub fn forget(&self, limit: &Attached, key: Option<Key>) {
         limit.forget(self, key);
     }
 
-    /// One limit alone charges at once what it would propose among others.
+    /// A single limit charges at once, without a separate proposal.
     ///
-    /// Whatever is not the usual case begins again out of line: nothing of it is kept ready here.
+    /// Any unusual case starts over out of line, so this path keeps no state for it.
     #[inline(always)]
     fn admit_one<'a>(
         &self,
@@ -251,7 +255,7 @@ impl Store {
         push(findings, self.admit_unusual(now_ns, charge, words));
     }
 
-    /// A key without a slot, a word that others are changing, or a clock that stepped back.
+    /// Slow path: a key without a slot, a contended word, or a clock that stepped back.
     #[cold]
     #[inline(never)]
     fn admit_unusual<'a>(&self, now_ns: u64, charge: &Charge<'a>, words: &'a Words) -> Finding<'a> {
@@ -263,10 +267,11 @@ impl Store {
         }
     }
 
-    /// Asks every limit, and charges them if all admit.
+    /// Evaluates every limit, and charges all of them if all admit.
     ///
-    /// What is asked of one limit is kept in registers and written once, into its finding and its proposal: copying
-    /// either, or lending it to a function that is not inlined, costs more than the decision.
+    /// Each request stays in registers and is written once, into its finding and its proposal.
+    /// Copying either, or lending it to a function that is not inlined, costs more than the
+    /// decision.
     fn admit_all<'a>(&self, now_ns: u64, charges: &[Charge<'a>], verdict: &mut Verdict<'a>) {
         let findings = &mut verdict.findings;
         let mut proposals = ArrayVec::<Proposal<'_>, MAX_LIMITS>::new();
@@ -294,7 +299,7 @@ impl Store {
         }
     }
 
-    /// What every limit finds, of a request that is not charged.
+    /// The finding of every limit for a request that is not charged.
     fn look<'a>(&self, now_ns: u64, charges: &[Charge<'a>], verdict: &mut Verdict<'a>) {
         if charges.len() > MAX_LIMITS {
             return refuse(now_ns, charges, verdict);
@@ -308,7 +313,7 @@ impl Store {
         }
     }
 
-    /// Charges every limit what it proposed, or, where others have emptied one meanwhile, none.
+    /// Charges every limit as proposed or, if another request took the units meanwhile, none.
     #[inline(always)]
     fn charge_all<'a>(
         &self,
@@ -333,7 +338,7 @@ impl Store {
         }
     }
 
-    /// Charges a ring, a key without a slot, or a word that others are changing.
+    /// Slow path: charges a ring, a key without a slot, or a contended word.
     #[cold]
     fn charge_late<'a>(&self, now_ns: u64, charge: &Charge<'a>, place: Place<'_>) -> Finding<'a> {
         match &charge.limit.rule {
@@ -342,8 +347,8 @@ impl Store {
         }
     }
 
-    /// The limit at `lost` admitted when it was asked and, when it was charged, did no longer: what those before it were
-    /// charged goes back, and the request is told how it stands without.
+    /// The limit at `lost` admitted when it was evaluated but denied when it was charged. Refunds
+    /// the limits charged before it, and reports the status without this request.
     #[cold]
     fn give_back<'a>(
         &self,
@@ -362,8 +367,8 @@ impl Store {
         }
     }
 
-    /// Which slots a fresh key of these counters may take: one that nobody has, where its limit may grow, and one whose word
-    /// carries no information at `now_ns`.
+    /// Which slots a fresh key of these counters may take: unowned ones if its limit may grow, and
+    /// those whose word carries no information at `now_ns`.
     fn takes<'s>(
         &'s self,
         state: &'s State,
@@ -415,31 +420,32 @@ impl Store {
     }
 }
 
-/// What a limit would do with a request that every limit admits.
+/// What a limit would write for a request that every limit admits.
 #[derive(Debug, Default)]
 struct Proposal<'s> {
-    /// Where the word is.
+    /// The location of the word.
     place: Place<'s>,
-    /// What it was.
+    /// Its old value.
     old: u64,
-    /// What it would become.
+    /// Its new value.
     new: u64,
 }
 
 impl Proposal<'_> {
-    /// Makes it so; false when the word has no place yet, or is not what it was.
+    /// Writes the new value; false if the word has no slot yet or has changed.
     #[inline(always)]
     fn accept(&self, charge: &Charge<'_>) -> bool {
         let (Some(cell), Rule::Words(words)) = (self.place.cell, &charge.limit.rule) else {
             return false;
         };
-        // loaded again: this very request may have given the slot, if idle, to its key of another limit
+        // reload: this same request may have reassigned the slot, if idle, to its key of another
+        // limit
         cell.load() == Some(self.old) && word::swap(cell, words, charge.cost, self.old, self.new)
     }
 }
 
-/// `push` where the length is known to be in bounds. Saying so keeps the item in registers, because there is no error
-/// that would have to carry it (a fifth of a decision).
+/// `push` where the length is known to be in bounds. An infallible push keeps the item in
+/// registers, because no error has to carry it (a fifth of a decision's cost).
 #[inline]
 fn push<T>(list: &mut ArrayVec<T, MAX_LIMITS>, item: T) {
     if list.len() < MAX_LIMITS {
@@ -447,7 +453,7 @@ fn push<T>(list: &mut ArrayVec<T, MAX_LIMITS>, item: T) {
     }
 }
 
-/// Denies a request with too many charges, whatever its limits say.
+/// Denies a request with too many charges, whatever its limits allow.
 #[cold]
 fn refuse(now_ns: u64, charges: &[Charge<'_>], verdict: &mut Verdict<'_>) {
     for charge in charges.iter().take(MAX_LIMITS) {

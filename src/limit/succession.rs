@@ -1,10 +1,12 @@
-//! What a limit goes on with when a configuration changes it while it counts.
+//! Migrates a limit's counters when a configuration changes the limit in operation.
 //!
-//! **Words that mean the same** under the new rule are kept: another amount of a window, a larger burst, other slots.
+//! **Words with the same meaning** under the new rule are kept: another amount of a window, a
+//! larger burst, other slots.
 //!
-//! **Otherwise** (another rate of a bucket, a smaller burst, another length of a window, another algorithm) the limit begins
-//! with fresh counters, and whoever is not among them yet begins with what it had spent: the units that the old rule had
-//! counted at the moment of the change are charged to it as if it spent them at that moment, at most all that there are.
+//! **Otherwise** (another rate of a bucket, a smaller burst, another window length, another
+//! algorithm) the limit starts with fresh counters. A key not yet migrated inherits its old usage:
+//! the units that the old rule counted at the change are charged as if spent at that moment, at
+//! most the whole capacity.
 //!
 //! ```text
 //!   100/h, 60 spent         the change        10/min
@@ -12,14 +14,16 @@
 //!                     spent: 60 of 100 ─▶ 10 of 10
 //! ```
 //!
-//! So nobody is refilled, and nobody waits for longer than who has just spent all of the new quota. What a key inherits depends
-//! on the moment of the change alone and not on when it is asked for, so it is worked out when the key comes back, as often as
-//! that is, and nothing is copied: workers go over to the new configuration one by one and never read words that mean something
-//! else. (A worker that is still about to goes on charging the old counters: these few requests count by the old rule only.)
+//! So no key is refilled, and none waits longer than a key that has just spent all of the new
+//! quota. The inherited usage depends only on the moment of the change. It is computed whenever the
+//! key returns, and nothing is copied. Workers switch to the new configuration one by one and never
+//! read words of another format. (A worker that has not switched yet still charges the old
+//! counters: these few requests count by the old rule only.)
 //!
-//! **Memory.** Counters that were succeeded keep their slots until nothing of them can matter, which takes as long as the new
-//! quota takes to come back. A limit that changes again before remembers its last [`GENERATIONS`] rules. Slots (requests in
-//! flight) are always kept, since they are given back, and are no debt to any other algorithm.
+//! **Memory.** Replaced counters keep their slots until they no longer matter, which takes as long
+//! as the new quota takes to refill. A limit that changes again before that remembers its last
+//! [`GENERATIONS`] rules. Slots (requests in flight) are always kept, because requests return them;
+//! they are no debt to any other algorithm.
 
 use std::sync::{
     Arc,
@@ -35,23 +39,23 @@ use super::{
     words::{Ask, Words},
 };
 
-/// Rules of one limit before the one that runs.
+/// Previous rules that a limit remembers.
 const GENERATIONS: usize = 8;
 
-/// A limit as it was until some moment.
+/// A limit's rule until some moment.
 #[derive(Clone, Debug)]
 pub(super) struct Former {
     limit: Arc<Attached>,
-    /// By tier of the rule that came after: the tier that it was.
+    /// Maps each tier of the next rule to its tier here.
     tiers: Box<[usize]>,
     change: Arc<Change>,
 }
 
-/// When one rule followed another; `u64::MAX` while that is only planned.
+/// When one rule replaced another; `u64::MAX` while the change is only planned.
 #[derive(Debug)]
 struct Change {
     at_ns: AtomicU64,
-    /// From then on what was spent before does not matter.
+    /// From then on earlier usage does not matter.
     until_ns: AtomicU64,
 }
 
@@ -64,14 +68,15 @@ impl Change {
     }
 }
 
-/// Units that were spent at one moment.
+/// Units spent at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Spent {
     pub(super) at_ns: u64,
     pub(super) units: u64,
 }
 
-/// What a limit that follows `before` remembers of it, if its counters are fresh; `tiers` says which tier each of its own was.
+/// The previous rules of a limit that replaces `before` with fresh counters; `tiers` maps each of
+/// its tiers to its old tier.
 pub(super) fn formers(before: &Attached, tiers: &[usize]) -> Box<[Former]> {
     let direct = Former {
         limit: Arc::new(before.without_past()),
@@ -86,7 +91,7 @@ pub(super) fn formers(before: &Attached, tiers: &[usize]) -> Box<[Former]> {
         .collect()
 }
 
-/// The same for a limit that goes on with the counters of `before`.
+/// The previous rules of a limit that keeps the counters of `before`.
 pub(super) fn inherited(before: &Attached, tiers: &[usize]) -> Box<[Former]> {
     let mut past = before.past.clone();
     if let Some(direct) = past.first_mut() {
@@ -100,7 +105,7 @@ impl Former {
         self.tiers.get(tier).copied().unwrap_or(0)
     }
 
-    /// What this rule had counted of a key when it was succeeded; `None` where it did not know the key.
+    /// Units this rule had counted for a key when it was replaced; `None` for an unknown key.
     fn spent(&self, store: &Store, key: Option<Key>, tier: usize) -> Option<u64> {
         let at_ns = self.change.at_ns.load(Relaxed);
         Some(match &self.limit.rule {
@@ -124,7 +129,7 @@ impl Former {
 }
 
 impl Attached {
-    /// What a key without counters has spent under the rules before; `None` for nothing.
+    /// What a key without counters has spent under previous rules; `None` for nothing.
     #[cold]
     pub(super) fn inheritance(
         &self,
@@ -148,7 +153,7 @@ impl Attached {
                 continue;
             };
             let mut spent = former.at(units);
-            // told on from rule to rule, to the one before this
+            // carried from rule to rule, oldest first
             for (former, &tier) in self.past.iter().zip(&tiers).take(age).rev() {
                 let until_ns = former.change.at_ns.load(Relaxed);
                 spent = former.at(former.limit.rule.still_spent(spent, key, tier, until_ns));
@@ -158,7 +163,7 @@ impl Attached {
         None
     }
 
-    /// The word that a key without one begins with.
+    /// The initial word of a key.
     #[inline]
     pub(super) fn first_word(
         &self,
@@ -174,7 +179,7 @@ impl Attached {
         spent.map_or(0, |spent| words.spent(spent, ask.tier, ask.spread))
     }
 
-    /// Begins to count after the rule before, if it has not yet.
+    /// Replaces the previous rule at `now_ns`, unless that has happened already.
     pub(super) fn take_over(&self, store: &Store, now_ns: u64) {
         let Some(former) = self.past.first() else {
             return;
@@ -223,20 +228,20 @@ impl Attached {
         }
     }
 
-    /// Whether it goes on with these counters, or looks back at them.
+    /// Whether it uses these counters, or refers to them as a previous rule's.
     pub(super) fn remembers(&self, id: u16) -> bool {
         let mut formers = self.past.iter().flat_map(|former| former.limit.states());
         self.states().into_iter().any(|state| state.id == id) || formers.any(|state| state.id == id)
     }
 
-    /// Whether requests in flight are what it counts.
+    /// Whether it counts requests in flight.
     fn counts_slots(&self) -> bool {
         matches!(&self.rule, Rule::Words(words) if words.is_slots())
     }
 }
 
 impl Former {
-    /// Keys that have found no room begin with what those who shared their bucket had spent.
+    /// Keys without a slot inherit what the keys of their overflow bucket had spent.
     fn carry_overflow(
         &self,
         (words, before): (&Words, &Words),
@@ -266,13 +271,13 @@ impl Former {
 }
 
 impl State {
-    /// Its words matter until then, and only as they are now.
+    /// Freezes these counters at `now_ns`; they matter until `until_ns`.
     pub(super) fn retire(&self, now_ns: u64, until_ns: u64) {
         self.succeeded_ns.store(now_ns, Relaxed);
         self.until_ns.store(until_ns, Relaxed);
     }
 
-    /// Whether a word carries no information: a key without it would stand the same.
+    /// Whether a word carries no information: a key without a word would have the same status.
     pub(super) fn is_idle(&self, now_ns: u64, spread: u64, word: u64) -> bool {
         let then_ns = now_ns.min(self.succeeded_ns.load(Relaxed));
         self.form.is_idle(then_ns, spread, word) || self.until_ns.load(Relaxed) <= now_ns
@@ -280,7 +285,7 @@ impl State {
 }
 
 impl Rule {
-    /// Whether counters of `before` say the same under this rule.
+    /// Whether counters of `before` mean the same under this rule.
     pub(super) fn continues(&self, before: &Rule, tiers: &[usize]) -> bool {
         match (self, before) {
             (Rule::Words(words), Rule::Words(before)) => words.continues(before, tiers),
@@ -292,7 +297,7 @@ impl Rule {
         }
     }
 
-    /// After so long nothing counts that is spent now.
+    /// The time after which nothing spent now counts any more.
     fn recovery_ns(&self) -> u64 {
         match self {
             Rule::Words(words) => words.recovery_ns(),
@@ -300,7 +305,7 @@ impl Rule {
         }
     }
 
-    /// What counts at a later moment of what was spent, when nothing else is.
+    /// The part of `spent` that still counts at a later moment, if nothing else was spent.
     fn still_spent(&self, spent: Spent, key: Option<Key>, tier: usize, at_ns: u64) -> u64 {
         match self {
             Rule::Words(words) => {
@@ -391,7 +396,7 @@ mod tests {
         store.peek(now_ns, &[*charge]).standings()[0].remaining
     }
 
-    /// `before` counts until the hour, then what this makes of it.
+    /// `before` counts until the hour, then its replacement.
     fn change(store: &Store, now_ns: u64, before: &Attached, after: &Limit) -> Arc<Attached> {
         let after = store.succeed(after, before, &[0, 1, 2]).unwrap();
         store.change_over(now_ns, [before].into_iter(), [&*after].into_iter());
@@ -440,7 +445,7 @@ mod tests {
         let after = change(&store, HOUR, &before, &rates(120));
         assert_eq!(left(&store, HOUR, &charge(&after, 7)), 60);
         assert_eq!(left(&store, HOUR + HOUR / 4, &charge(&after, 7)), 90);
-        // it has a slot of its own, is full, and is forgotten: that must not bring its debt back
+        // the key has its own slot, is full and is forgotten: that must not bring its debt back
         spend(&store, HOUR + HOUR / 4, &charge(&after, 7), 1);
         assert_eq!(left(&store, 3 * HOUR, &charge(&after, 7)), 120);
         assert!(

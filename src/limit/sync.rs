@@ -1,4 +1,4 @@
-//! What the table is made of: the system's atomics and locks. The model of the table puts others in their place.
+//! The atomics and locks of the table: the system's here, replaced in the table's model.
 
 pub(super) use std::{
     sync::{Mutex, atomic::AtomicU64},
@@ -7,8 +7,8 @@ pub(super) use std::{
 
 use zerocopy::FromZeros;
 
-/// So many zeros, which the system backs with memory once they are touched. Ends the process when there is no address
-/// space for them, as every allocation does.
+/// This many zeros, which the system backs with memory when they are touched. Aborts the process if
+/// there is no address space.
 pub(super) fn zeroed(length: usize) -> Box<[AtomicU64]> {
     FromZeros::new_box_zeroed_with_elems(length).unwrap_or_else(|_| {
         let layout = std::alloc::Layout::array::<AtomicU64>(length)

@@ -1,22 +1,28 @@
-//! Keys in bounded memory: a set-associative table of (tag, word) slots, lock-free for keys that are there.
+//! Keys in bounded memory: a set-associative table of (tag, word) slots, lock-free for present
+//! keys.
 //!
-//! **Layout.** A group is one cache line: four tags, then four words. A tag is 48 bits of the key's hash and the 16-bit
-//! id of its limit (never 0, so the tag 0 is a slot that nobody has). A key may live in any of the [`CHOICES`]
-//! groups that its hash names; it goes into the first one until only one slot is left there, then into the emptiest.
-//! Slots that nobody has are taken before idle ones, so that a key which comes back still finds its own.
-//! There are twice as many slots as `max_keys`. With debtors in 45 % of them (one limit at its bound, see the module `share`) one
-//! fresh key in 10¹¹ finds all its slots held, at 55 % one in 10⁸, at 75 % (all limits at their bounds) one in 700; of all the keys
-//! that came until then one in 20,000 (simulated with 2 million slots). A look-up reads 1.0 lines at 45 %, and 1.4 at 75 %.
+//! **Layout.** A group is one cache line: four tags, then four words. A tag is 48 bits of the key's
+//! hash and the 16-bit id of its limit (never 0, so the tag 0 marks an unowned slot). A key may
+//! live in any of the [`CHOICES`] groups that its hash selects. It goes into the first group until
+//! only one slot is left there, then into the emptiest. Unowned slots are taken before idle ones,
+//! so a returning key still finds its own.
+//! The table has twice as many slots as `max_keys`. A fresh key finds all its slots held once in
+//! 10¹¹ with debtors in 45 % of the slots (one limit at its bound, see the module `share`), once in
+//! 10⁸ at 55 %, once in 700 at 75 % (all limits at their bounds). Of all keys that arrived until
+//! then, it is one in 20,000 (simulated with 2 million slots). A look-up reads 1.0 lines at 45 %,
+//! and 1.4 at 75 %.
 //!
-//! **Which slots a limit may take** is the caller's to say. A limit that may hold no more of them replaces its own idle keys. Where
-//! none is among the slots of the fresh key, [`Table::vacate`] looks for one in [`SWEEP`] other groups and gives it up.
+//! **Which slots a limit may take** is the caller's decision. A limit that may hold no more slots
+//! replaces its own idle keys. If none is among the fresh key's slots, [`Table::vacate`] searches
+//! [`SWEEP`] other groups and vacates one.
 //!
-//! **Foreign matches.** Two keys of one limit are taken for one another when their 48 bits agree and they share a
-//! group: for one look-up by chance at most 16 · 2⁻⁴⁸, that is once in 2·10¹³ look-ups of fresh keys. They then share
-//! a bucket, which is strict, never generous. Keys are keyed hashes, so nobody can aim at it.
+//! **Foreign matches.** Two keys of one limit are confused when their 48 bits agree and they share
+//! a group. The chance per look-up is at most 16 · 2⁻⁴⁸: once in 2·10¹³ look-ups of fresh keys. The
+//! two then share a bucket, which is strict, never generous. Keys are keyed hashes, so an attacker
+//! cannot construct a match.
 //!
-//! **Memory.** All slots are allocated at once, zeroed by the system and therefore only backed by memory once they
-//! are touched: a table for 10 million keys is made in microseconds.
+//! **Memory.** All slots are allocated at once. The system zeroes them and backs them with memory
+//! only when they are touched: a table for 10 million keys is made in microseconds.
 //!
 //! **Protocol.** A word changes by compare-and-swap only. A tag changes only while its word is [`RESERVED`]:
 //!
@@ -25,16 +31,19 @@
 //!   updater:  find tag → read word → tag still the same? → CAS word
 //! ```
 //!
-//! The updater's second look at the tag proves that the word it read was its own key's, since a word of the next key
-//! is published after the next tag. If the slot is taken after that, the compare-and-swap fails, unless the word has come
-//! back to the same value under another key. It cannot within one limit: a slot is given away when its TAT is at most
-//! `now`, and every word written afterwards is later than that `now`. (A refund can bring it back to `now` itself,
-//! and between limits with different units of time words may be equal by chance: in both cases two 64-bit
-//! nanosecond clocks must agree while a thread is between two instructions, and then one charge goes to the wrong key.)
+//! The updater's second look at the tag proves that the word it read was its own key's, because the
+//! next key's word is published after its tag. If the slot is reassigned after that, the
+//! compare-and-swap fails, unless the word has returned to the same value under another key. Within
+//! one limit it cannot: a slot is reassigned when its TAT is at most `now`, and every later word is
+//! later than that `now`. There are two exceptions: a refund can bring the word back to `now`
+//! itself, and words of limits with different units of time may be equal by chance. In both cases
+//! two 64-bit nanosecond clocks must agree while a thread is between two instructions. One charge
+//! then goes to the wrong key.
 //!
-//! Only one slot per key: whoever inserts holds the lock that the key's hash names and looks again before it takes
-//! a slot. Takers of the same slot under different locks are decided by the compare-and-swap. Nobody holds two
-//! locks or waits while a word is RESERVED, so whoever meets a RESERVED word may wait for it.
+//! A key has only one slot: inserting takes the lock that the key's hash selects and searches again
+//! before taking a slot. The compare-and-swap decides between takers of one slot under different
+//! locks. No thread holds two locks, or waits while its own word is RESERVED, so any thread may
+//! wait for a RESERVED word.
 
 use std::{
     ops::Range,
@@ -49,7 +58,7 @@ use super::{
     sync::{AtomicU64, Mutex, yield_now, zeroed},
 };
 
-/// The most keys that a table can be made for.
+/// The largest number of keys for a table.
 pub(super) const MAX_KEYS: usize = 1_000_000_000;
 
 /// Groups in which a key may live.
@@ -58,18 +67,18 @@ const CHOICES: u32 = 4;
 const WAYS: usize = 4;
 /// Words in a group: a cache line.
 const LINE: usize = 8;
-/// Locks for inserting, at most; a table of few groups has one for each.
+/// Maximum number of insertion locks; a table of few groups has one for each.
 const LOCKS: usize = 1024;
-/// Groups in which a limit that may not grow looks for an idle key of its own.
+/// Groups in which a limit that may not grow searches for an idle key of its own.
 const SWEEP: u32 = 8;
-/// The tag of a slot that nobody has.
+/// The tag of an unowned slot.
 const UNUSED: u64 = 0;
-/// The word of a slot that is changing hands.
+/// The word of a slot that is changing owners.
 const RESERVED: u64 = u64::MAX;
-/// The word of a slot that was given up: not that of any idle key, so no update that is late can reach it.
+/// The word of a vacated slot. No idle key has it, so no late update can match it.
 const VACATED: u64 = u64::MAX - 1;
 
-/// Where a key may be, and what it looks like there.
+/// The possible locations of a key, and its tag.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Address {
     tag: u64,
@@ -78,8 +87,8 @@ pub(super) struct Address {
 }
 
 impl Address {
-    /// The address of a key of the limit `id`. A good hash needs no mixing; two multiplications make the table
-    /// indifferent to how its halves were filled.
+    /// The address of a key of the limit `id`. A good hash needs no mixing; two multiplications
+    /// make the table independent of how its halves were filled.
     #[inline]
     pub(super) fn new(key: Key, id: u16) -> Address {
         let high = (key.0 >> 64) as u64;
@@ -101,17 +110,17 @@ impl Address {
     }
 }
 
-/// A word that a request charges: a slot of the table, or a cell that no key can lose.
+/// A word that a request charges: a slot of the table, or a cell that its key cannot lose.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cell<'a> {
     word: &'a AtomicU64,
-    /// The slot's tag, and what it is while the slot is the key's.
+    /// The slot's tag, and its value while the slot belongs to the key.
     tag: Option<&'a AtomicU64>,
     expected: u64,
 }
 
 impl<'a> Cell<'a> {
-    /// A word that belongs to nobody else.
+    /// A word that cannot be reassigned.
     #[inline]
     pub(super) fn own(word: &'a AtomicU64) -> Cell<'a> {
         let (tag, expected) = (None, 0);
@@ -132,14 +141,14 @@ impl<'a> Cell<'a> {
         }
     }
 
-    /// The word; `None` when the slot is, or may be, another key's by now.
+    /// The word; `None` when the slot belongs, or may belong, to another key by now.
     #[inline]
     pub(super) fn load(&self) -> Option<u64> {
         let word = self.word.load(Acquire);
         (word != RESERVED && self.is_kept()).then_some(word)
     }
 
-    /// Makes the word that of a key never seen, if the slot is still the key's.
+    /// Resets the word to that of an unseen key, if the slot still belongs to the key.
     pub(super) fn clear(&self) {
         while let Some(word) = self.load() {
             if self.swap(word, 0) {
@@ -148,14 +157,14 @@ impl<'a> Cell<'a> {
         }
     }
 
-    /// Whether the slot is still the key's.
+    /// Whether the slot still belongs to the key.
     #[inline]
     pub(super) fn is_kept(&self) -> bool {
         self.tag
             .is_none_or(|tag| tag.load(Acquire) == self.expected)
     }
 
-    /// Replaces the word whatever it is, once the slot is not changing hands.
+    /// Replaces the word whatever its value, once the slot is not changing owners.
     pub(super) fn update(&self, next: impl Fn(u64) -> u64) {
         loop {
             let word = self.word.load(Acquire);
@@ -167,7 +176,7 @@ impl<'a> Cell<'a> {
         }
     }
 
-    /// Replaces a word that was loaded; false when it has changed since.
+    /// Replaces a loaded word; false if it has changed since.
     #[inline]
     pub(super) fn swap(&self, old: u64, new: u64) -> bool {
         self.word
@@ -176,7 +185,7 @@ impl<'a> Cell<'a> {
     }
 }
 
-/// Whose slot it is, as far as its tag tells.
+/// A slot's owner, as far as its tag identifies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
     /// The id of the limit.
@@ -186,7 +195,7 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    /// `None` for a slot that nobody has.
+    /// `None` for an unowned slot.
     fn of(tag: u64) -> Option<Owner> {
         (tag != UNUSED).then(|| Owner {
             limit: limit_of(tag),
@@ -195,14 +204,14 @@ impl Owner {
     }
 }
 
-/// What became of a key that was not in the table.
+/// The outcome of inserting a key.
 #[derive(Debug)]
 pub(super) enum Insertion<'a> {
-    /// It has been inserted by somebody else.
+    /// Another thread has inserted it.
     Present(Cell<'a>),
-    /// It holds the slot that this limit's key gave up (`None`: that nobody had).
+    /// It took a slot from this limit's key (`None`: an unowned slot).
     Placed(Option<u16>),
-    /// All its slots are held by keys in debt.
+    /// Keys in debt hold all its slots.
     Full,
 }
 
@@ -218,8 +227,8 @@ pub(super) struct Table {
 type Group = [AtomicU64; LINE];
 
 impl Table {
-    /// A table for 1 to [`MAX_KEYS`] keys (others are brought within). Ends the process when there is no address space
-    /// for it, as every allocation does.
+    /// A table for 1 to [`MAX_KEYS`] keys; other values are clamped. Aborts the process when there
+    /// is no address space, as every allocation does.
     pub(super) fn new(max_keys: usize) -> Table {
         let keys = max_keys.clamp(1, MAX_KEYS);
         let groups = keys.saturating_mul(2).div_ceil(WAYS);
@@ -254,8 +263,8 @@ impl Table {
         others.find_map(|group| find_in(group, address.tag))
     }
 
-    /// Whether a key that has no slot could be given one. `takes` says whether it may have the slot of that owner (`None`:
-    /// nobody's) with that word in it.
+    /// Whether a key without a slot could get one. `takes` decides by a slot's owner (`None`:
+    /// unowned) and word whether it may be taken.
     pub(super) fn has_room(
         &self,
         address: &Address,
@@ -275,8 +284,8 @@ impl Table {
             .any(|group| slots(group).any(|slot| free(slot, &gives).is_some()))
     }
 
-    /// Gives up one slot that `gives` names, near those of the key, and says which limit's it was: nobody has it then. `None`
-    /// when there is none.
+    /// Vacates one slot near the key's that `gives` accepts, and returns its former limit. `None`
+    /// when there is no such slot.
     pub(super) fn vacate(
         &self,
         address: &Address,
@@ -287,7 +296,7 @@ impl Table {
         previous.map(limit_of)
     }
 
-    /// Gives a key its slot, with `word` in it, unless it has one by now.
+    /// Gives a key a slot with `word` in it, unless it has one by now.
     pub(super) fn insert(
         &self,
         address: &Address,
@@ -311,7 +320,7 @@ impl Table {
         Insertion::Full
     }
 
-    /// The slot that a fresh key should take: one that nobody has, else one that may be given away.
+    /// The slot that a fresh key should take: an unowned one, otherwise one that may be reassigned.
     fn vacancy(
         &self,
         address: &Address,
@@ -324,13 +333,13 @@ impl Table {
             return slots(group).find(unused);
         }
         let group = self.roomiest(address, any)?;
-        // not always the same one of several, else the others would keep keys that nobody asks for
+        // rotates among candidates, so that no idle key keeps its slot for ever
         let turn = address.stride as usize / 2 % WAYS;
         slots(group).cycle().skip(turn).take(WAYS).find(any)
     }
 
-    /// The group with a vacancy that a fresh key should go into: the first while it has two, else the one with the
-    /// most.
+    /// The group that a fresh key should go into: the first while it has two vacancies, otherwise
+    /// the one with the most.
     fn roomiest<'a>(
         &'a self,
         address: &Address,
@@ -355,7 +364,7 @@ impl Table {
         self.groups_of(address, 0..CHOICES)
     }
 
-    /// The groups in which a key's limit looks for something to give up.
+    /// The groups in which a key's limit searches for a slot to vacate.
     fn sweep(&self, address: &Address) -> impl Iterator<Item = &Group> {
         self.groups_of(address, CHOICES..CHOICES.saturating_add(SWEEP))
     }
@@ -389,7 +398,7 @@ fn limit_of(tag: u64) -> u16 {
     (tag & 0xFFFF) as u16
 }
 
-/// No branch on which of the slots it is: that would be guessed wrong three times in four.
+/// Branch-free in the slot's position: a branch would mispredict three times in four.
 #[inline(always)]
 fn find_in(group: &Group, expected: u64) -> Option<Slot<'_>> {
     let (tags, words) = group.split_at(WAYS);
@@ -401,8 +410,8 @@ fn find_in(group: &Group, expected: u64) -> Option<Slot<'_>> {
     tags.get(way).zip(words.get(way))
 }
 
-/// Waits until the slot is not changing hands; `None` when it went to another key. Only for whoever holds the
-/// key's lock: then nobody can be inserting the key.
+/// Waits until the slot is not changing owners; `None` when it went to another key. The caller must
+/// hold the key's lock: no other thread can then be inserting the key.
 fn settle(cell: Cell<'_>) -> Option<Cell<'_>> {
     while cell.word.load(Acquire) == RESERVED && cell.is_kept() {
         yield_now();
@@ -410,7 +419,7 @@ fn settle(cell: Cell<'_>) -> Option<Cell<'_>> {
     cell.load().map(|_| cell)
 }
 
-/// The word of a slot that may be given to another key.
+/// The word of a slot that may be reassigned.
 fn free((tag, word): Slot<'_>, takes: &impl Fn(Option<Owner>, u64) -> bool) -> Option<u64> {
     let owner = tag.load(Acquire);
     let seen = word.load(Acquire);
@@ -418,7 +427,8 @@ fn free((tag, word): Slot<'_>, takes: &impl Fn(Option<Owner>, u64) -> bool) -> O
     (stable && takes(Owner::of(owner), seen)).then_some(seen)
 }
 
-/// Takes a slot that is free and says whose it was (its tag); `None` when it is not free or somebody was faster.
+/// Takes a free slot and returns its former tag; `None` when it is not free or another thread was
+/// faster.
 fn take(
     slot: Slot<'_>,
     new_tag: u64,
@@ -431,7 +441,7 @@ fn take(
         .ok()?;
     let owner = tag.load(Acquire);
     if !takes(Owner::of(owner), seen) {
-        // it went to another limit's key, whose word happens to be equal, since it was seen to be free
+        // since the check it went to another limit's key, whose word happens to be equal
         word.store(seen, Release);
         return None;
     }

@@ -1,8 +1,8 @@
 //! Fixed window and sliding window (two counters): a window's index and its counts in one word.
 //!
-//! Time is cut into windows of length W, for each key at its own offset `o`, so that not all keys reset at the same moment.
-//! The word holds the index of the latest window in which the key was charged, and how much: in it (`cur`) and, for the
-//! sliding window, in the one before (`prev`).
+//! Time is cut into windows of length W, at a separate offset `o` for each key, so that keys do not
+//! all reset together. The word holds the index of the latest window in which the key was charged,
+//! and the counts of that window (`cur`) and, for the sliding window, of the one before (`prev`).
 //!
 //! ```text
 //!   fixed     │ index                    │ cur       │         used = cur
@@ -12,25 +12,29 @@
 //!                                       now
 //! ```
 //!
-//! A request fits when `used + cost ≤ L`. A word whose windows are over, or whose estimate is 0, carries no information.
+//! A request fits when `used + cost ≤ L`. A word whose windows are over, or whose estimate is 0,
+//! carries no information.
 //!
-//! **Fixed window: error.** Never more than L in one window, so in an interval of length D at most `L·(⌊D/W⌋ + 2)`: two
-//! bursts that straddle a boundary let 2L through at once.
+//! **Fixed window: error.** One window never admits more than L, so an interval of length D admits
+//! at most `L·(⌊D/W⌋ + 2)`. Two bursts that straddle a boundary pass 2L at once.
 //!
-//! **Sliding window: error.** The estimate takes the requests of the window before as evenly spread. In any interval of
-//! length D at most `L + ⌈L·D/W⌉` units are admitted: with P and C units in the two windows and the last one at
-//! position x ≤ D, `C ≤ L − ⌊P·(W−x)/W⌋`, so `P + C ≤ L + ⌈P·x/W⌉`; every whole window between adds at most L. So two bursts
-//! around a boundary get L and not 2L, and the most in any W is 2L, reached by whoever spends L at the end of a window
-//! and then takes each unit of the next as it is freed. It may also refuse what an exact log admits: by P at most, when
-//! all of P came at the beginning of its window.
+//! **Sliding window: error.** The estimate assumes that the previous window's requests were evenly
+//! spread. Any interval of length D admits at most `L + ⌈L·D/W⌉` units. Proof: with P and C units
+//! in the two windows and the last one at position x ≤ D, `C ≤ L − ⌊P·(W−x)/W⌋`, so
+//! `P + C ≤ L + ⌈P·x/W⌉`. Every whole window between adds at most L. So two bursts around a
+//! boundary get L and not 2L. The most in any W is 2L: spend L at the end of a window, then take
+//! each unit of the next as it is freed. The window may also refuse what an exact log admits: by at
+//! most P, when all of P came at the start of its window.
 //!
-//! **Why the estimate is rounded down.** For a cost of 1 that is the published rule (`estimate < L`), `remaining` is a
-//! whole number of units that really are admitted, and a key with prev = L gets its first unit after W/L and not at once.
-//! Rounding up would refuse up to one unit more, and would hold every key that sent a single request for a whole
-//! window longer.
+//! **Why the estimate is rounded down.** For a cost of 1 that is the published rule
+//! (`estimate < L`). `remaining` is then a whole number of units that really are admitted, and a
+//! key with prev = L gets its first unit after W/L and not at once. Rounding up would refuse up to
+//! one unit more. It would also keep every key that sent a single request in memory for another
+//! whole window.
 //!
-//! **Bits.** The index is as wide as 9 years of uptime need at this W; the counts share the rest. That does not depend
-//! on the amounts, so a new amount keeps what was counted. The largest amounts that fit:
+//! **Bits.** The index is as wide as 9 years of uptime need at this W; the counts share the rest.
+//! The widths do not depend on the amounts, so a new amount keeps the counts. The largest amounts
+//! that fit:
 //!
 //! ```text
 //!              1 ms    100 ms     1 s       1 min      1 h        1 day
@@ -40,10 +44,11 @@
 //!
 //! Past the last index the limit denies everything.
 //!
-//! **A clock that steps back.** An old window is not opened again: a `now` before the word's window counts as its
-//! first moment, and waits are as long as that clock needs to catch up. From [`STEP_BACK_NS`] on, and if the word is more
-//! than one window ahead, its counts are moved to the window after `now`'s: the wait is then bounded by two windows, and
-//! stepping the clock to and fro gains nothing.
+//! **A clock that steps back.** A closed window is not reopened: a `now` before the word's window
+//! counts as its first moment. Waits are as long as the clock needs to catch up. From
+//! [`STEP_BACK_NS`] on, if the word is more than one window ahead, its counts move to the window
+//! after `now`'s. That bounds the wait by two windows, and stepping the clock to and fro gains
+//! nothing.
 
 use std::num::NonZeroU64;
 
@@ -57,12 +62,12 @@ use super::{
 /// The uptime for which every index fits: 9 years.
 const UPTIME_NS: u64 = 9 * 366 * 24 * 3_600 * 1_000_000_000;
 
-/// Where index and counts are in a word, and which window an index is.
+/// The layout of a word (index and counts), and the window that an index names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Layout {
     kind: Kind,
     window_ns: NonZeroU64,
-    /// Of one count.
+    /// Width of one count.
     bits: u32,
 }
 
@@ -72,7 +77,7 @@ enum Kind {
     Sliding,
 }
 
-/// A word as it is at one moment.
+/// A word's meaning at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct View {
     index: u64,
@@ -80,9 +85,9 @@ struct View {
     cur: u64,
     /// Nanoseconds since the window began.
     position: u64,
-    /// Nanoseconds until the window begins; not 0 only where the clock was behind.
+    /// Nanoseconds until the window begins; nonzero only if the clock was behind.
     ahead: u64,
-    /// The clock stepped back so far that the counts were moved.
+    /// The clock stepped back so far that the counts moved.
     moved: bool,
 }
 
@@ -101,7 +106,7 @@ impl Layout {
         }
     }
 
-    /// The largest count.
+    /// The largest representable count.
     fn most(self) -> u64 {
         low_bits(self.bits)
     }
@@ -113,7 +118,7 @@ impl Layout {
         }
     }
 
-    /// The last index from which the next one is representable and no word is `u64::MAX`.
+    /// The last index whose successor is representable and whose word is not `u64::MAX`.
     fn last_index(self) -> u64 {
         (u64::MAX >> self.count_bits()).saturating_sub(2)
     }
@@ -136,8 +141,8 @@ impl Layout {
         (word >> self.count_bits(), prev, word & self.most())
     }
 
-    /// The window of a moment and the position in it. Index 0 is the window in which the process began, if the key's
-    /// windows do not begin with it.
+    /// The window of a moment and the position in it. Index 0 is the window that contains the
+    /// start of the process.
     #[inline]
     fn locate(self, now_ns: u64, spread: u64) -> (u64, u64) {
         let window = self.window_ns.get();
@@ -159,7 +164,7 @@ impl Layout {
             moved: false,
         };
         if now > self.last_index() {
-            // nothing is representable any more: full, for good
+            // beyond the representable range: full for good
             let cur = u64::MAX;
             return View { cur, ..here };
         }
@@ -181,7 +186,7 @@ impl Layout {
         }
     }
 
-    /// A word whose window begins after `now`.
+    /// Decodes a word whose window begins after `now`.
     #[cold]
     fn view_ahead(self, here: View, index: u64) -> View {
         let window = self.window_ns.get();
@@ -207,7 +212,7 @@ impl Layout {
         share(view.prev, left, self.window_ns).saturating_add(view.cur)
     }
 
-    /// The least wait until at most `target` units are used, which are fewer than now.
+    /// The least wait until at most `target` units are used; `target` is below the present usage.
     fn wait_ns(self, view: &View, target: u64) -> u64 {
         let window = self.window_ns.get();
         let wait = match (target.checked_sub(view.cur), self.kind) {
@@ -222,7 +227,7 @@ impl Layout {
         view.ahead.saturating_add(wait)
     }
 
-    /// The first position at which the window before, with this count, weighs at most `target`:
+    /// The first position at which a previous window with this count weighs at most `target`:
     /// `⌊prev·left/W⌋ ≤ target` is `left ≤ ⌈(target+1)·W/prev⌉ − 1`.
     fn faded_at(self, prev: u64, target: u64) -> u64 {
         if prev <= target {
@@ -234,7 +239,7 @@ impl Layout {
         u64::try_from(window.saturating_sub(left)).unwrap_or(u64::MAX)
     }
 
-    /// Whether a key never seen would stand the same.
+    /// Whether an unseen key would have the same status.
     pub(super) fn is_idle(self, now_ns: u64, spread: u64, word: u64) -> bool {
         self.used(&self.view(now_ns, spread, word)) == 0
     }
@@ -256,7 +261,8 @@ fn share(count: u64, left: u64, window: NonZeroU64) -> u64 {
     }
 }
 
-/// When the windows of a key begin, as nanoseconds after those of an even division of time: less than `window_ns`.
+/// The offset of a key's windows from an even division of time, in nanoseconds: less than
+/// `window_ns`.
 #[inline]
 pub(super) fn offset_ns(window_ns: u64, spread: u64) -> u64 {
     ((u128::from(window_ns).saturating_mul(u128::from(spread))) >> 48) as u64
@@ -272,11 +278,11 @@ fn low_bits(bits: u32) -> u64 {
 struct Window {
     layout: Layout,
     limit: u64,
-    /// With the largest debt beside, where requests are charged by estimates.
+    /// Capacity plus largest debt, where requests are charged by estimates.
     reach: Option<NonZeroU64>,
 }
 
-/// The windows of one limit: one per tier. Tiers whose windows differ in length count apart.
+/// The windows of one limit: one per tier. Tiers with different window lengths count separately.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Windows {
     default: Window,
@@ -328,7 +334,7 @@ impl Windows {
         })
     }
 
-    /// A tier that does not exist is the default tier.
+    /// A tier that does not exist is treated as the default tier.
     #[inline]
     fn window(&self, tier: usize) -> &Window {
         let other = tier.checked_sub(1).and_then(|index| self.others.get(index));
@@ -343,13 +349,14 @@ impl Windows {
         self.window(tier).layout
     }
 
-    /// Two of the longest windows: the one in which something is spent, and for the sliding window the next.
+    /// Two of the longest windows: the one of the charge and, for the sliding window, the next.
     pub(super) fn recovery_ns(&self) -> u64 {
         let windows = (0..self.tiers()).map(|tier| self.layout(tier).window_ns.get());
         windows.max().unwrap_or(0).saturating_mul(2)
     }
 
-    /// The word after a charge, or the word to keep. A cost of 0 always fits and changes nothing.
+    /// The word after a charge; on denial, the word to keep. A cost of 0 always fits and changes
+    /// nothing.
     #[inline(never)]
     pub(super) fn charge(&self, ask: &Ask, word: u64) -> Result<u64, u64> {
         if ask.cost == 0 {
@@ -371,7 +378,7 @@ impl Windows {
         })
     }
 
-    /// The word after a charge that has happened anyway: nothing remains at worst.
+    /// The word after an unconditional charge; at worst nothing remains.
     pub(super) fn charge_anyway(&self, ask: &Ask, word: u64) -> u64 {
         let Window { layout, limit, .. } = *self.window(ask.tier);
         let view = layout.view(ask.now_ns, ask.spread, word);
@@ -382,8 +389,8 @@ impl Windows {
         layout.pack(view.index, view.prev, cur)
     }
 
-    /// The word after a charge that has happened and may go into debt, and the units that the
-    /// bound on debt forgives. The present window is charged.
+    /// The word after an unconditional charge that may go into debt, and the units beyond the debt
+    /// bound, which are forgiven. Charges the present window.
     pub(super) fn overdraw(&self, ask: &Ask, word: u64) -> (u64, u64) {
         let layout = self.layout(ask.tier);
         let view = layout.view(ask.now_ns, ask.spread, word);
@@ -404,13 +411,14 @@ impl Windows {
         used.min(self.largest_claim(ask.tier))
     }
 
-    /// The most units that one estimate takes.
+    /// The largest charge of one estimate.
     pub(super) fn largest_claim(&self, tier: usize) -> u64 {
         let window = self.window(tier);
         window.reach.map_or(window.limit, NonZeroU64::get)
     }
 
-    /// The word after giving back a charge that was made with this `ask`: exact, wherever the count is by now.
+    /// The word after a refund of a charge made with this `ask`; exact whichever count holds it by
+    /// now.
     pub(super) fn refund(&self, ask: &Ask, word: u64) -> u64 {
         let layout = self.layout(ask.tier);
         let (charged, _) = layout.locate(ask.now_ns, ask.spread);
@@ -422,7 +430,7 @@ impl Windows {
         }
     }
 
-    /// How a window with this word stands to a request that is not charged.
+    /// Status of a window with this word for a request that was not charged.
     #[inline]
     pub(super) fn standing(&self, ask: &Ask, word: u64) -> Standing {
         let window = self.window(ask.tier);

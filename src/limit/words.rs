@@ -1,7 +1,9 @@
-//! Every algorithm that keeps one 64-bit word per key, behind the same few pure functions over that word.
+//! Common interface of the algorithms with one 64-bit word per key: a few pure functions over that
+//! word.
 //!
-//! 0 is a key never seen, and `u64::MAX` is no word: the table reserves it. What a word means is its [`Form`]; words
-//! of one form stay readable when a limit's amounts change, and those of another are never read.
+//! 0 is a key never seen; `u64::MAX` is not a word, because the table reserves it. A word's meaning
+//! is its [`Form`]. Words of one form stay readable when a limit's amounts change; words of another
+//! form are never read.
 
 use super::{
     Algorithm, Quota, QuotaError, Standing,
@@ -11,14 +13,14 @@ use super::{
     window::{Layout, Windows},
 };
 
-/// What a request asks of a word.
+/// A request's demand on a word.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ask {
     pub(super) tier: usize,
     pub(super) now_ns: u64,
     pub(super) cost: u64,
     pub(super) max_delay_ns: u64,
-    /// 48 bits of the key's hash, which set its windows apart from other keys'.
+    /// 48 bits of the key's hash, which offset its windows from other keys'.
     pub(super) spread: u64,
 }
 
@@ -30,7 +32,7 @@ pub(super) enum Words {
     InFlight(InFlight),
 }
 
-/// What a limit's words mean.
+/// The meaning of a limit's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Form {
     /// A TAT in this unit of time.
@@ -39,12 +41,12 @@ pub(super) enum Form {
     Window(Layout),
     /// Slots in use.
     Slots,
-    /// None: the limit keeps a log of this many nanoseconds.
+    /// No word: the limit keeps a log of this many nanoseconds.
     Log { window_ns: u64 },
 }
 
 impl Form {
-    /// Whether a word carries no information at `now_ns`: a key never seen would stand the same.
+    /// Whether a word carries no information at `now_ns`: an unseen key would have the same status.
     #[inline]
     pub(super) fn is_idle(self, now_ns: u64, spread: u64, word: u64) -> bool {
         match self {
@@ -56,7 +58,7 @@ impl Form {
 }
 
 impl Words {
-    /// `None` for the algorithm that keeps no word. With an `overdraft` requests are charged by
+    /// `None` for the algorithm without a word. With an `overdraft`, requests are charged by
     /// estimates; slots are not.
     pub(super) fn new(
         algorithm: Algorithm,
@@ -93,7 +95,7 @@ impl Words {
         }
     }
 
-    /// Whether words of `before` say the same here; `was` is, by tier, the tier of it.
+    /// Whether words of `before` mean the same here; `was` maps each tier to its tier in `before`.
     pub(super) fn continues(&self, before: &Words, was: &[usize]) -> bool {
         let mut pairs = was.iter().enumerate();
         match (self, before) {
@@ -108,7 +110,7 @@ impl Words {
         }
     }
 
-    /// After so long nothing counts that is spent now.
+    /// The time after which nothing spent now counts any more.
     pub(super) fn recovery_ns(&self) -> u64 {
         match self {
             Words::Bucket(buckets) => buckets.recovery_ns(),
@@ -117,10 +119,10 @@ impl Words {
         }
     }
 
-    /// The word after a charge, or, where the request is denied, the word to keep: the same, unless the clock stepped
+    /// The word after a charge. On denial it is the unchanged word, corrected if the clock stepped
     /// back.
     ///
-    /// What is not inlined gets a copy of the question: the original can then stay in registers.
+    /// Non-inlined callees take a copy of `ask` so the original stays in registers.
     #[inline(always)]
     pub(super) fn charge(&self, ask: &Ask, word: u64) -> Result<u64, u64> {
         match self {
@@ -130,8 +132,8 @@ impl Words {
         }
     }
 
-    /// The word after a charge that is not asked for but has happened: at worst nothing remains. Slots cannot be
-    /// charged like this, as nobody would give them back.
+    /// The word after an unconditional charge; at worst nothing remains. Slots cannot be charged
+    /// this way, because no request would return them.
     pub(super) fn charge_anyway(&self, ask: &Ask, word: u64) -> u64 {
         match self {
             Words::Bucket(buckets) => buckets.charge_anyway(ask, word),
@@ -140,8 +142,8 @@ impl Words {
         }
     }
 
-    /// The word after a charge that has happened and may go into debt, and the units that the
-    /// bound on debt forgives.
+    /// The word after an unconditional charge that may go into debt, and the units beyond the debt
+    /// bound, which are forgiven.
     pub(super) fn overdraw(&self, ask: &Ask, word: u64) -> (u64, u64) {
         match self {
             Words::Bucket(buckets) => buckets.overdraw(ask, word),
@@ -150,7 +152,7 @@ impl Words {
         }
     }
 
-    /// Units that a word owes: what is spent and has not come back.
+    /// Units that a word owes: spent and not yet refilled.
     pub(super) fn owed(&self, ask: &Ask, word: u64) -> u64 {
         match self {
             Words::Bucket(buckets) => buckets.owed(ask, word),
@@ -159,7 +161,7 @@ impl Words {
         }
     }
 
-    /// The most units that one estimate takes.
+    /// The largest charge of one estimate.
     pub(super) fn largest_claim(&self, tier: usize) -> u64 {
         match self {
             Words::Bucket(buckets) => buckets.largest_claim(tier),
@@ -168,7 +170,7 @@ impl Words {
         }
     }
 
-    /// The word after giving back a charge that was made with this very `ask`.
+    /// The word after a refund of a charge made with this same `ask`.
     pub(super) fn refund(&self, ask: &Ask, word: u64) -> u64 {
         match self {
             Words::Bucket(buckets) => buckets.refund(ask, word),
@@ -177,7 +179,7 @@ impl Words {
         }
     }
 
-    /// How a word stands to a request that is not charged.
+    /// Status of a word for a request that was not charged.
     pub(super) fn standing(&self, ask: &Ask, word: u64) -> Standing {
         match self {
             Words::Bucket(buckets) => buckets.standing(ask, word),
@@ -186,7 +188,7 @@ impl Words {
         }
     }
 
-    /// How a word stands that the request's charge has just made.
+    /// Status of the word that the request's charge has just produced.
     pub(super) fn standing_charged(&self, ask: &Ask, word: u64) -> Standing {
         let after = Ask { cost: 0, ..*ask };
         let delay_ns = match self {
@@ -199,8 +201,8 @@ impl Words {
         }
     }
 
-    /// Whether a charge that reached another key's word must be taken back: a slot that is never released is lost
-    /// for good, while a unit of time comes back by itself.
+    /// Whether a charge that reached another key's word must be taken back. A slot that is never
+    /// released is lost for good, while a unit of time refills by itself.
     #[inline]
     pub(super) fn is_slots(&self) -> bool {
         matches!(self, Words::InFlight(_))

@@ -1,4 +1,4 @@
-//! The algorithms, each with a slow and obvious model of one key (tests).
+//! The algorithms, each with a slow, obvious model of one key (tests).
 
 use crate::limit::{self, Quota};
 
@@ -13,11 +13,11 @@ pub(super) const ALGORITHMS: [&dyn Algorithm; 8] = [
     &Window(limit::Algorithm::SlidingLog),
 ];
 
-/// How an algorithm is made and what it is compared with.
+/// How to construct an algorithm, and the model to compare it with.
 pub(super) trait Algorithm {
     fn algorithm(&self) -> limit::Algorithm;
 
-    /// The nearest quota that it takes; its burst is what the algorithm holds.
+    /// The nearest quota that the algorithm accepts; its burst is the capacity.
     fn fit(&self, quota: Quota) -> Quota {
         quota
     }
@@ -28,10 +28,10 @@ pub(super) trait Algorithm {
 
     fn model(&self, quota: Quota, offset_ns: u64) -> Box<dyn Model>;
 
-    /// The most that may be admitted within a closed interval of this length, by the quota as it was written.
+    /// Most units that the written quota may admit within a closed interval of this length.
     fn most_within(&self, quota: Quota, span_ns: u128) -> u128;
 
-    /// The longest wait, in times that it takes to fill, apart from what a step of the clock adds.
+    /// The longest wait in fill times, not counting what a clock step adds.
     fn most_fills(&self) -> u64 {
         1
     }
@@ -59,13 +59,13 @@ pub(super) trait Model {
     fn is_full(&self, now_ns: u64) -> bool;
 }
 
-/// Token bucket, GCRA, and leaky bucket where nothing is held.
+/// Token bucket and GCRA, and the leaky bucket without a delay.
 struct Bucket(limit::Algorithm);
 
-/// Token bucket that holds what is beyond the burst.
+/// Token bucket that holds requests beyond the burst.
 struct Held;
 
-/// Leaky bucket that holds everything until its turn.
+/// Leaky bucket that holds every request until its turn.
 struct Queue;
 
 impl Algorithm for Bucket {
@@ -87,7 +87,7 @@ impl Algorithm for Held {
         limit::Algorithm::TokenBucket
     }
 
-    /// Some units, and a bit.
+    /// A few units, and a bit.
     fn max_delay_ns(&self, quota: Quota) -> u64 {
         (quota.period.as_nanos() as u64 / quota.amount).saturating_mul(3) + 7
     }
@@ -108,7 +108,7 @@ impl Algorithm for Queue {
         limit::Algorithm::LeakyBucket
     }
 
-    /// Half the queue, and a bit.
+    /// Half of the queue, and a bit.
     fn max_delay_ns(&self, quota: Quota) -> u64 {
         let unit = quota.period.as_nanos() / u128::from(quota.amount.get());
         (unit * u128::from(quota.burst.get()) / 2) as u64 + 5
@@ -124,19 +124,19 @@ impl Algorithm for Queue {
     }
 }
 
-/// Whole units that come back within a span.
+/// Whole units that refill within a span.
 fn earned(quota: Quota, span_ns: u128) -> u128 {
     span_ns * u128::from(quota.amount.get()) / quota.period.as_nanos()
 }
 
-/// What is held, at most for how long.
+/// Which requests are held, and for how long at most.
 enum Holding {
     Nothing,
     Excess { delay_ns: u64 },
     Everything { delay_ns: u64 },
 }
 
-/// A bucket of tokens, counted in `1/period_ns` of a token; `amount` of them come back in a nanosecond.
+/// A token bucket that counts in `1/period_ns` of a token; `amount` of them refill in a nanosecond.
 struct Tokens {
     holding: Holding,
     amount: i128,
@@ -148,7 +148,8 @@ struct Tokens {
 }
 
 impl Tokens {
-    /// Exact where 1/64 ns or coarser is enough for the interval of a unit, else with the interval rounded up to it.
+    /// Exact where a unit's interval is a multiple of 1/64 ns or coarser; otherwise the interval is
+    /// rounded up to it.
     fn new(quota: Quota, holding: Holding) -> Tokens {
         let (amount, period_ns) = (
             i128::from(quota.amount.get()),
@@ -182,7 +183,7 @@ impl Tokens {
             .min(self.held + (i128::from(now_ns) - self.last_ns) * self.amount)
     }
 
-    /// Fractions of a token that a request of this cost lacks.
+    /// Fractions of a token missing for a request of this cost.
     fn lacks(&self, now_ns: u64, cost: u64) -> i128 {
         i128::from(cost) * self.period_ns - self.held(now_ns)
     }
@@ -268,13 +269,14 @@ impl Algorithm for Window {
         }
     }
 
-    /// A step of the clock leaves the counts in the window after the present one, and they count in the one after that.
+    /// A clock step leaves the counts in the window after the present one, and they count in the
+    /// one after that.
     fn most_fills(&self) -> u64 {
         3
     }
 }
 
-/// Everything that was ever admitted.
+/// Everything ever admitted.
 struct History {
     algorithm: limit::Algorithm,
     limit: u64,

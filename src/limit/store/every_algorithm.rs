@@ -1,4 +1,5 @@
-//! What the store promises whatever a limit counts with: under threads, after the fact, and when something is given back.
+//! The store's guarantees for every algorithm: under threads, for charges after the event, and for
+//! refunds.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -20,7 +21,7 @@ const ALL: [Algorithm; 7] = [
     Algorithm::Concurrency,
 ];
 
-/// `amount` an hour, or as many slots.
+/// `amount` per hour, or as many slots.
 fn attach(store: &Store, algorithm: Algorithm, amount: u64) -> Arc<Attached> {
     let quota = match algorithm {
         Algorithm::Concurrency => Quota::slots(amount),
@@ -41,7 +42,7 @@ fn charge(limit: &Attached, key: Option<u128>, cost: u64) -> Charge<'_> {
     }
 }
 
-/// Hourly windows of any offset have begun, and none ends within the next minutes.
+/// A moment when hourly windows of any offset have begun and none ends for some minutes.
 fn early(key: Option<u128>) -> u64 {
     let offset = key.map_or(Duration::ZERO, |key| {
         Key(key).window_offset(Duration::from_secs(3_600))
@@ -87,7 +88,7 @@ fn every_pair_of_algorithms_is_charged_together_or_not_at_all() {
     }
 }
 
-/// A race that the first limit wins and the second loses: threads name two limits in opposite orders.
+/// The first limit admits and the second denies, while threads name the two in opposite orders.
 #[test]
 fn whatever_is_rolled_back_is_there_again() {
     for algorithm in ALL {
@@ -185,7 +186,8 @@ fn slot_of_a_key_without_room_comes_back_to_where_it_was_taken() {
         .collect();
     let (own, shared) = (Held::Own, Held::Overflow);
     assert_eq!(held, [own, own, own, own, shared, shared, shared, shared]);
-    // the first keys make room; the fifth still holds a place of its shared bucket, and gets no second quota beside it
+    // the first keys return their slots; the fifth still holds one in its overflow bucket and gets
+    // no second quota
     store.release(0, &charges[0], held[0]);
     let again = [(); 2].map(|()| store.admit(0, &[charges[4]]).standings()[0].held);
     assert_eq!(again, [shared, Held::Nowhere]);

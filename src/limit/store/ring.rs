@@ -1,4 +1,4 @@
-//! The charge of one ring of a sliding log.
+//! Charging one ring of a sliding log.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -22,7 +22,7 @@ impl Store {
         self.visit(charge, logs, now_ns, deed).0.into()
     }
 
-    /// Charges a ring, unless a concurrent request was faster, and the ring denies.
+    /// Charges a ring. If a concurrent request took the units first, the ring denies.
     pub(super) fn charge_ring<'a>(
         &self,
         now_ns: u64,
@@ -43,7 +43,8 @@ impl Store {
         self.visit_owner(charge, logs, now_ns, owner, Deed::Refund);
     }
 
-    /// Does something with the charge's ring, or with the one that its key shares with others; says which.
+    /// Applies an operation to the charge's ring, or to its key's overflow ring, and returns which
+    /// one it was.
     pub(super) fn visit(
         &self,
         charge: &Charge<'_>,
@@ -75,7 +76,7 @@ impl Store {
         let limit = charge.limit;
         let id = limit.state(charge.tier).id;
         let ask = charge.ask(now_ns, 0);
-        // looked up before the lock is taken: nobody holds two
+        // looked up before taking the lock: no thread holds two
         let inherited = match owner {
             Owner::Overflow(_) => None,
             _ => self.owed_by_fresh_key(charge, logs, now_ns),
@@ -95,7 +96,8 @@ impl Store {
             })
     }
 
-    /// What a key without a ring has spent all the same: by the rules before, or in the ring that it may have shared until now.
+    /// What a key without a ring has already spent: under previous rules, or in the overflow ring
+    /// that it may have shared.
     fn owed_by_fresh_key(&self, charge: &Charge<'_>, logs: &Logs, now_ns: u64) -> Option<Spent> {
         let (limit, tier) = (charge.limit, charge.tier);
         let before = match limit.past.is_empty() {
@@ -118,7 +120,7 @@ impl Store {
         }
     }
 
-    /// How a ring of the counters `id` stands, if there is one.
+    /// The status of a ring of the counters `id`, if there is one.
     pub(in crate::limit) fn look_at_ring(
         &self,
         id: u16,
@@ -129,7 +131,7 @@ impl Store {
         self.rings.look((id, owner_of(key)), logs, ask)
     }
 
-    /// Forgets what a ring of the counters `id` holds.
+    /// Drops the entries of a ring of the counters `id`.
     pub(in crate::limit) fn drop_ring(&self, id: u16, key: Option<Key>) {
         self.rings.clear((id, owner_of(key)));
     }

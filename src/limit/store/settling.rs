@@ -1,5 +1,5 @@
-//! Estimates are reserved, and settled with what was used (tests): the sequences of the vectors,
-//! slow models, and many at once.
+//! Estimates are reserved, then settled with the actual cost (tests): sequences from test vectors,
+//! slow models, and concurrent requests.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::limit::{
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Every algorithm that can be charged by estimates.
+/// Every algorithm that supports estimates.
 const ALGORITHMS: [Algorithm; 5] = [
     Algorithm::TokenBucket,
     Algorithm::Gcra,
@@ -23,8 +23,7 @@ const ALGORITHMS: [Algorithm; 5] = [
     Algorithm::SlidingWindow,
 ];
 
-/// A limit of estimates in a store of its own. Without a key its windows begin with the store's
-/// time.
+/// A limit of estimates in its own store. Without a key its windows start at the store's time 0.
 struct Estimates {
     store: Store,
     limit: Arc<Attached>,
@@ -59,7 +58,7 @@ impl Estimates {
         verdict.standings()[0]
     }
 
-    /// Returns what is forgiven.
+    /// Returns the units forgiven.
     fn settle(&self, now_ns: u64, from_ns: u64, held: u64, actual: u64) -> u64 {
         if actual >= held {
             return self.store.overdraw(now_ns, &self.charge(actual - held));
@@ -73,7 +72,7 @@ impl Estimates {
         self.store.peek(now_ns, &[self.charge(0)]).standings()[0].remaining
     }
 
-    /// Units that are owed, debt beyond the capacity included.
+    /// Units owed, including debt beyond the capacity.
     fn owed(&self, now_ns: u64) -> u64 {
         let charge = self.charge(0);
         let Rule::Words(words) = &self.limit.rule else {
@@ -149,18 +148,18 @@ fn check_step(limit: &Estimates, capacity: u64, step: &Value, name: &str) {
     }
 }
 
-/// What a limit of estimates does, by the definition.
+/// The definition of a limit of estimates.
 trait Model {
     fn advance(&mut self, now_ns: u64);
     /// Whether it is admitted.
     fn reserve(&mut self, estimate: u64) -> bool;
-    /// Returns what is forgiven.
+    /// Returns the units forgiven.
     fn extra(&mut self, units: u64) -> u64;
     fn refund(&mut self, from_ns: u64, units: u64);
     fn remaining(&self) -> u64;
 }
 
-/// A bucket: its level in units of 1/period.
+/// A bucket; its level is in units of 1/period.
 struct BucketModel {
     amount: i128,
     period: i128,
@@ -220,7 +219,7 @@ impl Model for BucketModel {
     }
 }
 
-/// Windows that begin with the store's time: how much is used in each.
+/// Windows that start at the store's time 0: units used in each.
 struct WindowModel {
     slides: bool,
     limit: u64,
@@ -302,7 +301,7 @@ fn model(algorithm: Algorithm, quota: Quota, debt_ppm: u64) -> Box<dyn Model> {
     }
 }
 
-/// A step as drawn: what is done, with how much, after how long.
+/// A drawn step: the operation, its amount, the delay before it.
 type Draw = (u8, u16, u16);
 
 proptest! {

@@ -1,4 +1,4 @@
-//! What the store promises over several limits, under threads, and when it is full.
+//! The store's guarantees over several limits, under threads, and when it is full.
 
 use std::{
     sync::{
@@ -48,7 +48,7 @@ pub(super) fn remaining(store: &Store, now_ns: u64, charge: Charge<'_>) -> u64 {
     store.peek(now_ns, &[charge]).standings()[0].remaining
 }
 
-/// A well-spread key for each number, as the keyed hash makes them.
+/// A well-distributed key for each number, like a keyed hash.
 pub(super) fn key(n: u64) -> u128 {
     let mix = |n: u64| {
         let n = (n ^ (n >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -228,7 +228,7 @@ fn debt_outlives_a_configuration_that_changes_the_rate() {
     );
 }
 
-/// Runs `work` in as many threads at once and adds up what they return.
+/// Runs `work` in this many threads at once and sums the results.
 pub(super) fn in_threads(threads: u64, work: impl Fn(u64) -> u64 + Sync) -> u64 {
     let (total, barrier) = (AtomicU64::new(0), Barrier::new(threads as usize));
     thread::scope(|scope| {
@@ -303,7 +303,8 @@ fn threads_that_bring_the_same_fresh_keys_admit_exactly_the_burst_of_each() {
 
 #[test]
 fn threads_that_take_idle_slots_from_each_other_lose_no_debt() {
-    // a table so small that fresh keys keep taking slots that are just filling up, with a clock that moves
+    // a table so small that fresh keys keep taking slots that are just filling up, on a moving
+    // clock
     let store = Store::new(64);
     let limits = [("a", 1_000), ("b", 7_000)]
         .map(|(name, rate)| store.attach(&limit(name, rate, SECOND, 2)).unwrap());
@@ -332,7 +333,8 @@ fn threads_that_take_idle_slots_from_each_other_lose_no_debt() {
         .map(|limit| limit.keys())
         .iter()
         .sum();
-    // three parts of 10 and what two may take of a pool of 64 beside the third; each of 8 threads may be one too late
+    // three parts of 10, plus what two limits may take of a pool of 64 beside the third; each of 8
+    // threads may overshoot by one
     assert!(held <= 88 + 8, "{held} keys");
 }
 
@@ -344,7 +346,7 @@ fn table_with_as_many_debtors_as_it_is_made_for_has_room_for_nearly_all() {
     for n in 0..MAX_KEYS {
         store.admit(0, &[charge(&limit, key(n), 1)]);
     }
-    // one in 20,000 by the theory of it
+    // theory predicts one in 20,000
     assert!(limit.overflowed() <= MAX_KEYS / 10_000);
     assert!(limit.keys() >= MAX_KEYS - MAX_KEYS / 10_000);
 }
@@ -367,7 +369,8 @@ fn flood_of_fresh_keys_washes_no_debt_off() {
     }
     assert_eq!(limit.evictions(), 0);
     assert!(limit.keys() >= MAX_KEYS, "{} keys held", limit.keys());
-    // the abuser has a slot, too; some keys find a slot but owe what their overflow bucket owes
+    // the abuser also has a slot; some keys find a slot but inherit the debt of their overflow
+    // bucket
     assert_eq!(
         10 * MAX_KEYS - refused,
         limit.keys() - 1 + 2 * OVERFLOW_BUCKETS as u64,
@@ -403,7 +406,7 @@ fn limit_that_fills_the_table_takes_nothing_from_the_clients_of_another() {
         let others = ["login", "search", "orders"].map(|name| attach(name, 5));
         let guaranteed = store.guaranteed_keys(&signup).unwrap();
         assert!(guaranteed >= 2_000, "{algorithm:?}: {guaranteed}");
-        // debtors that were there before the flood, one with a unit left
+        // debtors from before the flood, one with a unit left
         let debtors = |limit| (1..100).map(move |n| charge(limit, key(n << 50), 4));
         let before: Vec<_> = others.iter().flat_map(|limit| debtors(limit)).collect();
         for one in &before {
@@ -415,7 +418,7 @@ fn limit_that_fills_the_table_takes_nothing_from_the_clients_of_another() {
             store.admit(2, &[charge(&signup, key(n), 1)]);
         }
         assert!(signup.overflowed() > 0, "{algorithm:?}: it is full");
-        // each fresh client of the others meets all three at once, and has what is promised
+        // all three limits apply to each fresh client of the others, which gets its full quota
         for n in 0..1_000 {
             let charges = others
                 .each_ref()
@@ -448,7 +451,7 @@ fn key_that_spent_its_quota_in_an_overflow_bucket_does_not_get_it_again_with_a_s
             fresh += 1;
             charge(&limit, key(fresh), 1)
         };
-        // windows begin at different moments for different keys: a time when nobody's ends soon
+        // windows start at different moments for different keys: pick a time when none ends soon
         while limit.overflowed() == 0 {
             store.admit(HOUR, &[next()]);
         }

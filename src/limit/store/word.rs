@@ -1,4 +1,4 @@
-//! The charge of one word: where the word is, and how a request gets in ahead of, or behind, others.
+//! Charging one word: finding it, and competing with concurrent requests for it.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -10,12 +10,12 @@ use crate::limit::{
     words::{Ask, Words},
 };
 
-/// Where a charge's word is.
+/// The location of a charge's word.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Place<'s> {
-    /// `None`: nowhere yet, but there is room for it.
+    /// `None`: no slot yet, but there is room for one.
     pub(super) cell: Option<Cell<'s>>,
-    /// What is told of a charge that is made there.
+    /// Reported for a charge made there.
     pub(super) held: Held,
 }
 
@@ -26,7 +26,7 @@ impl<'s> Place<'s> {
         Place { cell, held }
     }
 
-    /// Corrects a word from before the clock stepped back, unless somebody else has changed it.
+    /// Corrects a word from before a clock step, unless another thread has changed it.
     #[inline]
     pub(super) fn move_back(&self, old: u64, new: u64) {
         if let Some(cell) = self.cell
@@ -37,7 +37,7 @@ impl<'s> Place<'s> {
     }
 }
 
-/// One limit's word, as a request asks for it.
+/// One request's demand on one limit's word.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Word<'a> {
     words: &'a Words,
@@ -65,7 +65,7 @@ impl<'a> Word<'a> {
         }
     }
 
-    /// The key's own cell and its word, where it has one that is not changing hands.
+    /// The key's own cell and its word, if it has one that is not changing owners.
     #[inline(always)]
     pub(super) fn own<'s>(&self, store: &'s Store) -> Option<(Cell<'s>, u64)>
     where
@@ -78,13 +78,13 @@ impl<'a> Word<'a> {
         Some((cell, cell.load()?))
     }
 
-    /// What the charge would make of this word. `Err`: it denies.
+    /// The word after the charge. `Err`: it denies.
     #[inline(always)]
     pub(super) fn proposed(&self, word: u64) -> Result<u64, u64> {
         self.words.charge(&self.ask, word)
     }
 
-    /// Where the word is, and what it is.
+    /// The location and value of the word.
     #[inline(always)]
     fn find<'s>(&mut self, store: &'s Store) -> (Place<'s>, u64)
     where
@@ -106,7 +106,7 @@ impl<'a> Word<'a> {
         (place, self.first(store))
     }
 
-    /// From here on it asks of the bucket that keys without a slot share.
+    /// Continues with the overflow bucket of keys without a slot.
     fn share<'s>(&mut self, bucket: OverflowBucket<'a>) -> Place<'s>
     where
         'a: 's,
@@ -115,8 +115,8 @@ impl<'a> Word<'a> {
         Place::new(Cell::own(bucket.word), Held::Overflow)
     }
 
-    /// What a key begins with that has no word: nothing, or what it had spent by the rules before; and what was spent in the
-    /// bucket that it may have shared until now.
+    /// The initial word of a key: empty, or what it had spent under previous rules, plus what was
+    /// spent in the overflow bucket that it may have shared.
     #[inline]
     fn first(&self, store: &Store) -> u64 {
         let word = self
@@ -133,14 +133,14 @@ impl<'a> Word<'a> {
             ..self.ask
         };
         let owed = self.words.owed(&shared, bucket.word.load(Acquire));
-        // what was spent before there was no room counts, too, where that is more
+        // what was spent before the key had a slot counts if it is more
         match owed > self.words.owed(&self.ask, word) {
             true => self.words.spent_now(&self.ask, owed),
             false => word,
         }
     }
 
-    /// Where the word is, what it is, and what the charge would make of it. `Err`: it denies.
+    /// The location and value of the word, and the word after the charge. `Err`: it denies.
     #[inline(always)]
     pub(super) fn propose<'s>(&mut self, store: &'s Store) -> (Place<'s>, u64, Result<u64, u64>)
     where
@@ -157,19 +157,19 @@ impl<'a> Word<'a> {
         (place, old, proposed)
     }
 
-    /// What is told of a word that the request has not charged.
+    /// The finding for a word that the request has not charged.
     #[inline(always)]
     pub(super) fn finding(&self, word: u64, denied: bool) -> Finding<'a> {
         Finding::found(self.words, self.ask, word, denied)
     }
 
-    /// What is told of a request that only asks.
+    /// The finding for a request that is not charged.
     pub(super) fn look(mut self, store: &Store) -> Finding<'a> {
         let (_, word) = self.find(store);
         self.finding(word, self.words.charge(&self.ask, word).is_err())
     }
 
-    /// What is told of the word that the charge has made.
+    /// The finding for the word that the charge produced.
     #[inline(always)]
     pub(super) fn charged(&self, word: u64, held: Held) -> Finding<'a> {
         let mut finding = self.finding(word, false);
@@ -177,7 +177,7 @@ impl<'a> Word<'a> {
         finding
     }
 
-    /// Charges the word at that place, whatever it is by now, or denies.
+    /// Charges the word at that location, whatever its value by now, or denies.
     pub(super) fn charge<'s>(mut self, store: &'s Store, place: Place<'s>) -> Finding<'a>
     where
         'a: 's,
@@ -188,37 +188,37 @@ impl<'a> Word<'a> {
         }
     }
 
-    /// Charges without asking.
+    /// Charges unconditionally.
     pub(super) fn charge_anyway(mut self, store: &Store) {
         let (place, _) = self.find(store);
         if self.ask.cost > 0 && !self.words.is_slots() {
-            // never an `Err`, so it ends with the charge made
+            // never an `Err`, so the loop ends with the charge made
             let next = |words: &Words, ask: &Ask, word| Ok(words.charge_anyway(ask, word));
             let charged = self.settle(store, place, next);
-            debug_assert!(charged.is_ok(), "nothing denies it");
+            debug_assert!(charged.is_ok(), "an unconditional charge cannot be denied");
         }
     }
 
-    /// Charges what has happened, and says how much of it is forgiven.
+    /// Charges a past cost and returns how much of it is forgiven.
     pub(super) fn overdraw(mut self, store: &Store) -> u64 {
         if self.ask.cost == 0 || self.words.is_slots() {
             return self.ask.cost;
         }
         let (place, _) = self.find(store);
         let forgiven = std::cell::Cell::new(0);
-        // never an `Err`, so it ends with the charge made
+        // never an `Err`, so the loop ends with the charge made
         let next = |words: &Words, ask: &Ask, word| {
             let (word, beyond) = words.overdraw(ask, word);
             forgiven.set(beyond);
             Ok(word)
         };
         let charged = self.settle(store, place, next);
-        debug_assert!(charged.is_ok(), "nothing denies it");
+        debug_assert!(charged.is_ok(), "an unconditional charge cannot be denied");
         forgiven.get()
     }
 
-    /// Changes the word to what comes `next`, and says what and where it is now: for a key without a slot, and for a word
-    /// that others are changing. `Err`: with this word nothing comes next.
+    /// Applies `next` to the word and returns its new value and location: for keys without a slot
+    /// and for contended words. `Err`: `next` denies this word.
     fn settle<'s>(
         &mut self,
         store: &'s Store,
@@ -262,12 +262,12 @@ impl<'a> Word<'a> {
         }
     }
 
-    /// The bucket that its key shares while it has no slot.
+    /// The overflow bucket of its key.
     fn overflow(&self) -> Option<OverflowBucket<'a>> {
         self.state.overflow(self.address?.spread())
     }
 
-    /// Gives back a charge. A key that has lost its slot since has a full bucket anyway.
+    /// Refunds a charge. A key that has lost its slot since then has a full bucket anyway.
     pub(super) fn release(mut self, store: &Store, held: Held) {
         let cell = match (held, &self.address) {
             (Held::Nowhere, _) => None,
@@ -279,7 +279,8 @@ impl<'a> Word<'a> {
             return;
         };
         if self.words.is_slots() {
-            // it is not given away while it counts this charge, so it is this key's even while it seems to change hands
+            // the slot is not reassigned while it counts this charge, so it is still this key's
+            // even if it seems to be changing owners
             return cell.update(|word| self.words.refund(&self.ask, word));
         }
         while let Some(word) = cell.load() {
@@ -290,7 +291,7 @@ impl<'a> Word<'a> {
     }
 }
 
-/// The bucket that is charged for a key without a slot; `None` if there is room for it.
+/// The bucket to charge for a key without a slot; `None` if there is room for a slot.
 #[cold]
 #[inline(never)]
 fn overflow<'a>(
@@ -312,19 +313,20 @@ fn overflow<'a>(
     state.overflow(address.spread())
 }
 
-/// Whether requests in flight are counted by the bucket that this key would share. They may be its own, so it goes on sharing:
-/// what others give back cannot be moved into a slot.
+/// Whether this key's overflow bucket counts requests in flight. They may be this key's, and
+/// released slots cannot move to another word, so the key goes on sharing.
 fn shares_slots(words: &Words, state: &State, address: Address) -> bool {
     let bucket = state.overflow_used(address.spread());
     words.is_slots() && bucket.is_some_and(|bucket| bucket.word.load(Acquire) > 0)
 }
 
-/// Whether a limit holds as much as it may: for a fresh key it gives up an idle one.
+/// Whether a limit holds as much as it may: it then replaces an idle key with a fresh one.
 fn may_exchange(store: &Store, state: &State) -> bool {
     !store.slots.may_grow(&state.occupancy.slots, 1)
 }
 
-/// Gives a key its slot. A limit that holds as much as it may gives up an idle key elsewhere, if it finds one.
+/// Gives a key its slot. A limit that holds as much as it may vacates an idle key's slot elsewhere,
+/// if it finds one.
 fn insert<'s>(
     store: &'s Store,
     state: &State,
@@ -345,9 +347,10 @@ fn insert<'s>(
     store.table.insert(address, word, any)
 }
 
-/// Changes the word from `old` to `new`. Where slots are counted it must be this key's word: the slot may have gone
-/// to another key, and come to the same count, since the word was loaded. As long as this charge is in it, it does not go on
-/// to a third, so the tag tells, and the charge is taken out again.
+/// Changes the word from `old` to `new`. Slots in flight must go to this key's word, but the slot
+/// may have been reassigned since the load and have reached the same count. While this charge is
+/// counted, the slot stays with that owner. So the tag reveals the mistake, and the charge is taken
+/// back.
 #[inline(always)]
 pub(super) fn swap(cell: Cell<'_>, words: &Words, cost: u64, old: u64, new: u64) -> bool {
     if !cell.swap(old, new) {
