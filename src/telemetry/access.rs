@@ -84,9 +84,9 @@ pub struct LimitPart<'a> {
     pub key: &'a [u8],
     /// The algorithm, as in the configuration.
     pub algorithm: &'a str,
-    /// Whose requests it counts: `local` or `global`.
+    /// The scope of its counters: `local` or `global`.
     pub scope: &'static str,
-    /// How it acts at this time: `enforce`, `shadow`, `tag` or `off`.
+    /// Its current mode: `enforce`, `shadow`, `tag` or `off`.
     pub mode: &'static str,
     /// Bucket size in units.
     pub capacity: u64,

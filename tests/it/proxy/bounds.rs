@@ -306,7 +306,7 @@ fn as_many_descriptors_are_taken_as_there_may_be_and_some_are_never_given_to_cli
     assert_eq!(gateway.metric("process_max_fds"), 160.0);
     eventually("a line that says so", || {
         let said = gateway.output();
-        match said.contains("beyond 120 connections") {
+        match said.contains("above 120 connections") {
             true => Ok(()),
             false => Err(said),
         }
