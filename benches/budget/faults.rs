@@ -127,9 +127,9 @@ pub fn away(verdicts: &mut Verdicts) {
     const BACK: f64 = 14.0;
     let redis = Redis::start();
     for (load, exact) in [(0.5, AtLeast(90.0)), (3.0, Within(40.0, 60.0))] {
-        let budget = Duration::from_millis(5);
+        let timeout = Duration::from_millis(5);
         let limit = Limit {
-            budget,
+            timeout,
             ..Limit::per_second(1_000)
         };
         let run = Run {
@@ -215,7 +215,7 @@ pub fn lossy(verdicts: &mut Verdicts) {
 /// Item 10: 64 gateways ask for more than Redis can do, and it is gone for a while besides.
 pub fn slow(verdicts: &mut Verdicts) {
     // Redis is slowed down to a quarter of what gateways are made for, and their patience with it
-    const BUDGET: Duration = Duration::from_millis(20);
+    const TIMEOUT: Duration = Duration::from_millis(20);
     const OUTAGE: f64 = 5.0;
     let redis = Redis::start();
     let to = std::net::SocketAddr::from(([127, 0, 0, 1], redis.port()));
@@ -223,14 +223,14 @@ pub fn slow(verdicts: &mut Verdicts) {
         gateways: 64,
         keys: 66,
         limit: Limit {
-            budget: BUDGET,
+            timeout: TIMEOUT,
             ..Limit::per_second(100).when_down(when_down)
         },
         load: 0.8,
         seconds,
         deaths: None,
     };
-    let proxy = Proxy::slow(to, Duration::ZERO, BUDGET);
+    let proxy = Proxy::slow(to, Duration::ZERO, TIMEOUT);
     run(WhenDown::Closed, 5).go(&proxy.target(), |_| {});
     let asked = proxy.served().calls as f64 / 5.0;
     let service = Duration::from_secs_f64(1.0 / (0.8 * asked));
@@ -242,7 +242,7 @@ pub fn slow(verdicts: &mut Verdicts) {
         (WhenDown::Local { fraction: 0.5 }, 85.0),
     ] {
         redis.run::<Value>(&["FLUSHALL"]);
-        let proxy = Proxy::slow(to, service, BUDGET);
+        let proxy = Proxy::slow(to, service, TIMEOUT);
         let run = run(when_down, 35);
         let told = run.go(&proxy.target(), |begun| {
             until(begun, 15.0);

@@ -28,7 +28,7 @@ pub struct Limit {
     pub ahead: bool,
     pub when_down: WhenDown,
     /// How long a request waits for Redis.
-    pub budget: Duration,
+    pub timeout: Duration,
 }
 
 impl Limit {
@@ -40,7 +40,7 @@ impl Limit {
             burst: amount,
             ahead: true,
             when_down: WhenDown::Local { fraction: 0.5 },
-            budget: Duration::from_millis(50),
+            timeout: Duration::from_millis(50),
         }
     }
 
@@ -99,7 +99,7 @@ impl Gateway {
         let settings = Settings {
             target: target.clone(),
             key_prefix: "bench".to_owned(),
-            budget: limit.budget,
+            timeout: limit.timeout,
             connect_timeout: Duration::from_millis(50),
             region_share: 1.0,
         };

@@ -68,14 +68,14 @@ impl Breaker {
     }
 
     /// Asks for a place; whoever gets one tells [`Breaker::ended`] when the call has ended or is given up.
-    pub(super) fn enter(&mut self, now_ns: u64, budget_ns: u64, jitter: f64) -> Allowed {
+    pub(super) fn enter(&mut self, now_ns: u64, timeout_ns: u64, jitter: f64) -> Allowed {
         if self.state != State::Closed {
             return Allowed::Open;
         }
         let is_full = |bound: f64| f64::from(self.in_flight) >= bound.max(1.0).floor();
         if self.bound.is_some_and(is_full) {
             let silent_ns = now_ns.saturating_sub(self.failing_ns);
-            if self.failures == 0 || silent_ns < budget_ns.saturating_mul(FAILURES.into()) {
+            if self.failures == 0 || silent_ns < timeout_ns.saturating_mul(FAILURES.into()) {
                 return Allowed::Bounded;
             }
             self.open(now_ns, jitter);
@@ -96,10 +96,10 @@ impl Breaker {
     }
 
     /// A reply within the budget.
-    pub(super) fn replied(&mut self, taken_ns: u64, budget_ns: u64) {
+    pub(super) fn replied(&mut self, taken_ns: u64, timeout_ns: u64) {
         self.failures = 0;
         if let Some(bound) = self.bound {
-            let left = 1.0 - (taken_ns as f64 / budget_ns as f64).min(1.0);
+            let left = 1.0 - (taken_ns as f64 / timeout_ns as f64).min(1.0);
             let step = if bound < EAGER { 0.5 } else { 2.0 / bound };
             let raised = bound + step * left.powi(CAUTION);
             self.bound = Some(raised).filter(|&bound| bound < LIFTED);
@@ -108,8 +108,8 @@ impl Breaker {
 
     /// No reply within the budget. Calls that were under way together are late together: that is one failure. `jitter` is
     /// random, 0 to 1.
-    pub(super) fn timed_out(&mut self, now_ns: u64, budget_ns: u64, jitter: f64) {
-        if self.bound.is_some() && now_ns.saturating_sub(self.halved_ns) < budget_ns {
+    pub(super) fn timed_out(&mut self, now_ns: u64, timeout_ns: u64, jitter: f64) {
+        if self.bound.is_some() && now_ns.saturating_sub(self.halved_ns) < timeout_ns {
             return;
         }
         self.halved_ns = now_ns;

@@ -55,7 +55,7 @@ pub(super) struct Duty {
     pub(super) target: Target,
     pub(super) patience: Patience,
     pub(super) prefix: String,
-    pub(super) budget: Duration,
+    pub(super) timeout: Duration,
     pub(super) epoch: Instant,
     pub(super) metrics: BudgetMetrics,
     /// A name that no other process has.

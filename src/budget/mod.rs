@@ -115,7 +115,7 @@ pub fn start(
     let degraded: Arc<Degraded> = Arc::default();
     let patience = Patience {
         connect: settings.connect_timeout,
-        response: settings.budget * PATIENCE,
+        response: settings.timeout * PATIENCE,
     };
     let (keeper, messages) = mpsc::channel(QUEUE);
     let (board, posts) = Board::new();
@@ -128,7 +128,7 @@ pub fn start(
     let own = keeper.downgrade();
     let target = settings.target.clone();
     let (hands_of, degraded_of) = (Arc::clone(&hands), Arc::clone(&degraded));
-    let (prefix, budget) = (settings.key_prefix.clone(), settings.budget);
+    let (prefix, timeout) = (settings.key_prefix.clone(), settings.timeout);
     let (started, has_started) = sync_channel(1);
     let work = move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -141,7 +141,7 @@ pub fn start(
             target,
             patience,
             prefix,
-            budget,
+            timeout,
             epoch,
             metrics,
             id,
@@ -167,7 +167,7 @@ pub fn start(
         keeper: keeper.clone(),
         degraded,
         board,
-        wait: settings.budget,
+        wait: settings.timeout,
     };
     Ok((budget, KeeperThread { keeper, thread }))
 }

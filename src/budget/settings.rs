@@ -21,7 +21,7 @@ pub struct Settings {
     /// What every key in Redis begins with.
     pub key_prefix: String,
     /// The longest that a request waits.
-    pub budget: Duration,
+    pub timeout: Duration,
     /// How long opening a connection may take.
     pub connect_timeout: Duration,
     /// This region's part of every shared limit, where regions have a Redis each; more than 0, at most 1.

@@ -47,6 +47,8 @@ codes! {
     BadName = "TG0107",
     /// A duplicate of something that must be unique.
     Duplicate = "TG0108",
+    /// A key that has a new name.
+    RenamedKey = "TG0109",
 
     /// Not a duration.
     BadDuration = "TG0201",

@@ -20,6 +20,7 @@ use super::{
     environment::Lookup,
     keys::{self, Keys, Status},
     read::Files,
+    renamed,
     source::Source,
     value::{Text, Value, What},
 };
@@ -131,23 +132,32 @@ impl<'a> Section<'a> {
             Some(Status::NotBuilt(feature)) => {
                 not_built(format!("{} in {title}", quote(key)), feature).hint("remove the key")
             }
-            None => {
-                let meant = nearest(key, self.keys.names());
-                self.in_doubt.borrow_mut().extend(meant);
-                let known = self.keys.built().collect::<Vec<_>>().join(", ");
-                let header = meant.and_then(header).filter(|_| self.is_file());
-                let hint = header.map_or(format!("known here: {known}"), |header| {
-                    format!("write {header}")
-                });
-                Problem::new(
-                    Code::UnknownKey,
-                    format!("unknown key {} in {title}", quote(key)),
-                )
-                .label(did_you_mean(key, self.keys.names()))
-                .hint(hint)
-            }
+            None => self.unknown(key),
         };
         self.document.error(name.span(), problem);
+    }
+
+    /// The problem for a key that is not in the list: it was renamed, or does not exist.
+    fn unknown(&self, key: &str) -> Problem {
+        let title = &self.title;
+        if let Some(new) = renamed::new_name(self.keys.title, key) {
+            self.in_doubt.borrow_mut().insert(new);
+            let message = format!("{} in {title} is now {}", quote(key), quote(new));
+            return Problem::new(Code::RenamedKey, message)
+                .label("the old name")
+                .hint(format!("write {new} instead of {key}"));
+        }
+        let meant = nearest(key, self.keys.names());
+        self.in_doubt.borrow_mut().extend(meant);
+        let known = self.keys.built().collect::<Vec<_>>().join(", ");
+        let header = meant.and_then(header).filter(|_| self.is_file());
+        let hint = header.map_or(format!("known here: {known}"), |header| {
+            format!("write {header}")
+        });
+        let message = format!("unknown key {} in {title}", quote(key));
+        Problem::new(Code::UnknownKey, message)
+            .label(did_you_mean(key, self.keys.names()))
+            .hint(hint)
     }
 
     /// The value of a key, which must be listed as built.

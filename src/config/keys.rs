@@ -353,7 +353,7 @@ pub(super) static REDIS: Keys = Keys {
         ("tls_cert", Built),
         ("tls_key", Built),
         ("key_prefix", Built),
-        ("budget", Built),
+        ("timeout", Built),
         ("connect_timeout", Built),
         ("region_share", Built),
     ],

@@ -16,6 +16,7 @@ mod keys;
 mod limit;
 mod quick;
 mod read;
+mod renamed;
 mod source;
 mod units;
 mod value;

@@ -453,7 +453,7 @@ fn gateways_that_share_a_limit_do_not_make_the_origin_work_on_more() {
     let (redis, at) = (Redis::start(), Workplace::default());
     let origin = working(&at, "", WHOLE);
     let toml = format!(
-        "[redis]\nurl = \"{}\"\nbudget = \"1s\"\nconnect_timeout = \"2s\"\n\
+        "[redis]\nurl = \"{}\"\ntimeout = \"1s\"\nconnect_timeout = \"2s\"\n\
          [gateway]\nlimits = [\"slots\"]\n[limit.slots]\nkey = []\n\
          algorithm = \"concurrency\"\nscope = \"global\"\nlimit = 2\n",
         redis.url()

@@ -45,9 +45,9 @@ fn shared_by(redis: &str, limit: &str) -> Gateway {
 
 /// The same, where requests wait so long for Redis. A busy machine is not a slow Redis: it is longer than by default, and where
 /// nothing is to fail as long as it may be.
-fn waiting(budget: &str, redis: &str, limit: &str) -> Gateway {
+fn waiting(timeout: &str, redis: &str, limit: &str) -> Gateway {
     Gateway::with(&format!(
-        "[redis]\n{redis}\nbudget = \"{budget}\"\nconnect_timeout = \"2s\"\n\
+        "[redis]\n{redis}\ntimeout = \"{timeout}\"\nconnect_timeout = \"2s\"\n\
          [gateway]\nlimits = [\"shared\"]\n\
          [limit.shared]\nkey = []\nscope = \"global\"\n{limit}\n"
     ))
@@ -263,7 +263,7 @@ fn clients_are_told_what_is_left_and_when_to_return() {
 fn keys_are_counted_apart_and_hold_nothing_of_the_client() {
     let redis = Redis::start();
     let gateway = Gateway::with(&format!(
-        "[redis]\nurl = \"{}\"\nbudget = \"1s\"\nkey_prefix = \"edge\"\n\
+        "[redis]\nurl = \"{}\"\ntimeout = \"1s\"\nkey_prefix = \"edge\"\n\
          [client_ip]\ntrusted_proxies = [\"127.0.0.0/8\"]\n\
          [gateway]\nlimits = [\"per_ip\"]\n\
          [limit.per_ip]\nkey = [\"ip\"]\nrate = \"2/h\"\nburst = 2\nscope = \"global\"\n",
@@ -309,7 +309,7 @@ fn a_refused_request_spends_nothing_of_another_shared_limit() {
     for sync in ["lease", "strict"] {
         let redis = Redis::start();
         let gateway = Gateway::with(&format!(
-            "[redis]\nurl = \"{}\"\nbudget = \"1s\"\n\
+            "[redis]\nurl = \"{}\"\ntimeout = \"1s\"\n\
              [[user]]\nfrom = \"header\"\nheader = \"x-user-id\"\n\
              [client_ip]\ntrusted_proxies = [\"127.0.0.0/8\"]\n\
              [gateway]\nlimits = [\"all\", \"per_user\", \"process\"]\n\

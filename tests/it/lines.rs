@@ -97,7 +97,7 @@ fn a_line_says_who_decided() {
     };
     let shared = |keys: &str, url: &str| {
         source(&format!(
-            "[redis]\nurl = \"{url}\"\nbudget = \"1s\"\n{TWO_AN_HOUR}scope = \"global\"\n{keys}\n"
+            "[redis]\nurl = \"{url}\"\ntimeout = \"1s\"\n{TWO_AN_HOUR}scope = \"global\"\n{keys}\n"
         ))
     };
     assert_eq!(source(TWO_AN_HOUR), "local");

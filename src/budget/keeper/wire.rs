@@ -108,7 +108,7 @@ pub(super) struct Wire {
     degraded: Arc<Degraded>,
     metrics: BudgetMetrics,
     prefix: String,
-    budget: Duration,
+    timeout: Duration,
     epoch: Instant,
     id: String,
     calls: u64,
@@ -188,7 +188,7 @@ impl Wire {
             degraded: duty.degraded,
             metrics: duty.metrics,
             prefix: duty.prefix,
-            budget: duty.budget,
+            timeout: duty.timeout,
             epoch: duty.epoch,
             id: duty.id,
             calls: 0,
@@ -232,8 +232,8 @@ impl Wire {
         self.epoch + Duration::from_nanos(ns)
     }
 
-    fn budget_ns(&self) -> u64 {
-        u64::try_from(self.budget.as_nanos()).unwrap_or(u64::MAX)
+    fn timeout_ns(&self) -> u64 {
+        u64::try_from(self.timeout.as_nanos()).unwrap_or(u64::MAX)
     }
 
     /// Random, 0 to 1 (xorshift64).
@@ -277,8 +277,8 @@ impl Wire {
 
     /// Asks for leave to make a call to this server. Whoever gets it makes one.
     pub(super) fn may_call(&mut self, now_ns: u64, shard: usize) -> bool {
-        let (budget_ns, jitter) = (self.budget_ns(), self.jitter());
-        let allowed = self.shards[shard].breaker.enter(now_ns, budget_ns, jitter);
+        let (timeout_ns, jitter) = (self.timeout_ns(), self.jitter());
+        let allowed = self.shards[shard].breaker.enter(now_ns, timeout_ns, jitter);
         if allowed == Allowed::Open && !self.is_degraded(shard) {
             self.opened(shard, Failure::Timeout);
         }
@@ -299,7 +299,7 @@ impl Wire {
     /// Sends a call; what becomes of it comes back as an event.
     pub(super) fn send(&self, now_ns: u64, id: u64, about: About, arguments: Vec<Vec<u8>>) {
         let (servers, scripts) = (Rc::clone(&self.servers), Rc::clone(&self.scripts));
-        let (events, budget) = (self.events.clone(), self.budget);
+        let (events, timeout) = (self.events.clone(), self.timeout);
         tokio::task::spawn_local(async move {
             let event = |kind| Event {
                 place: about.place,
@@ -320,8 +320,8 @@ impl Wire {
             // the keeper is gone only when the process ends
             let begun = Instant::now();
             let steps = [
-                (budget, EventKind::Overdue),
-                (budget * PATIENCE, EventKind::Ended(Err(Failure::Timeout))),
+                (timeout, EventKind::Overdue),
+                (timeout * PATIENCE, EventKind::Ended(Err(Failure::Timeout))),
             ];
             for (after, kind) in steps {
                 if let Ok(ended) = tokio::time::timeout_at(begun + after, &mut call).await {
@@ -341,10 +341,10 @@ impl Wire {
     pub(super) fn overdue(&mut self, now_ns: u64, event: &Event) {
         self.metrics.late.increment(1);
         self.metrics.failed(Failure::Timeout.label());
-        let (budget_ns, jitter) = (self.budget_ns(), self.jitter());
+        let (timeout_ns, jitter) = (self.timeout_ns(), self.jitter());
         let breaker = &mut self.shards[event.shard].breaker;
         let was_open = breaker.is_open();
-        breaker.timed_out(now_ns, budget_ns, jitter);
+        breaker.timed_out(now_ns, timeout_ns, jitter);
         self.show_bound();
         self.ended_badly(event.shard, was_open, Failure::Timeout);
     }
@@ -383,14 +383,14 @@ impl Wire {
         self.look_at_run(event.shard);
         let is_late = self.is_late(now_ns, event);
         let taken_ns = now_ns.saturating_sub(event.sent_ns);
-        let budget_ns = self.budget_ns();
+        let timeout_ns = self.timeout_ns();
         let shard = &mut self.shards[event.shard];
         shard.breaker.ended();
         shard.answered_ns = now_ns;
         self.metrics.seconds.record(Duration::from_nanos(taken_ns));
         if !is_late {
             self.metrics.ok.increment(1);
-            shard.breaker.replied(taken_ns, budget_ns);
+            shard.breaker.replied(taken_ns, timeout_ns);
             shard.rtt_ns += 0.1 * (taken_ns as f64 - shard.rtt_ns);
             if shard.breaker.bound().is_some() || self.shows_bound {
                 self.show_bound();
@@ -406,7 +406,7 @@ impl Wire {
     }
 
     fn is_late(&self, now_ns: u64, event: &Event) -> bool {
-        now_ns.saturating_sub(event.sent_ns) > self.budget_ns()
+        now_ns.saturating_sub(event.sent_ns) > self.timeout_ns()
     }
 
     fn ended_badly(&mut self, shard: usize, was_open: bool, failure: Failure) {

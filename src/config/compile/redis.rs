@@ -31,8 +31,8 @@ pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Option<Option<Sett
         Some(text) => text.and_then(|text| text.parse("a prefix of keys", parse_prefix)),
         None => Some("tidegate".to_owned()),
     };
-    let budget = section.duration(
-        "budget",
+    let timeout = section.duration(
+        "timeout",
         Duration::from_millis(5),
         Duration::from_millis(1)..=Duration::from_secs(1),
     );
@@ -46,7 +46,7 @@ pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Option<Option<Sett
     Some(settings(
         target,
         key_prefix,
-        budget,
+        timeout,
         connect_timeout,
         region_share.unwrap_or(Some(1.0)),
     ))
@@ -55,14 +55,14 @@ pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Option<Option<Sett
 fn settings(
     target: Option<Target>,
     key_prefix: Option<String>,
-    budget: Duration,
+    timeout: Duration,
     connect_timeout: Duration,
     region_share: Option<f64>,
 ) -> Option<Settings> {
     Some(Settings {
         target: target?,
         key_prefix: key_prefix?,
-        budget,
+        timeout,
         connect_timeout,
         region_share: region_share?,
     })

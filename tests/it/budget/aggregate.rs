@@ -18,7 +18,7 @@ const BURST: f64 = 50.0;
 /// Three gateways with a limit for each user, of this scope.
 fn three(redis: &Redis, scope: &str) -> Vec<Gateway> {
     let toml = format!(
-        "[redis]\nurl = \"{}\"\nbudget = \"1s\"\nconnect_timeout = \"2s\"\n\
+        "[redis]\nurl = \"{}\"\ntimeout = \"1s\"\nconnect_timeout = \"2s\"\n\
          [gateway]\nlimits = [\"per_user\"]\n\
          [limit.per_user]\nkey = [\"header:x-user\"]\nrate = \"{RATE}/s\"\nburst = {BURST}\nscope = \"{scope}\"\n",
         redis.url()

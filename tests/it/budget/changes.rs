@@ -76,7 +76,7 @@ fn a_reload_that_lowers_the_burst_locks_nobody_out() {
         let redis = Redis::start();
         let toml = |limit: &str| {
             format!(
-                "[redis]\nurl = {:?}\nbudget = \"1s\"\n[gateway]\nlimits = [\"shared\"]\n\
+                "[redis]\nurl = {:?}\ntimeout = \"1s\"\n[gateway]\nlimits = [\"shared\"]\n\
                  [limit.shared]\nkey = []\nscope = \"global\"\nsync = \"{sync}\"\n{limit}\n",
                 redis.url()
             )

@@ -16,7 +16,7 @@ use crate::support::{Client, Gateway, Redis, Request, wait::pause};
 /// A limit on everybody together, or on each address; requests to `/costly` cost so much.
 fn at(url: &str, prefix: &str, key: &str, limit: &str, cost: u64) -> Gateway {
     Gateway::with(&format!(
-        "[redis]\nurl = {url:?}\nbudget = \"1s\"\nconnect_timeout = \"2s\"\nkey_prefix = \"{prefix}\"\n\
+        "[redis]\nurl = {url:?}\ntimeout = \"1s\"\nconnect_timeout = \"2s\"\nkey_prefix = \"{prefix}\"\n\
          [client_ip]\ntrusted_proxies = [\"127.0.0.0/8\"]\n\
          [gateway]\nlimits = [\"shared\"]\n\
          [limit.shared]\nkey = [{key}]\nscope = \"global\"\n{limit}\n\

@@ -28,7 +28,7 @@ fn of_two_amounts_of_one_limit_each_gateway_keeps_its_own_and_both_count_togethe
 fn what_another_program_stores_under_a_key_costs_that_key_only() {
     let redis = Redis::start();
     let gateway = Gateway::with(&format!(
-        "[redis]\nurl = \"{}\"\nbudget = \"1s\"\n\
+        "[redis]\nurl = \"{}\"\ntimeout = \"1s\"\n\
          [client_ip]\ntrusted_proxies = [\"127.0.0.0/8\"]\n\
          [gateway]\nlimits = [\"per_ip\"]\n\
          [limit.per_ip]\nkey = [\"ip\"]\nrate = \"40/d\"\nburst = 40\nscope = \"global\"\nsync = \"strict\"\n",
@@ -83,7 +83,7 @@ fn deployments_with_prefixes_of_their_own_share_nothing() {
     let redis = Redis::start();
     for prefix in ["a", "a:b", "a:"] {
         let gateway = Gateway::with(&format!(
-            "[redis]\nurl = \"{}\"\nbudget = \"1s\"\nkey_prefix = \"{prefix}\"\n\
+            "[redis]\nurl = \"{}\"\ntimeout = \"1s\"\nkey_prefix = \"{prefix}\"\n\
              [gateway]\nlimits = [\"shared\"]\n\
              [limit.shared]\nkey = []\nrate = \"2/d\"\nburst = 2\nscope = \"global\"\nsync = \"strict\"\n",
             redis.url()

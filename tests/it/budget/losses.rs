@@ -61,7 +61,7 @@ fn config(redis: &str) -> String {
         )
     });
     format!(
-        "[redis]\n{redis}\nbudget = \"1s\"\nconnect_timeout = \"2s\"\n{}",
+        "[redis]\n{redis}\ntimeout = \"1s\"\nconnect_timeout = \"2s\"\n{}",
         limits.concat()
     )
 }

@@ -93,7 +93,7 @@ fn a_redis_that_stands_still_for_a_moment_is_not_given_up_however_many_calls_are
     let redis = Redis::start();
     // one call for each client: those of one key would wait for each other
     let gateway = Gateway::with(&format!(
-        "[redis]\n{}\nbudget = \"1s\"\nconnect_timeout = \"2s\"\n\
+        "[redis]\n{}\ntimeout = \"1s\"\nconnect_timeout = \"2s\"\n\
          [client_ip]\ntrusted_proxies = [\"127.0.0.0/8\"]\n\
          [gateway]\nlimits = [\"per_ip\"]\n\
          [limit.per_ip]\nkey = [\"ip\"]\nscope = \"global\"\n{PLENTY}\nsync = \"strict\"\non_redis_down = \"open\"\n",

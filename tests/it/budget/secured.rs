@@ -118,7 +118,7 @@ fn a_redis_whose_certificate_does_not_hold_is_not_used_and_the_log_says_why() {
 fn whom_the_system_trusts_is_trusted_where_no_file_is_named() {
     let secure = Secure::start();
     let gateway = Gateway::with(&format!(
-        "[redis]\nurl = \"rediss://localhost:{}\"\nbudget = \"200ms\"\nconnect_timeout = \"2s\"\n\
+        "[redis]\nurl = \"rediss://localhost:{}\"\ntimeout = \"200ms\"\nconnect_timeout = \"2s\"\n\
          tls_cert = \"{}\"\ntls_key = \"{}\"\n\
          [gateway]\nlimits = [\"shared\"]\n[limit.shared]\nkey = []\nscope = \"global\"\n{TWO}\n",
         secure.port,

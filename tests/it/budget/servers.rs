@@ -55,7 +55,7 @@ fn a_replica_that_sentinel_promotes_takes_over() {
 /// One limit for each client, so that its keys are all over the cluster.
 pub fn per_ip(cluster: &Cluster, limit: &str) -> Gateway {
     Gateway::with(&format!(
-        "[redis]\ncluster = [{:?}]\nbudget = \"1s\"\nconnect_timeout = \"2s\"\n\
+        "[redis]\ncluster = [{:?}]\ntimeout = \"1s\"\nconnect_timeout = \"2s\"\n\
          [client_ip]\ntrusted_proxies = [\"127.0.0.0/8\"]\n\
          [gateway]\nlimits = [\"per_ip\"]\n\
          [limit.per_ip]\nkey = [\"ip\"]\nscope = \"global\"\n{limit}\n",
@@ -169,7 +169,7 @@ fn limits_of_one_request_in_different_slots_are_charged_all_or_none() {
     let cluster = Cluster::start(0);
     for sync in ["lease", "strict"] {
         let toml = format!(
-            "[redis]\ncluster = [{:?}]\nbudget = \"1s\"\nconnect_timeout = \"2s\"\n\
+            "[redis]\ncluster = [{:?}]\ntimeout = \"1s\"\nconnect_timeout = \"2s\"\n\
              [client_ip]\ntrusted_proxies = [\"127.0.0.0/8\"]\n\
              [gateway]\nlimits = [\"all_{sync}\", \"per_{sync}\"]\n\
              [limit.all_{sync}]\nkey = []\nrate = \"500/d\"\nburst = 500\nscope = \"global\"\nsync = \"{sync}\"\n\

@@ -66,7 +66,7 @@ fn each_gateway_exceeds_a_spent_limit_by_its_part_of_the_slack_and_no_more() {
 fn what_another_limit_refuses_uses_up_no_slack() {
     let redis = Redis::start();
     let gateway = Gateway::with(&format!(
-        "[redis]\nurl = \"{}\"\nbudget = \"1s\"\n\
+        "[redis]\nurl = \"{}\"\ntimeout = \"1s\"\n\
          [[user]]\nfrom = \"header\"\nheader = \"x-user-id\"\n\
          [client_ip]\ntrusted_proxies = [\"127.0.0.0/8\"]\n\
          [gateway]\nlimits = [\"shared\", \"per_user\"]\n\

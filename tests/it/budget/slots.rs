@@ -27,7 +27,7 @@ fn slow_origin() -> (Origin, Gate) {
 
 fn gateway(redis: &Redis, origin: &Origin, limit: &str) -> Gateway {
     Gateway::with(&format!(
-        "[redis]\nurl = \"{}\"\nbudget = \"1s\"\nconnect_timeout = \"2s\"\n\
+        "[redis]\nurl = \"{}\"\ntimeout = \"1s\"\nconnect_timeout = \"2s\"\n\
          [gateway]\nlimits = [\"slots\"]\n\
          [limit.slots]\nkey = []\nalgorithm = \"concurrency\"\nscope = \"global\"\n{limit}\n",
         redis.url()
@@ -204,7 +204,7 @@ fn without_redis_slots_go_on_with_a_part_or_open_or_closed_and_are_counted_when_
 fn a_slot_of_a_request_that_another_limit_refuses_is_free_at_once() {
     let (redis, origin) = (Redis::start(), Origin::ok());
     let gateway = Gateway::with(&format!(
-        "[redis]\nurl = \"{}\"\nbudget = \"1s\"\n\
+        "[redis]\nurl = \"{}\"\ntimeout = \"1s\"\n\
          [gateway]\nlimits = [\"slots\", \"all\"]\n\
          [limit.slots]\nkey = []\nalgorithm = \"concurrency\"\nlimit = 1\nscope = \"global\"\n\
          [limit.all]\nkey = []\nrate = \"3/d\"\nburst = 3\n",

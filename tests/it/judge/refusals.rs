@@ -96,7 +96,7 @@ fn a_refusal_changes_nothing_for_a_shared_limit_of_one_gateway() {
         let redis_url = redis.url();
         let scope = format!("scope = \"global\"\nsync = \"{sync}\"");
         let gateway = Gateway::with(&format!(
-            "[redis]\nurl = \"{redis_url}\"\nbudget = \"1s\"\nconnect_timeout = \"2s\"\n{}",
+            "[redis]\nurl = \"{redis_url}\"\ntimeout = \"1s\"\nconnect_timeout = \"2s\"\n{}",
             limits(&scope)
         ))
         .start();

@@ -110,14 +110,14 @@ impl Set {
     }
 
     fn toml(&self, url: &str, origin: &Workplace, limits: &[Configuration]) -> String {
-        let budget = if self.event == Event::Pause {
+        let timeout = if self.event == Event::Pause {
             "200ms"
         } else {
             "1s"
         };
         let mut toml = format!(
             "[server]\nworkers = {}\n\
-             [redis]\nurl = \"{url}\"\nbudget = \"{budget}\"\nconnect_timeout = \"2s\"\n\
+             [redis]\nurl = \"{url}\"\ntimeout = \"{timeout}\"\nconnect_timeout = \"2s\"\n\
              [upstream.origin]\nservers = [\"builtin:echo\"]\n\
              [upstream.workplace]\nservers = [\"{}\"]\n",
             1 + self.seed % 2,

@@ -141,7 +141,7 @@ fn column(gateways: usize, arrivals: Arrivals, load: f64, seed: u64) -> Vec<Cell
 /// Gateways that keep these limits in this Redis.
 pub fn start(redis: &Redis, limits: &[Configuration], gateways: usize) -> Vec<Gateway> {
     let mut toml = format!(
-        "[server]\nworkers = 1\n[redis]\nurl = \"{}\"\nbudget = \"500ms\"\nconnect_timeout = \"2s\"\n",
+        "[server]\nworkers = 1\n[redis]\nurl = \"{}\"\ntimeout = \"500ms\"\nconnect_timeout = \"2s\"\n",
         redis.url()
     );
     for (number, limit) in limits.iter().enumerate() {
