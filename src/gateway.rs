@@ -3,12 +3,12 @@
 //! ```text
 //! request ─▶ check ─▶ identify ─▶ find ─▶ admit ─▶ forward ─▶ response with its fields
 //!              │          │         │        │         │
-//!             400        401     404 405    429     502 504          (authored by `response`)
+//!             400        401     404 405    429     502 504          (written by `response`)
 //! ```
 //!
-//! Only this module calls identity, routes, limits and upstreams, so the order of steps exists in one place. One
-//! request uses one plan and one `now`. Everything here belongs to one worker thread: nothing is locked, nothing
-//! crosses threads but the limiter's cells and the metrics' counters.
+//! Only this module calls identity, routes, limits and upstreams, so the step order exists in one
+//! place. One request uses one plan and one `now`. Everything here belongs to one worker thread and
+//! takes no lock. Threads share only the limiter's cells and the metrics' counters.
 
 mod admit;
 mod answer;
@@ -86,7 +86,8 @@ impl Worker {
         from: Rc<Peer>,
         finish: impl FnOnce(Response<Body>) -> R,
     ) -> impl Future<Output = R> {
-        // before the future is made: it would have room for the request and for its parts
+        // Split before building the future, which would otherwise store both the request and its
+        // parts.
         let (head, body) = request.into_parts();
         async move {
             let response = self.answer(&head, body, &from).await;
@@ -114,7 +115,8 @@ impl Worker {
             .decide(&mut request, &mut source, effect, observer)
             .await;
         self.wait_for_turn(&mut request).await;
-        // by reference: a future has room for a value and for what is moved out of it
+        // Match by reference: a future reserves room for a value and again for what is moved out of
+        // it.
         let response = match &decided {
             Ok(target) => self.forward(&mut request, target, body).await,
             Err(reply) => {
@@ -131,12 +133,12 @@ impl Worker {
 }
 
 impl Worker {
-    /// Holds a request for as long as its limits say, whatever the answer is: a refusal that came at once would let clients skip
-    /// the queue.
+    /// Applies the delay that limits impose, whatever the answer. An immediate refusal would let
+    /// clients skip the queue.
     async fn wait_for_turn(&self, request: &mut RequestContext<'_>) {
         let delay = request.decision.delay;
         if !delay.is_zero() {
-            // a client that leaves meanwhile takes its place in the queue with it
+            // If the client disconnects during the delay, it loses its place in the queue.
             request.from.needs_client(true);
             let turn = tokio::time::sleep(delay);
             self.while_client_stays(request, turn).await;
@@ -145,7 +147,7 @@ impl Worker {
         request.decision.slots.turn_has_come();
     }
 
-    /// Sends the request on, and answers with the upstream's response, or with what we say instead.
+    /// Forwards the request. Returns the upstream's response, or our own answer if that fails.
     async fn forward(
         &self,
         request: &mut RequestContext<'_>,

@@ -1,7 +1,7 @@
-//! All limits that apply to a request, or none.
+//! Charges all limits that apply to a request, or none.
 //!
 //! ```text
-//! each limit ─▶ off? exempt? overridden? ─▶ its key ─┬─▶ enforced: asked together, charged together or not at all
+//! each limit ─▶ off? exempt? overridden? ─▶ its key ─┬─▶ enforced: asked and charged together, or not at all
 //!                                                    ├─▶ counts the answer (count_status): asked now, charged by it
 //!                                                    └─▶ observes (shadow, tag): asked alone, once the others admit
 //! ```
@@ -24,8 +24,9 @@ use crate::{
 };
 
 impl Worker {
-    /// Decides. A client that guesses credentials meets only limits on addresses and those of the whole gateway: guessing is
-    /// limited, and cannot spend what the route's users share. Waits only for shared limits.
+    /// Applies the limits. While a client guesses credentials, only limits by address and global
+    /// limits apply. Guessing is limited, and cannot spend what the route's users share. Waits only
+    /// for shared limits.
     pub(super) async fn admit<'a>(
         &self,
         decision: &mut DecisionContext<'a>,
@@ -53,7 +54,7 @@ impl Worker {
             self.hold(decision, now_ns, &limits);
             let observed = self.observe(decision, now_ns, &mut limits, effect);
             if let Err(refusal) = observed.await {
-                // refused at once: what it holds is given back
+                // This refusal is immediate: release what the request holds.
                 decision.delay = Duration::ZERO;
                 decision.slots = Slots::default();
                 return Err(refusal);
@@ -67,7 +68,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Charges a rejection to the limits that count those; the client is told how they stand after that.
+    /// Charges a rejection to the limits with `charge_rejected`. The client sees their state after
+    /// that charge.
     pub(super) fn charge_rejected(
         &self,
         now_ns: u64,
@@ -85,14 +87,14 @@ impl Worker {
             let charge = one.applied.charge();
             store.charge(now_ns, &charge);
             let after = store.peek(now_ns, &[charge]).findings.pop();
-            // a limit that is closed says for itself how long it is
+            // A block already carries its own duration.
             if one.applied.block.is_none() {
                 one.finding = after;
             }
         }
     }
 
-    /// What an admitted request takes with it: slots, places in a queue, its delay.
+    /// Gives an admitted request its slots, queue places and delay.
     fn hold<'a>(
         &self,
         decision: &mut DecisionContext<'a>,
@@ -138,7 +140,7 @@ impl Worker {
         decision.delay = turn + slowed;
     }
 
-    /// Limits in shadow count what they would have done; tags are for the upstream to read.
+    /// Counts what limits in shadow mode would have done, and collects tags for the upstream.
     async fn observe<'a>(
         &self,
         decision: &mut DecisionContext<'a>,
@@ -180,7 +182,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Charges the limits that count answers by their status.
+    /// Charges the limits that count answers by status.
     pub(super) fn count_answer(&self, decision: &DecisionContext<'_>, status: http::StatusCode) {
         let mut now_ns = None;
         for one in decision.limits.all() {

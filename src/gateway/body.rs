@@ -1,4 +1,4 @@
-//! The body of a response, whoever wrote it, and what is noted when it ends.
+//! Response bodies, ours or an upstream's, and what the gateway records when they end.
 
 use std::{
     pin::Pin,
@@ -16,13 +16,14 @@ use crate::{
     upstream::{ResponseBody, Tunnel, echo::EchoBody, forward::Answer, http2::StreamBody},
 };
 
-/// The body of a response, and the record of a request that was sent on. Small: a response goes from hand to hand on its way.
+/// A response body, with the record of a forwarded request. Kept small because responses are moved
+/// often.
 #[derive(Debug)]
 pub struct Body(Content);
 
 #[derive(Debug)]
 enum Content {
-    /// Ours, to a request that was not sent on: that was noted when the answer was made.
+    /// Our answer to a request that was not forwarded; recorded when the answer was made.
     Authored(Full<Bytes>),
     Recorded(Box<Recorded>),
 }
@@ -30,11 +31,11 @@ enum Content {
 #[derive(Debug)]
 struct Recorded {
     source: Source,
-    /// Noted when the body is dropped: sent in full, or given up because the client is gone.
+    /// Written when the body is dropped: sent in full, or cut short because the client left.
     record: Record,
-    /// The call that it answers, if it is one.
+    /// Set if the response answers a gRPC call.
     grpc: Option<Grpc>,
-    /// It has ended before its source.
+    /// We ended the body before its source did.
     has_ended: bool,
 }
 
@@ -46,16 +47,16 @@ impl Drop for Recorded {
     }
 }
 
-/// Who answers a request that was sent on.
+/// The origin of the response to a forwarded request.
 #[derive(Debug)]
 pub(super) enum Source {
-    /// We do, in place of the server.
+    /// We answer in place of the server.
     Authored(Full<Bytes>),
-    /// A server.
+    /// An HTTP/1.1 server.
     Remote(ResponseBody<Box<InboundBody>>),
-    /// A server that speaks HTTP/2.
+    /// An HTTP/2 server.
     Stream(Box<StreamBody<Box<InboundBody>>>),
-    /// The built-in server.
+    /// The built-in echo server.
     Echo(EchoBody<Box<InboundBody>>),
 }
 
@@ -82,7 +83,7 @@ impl Recorded {
                 self.record.request_broke(&refusal, error);
                 self.source.abandon(&self.record);
                 if let Some(trailers) = self.grpc.and_then(|grpc| grpc.trailers(&refusal)) {
-                    // the call ends with a status of its own
+                    // End the gRPC call with a proper status.
                     self.has_ended = true;
                     return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
                 }
@@ -113,7 +114,7 @@ impl Source {
         Self::Authored(Full::new(bytes))
     }
 
-    /// The server's end of a connection that its response has switched to another protocol. What is left is empty.
+    /// Takes the server's end of a connection after 101 Switching Protocols. Leaves an empty body.
     pub(super) fn take_tunnel(&mut self) -> Option<Tunnel> {
         match std::mem::replace(self, Self::authored(Bytes::new())) {
             Self::Remote(body) => body.into_tunnel(),
@@ -121,7 +122,8 @@ impl Source {
         }
     }
 
-    /// Ends an exchange that may not have ended: kept while the request holds slots, else closed. What is left is empty.
+    /// Ends an exchange that may still be running. Keeps it while the request holds slots, else
+    /// closes it. Leaves an empty body.
     fn abandon(&mut self, record: &Record) {
         let abandoned = match std::mem::replace(self, Self::authored(Bytes::new())) {
             Self::Remote(body) => body.abandon(),
@@ -133,7 +135,7 @@ impl Source {
         }
     }
 
-    /// Whether the request was sent on to its end.
+    /// Whether the whole request was sent to the server.
     pub(super) fn request_was_sent(&self) -> bool {
         match self {
             Self::Remote(body) => body.request_was_sent(),
@@ -142,7 +144,7 @@ impl Source {
         }
     }
 
-    /// The request's body, while it is still being sent.
+    /// The request body, while it is still being sent.
     pub(super) fn unsent_mut(&mut self) -> Option<&mut InboundBody> {
         match self {
             Self::Remote(body) => body.unsent_mut().map(Box::as_mut),

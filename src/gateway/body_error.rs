@@ -1,22 +1,22 @@
-//! Why the body of a response ends before its end.
+//! Errors that end a response body early.
 
 use std::convert::Infallible;
 
 use crate::{listener::inbound::InboundError, upstream::body::Interrupted};
 
-/// Why a response body ended before its end; the client's connection ends with it.
+/// A response body ended early; the gateway then closes the client's connection.
 #[derive(Debug, thiserror::Error)]
 pub enum BodyError {
-    /// The server's side of it.
+    /// The server's connection failed.
     #[error(transparent)]
     Interrupted(#[from] Interrupted),
-    /// The request's side, while the built-in server was sending it back.
+    /// The request body failed while the echo server was returning it.
     #[error(transparent)]
     Inbound(#[from] InboundError),
 }
 
 impl BodyError {
-    /// What is wrong with the request, where that is why the response ends.
+    /// The fault of the request body, if it caused the error.
     pub(super) fn of_request(&self) -> Option<&InboundError> {
         match self {
             Self::Inbound(error) => Some(error),

@@ -1,33 +1,33 @@
-//! What a decision needs of a request's body, wherever the body comes from.
+//! What a decision needs to know about a request body, independent of its origin.
 
 use bytes::Bytes;
 
 use super::request_context::RequestContext;
 use crate::response::Refusal;
 
-/// Bytes of a body that are read before the decision, where a limit is keyed by one of its fields. The fields of a larger body
-/// are unclear.
+/// Bytes read before the decision if a field of the body keys a limit. The fields of a longer body
+/// are unknown.
 pub(super) const MAX_READ_AHEAD_BYTES: usize = 256 * 1024;
 
-/// How long a body may be.
+/// The size limits of a body.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BodyBounds {
     pub(super) max_bytes: u64,
-    /// The bound holds for each message of a gRPC call instead of the whole body.
+    /// Bounds each message of a gRPC call instead of the whole body.
     pub(super) per_message: bool,
 }
 
 /// The body of a request.
 pub(super) trait BodySource {
-    /// Holds the body to the bounds of its route. Called once, before everything below.
+    /// Sets the bounds of the route. Call it once, before the other methods.
     fn bound(&mut self, bounds: BodyBounds);
 
-    /// What is wrong with the body before a byte of it is read: its announced length is above the bound.
+    /// The fault visible before the first byte: an announced length above the bound.
     fn fault(&self) -> Option<Refusal>;
 
     fn is_empty(&self) -> bool;
 
-    /// The whole body; `None` where it is longer than [`MAX_READ_AHEAD_BYTES`]. The error is the answer to a body that cannot be
-    /// read. May wait for the client.
+    /// Reads the whole body; `None` if it is longer than [`MAX_READ_AHEAD_BYTES`]. An error is the
+    /// answer to an unreadable body. May wait for the client.
     async fn read_ahead(&mut self, request: &RequestContext<'_>) -> Result<Option<Bytes>, Refusal>;
 }

@@ -1,4 +1,5 @@
-//! WHERE A REQUEST IS DECIDED. Live requests, `/check` and `explain` all go through [`Worker::decide`], and its steps are these:
+//! WHERE A REQUEST IS DECIDED. Live requests, `/check` and `explain` all go through
+//! [`Worker::decide`]. Its steps:
 //!
 //! ```text
 //! resolve ─▶ bound the body ─▶ overload ─▶ body fields ─▶ limits ─▶ record ─▶ conclude
@@ -6,8 +7,9 @@
 //!   400                          503          429           429              401 404 405 413
 //! ```
 //!
-//! Only `resolve` reads the HTTP head. Limits are decided by [`DecisionContext`](super::decision_context::DecisionContext),
-//! which has attributes and no head: a question that brings its own attributes enters at [`Worker::admit`].
+//! Only `resolve` reads the HTTP head.
+//! [`DecisionContext`](super::decision_context::DecisionContext) decides limits from attributes
+//! alone. A caller that brings its own attributes starts at [`Worker::admit`].
 
 use super::{
     body_source::{BodyBounds, BodySource},
@@ -17,14 +19,14 @@ use super::{
 };
 use crate::response::Refusal;
 
-/// What a decision changes.
+/// The side effects of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DecisionEffect {
-    /// The gateway serves the request itself: limits are charged, and it counts among the requests in flight.
+    /// The gateway serves the request: limits are charged, and it counts as in flight.
     Serve,
     /// Another proxy serves the request: limits are charged.
     Charge,
-    /// Nothing: no limit is charged and nothing is recorded.
+    /// None: no limit is charged and nothing is recorded.
     Look,
 }
 
@@ -35,8 +37,8 @@ impl DecisionEffect {
 }
 
 impl Worker {
-    /// Decides one request: where it is sent, or why the gateway answers it itself. Waits only for a body that keys a limit and
-    /// for tokens of a shared limit; the delay that limits impose is left to the caller.
+    /// Decides one request: its upstream target, or our own answer. Waits only for a body that keys
+    /// a limit and for tokens of shared limits. The caller applies the delay that limits impose.
     pub(super) async fn decide<'a>(
         &'a self,
         request: &mut RequestContext<'a>,
@@ -66,7 +68,7 @@ impl Worker {
         }
     }
 
-    /// The bounds of the route on the request's body.
+    /// The route's bounds on the request body.
     fn body_bounds(&self, request: &RequestContext<'_>) -> BodyBounds {
         let route = request.decision.route;
         let listener = &request.from.listener;
@@ -78,7 +80,7 @@ impl Worker {
         }
     }
 
-    /// The answer to a request that all limits admit: sent on, unless something else is wrong with it.
+    /// Forwards an admitted request, unless identity, routing or the body failed.
     fn conclude<'a>(
         &self,
         resolved: Resolved<'a>,

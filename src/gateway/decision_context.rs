@@ -1,5 +1,5 @@
-//! What limits decide about, and what they decided. It has no HTTP head: a question that consists of attributes alone is
-//! decided by the same steps.
+//! The input and the results of a limit decision. It contains no HTTP head, so a request made of
+//! attributes alone takes the same steps.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -17,29 +17,29 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct DecisionContext<'a> {
     pub(super) arrived: Instant,
-    /// `None` until the request is known to be valid.
+    /// `None` until the request is validated.
     pub(super) attributes: Option<RequestAttributes<'a>>,
-    /// The route that decides, or the plan's stand-in for none.
+    /// The matching route, or the plan's placeholder if none matches.
     pub(super) route: &'a RoutePlan,
-    /// The fields of the body that limits are keyed by; `None` where there is none, or nothing is wanted.
+    /// Body fields that key limits; `None` if there are none or no limit needs them.
     pub(super) body: Option<BodyFields>,
-    /// The answer to a request whose body failed, given once its limits are charged: too large, broken, late.
+    /// The answer if the body is too large, broken or late. Sent once the limits are charged.
     pub(super) body_failed: Option<Box<Refusal>>,
-    /// When the limits were asked: a body may have had to be read before.
+    /// When limits were asked, which may be after reading the body.
     pub(super) decided_at: Instant,
-    /// The limits that apply, with what they decided.
+    /// The applying limits and their outcomes.
     pub(super) limits: LimitOutcomes<'a>,
-    /// How long it is held before it is sent on.
+    /// The delay before forwarding.
     pub(super) delay: Duration,
-    /// What it holds while it is under way.
+    /// What the request holds while in flight.
     pub(super) slots: Slots,
-    /// A limit of which little is left.
+    /// The name of a limit that is nearly used up.
     pub(super) warning: Option<&'a str>,
-    /// Limits that would have denied it, for the upstream to know.
+    /// Names of tag-mode limits that would have denied the request, for the upstream.
     pub(super) tags: Vec<&'a str>,
 }
 
-/// Who asks, and for what, in the one form in which it is matched and counted.
+/// The client and the target, normalised for matching and counting.
 #[derive(Debug)]
 pub(super) struct RequestAttributes<'a> {
     pub(super) client: Client<'a>,
@@ -67,7 +67,7 @@ impl<'a> DecisionContext<'a> {
         }
     }
 
-    /// Shows what limits' keys are made of.
+    /// Passes `f` the values that limit keys consist of.
     pub(super) fn with_subject<R>(
         &self,
         table: &RouteTable,

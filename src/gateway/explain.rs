@@ -1,7 +1,9 @@
-//! What becomes of one described request, and why: the request path itself, run on a fresh table with somebody watching.
+//! Explains how the gateway would handle a described request, and why.
 //!
-//! Nothing is decided here: `Worker::decide` decides, and shows its reasoning to an observer ([`Identifier::reason`](crate::identity::Identifier::reason), `Noted`), and serving a request asks for nothing.
-//! Secrets are neither kept nor shown: of fields of the request only names, of keys what access lines show.
+//! Runs the real request path on a fresh table with an observer attached. Nothing is decided here:
+//! `Worker::decide` decides and reports its reasoning to the observer
+//! ([`Identifier::reason`](crate::identity::Identifier::reason), [`Applicability`]). Secrets are
+//! neither kept nor shown: request fields appear by name, keys as access lines show them.
 
 mod recall;
 pub(super) mod report;
@@ -53,39 +55,40 @@ pub enum Unexplained {
     /// The configuration does not fit this process.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The client never comes to its request.
+    /// The client's TLS handshake fails, so its request never arrives.
     #[error(transparent)]
     Certificate(#[from] NotTaken),
 }
 
-/// Explains one request as the first of a gateway that has just started: no bucket has been spent from. Opens no
-/// connection and writes no line.
+/// Explains one request as the first after a start: every bucket is full. Opens no connection and
+/// writes no line.
 pub fn explain(mut snapshot: Snapshot, described: &Described) -> Result<Explanation, Unexplained> {
     snapshot.log.access = AccessLines::Off;
-    // a limit that gateways share is explained as if this one had it to itself
+    // Explain a shared limit as if this gateway had it to itself.
     snapshot.redis = None;
     snapshot.trace = TraceSettings::default();
     let process = Process::start(&snapshot, Metrics::install()).map_err(PlanError::System)?;
     let shared = Shared::prepare(&process, Arc::new(snapshot), None)?;
     let worker = Worker::new(Arc::new(shared), None);
-    // charged, in buckets that nothing else uses: limits then say what is left after the request
+    // Charge these private buckets, so that limits report what is left after the request.
     Ok(worker.explain(described, FRESH, DecisionEffect::Charge)?)
 }
 
-/// When explanations are true: of a gateway that has just started, one that runs, and a request that was decided.
+/// The state that an explanation assumes: after a start, now, or at the time of a past decision.
 const FRESH: &str = "if nothing has been spent from them yet";
 const NOW: &str = "as they stand now";
 const THEN: &str = "as they stood when it was decided";
 
 impl Shared {
-    /// Explains one request as if this gateway were asked it now. Charges nothing, counts nothing, opens no connection.
+    /// Explains one request against the gateway's present state. Charges nothing, counts nothing,
+    /// opens no connection.
     pub fn explain(&self, described: &Described) -> Result<Explanation, Unexplained> {
         let worker = Worker::new(Arc::new(self.beside()?), None);
         Ok(worker.explain(described, NOW, DecisionEffect::Look)?)
     }
 }
 
-/// What a decision says that has nothing to wait for.
+/// Polls a decision that has nothing to wait for, once.
 fn at_once<T>(decision: impl Future<Output = Result<T, LocalReply>>) -> Result<T, LocalReply> {
     let mut context = Context::from_waker(Waker::noop());
     match pin!(decision).poll(&mut context) {
@@ -94,7 +97,7 @@ fn at_once<T>(decision: impl Future<Output = Result<T, LocalReply>>) -> Result<T
     }
 }
 
-/// What a decision was like, for showing it.
+/// Records the steps of a decision for display.
 #[derive(Debug)]
 struct Notes<'a> {
     worker: &'a Worker,
@@ -149,7 +152,8 @@ impl Worker {
         Ok(explained)
     }
 
-    /// Where the request arrives: at the first listener; with a certificate at the first that takes it, and who its holder is.
+    /// Picks the listener: the first one, or the first that accepts the client's certificate. Also
+    /// returns the certificate's holder.
     fn enter(
         &self,
         described: &Described,
@@ -171,7 +175,7 @@ impl Worker {
         Err(refused)
     }
 
-    /// Who asks, thought by thought.
+    /// Explains the client's identity step by step.
     fn reason(
         &self,
         peer: IpAddr,
@@ -229,7 +233,7 @@ impl Worker {
         }
     }
 
-    /// What is asked for, and which route takes it.
+    /// Describes the request's target and its route.
     fn asked(&self, request: &RequestContext<'_>, target: &UpstreamTarget<'_>) -> Asked {
         let plan = &self.shared.plan;
         let (host, path) = request
@@ -281,7 +285,7 @@ impl Worker {
         noted: &[(&LimitPlan, Applicability<'_>)],
     ) -> Vec<LimitShown> {
         let shown = |limit: &LimitPlan| {
-            // a limit that comes after one that refuses the request is not asked
+            // Limits after the one that refuses the request were not asked.
             let mut noted = noted.iter().rev();
             let (_, applicability) = noted.find(|(other, _)| std::ptr::eq(*other, limit))?;
             Some(self.limit(request, limit, applicability))
@@ -372,7 +376,7 @@ impl Worker {
     }
 }
 
-/// What a limit that is enforced has decided.
+/// The outcome of an enforced limit.
 fn enforced(outcome: &LimitOutcome<'_>) -> Outcome {
     let settings = &outcome.applied.limit.rule.settings;
     let Some(standing) = outcome.finding.map(|finding| finding.standing()) else {
@@ -392,7 +396,7 @@ fn enforced(outcome: &LimitOutcome<'_>) -> Outcome {
     }
 }
 
-/// 429, and when it would pass.
+/// The 429 answer, with the time of the next possible success.
 fn denied(request: &RequestContext<'_>) -> Answer {
     let denial = request.decision.limits.standings().denial();
     Answer::Denied {

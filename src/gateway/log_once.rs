@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// The kind under which a suspicious peer's request is counted.
+/// The metric label that counts requests of suspicious peers.
 pub(super) const UNNAMED_PROXY: &str = "unnamed_proxy";
 
-/// Whether a warning has been logged.
+/// Remembers whether a warning has been logged.
 #[derive(Debug, Default)]
 pub(super) struct LogOnce(AtomicBool);
 

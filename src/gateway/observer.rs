@@ -1,4 +1,5 @@
-//! Watching a decision while it is made, for explanations. Serving a request observes nothing and costs nothing for it.
+//! Observes a decision in progress, for explanations. Serving a request uses [`Unobserved`], at no
+//! cost.
 
 use super::{
     applied_limit::Applicability,
@@ -15,7 +16,7 @@ pub(super) trait DecisionObserver<'a> {
     fn limit(&mut self, _limit: &'a LimitPlan, _applicability: &Applicability<'a>) {}
 }
 
-/// Nobody watches.
+/// Observes nothing.
 #[derive(Debug)]
 pub(super) struct Unobserved;
 

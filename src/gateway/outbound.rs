@@ -1,4 +1,4 @@
-//! The head of the request that an upstream receives.
+//! Builds the head of an upstream request.
 
 use http::Version;
 
@@ -9,7 +9,7 @@ use super::{
 use crate::upstream::headers::{BodyFraming, Continued, Outbound};
 
 impl Worker {
-    /// The request as the upstream is to receive it; `None` while nobody knows who asks.
+    /// The request head for the upstream; `None` if the client is not identified yet.
     pub(super) fn outbound<'a>(
         &'a self,
         request: &'a RequestContext<'_>,

@@ -1,5 +1,5 @@
-//! What outlives a reload: counters, secrets, logs, runtime overrides and the limiter's clock. One for each process;
-//! every configuration that becomes active uses it ([`Shared`](super::shared::Shared)).
+//! State that survives reloads: counters, secrets, logs, runtime overrides and the limiter's clock.
+//! One per process; every active configuration uses it ([`Shared`](super::shared::Shared)).
 
 use std::{
     io::{self, IsTerminal as _},
@@ -26,46 +26,46 @@ use crate::{
     },
 };
 
-/// The part of a gateway that a reload keeps. Nothing in it is locked on a request's path.
+/// The state of a gateway that survives reloads. Requests take no lock in it.
 ///
-/// The first configuration decides what is fixed for the life of the process: `max_keys`, the number of workers, where
-/// spans go, and the format of access lines.
+/// The first configuration fixes `max_keys`, the number of workers, the span collector and the
+/// access-line format for the life of the process.
 #[derive(Debug)]
 pub struct Process {
     pub(super) store: Arc<Store>,
     pub(super) hasher: KeyHasher,
-    /// Key of the hash under which workers cache tokens.
+    /// The hash key of the workers' token caches.
     pub(super) token_secret: [u8; 32],
-    /// Bounds the request bodies that all workers read ahead.
+    /// Bounds the memory for request bodies that workers read ahead.
     pub(super) body_buffers: Arc<BodyBuffers>,
     pub(super) decision_seconds: Histogram,
-    /// Our name in `Via`, different in each process: a loop is told from two gateways in a row.
+    /// Our name in `Via`, random per process: it distinguishes a loop from two gateways in a row.
     pub(super) pseudonym: String,
     pub(super) rulings: Arc<Rulings>,
     pub(super) notebooks: Notebooks,
-    /// Warns once of a proxy that the configuration does not trust.
+    /// Logs one warning about a proxy that `trusted_proxies` does not list.
     pub(super) unnamed_proxy: Arc<LogOnce>,
     metrics: Metrics,
-    /// Started by the first configuration that wants access lines. Workers write through clones.
+    /// Started by the first configuration with access lines. Each worker writes through a clone.
     access: OnceLock<Mutex<AccessLog>>,
     rejected_lines: LineCap,
     rejected_left_out: Counter,
     spans: Option<Spans>,
-    /// The origin of the limiter's time.
+    /// Time zero of the limiter.
     epoch: Instant,
-    /// The wall clock at that moment, in nanoseconds since 1970.
+    /// The wall clock at `epoch`, in nanoseconds since 1970.
     epoch_wall_ns: AtomicU64,
 }
 
-/// Bytes of access lines that may wait for standard output.
+/// Bytes of access lines that may queue for standard output.
 const ACCESS_QUEUE_BYTES: usize = 4 * 1024 * 1024;
 
-/// A wall clock that differs by more than this from the expected time was set.
+/// A larger deviation from the expected wall clock means that somebody set the clock.
 const CLOCK_WAS_SET_NS: u64 = 500_000_000;
 
 impl Process {
-    /// A process that will run this configuration first. Starts the sender of spans. Fails where the system has no entropy or
-    /// no thread to give.
+    /// Creates the state for this first configuration, and starts the span exporter. Fails if the
+    /// system has no entropy or cannot start a thread.
     pub fn start(first: &Snapshot, metrics: Metrics) -> io::Result<Arc<Self>> {
         let spans = (first.trace.collector.clone())
             .map(|collector| Spans::start(collector, metrics.spans()))
@@ -91,7 +91,8 @@ impl Process {
         }))
     }
 
-    /// A process with the same counters and overrides that counts, logs and remembers apart: to try what this one would decide.
+    /// A copy with the same counters and overrides, but separate metrics, logs and decision log.
+    /// Used to try what this process would decide.
     pub(super) fn observer(&self) -> Arc<Self> {
         Arc::new(Self {
             store: Arc::clone(&self.store),
@@ -113,7 +114,7 @@ impl Process {
         })
     }
 
-    /// Starts the access log where this configuration is the first to want one.
+    /// Starts the access log if this configuration is the first with access lines.
     pub(super) fn start_access_log(&self, snapshot: &Snapshot) -> io::Result<()> {
         if snapshot.log.access == AccessLines::Off || self.access.get().is_some() {
             return Ok(());
@@ -124,44 +125,45 @@ impl Process {
         };
         let dropped = self.metrics.log_lines_dropped();
         let log = AccessLog::start(style, Box::new(io::stdout()), ACCESS_QUEUE_BYTES, dropped)?;
-        // configurations are prepared one after the other, so nobody else has started one meanwhile
+        // Configurations are prepared one at a time, so nobody else has set it meanwhile.
         let _ = self.access.set(Mutex::new(log));
         Ok(())
     }
 
-    /// The registry of this gateway's metrics.
+    /// The metrics registry.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// The memory for bodies that are read ahead.
+    /// The memory for bodies read ahead.
     pub fn body_buffers(&self) -> &BodyBuffers {
         &self.body_buffers
     }
 
-    /// What operators have changed at run time.
+    /// The runtime overrides.
     pub fn rulings(&self) -> &Rulings {
         &self.rulings
     }
 
-    /// What workers remember of their decisions.
+    /// The workers' decision logs.
     pub fn notebooks(&self) -> &Notebooks {
         &self.notebooks
     }
 
-    /// Where spans go, if anywhere.
+    /// The span exporter, if spans are on.
     pub(super) fn spans(&self) -> Option<&Spans> {
         self.spans.as_ref()
     }
 
-    /// A writer of access lines for one worker.
+    /// An access-line writer for one worker.
     pub(super) fn access_log(&self) -> Option<AccessLog> {
         let access = self.access.get()?;
         let access = access.lock().unwrap_or_else(PoisonError::into_inner);
         Some(access.clone())
     }
 
-    /// Whether a rejection gets a line, of at most `most` each second; if so, how many got none before it.
+    /// Admits at most `most` lines about rejections per second. `Some(n)`: write this one, and
+    /// report `n` suppressed before it.
     pub(super) fn admit_rejected_line(&self, at: Instant, most: u32) -> Option<u64> {
         let second = self.nanoseconds(at) / 1_000_000_000;
         let admitted = self.rejected_lines.admit(second, most);
@@ -171,25 +173,25 @@ impl Process {
         admitted
     }
 
-    /// A moment in the limiter's time.
+    /// Converts an instant to the limiter's time.
     pub(super) fn nanoseconds(&self, at: Instant) -> u64 {
         u64::try_from(at.saturating_duration_since(self.epoch).as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// The origin of the limiter's time.
+    /// Time zero of the limiter.
     pub(super) fn epoch(&self) -> Instant {
         self.epoch
     }
 
-    /// A moment as a date. The same for every worker, and steady while the system's clock is slewed: the end of one window is
-    /// always the same second.
+    /// Converts an instant to a date. All workers agree on it, and it ignores slewing of the system
+    /// clock, so a window always ends at the same second.
     pub(super) fn wall_clock(&self, at: Instant) -> SystemTime {
         let epoch_ns = self.epoch_wall_ns.load(Relaxed);
         let since_ns = epoch_ns.saturating_add(self.nanoseconds(at));
         SystemTime::UNIX_EPOCH + Duration::from_nanos(since_ns)
     }
 
-    /// Follows a wall clock that was set. Call it every second or so, off the workers.
+    /// Adopts a wall clock that was set. Call it about once a second, outside the workers.
     pub fn follow_wall_clock(&self) {
         let seen = wall_ns().saturating_sub(since_ns(self.epoch));
         if seen.abs_diff(self.epoch_wall_ns.load(Relaxed)) > CLOCK_WAS_SET_NS {
@@ -197,8 +199,8 @@ impl Process {
         }
     }
 
-    /// Writes the access lines and sends the spans that wait; gives each at most `patience`. Call it when no worker serves
-    /// any more, and on no runtime.
+    /// Flushes access lines and spans, each within `patience`. Blocks: call it outside any runtime,
+    /// after the last worker has stopped.
     pub(super) fn close(&self, patience: Duration) {
         if let Some(spans) = &self.spans {
             spans.close(patience);
@@ -227,7 +229,7 @@ fn secret<const BYTES: usize>() -> io::Result<[u8; BYTES]> {
 
 fn pseudonym() -> String {
     let mut id = [0; 4];
-    // without entropy two processes may share a name: a chain of both would then be taken for a loop
+    // Without entropy two processes may share a name, and a chain of both would look like a loop.
     if getrandom::fill(&mut id).is_err() {
         id = std::process::id().to_le_bytes();
     }

@@ -1,7 +1,8 @@
-//! What is spent together with other gateways, from one configuration to the next.
+//! Keeps the budget shared with other gateways across reloads.
 //!
-//! A configuration that shares the same limits through the same Redis goes on with the purse of the one before, and with the
-//! tokens in it. Any other has a purse of its own; the old one is emptied back into Redis when its last request has ended.
+//! A new configuration with the same shared limits and the same Redis keeps the budget and its
+//! leased tokens. Any other starts a new budget. The old one returns its tokens to Redis after its
+//! last request.
 
 use std::{
     ops::Deref,
@@ -18,7 +19,7 @@ use crate::{
     config::Snapshot,
 };
 
-/// A budget, and what it was made for.
+/// A budget with the settings that it was built from.
 #[derive(Debug)]
 pub(super) struct Purse {
     budget: Budget,
@@ -28,7 +29,8 @@ pub(super) struct Purse {
 }
 
 impl Purse {
-    /// The purse of a plan, if it shares limits: that of the plan before, or a new one. Waits until Redis has answered or not.
+    /// The budget of a plan, if it shares limits: the previous plan's, or a new one. Blocks until
+    /// the first attempt to reach Redis ends.
     pub(super) fn of(
         snapshot: &Snapshot,
         plan: &Plan,
@@ -63,7 +65,8 @@ impl Purse {
         })))
     }
 
-    /// Hands back what was borrowed from other gateways. Takes no longer than `patience`, or a little; not on a runtime.
+    /// Returns leased tokens to Redis. Blocks for about `patience` at most; call it outside any
+    /// runtime.
     pub(super) fn close(&self, patience: Duration) {
         let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(keeper) = keeper.take() {

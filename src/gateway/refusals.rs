@@ -1,4 +1,4 @@
-//! Which answer an error of a request becomes.
+//! Maps request errors to answers.
 
 use http::HeaderValue;
 
@@ -12,7 +12,7 @@ use crate::{
 pub(super) const LACKS_KEY: Refusal =
     Refusal::BadRequest("The request lacks something that a limit counts by.");
 
-/// 400: the body broke off.
+/// 400: the client ended the body early.
 pub(super) const BROKEN_BODY: Refusal =
     Refusal::BadRequest("The request body is not framed as its head announces.");
 
@@ -46,7 +46,7 @@ pub(super) fn bad_path(error: PathError) -> Refusal {
     })
 }
 
-/// The answer to a request whose body failed before there was a response.
+/// The answer to a request whose body failed before the response began.
 pub(super) fn bad_body(error: &InboundError) -> Refusal {
     match error {
         InboundError::TooLarge(_) => Refusal::BodyTooLarge,

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{identity::Prefixes, listener::inbound::InboundBody, response::Refusal};
 
-/// A body that arrives while the request is served.
+/// A body that arrives while its request is served.
 #[derive(Debug)]
 pub(super) struct LiveBody<'b> {
     pub(super) worker: &'b Worker,

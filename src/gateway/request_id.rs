@@ -1,4 +1,4 @@
-//! Ids of requests: ours, or those of a trusted proxy.
+//! Request ids: ours, or those of a trusted proxy.
 
 use std::{
     cell::{Cell, RefCell},
@@ -10,15 +10,16 @@ use http::{HeaderMap, HeaderValue};
 
 use crate::{identity::Client, response::X_REQUEST_ID};
 
-/// Ids for requests: a random start for each worker, then one after the other, mixed so that they look unrelated.
-/// They are unique, not secret.
+/// Generates request ids: a random start per worker, then a counter, mixed so that ids look
+/// unrelated. Ids are unique, not secret.
 #[derive(Debug)]
 pub(super) struct RequestIds {
     start: u64,
-    /// `start`, as every id begins.
+    /// `start` in hexadecimal; every id begins with it.
     prefix: [u8; 16],
     count: Cell<u64>,
-    /// Ids are slices of it. One that is kept for long keeps all of it, so it is small.
+    /// Ids are slices of this buffer. One long-lived id keeps the whole buffer alive, so it is
+    /// small.
     buffer: RefCell<BytesMut>,
 }
 
@@ -29,7 +30,7 @@ impl RequestIds {
     pub(super) fn new() -> Self {
         let mut random = [0; 16];
         if getrandom::fill(&mut random).is_err() {
-            // without entropy, the time of this worker's start tells it from others
+            // Without entropy, the start time distinguishes this worker from others.
             random = SystemTime::UNIX_EPOCH
                 .elapsed()
                 .unwrap_or_default()
@@ -51,19 +52,19 @@ impl RequestIds {
         }
     }
 
-    /// A number that no other worker has.
+    /// A number that differs between workers.
     pub(super) fn random(&self) -> u64 {
         mix(self.start ^ self.count.get())
     }
 
-    /// Another number each time, as if drawn: for what nobody gains from guessing.
+    /// The next pseudo-random number, for uses where guessing it gains nothing.
     pub(super) fn draw(&self) -> u64 {
         let count = self.count.get().wrapping_add(1);
         self.count.set(count);
         mix(mix(self.start) ^ count)
     }
 
-    /// 32 hexadecimal digits.
+    /// The next id: 32 hexadecimal digits.
     pub(super) fn next(&self) -> HeaderValue {
         let count = self.count.get().wrapping_add(1);
         self.count.set(count);
@@ -82,14 +83,14 @@ fn hexadecimal(number: u64) -> [u8; 16] {
     std::array::from_fn(|place| b"0123456789abcdef"[(number >> (60 - 4 * place)) as usize & 15])
 }
 
-/// The finaliser of SplitMix64: a bijection, so that distinct counts give distinct ids.
+/// The SplitMix64 finaliser: a bijection, so distinct counts give distinct ids.
 fn mix(count: u64) -> u64 {
     let count = (count ^ (count >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let count = (count ^ (count >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     count ^ (count >> 31)
 }
 
-/// The request id that a trusted proxy sent, if it is one: short and visible.
+/// The request id that a trusted proxy sent, if it is short and printable.
 pub(super) fn trusted_request_id(client: &Client<'_>, headers: &HeaderMap) -> Option<HeaderValue> {
     const MAX_BYTES: usize = 128;
     let theirs = client

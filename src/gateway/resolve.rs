@@ -1,4 +1,5 @@
-//! The first step of a decision: who asks for what. Everything that needs no limit, read from the HTTP head.
+//! Step 1 of a decision: find the client, the route and the target from the HTTP head. Needs no
+//! limit.
 
 use std::{borrow::Cow, time::SystemTime};
 
@@ -20,7 +21,7 @@ use crate::{
 };
 
 impl Worker {
-    /// What finding out about a token takes.
+    /// The cache and the clock for checking tokens.
     pub(super) fn tokens<'a>(&'a self, held: &'a HeldToken) -> Tokens<'a> {
         Tokens {
             cache: &self.tokens,
@@ -29,7 +30,7 @@ impl Worker {
         }
     }
 
-    /// Who asks for what: everything that needs no limit.
+    /// Finds the client, the route and the target. Everything here needs no limit.
     pub(super) fn resolve<'a>(
         &'a self,
         request: &mut RequestContext<'a>,
@@ -39,7 +40,7 @@ impl Worker {
         let addressed =
             request::check(head, &request.from.listener).map_err(refusals::malformed)?;
         request.may_upgrade = addressed.websocket;
-        // `*` addresses the whole server: it meets the limits of its root
+        // `*` addresses the whole server; the limits of its root apply.
         let path = if addressed.path == "*" {
             "/"
         } else {
@@ -98,8 +99,9 @@ impl Worker {
         })
     }
 
-    /// A place among the requests in flight, before any limit is charged: a request that is shed costs its client nothing. A
-    /// request that another proxy serves takes no place, but is shed like others.
+    /// Takes a place among the requests in flight before any limit is charged, so a shed request
+    /// costs its client nothing. A request that another proxy serves takes no place, but can be
+    /// shed.
     pub(super) fn enter_overload(
         &self,
         decision: &mut DecisionContext<'_>,
@@ -134,7 +136,7 @@ impl Worker {
     }
 }
 
-/// The normalised path with the query as it came. Borrowed when the path came in its normal form.
+/// The normalised path with the original query. Borrowed if the path arrived in normal form.
 fn path_and_query<'a>(
     uri: &'a Uri,
     addressed: &Addressed<'a>,
@@ -142,7 +144,7 @@ fn path_and_query<'a>(
 ) -> Cow<'a, str> {
     match uri.path_and_query() {
         _ if addressed.path == "*" => Cow::Borrowed("*"),
-        // the path of `http://host?query` is empty, and is said to be "/"
+        // The path of `http://host?query` is empty, but `Uri` reports "/".
         Some(unchanged) if unchanged.path() == forward && unchanged.as_str().starts_with('/') => {
             Cow::Borrowed(unchanged.as_str())
         }

@@ -1,8 +1,8 @@
-//! What an admitted request holds of its limits, and gives back: a slot of a concurrency limit until the server's work has
-//! ended, a place in a queue until its turn has come.
+//! What an admitted request holds: slots of concurrency limits until the server finishes, and queue
+//! places until its turn.
 //!
-//! Given back on every way out: the guard is dropped with the response's body, with a panic, and where the client leaves
-//! while the server is at work, with the task that waits for the server ([`Slots::outlast`]).
+//! Every exit releases them: the guard drops with the response body or with a panic. If the client
+//! leaves while the server works, the task that waits for the server drops it ([`Slots::outlast`]).
 
 use std::sync::Arc;
 
@@ -15,16 +15,16 @@ use crate::{
     upstream::abandoned::Abandoned,
 };
 
-/// What one request holds. Empty, and without an allocation, for most.
+/// Everything that one request holds. Usually empty, and then without an allocation.
 #[derive(Debug, Default)]
 pub(super) struct Slots {
     held: Vec<(Arc<Shared>, Slot)>,
     lent: Vec<Lent>,
-    /// Among all requests that are under way.
+    /// The place among all requests in flight.
     place: Option<Place>,
 }
 
-/// What it holds of one limit.
+/// What the request holds of one limit.
 #[derive(Debug)]
 pub(super) struct Slot {
     rule: Arc<LimitRule>,
@@ -53,7 +53,7 @@ impl Slots {
         self.held.is_empty() && self.lent.is_empty() && self.place.is_none()
     }
 
-    /// Among all requests that are under way.
+    /// Holds the request's place among all requests in flight.
     pub(super) fn occupy(&mut self, place: Place) {
         self.place = Some(place);
     }
@@ -62,7 +62,7 @@ impl Slots {
         self.held.push((Arc::clone(shared), slot));
     }
 
-    /// Of limits that gateways share.
+    /// Holds slots of limits that gateways share.
     pub(super) fn lend(&mut self, mut lent: Vec<Lent>) {
         if self.lent.is_empty() {
             self.lent = lent;
@@ -71,8 +71,8 @@ impl Slots {
         }
     }
 
-    /// Holds everything until the server's work on these exchanges has ended, in a task of its own. Bounded by the upstream's
-    /// `abandoned_timeout`.
+    /// Spawns a task that holds everything until the server finishes these exchanges. The
+    /// upstream's `abandoned_timeout` bounds it.
     pub(super) fn outlast(self, abandoned: Vec<Abandoned>, counted: handles::Held) {
         tokio::task::spawn_local(async move {
             for exchange in abandoned {
@@ -82,7 +82,7 @@ impl Slots {
         });
     }
 
-    /// Its turn has come: a place in a queue is spent and no longer given back, a slot stays held.
+    /// Spends the queue places, so that they are not released. Slots stay held.
     pub(super) fn turn_has_come(&mut self) {
         self.held.retain(|(_, slot)| slot.rule.holds_slots);
     }

@@ -1,4 +1,4 @@
-//! The page of a caller's own quotas: its name, its limit and its methods.
+//! The status page, which shows callers their own quotas: its name, its limit and its methods.
 
 use std::{num::NonZeroU64, time::Duration};
 
@@ -11,10 +11,10 @@ use crate::{
     response::Refusal,
 };
 
-/// What the page is called where routes and limits are; not a name that a configuration can give.
+/// The page's name among routes and limits. Configurations cannot use it.
 pub(super) const NAME: &str = "(status)";
 
-/// How often one address may ask: once a second, and ten times at once.
+/// The page's limit per address: one request a second, with a burst of ten.
 pub(super) fn limit() -> config::Limit {
     const TEN: NonZeroU64 = NonZeroU64::new(10).expect("ten is not zero");
     let quota = Quota {
@@ -25,7 +25,7 @@ pub(super) fn limit() -> config::Limit {
     config::Limit::new(NAME, vec![KeyPart::Ip], Algorithm::TokenBucket, vec![quota])
 }
 
-/// Whether the page takes this method.
+/// 405 unless the page supports this method.
 pub(super) fn takes(method: &Method) -> Result<(), Refusal> {
     match *method {
         Method::GET | Method::HEAD => Ok(()),
