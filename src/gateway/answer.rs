@@ -1,4 +1,4 @@
-//! What the client gets: the upstream's response with our fields, a denial, or a refusal; and what is noted of it.
+//! Builds the answer to the client: the upstream's response with our fields, a denial or a refusal.
 
 use arrayvec::ArrayVec;
 use bytes::Bytes;
@@ -35,11 +35,11 @@ impl upstream::headers::Hears for Peer {
     }
 }
 
-/// Of so many decisions one is timed: taking the time twice costs as much as deciding.
+/// Time one decision in this many: reading the clock twice costs as much as a decision.
 const TIMED: u32 = 16;
 
 impl Worker {
-    /// The upstream's response, with the fields that describe the limits.
+    /// Returns the upstream's response, with the fields that describe the limits.
     pub(super) fn pass_on(
         &self,
         request: &RequestContext<'_>,
@@ -56,17 +56,18 @@ impl Worker {
             request.from.leave_body_unread();
         }
         if let Some(unsent) = response.body_mut().unsent_mut() {
-            // both sides talk: only when neither does, it ends, after the upstream's `body_timeout`
+            // Both sides are sending: end the exchange only if both are silent for `body_timeout`.
             unsent.may_pause();
         }
         self.describe(request, &mut response, &mut record);
-        // in HTTP/1 there may be no room for trailers
+        // HTTP/1 may leave no room for trailers.
         let is_http2 = request.head.version == Version::HTTP_2;
         let grpc = request.grpc.filter(|_| is_http2);
         response.map(|source| Body::recorded(source, record, grpc))
     }
 
-    /// A 101: behind it the connection is the upstream's to talk over, and its slots are held until it ends.
+    /// Handles a 101: hands the connection to the upstream. The tunnel holds the slots until it
+    /// ends.
     fn switch(
         &self,
         request: &RequestContext<'_>,
@@ -92,7 +93,7 @@ impl Worker {
         response.map(|_| Body::authored(Bytes::new()))
     }
 
-    /// Notes that there is an answer, and adds what we say to it.
+    /// Records that the response begins, and adds our fields.
     fn describe<B>(
         &self,
         request: &RequestContext<'_>,
@@ -122,7 +123,7 @@ impl Worker {
     /// 429: a limit denies the request.
     pub(super) fn deny(&self, request: &RequestContext<'_>) -> Response<Body> {
         let standings = request.decision.limits.standings();
-        // what a limit that is not disclosed denies tells of no other limit either
+        // If an undisclosed limit denies the request, report no other limit either.
         let met = if is_undisclosed(request) {
             ArrayVec::new()
         } else {
@@ -153,7 +154,7 @@ impl Worker {
         record::note(
             self,
             request,
-            // what it means: a gRPC call is told in a 200
+            // Log the denial as 429: a gRPC client receives it in a 200.
             StatusCode::TOO_MANY_REQUESTS,
             response.body().len() as u64,
             Ours::Denied { retry_after },
@@ -161,8 +162,8 @@ impl Worker {
         response.map(Body::authored)
     }
 
-    /// When a denied request may come back: the longest wait, and on top of it a random part of what the limits that deny it allow,
-    /// so that clients who were stopped together do not return together.
+    /// The wait for `Retry-After`: the longest wait plus random jitter, so that clients denied
+    /// together do not return together. The denying limits bound the jitter.
     fn return_after_ns(&self, request: &RequestContext<'_>, standings: &Standings) -> Option<u64> {
         let wait_ns = standings.denial()?.retry_after_ns?;
         let limits = request.decision.limits.enforced().iter();
@@ -178,7 +179,7 @@ impl Worker {
         Some(wait_ns.saturating_add(u64::try_from(part).unwrap_or(u64::MAX)))
     }
 
-    /// Whatever else is not served; with the record of it, where it was sent on.
+    /// Any answer of ours but 429. `record` is set if the request was forwarded.
     pub(super) fn refuse(
         &self,
         request: &RequestContext<'_>,
@@ -212,7 +213,7 @@ impl Worker {
         }
     }
 
-    /// Counts what each limit decided.
+    /// Counts the decision of each limit.
     pub(super) fn note_decision(&self, request: &RequestContext<'_>) {
         let admitted = request.decision.limits.admitted();
         for one in request.decision.limits.enforced() {
@@ -238,7 +239,7 @@ impl Worker {
         }
     }
 
-    /// 401, counted by what was wrong.
+    /// 401, counted by cause.
     pub(super) fn unauthorized(&self, rejected: &Rejected) -> Refusal {
         self.shared.plan.count_rejected(rejected);
         Refusal::Unauthorized {
@@ -246,7 +247,7 @@ impl Worker {
         }
     }
 
-    /// 502, 503 or 504; logged once a second for each upstream.
+    /// 502, 503 or 504; logged at most once a second per upstream.
     pub(super) fn upstream_failed(
         &self,
         request: &RequestContext<'_>,
@@ -276,7 +277,7 @@ impl Worker {
     }
 }
 
-/// What the client is told of the limits that applied and are disclosed, the binding one first.
+/// The disclosed limits that apply, as reported to the client. The binding limit comes first.
 pub(super) fn reports<'a>(
     request: &'a RequestContext<'_>,
     standings: &Standings,
@@ -292,7 +293,7 @@ pub(super) fn reports<'a>(
         .collect()
 }
 
-/// What the client is told of a limit that stands like this.
+/// The report to the client about one limit.
 pub(super) fn report<'a>(applied: &AppliedLimit<'a>, standing: &Standing) -> Met<'a> {
     let limit: &'a LimitPlan = applied.limit;
     Met {
@@ -306,7 +307,7 @@ pub(super) fn report<'a>(applied: &AppliedLimit<'a>, standing: &Standing) -> Met
     }
 }
 
-/// Whether a limit that clients may not know of denies the request.
+/// Whether an undisclosed limit denies the request.
 fn is_undisclosed(request: &RequestContext<'_>) -> bool {
     let mut limits = request.decision.limits.enforced().iter();
     limits.any(|one| one.denies() && !one.applied.limit.rule.settings.disclose)
@@ -322,7 +323,7 @@ pub(super) fn asked<'a>(request: &'a RequestContext<'_>) -> response::Asked<'a> 
     }
 }
 
-/// The answer to a request whose body nobody will read: on HTTP/1 it says that the connection closes.
+/// Answers without reading the request body. HTTP/1 responses then carry `Connection: close`.
 pub(super) fn leave_unread(
     body: &InboundBody,
     request: &RequestContext<'_>,
@@ -337,8 +338,8 @@ pub(super) fn leave_unread(
     response
 }
 
-/// The answer to a request that may have been followed by bytes that are not HTTP: a WebSocket was asked for and is refused
-/// (RFC 9931 §4).
+/// Closes the connection after a refused WebSocket upgrade, because bytes that are not HTTP may
+/// follow the request (RFC 9931 §4).
 pub(super) fn refuse_upgrade(
     request: &RequestContext<'_>,
     mut response: Response<Body>,
@@ -357,7 +358,7 @@ pub(super) fn refuse_upgrade(
     response
 }
 
-/// Whether this very process has forwarded the request before.
+/// Whether this process has forwarded the request before.
 pub(super) fn came_through(headers: &HeaderMap, pseudonym: &str) -> bool {
     let mut lines = headers.get_all(VIA).iter();
     lines.any(|line| {

@@ -1,4 +1,4 @@
-//! Which limits of a route apply to a request, and in which of their buckets it counts.
+//! Finds the limits of a route that apply to a request, and their buckets.
 
 use std::sync::Arc;
 
@@ -18,11 +18,11 @@ use crate::{
     response::Refusal,
 };
 
-/// Units that operators have granted, and this request has taken.
+/// Granted units that this request has taken, by grant.
 pub(super) type GrantedUnits = Vec<(Arc<Boost>, u64)>;
 
 impl Worker {
-    /// Finds the limits of the route that apply, and takes what operators have granted their keys.
+    /// Finds the applying limits of the route, and takes granted units of their keys.
     pub(super) fn apply_limits<'a>(
         &self,
         decision: &mut DecisionContext<'a>,
@@ -98,7 +98,7 @@ impl Worker {
         }
     }
 
-    /// In which bucket a limit counts a request, whatever its mode.
+    /// Finds the bucket in which a limit counts a request, whatever the limit's mode.
     #[inline]
     pub(super) fn bucket<'a>(
         &self,
@@ -122,7 +122,7 @@ impl Worker {
             None => {}
         }
         let key = match rule.key.is_empty() {
-            // one bucket for all
+            // One bucket for all.
             true => None,
             false => match rule
                 .key
@@ -147,7 +147,7 @@ impl Worker {
         Applicability::Applies(AppliedLimit::new(limit, bucket, cost, by_override, block))
     }
 
-    /// What operators have decided about the key of a request.
+    /// The runtime override of a request's key.
     #[inline]
     fn ruled(&self, rule: &LimitRule, subject: &Subject<'_>) -> Option<KeyRuling> {
         let on_keys = rule.rulings.in_force().on_keys();

@@ -1,4 +1,4 @@
-//! What one limit has to do with one request: whether it applies, and what it decided.
+//! The relation of one limit to one request: whether it applies, and its outcome.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -17,62 +17,64 @@ use crate::{
 /// Whether a limit of the route applies to a request.
 #[derive(Clone, Debug)]
 pub(super) enum Applicability<'a> {
-    /// It is off in the configuration.
+    /// Off in the configuration.
     Off,
-    /// An operator has switched it off.
+    /// Switched off by a runtime override.
     SwitchedOff,
-    /// The client guesses at credentials: only limits on addresses and those of the whole gateway apply.
+    /// The client guesses credentials: only limits by address and global limits apply.
     NotForGuesses,
-    /// An override exempts the client: its index among the limit's. `None` is the limit's own `exempt`.
+    /// An override exempts the client. Holds its index in the limit; `None` is the limit's own
+    /// `exempt`.
     Exempt(Option<usize>),
-    /// A part of its key has no value, and `missing = "skip"`.
+    /// A key part has no value, and `missing = "skip"`.
     NoKey,
-    /// A part of its key has no value, and `missing = "reject"`: 400.
+    /// A key part has no value, and `missing = "reject"`: 400.
     MissingKey,
-    /// Its key needs the body, and another limit rejects the request before that is read.
+    /// The key needs the body, and another limit rejects the request before the body is read.
     NotRead,
-    /// An operator has granted the key units, which are spent first.
+    /// A runtime override granted the key extra units, which are spent first.
     Granted(Arc<Boost>),
-    /// It counts the request.
+    /// The limit counts the request.
     Applies(AppliedLimit<'a>),
 }
 
-/// A limit that counts a request, in one of its buckets.
+/// A limit that counts a request, with the bucket.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AppliedLimit<'a> {
     pub(super) limit: &'a LimitPlan,
-    /// Units that the request takes.
+    /// Units to charge.
     cost: u64,
     key: Key,
-    /// Without a key there is one bucket for all.
+    /// False: one bucket for all requests.
     is_keyed: bool,
-    /// Whether it may deny the request, or only observes it (`shadow`, `tag`).
+    /// Whether the limit may deny the request, or only observes it (`shadow`, `tag`).
     pub(super) is_enforced: bool,
     tier: u32,
-    /// The override that decides, by its index among the limit's.
+    /// Index of the matching override in the limit.
     by_override: Option<u32>,
-    /// It is closed to this client.
+    /// Set if the client is blocked.
     pub(super) block: Option<Block>,
 }
 
-/// A limit that is closed: an override with `block`, or a ban by an operator.
+/// A block: an override with `block`, or a runtime ban.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Block {
     pub(super) until: Option<SystemTime>,
 }
 
-/// A limit that applies, and what it decided.
+/// An applying limit with its outcome.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LimitOutcome<'a> {
     pub(super) applied: AppliedLimit<'a>,
-    /// `None` until it is asked.
+    /// `None` until the limit is asked.
     pub(super) finding: Option<Finding<'a>>,
-    /// Who decided a shared limit; `None` where the limit is this gateway's own.
+    /// Where a shared limit was decided; `None` for a local limit.
     pub(super) source: Option<Source>,
 }
 
-/// The limits that apply to one request, each with its outcome: those that are enforced first, each kind in the order of the
-/// route. In place for four limits; kept while the request is in flight, so it is small.
+/// The limits that apply to one request, with their outcomes. Enforced limits come first; both
+/// groups keep the route's order. Inline up to four limits. Lives as long as the request, so it is
+/// small.
 #[derive(Debug, Default)]
 pub(super) struct LimitOutcomes<'a> {
     list: SmallVec<[LimitOutcome<'a>; 4]>,
@@ -87,7 +89,7 @@ impl<'a> AppliedLimit<'a> {
         by_override: Option<usize>,
         block: Option<Block>,
     ) -> Self {
-        // a configuration has fewer quotas and overrides than this
+        // Configurations have fewer quotas and overrides than u32::MAX.
         let narrow = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
         Self {
             limit,
@@ -105,7 +107,7 @@ impl<'a> AppliedLimit<'a> {
         self.is_keyed.then_some(self.key)
     }
 
-    /// The index of its quota.
+    /// Index of the quota.
     pub(super) fn tier(&self) -> usize {
         self.tier as usize
     }
@@ -114,7 +116,7 @@ impl<'a> AppliedLimit<'a> {
         self.cost
     }
 
-    /// The override that decides, by its index among the limit's.
+    /// Index of the matching override in the limit.
     pub(super) fn by_override(&self) -> Option<usize> {
         self.by_override.map(|index| index as usize)
     }
@@ -130,7 +132,7 @@ impl<'a> AppliedLimit<'a> {
         }
     }
 
-    /// The same for a limit that gateways share.
+    /// The same charge as a claim on a shared limit; `None` if the limit is local.
     pub(super) fn claim(&self) -> Option<Claim<'a>> {
         let limit: &'a LimitPlan = self.limit;
         Some(Claim {
@@ -141,17 +143,17 @@ impl<'a> AppliedLimit<'a> {
         })
     }
 
-    /// Whether the status of the answer tells if it is charged.
+    /// Whether the answer's status decides if the request is charged.
     pub(super) fn counts_later(&self) -> bool {
         !self.limit.rule.settings.count_status.is_empty()
     }
 
-    /// Whether other gateways keep it, too.
+    /// Whether other gateways share the limit.
     pub(super) fn is_shared(&self) -> bool {
         self.limit.rule.shared.is_some()
     }
 
-    /// Its finding, unless it is closed to the client.
+    /// The finding, or a denial if the client is blocked.
     pub(super) fn closed_or(&self, finding: Finding<'a>) -> Finding<'a> {
         match self.block {
             Some(block) => block.finding(&finding),
@@ -202,7 +204,7 @@ impl<'a> LimitOutcomes<'a> {
         }
     }
 
-    /// Those that may deny the request.
+    /// The limits that may deny the request.
     pub(super) fn enforced(&self) -> &[LimitOutcome<'a>] {
         &self.list[..self.enforced]
     }
@@ -211,7 +213,7 @@ impl<'a> LimitOutcomes<'a> {
         &mut self.list[..self.enforced]
     }
 
-    /// Those in shadow, and those that only tag.
+    /// The limits in `shadow` or `tag` mode.
     pub(super) fn observed_mut(&mut self) -> &mut [LimitOutcome<'a>] {
         &mut self.list[self.enforced..]
     }
@@ -220,18 +222,18 @@ impl<'a> LimitOutcomes<'a> {
         &self.list
     }
 
-    /// What a limit of the route decided, if it was asked.
+    /// The outcome of a limit, if it was asked.
     pub(super) fn of(&self, limit: &LimitPlan) -> Option<&LimitOutcome<'a>> {
         let mut asked = self.list.iter().filter(|one| one.finding.is_some());
         asked.find(|one| std::ptr::eq(one.applied.limit, limit))
     }
 
-    /// No limit denies the request.
+    /// True if no limit denies the request.
     pub(super) fn admitted(&self) -> bool {
         !self.enforced().iter().any(LimitOutcome::denies)
     }
 
-    /// How the limits that are enforced stand, in their order. It is worked out here, so ask once.
+    /// The standings of the enforced limits, in order. Computed on each call.
     pub(super) fn standings(&self) -> Standings {
         let findings = self.enforced().iter();
         findings.filter_map(|one| one.finding.as_ref()).collect()
@@ -239,12 +241,13 @@ impl<'a> LimitOutcomes<'a> {
 }
 
 impl LimitRule {
-    /// Its mode now: as configured, if no operator has changed it.
+    /// The current mode: a runtime override's, or the configured one.
     pub(super) fn mode(&self) -> Mode {
         self.rulings.in_force().mode().unwrap_or(self.settings.mode)
     }
 
-    /// Whether it is enforced for this key, or only observes it. Sticky: a key is always on the same side.
+    /// Whether the limit enforces for this key. Stable: a key is always on the same side of
+    /// `enforce_percent`.
     pub(super) fn enforces(&self, mode: Mode, key: Option<Key>) -> bool {
         match (mode, key) {
             (Mode::Enforce, Some(key)) if self.settings.enforce_percent < 100 => {

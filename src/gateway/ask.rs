@@ -1,7 +1,7 @@
-//! Asking limits: all of them are charged, or none.
+//! Asks limits, and charges all of them or none.
 //!
-//! Limits of this gateway and shared ones are decided together. A limit that counts answers (`count_status`) is asked now and
-//! charged by the answer, so it is only peeked at here.
+//! Local and shared limits are decided together. A limit that counts answers (`count_status`) is
+//! only peeked at here; the answer charges it.
 
 use arrayvec::ArrayVec;
 
@@ -20,16 +20,17 @@ use crate::{
 
 type PerLimit<T> = ArrayVec<T, MAX_LIMITS>;
 
-/// What asking some limits gave.
+/// The result of asking limits.
 #[derive(Debug)]
 pub(super) enum Asked {
     Decided(Vec<Lent>),
-    /// Redis does not answer, and the limit of this index admits nothing without it.
+    /// Redis is unavailable, and the limit at this index admits nothing without it.
     Unavailable(usize),
 }
 
 impl Worker {
-    /// Asks limits of this gateway only. On admission those that count now are charged, if the effect is to charge.
+    /// Asks local limits. On admission it charges those that count now, unless the effect is
+    /// [`DecisionEffect::Look`].
     pub(super) fn ask_local<'a>(
         &self,
         now_ns: u64,
@@ -38,7 +39,7 @@ impl Worker {
     ) {
         let store = &self.shared.process.store;
         let is_blocked = limits.iter().any(|one| one.applied.block.is_some());
-        // not collected, which would move it with all of its room
+        // `collect` would move the whole array.
         let mut now = PerLimit::<Charge<'a>>::new();
         now.extend(local(limits, false));
         let mut verdict = Verdict::default();
@@ -58,7 +59,7 @@ impl Worker {
         distribute(limits, now, later, Verdict::default(), &[]);
     }
 
-    /// Asks limits of which some are shared. Waits only where Redis has to be asked.
+    /// Asks limits of which some are shared. Waits only if Redis must be asked.
     pub(super) async fn ask_shared<'a>(
         &self,
         budget: &Budget,
@@ -97,7 +98,7 @@ impl Worker {
         }
     }
 
-    /// What all gateways call the bucket of a request.
+    /// The bucket's name in Redis, the same for all gateways.
     fn shared_name(&self, decision: &DecisionContext<'_>, applied: &AppliedLimit<'_>) -> Name {
         let Some(attributes) = &decision.attributes else {
             return Name::default();
@@ -109,7 +110,7 @@ impl Worker {
     }
 }
 
-/// 503, where a limit that is enforced admits nothing without Redis. One that only observes says nothing then.
+/// 503 if an enforced limit admits nothing without Redis. An observing limit has no effect then.
 pub(super) fn unavailable(applied: &AppliedLimit<'_>) -> Result<(), Refusal> {
     let rule = &applied.limit.rule;
     if rule.mode() != Mode::Enforce {
@@ -119,7 +120,7 @@ pub(super) fn unavailable(applied: &AppliedLimit<'_>) -> Result<(), Refusal> {
     Err(Refusal::LimitUnavailable { limit })
 }
 
-/// The charges on limits of this gateway: those that are charged now, or later.
+/// The charges on local limits, charged now or later.
 fn local<'a>(limits: &[LimitOutcome<'a>], later: bool) -> impl Iterator<Item = Charge<'a>> {
     limits
         .iter()
@@ -127,13 +128,13 @@ fn local<'a>(limits: &[LimitOutcome<'a>], later: bool) -> impl Iterator<Item = C
         .map(|one| one.applied.charge())
 }
 
-/// The claims on shared limits, each with its index.
+/// The claims on shared limits, with their indices.
 fn shared<'a>(limits: &[LimitOutcome<'a>]) -> impl Iterator<Item = (usize, Claim<'a>)> {
     let limits = limits.iter().enumerate();
     limits.filter_map(|(index, one)| Some((index, one.applied.claim()?)))
 }
 
-/// Gives each limit its finding, in order.
+/// Assigns each limit its finding, in order.
 fn distribute<'a>(
     limits: &mut [LimitOutcome<'a>],
     now: Verdict<'a>,

@@ -1,4 +1,4 @@
-//! Limits that are keyed by a field of the body: a step of every decision.
+//! Handles limits keyed by body fields: a step of every decision.
 //!
 //! ```text
 //! limits that need no body ─▶ refuse already? 429, and no byte of the body is read, nothing charged
@@ -8,8 +8,8 @@
 //!     all limits together: charged, or not at all ─▶ only now 413, 400, 408, if the body failed
 //! ```
 //!
-//! The fields of a body that fails are unclear, and it is charged like one that is whole: a client that cuts its bodies short
-//! would otherwise ask for nothing as often as it likes.
+//! A failed body has unknown fields, and is charged like a complete one. Otherwise a client could
+//! send truncated bodies for free.
 
 use bytes::Bytes;
 use tokio::time::Instant;
@@ -31,8 +31,8 @@ use crate::{
 };
 
 impl Worker {
-    /// Reads the fields of the body that limits are keyed by. Returns whether a limit that needs no body denies the request: then
-    /// that is the verdict, and nothing is read.
+    /// Reads the body fields that key limits. Returns true, without reading, if a limit that needs
+    /// no body denies the request; that is then the verdict.
     pub(super) async fn read_body_fields<'a>(
         &self,
         request: &mut RequestContext<'a>,
@@ -64,7 +64,7 @@ impl Worker {
             decision.decided_at = Instant::now();
         }
         if whole.as_ref().is_some_and(Bytes::is_empty) {
-            // however it is framed, an empty body is none
+            // An empty body counts as none, however it is framed.
             return Ok(false);
         }
         let fields = whole.map(|bytes| format.read(&bytes, wanted));
@@ -72,8 +72,8 @@ impl Worker {
         Ok(false)
     }
 
-    /// Asks the limits that need no body, and charges none. Where they deny the request, that is the verdict. Shared limits are
-    /// asked later: only Redis knows.
+    /// Asks the limits that need no body, and charges none. A denial is the verdict. Shared limits
+    /// are asked later: only Redis knows their state.
     fn deny_before_body<'a>(
         &self,
         decision: &mut DecisionContext<'a>,

@@ -1,32 +1,33 @@
-//! Whether one key holds nearly all of a limit's traffic: the sign of an address that is really a proxy's.
+//! Detects a key with nearly all of a limit's traffic. Such an address is probably a proxy's.
 //!
-//! Of some requests the key is looked at. First a candidate is found by a majority vote (Boyer and Moore: of any sequence in which
-//! one key has more than half, it is that key), then its share of the next samples is counted. A few words for each limit and
-//! worker, no table of keys, and nothing that a flood of keys could fill.
+//! Samples keys in two phases. A Boyer-Moore majority vote elects a candidate: it finds any key
+//! with more than half of a sequence. Then the candidate's share of the next samples is counted.
+//! This takes a few words per limit and worker, and no table that a flood of keys could fill.
 
 use crate::limit::Key;
 
-/// Samples that elect a candidate.
+/// Samples in the election phase.
 const ELECTION: u32 = 64;
 
-/// Samples of which the candidate's share is taken. With 256 a share is right to a few percent.
+/// Samples in the counting phase. 256 give the share to within a few percent.
 const COUNT: u32 = 256;
 
-/// More than 80 % of them.
+/// Dominant above 80 % of the samples.
 const DOMINANT: u32 = COUNT * 4 / 5;
 
-/// One limit's keys, as one worker sees them.
+/// The detector for one limit on one worker.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Majority {
     candidate: u128,
-    /// While electing, the candidate's lead; then how often it was seen.
+    /// Electing: the candidate's lead. Counting: its occurrences.
     votes: u32,
-    /// Samples so far.
+    /// Samples in this round.
     seen: u32,
 }
 
 impl Majority {
-    /// Notes a sample; true once after each count in which one key was dominant, when that key comes next.
+    /// Adds a sample. After a round with a dominant key, returns true once: at that key's next
+    /// sample.
     pub(super) fn note(&mut self, Key(key): Key) -> bool {
         let is_candidate = self.candidate == key;
         if self.seen < ELECTION {
@@ -60,7 +61,7 @@ mod tests {
 
     use super::*;
 
-    /// How often a sequence of keys is found dominated.
+    /// Counts how often a sequence yields a dominant key.
     fn found(keys: impl IntoIterator<Item = u128>) -> usize {
         let mut majority = Majority::default();
         keys.into_iter()
@@ -68,14 +69,15 @@ mod tests {
             .count()
     }
 
-    /// And one sample more.
+    /// Both phases, plus the sample that reports.
     const ROUND: usize = (ELECTION + COUNT + 1) as usize;
 
     #[test]
     fn a_key_of_nearly_all_is_found_in_every_round() {
         assert_eq!(found(std::iter::repeat_n(7, ROUND)), 1);
         assert_eq!(found(std::iter::repeat_n(7, ROUND - 1)), 0);
-        // a round ends with the next sample of the key: after one more than a round's, where another comes between
+        // A round ends at the key's next sample. If another key intervenes, it is one sample
+        // longer.
         let nine_of_ten = (0..3 * (ROUND as u128 + 1)).map(|n| if n % 10 == 0 { n } else { 0 });
         assert_eq!(found(nine_of_ten), 3);
     }

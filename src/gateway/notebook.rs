@@ -1,13 +1,15 @@
-//! What a worker remembers of its decisions, for whoever asks why: the latest, fully explained, and who is rejected most.
+//! Decision log: each worker keeps its latest explained decisions and the most rejected keys per
+//! limit.
 //!
-//! **Bounds.** Of all workers together the last [`DECISIONS`] decisions, each clipped to [`Explanation::CLIPPED_TEXTS`] texts and
-//! bytes; of each limit and worker the [`TOP_KEYS`] keys that are rejected most. A worker explains at most
-//! `EXPLAINED_PER_SECOND` decisions a second, of one key `EXPLAINED_PER_KEY`, so that a flood costs little and does not wash
-//! away what happens to others; and one admission in `ADMISSION_PAUSE`. What is beyond is in the metrics and the access
-//! lines only.
+//! **Bounds.** All workers together keep the last [`DECISIONS`] decisions, each clipped to
+//! [`Explanation::CLIPPED_TEXTS`] texts and bytes. Each worker keeps the [`TOP_KEYS`] most rejected
+//! keys per limit. It explains at most `EXPLAINED_PER_SECOND` decisions a second,
+//! `EXPLAINED_PER_KEY` of one key, and one admission per `ADMISSION_PAUSE`. A flood then costs
+//! little and does not evict decisions about other keys. Decisions beyond these bounds appear only
+//! in metrics and access lines.
 //!
-//! **Cost.** Of an admission that is not explained: a comparison. Of a rejection: a lock that only its worker takes, and is not
-//! waited for while somebody reads, and a scan of [`TOP_KEYS`] words.
+//! **Cost.** An admission without explanation costs one comparison. A rejection costs an
+//! uncontended `try_lock`, skipped while somebody reads, and a scan of [`TOP_KEYS`] words.
 
 use std::{
     collections::VecDeque,
@@ -20,48 +22,48 @@ use tokio::time::Instant;
 use super::explain::report::Explanation;
 use crate::limit::Key;
 
-/// Decisions that are remembered, over all workers.
+/// Decisions kept by all workers together.
 pub const DECISIONS: usize = 1_024;
-/// And by each worker at least.
+/// Decisions kept by each worker, at least.
 const DECISIONS_LEAST: usize = 32;
-/// Decisions that a worker explains, in a second.
+/// Decisions that a worker explains per second.
 const EXPLAINED_PER_SECOND: u32 = 200;
-/// And of one key, about.
+/// Decisions that a worker explains per second about one key. Approximate: keys share counters.
 const EXPLAINED_PER_KEY: u8 = 8;
-/// Between two admissions that are explained.
+/// Minimum interval between explained admissions.
 const ADMISSION_PAUSE: Duration = Duration::from_millis(250);
-/// Keys of a limit of which rejections are counted by each worker.
+/// Most rejected keys that each worker tracks per limit.
 pub const TOP_KEYS: usize = 32;
-/// Over which rejections are counted.
+/// The window over which rejections are counted.
 const WINDOW: Duration = Duration::from_secs(60);
-/// Keys whose explanations are counted at a time.
+/// Counters of explanations per key; keys map to them by hash.
 const KEYS_SEEN: usize = 256;
 
-/// A decision that is remembered.
+/// A recorded decision.
 #[derive(Clone, Debug)]
 pub struct Remembered {
-    /// When it was made.
+    /// The time of the decision.
     pub at: SystemTime,
-    /// As the client was told.
+    /// The request id that the client received.
     pub request_id: String,
-    /// Whether the limits let it pass.
+    /// Whether all limits admitted the request.
     pub admitted: bool,
-    /// What it was, and why.
+    /// The request, the outcome and the reasons.
     pub explanation: Arc<Explanation>,
 }
 
-/// A key and its rejections within about the last minute.
+/// A key with its rejections in about the last minute.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TopKey {
-    /// As access lines show it.
+    /// The key as access lines show it.
     pub name: String,
-    /// Its bucket.
+    /// The key of its bucket.
     pub key: Option<Key>,
-    /// Rejections; right to the share of a key that is not among the top.
+    /// Estimated rejections. The error is at most the count of a key outside the top.
     pub rejected: f64,
 }
 
-/// The notebooks of all workers. Configurations that follow each other share them.
+/// The decision logs of all workers. They survive reloads.
 #[derive(Debug)]
 pub struct Notebooks {
     capacity: usize,
@@ -76,14 +78,14 @@ impl Notebooks {
         }
     }
 
-    /// One for a worker.
+    /// Adds the log of one worker.
     pub(super) fn open(&self) -> Arc<Notebook> {
         let book = Arc::new(Notebook::new(self.capacity));
         lock(&self.books).push(Arc::clone(&book));
         book
     }
 
-    /// What all workers remember of these decisions, the latest first.
+    /// The matching decisions of all workers, newest first.
     pub fn decisions(&self, wanted: impl Fn(&Remembered) -> bool) -> Vec<Remembered> {
         let mut found = Vec::new();
         for book in &*lock(&self.books) {
@@ -94,7 +96,7 @@ impl Notebooks {
         found
     }
 
-    /// The keys of a limit that are rejected most.
+    /// The most rejected keys of a limit.
     pub fn top(&self, limit: &str, now: Instant) -> Vec<TopKey> {
         let mut found: Vec<TopKey> = Vec::new();
         for book in &*lock(&self.books) {
@@ -115,7 +117,7 @@ impl Notebooks {
     }
 }
 
-/// What one worker remembers. It alone writes.
+/// The decision log of one worker, its only writer.
 #[derive(Debug)]
 pub(super) struct Notebook {
     capacity: usize,
@@ -125,12 +127,12 @@ pub(super) struct Notebook {
 #[derive(Debug)]
 struct Pages {
     decisions: VecDeque<Remembered>,
-    /// By limit.
+    /// Top keys by limit name.
     tops: Vec<(String, Top)>,
-    /// Since when the explained are counted, and how many those are.
+    /// Start of the current second, and the decisions explained in it.
     second: Option<Instant>,
     explained: u32,
-    /// Of keys, by a part of their hash.
+    /// Decisions explained this second, by the hash of the key.
     of_key: Box<[u8; KEYS_SEEN]>,
 }
 
@@ -148,7 +150,7 @@ impl Notebook {
         }
     }
 
-    /// Whether there is room and time to explain another decision about this key.
+    /// Whether the rate limits allow explaining another decision about this key.
     pub(super) fn may_explain(&self, now: Instant, key: Option<Key>) -> bool {
         let Ok(mut pages) = self.pages.try_lock() else {
             return false;
@@ -200,14 +202,14 @@ impl Notebook {
         pages.tops[place].1.count(key, now, name);
     }
 
-    /// Forgets the keys of limits that are gone.
+    /// Drops the keys of removed limits.
     pub(super) fn retain(&self, limits: impl Fn(&str) -> bool) {
         let mut pages = lock(&self.pages);
         pages.tops.retain(|(name, _)| limits(name));
     }
 }
 
-/// Whether an admission is explained, too: now and then one.
+/// Picks the admissions to explain: one per `ADMISSION_PAUSE`.
 #[derive(Debug, Default)]
 pub(super) struct Admissions(std::cell::Cell<Option<Instant>>);
 
@@ -223,9 +225,9 @@ impl Admissions {
     }
 }
 
-/// The keys that are rejected most: Unbiased Space Saving (Ting 2018). A key that is not among them adds to the least of them,
-/// and takes its place with a chance of one in its count, so that a flood of keys that come once does not push out those that
-/// come often.
+/// The most rejected keys: Unbiased Space Saving (Ting 2018). An unknown key increments the
+/// smallest count, and replaces that key with probability 1/count. A flood of one-time keys thus
+/// does not evict frequent keys.
 #[derive(Debug, Default)]
 struct Top {
     counts: Vec<Count>,
@@ -238,7 +240,7 @@ struct Top {
 struct Count {
     key: Option<Key>,
     name: String,
-    /// In the window before, and in this one.
+    /// Counts of the previous window and of the current one.
     before: u32,
     now: u32,
 }
@@ -270,7 +272,7 @@ impl Top {
         }
     }
 
-    /// Begins another window, where this one is over.
+    /// Starts the next window if the current one is over.
     fn turn(&mut self, now: Instant) {
         let began = *self.began.get_or_insert(now);
         let age = now.duration_since(began);
@@ -286,7 +288,7 @@ impl Top {
         self.counts.retain(|count| count.before > 0);
     }
 
-    /// With what counts of the window before.
+    /// The keys, with the previous window weighted by its overlap with the last minute.
     fn keys(&self, now: Instant) -> impl Iterator<Item = TopKey> {
         let age = self
             .began

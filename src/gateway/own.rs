@@ -1,7 +1,7 @@
-//! The caller's own quotas: a page that says how each limit stands that counts this caller, and charges none of them.
+//! The status page: shows a caller the state of its limits, and charges none of them.
 //!
-//! The page meets one limit of its own, by address, so that asking is no way to keep the gateway busy. A caller whose credential does not
-//! verify never sees it: guessing meets what it meets elsewhere.
+//! A built-in limit by address applies to the page, so that polling it cannot keep the gateway
+//! busy. A caller with an invalid credential never sees it; the limits on guessing apply instead.
 
 use http::{Response, StatusCode};
 
@@ -22,7 +22,7 @@ use crate::{
 };
 
 impl Worker {
-    /// Answers with every limit that the caller may know of, in the order of the configuration.
+    /// Lists every limit disclosed to the caller, in configuration order.
     pub(super) fn own_quotas(&self, request: &RequestContext<'_>) -> Response<Body> {
         let plan = &self.shared.plan;
         let mut limits: Vec<&LimitPlan> = plan.met().collect();
@@ -46,7 +46,8 @@ impl Worker {
         response.map(Body::authored)
     }
 
-    /// How one limit stands to the caller; `None` where it does not count them, acts on nobody, or is not disclosed.
+    /// The state of one limit; `None` if it does not count the caller, is not enforced or is not
+    /// disclosed.
     fn own_quota<'a>(
         &self,
         request: &RequestContext<'_>,
@@ -57,7 +58,7 @@ impl Worker {
             return None;
         }
         let asked = request.decision.attributes.as_ref()?;
-        // how the limit stands to a request that costs one unit
+        // Assume a request that costs one unit.
         let bucket = request
             .decision
             .with_subject(&plan.table, asked, |subject| {
@@ -65,7 +66,8 @@ impl Worker {
             });
         let applied = match bucket {
             Applicability::Applies(applied) => applied,
-            // what the page is asked for says nothing of what other requests are for
+            // This key depends on the request's target, and the page's own target says nothing
+            // about others.
             Applicability::NoKey | Applicability::MissingKey if rule.key.depends_on_target() => {
                 let bucket = (rule.tier(&asked.client), None);
                 AppliedLimit::new(limit, bucket, 1, None, None)
@@ -85,7 +87,7 @@ impl Worker {
         Some(OwnQuota { policy, stands })
     }
 
-    /// As far as this gateway knows, where others keep the limit, too.
+    /// The standing known to this gateway; for a shared limit it may lag behind Redis.
     fn stands(&self, request: &RequestContext<'_>, applied: &AppliedLimit<'_>) -> Option<Standing> {
         let shared = &self.shared;
         let now_ns = shared.process.nanoseconds(request.decision.decided_at);

@@ -1,7 +1,7 @@
-//! The running counterpart of a configuration: every name resolved, every metric's handle made, every bucket attached.
+//! The running form of a configuration: names resolved, metric handles created, buckets attached.
 //!
-//! A [`Snapshot`] is pure text made checked; a plan binds it to this process's limiter and metrics once, so that a
-//! request follows indexes and touches no map.
+//! A [`Snapshot`] is checked text. A plan binds it once to the limiter and metrics of this process,
+//! so that a request follows indices and looks up no map.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -34,104 +34,104 @@ use crate::{
     upstream::{self, Fleet},
 };
 
-/// Why a checked configuration cannot be put to work.
+/// Why a checked configuration cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// The process has seen more limit names than buckets can tell apart.
+    /// The process has seen more limit names than bucket ids can distinguish.
     #[error("limit `{0}`: this process has seen too many different limit names; restart it")]
     TooManyLimits(String),
-    /// The system has no thread or no entropy to give.
+    /// The system cannot start a thread or provide entropy.
     #[error("cannot start: {0}")]
     System(#[from] std::io::Error),
-    /// A limit or a route that the compiler should have refused.
+    /// A limit or a route that the config compiler should have rejected.
     #[error("{0}")]
     Unfit(String),
 }
 
-/// A configuration at work.
+/// A running configuration.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) identifier: Identifier,
-    /// Some limit tells addresses apart.
+    /// True if some limit is keyed by address.
     pub(super) counts_addresses: bool,
     pub(super) managed: Arc<ManagedFields>,
     pub(super) prefixes: Prefixes,
     pub(super) table: RouteTable,
     pub(super) routes: Vec<RoutePlan>,
-    /// In the order of the configuration, whether a route meets them or not; behind them the page's own.
+    /// In configuration order, used by a route or not. The status page's limit comes last.
     pub(super) limits: Vec<Arc<LimitRule>>,
-    /// What a request meets that no route takes: the gateway's own limits.
+    /// Placeholder for requests without a route. Global limits apply to it.
     pub(super) unrouted: RoutePlan,
-    /// The page with a caller's own quotas, which meets a limit of its own.
+    /// The status page with a caller's own quotas. Only its built-in limit applies.
     pub(super) status: RoutePlan,
     status_path: Option<String>,
     pub(super) upstreams: Vec<Arc<Fleet>>,
     pub(super) response: response::Settings,
-    /// Limits that are kept together with other gateways, whether a route meets them or not.
+    /// Limits shared with other gateways, used by a route or not.
     pub(super) shared: Vec<Arc<SharedLimit>>,
-    /// By source.
+    /// By credential source.
     credentials: Vec<(&'static str, IdentityMetrics)>,
-    /// Addresses from trusted proxies that could not be read.
+    /// Counts malformed addresses from trusted proxies.
     pub(super) addresses: IdentityMetrics,
 }
 
-/// A route at work.
+/// A running route.
 #[derive(Debug)]
 pub(super) struct RoutePlan {
-    /// Its place in the table; `None` for what no route takes.
+    /// Index in the route table; `None` for built-in routes.
     pub(super) index: Option<usize>,
     pub(super) name: String,
     pub(super) upstream: usize,
     pub(super) limits: Vec<LimitPlan>,
-    /// The fields of a body that its limits are keyed by.
+    /// The body fields that key its limits.
     pub(super) wanted_fields: Vec<String>,
     pub(super) cost: u64,
     pub(super) max_body_bytes: Option<u64>,
     pub(super) priority: Priority,
-    /// Its requests that were shed.
+    /// Counts its shed requests.
     pub(super) shed: Counter,
-    /// It is the page with a caller's own quotas.
+    /// True for the status page.
     pub(super) shows_quotas: bool,
     pub(super) metrics: Arc<RouteMetrics>,
 }
 
-/// A limit as one route meets it.
+/// A limit on one route.
 #[derive(Debug)]
 pub(super) struct LimitPlan {
     pub(super) rule: Arc<LimitRule>,
-    /// Every request meets it, whatever its route.
+    /// The limit applies to every request, on any route.
     pub(super) everywhere: bool,
     pub(super) decisions: DecisionMetrics,
 }
 
-/// A limit at work, shared by the routes that meet it.
+/// A running limit, shared by its routes.
 #[derive(Debug)]
 pub(super) struct LimitRule {
     pub(super) name: String,
-    /// Among the limits of the configuration; the page's own comes after them.
+    /// Index in the configuration. The status page's limit comes last.
     pub(super) place: usize,
     pub(super) key: KeyParts,
     pub(super) buckets: Arc<Attached>,
-    /// One for each tier, as clients are told.
+    /// One per tier, as reported to clients.
     pub(super) policies: Vec<Policy>,
     pub(super) settings: config::Limit,
     pub(super) exceptions: Exceptions,
-    /// As in the configuration.
+    /// The algorithm's configuration name.
     pub(super) algorithm: &'static str,
-    /// Whether what it charges is given back when the request has ended.
+    /// Whether the charge is released when the request ends.
     pub(super) holds_slots: bool,
     pub(super) max_delay_ns: u64,
-    /// Where other gateways keep it, too.
+    /// Set if other gateways share the limit.
     pub(super) shared: Option<Arc<SharedLimit>>,
     pub(super) metrics: LimitMetrics,
-    /// What operators have decided about it.
+    /// The runtime overrides of this limit.
     pub(super) rulings: Arc<LimitRulings>,
-    /// That one key dominates it.
+    /// Logs a dominant key once.
     pub(super) dominant_key: LogOnce,
 }
 
 impl LimitRule {
-    /// The quota that applies to this client, by its tier.
+    /// Index of the quota for the client's tier.
     pub(super) fn tier(&self, client: &Client<'_>) -> usize {
         let Some(tier) = client.tier else { return 0 };
         self.settings
@@ -141,9 +141,9 @@ impl LimitRule {
             .map_or(0, |&(_, index)| index)
     }
 
-    /// Brings the metrics that are read, not pushed, up to date.
+    /// Updates the metrics that are polled, not pushed.
     pub(super) fn refresh_metrics(&self) {
-        // a gauge is a float: exact up to 2⁵³ keys
+        // A gauge is a float: exact up to 2⁵³ keys.
         self.metrics.keys.set(self.buckets.keys() as f64);
         self.metrics
             .key_evictions
@@ -157,8 +157,8 @@ impl LimitRule {
 }
 
 impl Plan {
-    /// Binds a configuration to the process's buckets and metrics. Upstreams that are as in the plan before are shared with it,
-    /// and limits go on with what was spent ([`Store::change_over`]).
+    /// Binds a configuration to the process's buckets and metrics. Unchanged upstreams are shared
+    /// with the previous plan. Limits keep their usage ([`Store::change_over`]).
     pub(super) fn bind(
         snapshot: &Snapshot,
         process: &Process,
@@ -178,10 +178,10 @@ impl Plan {
             quotas += rule.shared.as_ref().map_or(0, |shared| shared.quotas());
             rules.push(Arc::new(rule));
         }
-        // behind the others, so that no index into the configuration finds it
+        // Append last so that configuration indices never address the built-in limit.
         let own = rules.len();
         let before = previous.and_then(|plan| plan.limit(status_limit::NAME));
-        // no operator switches it off with the others: it keeps the gateway from being kept busy
+        // No runtime override applies: switching off all limits must not unprotect the status page.
         let ruled = Rulings::default();
         let rule = bind_limit(own, &status_limit::limit(), store, metrics, &ruled, before)?;
         rules.push(Arc::new(rule));
@@ -275,7 +275,7 @@ impl Plan {
         })
     }
 
-    /// Counts a credential that was not accepted.
+    /// Counts a rejected credential.
     pub(super) fn count_rejected(&self, rejected: &Rejected) {
         if let Some((_, metrics)) = self
             .credentials
@@ -286,7 +286,7 @@ impl Plan {
         }
     }
 
-    /// What its limits count with.
+    /// The buckets of all limits.
     pub(super) fn buckets(&self) -> impl Iterator<Item = &Attached> + Clone {
         self.limits.iter().map(|rule| &*rule.buckets)
     }
@@ -296,12 +296,12 @@ impl Plan {
         self.limits.iter().find(|rule| rule.name == name)
     }
 
-    /// Those of the configuration, and our own.
+    /// The configured and the built-in routes.
     fn all_routes(&self) -> impl Iterator<Item = &RoutePlan> {
         self.routes.iter().chain([&self.unrouted, &self.status])
     }
 
-    /// Every limit that some request meets, once, as the first route meets it that does.
+    /// Every limit used by a route, once, as its first route has it.
     pub(super) fn met(&self) -> impl Iterator<Item = &LimitPlan> {
         let mut seen: Vec<usize> = Vec::new();
         self.all_routes()
@@ -315,14 +315,14 @@ impl Plan {
             })
     }
 
-    /// Whether a path, in the form in which it is matched, is that of the page with a caller's own quotas.
+    /// Whether a normalised path is the status page.
     pub(super) fn is_status_page(&self, path: &str) -> bool {
         self.status_path.as_deref() == Some(path)
     }
 }
 
-/// The handles of routes: those of the plan before, where it had the route. To make them anew is most of what binding a large
-/// configuration would cost.
+/// Metric handles of routes, reused from the previous plan. Creating them would dominate the cost
+/// of binding a large configuration.
 struct Counted<'a> {
     metrics: &'a Metrics,
     before: HashMap<&'a str, &'a RoutePlan>,
@@ -352,10 +352,10 @@ impl<'a> Counted<'a> {
     }
 }
 
-/// The `route` label of what no route takes; not a name that a configuration can give.
+/// The `route` label of requests without a route. Configurations cannot use this name.
 const NO_ROUTE: &str = "(none)";
 
-/// As in the configuration.
+/// The algorithm's configuration name.
 fn name_of(algorithm: Algorithm) -> &'static str {
     match algorithm {
         Algorithm::TokenBucket => "token_bucket",
@@ -368,7 +368,7 @@ fn name_of(algorithm: Algorithm) -> &'static str {
     }
 }
 
-/// The fields of a body that some of these limits are keyed by, each once.
+/// The body fields that key these limits, without duplicates.
 fn wanted_fields<'a>(rules: impl Iterator<Item = &'a LimitRule>) -> Vec<String> {
     let acting = rules.filter(|rule| rule.settings.mode != Mode::Off);
     let mut wanted: Vec<String> = acting
@@ -437,7 +437,7 @@ fn bind_limit(
     })
 }
 
-/// For each quota of a limit, the one of the same tier, or for the same exception, in the configuration before; else the default.
+/// Maps each quota to the old quota of the same tier or override, else to the old default.
 fn tiers_before(before: &config::Limit, after: &config::Limit) -> Vec<usize> {
     let mut was = vec![0; after.quotas.len()];
     for (name, place) in &after.tiers {
@@ -458,7 +458,7 @@ fn tiers_before(before: &config::Limit, after: &config::Limit) -> Vec<usize> {
     was
 }
 
-/// The limit as other gateways know it; `before` counts the quotas of those that were bound before.
+/// The limit as shared with other gateways. `before` is the number of shared quotas bound so far.
 fn bind_shared(
     limit: &config::Limit,
     region_share: f64,

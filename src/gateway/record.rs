@@ -1,4 +1,4 @@
-//! What is noted of a request when its answer ends: counters, durations, the access line.
+//! Records a request when its answer ends: counters, durations, the access line.
 
 use std::{
     sync::Arc,
@@ -24,32 +24,32 @@ use crate::{
     upstream::{Fleet, abandoned::Custody},
 };
 
-/// A request that was sent on, until its answer has left or the client has. Noted when it is dropped.
+/// A forwarded request, until its answer is sent or the client leaves. Written when dropped.
 #[derive(Debug)]
 pub(super) struct Record {
     metrics: Arc<RouteMetrics>,
     fleet: Arc<Fleet>,
-    /// The server that was asked last.
+    /// The last server tried.
     server: Option<usize>,
-    /// What went wrong with it.
+    /// How that server failed.
     error: Option<&'static str>,
-    /// Why the answer is ours all the same.
+    /// Why we answered after all.
     refused: Option<&'static str>,
     arrived: Instant,
-    /// `None` until there is an answer.
+    /// `None` until the answer begins.
     status: Option<StatusCode>,
     bytes: u64,
     _in_flight: Held,
-    /// Given back when the answer has ended, and the server's work.
+    /// Released when both the answer and the server's work have ended.
     slots: Slots,
-    /// Exchanges that ended for the client, and perhaps not for the server.
+    /// Exchanges that ended for the client, but perhaps not for the server.
     custody: Custody,
-    /// Only where the request gets a line or a span.
+    /// `Some` if the request gets an access line or a span.
     told: Option<Box<Told>>,
 }
 
 impl Record {
-    /// The request is about to be sent on.
+    /// Starts the record; call it just before forwarding.
     pub(super) fn begin(worker: &Worker, request: &RequestContext<'_>, slots: Slots) -> Self {
         let route = request.decision.route;
         let fleet = &worker.shared.plan.upstreams[route.upstream];
@@ -69,25 +69,25 @@ impl Record {
         }
     }
 
-    /// There is an answer.
+    /// Records the status of the answer.
     pub(super) fn answered(&mut self, status: StatusCode) {
         self.status = Some(status);
         self.metrics.answered(status);
     }
 
-    /// There is an answer of ours in place of a server's.
+    /// Records our answer in place of a server's.
     pub(super) fn refused(&mut self, refusal: &Refusal) {
         self.refused = Some(refusal.slug());
         self.answered(refusal.status());
     }
 
-    /// Which server was asked last, and how it failed.
+    /// Records the last server tried, and how it failed.
     pub(super) fn asked(&mut self, server: Option<usize>, error: Option<&'static str>) {
         self.server = server;
         self.error = error;
     }
 
-    /// Where exchanges go that are abandoned while the request holds slots.
+    /// Takes exchanges abandoned while the request holds slots.
     pub(super) fn custody(&self) -> Option<&Custody> {
         (!self.slots.is_empty()).then_some(&self.custody)
     }
@@ -96,7 +96,7 @@ impl Record {
         self.bytes += bytes as u64;
     }
 
-    /// The connection has become a tunnel; it is counted as one until the guard is dropped.
+    /// Counts the connection as a tunnel until the guard drops.
     pub(super) fn open_tunnel(&self) -> Held {
         self.metrics.enter_tunnel()
     }
@@ -107,7 +107,7 @@ impl Record {
         tracing::debug!(%error, "a response was cut short");
     }
 
-    /// The response ends early because the request's body does: nothing is wrong with the server.
+    /// The request body failed and ended the response early. The server is not at fault.
     pub(super) fn request_broke(&mut self, refusal: &Refusal, error: &BodyError) {
         self.refused = Some(refusal.slug());
         tracing::debug!(%error, "a request body broke off behind the head of the response");
@@ -139,18 +139,18 @@ impl Drop for Record {
     }
 }
 
-/// Why an answer is ours.
+/// Why we wrote the answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Ours {
-    /// It is what was asked for, or nobody is there to hear another.
+    /// The client asked for it, or left before any other answer.
     Asked,
-    /// A limit denies the request, for so many seconds.
+    /// A limit denies the request. Holds the seconds until a retry can succeed.
     Denied { retry_after: Option<u32> },
-    /// Something else is in the way: its name.
+    /// Any other refusal, by name.
     Refused(&'static str),
 }
 
-/// Notes an answer of ours to a request that was not sent on; it is complete when it is made.
+/// Records our answer to a request that was not forwarded. Such an answer is complete at once.
 pub(super) fn note(
     worker: &Worker,
     request: &RequestContext<'_>,
@@ -176,20 +176,20 @@ pub(super) fn note(
     }
 }
 
-/// What is kept of a request until it can be told: in an access line, in a span, or in both.
+/// The data for an access line, a span, or both.
 #[derive(Debug)]
 struct Told {
     access: Option<AccessLog>,
     span: Option<(Spans, trace::Place)>,
     /// No limit rejects the request.
     allowed: bool,
-    /// Rejections before it that got no line.
+    /// Earlier rejections whose lines were suppressed.
     lines_dropped: u64,
     kept: Kept,
 }
 
 impl Told {
-    /// `None` where nobody is told.
+    /// `None` if neither a line nor a span is due.
     fn of(worker: &Worker, request: &RequestContext<'_>, retry_after: Option<u32>) -> Option<Self> {
         if worker.access.is_none() && request.traced.is_none() {
             return None;
@@ -240,17 +240,18 @@ impl Told {
 }
 
 impl Worker {
-    /// Whether a request that no limit rejects gets a line.
+    /// Whether an admitted request gets an access line.
     fn logs_admitted(&self) -> bool {
         self.shared.logs_all() || self.is_drawn(self.shared.snapshot().log.sample_ppm)
     }
 
-    /// True for so many of a million.
+    /// Draws true with a probability of `ppm` in a million.
     fn is_drawn(&self, ppm: u32) -> bool {
         ppm > 0 && (u128::from(self.request_ids.draw()) * 1_000_000) >> 64 < u128::from(ppm)
     }
 
-    /// The span of a request, if it is to have one: a trusted proxy's trace is followed where it is sampled, others by chance.
+    /// Starts the request's span if it is sampled. Follows a trusted proxy's sampling decision;
+    /// samples other requests at random.
     pub(super) fn trace(&self, client: &Client<'_>, headers: &HeaderMap) -> Option<Traced> {
         self.spans.as_ref()?;
         let mut lines = headers.get_all("traceparent").iter();
@@ -270,7 +271,7 @@ impl Worker {
         Some(Traced { place, traceparent })
     }
 
-    /// Waits, and notes a client that leaves meanwhile.
+    /// Awaits `wait`. Records the request as abandoned if the client leaves meanwhile.
     pub(super) async fn while_client_stays<T>(
         &self,
         request: &RequestContext<'_>,
@@ -287,7 +288,7 @@ impl Worker {
     }
 }
 
-/// A request that waits in the gateway. Dropped before that is over, its client has left.
+/// A request waiting in the gateway. If it drops before the wait ends, the client has left.
 struct Waiting<'a, 'b> {
     worker: &'a Worker,
     request: &'a RequestContext<'b>,
@@ -303,7 +304,7 @@ impl Drop for Waiting<'_, '_> {
     }
 }
 
-/// What an access line says, kept until it can be written.
+/// The content of an access line, stored until the line is written.
 #[derive(Debug)]
 struct Kept {
     time: SystemTime,

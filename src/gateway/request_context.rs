@@ -1,4 +1,4 @@
-//! One HTTP request on its way through the gateway: its head, and what each step finds out about it.
+//! One HTTP request on its way through the gateway: its head, and the results of each step.
 
 use std::borrow::Cow;
 
@@ -16,29 +16,29 @@ use crate::{
     telemetry::trace,
 };
 
-/// One request: each step of the path fills in its part.
+/// One request. Each step fills in its part.
 #[derive(Debug)]
 pub(super) struct RequestContext<'a> {
     pub(super) head: &'a Parts,
     pub(super) from: &'a Peer,
-    /// Where the client's token is kept.
+    /// Stores the client's token.
     pub(super) token: &'a HeldToken,
     pub(super) request_id: HeaderValue,
-    /// Which kind of gRPC it speaks, if any.
+    /// The gRPC variant, for gRPC calls.
     pub(super) grpc: Option<Grpc>,
-    /// Whether it may ask for a WebSocket: until it is known to be valid, any may.
+    /// Whether the request may ask for a WebSocket. True until validation.
     pub(super) may_upgrade: bool,
-    /// Its span, if it is sampled.
+    /// The span, if sampled.
     pub(super) traced: Option<Traced>,
-    /// What its limits decide.
+    /// The input and results of its limits.
     pub(super) decision: DecisionContext<'a>,
 }
 
-/// The span of a request that was sampled.
+/// The span of a sampled request.
 #[derive(Clone, Debug)]
 pub(super) struct Traced {
     pub(super) place: trace::Place,
-    /// What the upstream receives as `traceparent`.
+    /// The `traceparent` for the upstream.
     pub(super) traceparent: HeaderValue,
 }
 
@@ -62,13 +62,13 @@ impl<'a> RequestContext<'a> {
         }
     }
 
-    /// Who asks and for what, once the request is known to be valid.
+    /// The client and the target, once the request is validated.
     pub(super) fn attributes(&self) -> Option<&RequestAttributes<'a>> {
         self.decision.attributes.as_ref()
     }
 }
 
-/// What the upstream is asked for: exactly what was matched.
+/// The target for the upstream: exactly the one that was matched.
 #[derive(Debug)]
 pub(super) struct UpstreamTarget<'a> {
     pub(super) authority: &'a str,
@@ -76,14 +76,14 @@ pub(super) struct UpstreamTarget<'a> {
     pub(super) websocket: bool,
 }
 
-/// Why the gateway answers a request itself.
+/// Why the gateway answers the request itself.
 #[derive(Debug)]
 pub(super) enum LocalReply {
     /// A limit denies it.
     Denied,
-    /// It cannot be served.
+    /// The request cannot be served.
     Refused(Refusal),
-    /// It asks for the caller's own quotas.
+    /// The client asks for its own quotas.
     OwnQuotas,
 }
 
@@ -93,18 +93,18 @@ impl From<Refusal> for LocalReply {
     }
 }
 
-/// What a request asks for, before any limit is asked.
+/// The target of a request, before any limit is asked.
 #[derive(Debug)]
 pub(super) struct Resolved<'a> {
     pub(super) target: UpstreamTarget<'a>,
-    /// A credential that does not verify.
+    /// Set if a credential is invalid.
     pub(super) rejected: Option<Rejected>,
-    /// Whether a route takes it.
+    /// Whether a route matches.
     pub(super) found: Result<(), Refusal>,
 }
 
 impl Resolved<'_> {
-    /// Whether the client guesses at credentials: then only some of the limits apply.
+    /// Whether the client guesses credentials. Then only some limits apply.
     pub(super) fn guesses(&self) -> bool {
         self.rejected.is_some()
     }

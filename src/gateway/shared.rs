@@ -1,9 +1,10 @@
-//! The active configuration: its plan, its shared budget, its bound on requests in flight. A reload replaces all of it and
-//! keeps the [`Process`].
+//! The active configuration: its plan, its shared budget, its bound on requests in flight. A reload
+//! replaces all of it and keeps the [`Process`].
 //!
-//! A start and a reload take the same two steps: [`Shared::prepare`] makes the next configuration beside the one that runs,
-//! which changes nothing; [`Shared::take_over`] moves the counters to it. Workers take it up one by one, and a request keeps
-//! the one that it began with. Everybody else asks [`Current`].
+//! Starting and reloading take the same two steps. [`Shared::prepare`] builds the next
+//! configuration without touching the running one. [`Shared::take_over`] moves the counters to it.
+//! Workers switch one by one, and a request keeps the configuration it began with. All other code
+//! uses [`Current`].
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -22,28 +23,29 @@ use crate::{
     telemetry::{AccessLines, access::AccessLog},
 };
 
-/// One configuration at work, shared by every worker; nothing in it is locked on a request's path.
+/// A running configuration, shared by all workers. Requests take no lock in it.
 #[derive(Debug)]
 pub struct Shared {
     pub(super) process: Arc<Process>,
     pub(super) plan: Plan,
-    /// Where limits are kept together with other gateways.
+    /// The budget shared with other gateways.
     pub(super) budget: Option<Arc<Purse>>,
-    /// How many requests are under way, and may be.
+    /// Bounds the requests in flight.
     pub(super) overload: Option<Arc<Overload>>,
     snapshot: Arc<Snapshot>,
 }
 
-/// By limit: how many decisions have found no room, and when that was last said.
+/// By limit: the overflow count seen so far, and the time of the last warning.
 #[derive(Debug, Default)]
 pub struct OverflowSeen(HashMap<String, (u64, Option<Instant>)>);
 
-/// How long a connection to Redis, the collector or standard output may take to close.
+/// How long closing Redis, the collector and standard output may take, each.
 const CLOSING: Duration = Duration::from_secs(1);
 
 impl Shared {
-    /// Makes a configuration ready to run, beside the one that runs now, if any: `previous` notices nothing. Limits that are
-    /// shared need [`connect`](Self::connect) besides.
+    /// Prepares a configuration without affecting `previous`, which keeps running. Shared limits
+    /// also need
+    /// [`connect`](Self::connect).
     pub fn prepare(
         process: &Arc<Process>,
         snapshot: Arc<Snapshot>,
@@ -55,7 +57,7 @@ impl Shared {
             let mut running = previous
                 .iter()
                 .filter_map(|shared| shared.overload.as_ref());
-            // requests in flight stay counted where the bound stays
+            // If the bound is unchanged, requests in flight stay counted.
             let same = running.find(|running| running.settings() == wanted);
             same.map_or_else(|| Overload::new(wanted.clone()), Arc::clone)
         });
@@ -68,20 +70,20 @@ impl Shared {
         })
     }
 
-    /// Connects to Redis where the configuration has limits that gateways share, or goes on with the connection of `previous`.
-    /// Waits until Redis has answered, or its timeout has passed. Not on a thread of low priority: the thread that keeps
-    /// the leases inherits it.
+    /// Connects to Redis if the configuration shares limits, or reuses the connection of
+    /// `previous`. Blocks until Redis answers or its timeout passes. Do not call it on a
+    /// low-priority thread: the lease manager's thread would inherit the priority.
     pub fn connect(&mut self, previous: Option<&Shared>) -> Result<(), PlanError> {
         let previous = previous.and_then(|shared| shared.budget.as_ref());
         self.budget = Purse::of(&self.snapshot, &self.plan, &self.process, previous)?;
         Ok(())
     }
 
-    /// The same plan with metrics and notes of its own: for trying what it would decide.
+    /// A copy of the plan with separate metrics and decision log, for trying decisions.
     pub(super) fn beside(&self) -> Result<Self, PlanError> {
         let process = self.process.observer();
         let plan = Plan::bind(&self.snapshot, &process, Some(&self.plan))?;
-        // key sets that were fetched, or no token would verify
+        // Copy the fetched key sets, or no token would verify.
         for (url, keys) in plan.identifier.published_keys() {
             let mut known = self.published_keys();
             if let Some((_, known)) = known.find(|(known, _)| *known == url) {
@@ -97,8 +99,8 @@ impl Shared {
         })
     }
 
-    /// The buckets of this plan's limits go on where those of the one before are now. Call it once, before any worker decides
-    /// by this configuration.
+    /// Moves the usage from the previous plan's buckets to this plan's. Call it once, before any
+    /// worker uses this configuration.
     pub fn take_over(&self, before: &Shared) {
         let process = &self.process;
         process
@@ -109,23 +111,23 @@ impl Shared {
         process.store.change_over(now_ns, before, after);
     }
 
-    /// What a reload keeps.
+    /// The state that reloads keep.
     pub fn process(&self) -> &Arc<Process> {
         &self.process
     }
 
-    /// The configuration of this plan.
+    /// The configuration behind this plan.
     pub fn snapshot(&self) -> &Arc<Snapshot> {
         &self.snapshot
     }
 
-    /// The key sets that are to be fetched, and where they are put to use.
+    /// The key sets to fetch, with the rings that use them.
     pub fn published_keys(&self) -> impl Iterator<Item = (&KeysUrl, &Arc<KeyRing>)> {
         self.plan.identifier.published_keys()
     }
 
-    /// Hands back what was borrowed from other gateways, then closes the process's logs. Call it when no worker serves any more,
-    /// and on no runtime.
+    /// Returns leased tokens to Redis, then closes the logs. Blocks: call it outside any runtime,
+    /// after the last worker has stopped.
     pub fn close(&self) {
         if let Some(budget) = &self.budget {
             budget.close(CLOSING);
@@ -133,8 +135,8 @@ impl Shared {
         self.process.close(CLOSING);
     }
 
-    /// Hands back what was borrowed from other gateways, where the next configuration does not go on with it. Call it when no
-    /// worker uses this one any more, and on no runtime.
+    /// Returns leased tokens to Redis, unless `after` reuses the budget. Blocks: call it outside
+    /// any runtime, once no worker uses this configuration.
     pub fn retire(&self, after: &Shared) {
         let is_kept = |budget| {
             let kept = after.budget.as_ref();
@@ -147,7 +149,8 @@ impl Shared {
         }
     }
 
-    /// Resolves the names of upstream servers and checks their health, for ever; to be run off the workers.
+    /// Resolves the names of upstream servers and checks their health, forever. Run it outside the
+    /// workers.
     pub async fn keep_watch(self: Arc<Self>) {
         let mut watches = JoinSet::new();
         for fleet in &self.plan.upstreams {
@@ -156,8 +159,8 @@ impl Shared {
         while watches.join_next().await.is_some() {}
     }
 
-    /// Warns, at most once a minute for each limit, when new keys find no room: from then on they share a bucket. To be
-    /// called every second or so, off the workers.
+    /// Warns, at most once a minute per limit, when new keys find no free bucket and start to share
+    /// one. Call it about once a second, outside the workers.
     pub fn warn_of_overflow(&self, seen: &mut OverflowSeen) {
         const PAUSE: Duration = Duration::from_secs(60);
         for rule in &self.plan.limits {
@@ -176,7 +179,7 @@ impl Shared {
         }
     }
 
-    /// A writer of access lines for one worker, if the configuration wants any.
+    /// An access-line writer for one worker, if the configuration wants access lines.
     pub(super) fn access_log(&self) -> Option<AccessLog> {
         let wanted = self.snapshot.log.access != AccessLines::Off;
         wanted.then(|| self.process.access_log()).flatten()
@@ -186,21 +189,22 @@ impl Shared {
         self.snapshot.log.access == AccessLines::All
     }
 
-    /// Whether a rejection gets a line; if so, how many got none before it.
+    /// Decides whether a rejection gets a line. `Some(n)`: write it, and report `n` suppressed
+    /// before it.
     pub(super) fn admit_rejected_line(&self, at: Instant) -> Option<u64> {
         let most = self.snapshot.log.max_rejected;
         self.process.admit_rejected_line(at, most)
     }
 }
 
-/// The configuration that runs.
+/// The running configuration.
 #[derive(Debug)]
 pub struct Current {
     shared: ArcSwap<Shared>,
 }
 
 impl Current {
-    /// The first one.
+    /// Starts with the first configuration.
     pub fn new(shared: Arc<Shared>) -> Arc<Self> {
         let current = Arc::new(Self {
             shared: ArcSwap::new(shared),
@@ -221,12 +225,12 @@ impl Current {
         current
     }
 
-    /// What runs now. Not for keeping: a reload replaces it.
+    /// The running configuration. Do not store it: a reload replaces it.
     pub fn shared(&self) -> Arc<Shared> {
         self.shared.load_full()
     }
 
-    /// Another one runs from now on.
+    /// Replaces the running configuration.
     pub fn replace(&self, shared: Arc<Shared>) {
         let previous = self.shared.swap(shared);
         let shared = self.shared();

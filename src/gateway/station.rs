@@ -1,8 +1,8 @@
-//! Where one worker thread takes its requests, whatever configuration runs: a request is served, to its end, with the
-//! one that was current when it arrived.
+//! Receives the requests of one worker thread. A request is served to its end with the
+//! configuration that was current when it arrived.
 //!
-//! A reload hands every station the new configuration through its thread's mailbox. So the path of a request pays one
-//! reference count of its own thread for it: no lock, no atomic operation, nothing shared.
+//! A reload sends every worker the new configuration through its thread's mailbox. A request then
+//! pays only one thread-local reference count for it: no lock, no atomic operation.
 
 use std::{cell::RefCell, rc::Rc, sync::Arc};
 
@@ -12,21 +12,21 @@ use tokio::time::Instant;
 use super::{body::Body, shared::Shared, worker::Worker};
 use crate::listener::{Handler, Peer, inbound::RequestBody};
 
-/// The gateway on one worker thread.
+/// The request service of one worker thread.
 #[derive(Debug)]
 pub struct Station {
     worker: RefCell<Rc<Worker>>,
 }
 
 impl Station {
-    /// Begins with this configuration.
+    /// Starts with this configuration.
     pub fn new(shared: Arc<Shared>) -> Self {
         Self {
             worker: RefCell::new(Rc::new(Worker::new(shared, None))),
         }
     }
 
-    /// Serves requests that arrive from now on with another configuration.
+    /// Serves requests that arrive from now on with the new configuration.
     pub fn adopt(&self, shared: Arc<Shared>) {
         let previous = self.current();
         self.worker
@@ -64,14 +64,14 @@ impl Handler for Station {
 mod tests {
     use super::*;
 
-    /// The size of what a function's future keeps.
+    /// The size of the future that a function returns.
     fn size_of_future<A, B, C, D, F: Future>(_: fn(A, B, C, D) -> F) -> usize {
         size_of::<F>()
     }
 
     #[test]
     fn a_request_under_way_is_small_enough_to_be_moved() {
-        // it is copied into its place when the request begins, whatever of it is in use
+        // The whole future is copied into its task when a request begins, used or not.
         let size = size_of_future(<Station as Handler>::handle::<(), fn(Response<Body>)>);
         assert!(size <= 3_456, "{size} bytes");
     }

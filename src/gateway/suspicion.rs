@@ -1,7 +1,8 @@
-//! What looks like a proxy that nobody has named: then all of its clients share one bucket, and a limit hits the innocent.
+//! Detects proxies missing from `trusted_proxies`. All clients of such a proxy share one bucket, so
+//! a limit would hit innocent clients.
 //!
-//! Two signs, each logged once for a process and counted every time: a forwarding header from a private address that is not
-//! trusted, and one key that holds nearly all of a limit's traffic.
+//! Two signs: a forwarding header from an untrusted private address, and one key with nearly all of
+//! a limit's traffic. Each is counted every time and logged once per process.
 
 use http::{HeaderMap, HeaderName};
 
@@ -11,13 +12,15 @@ use crate::{
     limit::Key,
 };
 
-/// Of so many decisions of a worker the keys of one are looked at; a prime, so that no rhythm of clients hides behind it.
+/// A worker samples the keys of one decision in this many. A prime, so that it matches no client's
+/// rhythm.
 const SAMPLED: u32 = 7;
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 impl Worker {
-    /// A client on the internet may write what it likes; what comes from a private address was written by a proxy of ours.
+    /// Checks for a forwarding header from a private address. Internet clients can forge the
+    /// header, but a private peer is probably a proxy of ours.
     pub(super) fn suspect_peer(&self, client: &Client<'_>, headers: &HeaderMap) {
         let plan = &self.shared.plan;
         let looks_like_one = !client.peer_trusted
@@ -37,12 +40,12 @@ impl Worker {
         }
     }
 
-    /// Whether the keys of the decision at hand are looked at.
+    /// Whether the current decision's keys are sampled.
     pub(super) fn samples_keys(&self) -> bool {
         self.decisions.get().is_multiple_of(SAMPLED)
     }
 
-    /// Looks at one key of a limit.
+    /// Samples one key of a limit.
     pub(super) fn suspect_key(
         &self,
         rule: &LimitRule,

@@ -1,8 +1,9 @@
-//! What the gateway keeps on one worker thread for one configuration: the state that the steps of a request use.
+//! The state of one worker thread for one configuration, used by all steps of a request.
 //!
-//! Everything here belongs to one thread: nothing is locked, nothing crosses threads but the limiter's cells and the metrics'
-//! counters. The steps are methods of [`Worker`] in files of their own, which [`decide`](super::decide) and
-//! [`gateway`](super) call in order.
+//! It belongs to one thread and takes no lock. Threads share only the limiter's cells and the
+//! metrics' counters. The steps are methods of [`Worker`] in separate files;
+//! [`decide`](super::decide) and
+//! [`gateway`](super) call them in order.
 
 use std::{
     cell::{Cell, RefCell},
@@ -36,20 +37,21 @@ pub(super) struct Worker {
     pub(super) access: Option<AccessLog>,
     pub(super) spans: Option<Spans>,
     pub(super) tokens: TokenCache,
-    /// Decisions so far, to sample their time and their keys.
+    /// Number of decisions, used to sample their durations and keys.
     pub(super) decisions: Cell<u32>,
-    /// By limit.
+    /// Dominant-key detectors, by limit.
     pub(super) majorities: RefCell<Box<[Majority]>>,
-    /// By upstream: what went wrong with it.
+    /// Throttles the warnings about each upstream.
     pub(super) warnings: Vec<Throttle>,
-    /// That requests are shed.
+    /// Throttles the warnings about shed requests.
     pub(super) shedding: Throttle,
     pub(super) notebook: Arc<Notebook>,
     pub(super) admissions: Admissions,
 }
 
 impl Worker {
-    /// Opens no connection yet. Upstreams that are as they were keep the connections of the worker before.
+    /// Creates the worker without opening connections. Unchanged upstreams keep the previous
+    /// worker's connections.
     pub(super) fn new(shared: Arc<Shared>, previous: Option<&Worker>) -> Self {
         let request_ids = RequestIds::new();
         let upstreams = shared.plan.upstreams.iter().map(|fleet| {
@@ -78,7 +80,7 @@ impl Worker {
             tokens: TokenCache::new(shared.process.token_secret),
             decisions: Cell::new(0),
             majorities: RefCell::new(
-                // the page of own quotas has a limit, too
+                // One more for the limit of the status page.
                 vec![Majority::default(); shared.snapshot().limits.len() + 1].into(),
             ),
             shared,
