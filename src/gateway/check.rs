@@ -1,13 +1,13 @@
-//! A verdict for another proxy that serves the request itself (forward-auth): the path of a request, up to where it would be
-//! sent on.
+//! Forward-auth: decides requests that another proxy serves. Takes the steps of the request path up
+//! to forwarding.
 //!
-//! The request is described, as it is for [`explain`](super::explain), but it is decided for good: its limits are charged, the
-//! decision is counted, remembered and logged. Nobody learns how the request ends, so a limit of requests in flight holds
-//! nothing, one that counts answers by their status counts none, and nothing is held until its turn: who asks has a connection
-//! of the admin listener, of which there are few.
+//! The request is described as for [`explain`](super::explain), but the decision counts: it is
+//! charged, counted, logged and kept for explanations. This gateway never sees the response. So
+//! concurrency limits hold no slot, and limits that count answers count none. Delays are not
+//! applied, because each would occupy one of the admin listener's few connections.
 //!
-//! Decisions need a worker, and the admin listener has none: one thread has a worker of its own for them, which opens no
-//! connection. It begins with the first question.
+//! Decisions need a worker, and the admin listener has none. A dedicated thread has one that opens
+//! no connection; it starts with the first check.
 
 use std::{io, rc::Rc, sync::Arc, thread, time::Duration};
 
@@ -38,16 +38,16 @@ use crate::{
     response::{X_RATELIMIT_WARNING, X_REQUEST_ID},
 };
 
-/// Questions that may wait; who asks beyond that waits to ask.
+/// Checks that may queue. Further callers wait for a place.
 const WAITING: usize = 64;
-/// What the upstream receives where we forward; here the proxy that asks passes it on.
+/// Fields for the upstream. The asking proxy copies them.
 static USER: HeaderName = HeaderName::from_static("x-user-id");
 static TIER: HeaderName = HeaderName::from_static("x-rate-limit-tier");
 static OVER: HeaderName = HeaderName::from_static("x-ratelimit-over");
-/// How long a configuration that no longer runs may be kept.
+/// How often the thread checks for a new configuration, to release the old one.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Where verdicts are asked for. Clones ask at the same place.
+/// Sends checks to the forward-auth thread. Clones use the same thread.
 #[derive(Clone, Debug)]
 pub struct Desk {
     questions: mpsc::Sender<Question>,
@@ -60,7 +60,8 @@ struct Question {
 }
 
 impl Desk {
-    /// Decides by the configuration that runs, for as long as somebody may ask. Fails where the system has no thread for it.
+    /// Starts the thread. It decides by the running configuration until the last handle drops.
+    /// Fails if the system cannot start a thread.
     pub fn open(current: Arc<Current>) -> io::Result<Desk> {
         let (questions, asked) = mpsc::channel(WAITING);
         let work = move || match tokio::runtime::Builder::new_current_thread()
@@ -68,7 +69,7 @@ impl Desk {
             .build_local(LocalOptions::default())
         {
             Ok(runtime) => runtime.block_on(serve(&current, asked)),
-            // whoever asks learns that nobody answers
+            // Callers then get `None`.
             Err(error) => tracing::error!(%error, "cannot decide for other proxies"),
         };
         thread::Builder::new()
@@ -77,8 +78,8 @@ impl Desk {
         Ok(Desk { questions })
     }
 
-    /// What the client would be told: 200 with the fields of an answer where the request would be sent on. `None` where
-    /// nobody can say.
+    /// The client's answer: 200 with the describing fields if the request would be forwarded.
+    /// `None` if the thread has failed.
     pub async fn ask(&self, described: Described) -> Option<Response<Bytes>> {
         let (answer, told) = oneshot::channel();
         let question = Question { described, answer };
@@ -87,7 +88,7 @@ impl Desk {
     }
 }
 
-/// The worker that decides, and the listener whose bounds hold for what is described: the first.
+/// The worker that decides, with the first listener, whose bounds apply to described requests.
 #[derive(Clone, Debug)]
 struct Clerk {
     worker: Rc<Worker>,
@@ -116,10 +117,10 @@ async fn serve(current: &Current, mut asked: mpsc::Receiver<Question>) {
         match question {
             Ok(Some(Question { described, answer })) => {
                 let clerk = clerk.clone();
-                // a panic costs this question, whose asker is told that nobody answers
+                // In a task, so that a panic costs only this check: its caller gets `None`.
                 tokio::task::spawn_local(async move {
                     let response = clerk.worker.check(&described, clerk.listener).await;
-                    // whoever asked may have left
+                    // The caller may have left.
                     let _ = answer.send(response);
                 });
             }
@@ -143,7 +144,7 @@ impl Worker {
         let mut body = DescribedSource::new(&described.body);
         let (effect, observer) = (DecisionEffect::Charge, &mut Unobserved);
         let decided = self.decide(&mut request, &mut body, effect, observer).await;
-        // nothing is held until its turn, since the proxy that asks would have to wait for it
+        // Do not hold queue places: the asking proxy would have to wait.
         request.decision.slots.turn_has_come();
         let response = match decided {
             Ok(_) => self.let_pass(&request),
@@ -152,13 +153,13 @@ impl Worker {
             Err(LocalReply::OwnQuotas) => self.let_pass(&request),
         };
         let (head, body) = response.into_parts();
-        // what we author is whole, and does not fail
+        // Bodies that we author are complete and cannot fail.
         let body = body.collect().await;
         let body = body.map_or_else(|_| Bytes::new(), |body| body.to_bytes());
         Response::from_parts(head, body)
     }
 
-    /// 200, with what the client is to be told, and the upstream.
+    /// 200, with the fields for the client and the upstream.
     fn let_pass(&self, request: &RequestContext<'_>) -> Response<Body> {
         let mut response = Response::new(Body::authored(Bytes::new()));
         let headers = response.headers_mut();
@@ -173,7 +174,7 @@ impl Worker {
             &self.shared.plan.response,
             self.shared.process.wall_clock(request.decision.decided_at),
         );
-        // always: a proxy that copies them then replaces whatever the client has sent
+        // Always set, so that a proxy that copies them replaces whatever the client sent.
         let client = request
             .decision
             .attributes
@@ -189,7 +190,7 @@ impl Worker {
     }
 }
 
-/// Writes a field; what no field can hold is left empty.
+/// Sets a field; a value that no header can carry becomes empty.
 fn say(headers: &mut HeaderMap, name: &HeaderName, value: &str) {
     let value = HeaderValue::from_bytes(value.as_bytes());
     let value = value.unwrap_or(HeaderValue::from_static(""));

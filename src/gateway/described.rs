@@ -1,4 +1,4 @@
-//! A request that somebody describes instead of sending it: what `explain` and `/check` decide about.
+//! A described request, as `explain` and `/check` decide it. Nobody sends it.
 
 use std::net::IpAddr;
 
@@ -12,35 +12,35 @@ use super::{
 };
 use crate::{listener::tls::Presented, response::Refusal};
 
-/// A request that somebody describes.
+/// A described request.
 #[derive(Debug)]
 pub struct Described {
-    /// Its head, as it would have been read.
+    /// The head, as the listener would parse it.
     pub head: Parts,
-    /// Who is connected: the socket's peer, or the one that a PROXY header names.
+    /// The peer: of the socket, or from a PROXY header.
     pub peer: IpAddr,
-    /// The certificate that the client shows in the handshake.
+    /// The client certificate of the TLS handshake.
     pub certificate: Option<Presented>,
-    /// Its body.
+    /// The body.
     pub body: DescribedBody,
 }
 
-/// The body of a request that somebody describes.
+/// The body of a described request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DescribedBody {
-    /// There is none, or nobody says.
+    /// None, or unknown.
     #[default]
     Absent,
-    /// All of it.
+    /// The complete body.
     Whole(Vec<u8>),
-    /// It is longer than is ever read before a decision.
+    /// Longer than any body read before a decision.
     TooLong,
-    /// It broke off, or is not framed as its head announces.
+    /// Truncated, or framed differently from its head.
     Broken,
 }
 
 impl DescribedBody {
-    /// The whole of it, where it is known.
+    /// The whole body, if known.
     pub(super) fn bytes(&self) -> Option<&[u8]> {
         match self {
             DescribedBody::Whole(bytes) => Some(bytes),
@@ -48,7 +48,7 @@ impl DescribedBody {
         }
     }
 
-    /// The least number of bytes that it has.
+    /// The least length that it can have, in bytes.
     fn min_bytes(&self) -> u64 {
         match self {
             DescribedBody::Absent => 0,
@@ -59,7 +59,7 @@ impl DescribedBody {
     }
 }
 
-/// A described body, as a decision reads it.
+/// A described body, as a [`BodySource`].
 #[derive(Debug)]
 pub(super) struct DescribedSource<'b> {
     body: &'b DescribedBody,

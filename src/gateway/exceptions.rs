@@ -1,4 +1,4 @@
-//! `exempt` and `[[override]]`: for whom a limit is another, none, or closed.
+//! `exempt` and `[[override]]`: clients with another quota, none, or a block.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -12,13 +12,13 @@ use crate::{
     identity::Client,
 };
 
-/// The exceptions to one limit, found by whom they are for.
+/// The exceptions to one limit, indexed by client.
 #[derive(Debug, Default)]
 pub(super) struct Exceptions {
     exempt_ips: Vec<IpNet>,
     exempt_users: HashSet<String>,
     exempt_tiers: HashSet<String>,
-    /// In the order of the file: of those that fit and still hold, the first decides.
+    /// In file order. Among the overrides that match and have not expired, the first wins.
     overrides: Vec<(Effect, Option<SystemTime>)>,
     users: HashMap<String, Vec<usize>>,
     tenants: HashMap<String, Vec<usize>>,
@@ -26,12 +26,12 @@ pub(super) struct Exceptions {
     ips: Vec<(IpNet, usize)>,
 }
 
-/// What holds for a client instead of a limit.
+/// The rule for a client that replaces the limit's own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Exception {
     pub(super) effect: Effect,
     pub(super) until: Option<SystemTime>,
-    /// Its place among the overrides of the limit; `None` for its `exempt`.
+    /// Index among the limit's overrides; `None` for `exempt`.
     pub(super) place: Option<usize>,
 }
 
@@ -61,8 +61,7 @@ impl Exceptions {
         exceptions
     }
 
-    /// What holds for this client instead of the limit. `readable` is asked for only where a key has an
-    /// exception.
+    /// The exception for this client, if any. Calls `readable` only if an override names a key.
     pub(super) fn find(
         &self,
         client: &Client<'_>,

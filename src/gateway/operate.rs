@@ -1,4 +1,4 @@
-//! What operators see of a gateway that runs, and what they change: limits, one key, rulings, decisions.
+//! The operators' view of a running gateway: limits, single keys, runtime overrides, decisions.
 
 use std::{
     sync::Arc,
@@ -21,98 +21,98 @@ use crate::{
     limit::{Charge, Key, Standing},
 };
 
-/// One limit, as it is.
+/// The present state of one limit.
 #[derive(Debug)]
 pub struct LimitView {
     /// As configured.
     pub settings: config::Limit,
-    /// Its algorithm, as configured.
+    /// The algorithm's configuration name.
     pub algorithm: &'static str,
-    /// How it acts at the moment.
+    /// The current mode.
     pub mode: Mode,
-    /// Buckets in memory, and what became of others.
+    /// Buckets in memory.
     pub keys: u64,
-    /// Buckets forgotten to make room for others.
+    /// Buckets evicted to make room.
     pub evictions: u64,
-    /// Decisions made in a shared bucket.
+    /// Decisions made in a shared overflow bucket.
     pub overflowed: u64,
-    /// Buckets that it can have whatever other limits hold; `None` where there is no other.
+    /// Buckets reserved for this limit, whatever others use; `None` if there is no other limit.
     pub guaranteed: Option<u64>,
-    /// Who is rejected most.
+    /// The most rejected keys.
     pub top: Vec<TopKey>,
-    /// What operators have decided about it.
+    /// Its runtime overrides.
     pub rulings: Arc<LimitRulings>,
 }
 
-/// One bucket, as it is.
+/// The present state of one bucket.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KeyView {
-    /// Its name, in full.
+    /// The full name of the key.
     pub name: String,
-    /// How it stands under the quota that applies to it, as far as is known.
+    /// The standing under the quota that applies, as far as known.
     pub stands: KeyStanding,
-    /// Why that quota.
+    /// Why that quota applies.
     pub applies: Applies,
-    /// How it would stand in each of the limit's tiers, the default one first; empty where there is only one quota.
+    /// The standing in each tier, the default tier first. Empty if there is only one quota.
     pub tiers: Vec<(Option<String>, KeyStanding)>,
-    /// Where it is kept: `local`, or `lease` for what this gateway has borrowed of a shared one.
+    /// `local`, or `lease` for this gateway's leased part of a shared limit.
     pub source: &'static str,
 }
 
-/// Which quota applies to a key, and how that is known.
+/// Which quota applies to a key, and why.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Applies {
-    /// An exception of the configuration names it.
+    /// A configured override names the key.
     Override(Override),
     /// The limit exempts it.
     Exempt,
-    /// The tier that was asked for.
+    /// The tier given in the request.
     Asked(String),
-    /// The tier of the latest decision about it that is remembered; `None` is the default one.
+    /// The tier in the latest logged decision about the key; `None` is the default tier.
     LastSeen(Option<String>),
-    /// There is only one quota.
+    /// The limit has one quota.
     Only,
-    /// It has tiers, and no decision about the key is remembered.
+    /// The limit has tiers, and no decision about the key is logged.
     Unknown,
 }
 
-/// How one bucket stands under one quota.
+/// The standing of one bucket under one quota.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KeyStanding {
     /// `100/s`.
     pub rate: String,
-    /// The most that it holds, in units.
+    /// Capacity in units.
     pub capacity: u64,
     /// Units left.
     pub remaining: u64,
-    /// Until all of it is there again.
+    /// Time until the bucket is full.
     pub reset: Duration,
-    /// Until a request for one unit passes; `None` where it passes now, or nobody knows.
+    /// Time until a request for one unit passes; `None` if it passes now or the time is unknown.
     pub retry_after: Option<Duration>,
 }
 
-/// Whom a ruling reaches.
+/// The scope of a runtime override.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// This gateway.
+    /// This gateway only.
     ThisOne,
-    /// Every gateway that shares limits through the same Redis, soon.
+    /// All gateways that share limits through this Redis, within seconds.
     All,
 }
 
-/// Why a key cannot be shown or ruled on.
+/// Why a key cannot be shown or overridden.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoKey {
-    /// There is no such limit.
+    /// No limit has this name.
     #[error("there is no limit `{0}`")]
     Limit(String),
-    /// The name is not that of a key.
+    /// The name is not a key's.
     #[error("`{0}` is not the key of a bucket: write it as access lines show it, such as `{1}`")]
     Name(String, String),
 }
 
 impl Shared {
-    /// Every limit, in the order of the configuration.
+    /// All limits in configuration order.
     pub fn limits(&self) -> Vec<LimitView> {
         let now = Instant::now();
         let limits = self.plan.limits.iter().take(self.snapshot().limits.len());
@@ -133,8 +133,8 @@ impl Shared {
         }
     }
 
-    /// How the bucket of a key stands: under the exception or the tier that applies to it, and in each tier of the limit. `tier`
-    /// asks for that tier instead.
+    /// The standing of a key's bucket: under its override or tier, and in each tier of the limit.
+    /// `tier` selects another tier.
     pub fn key(&self, limit: &str, name: &str, tier: Option<&str>) -> Result<KeyView, NoKey> {
         let rule = self.rule(limit)?;
         let (name, key) = self.named(rule, name)?;
@@ -174,7 +174,7 @@ impl Shared {
         })
     }
 
-    /// Which quota applies to a key, as far as its name and the decisions about it tell.
+    /// Finds the quota of a key from its name and the logged decisions.
     fn applies(&self, rule: &LimitRule, name: &str, asked: Option<&str>) -> Applies {
         let settings = &rule.settings;
         let now = SystemTime::now();
@@ -240,12 +240,13 @@ impl Shared {
         })
     }
 
-    /// The name of a key in full, if it is the name of one.
+    /// The full name of a key; an error if the name is not a key's.
     pub fn key_name(&self, limit: &str, name: &str) -> Result<String, NoKey> {
         Ok(self.named(self.rule(limit)?, name)?.0)
     }
 
-    /// Rules about something, and lets the gateways that share limits with this one know. They hear of it within some seconds.
+    /// Sets a runtime override, and sends it to the gateways that share limits with this one. They
+    /// apply it within seconds.
     pub fn rule_and_tell(
         &self,
         about: About<'_>,
@@ -268,12 +269,12 @@ impl Shared {
         }
     }
 
-    /// Whether a limit is kept together with other gateways.
+    /// Whether a limit is shared with other gateways.
     pub fn is_shared(&self, limit: &str) -> bool {
         self.rule(limit).is_ok_and(|rule| rule.shared.is_some())
     }
 
-    /// Forgets what a key has spent in this gateway.
+    /// Resets a key's usage in this gateway.
     pub fn reset(&self, limit: &str, name: &str) -> Result<(), NoKey> {
         let rule = self.rule(limit)?;
         let (_, key) = self.named(rule, name)?;
@@ -286,7 +287,7 @@ impl Shared {
         found.ok_or_else(|| NoKey::Limit(limit.to_owned()))
     }
 
-    /// A key by its name; of one that shows a hash only, where it is among those that are rejected most.
+    /// Finds a key by name. A hashed name is found only among the most rejected keys.
     fn named(&self, rule: &LimitRule, name: &str) -> Result<(String, Option<Key>), NoKey> {
         let known = || {
             let top = self.process.notebooks.top(&rule.name, Instant::now());
@@ -300,7 +301,7 @@ impl Shared {
     }
 }
 
-/// The values of a key's parts, by their names. What a user's name does to the separator is its own business: then nothing fits.
+/// Splits a key's name into its parts. A user name that contains the separator matches nothing.
 fn parts<'n>(settings: &config::Limit, name: &'n str) -> Vec<(&'n str, &'n str)> {
     let one = [name];
     let several: Vec<&str> = name.split(", ").collect();
@@ -314,7 +315,7 @@ fn parts<'n>(settings: &config::Limit, name: &'n str) -> Vec<(&'n str, &'n str)>
         .collect()
 }
 
-/// Whether an exception is for a key of this name.
+/// Whether a configured override names this key.
 fn is_for(settings: &config::Limit, whom: &Whom, name: &str) -> bool {
     let has = |part: &str, value: &str| parts(settings, name).contains(&(part, value));
     match whom {

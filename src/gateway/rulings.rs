@@ -1,11 +1,15 @@
-//! What operators decide while a gateway runs, beside its configuration: a limit acts in another way for a while, a key is
-//! banned, or given something extra.
+//! Runtime overrides: operators switch a limit off or to shadow mode for a while, ban a key, or
+//! grant it extra units.
 //!
-//! **Cost.** A decision reads one byte of each limit that it meets. Only where that says so, the rulings on the limit's keys are
-//! looked up. **Bounds:** [`KEYS_MAX`] keys of each limit. **Reach:** where gateways share limits, all of them hear of a ruling
-//! within seconds (`budget::board`); what is left of a boost each counts for itself. **Time:** a ruling ends by itself when its time has come; whoever runs
-//! the process calls [`Rulings::refresh`] every second, which is how late it may be. Reloads change nothing here; a restart
-//! forgets everything.
+//! - **Cost.** A decision reads one byte per limit. It looks up overrides by key only if that byte
+//!   says so.
+//! - **Bounds.** [`KEYS_MAX`] keys per limit.
+//! - **Reach.** Gateways that share limits exchange overrides through Redis within seconds
+//!   (`budget::board`). Each counts the rest of a grant on its own.
+//! - **Time.** An override expires by itself. The process calls [`Rulings::refresh`] every second,
+//!   so expiry is up to a second late.
+//!
+//! Reloads change nothing here. A restart drops all overrides.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -24,13 +28,13 @@ use crate::{
     config::Mode,
 };
 
-/// Keys of one limit that rulings may be about.
+/// Keys per limit that can have overrides.
 pub const KEYS_MAX: usize = 1_000;
 
-/// When a ruling ends; `None` when it is taken back.
+/// When an override expires; `None` lasts until it is removed.
 pub type Until = Option<SystemTime>;
 
-/// All rulings of a process, by limit. Configurations that follow each other share them.
+/// All runtime overrides of a process, by limit. They survive reloads.
 #[derive(Debug, Default)]
 pub struct Rulings {
     state: Mutex<State>,
@@ -38,45 +42,45 @@ pub struct Rulings {
 
 #[derive(Debug, Default)]
 struct State {
-    /// On every limit, also on those that a reload brings.
+    /// Applies to every limit, including limits that a reload adds.
     all: Option<Acting>,
-    /// The same, which other gateways are not told of.
+    /// The same for this gateway only; not shared.
     all_here: Option<Acting>,
     limits: BTreeMap<String, Arc<LimitRulings>>,
 }
 
-/// How a limit acts, whatever is configured.
+/// A mode that replaces the configured one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acting {
     /// [`Mode::Off`] or [`Mode::Shadow`].
     pub mode: Mode,
-    /// Until then.
+    /// Expiry.
     pub until: Until,
 }
 
-/// A ruling on one key.
+/// An override for one key.
 #[derive(Clone, Debug, Default)]
 pub struct KeyRuling {
-    /// Nothing is admitted.
+    /// Set if the key is banned: nothing is admitted.
     pub banned: Option<Until>,
-    /// So much is admitted besides.
+    /// Extra units.
     pub boost: Option<Arc<Boost>>,
 }
 
 /// Units that a key may spend before its limit counts again.
 #[derive(Debug)]
 pub struct Boost {
-    /// Tells it from others.
+    /// Identifies the grant among gateways.
     pub id: u64,
-    /// What was granted.
+    /// Units granted.
     pub amount: u64,
-    /// Unspent units are gone then.
+    /// Unspent units expire then.
     pub until: Until,
     left: AtomicU64,
 }
 
 impl Boost {
-    /// So many units, none of them spent.
+    /// A new grant with all units unspent.
     pub fn new(amount: u64, until: Until) -> Boost {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let id = now.unwrap_or_default().as_micros();
@@ -92,12 +96,12 @@ impl Boost {
         }
     }
 
-    /// Units that are left.
+    /// Unspent units.
     pub fn left(&self) -> u64 {
         self.left.load(Relaxed)
     }
 
-    /// Spends units, all or none.
+    /// Spends `units`, all or none.
     pub(super) fn take(&self, units: u64) -> bool {
         let less = |left: u64| left.checked_sub(units);
         self.left.fetch_update(Relaxed, Relaxed, less).is_ok()
@@ -108,18 +112,18 @@ impl Boost {
     }
 }
 
-/// No more keys of this limit can be ruled on.
+/// The limit has no room for another key's override.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there are {KEYS_MAX} rulings on keys of this limit already")]
 pub struct TooManyRulings;
 
-/// The rulings on one limit, as decisions read them.
+/// The overrides of one limit, as decisions read them.
 #[derive(Debug, Default)]
 pub struct LimitRulings {
-    /// One of the constants below for how it acts, and `ON_KEYS`.
+    /// One of the mode constants below, plus `ON_KEYS`.
     in_force: AtomicU8,
     acting: Mutex<Option<Acting>>,
-    /// The same, which other gateways are not told of.
+    /// The same for this gateway only; not shared.
     acting_here: Mutex<Option<Acting>>,
     keys: ArcSwap<HashMap<String, KeyRuling>>,
 }
@@ -128,12 +132,12 @@ const OFF: u8 = 1;
 const SHADOW: u8 = 2;
 const ON_KEYS: u8 = 4;
 
-/// What is in force for a limit, at one moment.
+/// The overrides of a limit in force at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InForce(u8);
 
 impl InForce {
-    /// How the limit acts, if not as configured.
+    /// The mode, if overridden.
     #[inline]
     pub(super) fn mode(self) -> Option<Mode> {
         match self.0 & (OFF | SHADOW) {
@@ -155,19 +159,19 @@ impl LimitRulings {
         InForce(self.in_force.load(Relaxed))
     }
 
-    /// The ruling on a key, by the form in which access lines show it.
+    /// The override of a key, named as in access lines.
     pub fn on_key(&self, readable: &str) -> Option<KeyRuling> {
         let ruling = self.known(readable)?.now(SystemTime::now());
         ruling.says_something().then_some(ruling)
     }
 
-    /// The same, with a boost of which nothing is left.
+    /// Like `on_key`, but includes spent grants.
     fn known(&self, readable: &str) -> Option<KeyRuling> {
         let ruling = self.keys.load().get(readable).cloned();
         ruling.filter(|ruling| ruling.is_in_force(SystemTime::now()))
     }
 
-    /// All rulings on keys that are in force.
+    /// All overrides of keys in force.
     pub fn on_keys(&self) -> Vec<(String, KeyRuling)> {
         let now = SystemTime::now();
         let keys = self.keys.load();
@@ -180,12 +184,12 @@ impl LimitRulings {
         rulings
     }
 
-    /// How it acts, if not as configured, at every gateway that shares limits with this one.
+    /// The mode override for all gateways that share limits with this one.
     pub fn acting(&self) -> Option<Acting> {
         *lock(&self.acting)
     }
 
-    /// The same at this gateway alone.
+    /// The mode override for this gateway only.
     pub fn acting_here(&self) -> Option<Acting> {
         *lock(&self.acting_here)
     }
@@ -207,7 +211,7 @@ impl LimitRulings {
             left.retain(|_, ruling| ruling.is_in_force(now));
             self.keys.store(Arc::new(left));
         }
-        // what switches everything off is stronger than what is said of one limit
+        // `off` for all limits outranks an override of one limit.
         let strongest =
             all.into_iter()
                 .chain([*acting, *here])
@@ -228,7 +232,7 @@ impl LimitRulings {
 
 impl KeyRuling {
     fn is_in_force(&self, now: SystemTime) -> bool {
-        // a boost that is spent is remembered, or another gateway's word of it would grant it again
+        // Keep a spent grant, or the copy from another gateway would grant it again.
         let has_boost = self
             .boost
             .as_ref()
@@ -240,7 +244,7 @@ impl KeyRuling {
         self.banned.is_some() || self.boost.is_some()
     }
 
-    /// Without what is over.
+    /// The override without its expired parts.
     fn now(&self, now: SystemTime) -> KeyRuling {
         KeyRuling {
             banned: self.banned.filter(|until| lasts(*until, now)),
@@ -252,14 +256,14 @@ impl KeyRuling {
     }
 }
 
-/// What a ruling is about, as other gateways are told.
+/// The subject of an override, as sent to other gateways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum About<'a> {
     /// Every limit.
     All,
-    /// How a limit acts.
+    /// The mode of one limit.
     Limit(&'a str),
-    /// A key of a limit.
+    /// One key of a limit.
     Key(&'a str, &'a str),
 }
 
@@ -272,7 +276,7 @@ impl About<'_> {
         }
     }
 
-    /// The names of limits have no spaces; those of keys may.
+    /// Limit names contain no spaces; key names may.
     fn of(subject: &str) -> Option<About<'_>> {
         match subject.split_once(' ') {
             None => (subject == "all").then_some(About::All),
@@ -286,9 +290,9 @@ impl About<'_> {
     }
 }
 
-/// Between gateways.
+/// Exchange with other gateways.
 impl Rulings {
-    /// What is ruled about this, for other gateways.
+    /// The override of a subject, for other gateways.
     pub fn notice(&self, about: About<'_>) -> Notice {
         let value = match about {
             About::All => self.on_all().map(acting_json),
@@ -315,8 +319,8 @@ impl Rulings {
         }
     }
 
-    /// Takes over what is on the board; what is not there any more is over, unless the board is new (`is_news`): then it is
-    /// said which of the rulings here it lacks.
+    /// Adopts the shared overrides, and removes those no longer shared. If the shared state is new
+    /// (`is_news`), removes none and returns the overrides it lacks.
     pub(super) fn read(&self, posted: &Posted, is_news: bool) -> Vec<Notice> {
         let mut lacking = Vec::new();
         for notice in self.notices() {
@@ -356,13 +360,13 @@ impl Rulings {
         notices
     }
 
-    /// Rules as another gateway has ruled; `null` takes it back.
+    /// Applies another gateway's override; `null` removes it.
     fn accept(&self, about: About<'_>, value: &Value) {
         let mode = match value["mode"].as_str() {
             None => None,
             Some("off") => Some(Mode::Off),
             Some("shadow") => Some(Mode::Shadow),
-            // of a later version
+            // From a later version.
             Some(_) => {
                 tracing::warn!(subject = about.subject(), ruling = %value, "a ruling of another gateway is not understood");
                 return;
@@ -415,7 +419,7 @@ fn acting_json(acting: Acting) -> Value {
     json!({ "mode": mode, "until": milliseconds(acting.until) })
 }
 
-/// What is left of a boost is this gateway's own.
+/// Leaves out the unspent units: each gateway counts its own.
 fn key_json(key: &KeyRuling) -> Value {
     let banned = key
         .banned
@@ -436,7 +440,7 @@ fn moment(milliseconds: &Value) -> Until {
 }
 
 impl Rulings {
-    /// The rulings on the limit of this name.
+    /// The overrides of the limit of this name.
     pub fn on(&self, limit: &str) -> Arc<LimitRulings> {
         let mut state = lock(&self.state);
         let all = [state.all, state.all_here];
@@ -448,41 +452,41 @@ impl Rulings {
         Arc::clone(rulings)
     }
 
-    /// How every limit acts, if not as configured.
+    /// The mode override for all limits.
     pub fn on_all(&self) -> Option<Acting> {
         lock(&self.state).all
     }
 
-    /// The same, at this gateway alone.
+    /// The mode override for all limits on this gateway only.
     pub fn on_all_here(&self) -> Option<Acting> {
         lock(&self.state).all_here
     }
 
-    /// Every limit acts like this from now on; `None`: as configured.
+    /// Overrides the mode of all limits; `None` restores the configured modes.
     pub fn rule_all(&self, acting: Option<Acting>) {
         lock(&self.state).all = acting;
         self.refresh();
     }
 
-    /// The same at this gateway alone: other gateways are not told, and what they rule does not end it.
+    /// The same for this gateway only. It is not sent to other gateways, and theirs do not end it.
     pub fn rule_all_here(&self, acting: Option<Acting>) {
         lock(&self.state).all_here = acting;
         self.refresh();
     }
 
-    /// A limit acts like this from now on; `None`: as configured.
+    /// Overrides the mode of one limit; `None` restores the configured mode.
     pub fn rule(&self, limit: &str, acting: Option<Acting>) {
         *lock(&self.on(limit).acting) = acting;
         self.refresh();
     }
 
-    /// The same at this gateway alone.
+    /// The same for this gateway only.
     pub fn rule_here(&self, limit: &str, acting: Option<Acting>) {
         *lock(&self.on(limit).acting_here) = acting;
         self.refresh();
     }
 
-    /// Changes the ruling on a key of a limit.
+    /// Changes the override of one key.
     pub fn rule_key(
         &self,
         limit: &str,
@@ -490,7 +494,7 @@ impl Rulings {
         change: impl FnOnce(&mut KeyRuling),
     ) -> Result<(), TooManyRulings> {
         let rulings = self.on(limit);
-        // one writer at a time
+        // One writer at a time.
         let state = lock(&self.state);
         let mut keys = HashMap::clone(&rulings.keys.load());
         let mut ruling = keys.remove(key).unwrap_or_default();
@@ -507,7 +511,7 @@ impl Rulings {
         Ok(())
     }
 
-    /// Ends what is over. To be called every second.
+    /// Drops expired overrides. Call it every second.
     pub fn refresh(&self) {
         let now = SystemTime::now();
         let mut state = lock(&self.state);
@@ -520,7 +524,7 @@ impl Rulings {
         let all = [state.all, state.all_here];
         state.limits.retain(|_, rulings| {
             rulings.refresh(all, now);
-            // of a limit that a reload has removed nothing is kept but what still holds
+            // Drop a limit removed by a reload once it has no override in force.
             Arc::strong_count(rulings) > 1 || rulings.holds()
         });
     }
@@ -530,7 +534,7 @@ fn lasts(until: Until, now: SystemTime) -> bool {
     until.is_none_or(|until| now < until)
 }
 
-/// What these locks guard is whole between any two statements.
+/// Ignores poisoning: the guarded data is consistent between any two statements.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

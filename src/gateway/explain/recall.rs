@@ -1,4 +1,4 @@
-//! Decisions that were made, remembered with their reasons.
+//! Explains decisions after they were made, for the decision log.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -19,7 +19,8 @@ use crate::{
 };
 
 impl Worker {
-    /// Remembers a decision and why it was made: every rejection, as far as there is time for it, and now and then an admission.
+    /// Logs a decision with its reasons: every rejection within the rate limits, and an admission
+    /// now and then.
     pub(in crate::gateway) fn remember(
         &self,
         request: &RequestContext<'_>,
@@ -42,7 +43,7 @@ impl Worker {
         }
     }
 
-    /// Explains a decision that has been made.
+    /// Explains a decision already made.
     #[cold]
     fn recall(&self, request: &RequestContext<'_>, resolved: &Resolved<'_>) -> Explanation {
         let (from, headers) = (request.from, &request.head.headers);
@@ -65,7 +66,7 @@ impl Worker {
         explained
     }
 
-    /// Which limits of the route apply to the request.
+    /// Recomputes which limits of the route apply.
     fn noted_again<'a>(
         &self,
         request: &RequestContext<'a>,
@@ -83,7 +84,7 @@ impl Worker {
         })
     }
 
-    /// Counts a rejection among those of its key.
+    /// Counts a rejection of its key.
     pub(in crate::gateway) fn count_rejected(
         &self,
         request: &RequestContext<'_>,

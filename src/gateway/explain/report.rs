@@ -1,38 +1,38 @@
-//! An explanation as data: what `tidegate explain` prints, as text or JSON.
+//! An explanation as data; `tidegate explain` prints it as text or JSON.
 
 use std::{net::IpAddr, time::Duration};
 
 use serde_json::{Value, json};
 
-/// What becomes of a request, and why.
+/// The outcome of a request, with the reasons.
 #[derive(Debug)]
 pub struct Explanation {
-    /// Who asks.
+    /// The client.
     pub who: Who,
-    /// What for; `None` where the request is refused before that is looked at.
+    /// The target; `None` if the request is refused before routing.
     pub asked: Option<Asked>,
-    /// Of which moment what limits say is true: `if nothing has been spent from them yet`.
+    /// The assumed state of the limits, such as `if nothing has been spent from them yet`.
     pub when: &'static str,
-    /// What each limit of its route has to do with it, in their order.
+    /// Each limit of the route, in order.
     pub limits: Vec<LimitShown>,
-    /// What becomes of it.
+    /// The outcome.
     pub answer: Answer,
 }
 
-/// Who asks, and how that was found.
+/// The client, and how it was identified.
 #[derive(Debug)]
 pub struct Who {
-    /// Who is connected.
+    /// The connection's peer.
     pub peer: IpAddr,
-    /// The header that is read for the address; none where the peer is always the client.
+    /// The header that carries the client address; `None` if the peer is always the client.
     pub header: Option<String>,
-    /// Each step towards the address.
+    /// The steps from the peer to the client address.
     pub steps: Vec<String>,
-    /// Whom the limits count.
+    /// The address that limits count.
     pub address: IpAddr,
-    /// What was wrong with what a trusted proxy handed on.
+    /// The fault in the address from a trusted proxy.
     pub doubt: Option<&'static str>,
-    /// Each source of users that was tried, in order.
+    /// The user sources tried, in order.
     pub users: Vec<UserTried>,
     /// The verified user.
     pub user: Option<String>,
@@ -42,35 +42,35 @@ pub struct Who {
     pub tenant: Option<String>,
 }
 
-/// One `[[user]]` table, and what came of it.
+/// One `[[user]]` table, with its outcome.
 #[derive(Debug)]
 pub struct UserTried {
     /// `api_key in x-api-key`.
     pub source: String,
-    /// In words.
+    /// The outcome in words.
     pub outcome: String,
 }
 
-/// What is asked for, and which route takes it.
+/// The target of a request, and its route.
 #[derive(Debug)]
 pub struct Asked {
     /// The method.
     pub method: String,
-    /// The host, in its one spelling.
+    /// The normalised host.
     pub host: String,
-    /// The path as it came.
+    /// The path as received.
     pub path: String,
-    /// The path that is matched and counted.
+    /// The normalised path, used for matching and counting.
     pub matched_path: String,
-    /// The path that is sent on.
+    /// The path sent to the upstream.
     pub sent_path: String,
-    /// The route that takes it.
+    /// The matching route.
     pub route: Option<RouteShown>,
-    /// Other routes for this host and path: less specific, or for other methods.
+    /// Other routes for this host and path: less specific, or with other methods.
     pub also: Vec<RouteShown>,
-    /// What the parameters of the route's path stand for.
+    /// The values of the route's path parameters.
     pub params: Vec<(String, String)>,
-    /// Units that it takes from each limit.
+    /// Units charged to each limit.
     pub cost: u64,
 }
 
@@ -83,111 +83,111 @@ pub struct RouteShown {
     pub pattern: String,
 }
 
-/// What one limit has to do with the request.
+/// One limit's effect on the request.
 #[derive(Debug)]
 pub struct LimitShown {
     /// Its name.
     pub name: String,
-    /// How it counts.
+    /// The algorithm.
     pub algorithm: &'static str,
-    /// `global` where gateways share it, else `local`.
+    /// `global` if gateways share the limit, else `local`.
     pub scope: &'static str,
-    /// How it acts: `enforce`, `shadow`, `tag` or `off`.
+    /// The mode: `enforce`, `shadow`, `tag` or `off`.
     pub mode: &'static str,
-    /// What its key is made of, as configured.
+    /// The parts of the key, as configured.
     pub parts: Vec<String>,
-    /// The key as access lines show it: readable where it is an address or a user, hashed where it may be a secret.
+    /// The key as access lines show it: addresses and users readable, possible secrets hashed.
     pub key: String,
-    /// `100/s, burst 200`; empty where the limit is not met.
+    /// The quota, such as `100/s, burst 200`; empty if the limit does not apply.
     pub quota: String,
-    /// Why that quota; empty where there is only one.
+    /// Why that quota; empty if there is only one.
     pub because: String,
-    /// How it stands after the decision.
+    /// The standing after the decision.
     pub standing: Option<Stands>,
-    /// What it does.
+    /// The limit's effect.
     pub outcome: Outcome,
 }
 
-/// How a limit stands.
+/// The standing of a limit.
 #[derive(Clone, Copy, Debug)]
 pub struct Stands {
     /// Units left.
     pub remaining: u64,
-    /// The most that there can be.
+    /// Capacity in units.
     pub capacity: u64,
 }
 
-/// What a limit does with the request.
+/// The effect of a limit on the request.
 #[derive(Debug)]
 pub enum Outcome {
-    /// It lets it pass.
+    /// Admits it.
     Admitted,
-    /// It lets it pass, and charges it if the answer has one of these statuses.
+    /// Admits it, and charges it if the answer has one of these statuses.
     CountsLater(Vec<u16>),
-    /// It holds it until its turn.
+    /// Delays it.
     Delayed(Duration),
-    /// It stops it.
+    /// Rejects it.
     Rejected {
-        /// No wait helps.
+        /// No retry can succeed.
         never: bool,
-        /// When it would pass.
+        /// Time until a retry can succeed.
         retry_after: Option<Duration>,
     },
-    /// It lacks a part of the key: 400.
+    /// The request lacks a part of the key: 400.
     Unkeyed,
-    /// It lets it pass, and tells the upstream.
+    /// Admits it, and tells the upstream that it is over the limit.
     Tagged,
-    /// It is in shadow.
+    /// Observes it in shadow mode.
     LookedOn {
-        /// What it would have done.
+        /// Whether the limit would reject the request.
         would_reject: bool,
     },
-    /// Nothing, for this reason.
+    /// The limit does not apply, for this reason.
     NotMet(String),
 }
 
-/// What becomes of the request.
+/// The gateway's answer.
 #[derive(Debug)]
 pub enum Answer {
-    /// It is sent on.
+    /// The request is forwarded.
     Forwarded(Forwarded),
     /// 429.
     Denied {
-        /// When it would pass.
+        /// Time until a retry can succeed.
         retry_after: Option<Duration>,
     },
-    /// The page with the caller's own quotas.
+    /// The status page with the caller's own quotas.
     OwnQuotas,
-    /// Another answer of the gateway's own.
+    /// Another refusal.
     Refused(Refused),
 }
 
-/// An answer of the gateway's own.
+/// A refusal by the gateway.
 #[derive(Clone, Copy, Debug)]
 pub struct Refused {
     /// Its status.
     pub status: u16,
-    /// Why, for people.
+    /// The reason, for people.
     pub sentence: &'static str,
 }
 
-/// Where the request is sent, and what is changed in its head.
+/// The upstream of a forwarded request, and the changes to its head.
 #[derive(Debug)]
 pub struct Forwarded {
     /// The upstream.
     pub upstream: String,
     /// Its servers.
     pub servers: Vec<String>,
-    /// How long it is held before.
+    /// The delay before forwarding.
     pub delay: Duration,
-    /// Fields that are not as the client sent them; a value that may be secret is `…`.
+    /// Fields that the gateway sets or changes. Values that may be secret are shown as `…`.
     pub sets: Vec<(String, String)>,
-    /// Fields of the client's that are not sent on.
+    /// Client fields that are not forwarded.
     pub removes: Vec<String>,
 }
 
 impl Outcome {
-    /// A word for programs: as in `tidegate_decisions_total`, where there is one.
+    /// A stable word for programs, as in `tidegate_decisions_total` where that has one.
     pub fn word(&self) -> &'static str {
         match self {
             Outcome::Admitted | Outcome::CountsLater(_) => "admitted",
@@ -205,10 +205,10 @@ impl Outcome {
 }
 
 impl Explanation {
-    /// The most bytes of a text that is remembered, and the most texts of a list.
+    /// The bounds of a logged explanation: bytes per text, texts per list.
     pub const CLIPPED_TEXTS: (usize, usize) = (256, 16);
 
-    /// Of nobody who asks for nothing.
+    /// An empty explanation.
     pub fn nothing() -> Explanation {
         let nobody = IpAddr::from([0, 0, 0, 0]);
         Explanation {
@@ -233,7 +233,7 @@ impl Explanation {
         }
     }
 
-    /// Cuts what clients may make long, so that it can be remembered.
+    /// Clips all texts that clients can make long, so that the explanation can be kept.
     pub fn clip(&mut self) {
         let who = &mut self.who;
         clip_all(&mut who.steps, clip);
@@ -264,7 +264,7 @@ impl Explanation {
         }
     }
 
-    /// The same for programs.
+    /// The explanation as JSON.
     pub fn json(&self) -> Value {
         json!({
             "client": self.who.json(),
@@ -394,12 +394,12 @@ fn clip_all<T>(list: &mut Vec<T>, clip: impl Fn(&mut T)) {
     list.iter_mut().for_each(clip);
 }
 
-/// Whole seconds, as `Retry-After` tells them.
+/// Whole seconds, as in `Retry-After`.
 fn seconds(wait: Option<Duration>) -> Value {
     wait.map_or(Value::Null, |wait| json!(whole_seconds(wait)))
 }
 
-/// Rounded up, and at least one.
+/// Rounds up; at least one.
 pub fn whole_seconds(wait: Duration) -> u64 {
     let whole = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
     whole.max(1)

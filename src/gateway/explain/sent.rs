@@ -1,4 +1,4 @@
-//! What the upstream of an explained request is told.
+//! The upstream's view of an explained request.
 
 use bytes::BytesMut;
 use http::HeaderMap;
@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl Worker {
-    /// What the upstream is told, in the very bytes that it would receive.
+    /// Describes the forwarded request from the exact bytes that the upstream would receive.
     pub(super) fn sent_on(
         &self,
         request: &RequestContext<'_>,
@@ -43,13 +43,13 @@ impl Worker {
     }
 }
 
-/// Which fields of the outbound head the client did not send as they are, and which of its fields are not in there.
+/// Compares heads: the fields that we set or changed, and the client fields that we removed.
 fn compare(
     inbound: &HeaderMap,
     head: &[u8],
     outbound: &Outbound<'_>,
 ) -> (Vec<(String, String)>, Vec<String>) {
-    /// Fields whose values are ours, or addresses: they hold no secret.
+    /// Fields whose values are ours or addresses, and so hold no secret.
     const SHOWN: [&str; 14] = [
         "host",
         "x-forwarded-for",
@@ -87,7 +87,7 @@ fn compare(
         if !SHOWN.contains(&name) {
             return "…".to_owned();
         }
-        // each process has a name of its own
+        // Hide our name in `Via`: it differs in each process.
         let value = value.escape_ascii().to_string();
         value.replace(outbound.pseudonym, "tidegate-…")
     };

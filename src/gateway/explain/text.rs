@@ -6,7 +6,7 @@ use super::report::{
     Answer, Asked, Explanation, Forwarded, LimitShown, Outcome, RouteShown, Who, whole_seconds,
 };
 
-/// An explanation for people.
+/// Formats an explanation for people.
 #[derive(Debug)]
 pub struct Text<'a>(pub &'a Explanation);
 

@@ -1,11 +1,11 @@
-//! What explanations call things.
+//! Names for the parts of an explanation.
 
 use crate::{
     config::Effect,
     identity::{Certificate, Client, KeySource, Tried, UserSource},
 };
 
-/// A source of users, as a configuration names it.
+/// A user source in the configuration's words.
 pub(super) fn source(source: &UserSource) -> String {
     match source {
         UserSource::ApiKey { header, .. } => format!("api_key in {header}"),
@@ -52,7 +52,7 @@ pub(super) fn allowance(settings: &crate::config::Limit, tier: usize) -> String 
     }
 }
 
-/// Why this quota and no other.
+/// Why this quota applies.
 pub(super) fn chosen_by(
     settings: &crate::config::Limit,
     tier: usize,
@@ -67,7 +67,7 @@ pub(super) fn chosen_by(
     }
 }
 
-/// The override at this place among the limit's own.
+/// The override at this index of the limit.
 pub(super) fn exception(settings: &crate::config::Limit, place: usize) -> String {
     let Some(exception) = settings.overrides.get(place) else {
         return "an override".to_owned();
