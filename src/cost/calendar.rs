@@ -1,8 +1,8 @@
-//! Periods of the calendar: hours, days and months of the wall clock at a fixed offset, and
-//! durations as SDKs read them.
+//! Calendar periods: hours, days and months of the wall clock at a fixed UTC offset. Also formats
+//! durations for SDKs.
 //!
-//! There is no time zone database: a place is an offset from UTC. The caller reads the clock, and
-//! never goes back to a period that has ended: the index of a period only grows.
+//! There is no time zone database: a zone is an offset from UTC. The caller reads the clock and
+//! never returns to a finished period: period indices only grow.
 
 use std::fmt::Write;
 
@@ -10,47 +10,46 @@ const MINUTE_S: i64 = 60;
 const HOUR_S: i64 = 60 * MINUTE_S;
 const DAY_S: i64 = 24 * HOUR_S;
 
-/// How long a calendar's periods are.
+/// The length of a period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CalendarUnit {
-    /// From hh:00 on.
+    /// Starts at hh:00.
     Hour,
-    /// From midnight on.
+    /// Starts at midnight.
     Day,
-    /// From the first day's midnight on.
+    /// Starts at midnight of the first day.
     Month,
 }
 
-/// When periods begin.
+/// A period length with its UTC offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Calendar {
     unit: CalendarUnit,
     offset_s: i32,
 }
 
-/// One period, from its first second to the one after its last.
+/// One period. `end_s` is exclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CalendarPeriod {
-    /// Hours, days or months since 1970-01-01 00:00 at the calendar's offset; earlier ones are
-    /// negative.
+    /// Hours, days or months since 1970-01-01 00:00 at the calendar's offset. Negative before that.
     pub index: i64,
-    /// Seconds since the epoch.
+    /// First second, since the epoch.
     pub begin_s: i64,
-    /// Seconds since the epoch.
+    /// First second after the period, since the epoch.
     pub end_s: i64,
 }
 
 impl Calendar {
-    /// The largest offset: 14 hours, as the easternmost zone has.
+    /// The largest offset, 14 hours, as in the easternmost time zone.
     const MAX_OFFSET_S: i64 = 14 * HOUR_S;
 
-    /// Periods at this offset from UTC, east is positive. `None` beyond 14 hours.
+    /// Creates periods at this offset from UTC; east is positive. `None` beyond 14 hours.
     pub fn new(unit: CalendarUnit, offset_s: i32) -> Option<Calendar> {
         let is_fit = i64::from(offset_s).abs() <= Calendar::MAX_OFFSET_S;
         is_fit.then_some(Calendar { unit, offset_s })
     }
 
-    /// `"+02:00"`, `"-03:30"`, `"Z"`: seconds east of UTC.
+    /// Parses `"+02:00"`, `"-03:30"` or `"Z"` to seconds east of UTC.
     pub fn parse_offset(text: &str) -> Option<i32> {
         let (sign, rest) = match text.as_bytes().first()? {
             b'Z' if text.len() == 1 => return Some(0),
@@ -69,7 +68,7 @@ impl Calendar {
         is_fit.then_some(sign * offset)
     }
 
-    /// The period of a moment, in seconds since the epoch.
+    /// The period that contains a time, given in seconds since the epoch.
     pub fn period(&self, unix_s: i64) -> CalendarPeriod {
         let local = unix_s.saturating_add(i64::from(self.offset_s));
         match self.unit {
@@ -91,12 +90,12 @@ impl Calendar {
         }
     }
 
-    /// What the period is called: `2026-11`, `2026-11-22`, `2026-11-22T13`.
+    /// The period's name: `2026-11`, `2026-11-22`, `2026-11-22T13`.
     pub fn name(&self, period: &CalendarPeriod) -> String {
         let local = period.begin_s.saturating_add(i64::from(self.offset_s));
         let (year, month, day) = civil(local.div_euclid(DAY_S));
         let mut name = format!("{year:04}-{month:02}");
-        // writing to a String does not fail
+        // Writing to a `String` cannot fail.
         _ = match self.unit {
             CalendarUnit::Month => Ok(()),
             CalendarUnit::Day => write!(name, "-{day:02}"),
@@ -107,7 +106,7 @@ impl Calendar {
         name
     }
 
-    /// The longest that a period lasts.
+    /// The longest possible period, in seconds.
     pub fn longest_s(&self) -> u64 {
         match self.unit {
             CalendarUnit::Hour => 3_600,
@@ -143,8 +142,8 @@ impl Calendar {
     }
 }
 
-/// Days since 1970-01-01 of a date of the proleptic Gregorian calendar. (Howard Hinnant,
-/// "chrono-Compatible Low-Level Date Algorithms": years begin in March, eras have 400 of them.)
+/// Days since 1970-01-01 of a date in the proleptic Gregorian calendar. (Howard Hinnant,
+/// "chrono-Compatible Low-Level Date Algorithms": years begin in March, an era has 400 years.)
 fn days(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let (era, of_era) = (year.div_euclid(400), year.rem_euclid(400));
@@ -166,7 +165,7 @@ fn civil(days: i64) -> (i64, u8, u8) {
     (year, month as u8, day as u8)
 }
 
-/// A duration as OpenAI's fields write it and Go reads it: `0s`, `120ms`, `1.5s`, `6m0s`,
+/// Formats a duration as OpenAI's fields do and Go parses it: `0s`, `120ms`, `1.5s`, `6m0s`,
 /// `23h18m29.144s`.
 pub fn go_duration(ms: u64) -> String {
     if (1..1_000).contains(&ms) {
@@ -234,7 +233,7 @@ mod tests {
                 1_796_083_200,
                 1_798_761_600,
             ),
-            // two hours east of UTC the month begins two hours earlier
+            // Two hours east of UTC, the month begins two hours earlier.
             (
                 Month,
                 "+02:00",

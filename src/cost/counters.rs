@@ -1,33 +1,33 @@
-//! Counters that one answer has told so far.
+//! The counters found so far in one answer.
 
 use super::{
     decimal::{Decimal, scaled_up},
     json::MAX_MODEL_BYTES,
 };
 
-/// The meaning of a number or text at a wanted path. Formats give the same counter another meaning
-/// (see [`super::format`]).
+/// The meaning of the value at a wanted path. Formats map the same counter to different parts (see
+/// [`super::format`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Counter {
     Input,
     Output,
     Total,
-    /// Of the input, or beside it: read from a cache.
+    /// Read from a cache. Part of the input or separate, by format.
     Cached,
-    /// Of the input, or beside it: written to a cache, or Gemini's prompts of tools.
+    /// Written to a cache, or Gemini's tool prompts. Part of the input or separate, by format.
     Extra,
-    /// Of the output, or beside it.
+    /// Part of the output or separate, by format.
     Reasoning,
-    /// Not tokens: seconds, or the units of a configured field.
+    /// No tokens: seconds, or units of a configured field.
     Units,
-    /// Not a number: the model that has answered.
+    /// No number: the name of the answering model.
     Model,
 }
 
 const NUMBERS: usize = Counter::Model as usize;
 
-/// The largest value of each counter, and the first name of a model: counters are cumulative within
-/// an answer, so order and repetition do not matter.
+/// The largest value of each counter, and the first model name. Counters are cumulative within an
+/// answer, so order and repetition do not matter.
 #[derive(Clone, Debug)]
 pub(super) struct UsageCounters {
     told: u8,
@@ -54,7 +54,7 @@ impl UsageCounters {
         }
     }
 
-    /// `None` while nothing has told it.
+    /// `None` until a value is found.
     pub(super) fn get(&self, counter: Counter) -> Option<u64> {
         let is_told = self.told & (1 << counter as u8) != 0;
         is_told.then(|| self.values.get(counter as usize).copied())?
@@ -64,7 +64,7 @@ impl UsageCounters {
         self.told != 0
     }
 
-    /// The first name counts, if it is text of at most [`MAX_MODEL_BYTES`].
+    /// Keeps the first name, if it is text of at most [`MAX_MODEL_BYTES`].
     pub(super) fn set_model(&mut self, name: &[u8]) {
         let is_new = self.model_bytes == 0 && std::str::from_utf8(name).is_ok();
         if is_new && let Some(place) = self.model.get_mut(..name.len()) {

@@ -1,9 +1,9 @@
-//! Exact decimals: numbers of upstream answers, prices, weights and scales. No binary fractions, so
+//! Exact decimals for numbers in answers, prices, weights and scales. Without binary fractions,
 //! 55.2 rounds up to 56 and 140 stays 140.
 
 use std::fmt;
 
-/// The longest number that is read, in characters; a longer one is ignored.
+/// Numbers with more characters are ignored.
 pub const MAX_NUMBER_CHARS: usize = 40;
 
 /// The largest value of a counter: the largest integer of a structured field (RFC 9651 §3.3.1).
@@ -12,7 +12,7 @@ pub const MAX_VALUE: u64 = 999_999_999_999_999;
 /// Decimal places that a configured decimal may have.
 const MAX_PLACES: u8 = 9;
 
-/// A decimal of at least 0 with at most nine places, as a configuration writes it: `2.50`, `0.075`,
+/// A decimal of at least 0 with at most nine decimal places, as in configurations: `2.50`, `0.075`,
 /// `1_000_000`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Decimal {
@@ -27,8 +27,8 @@ impl Decimal {
     /// 1.
     pub const ONE: Decimal = Decimal { nanos: NANOS };
 
-    /// Reads digits with at most one point; `_` may stand between digits. `None` for anything else,
-    /// and for more than nine places or more than 18,446,744,073.
+    /// Parses digits with at most one point; `_` may separate digits. `None` for any other text,
+    /// more than nine places, or values above 18,446,744,073.
     pub fn parse(text: &str) -> Option<Decimal> {
         let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
         let whole = digits(whole)?;
@@ -47,7 +47,7 @@ impl Decimal {
         self.nanos
     }
 
-    /// A value of so many units of 10⁻⁹.
+    /// From units of 10⁻⁹.
     pub const fn from_nanos(nanos: u64) -> Decimal {
         Decimal { nanos }
     }
@@ -72,7 +72,7 @@ impl fmt::Debug for Decimal {
 
 const NANOS: u64 = 1_000_000_000;
 
-/// At least one digit, with single `_` between digits.
+/// Parses at least one digit, with single `_` between digits.
 fn digits(text: &str) -> Option<u64> {
     if text.starts_with('_') || text.ends_with('_') || text.contains("__") || text.is_empty() {
         return None;
@@ -84,21 +84,20 @@ fn digits(text: &str) -> Option<u64> {
     })
 }
 
-/// A number as JSON writes it, times `scale`, rounded up to a whole number of at most
-/// [`MAX_VALUE`]. `None` for a negative number, a number of more than [`MAX_NUMBER_CHARS`]
-/// characters, and everything that is no number.
+/// Multiplies a JSON number by `scale`, and rounds up to a whole number of at most [`MAX_VALUE`].
+/// `None` for negative numbers, numbers longer than [`MAX_NUMBER_CHARS`] and anything else.
 pub fn scaled_up(text: &[u8], scale: Decimal) -> Option<u64> {
     let number = Notation::parse(text)?;
     let mut product = Product {
         digits: [0; Product::DIGITS],
     };
     product.multiply(number.digits(), scale.nanos);
-    // the product counts units of 10^(exponent − 9)
+    // The product is in units of 10^(exponent − 9).
     let exponent = number.exponent.checked_sub(9)?;
     Some(product.rounded_up(exponent))
 }
 
-/// A number's digits without its point, and the power of ten that they count.
+/// A number's digits without the point, and their power of ten.
 struct Notation {
     digits: [u8; MAX_NUMBER_CHARS],
     count: usize,
@@ -110,7 +109,7 @@ impl Notation {
         self.digits.get(..self.count).unwrap_or_default()
     }
 
-    /// `12`, `12.5`, `1.2e3`, `1E-3`.
+    /// Parses `12`, `12.5`, `1.2e3` or `1E-3`.
     fn parse(text: &[u8]) -> Option<Notation> {
         if text.len() > MAX_NUMBER_CHARS {
             return None;
@@ -133,7 +132,7 @@ impl Notation {
                     number.count += 1;
                     number.exponent -= i32::from(point);
                 }
-                // a digit stands before it
+                // A digit must precede the point.
                 b'.' if !point && number.count > 0 => point = true,
                 _ => return None,
             }
@@ -148,7 +147,7 @@ impl Notation {
     }
 }
 
-/// The exponent of a number; a huge one as one that is huge enough.
+/// Parses an exponent. Huge ones are capped.
 fn power(text: &[u8]) -> Option<i32> {
     const HUGE: i32 = 1_000_000;
     let (negative, digits) = match text {
@@ -164,9 +163,9 @@ fn power(text: &[u8]) -> Option<i32> {
     Some(if negative { -magnitude } else { magnitude })
 }
 
-/// The product of a number of 40 digits and one of 20, digit by digit.
+/// The product of a 40-digit and a 20-digit number, digit by digit.
 struct Product {
-    /// The least significant digit first.
+    /// Least significant digit first.
     digits: [u8; Product::DIGITS],
 }
 
@@ -184,7 +183,7 @@ impl Product {
         }
     }
 
-    /// The value in units of 10^`exponent`, rounded up to units.
+    /// The value in units of 10^`exponent`, rounded up.
     fn rounded_up(&self, exponent: i32) -> u64 {
         let mut value = 0_u64;
         let mut fraction = false;
@@ -201,7 +200,7 @@ impl Product {
                 _ => value = value.saturating_mul(10).saturating_add(u64::from(digit)),
             }
         }
-        // digits above the lowest whole one that the product does not have
+        // Shift in zeros for positive exponents.
         for _ in 0..exponent.clamp(0, 20) {
             value = value.saturating_mul(10);
         }

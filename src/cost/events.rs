@@ -1,42 +1,42 @@
-//! An event stream (WHATWG HTML §9.2): the data of each event is one JSON value.
+//! Reads event streams (WHATWG HTML §9.2) whose events each carry one JSON value.
 //!
-//! Lines end in LF, CR or CRLF; a byte order mark at the start is skipped; one space behind the
-//! colon is not content. Comments and the fields `event`, `id` and `retry` carry nothing. The
-//! scanner reads data lines as they arrive. An event that lies whole within one piece, as most do,
-//! is not scanned at all where one search finds that it holds none of the wanted names.
+//! Lines end in LF, CR or CRLF. A leading byte order mark is skipped, and one space after the
+//! colon. Comments and the fields `event`, `id` and `retry` carry no usage. The scanner reads data
+//! lines as they arrive. Most events lie whole within one piece. Those are not scanned if one
+//! search finds none of the wanted names.
 
 use super::{counters::UsageCounters, json::JsonScanner, paths::UsagePaths};
 
 const MARK: [u8; 3] = [0xEF, 0xBB, 0xBF];
 
-/// Data that ends a stream of OpenAI and is not JSON.
+/// The data that ends an OpenAI stream. It is not JSON.
 const DONE: &[u8] = b"[DONE]";
 
-/// The name of a field that carries data.
+/// The name of the data field.
 const DATA: &[u8] = b"data";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LineState {
-    /// So many bytes of the name are read, all of them as in `data`.
+    /// This many bytes of the name are read, and all match `data`.
     Name(u8),
     /// A line without data.
     Other,
-    /// Behind the colon of a data line: one space is skipped.
+    /// After the colon of a data line; one space is skipped.
     Colon,
     Data,
 }
 
-/// Splits a stream into events and reads their data.
+/// Splits a stream into events, and reads their data.
 #[derive(Clone, Debug)]
 pub(super) struct EventStreamReader {
     line: LineState,
-    /// Bytes of the byte order mark that are still to come.
+    /// Bytes of the byte order mark still to come.
     mark: u8,
-    /// The last byte was CR: a LF belongs to it.
+    /// The last byte was CR, so a following LF belongs to it.
     after_cr: bool,
     /// The event has data.
     has_data: bool,
-    /// Bytes of `[DONE]` that its data matches so far; `u8::MAX` for other data.
+    /// Bytes of `[DONE]` that the data matches so far; `u8::MAX` for other data.
     done: u8,
     events: u64,
     done_events: u64,
@@ -65,7 +65,7 @@ impl EventStreamReader {
         self.events.saturating_sub(self.done_events)
     }
 
-    /// Reads the next piece. Returns where in it the last event ends that ends in it.
+    /// Reads the next piece. Returns the offset where the last event completed in this piece ends.
     pub(super) fn feed(
         &mut self,
         json: &mut JsonScanner,
@@ -113,7 +113,7 @@ impl EventStreamReader {
         boundary
     }
 
-    /// The stream has ended. An event without its empty line counts: the upstream has sent it.
+    /// Ends the stream. An event without its final empty line counts, because the upstream sent it.
     pub(super) fn end(&mut self, json: &mut JsonScanner) {
         self.event_ends(json);
     }
@@ -127,7 +127,7 @@ impl EventStreamReader {
         tail
     }
 
-    /// A part of a data line, to its end or that of the piece.
+    /// Reads the data line up to its end or the end of the piece.
     fn data<'a>(
         &mut self,
         json: &mut JsonScanner,
@@ -140,7 +140,7 @@ impl EventStreamReader {
         let is_first = !std::mem::replace(&mut self.has_data, true);
         self.line = LineState::Data;
         if is_first && json.is_fresh() && is_whole_event(behind) && is_skipped(paths, found, data) {
-            // the scanner would come to the same: it is reset at the end of the event
+            // Same result as scanning: the scanner resets at the end of the event.
             self.done = if data == DONE {
                 DONE.len() as u8
             } else {
@@ -161,7 +161,7 @@ impl EventStreamReader {
         behind
     }
 
-    /// Whether this ends an event with data.
+    /// Ends a line. Returns true if that ends an event with data.
     fn line_ends(
         &mut self,
         json: &mut JsonScanner,
@@ -191,7 +191,7 @@ impl EventStreamReader {
     }
 }
 
-/// Whether an event ends behind its first data line, as these bytes show.
+/// Whether these bytes show that the event ends after its first data line.
 fn is_whole_event(behind: &[u8]) -> bool {
     matches!(
         behind,
@@ -199,7 +199,7 @@ fn is_whole_event(behind: &[u8]) -> bool {
     )
 }
 
-/// Whether data tells nothing that is still wanted.
+/// Whether the data contains nothing still wanted.
 fn is_skipped(paths: &UsagePaths, found: &UsageCounters, data: &[u8]) -> bool {
     (!paths.wants_model() || found.model().is_some()) && !paths.may_tell(data)
 }

@@ -1,5 +1,4 @@
-//! The formats in which upstreams report usage, and the disjoint parts that each format's numbers
-//! make.
+//! The formats in which upstreams report usage, and how their numbers map to disjoint parts.
 
 use super::{
     counters::{Counter, UsageCounters},
@@ -7,11 +6,10 @@ use super::{
     paths::UsagePaths,
 };
 
-/// Who writes the answers.
+/// The provider's format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UsageFormat {
-    /// Chat Completions, Completions, Responses, Embeddings, images, audio, and every server that
-    /// is compatible with them.
+    /// Chat Completions, Completions, Responses, Embeddings, images, audio, and compatible servers.
     OpenAi,
     /// Messages.
     Anthropic,
@@ -19,23 +17,23 @@ pub enum UsageFormat {
     Gemini,
     /// `/api/chat`, `/api/generate`, `/api/embed`.
     Ollama,
-    /// Converse; event frames are not read.
+    /// Converse. Event frames are not read.
     Bedrock,
 }
 
-/// Tokens of one answer. `cached` and `written` are parts of `input`, `reasoning` is a part of
+/// The tokens of one answer. `cached` and `written` are parts of `input`; `reasoning` is a part of
 /// `output`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenUsage {
     /// All tokens of the prompt.
     pub input: u64,
-    /// Those read from the provider's cache.
+    /// Prompt tokens read from the provider's cache.
     pub cached: u64,
-    /// Those written to it.
+    /// Prompt tokens written to the provider's cache.
     pub written: u64,
     /// All tokens of the answer.
     pub output: u64,
-    /// Those spent on reasoning.
+    /// Tokens spent on reasoning.
     pub reasoning: u64,
 }
 
@@ -129,7 +127,7 @@ const BEDROCK: &[(&str, Counter)] = &[
 ];
 
 impl UsageFormat {
-    /// Output tokens per event that are assumed until answers have been measured.
+    /// Assumed output tokens per event, until answers have been measured.
     pub fn first_tokens_per_event(self) -> u32 {
         match self {
             UsageFormat::OpenAi | UsageFormat::Ollama | UsageFormat::Bedrock => 1,
@@ -149,8 +147,8 @@ impl UsageFormat {
     }
 }
 
-/// The numbers to read from answers: a format, or one configured number. Made once, shared by all
-/// answers.
+/// The numbers to read from answers: a format's, or one configured number. Created once, shared by
+/// all answers.
 #[derive(Clone, Debug)]
 pub struct UsageSchema {
     format: Option<UsageFormat>,
@@ -158,7 +156,7 @@ pub struct UsageSchema {
 }
 
 impl UsageSchema {
-    /// The tokens of a known format.
+    /// Reads the tokens of a known format.
     pub fn of_format(format: UsageFormat) -> UsageSchema {
         let (paths, needle) = format.paths();
         let paths = UsagePaths::new(paths, needle, Decimal::ONE);
@@ -168,8 +166,8 @@ impl UsageSchema {
         }
     }
 
-    /// The number at a dotted path, times `scale`. `None` where the path has an empty or too long
-    /// name, a quote or a backslash.
+    /// Reads the number at a dotted path, times `scale`. `None` if the path has a quote, a
+    /// backslash, or an empty or too long name.
     pub fn of_field(path: &str, scale: Decimal) -> Option<UsageSchema> {
         let last = path.rsplit('.').next().unwrap_or(path);
         let needle = format!("\"{last}\"");
@@ -180,7 +178,7 @@ impl UsageSchema {
         })
     }
 
-    /// The format, unless a single field is read.
+    /// The format; `None` if a single field is read.
     pub fn format(&self) -> Option<UsageFormat> {
         self.format
     }

@@ -1,14 +1,13 @@
-//! Numbers at given paths of JSON, read from pieces of any size without keeping the text.
+//! Reads the numbers at given paths of JSON, in pieces of any size, without storing the text.
 //!
-//! The scanner follows the structure of a value only along the wanted paths. Every other object or
-//! array is skipped: inside it the scanner looks for brackets and text alone, so a large array of
-//! numbers or a long text costs one search. Brackets are paired everywhere, with one bit for each
-//! open one.
+//! The scanner follows the structure of a value only along the wanted paths. It skips every other
+//! object or array, searching only for brackets and strings. So a large array of numbers or a long
+//! string costs one search. Brackets are paired everywhere, with one bit per open bracket.
 //!
-//! A text is skipped with its escapes, so JSON inside a text is text. A name counts only as
-//! written: `"us\u0061ge"` is not `"usage"`. Objects in an array at the top are values of their
-//! own, and one value may follow another with or without white space between them: a growing array
-//! and lines of JSON read alike. Nothing inside another array is wanted.
+//! Strings are skipped with their escapes, so JSON inside a string is text. Names match only
+//! literally: `"us\u0061ge"` is not `"usage"`. Objects in a top-level array are separate values.
+//! Values may follow each other with or without white space, so a growing array and JSON lines read
+//! alike. Nothing inside another array is wanted.
 //!
 //! Bounds: [`MAX_DEPTH`] open brackets, [`MAX_NAME_BYTES`] of a name, [`MAX_MODEL_BYTES`] of a
 //! model's name, [`MAX_NUMBER_CHARS`](super::decimal::MAX_NUMBER_CHARS) of a number. Time is
@@ -20,28 +19,28 @@ use super::{
     paths::{NodeIndex, UsagePaths},
 };
 
-/// Deeper values are not read to their end.
+/// Reading stops at deeper values.
 pub const MAX_DEPTH: u32 = 64;
 
-/// A longer name is not a wanted one.
+/// Longer names match no path.
 pub const MAX_NAME_BYTES: usize = 64;
 
-/// A longer name of a model is ignored.
+/// Longer model names are ignored.
 pub const MAX_MODEL_BYTES: usize = 96;
 
-/// Why the rest of a value is not read.
+/// Why the rest of a value cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreadable {
-    /// It is not JSON.
+    /// Not JSON.
     NotJson,
-    /// It has more than [`MAX_DEPTH`] open brackets.
+    /// More than [`MAX_DEPTH`] open brackets.
     TooDeep,
 }
 
 /// The state between two bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// White space or the first byte of a value.
+    /// Expects white space or the first byte of a value.
     Value,
     /// After `{`: a name, or the end of the object.
     FirstName,
@@ -54,11 +53,11 @@ enum State {
     /// `true`, `false` or `null`.
     InWord,
     AfterValue,
-    /// Inside an object or array that is not wanted.
+    /// Inside an unwanted object or array.
     Skipping,
-    /// Inside a text of such an object or array.
+    /// Inside a string of an unwanted object or array.
     SkippingText,
-    /// Until the end of the value.
+    /// Ignores the rest of the value.
     Unreadable(Unreadable),
 }
 
@@ -66,25 +65,25 @@ enum State {
 #[derive(Clone, Debug)]
 pub(super) struct JsonScanner {
     state: State,
-    /// The next byte of a text follows a backslash.
+    /// The next byte of a string follows a backslash.
     escaped: bool,
-    /// What is being read is compared or kept.
+    /// The current name or value must be compared or stored.
     wanted: bool,
-    /// The current name is on no wanted path, and so is its value.
+    /// The current name, and so its value, is on no wanted path.
     off_path: bool,
-    /// The text or number so far is too long, or has an escape.
+    /// The current string or number is too long, or has an escape.
     unusable: bool,
-    /// How far along the paths the current value is.
+    /// The current value's node in the tree of paths.
     node: NodeIndex,
     /// Open brackets, the innermost in the lowest bit: 1 is `{`, 0 is `[`.
     brackets: u64,
     depth: u32,
-    /// When skipping: the depth at which the skipped object or array ends.
+    /// While skipping: the depth at which the skipped value ends.
     skip_from: u32,
-    /// Objects at the top that have ended, and whether they are elements of an array.
+    /// Completed top-level objects, and whether they are elements of an array.
     objects: u64,
     in_array: bool,
-    /// Bytes of a name, number or model that has begun.
+    /// Stored bytes of the current name, number or model.
     kept: u8,
     buffer: [u8; MAX_MODEL_BYTES],
 }
@@ -108,22 +107,22 @@ impl JsonScanner {
         }
     }
 
-    /// Nothing of the current value has been read.
+    /// True before the first byte of a value.
     pub(super) fn is_fresh(&self) -> bool {
         self.state == State::Value && self.depth == 0
     }
 
-    /// Objects at the top that have ended.
+    /// Completed top-level objects.
     pub(super) fn objects(&self) -> u64 {
         self.objects
     }
 
-    /// They are elements of an array.
+    /// Whether they are elements of an array.
     pub(super) fn in_array(&self) -> bool {
         self.in_array
     }
 
-    /// The current value cannot be read further.
+    /// Why the current value cannot be read further.
     pub(super) fn unreadable(&self) -> Option<Unreadable> {
         match self.state {
             State::Unreadable(why) => Some(why),
@@ -131,8 +130,8 @@ impl JsonScanner {
         }
     }
 
-    /// The value has ended. A number that nothing follows is cut off and tells nothing: `5.5` may
-    /// have become `5.5e-5`.
+    /// Ends the value. A number at the very end may be cut off, so it is ignored: `5.5` may have
+    /// become `5.5e-5`.
     pub(super) fn end(&mut self) {
         self.state = State::Value;
         self.node = UsagePaths::ROOT;
@@ -177,7 +176,7 @@ impl JsonScanner {
         }
     }
 
-    /// A byte outside of names, texts, numbers and words.
+    /// Handles a byte outside names, strings, numbers and literals.
     fn structure(&mut self, paths: &UsagePaths, found: &mut UsageCounters, byte: u8) {
         match (self.state, byte) {
             (State::Value, b'{') => self.open(paths, true),
@@ -215,7 +214,7 @@ impl JsonScanner {
         }
     }
 
-    /// The innermost open bracket: whether it is an object's.
+    /// Whether the innermost open bracket is an object's.
     fn top(&self) -> Option<bool> {
         (self.depth > 0).then_some(self.brackets & 1 == 1)
     }
@@ -256,7 +255,7 @@ impl JsonScanner {
         self.bracket_ends(paths, is_object);
     }
 
-    /// An object or array has ended; its bracket is gone.
+    /// Ends an object or array after its bracket was removed.
     fn bracket_ends(&mut self, paths: &UsagePaths, is_object: bool) {
         let is_element = self.depth == 1 && self.top() == Some(false);
         self.in_array |= is_element && is_object;
@@ -281,7 +280,7 @@ impl JsonScanner {
         self.kept = 0;
     }
 
-    /// Skips to the end of an unwanted object or array, or of the piece.
+    /// Skips to the end of an unwanted value, or of the piece.
     fn skip<'a>(&mut self, paths: &UsagePaths, piece: &'a [u8]) -> &'a [u8] {
         let mut rest = piece;
         while let Some(at) = special(rest) {
@@ -289,7 +288,8 @@ impl JsonScanner {
             rest = tail;
             match byte {
                 Some(b'"') => match memchr::memchr2(b'"', b'\\', rest) {
-                    // most texts are short, without an escape, and end in the same piece
+                    // Fast path: most strings are short, without escapes, and end in the same
+                    // piece.
                     Some(end) if rest.get(end) == Some(&b'"') => {
                         rest = rest.get(end + 1..).unwrap_or_default();
                     }
@@ -320,7 +320,7 @@ impl JsonScanner {
         &[]
     }
 
-    /// Reads a text or a name to its closing quote, or to the end of the piece.
+    /// Reads a string or a name to its closing quote, or to the end of the piece.
     fn text<'a>(
         &mut self,
         paths: &UsagePaths,
@@ -352,7 +352,7 @@ impl JsonScanner {
 
     fn text_ends(&mut self, paths: &UsagePaths, found: &mut UsageCounters, last: &[u8]) {
         let state = self.state;
-        // a text that lies in one piece is not copied
+        // Avoid copying a string that lies within one piece.
         let whole = match (self.wanted && !self.unusable, self.kept) {
             (false, _) => None,
             (true, 0) => Some(last),
@@ -404,7 +404,7 @@ impl JsonScanner {
         self.value_ends(paths);
     }
 
-    /// Keeps a part of what is wanted; from a length that cannot be wanted on, nothing more.
+    /// Stores a part of a wanted value. Stops storing once it is too long to match.
     fn keep(&mut self, part: &[u8]) {
         if !self.wanted || self.unusable {
             return;
@@ -428,11 +428,11 @@ fn is_number(byte: u8) -> bool {
     matches!(byte, b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E')
 }
 
-/// Where the next quote or bracket is. Near ones are found byte by byte; for far ones blocks of 32
-/// bytes are compared at once (the compiler uses vector instructions).
+/// Finds the next quote or bracket: near ones byte by byte, far ones in blocks of 32 bytes, which
+/// the compiler vectorises.
 fn special(bytes: &[u8]) -> Option<usize> {
     const NEAR: usize = 16;
-    // `{` and `[`, `}` and `]` differ in the same bit
+    // `{` and `[` differ in the same bit as `}` and `]`.
     let is_special = |byte: u8| byte == b'"' || byte | 0x20 == b'{' || byte | 0x20 == b'}';
     let near = bytes.get(..NEAR).unwrap_or(bytes);
     if let Some(at) = near.iter().position(|&byte| is_special(byte)) {

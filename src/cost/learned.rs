@@ -1,10 +1,11 @@
-//! Ratios that a limit has learned from each model's answers: tokens per byte of a request, output
-//! per answer, output per event.
+//! Ratios learned from each model's answers, per limit: tokens per request byte, output per answer,
+//! output per event.
 //!
-//! Each number is a mean whose newest sample weighs 1/n, and 1/256 at least, so it follows a change
-//! within some hundred answers. One word holds it, so workers learn and read without a lock. A
-//! limit knows at most [`MAX_MODELS`] models; the others share one entry. The names come from the
-//! configuration or from answers below 400, never from a request. Nothing is written to disk.
+//! Each number is a running mean. Its newest sample weighs 1/n, but at least 1/256, so it follows
+//! changes within some hundred answers. Each mean is one atomic word, so workers learn and read
+//! without locks. A limit tracks at most [`MAX_MODELS`] models; the others share one entry. Names
+//! come from the configuration or from answers below 400, never from a request alone. Nothing is
+//! written to disk.
 
 use std::{
     fmt,
@@ -14,28 +15,28 @@ use std::{
     },
 };
 
-/// Models that a limit learns of apart.
+/// Models tracked separately per limit.
 pub const MAX_MODELS: usize = 64;
 
-/// Answers from which on a mean is known.
+/// Answers until a mean is used.
 pub const KNOWN_FROM: u32 = 20;
 
-/// The least weight of a new sample is one in this many.
+/// A new sample weighs at least one in this many.
 const MEMORY: u32 = 256;
 
-/// An answer counts as at most this many means once the mean is known.
+/// Once a mean is known, a sample is capped at this many times the mean.
 const MAX_OUTLIER: f32 = 8.0;
 
-/// Events of a stream from which on its tokens per event are learned.
+/// Minimum events of a stream to learn tokens per event from it.
 pub const MIN_EVENTS: u64 = 20;
 
-/// κ is within these bounds.
+/// Bounds of κ.
 const TOKENS_PER_BYTE: (f32, f32) = (1.0 / 64.0, 1.0);
 
 /// κ before the first answer.
 const FIRST_TOKENS_PER_BYTE: f32 = 0.25;
 
-/// ρ is within these bounds.
+/// Bounds of ρ.
 const TOKENS_PER_EVENT: (f32, f32) = (0.25, 256.0);
 
 /// A mean and its number of samples in one word.
@@ -58,7 +59,7 @@ impl RunningMean {
         RunningMean::unpack(self.0.load(Relaxed))
     }
 
-    /// Takes in a sample; `bound` may bring it nearer to what is known.
+    /// Adds a sample; `bound` may limit it, given the known mean.
     fn learn(&self, sample: f32, bound: impl Fn(f32, f32, u32) -> f32) {
         let next = |word| {
             let (mean, samples) = RunningMean::unpack(word);
@@ -68,7 +69,7 @@ impl RunningMean {
             let mean = mean + (sample - mean) * weight;
             mean.is_finite().then(|| RunningMean::pack(mean, samples))
         };
-        // `None` keeps what is known
+        // `None` keeps the old mean.
         _ = self.0.fetch_update(Relaxed, Relaxed, next);
     }
 }
@@ -88,56 +89,54 @@ struct ModelMeans {
     tokens_per_event: RunningMean,
 }
 
-/// The ratios behind an estimate for one model.
+/// The ratios used in an estimate for one model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ModelRatios {
     /// κ: input tokens per byte of a request's body.
     pub tokens_per_byte: f32,
-    /// μ: output tokens per choice; what was assumed at first until [`KNOWN_FROM`] answers have
-    /// been seen.
+    /// μ: output tokens per choice. The first assumption, until [`KNOWN_FROM`] answers are seen.
     pub output: f32,
-    /// ρ: output tokens per event; `None` while it is not known.
+    /// ρ: output tokens per event; `None` while unknown.
     pub tokens_per_event: Option<f32>,
-    /// Answers from which μ was learned.
+    /// Number of answers behind μ.
     pub answers: u32,
 }
 
-/// Assumptions about a model until its answers are known.
+/// Assumptions about a model before its answers are known.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FirstRatios {
     /// Output tokens per answer.
     pub output: u64,
-    /// Output tokens per event; `None` where a stream does not grow until they are known.
+    /// Output tokens per event. If `None`, streams do not grow until this is learned.
     pub tokens_per_event: Option<u32>,
 }
 
 /// An answer to learn from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AnswerSample {
-    /// Counted bytes of the request's body.
+    /// Counted bytes of the request body.
     pub request_bytes: u64,
-    /// Reported input tokens; 0 where none are reported.
+    /// Reported input tokens; 0 if none.
     pub input: u64,
-    /// Reported output tokens of a whole answer; `None` of one that was aborted.
+    /// Reported output tokens; `None` if the answer was aborted.
     pub output: Option<u64>,
     /// Choices that the request asked for.
     pub choices: u64,
-    /// Events of the stream; 0 for an answer that is not streamed.
+    /// Events of the stream; 0 if the answer is not a stream.
     pub events: u64,
 }
 
-/// The ratios that one limit has learned. Kept over reloads by the limit's name.
+/// The ratios learned by one limit. They survive reloads, by the limit's name.
 #[derive(Debug)]
 pub struct LearnedRatios {
     models: [OnceLock<(Box<str>, ModelMeans)>; MAX_MODELS],
     other: ModelMeans,
-    /// The largest μ.
+    /// Upper bound of μ.
     max_output: u64,
 }
 
 impl LearnedRatios {
-    /// Knows nothing yet, except the names of a price table. No mean of outputs exceeds
-    /// `max_output`.
+    /// Knows nothing yet but the names in a price table. `max_output` bounds the mean output.
     pub fn new<'a>(names: impl IntoIterator<Item = &'a str>, max_output: u64) -> LearnedRatios {
         let learned = LearnedRatios {
             models: [const { OnceLock::new() }; MAX_MODELS],
@@ -150,7 +149,7 @@ impl LearnedRatios {
         learned
     }
 
-    /// Makes room for a model, if there is any: for one that an answer below 400 has named.
+    /// Adds a model if there is room. Call it only for models of answers below 400.
     pub fn take_in(&self, name: &str) {
         if name.len() > super::json::MAX_MODEL_BYTES {
             return;
@@ -167,7 +166,7 @@ impl LearnedRatios {
         }
     }
 
-    /// What an estimate is made of.
+    /// The ratios for an estimate.
     pub fn ratios(&self, model: Option<&str>, first: &FirstRatios) -> ModelRatios {
         let means = self.means(model);
         let (tokens_per_byte, _) = means.tokens_per_byte.get();
@@ -188,7 +187,7 @@ impl LearnedRatios {
         }
     }
 
-    /// Learns from an answer below 400 that has reported its usage.
+    /// Learns from an answer below 400 that reported its usage.
     pub fn learn(&self, model: Option<&str>, sample: &AnswerSample) {
         let means = self.means(model);
         if sample.input > 0 && sample.request_bytes > 0 {

@@ -1,7 +1,8 @@
-//! Reads what one answer reports, from its head and from the pieces of its body as they pass.
+//! Reads the usage that one answer reports, from its head and from the pieces of its body as they
+//! pass.
 //!
-//! [`UsageMeter`] keeps no copy and never waits for more: the gateway passes each piece on and then
-//! shows it here. Its state is at most [`MAX_STATE_BYTES`], whatever the size of the body.
+//! [`UsageMeter`] keeps no copy and delays nothing: the gateway forwards each piece and then shows
+//! it here. The state is at most [`MAX_STATE_BYTES`], whatever the body's size.
 
 use std::sync::Arc;
 
@@ -17,19 +18,19 @@ use super::{
     json::{JsonScanner, Unreadable},
 };
 
-/// The most memory that reading one answer takes.
+/// The most memory for reading one answer.
 pub const MAX_STATE_BYTES: usize = 512;
 
 /// Why a body is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnreadBody {
-    /// It is compressed although the request asked for `identity`.
+    /// Compressed, although the request asked for `identity`.
     Encoding,
-    /// Its type is not one of JSON or event streams, or it is a part (206).
+    /// Neither JSON nor an event stream, or a partial response (206).
     ContentType,
-    /// It is not JSON.
+    /// Not JSON.
     NotJson,
-    /// It has too many open brackets.
+    /// Too many open brackets.
     TooDeep,
 }
 
@@ -45,7 +46,7 @@ impl From<Unreadable> for UnreadBody {
 #[derive(Clone, Debug)]
 enum BodyReader {
     Events(EventStreamReader),
-    /// One JSON value, or one array that grows.
+    /// One JSON value, or one growing array.
     Value,
     /// One JSON value per line.
     Lines,
@@ -63,7 +64,7 @@ pub struct UsageMeter {
 }
 
 impl UsageMeter {
-    /// Reads an answer with this head.
+    /// Starts reading an answer with this head.
     pub fn new(schema: Arc<UsageSchema>, status: StatusCode, headers: &HeaderMap) -> UsageMeter {
         let body = reader_of(status, headers).unwrap_or_else(BodyReader::Unread);
         UsageMeter {
@@ -75,7 +76,8 @@ impl UsageMeter {
         }
     }
 
-    /// Reads the next piece of the body. Returns where in it the last event ends that ends in it.
+    /// Reads the next piece of the body. Returns the offset where the last event completed in it
+    /// ends.
     pub fn feed(&mut self, piece: &[u8]) -> Option<usize> {
         self.bytes = self.bytes.saturating_add(piece.len() as u64);
         let paths = &self.schema.paths;
@@ -91,7 +93,7 @@ impl UsageMeter {
         }
     }
 
-    /// No more bytes will come: an event without its empty line counts.
+    /// Ends the body. A final event counts even without its empty line.
     pub fn end(&mut self) {
         match &mut self.body {
             BodyReader::Events(events) => events.end(&mut self.json),
@@ -105,28 +107,28 @@ impl UsageMeter {
         }
     }
 
-    /// What the answer has reported so far; `None` while it has reported nothing.
+    /// The usage reported so far, if any.
     pub fn reported(&self) -> Option<ReportedUsage> {
         self.schema.usage(&self.counters)
     }
 
-    /// The model that the answer names.
+    /// The model named in the answer.
     pub fn model(&self) -> Option<&str> {
         self.counters.model()
     }
 
-    /// Why nothing, or not everything, was read.
+    /// Why nothing, or only a part, was read.
     pub fn unread(&self) -> Option<UnreadBody> {
         match &self.body {
             BodyReader::Unread(why) => Some(*why),
-            // an event that is not JSON carries nothing, and spoils no other
+            // An event that is not JSON carries nothing, and does not affect others.
             BodyReader::Events(_) => None,
             BodyReader::Value | BodyReader::Lines => self.json.unreadable().map(UnreadBody::from),
         }
     }
 
-    /// Events that carried data, `[DONE]` among them; the lines of a stream of JSON; the elements
-    /// of an array that grows. 0 for an answer that is one value: nobody knows how far it is.
+    /// Events with data, including `[DONE]`; JSON lines; or elements of a growing array. 0 for a
+    /// single value, whose progress is unknown.
     pub fn events(&self) -> u64 {
         match &self.body {
             BodyReader::Events(events) => events.events(),
@@ -136,7 +138,7 @@ impl UsageMeter {
         }
     }
 
-    /// Events that carried output: all but `[DONE]`.
+    /// Events that carried output: all except `[DONE]`.
     pub fn progress(&self) -> u64 {
         match &self.body {
             BodyReader::Events(events) => events.progress(),

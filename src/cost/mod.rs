@@ -1,6 +1,6 @@
-//! Core: the cost of a request where only its answer tells it. Knows neither runtime nor network.
+//! The cost of requests whose cost only the answer reveals. Independent of runtime and network.
 //!
-//! [`UsageMeter`] reads what an answer reports, from pieces of its body as they pass.
+//! [`UsageMeter`] reads the reported usage from pieces of the answer's body as they pass.
 
 pub mod calendar;
 pub mod decimal;

@@ -4,10 +4,10 @@ use memchr::memmem::Finder;
 
 use super::{counters::Counter, decimal::Decimal, json::MAX_NAME_BYTES};
 
-/// Names of one configured path.
+/// The most names in one configured path.
 pub(super) const MAX_PATH_NAMES: usize = 16;
 
-/// A place in the tree.
+/// The index of a node in the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NodeIndex(u8);
 
@@ -19,13 +19,13 @@ struct PathNode {
     counter: Option<Counter>,
 }
 
-/// Paths that lead to counters. Made once for each configuration and shared by all answers.
+/// Paths to counters. Created once per configuration, shared by all answers.
 #[derive(Clone, Debug)]
 pub(super) struct UsagePaths {
-    /// The first is the root.
+    /// The root comes first.
     nodes: Vec<PathNode>,
     scale: Decimal,
-    /// Text that every value with a wanted number contains; `None` where there is no single one.
+    /// Text that every value with a wanted number contains; `None` if there is no single such text.
     needle: Option<Finder<'static>>,
     wants_model: bool,
 }
@@ -33,7 +33,7 @@ pub(super) struct UsagePaths {
 impl UsagePaths {
     pub(super) const ROOT: NodeIndex = NodeIndex(0);
 
-    /// `None` where a path is not fit: empty, too long, or with a name that cannot be compared.
+    /// `None` if a path is empty, too long, or has a name that cannot be compared.
     pub(super) fn new(
         paths: &[(&str, Counter)],
         needle: Option<&str>,
@@ -122,7 +122,7 @@ impl UsagePaths {
         self.wants_model
     }
 
-    /// Whether this text may tell a counter. A text without any of the wanted names tells none,
+    /// Whether this text may contain a counter. Text without any wanted name contains none,
     /// wherever it ends.
     pub(super) fn may_tell(&self, text: &[u8]) -> bool {
         self.needle

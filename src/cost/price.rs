@@ -1,7 +1,7 @@
-//! The price of the parts of usage: weights in units, or prices in money.
+//! Prices for the parts of usage: weights in units, or prices in money.
 //!
-//! Money is counted in millionths of its unit. Prices are written per million tokens, so a token at
-//! `"2.50"` costs 2.5 millionths. Prices and weights are integers of 10⁻⁹, and a cost is rounded up
+//! Money is counted in millionths of its unit. Prices are per million tokens, so a token at
+//! `"2.50"` costs 2.5 millionths. Prices and weights are integers of 10⁻⁹. A cost is rounded up
 //! once, at the end.
 
 use super::{
@@ -9,42 +9,41 @@ use super::{
     format::TokenUsage,
 };
 
-/// Entries of one price table.
+/// Maximum entries in a price table.
 pub const MAX_PRICES: usize = 4_096;
 
-/// The price of one token of each part.
+/// The price per token of each part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenPrices {
-    /// Neither read from a cache nor written to it.
+    /// Input neither read from a cache nor written to it.
     pub input: Decimal,
-    /// Read from the provider's cache.
+    /// Input read from the provider's cache.
     pub cached: Decimal,
-    /// Written to it.
+    /// Input written to the provider's cache.
     pub written: Decimal,
-    /// Not reasoning.
+    /// Output except reasoning.
     pub output: Decimal,
     /// Reasoning.
     pub reasoning: Decimal,
 }
 
-/// The same as a configuration writes it: parts that are not named cost what the whole does.
+/// Prices as configured. Missing parts default to the price of the whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PartPrices {
     /// See [`TokenPrices`].
     pub input: Option<Decimal>,
-    /// Not named: as `input`.
+    /// Default: `input`.
     pub cached: Option<Decimal>,
-    /// Not named: as `input`.
+    /// Default: `input`.
     pub written: Option<Decimal>,
     /// See [`TokenPrices`].
     pub output: Option<Decimal>,
-    /// Not named: as `output`.
+    /// Default: `output`.
     pub reasoning: Option<Decimal>,
 }
 
 impl PartPrices {
-    /// Fills in what is not named; `default` is the price of input and of output where neither is
-    /// named.
+    /// Fills in missing parts. `default` applies to input and output.
     pub fn or(self, default: Decimal) -> TokenPrices {
         let input = self.input.unwrap_or(default);
         let output = self.output.unwrap_or(default);
@@ -57,7 +56,7 @@ impl PartPrices {
         }
     }
 
-    /// These, and what they do not name as in `base`.
+    /// Fills in missing parts from `base`.
     pub fn over(self, base: PartPrices) -> PartPrices {
         PartPrices {
             input: self.input.or(base.input),
@@ -79,7 +78,7 @@ impl TokenPrices {
         reasoning: Decimal::ONE,
     };
 
-    /// The cost of this usage, rounded up; at most [`MAX_VALUE`].
+    /// The cost of this usage, rounded up and at most [`MAX_VALUE`].
     pub fn cost(&self, usage: &TokenUsage) -> u64 {
         let beside = usage.cached.saturating_add(usage.written);
         let parts = [
@@ -90,7 +89,7 @@ impl TokenPrices {
             (usage.reasoning, self.reasoning),
         ];
         let nanos = parts.iter().fold(0_u128, |sum, (tokens, price)| {
-            // 64 bits times 64 bits
+            // 64 bits times 64 bits fit in 128.
             let cost = u128::from(*tokens) * u128::from(price.nanos());
             sum.saturating_add(cost)
         });
@@ -102,18 +101,18 @@ impl TokenPrices {
 /// Prices of long prompts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LongPrompt {
-    /// From this many input tokens on, for the whole request.
+    /// Applies to the whole request from this many input tokens.
     pub from: u64,
-    /// What a token costs then.
+    /// The prices then.
     pub prices: TokenPrices,
 }
 
 /// The price of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelPrice {
-    /// Of each part.
+    /// The usual prices.
     pub prices: TokenPrices,
-    /// Of a long prompt.
+    /// The prices of long prompts.
     pub long: Option<LongPrompt>,
 }
 
@@ -131,36 +130,36 @@ impl ModelPrice {
 /// One entry of a price table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct PriceEntry {
-    /// As written, `*` at its end included.
+    /// As configured, including a trailing `*`.
     name: Box<str>,
     price: ModelPrice,
 }
 
-/// Prices by model: by the exact name, else by the longest prefix that stands before a `*`.
+/// Prices by model: the exact name wins, then the longest prefix before a `*`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PriceTable {
-    /// At least one.
+    /// Never empty.
     entries: Vec<PriceEntry>,
-    /// The index of the most expensive one.
+    /// Index of the most expensive entry.
     dearest: usize,
 }
 
 /// The entry of a price table that applies to a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PricedModel<'a> {
-    /// The entry's name; `other` for a model that is not listed.
+    /// The entry's name; `other` for an unlisted model.
     pub name: &'a str,
-    /// Its price; of a model that is not listed, that of the most expensive entry.
+    /// The entry's price; an unlisted model gets the most expensive one.
     pub price: &'a ModelPrice,
-    /// The table lists it.
+    /// Whether the table lists the model.
     pub is_listed: bool,
 }
 
-/// The label and key of every model that is not listed.
+/// The label and key of unlisted models.
 pub const OTHER_MODEL: &str = "other";
 
 impl PriceTable {
-    /// `None` without an entry, with more than [`MAX_PRICES`], and where two have one name.
+    /// `None` if there are no entries, more than [`MAX_PRICES`], or two with one name.
     pub fn new(entries: Vec<(String, ModelPrice)>) -> Option<PriceTable> {
         let mut entries: Vec<PriceEntry> = entries
             .into_iter()
@@ -221,7 +220,7 @@ impl PriceTable {
     }
 
     fn exact(&self, model: &str) -> Option<&PriceEntry> {
-        // a model of the upstream's or the client's naming must not be taken for a pattern
+        // A model named by an upstream or client must not match as a pattern.
         if model.ends_with('*') {
             return None;
         }

@@ -1,12 +1,12 @@
-//! The part of a request that says something about its cost: the model, the bound on its output,
-//! the number of choices, and how long its prompt is.
+//! The parts of a request that determine its cost: the model, the output bound, the number of
+//! choices and the prompt's length.
 //!
-//! Nothing is tokenised. A prompt counts by its bytes, except that a text whose first
-//! [`MAX_ENCODED_BYTES`] bytes look like base64 counts as that many: it is a picture or a file,
-//! whose tokens have nothing to do with its length.
+//! Nothing is tokenised: a prompt counts by its bytes. One exception: a string whose first
+//! [`MAX_ENCODED_BYTES`] bytes look like base64 counts as that many. It is a picture or a file,
+//! whose tokens do not depend on its length.
 //!
-//! A field that appears twice with different values counts as absent, so nobody lowers an estimate
-//! by what two parsers read differently.
+//! A field that appears twice with different values counts as absent. Otherwise clients could
+//! exploit parsers that disagree, and lower their estimates.
 
 use std::fmt;
 
@@ -14,31 +14,31 @@ use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::json::MAX_MODEL_BYTES;
 
-/// A longer text of base64 counts as this many bytes.
+/// Longer base64 strings count as this many bytes.
 pub const MAX_ENCODED_BYTES: u64 = 4_096;
 
-/// The most choices that a request may multiply its output by.
+/// The most choices that can multiply the output.
 pub const MAX_CHOICES: u64 = 128;
 
 /// The inputs of an estimate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CostInputs {
-    /// Bytes of the body, texts of base64 shortened.
+    /// Bytes of the body, with base64 strings shortened.
     pub bytes: u64,
-    /// The model that the request names.
+    /// The model named in the request.
     pub model: Option<String>,
-    /// The most output tokens of each choice.
+    /// The output bound per choice, in tokens.
     pub max_output: Option<u64>,
-    /// How many choices are asked for: 1 to [`MAX_CHOICES`].
+    /// Requested choices: 1 to [`MAX_CHOICES`].
     pub choices: u64,
-    /// The request asks for a stream.
+    /// Whether the request asks for a stream.
     pub is_stream: bool,
-    /// The request says whether the stream shall report its usage.
+    /// Whether the request sets `stream_options`, which control usage reports.
     pub has_stream_options: bool,
 }
 
 impl CostInputs {
-    /// Of a body that is not read: only its length counts.
+    /// The inputs for a body that is not read: only its length.
     pub fn of_length(bytes: u64) -> CostInputs {
         CostInputs {
             bytes,
@@ -47,7 +47,7 @@ impl CostInputs {
         }
     }
 
-    /// Reads a whole body of JSON; of one that is not JSON only the length counts.
+    /// Reads a whole JSON body. If it is not JSON, only its length counts.
     pub fn read(body: &[u8]) -> CostInputs {
         let mut fields = RequestFields::default();
         let mut deserializer = serde_json::Deserializer::from_slice(body);
@@ -68,7 +68,7 @@ impl CostInputs {
     }
 }
 
-/// Bytes of a body of JSON that count.
+/// Counted bytes of a JSON body.
 fn prompt_bytes(body: &[u8]) -> u64 {
     let is_encoded = |byte: &u8| byte.is_ascii_alphanumeric() || b"+/=_-:;,".contains(byte);
     let (mut counted, mut rest) = (body.len() as u64, body);
@@ -85,7 +85,7 @@ fn prompt_bytes(body: &[u8]) -> u64 {
     counted
 }
 
-/// Bytes before the closing quote.
+/// Length up to the closing quote.
 fn text_length(text: &[u8]) -> usize {
     let mut at = 0;
     while let Some(found) = text
@@ -101,7 +101,7 @@ fn text_length(text: &[u8]) -> usize {
     text.len()
 }
 
-/// One value, or none, or different ones.
+/// No value, one value, or several different ones.
 #[derive(Debug, Default)]
 enum Occurrences<T> {
     #[default]
@@ -127,7 +127,7 @@ impl<T: PartialEq> Occurrences<T> {
     }
 }
 
-/// Names of the bound on output, the first that has one wins.
+/// Names of the output bound; the first one present wins.
 const MAX_OUTPUT: [&str; 6] = [
     "max_completion_tokens",
     "max_tokens",
@@ -137,7 +137,7 @@ const MAX_OUTPUT: [&str; 6] = [
     "maxTokens",
 ];
 
-/// Names of the number of choices.
+/// Names for the number of choices.
 const CHOICES: [&str; 3] = ["n", "candidateCount", "best_of"];
 
 #[derive(Debug, Default)]
@@ -170,7 +170,7 @@ impl RequestFields {
     }
 }
 
-/// Which object is read.
+/// The kind of object being read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Level {
     Top,
@@ -179,7 +179,7 @@ enum Level {
 }
 
 impl Level {
-    /// The names that count in an object of this level.
+    /// Whether objects of this level may have this name.
     fn has(self, name: &str) -> bool {
         let is_nested = matches!(
             name,
@@ -200,7 +200,7 @@ impl<'de> DeserializeSeed<'de> for FieldsOf<'_> {
     }
 }
 
-/// What is no object says nothing.
+/// Ignores values that are not objects.
 macro_rules! ignored {
     ($($visit:ident: $kind:ty),*) => {
         $(fn $visit<E>(self, _: $kind) -> Result<(), E> {
@@ -265,7 +265,7 @@ impl<'de> Visitor<'de> for FieldsOf<'_> {
     }
 }
 
-/// A value that is read for itself.
+/// The type and value of a single field.
 #[derive(Debug, PartialEq, Eq)]
 enum Given {
     Count(u64),
@@ -304,7 +304,7 @@ impl<'de> Visitor<'de> for Scalar {
     }
 
     fn visit_f64<E>(self, number: f64) -> Result<Given, E> {
-        // `4096.0` and `1e5` are whole numbers, too
+        // `4096.0` and `1e5` are whole numbers.
         let is_count = number.fract() == 0.0 && (0.0..1e15).contains(&number);
         Ok(match is_count {
             true => Given::Count(number as u64),

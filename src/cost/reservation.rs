@@ -1,55 +1,54 @@
-//! The units that one request holds of one limit, from its arrival until its cost is known.
+//! The units that one request reserves in one limit, from arrival until its cost is known.
 //!
 //! ```text
 //!  reserve e ──▶ held ──▶ grow: the answer has used more ──▶ settle with the actual cost a
-//!                                                             a > held: the difference is charged as an extra
-//!                                                             a < held: it is refunded to where it was charged
+//!                                                             a > held: charge the difference as an extra
+//!                                                             a < held: refund it where it was charged
 //! ```
 //!
-//! Only numbers: the gateway's guard charges and refunds what is said here. A refund takes back the
-//! last growth first, at the moment at which that was charged, and then the estimate, at the moment
-//! of its arrival: windows count both in the right one. Units that the bound on debt forgave were
-//! never charged and are not given back.
+//! This module only computes; the gateway's guard charges and refunds. A refund first takes back
+//! the last growth at the time of its charge, then the estimate at the time of arrival. Windows
+//! thus refund the right period. Units forgiven by the debt bound were never charged and are not
+//! refunded.
 
 use super::decimal::Decimal;
 
-/// Units held of one limit.
+/// The units held in one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CostReservation {
     held: u64,
-    /// Of it, what was never charged.
+    /// The part of `held` that was never charged.
     forgiven: u64,
     charged_ns: u64,
-    /// The last growth, of what is held.
+    /// The last growth, included in `held`.
     grown: u64,
     grown_ns: u64,
 }
 
-/// Units that go back, and when they were charged.
+/// Units to refund, with the time of their charge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Refund {
-    /// How many; 0 is nothing to do.
+    /// 0 means no refund.
     pub units: u64,
     /// The `now_ns` of their charge.
     pub charged_ns: u64,
 }
 
-/// The charge or refunds that settle a reservation.
+/// The extra charge or the refunds that settle a reservation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settlement {
-    /// To be charged now.
+    /// Units to charge now.
     pub extra: u64,
-    /// Held and not used. More than the sum of `refunds` where part of it was forgiven.
+    /// Held but unused. Exceeds the sum of `refunds` if a part was forgiven.
     pub refunded: u64,
-    /// To be given back.
+    /// Refunds to make.
     pub refunds: [Refund; 2],
-    /// Forgiven while the reservation grew, and used. What the bound on debt drops of `extra` comes
-    /// on top.
+    /// Units used but forgiven while the reservation grew. Forgiven parts of `extra` come on top.
     pub forgiven: u64,
 }
 
 impl CostReservation {
-    /// Holds what was charged when the request was admitted.
+    /// Holds the units charged at admission.
     pub fn new(units: u64, now_ns: u64) -> CostReservation {
         CostReservation {
             held: units,
@@ -60,13 +59,13 @@ impl CostReservation {
         }
     }
 
-    /// Units that are held now.
+    /// Units held now.
     pub fn held(&self) -> u64 {
         self.held
     }
 
-    /// Units to charge because the answer has used `seen` so far: 0 while that is held, else what
-    /// is missing and a share of all that is seen. A share of 0 does not grow.
+    /// Units to charge now that the answer has used `seen`. 0 while `held` covers it. Else the
+    /// shortfall plus `share` of `seen`; a share of 0 disables growth.
     pub fn growth(&self, seen: u64, share: Decimal) -> u64 {
         if seen <= self.held || share == Decimal::ZERO {
             return 0;
@@ -79,18 +78,18 @@ impl CostReservation {
             .saturating_sub(self.held)
     }
 
-    /// These units have been charged; the bound on debt dropped `forgiven` of them.
+    /// Records a growth charge, of which the debt bound forgave `forgiven` units.
     pub fn grow(&mut self, units: u64, forgiven: u64, now_ns: u64) {
         self.held = self.held.saturating_add(units);
         self.forgiven = self.forgiven.saturating_add(forgiven);
         (self.grown, self.grown_ns) = (units.saturating_sub(forgiven), now_ns);
     }
 
-    /// What is to be done now that the cost is known. A reservation is settled once: it is
-    /// consumed.
+    /// Computes the settlement once the cost is known. Consumes the reservation, so it settles
+    /// once.
     pub fn settle(self, actual: u64) -> Settlement {
         let refunded = self.held.saturating_sub(actual);
-        // what was never charged is the last that was held
+        // Forgiven units were the last to be held, so drop them first.
         let dropped = refunded.min(self.forgiven);
         let back = refunded - dropped;
         let of_growth = back.min(self.grown);

@@ -1,9 +1,8 @@
-//! The charges of one limit: its estimate of a request, what an answer has used so far, and what it
-//! has cost in the end.
+//! How one limit charges requests: the estimate, the usage so far, and the final cost.
 //!
-//! All numbers that differ between limits meet here: weights or prices, the estimate, and the rules
-//! for answers that end early or say nothing. The gateway says how an exchange has ended
-//! ([`AnswerEnding`]) and what is known of it ([`AnswerFacts`]).
+//! Everything that differs between limits is here: weights or prices, the estimate, and the rules
+//! for answers that end early or report nothing. The gateway supplies how the exchange ended
+//! ([`AnswerEnding`]) and what is known about it ([`AnswerFacts`]).
 
 use std::sync::Arc;
 
@@ -20,139 +19,138 @@ use super::{
 /// The unit of a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CostUnits {
-    /// Tokens, each part with its weight.
+    /// Tokens, with a weight per part.
     Tokens(TokenPrices),
-    /// Millionths of money, by the model's prices.
+    /// Millionths of money, at the model's prices.
     Money(Arc<PriceTable>),
-    /// What the answer or the gateway counts: points, bytes, milliseconds. The number is the whole
-    /// cost.
+    /// A number that the answer reports or the gateway counts, such as points, bytes or
+    /// milliseconds. It is the whole cost.
     Whole,
-    /// The seconds of a transcription.
+    /// Seconds of a transcription.
     Seconds,
 }
 
-/// The kind of estimate.
+/// How to estimate a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EstimateKind {
-    /// The input by its bytes, and the mean output.
+    /// Input from its bytes, plus the mean output.
     Learned,
-    /// The input by its bytes, and the most output that the request allows.
+    /// Input from its bytes, plus the most output that the request allows.
     MaxTokens,
-    /// The input by its bytes.
+    /// Input from its bytes.
     Input,
-    /// So many units.
+    /// This many units.
     Fixed(u64),
 }
 
-/// The cost of an exchange that has failed and reports nothing.
+/// The cost of a failed exchange without reported usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureCost {
     /// Nothing.
     Refund,
-    /// Its input.
+    /// The input.
     Input,
-    /// What is held.
+    /// The held units.
     Reserved,
 }
 
-/// The cost of a whole answer that reports nothing.
+/// The cost of a complete answer without reported usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnreportedCost {
-    /// Its input, and its output as counted.
+    /// The input, plus the output as counted.
     Counted,
-    /// What is held.
+    /// The held units.
     Reserved,
-    /// So many units.
+    /// This many units.
     Fixed(u64),
 }
 
-/// How one limit charges what requests cost.
+/// How one limit charges costs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CostRule {
-    /// What it counts.
+    /// The unit.
     pub units: CostUnits,
-    /// What it reserves.
+    /// The estimate to reserve.
     pub estimate: EstimateKind,
-    /// What it assumes before it has learned.
+    /// Assumptions before anything is learned.
     pub first: FirstRatios,
-    /// A stream that has used more than is held holds this share more than it has used.
+    /// When a stream outgrows its reservation, reserve this share more than it has used.
     pub grow: Decimal,
-    /// A client that leaves is charged what is held, where that is more than what was counted.
+    /// If a client leaves, charge at least the held units.
     pub reserved_on_abort: bool,
-    /// An answer of 400 and above that reports nothing.
+    /// The cost of an answer of 400 or above without reported usage.
     pub on_error: FailureCost,
-    /// The request was sent, and no answer came.
+    /// The cost if the request was sent but no answer came.
     pub on_silence: FailureCost,
-    /// A whole answer below 400 that reports nothing.
+    /// The cost of a complete answer below 400 without reported usage.
     pub unreported: UnreportedCost,
-    /// The largest cost that is believed.
+    /// The largest plausible cost.
     pub max: u64,
 }
 
-/// An estimate and its summands.
+/// An estimate with its terms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostEstimate {
-    /// Units to reserve: at least 1, so that a key in debt is refused.
+    /// Units to reserve. At least 1, so that a key in debt is refused.
     pub units: u64,
-    /// Tokens of input that were assumed.
+    /// Assumed input tokens.
     pub input: u64,
-    /// Tokens of output that were assumed, or units of a cost that is not tokens.
+    /// Assumed output tokens, or units if the cost is not in tokens.
     pub output: u64,
-    /// What they were computed with.
+    /// The ratios used.
     pub ratios: ModelRatios,
 }
 
 /// The facts about a request and its answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AnswerFacts<'a> {
-    /// Counted bytes of the request's body.
+    /// Counted bytes of the request body.
     pub request_bytes: u64,
-    /// The model that the request names.
+    /// The model named in the request.
     pub request_model: Option<&'a str>,
-    /// The model that the answer names.
+    /// The model named in the answer.
     pub answer_model: Option<&'a str>,
-    /// Choices that the request asks for.
+    /// Requested choices.
     pub choices: u64,
-    /// What the answer reports: in its body, or in a header or trailer; or what the gateway counts
-    /// itself, bytes or milliseconds.
+    /// Usage reported in the answer's body, header or trailer, or counted by the gateway (bytes,
+    /// milliseconds).
     pub reported: Option<ReportedUsage>,
-    /// Events that carried output; 0 for an answer that is not a stream.
+    /// Events that carried output; 0 if the answer is not a stream.
     pub progress: u64,
-    /// Bytes of the answer's body.
+    /// Bytes of the answer body.
     pub answer_bytes: u64,
 }
 
-/// How an exchange has ended.
+/// How an exchange ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerEnding {
-    /// No server has received the whole request.
+    /// No server received the whole request.
     NotSent,
-    /// The request was sent, and no head of an answer came: a timeout, a broken connection, a
-    /// client that left.
+    /// The request was sent, but no response head came: a timeout, a broken connection, or the
+    /// client left.
     Silent,
-    /// The answer has ended as it should. `has_body` is false for 1xx, 204, 304 and answers to
-    /// HEAD.
+    /// The answer ended normally. `has_body` is false for 1xx, 204, 304 and answers to HEAD.
     Whole {
-        /// Of the answer.
+        /// The answer's status.
         status: StatusCode,
-        /// It may report something.
+        /// Whether the answer can report usage.
         has_body: bool,
     },
-    /// The client left after the head, the upstream broke off, or the gateway ended it.
+    /// After the head, the client left, the upstream broke off, or the gateway ended the answer.
     Aborted {
-        /// Of the answer.
+        /// The answer's status.
         status: StatusCode,
     },
 }
 
-/// Where a cost comes from.
+/// The source of a cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CostBasis {
-    /// The upstream has reported it.
+    /// Reported by the upstream.
     Reported,
-    /// It was counted from bytes and events.
+    /// Counted from bytes and events.
     Counted,
-    /// What was held.
+    /// The held units.
     Reserved,
     /// A configured number.
     Fixed,
@@ -160,12 +158,12 @@ pub enum CostBasis {
     Refunded,
     /// No answer came.
     Silent,
-    /// The answer broke off.
+    /// The answer was cut short.
     Aborted,
 }
 
 impl CostBasis {
-    /// As logs and metrics write it.
+    /// The name in logs and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             CostBasis::Reported => "reported",
@@ -184,14 +182,14 @@ impl CostBasis {
 pub struct ActualCost {
     /// Units.
     pub units: u64,
-    /// Where they come from.
+    /// Their source.
     pub basis: CostBasis,
-    /// More was reported than is believed.
+    /// The reported cost exceeded the plausible maximum.
     pub is_implausible: bool,
 }
 
 impl CostRule {
-    /// What to reserve for a request.
+    /// Estimates the cost to reserve for a request.
     pub fn estimate(&self, inputs: &CostInputs, learned: &LearnedRatios) -> CostEstimate {
         let model = inputs.model.as_deref();
         let ratios = learned.ratios(Some(self.learned_as(model)), &self.first);
@@ -217,7 +215,7 @@ impl CostRule {
         }
     }
 
-    /// What a running answer has cost so far; `None` where that is not known until it ends.
+    /// The cost of a running answer so far; `None` if unknown until the end.
     pub fn seen(&self, ratios: &ModelRatios, facts: &AnswerFacts<'_>) -> Option<u64> {
         let is_counted = matches!(facts.reported, Some(ReportedUsage::Units(_)));
         let is_known = is_counted || facts.progress > 0 && ratios.tokens_per_event.is_some();
@@ -227,7 +225,7 @@ impl CostRule {
         })
     }
 
-    /// What an exchange has cost, of which `held` units are held.
+    /// The final cost of an exchange that holds `held` units.
     pub fn actual(
         &self,
         ending: AnswerEnding,
@@ -261,8 +259,8 @@ impl CostRule {
         }
     }
 
-    /// Learns from a whole answer below 400 that has reported its usage, or from an aborted one
-    /// what is sure of it.
+    /// Learns from a complete answer below 400 with reported usage. From an aborted answer, learns
+    /// only what is certain.
     pub fn learn(&self, ending: AnswerEnding, facts: &AnswerFacts<'_>, learned: &LearnedRatios) {
         let (status, is_whole) = match ending {
             AnswerEnding::Whole { status, .. } => (status, true),
@@ -293,7 +291,7 @@ impl CostRule {
         );
     }
 
-    /// The name under which a model is learned: that of the price table, else the request's.
+    /// The name under which a model is learned: from the price table, else from the request.
     fn learned_as<'a>(&'a self, model: Option<&'a str>) -> &'a str {
         match &self.units {
             CostUnits::Money(table) => table.find(model).name,
@@ -301,7 +299,7 @@ impl CostRule {
         }
     }
 
-    /// Whether what is reported is in these units.
+    /// Whether the reported usage is in this rule's units.
     fn reads(&self, reported: &ReportedUsage) -> bool {
         matches!(
             (&self.units, reported),
@@ -313,7 +311,7 @@ impl CostRule {
         )
     }
 
-    /// Tokens of input that the bytes of a request stand for; 0 where the cost is not tokens.
+    /// Input tokens estimated from the request's bytes; 0 if the cost is not in tokens.
     fn input(&self, ratios: &ModelRatios, bytes: u64) -> u64 {
         match self.units {
             CostUnits::Tokens(_) | CostUnits::Money(_) => {
@@ -338,7 +336,7 @@ impl CostRule {
         }
     }
 
-    /// What is reported so far, and the output as counted where that is more.
+    /// The usage reported so far. Uses the counted output if that is larger.
     fn counted(&self, ratios: &ModelRatios, facts: &AnswerFacts<'_>) -> TokenUsage {
         let by_events = ratios.tokens_per_event.map_or(0.0, f64::from) * facts.progress as f64;
         let output = match facts.progress {
@@ -353,7 +351,7 @@ impl CostRule {
         match facts.reported {
             Some(ReportedUsage::Tokens(usage)) => TokenUsage {
                 output: usage.output.max(output),
-                // what is told of the input only at the end is still to come
+                // Some formats report the input only at the end; estimate it until then.
                 input: match usage.input {
                     0 => self.input(ratios, facts.request_bytes),
                     input => input,
@@ -407,7 +405,7 @@ impl CostRule {
             FailureCost::Reserved => (held, CostBasis::Reserved),
             FailureCost::Input => {
                 let counted = match facts.reported {
-                    // bytes and time are counted by the gateway, whatever comes of them
+                    // The gateway counts bytes and time itself, even if the answer fails.
                     Some(ReportedUsage::Units(units)) => plain(0, units),
                     _ => plain(self.input(ratios, facts.request_bytes), 0),
                 };
@@ -441,9 +439,9 @@ fn is_error(status: StatusCode) -> bool {
     status.as_u16() >= 400
 }
 
-/// A whole number of at most [`MAX_VALUE`].
+/// Rounds up to a whole number of at most [`MAX_VALUE`].
 fn rounded_up(value: f64) -> u64 {
-    // saturates, and is 0 for what is no number
+    // The cast saturates, and maps NaN to 0.
     (value.ceil() as u64).min(MAX_VALUE)
 }
 
@@ -489,7 +487,7 @@ mod tests {
         Some(ReportedUsage::Tokens(plain(input, output)))
     }
 
-    /// A request of 400 bytes, which are 100 tokens.
+    /// A request of 400 bytes, or 100 tokens.
     fn facts() -> AnswerFacts<'static> {
         AnswerFacts {
             request_bytes: 400,

@@ -1,5 +1,5 @@
-//! Answers of real providers and hostile ones, whole and in pieces (tests).
-//! `tests/vectors/cost_vectors.json` says what each reports.
+//! Tests with answers of real providers and hostile ones, whole and in pieces.
+//! `tests/vectors/cost_vectors.json` lists what each reports.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::{
 
 const VECTORS: &str = include_str!("../../tests/vectors/cost_vectors.json");
 
-/// What came of one answer.
+/// The result of reading one answer.
 #[derive(Clone, Debug, PartialEq)]
 struct Reading {
     reported: Option<ReportedUsage>,
@@ -81,7 +81,7 @@ fn body_of(vector: &Value) -> Vec<u8> {
     }
 }
 
-/// As the vectors write what is reported.
+/// The reported usage as the vectors write it.
 fn told(reading: &Reading) -> Value {
     let mut told = match reading.reported {
         None => return Value::Null,
@@ -109,7 +109,7 @@ fn every_answer_of_the_vectors_reports_the_same_however_it_is_split() {
         let (id, meter, body) = (&vector["id"], meter_of(vector), body_of(vector));
         let whole = read(&meter, [&*body]);
         if vector["stage"] == 2 {
-            // compressed answers and binary frames: nothing is read of them yet
+            // Compressed answers and binary frames are not read yet.
             assert_eq!((whole.reported, whole.events), (None, 0), "{id}");
             later += 1;
             continue;
@@ -258,7 +258,7 @@ fn reading_an_answer_takes_a_bounded_state() {
     );
 }
 
-/// Bytes that are likely to be taken for structure.
+/// Random bytes rich in structural characters.
 fn junk() -> impl Strategy<Value = Vec<u8>> {
     const WORDS: [&[u8]; 9] = [
         b"data:",
