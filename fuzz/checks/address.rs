@@ -1,5 +1,8 @@
-//! Bytes as a list of addresses and as a PROXY header: a lie to the left of the client changes nothing, a stranger is himself, and
-//! not a byte behind a header is read. One function for each target.
+//! Bytes as a list of addresses and as a PROXY header, with one function per target.
+//!
+//! - A forged element to the left of the client changes nothing.
+//! - An untrusted peer is always the client.
+//! - The reader takes no byte after a PROXY header.
 
 use std::net::IpAddr;
 
@@ -11,12 +14,12 @@ use tidegate::{
 
 /// A trusted proxy.
 const PROXY: &str = "10.0.0.1";
-/// Nobody's.
+/// An untrusted peer.
 const STRANGER: &str = "192.0.2.1";
-/// What a client would like to be.
+/// The address that the client tries to forge.
 const FORGED: &str = "6.6.6.6";
 
-/// The lines of `X-Forwarded-For`.
+/// Bytes as the lines of `X-Forwarded-For`.
 pub fn x_forwarded_for(data: &[u8]) {
     list(
         data,
@@ -26,7 +29,7 @@ pub fn x_forwarded_for(data: &[u8]) {
     );
 }
 
-/// The lines of `Forwarded`.
+/// Bytes as the lines of `Forwarded`.
 pub fn forwarded(data: &[u8]) {
     list(data, AddressSource::Forwarded, "forwarded", "for=6.6.6.6");
 }
@@ -53,7 +56,7 @@ fn list(data: &[u8], source: AddressSource, name: &'static str, forged: &str) {
         let locate = |peer: &str, headers: &HeaderMap| -> Client<'static> {
             let peer = peer.parse().expect("an address");
             identifier.locate(peer, headers, |step| {
-                // whatever is shown can be written
+                // Every step can be displayed.
                 assert!(!step.to_string().is_empty());
             })
         };
@@ -72,22 +75,23 @@ fn list(data: &[u8], source: AddressSource, name: &'static str, forged: &str) {
     }
 }
 
-/// Whether the walk may have ended for want of elements.
+/// Whether the walk may have ended because no element was left.
 fn is_ours(address: IpAddr) -> bool {
     matches!(address, IpAddr::V4(address) if address.octets()[0] == 10)
 }
 
-/// What follows `PROXY `.
+/// Bytes after `PROXY `.
 pub fn proxy_v1(data: &[u8]) {
     header(&[b"PROXY ", data].concat());
 }
 
-/// What follows the signature of version 2.
+/// Bytes after the signature of version 2.
 pub fn proxy_v2(data: &[u8]) {
     header(&[b"\r\n\r\n\0\r\nQUIT\n", data].concat());
 }
 
-/// Reads a header as the listener does: never asking for a byte behind it, to the same end as if all had come at once.
+/// Reads a header as the listener does, and never a byte after it. Slow arrival must give the same
+/// result as all bytes at once.
 fn header(bytes: &[u8]) {
     let whole = proxy_protocol::parse(bytes);
     let mut seen = 0;
@@ -104,7 +108,7 @@ fn header(bytes: &[u8]) {
                     assert!(!matches!(whole, Ok(Parsed::Whole { .. })));
                     return;
                 }
-                // as slowly as a network can be
+                // One byte at a time, the slowest possible network.
                 seen += 1;
             }
             Err(_) => {

@@ -1,7 +1,9 @@
-//! Bytes as a body of JSON or of a form: a field keys the bucket that its value names, or the one bucket of everything unclear.
+//! Bytes as a JSON or form body. A field keys the bucket that its value names, or the shared bucket
+//! of unclear values.
 //!
-//! Frameworks disagree about fields that stand twice: some take the first, some the last. Whichever value one of them reads, the
-//! client is counted under that value or as unclear, so no second value buys a second allowance.
+//! Frameworks disagree about duplicate fields: some take the first, some the last. Whichever value
+//! one of them reads, the client is counted under that value or as unclear. So a second value buys
+//! no second quota.
 
 use std::{fmt, net::IpAddr};
 
@@ -18,7 +20,7 @@ const FIELD: &str = "user";
 const JSON: &str = "application/json";
 const FORM: &str = "application/x-www-form-urlencoded";
 
-/// The first byte says of which type the others are.
+/// The first byte selects the content type of the rest.
 pub fn check(data: &[u8]) {
     let Some((kind, body)) = data.split_first() else {
         return;
@@ -29,7 +31,7 @@ pub fn check(data: &[u8]) {
     }
 }
 
-/// The bucket; `None` where there is no value.
+/// The bucket; `None` if the field has no value.
 fn bucket(content_type: &str, body: &[u8]) -> Option<Key> {
     let parts = KeyParts::new("login", vec![KeyPart::Body(FIELD.to_owned())]);
     let fields = BodyFields::parse(Some(content_type), body, parts.wanted_body_fields());
@@ -52,14 +54,14 @@ fn bucket(content_type: &str, body: &[u8]) -> Option<Key> {
     }
 }
 
-/// The bucket of everything that is read in two ways.
+/// The bucket of ambiguous values.
 fn unclear() -> Option<Key> {
     let unclear = bucket(JSON, b"{");
     assert!(unclear.is_some());
     unclear
 }
 
-/// The bucket of a value that is written in the one plain way.
+/// The bucket of a value in its plain spelling.
 fn bucket_of(value: &str) -> Option<Key> {
     let plain = serde_json::json!({ FIELD: value }).to_string();
     bucket(JSON, plain.as_bytes())
@@ -110,7 +112,7 @@ fn form(body: &[u8]) {
     }
 }
 
-/// `application/x-www-form-urlencoded`, as the URL standard decodes it.
+/// Decodes `application/x-www-form-urlencoded` as the URL standard does.
 fn decoded(text: &[u8]) -> String {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -129,7 +131,7 @@ fn decoded(text: &[u8]) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// Every text that stands under the field of the outermost object, in its order: a framework takes one of them.
+/// All texts under the field in the outermost object, in order. A framework reads one of them.
 struct Read {
     values: Vec<String>,
 }
@@ -142,7 +144,7 @@ impl<'de> Deserialize<'de> for Read {
 
 struct Outermost;
 
-/// Anything but an object: there is no field.
+/// Values other than objects have no field.
 macro_rules! no_field {
     ($($visit:ident: $value:ty),*) => {
         $(fn $visit<E>(self, _: $value) -> Result<Read, E> {

@@ -1,5 +1,9 @@
-//! Bytes as a configuration file and as a rate: a problem is shown where it is, nothing of the text reaches the terminal as a
-//! command, equal texts compile to equal configurations, and a rate that is printed is the same rate again.
+//! Bytes as a configuration file and as a rate.
+//!
+//! - A problem is reported at its position.
+//! - No text of the file reaches the terminal as a control sequence.
+//! - Equal texts compile to equal configurations.
+//! - A printed rate parses to the same rate.
 
 use std::{path::Path, time::Duration};
 
@@ -9,7 +13,7 @@ use tidegate::{
     route::RouteTable,
 };
 
-/// The bytes are a file.
+/// Bytes as a file.
 pub fn text(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     match (compile(&text), compile(&text)) {
@@ -34,7 +38,7 @@ fn compile(text: &str) -> Result<Loaded, Report> {
     config::compile("fuzz.toml", text, Path::new("fuzz/checks"), &variable)
 }
 
-/// What is said can be shown: within the text, and without a control character of the file's.
+/// A report marks positions within the text, and contains no control character of the file.
 fn check_report(text: &str, report: &Report) {
     assert!(report.diagnostics.len() <= MAX_SHOWN);
     assert!(report.errors() + report.warnings() >= report.diagnostics.len());
@@ -66,7 +70,7 @@ fn check_report(text: &str, report: &Report) {
     assert_eq!(command, None, "a control character reaches the terminal");
 }
 
-/// What is accepted can be put to work.
+/// An accepted configuration can run.
 fn check_snapshot(loaded: &Loaded) {
     let snapshot = &loaded.snapshot;
     assert!(!snapshot.listeners.is_empty() && !snapshot.upstreams.is_empty());
@@ -91,7 +95,7 @@ fn check_snapshot(loaded: &Loaded) {
     assert!(snapshot.written.redacted().is_object());
 }
 
-/// The bytes are a rate, a span of time and a moment.
+/// Bytes as a rate, a duration and a time.
 pub fn rate(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     if let Ok(span) = config::parse_span(&text) {
@@ -105,7 +109,7 @@ pub fn rate(data: &[u8]) {
         assert!(compiled.is_err(), "a rate that is none compiles: {text:?}");
         return;
     }
-    // a rate may still be none of this limit's: its burst may take years to fill
+    // A valid rate may still not suit this limit: its burst may take years to fill.
     let Ok(compiled) = compiled else {
         return;
     };

@@ -1,14 +1,15 @@
-//! Bytes as the target of a request: what is accepted has one spelling, and every server reads the same path out of it.
+//! Bytes as a request target: an accepted target has one spelling, and every server reads the same
+//! path from it.
 //!
-//! The models of servers differ in what they do first: decode escapes, or resolve `..`. Routes and limits see the match key, so a
-//! request that a server reads as another path would dodge a limit.
+//! Servers differ in what they do first: decode escapes, or resolve `..`. Routes and limits use the
+//! match key, so a request that a server reads as another path would evade a limit.
 
 use std::borrow::Cow;
 
 use http::{Uri, uri::PathAndQuery};
 use tidegate::route::path::{normalise, normalise_target};
 
-/// The bytes are a target in origin form.
+/// Bytes as a target in origin form.
 pub fn check(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let Ok(target) = normalise_target(&text) else {
@@ -27,14 +28,14 @@ pub fn check(data: &[u8]) {
     let of_key = normalise(key).expect("a key is a path");
     assert_eq!((&*of_key.forward, &*of_key.key), (key, key));
 
-    // the parser of requests lets fewer characters pass
+    // The request parser accepts fewer characters.
     if PathAndQuery::try_from(&*text).is_ok() {
         check_passed_on(forward, target.query);
     }
     check_servers(raw, forward, key);
 }
 
-/// The next parser splits the target where we do.
+/// Checks that the next parser splits the target at the same place.
 fn check_passed_on(forward: &str, query: Option<&str>) {
     let written = match query {
         Some(query) => format!("{forward}?{query}"),
@@ -63,7 +64,7 @@ fn check_servers(raw: &str, forward: &str, key: &str) {
         decoded_first(raw).as_ref(),
         "normalising changes the path"
     );
-    // a server that ignores parameters, and a slash at the end, reads the key
+    // A server that ignores parameters and trailing slashes reads the key.
     let bare: Vec<_> = forward.split('/').map(before_parameters).collect();
     let bare = decoded_first(&bare.join("/")).expect("below the root");
     let of_key = decoded_first(key).expect("below the root");
@@ -84,7 +85,7 @@ fn trimmed(path: &[u8]) -> &[u8] {
     path.strip_suffix(b"/").unwrap_or(path)
 }
 
-/// Every escape, once.
+/// Decodes every escape once.
 fn decode(path: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(path.len());
     let mut rest = path;

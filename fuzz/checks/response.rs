@@ -1,8 +1,11 @@
-//! Bytes as the answer of an origin over HTTP/1: what is accepted has one reading.
+//! Bytes as an origin's HTTP/1 answer: an accepted answer has one reading.
 //!
-//! Three invariants. However the bytes are cut into packets, the result is the same. A second, lenient parser that believes every
-//! line reads the same length out of an accepted answer, so no field that is passed on states another one. And the head that is
-//! passed on parses to the same framing again.
+//! Three invariants:
+//!
+//! - However the bytes are cut into packets, the result is the same.
+//! - A second, lenient parser that believes every line reads the same length from an accepted
+//!   answer. So no forwarded field states another length.
+//! - The forwarded head parses to the same framing again.
 
 use bytes::{Bytes, BytesMut};
 use http::{
@@ -17,7 +20,7 @@ use tidegate::upstream::{
 /// Interim responses before the final one.
 const MAX_INTERIM: usize = 8;
 
-/// The first byte says whether the request was a HEAD and how small the packets are; the others are the answer.
+/// The first byte selects a HEAD request and the packet size. The rest is the answer.
 pub fn check(data: &[u8]) {
     let Some((&how, bytes)) = data.split_first() else {
         return;
@@ -32,14 +35,14 @@ pub fn check(data: &[u8]) {
     );
 }
 
-/// What came of an answer.
+/// The result of reading an answer.
 #[derive(Debug, PartialEq, Eq)]
 struct Answer {
     heads: Vec<(StatusCode, HeaderMap, Kind)>,
     body: Vec<u8>,
     trailers: Option<HeaderMap>,
     end: End,
-    /// Bytes behind the end.
+    /// Bytes after the end.
     rest: usize,
 }
 
@@ -79,7 +82,7 @@ struct Wire<'a> {
 }
 
 impl Wire<'_> {
-    /// Whether another packet came.
+    /// Returns whether another packet arrived.
     fn receive(&mut self) -> bool {
         let (packet, to_come) = self.to_come.split_at(self.packet.min(self.to_come.len()));
         self.inbox.extend_from_slice(packet);
@@ -188,7 +191,7 @@ fn read_chunks(answer: &mut Answer, wire: &mut Wire<'_>, mut chunks: Chunks, sen
     End::Reached
 }
 
-/// What a lenient parser believes of a head: every line that could state a length.
+/// A lenient parser's reading of a head: every line that could state a length.
 struct Believed {
     http11: bool,
     lengths: Vec<Vec<u8>>,
@@ -271,7 +274,7 @@ fn check_head(raw: &[u8], head: &ResponseHead, kind: Kind, to_head: bool) {
     check_passed_on(head, kind, to_head);
 }
 
-/// The head as it is passed on has the same meaning for the next parser.
+/// Checks that the forwarded head means the same to the next parser.
 fn check_passed_on(head: &ResponseHead, kind: Kind, to_head: bool) {
     let mut written = format!("HTTP/1.1 {}\r\n", head.status.as_u16()).into_bytes();
     for (name, value) in &head.headers {
@@ -297,7 +300,7 @@ fn check_passed_on(head: &ResponseHead, kind: Kind, to_head: bool) {
     }
 }
 
-/// A chunked body as a careless parser reads it: the data, and its bytes on the wire.
+/// Reads a chunked body as a careless parser does. Returns the data, and its length on the wire.
 fn lenient_chunks(sent: &[u8]) -> Option<(Bytes, usize)> {
     let mut data = Vec::new();
     let mut at = 0;

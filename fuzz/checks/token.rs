@@ -1,5 +1,5 @@
-//! Bytes as a token, as its header, as its claims, and as a key set: whatever they are, nothing panics, nobody gets in whose token is
-//! not signed, and a token that is remembered says what it said the first time.
+//! Bytes as a token, its header, its claims, and a key set. Nothing panics. No unsigned token is
+//! accepted, and a cached token yields the same user as the first time.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -20,14 +20,14 @@ const GOOD_HEADER: &[u8] = br#"{"alg":"HS256"}"#;
 const GOOD_CLAIMS: &[u8] = br#"{"sub":"alice","exp":2000000000}"#;
 static HEADER: HeaderName = HeaderName::from_static("x-token");
 
-/// The first byte says what the others are.
+/// The first byte selects the meaning of the rest.
 pub fn check(data: &[u8]) {
     let Some((what, bytes)) = data.split_first() else {
         return;
     };
     match what % 4 {
         0 => {
-            // a signature that is not ours: the corpus holds none
+            // Not signed by us: the corpus contains no valid signature.
             let user = user_of(bytes);
             assert_eq!(user, None, "nobody signed this");
         }
@@ -71,7 +71,7 @@ fn signed(header: &[u8], claims: &[u8]) -> String {
     format!("{text}.{}", signature.expect("a secret signs anything"))
 }
 
-/// The user of a token, the same at the second time.
+/// The user of a token; checks that the cache returns the same.
 fn user_of(token: &[u8]) -> Option<String> {
     let value = HeaderValue::from_bytes(token).ok()?;
     let headers = HeaderMap::from_iter([(HEADER.clone(), value)]);

@@ -1,8 +1,10 @@
 //! Bytes as the body of an answer that may report usage.
 //!
-//! Two invariants. However the bytes are cut into pieces, the result is the same. And what a JSON
-//! parser finds at the path of a counter is reported, unless the body nests deeper than the reader
-//! follows or escapes its names.
+//! Two invariants:
+//!
+//! - However the bytes are cut into pieces, the result is the same.
+//! - What a JSON parser finds at a counter's path is reported. Exceptions: the body nests deeper
+//!   than the reader follows, or escapes its names.
 
 use std::sync::Arc;
 
@@ -26,7 +28,7 @@ const KINDS: [&str; 3] = [
     "application/x-ndjson",
 ];
 
-/// What came of a body.
+/// The result of reading a body.
 #[derive(Debug, PartialEq)]
 struct Reading {
     reported: Option<ReportedUsage>,
@@ -35,7 +37,7 @@ struct Reading {
     unread: Option<UnreadBody>,
 }
 
-/// The first byte says of which format and type the others are, the second how long the pieces are.
+/// The first byte selects the format and type of the rest, the second the length of the pieces.
 pub fn check(data: &[u8]) {
     let &[how, size, ref body @ ..] = data else {
         return;
@@ -87,9 +89,9 @@ fn check_against_serde(body: &[u8], reading: &Reading) {
         return;
     };
     match reading.reported {
-        // of two fields with one name serde keeps the last, the meter the larger
+        // For duplicate fields, serde keeps the last and the meter the larger.
         Some(ReportedUsage::Tokens(usage)) => assert!(usage.input >= input.min(MAX_VALUE)),
-        // seconds are told where no tokens are
+        // Seconds are reported only without tokens.
         Some(ReportedUsage::Seconds(_)) => assert_eq!(input, 0),
         ref other => panic!("{input} tokens are told, {other:?} is reported"),
     }

@@ -1,4 +1,4 @@
-//! `body::check` for random bytes.
+//! Feeds random bytes to `body::check`.
 #![no_main]
 
 #[path = "../checks/body.rs"]

@@ -1,4 +1,4 @@
-//! `configuration::text` for random bytes.
+//! Feeds random bytes to `configuration::text`.
 #![no_main]
 
 #[path = "../checks/configuration.rs"]

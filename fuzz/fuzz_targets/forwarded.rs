@@ -1,4 +1,4 @@
-//! `address::forwarded` for random bytes.
+//! Feeds random bytes to `address::forwarded`.
 #![no_main]
 
 #[path = "../checks/address.rs"]

@@ -1,4 +1,4 @@
-//! `path::check` for random bytes.
+//! Feeds random bytes to `path::check`.
 #![no_main]
 
 #[path = "../checks/path.rs"]

@@ -1,4 +1,4 @@
-//! `address::proxy_v1` for random bytes.
+//! Feeds random bytes to `address::proxy_v1`.
 #![no_main]
 
 #[path = "../checks/address.rs"]

@@ -1,4 +1,4 @@
-//! `configuration::rate` for random bytes.
+//! Feeds random bytes to `configuration::rate`.
 #![no_main]
 
 #[path = "../checks/configuration.rs"]

@@ -1,4 +1,4 @@
-//! `response::check` for random bytes.
+//! Feeds random bytes to `response::check`.
 #![no_main]
 
 #[path = "../checks/response.rs"]

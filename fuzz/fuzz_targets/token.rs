@@ -1,4 +1,4 @@
-//! Tokens and key sets from random bytes.
+//! Feeds random bytes to `token::check`.
 #![no_main]
 
 #[path = "../checks/token.rs"]

@@ -1,4 +1,4 @@
-//! `usage::check` for random bytes.
+//! Feeds random bytes to `usage::check`.
 #![no_main]
 
 #[path = "../checks/usage.rs"]

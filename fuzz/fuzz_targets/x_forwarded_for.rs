@@ -1,4 +1,4 @@
-//! `address::x_forwarded_for` for random bytes.
+//! Feeds random bytes to `address::x_forwarded_for`.
 #![no_main]
 
 #[path = "../checks/address.rs"]

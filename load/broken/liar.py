@@ -1,4 +1,7 @@
-"""A proxy that says Retry-After: 1 where the gateway behind it says otherwise. Arguments: the gateway's address, and a file for its own."""
+"""A proxy that replaces the gateway's Retry-After with 1.
+
+Arguments: the gateway's address, and a file for the proxy's own address.
+"""
 
 import http.client
 import http.server

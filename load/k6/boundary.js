@@ -1,5 +1,6 @@
-// Bursts, each after two quiet seconds, timed so that some cross a window boundary, wherever it is. A sliding log admits exactly
-// its limit of each burst; a fixed window admits up to twice as much.
+// Sends bursts, each after two quiet seconds, timed so that some cross any window boundary. A
+// sliding log admits exactly its limit of each burst; a fixed window admits up to twice as much.
+//
 // The limit is `window` of gateway.toml: 50 in any 2 s.
 import http from 'k6/http';
 import { check, sleep } from 'k6';
@@ -7,7 +8,8 @@ import { ALWAYS, TARGETS, count } from './lib/gateway.js';
 
 const LIMIT = 50;
 const WINDOW = 2;
-// a burst lasts half a second; with starts 2.55 s apart, some burst crosses a boundary at any offset
+// A burst lasts half a second. With starts 2.55 s apart, some burst crosses a boundary at any
+// offset.
 const BURSTS = 8;
 const APART = WINDOW + 0.55;
 const BATCHES = 10;
@@ -35,13 +37,13 @@ export default function () {
       passed += http.batch(batch()).filter((response) => count(response).status === 200).length;
       sleep(0.05);
     }
-    // after a stall of two seconds the following bursts are not valid
+    // A stall of two seconds invalidates the following bursts.
     const windows = 1 + Math.floor(since() / WINDOW);
     check(passed, {
       [`no burst is admitted more than ${LIMIT}`]: (n) => n <= LIMIT * windows,
       'and every one as much': (n) => n >= LIMIT,
     });
-    // at least two seconds after the end of the burst
+    // At least two seconds after the end of the burst.
     sleep(Math.max(APART - since(), WINDOW));
   }
 }

@@ -28,6 +28,6 @@ export default function () {
     'the whole burst passes': (n) => n >= BURST,
     'and no more than has flowed in meanwhile': (n) => n <= BURST + refilled,
   });
-  // until the bucket is full again
+  // Wait until the bucket is full again.
   sleep(BURST / LIMIT + 1);
 }

@@ -1,12 +1,14 @@
-// Redis stalls, dies and returns empty under load (scripts/load chaos does this): no 5xx, no slow response, no second burst, and
-// the whole limit again when Redis is back.
-// The limit is `per_user` of gateway.toml: 100/s, burst 50, on_redis_down = "local" with local_fraction 0.5.
+// Redis stalls, dies and returns empty under load, as scripts/load chaos arranges. Expect no 5xx,
+// no slow response, no second burst, and the whole limit again once Redis is back.
+//
+// The limit is `per_user` of gateway.toml: 100/s, burst 50, on_redis_down = "local" with
+// local_fraction 0.5.
 import { check } from 'k6';
 import { ADMINS, ALWAYS, DURATION, arrivals, ask, metricsOf } from './lib/gateway.js';
 
 const LIMIT = 100;
 const BURST = 50;
-// the bound of each outage: tokens that a gateway had borrowed and Redis has lost
+// The bound per outage: tokens that a gateway had leased and Redis lost.
 const OUTAGES = Number(__ENV.OUTAGES || 2);
 const SLACK = 0.1 * BURST * OUTAGES;
 

@@ -1,5 +1,5 @@
-// Three times the limit over all gateways together: exactly the limit is admitted, and a quiet client is not affected.
-// The limit is `per_user` of gateway.toml: 100/s, burst 50.
+// Sends three times the limit over all gateways: exactly the limit is admitted, and a quiet client
+// is not affected. The limit is `per_user` of gateway.toml: 100/s, burst 50.
 import { ALWAYS, DURATION, arrivals, ask, exactly } from './lib/gateway.js';
 
 export { together as teardown } from './lib/gateway.js';

@@ -1,5 +1,5 @@
-// One heavy client and fifty light ones: the heavy one gets its limit, and no light one is rejected.
-// The limit is `per_user` of gateway.toml: 100/s, burst 50.
+// One heavy client and fifty light ones: the heavy one gets exactly its limit, and no light one is
+// rejected. The limit is `per_user` of gateway.toml: 100/s, burst 50.
 import exec from 'k6/execution';
 import { ALWAYS, arrivals, ask, exactly } from './lib/gateway.js';
 

@@ -1,5 +1,7 @@
-// No header of a client gives it more requests: no address and no user, in any spelling.
-// The limit is `per_ip` of gateway.toml: 60/min, burst 20, which applies to /v1/address. Run this from an untrusted peer only.
+// No client header buys more requests: no address and no user, in any spelling.
+//
+// The limit is `per_ip` of gateway.toml: 60/min, burst 20, which applies to /v1/address. Run this
+// only from an untrusted peer.
 import http from 'k6/http';
 import exec from 'k6/execution';
 import { ALWAYS, DURATION, arrivals, count, nextTarget } from './lib/gateway.js';

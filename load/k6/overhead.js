@@ -1,4 +1,5 @@
-// The latency that the gateway adds: each request goes directly to the origin and through the gateway, one after the other.
+// Measures the latency that the gateway adds. Each request goes directly to the origin and through
+// the gateway, one after the other.
 import http from 'k6/http';
 import exec from 'k6/execution';
 import { Trend } from 'k6/metrics';
@@ -16,7 +17,8 @@ export const options = {
   thresholds: {
     http_req_failed: ['rate==0'],
     dropped_iterations: ALWAYS.dropped_iterations,
-    // generators, gateways and origin share the machine, so only the median shows the cost of the gateway
+    // Generators, gateways and origin share the machine, so only the median shows the gateway's
+    // cost.
     gw_added: ['med<5', 'p(95)<100'],
     'http_req_duration{name:gateway}': ['p(95)<100'],
   },
@@ -27,7 +29,7 @@ const direct = () => timed('direct', ORIGIN);
 const through = () => timed('gateway', nextTarget());
 
 export function both() {
-  // alternate the order, so that neither path always wakes the origin
+  // Alternate the order, so that neither path always wakes the origin.
   if (exec.scenario.iterationInTest % 2) {
     const without = direct();
     added.add(through() - without);

@@ -1,5 +1,5 @@
-// A client that waits for Retry-After is admitted at the first attempt, at any gateway.
-// The limit is `patient` of gateway.toml: 30/min, burst 3.
+// A client that waits for Retry-After is admitted at the first retry, at any gateway. The limit is
+// `patient` of gateway.toml: 30/min, burst 3.
 import { check, sleep } from 'k6';
 import { Rate } from 'k6/metrics';
 import { ALWAYS, TARGETS, ask, retryAfter } from './lib/gateway.js';

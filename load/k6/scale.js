@@ -1,6 +1,8 @@
-// A gateway joins after one quarter of the time and leaves after three: the limit of all gateways together stays the same.
-// JOINING is the address of this gateway. scripts/load scale starts and stops it.
-// The limit is `per_user` of gateway.toml: 100/s, burst 50.
+// A gateway joins after one quarter of the run and leaves after three quarters. The limit over all
+// gateways stays the same.
+//
+// JOINING is the address of this gateway. scripts/load scale starts and stops it. The limit is
+// `per_user` of gateway.toml: 100/s, burst 50.
 import exec from 'k6/execution';
 import { ALWAYS, DURATION, TARGETS, arrivals, ask, exactly, nextTarget } from './lib/gateway.js';
 
@@ -9,7 +11,7 @@ export { together as teardown } from './lib/gateway.js';
 const LIMIT = 100;
 const BURST = 50;
 const JOINING = __ENV.JOINING;
-// send to it only while it surely runs: the clock of the script that starts it is ahead of this one
+// Send to it only while it surely runs: the clock of the starting script is ahead of this one.
 const ASKED = { from: 0.4, until: 0.55 };
 
 export const options = {

@@ -1,4 +1,4 @@
-// Every gateway answers, sends its limits, and is ready.
+// Checks that every gateway answers, sends its limits, and is ready.
 import http from 'k6/http';
 import { check } from 'k6';
 import { ADMINS, ALWAYS, TARGETS, ask } from './lib/gateway.js';
@@ -13,7 +13,7 @@ export default function () {
     const response = ask('/v1/items', 'quiet-key', target);
     check(response, {
       admitted: (r) => r.status === 200,
-      // k6 changes the case of header names
+      // k6 changes the case of header names.
       'RateLimit says what is left': (r) => /^"per_user";r=\d+(;t=\d+)?/.test(r.headers['Ratelimit'] || ''),
       'RateLimit-Policy says what is allowed': (r) => /^"per_user";q=\d+;w=\d+/.test(r.headers['Ratelimit-Policy'] || ''),
     });

@@ -1,5 +1,6 @@
-// New clients all the time, and one above its limit: memory and keys stay within their bounds, and no request fails. Run it for
-// ten minutes or more; at 500 requests a second the table of a gateway is full after one minute.
+// New clients arrive all the time, and one client exceeds its limit. Memory and keys stay bounded,
+// and no request fails. Run it for ten minutes or more: at 500 requests a second, a gateway's table
+// fills in one minute.
 import { check } from 'k6';
 import exec from 'k6/execution';
 import http from 'k6/http';
@@ -7,7 +8,7 @@ import { Trend } from 'k6/metrics';
 import { ADMINS, ALWAYS, DURATION, arrivals, count, metricsOf, nextTarget } from './lib/gateway.js';
 
 const RATE = Number(__ENV.RATE || 500);
-// server.max_keys of gateway.toml; a table has a third more slots, in groups of four
+// server.max_keys of gateway.toml. A table has a third more slots, in groups of four.
 const MAX_KEYS = 10_000;
 const SLOTS = 4 * Math.ceil(MAX_KEYS / 3);
 const MIB = 1024 * 1024;
@@ -25,11 +26,11 @@ export const options = {
   thresholds: {
     ...ALWAYS,
     checks: ['rate==1'],
-    // there were enough keys to reach the bound
+    // Checks that there were enough keys to reach the bound.
     gw_keys: [`max<=${SLOTS}`, `max>=${MAX_KEYS}`],
     gw_limited: ['rate>0.15', 'rate<0.25'],
     gw_memory_mib: ['max<200', 'min>0'],
-    // growth between a third of the time, when all code has run once, and the end
+    // Growth from one third of the run, when all code has run once, to the end.
     gw_memory_growth_mib: ['max<8'],
   },
 };

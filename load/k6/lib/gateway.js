@@ -11,7 +11,7 @@ export const ADMINS = (__ENV.ADMINS || '').split(',').filter((address) => addres
 /** Seconds of load; the bounds follow from it. */
 export const DURATION = Number(__ENV.DURATION || 10);
 
-// a 429 is a valid response, not a failure
+// A 429 is a valid response, not a failure.
 http.setResponseCallback(http.expectedStatuses(200, 429));
 
 export const admitted = new Counter('gw_admitted');
@@ -50,7 +50,7 @@ export const arrivals = (rate, exec, tags, more = {}) => ({
   rate,
   timeUnit: '1s',
   duration: `${DURATION}s`,
-  // enough for a machine that stalls for half a second
+  // Enough VUs for a machine that stalls for half a second.
   preAllocatedVUs: Math.max(10, Math.ceil(rate / 2)),
   maxVUs: Math.max(40, rate),
   exec,
