@@ -174,7 +174,7 @@ impl Admin {
         let open = || {
             let opened = Desk::open(self.inner.current.clone());
             opened
-                .inspect_err(|error| tracing::error!(%error, "cannot decide for other proxies"))
+                .inspect_err(|error| tracing::error!(%error, "forward-auth is unavailable: cannot start its thread"))
                 .ok()
         };
         self.inner.desk.get_or_init(open).as_ref()

@@ -162,7 +162,7 @@ impl UsageSchema {
         let paths = UsagePaths::new(paths, needle, Decimal::ONE);
         UsageSchema {
             format: Some(format),
-            paths: paths.expect("the paths above are fit, as a test shows"),
+            paths: paths.expect("the paths above are valid; a test checks them"),
         }
     }
 

@@ -70,7 +70,9 @@ impl Desk {
         {
             Ok(runtime) => runtime.block_on(serve(&current, asked)),
             // Callers then get `None`.
-            Err(error) => tracing::error!(%error, "cannot decide for other proxies"),
+            Err(error) => {
+                tracing::error!(%error, "forward-auth is unavailable: cannot start its thread")
+            }
         };
         thread::Builder::new()
             .name("check".to_owned())

@@ -2,7 +2,7 @@
 //!
 //! Runs the real request path on a fresh table with an observer attached. Nothing is decided here:
 //! `Worker::decide` decides and reports its reasoning to the observer
-//! ([`Identifier::reason`](crate::identity::Identifier::reason), [`Applicability`]). Secrets are
+//! ([`Identifier::reason`](crate::identity::Identifier::reason), `Applicability`). Secrets are
 //! neither kept nor shown: request fields appear by name, keys as access lines show them.
 
 mod recall;
@@ -208,7 +208,7 @@ impl Worker {
             let unseen = self.shared.plan.identifier.unseen(headers, seen);
             let believed = |text: &&[u8]| {
                 format!(
-                    "\"{}\" is not looked at: anybody can have written it",
+                    "\"{}\" is ignored: anybody can have written it",
                     text.escape_ascii()
                 )
             };

@@ -107,7 +107,7 @@ pub enum NoKey {
     #[error("there is no limit `{0}`")]
     Limit(String),
     /// The name is not a key's.
-    #[error("`{0}` is not the key of a bucket: write it as access lines show it, such as `{1}`")]
+    #[error("`{0}` is not a key of this limit: write it as in access lines, such as `{1}`")]
     Name(String, String),
 }
 

@@ -38,7 +38,7 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// The process has seen more limit names than bucket ids can distinguish.
-    #[error("limit `{0}`: this process has seen too many different limit names; restart it")]
+    #[error("limit `{0}`: this process has run too many different limit names; restart it")]
     TooManyLimits(String),
     /// The system cannot start a thread or provide entropy.
     #[error("cannot start: {0}")]

@@ -110,7 +110,7 @@ impl Record {
     /// The request body failed and ended the response early. The server is not at fault.
     pub(super) fn request_broke(&mut self, refusal: &Refusal, error: &BodyError) {
         self.refused = Some(refusal.slug());
-        tracing::debug!(%error, "a request body broke off behind the head of the response");
+        tracing::debug!(%error, "a request body failed after the response had started");
     }
 }
 

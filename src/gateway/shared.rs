@@ -172,7 +172,7 @@ impl Shared {
                     limit = rule.name,
                     decisions = count,
                     max_keys = self.snapshot.server.max_keys,
-                    "this limit holds all the buckets that it may: its new keys share overflow buckets (other limits are not affected); raise server.max_keys, or key the limit by what clients cannot choose"
+                    "this limit has used all of its buckets: its new keys share overflow buckets; raise server.max_keys, or key the limit by a value that clients cannot choose"
                 );
             }
             *known = count;

@@ -35,7 +35,7 @@ impl Worker {
         if self.shared.process.unnamed_proxy.is_first() {
             tracing::warn!(
                 peer = %client.peer,
-                "x-forwarded-for comes from a private address that is not trusted: if that is your load balancer, all of its clients share one bucket; name it in client_ip.trusted_proxies"
+                "an untrusted private address sends x-forwarded-for: if it is your load balancer, all its clients share one bucket; add it to client_ip.trusted_proxies"
             );
         }
     }
@@ -62,14 +62,14 @@ impl Worker {
         rule.metrics.dominant_keys.increment(1);
         if rule.dominant_key.is_first() {
             let hint = if rule.key.has_address() {
-                "; if the address is a proxy's, name it in client_ip.trusted_proxies"
+                "; if the address is a proxy's, add it to client_ip.trusted_proxies"
             } else {
                 ""
             };
             tracing::warn!(
                 limit = rule.name,
                 key = readable(),
-                "one key has more than 80 % of the requests that this limit counts{hint}"
+                "one key makes more than 80 % of the requests that this limit counts{hint}"
             );
         }
     }

@@ -4,8 +4,8 @@ use crate::support::{Gateway, Request, eventually};
 
 const UNNAMED: &str =
     r#"tidegate_identity_rejected_total{source="client_ip",kind="unnamed_proxy"}"#;
-const SAYS_UNNAMED: &str = "x-forwarded-for comes from a private address that is not trusted";
-const SAYS_DOMINANT: &str = "one key has more than 80 % of the requests";
+const SAYS_UNNAMED: &str = "an untrusted private address sends x-forwarded-for";
+const SAYS_DOMINANT: &str = "one key makes more than 80 % of the requests";
 
 const PER_IP: &str =
     "[gateway]\nlimits = [\"many\"]\n[limit.many]\nkey = [\"ip\"]\nrate = \"100000/s\"\n";

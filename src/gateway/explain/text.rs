@@ -188,7 +188,7 @@ fn answer(f: &mut fmt::Formatter<'_>, answer: &Answer) -> fmt::Result {
         Answer::Forwarded(forwarded) => sent_on(f, forwarded),
         Answer::Denied { retry_after } => match retry_after {
             Some(wait) => writeln!(f, "  429, Retry-After: {}", whole_seconds(*wait)),
-            None => f.write_str("  429, and no wait helps\n"),
+            None => f.write_str("  429: no retry can succeed\n"),
         },
         Answer::OwnQuotas => writeln!(f, "  200: the caller's own quotas (status_path)"),
         Answer::Refused(refused) => writeln!(f, "  {}: {}", refused.status, refused.sentence),

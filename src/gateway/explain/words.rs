@@ -12,7 +12,7 @@ pub(super) fn source(source: &UserSource) -> String {
         UserSource::Jwt(tokens) => match &tokens.keys {
             KeySource::Fixed(_) => format!("jwt in {}", tokens.header),
             KeySource::Url(_) => format!(
-                "jwt in {} (its keys are published, and nothing is fetched here)",
+                "jwt in {} (explain does not fetch its published keys)",
                 tokens.header
             ),
         },
@@ -28,15 +28,15 @@ pub(super) fn came_of(
 ) -> String {
     match outcome {
         Tried::Nothing if matches!(source, Some(UserSource::ClientCert(_))) => match certificate {
-            Some(_) => "it has no such field".to_owned(),
-            None => "the client shows none".to_owned(),
+            Some(_) => "the certificate has no such field".to_owned(),
+            None => "the client sends no certificate".to_owned(),
         },
         Tried::Nothing => "the request has none".to_owned(),
         Tried::NotFromHere => {
-            "not read: it is believed from trusted proxies only, and the peer is none".to_owned()
+            "not read: only trusted proxies may send it, and the peer is not one".to_owned()
         }
         Tried::Ignored(fault) => {
-            format!("does not verify ({fault}), and is taken as none (invalid = \"anonymous\")")
+            format!("invalid ({fault}), so treated as absent (invalid = \"anonymous\")")
         }
         Tried::Rejected(fault) => format!("does not verify ({fault}): 401"),
         Tried::Found => "names the user".to_owned(),
