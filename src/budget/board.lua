@@ -1,10 +1,11 @@
--- What operators have ruled, for all gateways: each polls it, and posts what is ruled at it.
+-- Runtime overrides shared by all gateways: each gateway polls this hash and posts its own
+-- overrides to it.
 --
--- KEYS[1]  a hash: subject -> "ms until when, or 0" space value; '#id' tells this board from one that was lost, '#count' counts
---          how often it was written
--- ARGV  1 the state that this gateway has read   2 the most subjects
---       3.. triples (subject, ms until when, 0: no end, -1: take it back; value)
--- Reply the state, id-count, and where it is another than that: all that holds, subject after subject, value after value
+-- KEYS[1]  a hash: subject -> "expiry in ms, or 0" space value; '#id' distinguishes this hash
+--          from a lost one, '#count' counts its writes
+-- ARGV  1 the state that this gateway has read   2 the largest number of subjects
+--       3.. triples (subject, expiry in ms, 0: no end, -1: delete; value)
+-- Reply the state, id-count; if it differs from ARGV[1], then every valid entry as subject, value
 local A = ARGV
 local t = redis.call('TIME')
 local now = t[1] * 1000 + t[2] / 1000

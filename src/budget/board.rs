@@ -1,17 +1,21 @@
-//! What operators have ruled, for all gateways that share a Redis: posted on one board, which each gateway polls.
+//! Synchronizes operators' runtime overrides between gateways: a hash in Redis to which each
+//! gateway posts and which each polls.
 //!
 //! ```text
 //!   operator ─▶ gateway A ── post ──▶ board (a hash in Redis) ◀── poll, every [`POLL`] ── gateways B, C, …
 //! ```
 //!
-//! What this module carries it does not understand: subjects and values are texts. A post that does not get through is tried
-//! again with every poll, so that a ruling outlives the time without Redis; the newest of a subject stays. **Bounds:** [`SUBJECTS_MAX`]
-//! subjects on the board, [`UNPOSTED_MAX`] that wait to be posted. Others hear of a post within [`POLL`] and a call.
+//! This module treats subjects and values as opaque texts. A failed post is retried with every
+//! poll, so an override survives a Redis outage; the newest post of a subject wins. **Bounds:**
+//! [`SUBJECTS_MAX`] subjects in the hash, [`UNPOSTED_MAX`] waiting posts. Other gateways receive a
+//! post within [`POLL`] and a call.
 //!
-//! **Order.** A ruling and its post are one step, and so is what is taken over from the board with what was posted meanwhile:
-//! otherwise a ruling that is made while the board is read would be undone by what was on the board before it.
+//! **Order.** An override and its post are one atomic step. So is reading the hash together with
+//! merging the posts made meanwhile. Otherwise an older entry could undo an override made during
+//! the read.
 //!
-//! Where the board is new to a gateway, or has lost what was on it (it is another one), everybody posts what it knows again.
+//! When the hash is new to a gateway, or was lost and created again, every gateway posts its
+//! overrides again.
 
 use std::{
     collections::BTreeMap,
@@ -28,35 +32,35 @@ use super::{
     redis::{Patience, Script, ScriptCall, Target},
 };
 
-/// How often the board is looked at.
+/// Polling interval of the hash.
 const POLL: Duration = Duration::from_secs(2);
-/// Subjects on the board.
+/// Most subjects in the hash.
 const SUBJECTS_MAX: usize = 10_000;
-/// Subjects that wait to be posted.
+/// Most subjects waiting to be posted.
 const UNPOSTED_MAX: usize = 2_000;
-/// Posts that may wait for the board's task to wake.
+/// Most posts queued for the task.
 const QUEUE: usize = 256;
 
-/// Something that all gateways should know.
+/// One override to share with all gateways.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// What it is about; another one about the same replaces it.
+    /// What it overrides; a newer entry of the same subject replaces it.
     pub subject: String,
-    /// `None` takes it back.
+    /// `None` deletes it.
     pub value: Option<String>,
-    /// Milliseconds since 1970 after which nobody needs to know any more; 0 is never.
+    /// Expiry in milliseconds since 1970; 0 is never.
     pub until_ms: u64,
 }
 
-/// What is on the board, by subject.
+/// All valid entries, by subject.
 pub type Posted = BTreeMap<String, String>;
 
-/// Told what is on the board, when it is not what it was; `is_news` when that says nothing about what is missing there. Says
-/// what to post.
+/// Called with the entries when they have changed. `is_news` means that the hash is new, so a
+/// missing entry does not mean a deleted one. Returns what to post.
 pub struct Reader(Box<dyn FnMut(Posted, bool) -> Vec<Notice> + Send>);
 
 impl Reader {
-    /// A reader.
+    /// Wraps the callback.
     pub fn new(read: impl FnMut(Posted, bool) -> Vec<Notice> + Send + 'static) -> Reader {
         Reader(Box::new(read))
     }
@@ -68,33 +72,33 @@ impl fmt::Debug for Reader {
     }
 }
 
-/// Where notices are handed in.
+/// Handle for posting overrides.
 #[derive(Clone, Debug)]
 pub struct Board {
     posts: mpsc::Sender<Notice>,
     order: Order,
 }
 
-/// What is handed in, for the board's task.
+/// The posts for the task that syncs the hash.
 #[derive(Debug)]
 pub(super) struct Posts {
     posts: mpsc::Receiver<Notice>,
     order: Order,
 }
 
-/// Held by whoever rules and posts, and by whoever takes over what is on the board.
+/// Locked while an override is made and posted, and while entries are read and merged.
 #[derive(Clone, Debug, Default)]
 struct Order(Arc<Mutex<()>>);
 
 impl Order {
     fn hold(&self) -> MutexGuard<'_, ()> {
-        // it guards nothing that could be half done
+        // the lock protects no data that a panic could leave inconsistent
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Board {
-    /// A board, and what is handed in there.
+    /// Creates a handle and its queue.
     pub(super) fn new() -> (Board, Posts) {
         let (board, posts) = mpsc::channel(QUEUE);
         let order = Order::default();
@@ -111,8 +115,8 @@ impl Board {
         )
     }
 
-    /// Rules, and posts what was ruled, as soon as Redis takes it; false where too much waits already. Waits while what is
-    /// on the board is taken over: milliseconds, where there is much.
+    /// Applies an override and queues its post, which is sent as soon as Redis accepts it; false if
+    /// too many posts are waiting. Blocks while entries are merged: milliseconds if there are many.
     pub fn post<E>(&self, rule: impl FnOnce() -> Result<Notice, E>) -> Result<bool, E> {
         let _order = self.order.hold();
         let notice = rule()?;
@@ -121,8 +125,8 @@ impl Board {
 }
 
 impl Posts {
-    /// Takes over what was on the board, where there is a reader for it: with what was handed in since, which is newer. What
-    /// is ruled from now on comes after. What is to be posted goes to `unposted`.
+    /// Passes the entries to the reader, if there is one, after merging the newer posts queued
+    /// since. Overrides made from now on come later. What remains to be posted goes to `unposted`.
     fn take_over(
         &mut self,
         mut posted: Posted,
@@ -145,7 +149,7 @@ impl Posts {
     }
 }
 
-/// Where the board is, and who reads it.
+/// Which servers store the hash, and which reader receives it.
 pub(super) struct Duty {
     pub(super) target: Target,
     pub(super) patience: Patience,
@@ -153,7 +157,7 @@ pub(super) struct Duty {
     pub(super) reader: Reader,
 }
 
-/// Posts and polls until nobody can hand anything in any more.
+/// Posts and polls until every posting handle is dropped.
 pub(super) async fn serve(duty: Duty, mut posts: Posts) {
     let servers = Servers::new(&duty.target, duty.patience);
     let script = Script::new(include_str!("board.lua"));
@@ -207,7 +211,8 @@ fn keep(unposted: &mut BTreeMap<String, Notice>, notice: Notice) {
     }
 }
 
-/// The state of the board, and what is on it if that is another than was read; `None` where Redis does not say.
+/// The state of the hash, and its entries if the state has changed; `None` if Redis does not
+/// answer.
 async fn look(
     servers: &Servers,
     script: &Script,
@@ -231,7 +236,7 @@ async fn look(
         }
         Ok(_) => None,
         Err(_) => {
-            // where the server that kept it is gone, another may by now
+            // if the server of this key is gone, another may have taken over
             servers.refresh().await;
             None
         }
@@ -258,7 +263,7 @@ mod tests {
         })
     }
 
-    /// Long enough for a thread that nothing holds up.
+    /// Long enough for an unblocked thread to finish.
     fn waits(whether: &Receiver<()>) -> bool {
         whether.recv_timeout(Duration::from_millis(200)).is_err()
     }
@@ -278,7 +283,7 @@ mod tests {
             let rules = move || {
                 board.post(|| {
                     set(&here, "off");
-                    // whoever reads may have given up waiting for it
+                    // the receiver may have stopped waiting
                     let _ = ruling.send(());
                     notice()
                 })
@@ -286,7 +291,10 @@ mod tests {
             operators
                 .send(thread::spawn(rules))
                 .expect("the test waits");
-            assert!(waits(&ruled), "it is ruled between two steps of one");
+            assert!(
+                waits(&ruled),
+                "the override was applied in the middle of an atomic step"
+            );
             set(&read, posted.get(SUBJECT).map_or("as configured", |on| on));
             Vec::new()
         });
@@ -295,7 +303,7 @@ mod tests {
         let operator = operator.recv().expect("it was started");
         assert_eq!(operator.join().expect("no panic"), Ok(true));
         assert_eq!(*here.lock().expect("nobody panics"), "off");
-        assert!(unposted.is_empty(), "it is posted with the next look");
+        assert!(unposted.is_empty(), "the next poll posts it");
     }
 
     #[test]
@@ -312,11 +320,14 @@ mod tests {
                 });
                 let mut unposted = BTreeMap::new();
                 posts.take_over(Posted::new(), Some((&mut reader, false)), &mut unposted);
-                // whoever rules may have given up waiting for it
+                // the receiver may have stopped waiting
                 let _ = done.send(());
                 (all.recv().expect("it was read"), unposted.len())
             }));
-            assert!(waits(&is_done), "it is read between two steps of one");
+            assert!(
+                waits(&is_done),
+                "the entries were read in the middle of an atomic step"
+            );
             notice()
         });
         assert_eq!(is_posted, Ok(true));

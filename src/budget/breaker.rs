@@ -1,4 +1,5 @@
-//! When to stop asking one Redis, and how many calls it may have in flight. Pure; handed the time.
+//! Circuit breaker and adaptive concurrency bound for one Redis. Pure; receives the time from its
+//! caller.
 //!
 //! ```text
 //!     5 failures in a row, or silence                a probe is due
@@ -7,32 +8,35 @@
 //!                                       └─────────────────────────────────────┘
 //! ```
 //!
-//! The probe is never a user's request. The bound on calls in flight is what keeps a store near its end from collapsing:
-//! without one, every call waits longer than its request does, and every reply is work for nothing. It grows with every reply,
-//! but next to nothing with one that was nearly late. All gateways wait in the same line: if they went on until it is too long
-//! for one, it would be so for all of them at once, each would give Redis up, and together they would leave it idle.
+//! The probe is never a user's request. The bound on calls in flight protects an overloaded store
+//! from collapse. Without it every call waits longer than its request does, and every reply is
+//! useless. The bound grows with every reply, but hardly with one that was nearly late. All
+//! gateways share the store's queue. If each grew its bound until its calls were late, all would
+//! time out and open their breakers at once, leaving Redis idle.
 
-/// Failures in a row that open it; also for how many budgets one may last before it does, where the bound leaves no room for
-/// more of them.
+/// Consecutive failures that open it. Also the number of timeouts for which a failure streak may
+/// last, where the bound allows too few calls for that many failures.
 const FAILURES: u32 = 5;
 /// How long it stays open before the next probe.
 const OPEN_NS: u64 = 250_000_000;
-/// Calls in flight from which on there is no bound.
+/// At this many calls in flight the bound is removed.
 const LIFTED: f64 = 256.0;
-/// The bound after a probe was answered.
+/// The bound after a successful probe.
 const AFTER_PROBE: f64 = 2.0;
-/// Below this bound a reply that took no time raises it by a half; above, by so much that it has doubled after a few of its size.
+/// Below this bound an instant reply raises it by a half; above, by 2/bound, so about 2 per round
+/// of calls.
 const EAGER: f64 = 4.0;
-/// What a reply left of its budget, to this power, is what it adds of that: at half of the budget a sixteenth.
+/// A reply raises the bound by its remaining share of the timeout to this power: at half of the
+/// timeout, by a sixteenth.
 const CAUTION: i32 = 4;
 
 /// Whether a call may be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Allowed {
     Yes,
-    /// As many are in flight as may be.
+    /// The bound on calls in flight is reached.
     Bounded,
-    /// Nothing is asked.
+    /// The breaker is open.
     Open,
 }
 
@@ -40,7 +44,7 @@ pub(super) enum Allowed {
 pub(super) struct Breaker {
     state: State,
     failures: u32,
-    /// Since when there were only failures.
+    /// When the present failure streak began.
     failing_ns: u64,
     in_flight: u32,
     /// `None` until the first timeout.
@@ -67,7 +71,8 @@ impl Breaker {
         }
     }
 
-    /// Asks for a place; whoever gets one tells [`Breaker::ended`] when the call has ended or is given up.
+    /// Requests permission for a call. If it is granted, report the end of the call with
+    /// [`Breaker::ended`].
     pub(super) fn enter(&mut self, now_ns: u64, timeout_ns: u64, jitter: f64) -> Allowed {
         if self.state != State::Closed {
             return Allowed::Open;
@@ -85,7 +90,8 @@ impl Breaker {
         Allowed::Yes
     }
 
-    /// Whether a call may be made that nobody waits for: the last place is left to those that somebody does.
+    /// Whether a background call may be made: the last permit is reserved for calls that requests
+    /// wait for.
     pub(super) fn has_room(&self) -> bool {
         let after = f64::from(self.in_flight) + 2.0;
         self.state == State::Closed && self.bound.is_none_or(|bound| after <= bound)
@@ -95,7 +101,7 @@ impl Breaker {
         self.in_flight = self.in_flight.saturating_sub(1);
     }
 
-    /// A reply within the budget.
+    /// A reply within the timeout.
     pub(super) fn replied(&mut self, taken_ns: u64, timeout_ns: u64) {
         self.failures = 0;
         if let Some(bound) = self.bound {
@@ -106,8 +112,8 @@ impl Breaker {
         }
     }
 
-    /// No reply within the budget. Calls that were under way together are late together: that is one failure. `jitter` is
-    /// random, 0 to 1.
+    /// No reply within the timeout. Calls in flight together are late together: they count as one
+    /// failure. `jitter` is random, 0 to 1.
     pub(super) fn timed_out(&mut self, now_ns: u64, timeout_ns: u64, jitter: f64) {
         if self.bound.is_some() && now_ns.saturating_sub(self.halved_ns) < timeout_ns {
             return;
@@ -118,7 +124,7 @@ impl Breaker {
         self.failed(now_ns, jitter);
     }
 
-    /// The call could not be made, or was refused in a way that the next will be, too.
+    /// The call could not be made, or was rejected in a way that the next one will be, too.
     pub(super) fn failed(&mut self, now_ns: u64, jitter: f64) {
         if self.failures == 0 {
             self.failing_ns = now_ns;
@@ -129,7 +135,7 @@ impl Breaker {
         }
     }
 
-    /// It does not answer, as somebody has found out who asked for nothing else.
+    /// Opens the breaker after a background check found that the server does not answer.
     pub(super) fn give_up(&mut self, now_ns: u64, jitter: f64) {
         if self.state == State::Closed {
             self.open(now_ns, jitter);
@@ -148,7 +154,7 @@ impl Breaker {
         self.state = State::Probing;
     }
 
-    /// The probe was answered, or was not.
+    /// The outcome of a probe.
     pub(super) fn probed(&mut self, now_ns: u64, answered: bool, jitter: f64) {
         if answered {
             self.state = State::Closed;
@@ -159,7 +165,7 @@ impl Breaker {
         }
     }
 
-    /// How many calls it may have in flight; `None` while that does not matter.
+    /// The bound on calls in flight; `None` while there is none.
     pub(super) fn bound(&self) -> Option<f64> {
         self.bound
     }

@@ -1,26 +1,28 @@
--- Token bucket with leases: one key, one call, atomic. Asking for each request is need=1, want=0.
+-- Token bucket with leases: one key, one call, atomic. A strict limit calls with need=1, want=0.
 --
--- A gateway gets tokens for requests that wait (need) and tokens ahead (want), which stay good for this generation (a
--- slice of time) and the next one. What is out on lease counts as content until it is reported spent or two generations
--- have passed: the bucket refills to its capacity less that, or leased tokens would be a second burst.
--- The state is what is spent, not what is left, so a changed capacity keeps it. Time is Redis's own; numbers that need 16
--- digits never pass through a string.
+-- A gateway receives tokens for waiting requests (need) and tokens ahead (want). Leased tokens stay
+-- valid for this generation (a slice of time) and the next one. They count as content until they
+-- are reported spent or two generations have passed. The bucket refills to its capacity less that
+-- content, because leased tokens would otherwise be a second burst. The state stores what is spent,
+-- not what is left, so it survives a changed capacity. Time is Redis's own; numbers of 16 digits
+-- never pass through a string.
 --
--- KEYS[1]  the bucket: one string of 58 bytes, see state.lua   [2]  where gateways kept it before, in the first call only
+-- KEYS[1]  the bucket: one string of 58 bytes, see state.lua
+--      [2]  its key in older versions, in the first call only
 -- ARGV  1 capacity                 2 tokens per µs             3 generation length, µs
 --       4 need: waiting requests   5 want: tokens ahead (both as requests.lua reads them)   6 part of the pool for `want`
 --       7 arrivals since last call 8 this gateway's rate, req/s
 --       9 µs since last call (0: first)                       10 memory of the demand, µs
---      11 what the gateway remembers, see state.lua
---      12.. triples (kind, generation, tokens): 0 spent, 1 handed back, 2 debt to charge, 3 out, since a loss forgot it,
---         4 granted for `need` and not used: "tokens room moment", where room is number 10 of the reply that granted them, and
---         moment the µs of the generation that had passed then
--- Reply 1 granted for need   2 granted for want   3 generation   4 µs `want` tokens stay good
+--      11 this gateway's memory of the key, see state.lua
+--      12.. triples (kind, generation, tokens): 0 spent, 1 returned, 2 debt to charge, 3 still leased, but
+--         forgotten in a loss, 4 granted for `need` and not used: "tokens room moment", where room is number
+--         10 of the reply that granted them, and moment the µs of the generation that had passed then
+-- Reply 1 granted for need   2 granted for want   3 generation   4 µs for which `want` tokens stay valid
 --       5 whole tokens left  6 µs until the first refused request fits, or until there is one token
---       7 incarnation; 65536 more where gateways with other terms count the same key
+--       7 incarnation, plus 65536 if gateways with other terms count the same key
 --       8 demand of all gateways, requests per 1000 s   9 µs until it is full
---       10 where something is granted for need: how far it was from full, leases counted as content, in 64ths (24 bits), and
---       below it the count of what has come back unused (28 bits)
+--       10 if something is granted for need: its distance from full, leases counted as content, in
+--       64ths (24 bits), and below it the count of what was returned unused (28 bits)
 local A = ARGV
 local cap, rate, tau = A[1] + 0, A[2] + 0, A[3] + 0
 local want, unit = ahead(A[5])
@@ -30,9 +32,9 @@ local g32 = gen_now % 4294967296
 local knew, alive, run, memory_spent, _ = 0, 1, 0, -1, nil
 if #A[11] >= 12 then knew, _, alive, run, memory_spent = struct.unpack('<HBBI4f', A[11]) end
 -- o0, o1: tokens leased and not yet reported, of this generation and of the one before
--- since: granted, less what came back, since the incarnation began
+-- since: granted, less what was returned, in this incarnation
 local inc, of, told, doubt = 0, 0, 0, 0
--- unused: what came back of grants for `need`, since ever, in 64ths modulo 2^28
+-- unused: total returned from grants for `need`, in 64ths modulo 2^28
 local spent, ts, gen, o0, o1, dem, since, unused = 0, now, g32, 0, 0, 0, 0, 0
 local rare, others, set, member, elsewhere, disagree = nil, nil, false, nil, 0, 0
 local s = redis.pcall('GET', KEYS[1])
@@ -50,7 +52,7 @@ if not own then
   spent, ts, gen, o0, o1, dem, since, unused = 0, now, g32, 0, 0, 0, 0, 0
   if not s and KEYS[2] then s = redis.pcall('GET', KEYS[2]) end
   if s and #s == 32 then
-    -- from a gateway that knew no sections
+    -- written by a gateway without sections
     spent, ts, gen, o0, o1, dem = struct.unpack('<ddI4I4I4f', s)
   elseif s then
     rare = rarely()
@@ -73,7 +75,7 @@ if not own then
     elsewhere = rare.out_elsewhere(others)
   end
 end
--- what this gateway's memory says that is spent, where something was lost since it called last
+-- the least that was spent according to this gateway's memory, if data was lost since its last call
 local least, doubt_left, doubt_units = 0, 0, 0
 if inc == 0 or inc ~= knew or (run ~= of and run ~= 0) or doubt ~= 0 then
   rare = rare or rarely()
@@ -84,7 +86,8 @@ if inc == 0 or inc ~= knew or (run ~= of and run ~= 0) or doubt ~= 0 then
       if not s then doubt = rare.doubt_until(cap / rate, alive) end
     end
   elseif run ~= of and run ~= 0 and of ~= 0 then
-    -- an earlier run of the server wrote it, and may have written more that is gone
+    -- an earlier run of the server wrote this state, and may have written later changes that are
+    -- lost
     inc, of, told, since = rare.incarnate(inc), run, 1, 0
     least, doubt = memory_spent, rare.doubt_until(cap / rate, alive)
   else
@@ -106,13 +109,15 @@ if gen ~= g32 then
   elseif age < 2147483648 then
     o0, o1 = 0, 0
   else
-    -- the clock went back: gateways still hold what is out, so it is of this generation now
+    -- the clock went back: gateways still hold these leases, so they count for the present
+    -- generation
     o0, o1 = o0 + o1, 0
   end
 end
 local dt = now - ts
-if dt < 0 then dt = 0 end -- the clock went back: no refill, and count on from here
--- before the reports: nobody knows when what they say was spent, and the bucket may have been full until just now
+if dt < 0 then dt = 0 end -- the clock went back: no refill; continue from here
+-- refill before applying reports: the time of the reported spending is unknown, and the bucket may
+-- have been full until just now
 local top = cap - o0 - o1 - elsewhere
 if level < top then
   level = level + dt * rate
@@ -127,7 +132,7 @@ for i = 12, #A, 3 do
     level = level - n
     if level < -cap then level = -cap end
   elseif kind == '3' then
-    -- a loss took it off the books
+    -- a loss erased it
     if g == g32 then o0 = o0 + n elseif (g32 - g) % 4294967296 == 1 then o1 = o1 + n end
   elseif kind == '4' then
     rare = rare or rarely()
@@ -135,7 +140,7 @@ for i = 12, #A, 3 do
     unused = (unused + math.ceil(n * 64)) % 268435456
     back = back + n
   else
-    -- never more than is known to be out
+    -- never more than is recorded as leased
     if g == g32 then
       if n > o0 then n = o0 end
       o0 = o0 - n
@@ -150,7 +155,7 @@ for i = 12, #A, 3 do
 end
 level = level + back
 if level > cap then level = cap end
--- while gateways may know of more that is spent, little is granted
+-- grant little while gateways may remember more spending
 local held = 0
 if doubt_left > 0 then
   local few = cap * FEW
@@ -195,7 +200,7 @@ if a > 0 then
   room = (room - room % 1) * 268435456 + unused
 end
 local granted = level_before - level
--- lives until it is full and every lease is dead: then a missing key means the same
+-- expires when it is full and every lease has ended: a missing key then means the same
 local ttl = (cap - level) / rate / 1000 + tau / 500
 ttl = ttl - ttl % 1 + GRACE
 local state = struct.pack('<c1HI4BHffI4ddI4I4I4ff', 'B', inc, of, told, doubt, cap, rate, tau, cap - level, now, unused, o0, o1, dem, since + granted)

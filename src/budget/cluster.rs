@@ -1,8 +1,10 @@
-//! Which server keeps a key: the one there is, or one of a cluster's, whose map of slots is learnt and kept up to date.
+//! Selects the server of a key: the only one, or one of a cluster's, whose slot map is fetched and
+//! kept up to date.
 //!
-//! Every call has one key, so all that a cluster can say is `MOVED` (ask there from now on) and `ASK` (ask there this once): both
-//! say that nothing was executed, and are followed at once. A server that is gone is found out by the failures of its own keys;
-//! its slots are looked up again until another server has them.
+//! Every call has one key, so a cluster can redirect only with `MOVED` (use that server from now
+//! on) or `ASK` (use it this once). Both mean that nothing was executed, and are followed at once.
+//! Failures of its keys reveal a dead server; its slots are looked up again until another server
+//! has them.
 
 use std::{
     cell::{Cell, RefCell},
@@ -15,21 +17,21 @@ use super::redis::{Failure, Link, Patience, Redirect, Script, ScriptCall, Server
 
 /// Slots of a cluster.
 const SLOTS: usize = 16_384;
-/// The most servers that are told apart; a cluster has at most 1000.
+/// Most servers that are distinguished; a cluster has at most 1000.
 pub(super) const MAX_SHARDS: usize = 1024;
-/// Redirects that one call follows.
+/// Most redirects that one call follows.
 const MAX_REDIRECTS: usize = 4;
 
-/// Every server that keeps some of the keys.
+/// Every server that stores some of the keys.
 #[derive(Debug)]
 pub(super) struct Servers {
     links: RefCell<Vec<Rc<Link>>>,
-    /// By slot, which link; `None` where there is one server for all.
+    /// The connection of each slot; `None` with a single server.
     slots: Option<RefCell<Vec<u16>>>,
-    /// Who tells where the servers are, until some are known.
+    /// Servers to ask for the map until some are known.
     seeds: Vec<Server>,
     patience: Patience,
-    /// Whether somebody is asking.
+    /// Whether a map request is in flight.
     refreshing: Cell<bool>,
 }
 
@@ -53,7 +55,7 @@ impl Servers {
         }
     }
 
-    /// How many servers are known, those that keep nothing any more included.
+    /// Number of known servers, including those that no longer store keys.
     pub(super) fn count(&self) -> usize {
         self.links.borrow().len()
     }
@@ -63,37 +65,37 @@ impl Servers {
         Rc::clone(links.get(shard).unwrap_or(&links[0]))
     }
 
-    /// Which server keeps a key.
+    /// Index of the server that stores a key.
     pub(super) fn shard_of(&self, key: &str) -> usize {
         self.slots.as_ref().map_or(0, |slots| {
             usize::from(slots.borrow()[usize::from(slot_of(key))])
         })
     }
 
-    /// Whether some key is this server's to keep.
+    /// Whether the server stores any keys.
     pub(super) fn is_used(&self, shard: usize) -> bool {
         self.slots
             .as_ref()
             .is_none_or(|slots| slots.borrow().iter().any(|&of| usize::from(of) == shard))
     }
 
-    /// A key that this server keeps, to try whether it does.
+    /// A key on this server for probing it.
     pub(super) fn probe_key(&self, prefix: &str, shard: usize) -> String {
-        // of n servers, every nth name is one's own; without slots any is
+        // of n servers each owns about every nth key; without slots any key fits
         (0..SLOTS * 4)
             .map(|number| format!("{prefix}:{{probe:{number}}}"))
             .find(|key| self.shard_of(key) == shard)
             .unwrap_or_else(|| format!("{prefix}:{{probe:0}}"))
     }
 
-    /// Runs a script on one key, wherever it is.
+    /// Runs a script on one key, on whichever server stores it.
     pub(super) async fn call(
         &self,
         script: &Script,
         mut call: ScriptCall<'_>,
     ) -> Result<Value, Failure> {
         let key = call.key;
-        // a second one may be kept elsewhere
+        // in a cluster the second key may be on another server
         call.former_key = call.former_key.filter(|_| self.slots.is_none());
         let mut link = self.link(self.shard_of(key));
         let mut is_asking = false;
@@ -113,7 +115,7 @@ impl Servers {
         Err(Failure::Cluster)
     }
 
-    /// Where a redirect leads; a lasting one is remembered.
+    /// The target of a redirect; a permanent one is remembered.
     fn follow(&self, from: &Link, key: &str, redirect: &Redirect) -> Option<usize> {
         let slots = self.slots.as_ref()?;
         let shard = self.shard_at(from.server_at(&redirect.address)?)?;
@@ -123,7 +125,7 @@ impl Servers {
         Some(shard)
     }
 
-    /// The place of a server, which may be new.
+    /// The index of a server; adds new ones.
     fn shard_at(&self, server: Server) -> Option<usize> {
         let mut links = self.links.borrow_mut();
         let address = server.address();
@@ -137,8 +139,8 @@ impl Servers {
         Some(links.len() - 1)
     }
 
-    /// Asks the servers, one after the other, which of them keeps what; whether that is another map than before. One asks at
-    /// a time.
+    /// Asks the servers in turn for the slot map; returns whether it changed. Only one request is
+    /// in flight at a time.
     pub(super) async fn refresh(&self) -> bool {
         let Some(slots) = &self.slots else {
             return false;
@@ -164,7 +166,8 @@ impl Servers {
         changed
     }
 
-    /// The map in an answer to `CLUSTER SLOTS`: each range with its first and last slot, its master, its replicas.
+    /// Parses a `CLUSTER SLOTS` answer: each range with its first and last slot, its master, its
+    /// replicas.
     fn read_map(&self, from: &Link, answer: &Value) -> Option<Vec<u16>> {
         let Value::Array(ranges) = answer else {
             return None;
@@ -189,7 +192,7 @@ impl Servers {
             let host = match host {
                 Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
                 Value::SimpleString(text) => text.clone(),
-                // the one that was asked
+                // an empty host means the server that was asked
                 _ => String::new(),
             };
             let server = from.server_at(&format!("{host}:{port}"))?;
@@ -201,7 +204,7 @@ impl Servers {
     }
 }
 
-/// The slot of a key: the CRC-16 (XMODEM) of what is in its first braces.
+/// The slot of a key: the CRC-16 (XMODEM) of its first braced part.
 fn slot_of(key: &str) -> u16 {
     let tag = key
         .split_once('{')

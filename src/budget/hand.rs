@@ -1,14 +1,16 @@
-//! What this gateway holds of each key: tokens in hand, a remembered refusal, and what it may do alone. Read by every worker
-//! without a lock; set up and taken down by the keeper alone.
+//! This gateway's state of each key: local tokens, a remembered refusal, and the fallback bucket.
+//! Workers read it without a lock; only the lease manager adds and removes keys.
 //!
-//! A hand is two cache lines of words. The first decides a request while all is well: tokens of two generations, each packed
-//! with its deadline into one word, so that they are spent by compare-and-swap and a deadline never belongs to other tokens.
-//! The second decides while Redis does not answer: a bucket of this gateway's share, as one timestamp.
+//! A cell is two cache lines of words. The first decides requests in normal operation: tokens of
+//! two generations, each packed into one word with its deadline. Packing lets compare-and-swap
+//! spend them, and a deadline never applies to other tokens. The second decides while Redis does
+//! not answer: a bucket of this gateway's share, as one timestamp.
 //!
-//! **Finding.** Keys are keyed hashes. A key may live in two groups of eight; their tags lie in one cache line each. The
-//! keeper is the only one to write a tag. A worker that spent from a hand looks at its tag again: where it has changed, the
-//! hand was given to another key meanwhile, and the tokens go back. A quota has a guaranteed part of the hands, and none can take
-//! them all ([`SharedCapacity`]). Keys that find no room share the overflow hand of their quota: strict, since together they get what
+//! **Finding.** Keys are keyed hashes. A key may live in two groups of eight; each group's tags
+//! fill one cache line. Only the lease manager writes tags. A worker that spent from a cell reads
+//! its tag again: if it changed, the cell was reassigned meanwhile, and the tokens go back. Each
+//! quota has a guaranteed part of the cells, and none can take them all ([`SharedCapacity`]). Keys
+//! without a cell share the overflow cell of their quota. Sharing is strict: together they get what
 //! one key would.
 
 use std::{
@@ -34,13 +36,13 @@ pub(super) use slots::{NoSlot, Slots};
 
 /// Tags in a group: a cache line.
 const WAYS: usize = 8;
-/// Bits of a packed word that hold tokens; the rest is the deadline in ms.
+/// Bits of a packed word for tokens; the rest is the deadline in ms.
 const TOKEN_BITS: u32 = 26;
 /// 8.7 years after the gateway's start.
 const MAX_DEADLINE_MS: u64 = u64::MAX >> TOKEN_BITS;
 const NS_PER_MS: u64 = 1_000_000;
 
-/// Which key a hand belongs to, and where it may be.
+/// A key's tag, and the groups that it may live in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Tag {
     /// Never 0.
@@ -49,10 +51,11 @@ pub(super) struct Tag {
 }
 
 impl Tag {
-    /// No key's.
+    /// Belongs to no key.
     pub(super) const NONE: Tag = Tag { tag: 0, place: 0 };
 
-    /// The hand of a key under one of its limit's quotas: tiers borrow apart, as the store judges each by its own terms.
+    /// The tag of a key under one of its limit's quotas. Tiers lease separately, because the store
+    /// applies different terms to each.
     pub(super) fn new(key: Key, tier: usize) -> Tag {
         let low = key.0 as u64;
         let tier = (tier as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -63,7 +66,7 @@ impl Tag {
     }
 }
 
-/// The words of one hand; two cache lines. All zero is a hand that holds nothing and knows nothing.
+/// The words of one cell; two cache lines. All zero means no tokens and no knowledge.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Hand<'a>(&'a [AtomicU64; WORDS]);
 
@@ -71,59 +74,61 @@ const WORDS: usize = 16;
 
 // 0 and 1: tokens and their deadline, by generation modulo 2
 const REFUSE_UNTIL_NS: usize = 2;
-/// Requests refused by memory since the keeper last looked.
+/// Requests refused from memory since the lease manager last looked.
 const REFUSED: usize = 3;
-/// Asks to be filled up when so many tokens less one are left; 0 does not.
+/// Low-water mark + 1; when tokens fall to it, request a refill. 0 disables.
 const LOW: usize = 4;
-/// What was left in the pool, when it was last told.
+/// Tokens left in the pool according to the last reply.
 const POOL: usize = 5;
-// 6, 7 and 15: what the store will have (see `Forecast`)
+// 6, 7 and 15: the store's future content (see `Forecast`)
 const TOLD_NS: usize = 6;
 const END_NS: usize = 7;
-/// Alone: ns per token, how far ahead of time the timestamp may be, and the timestamp.
+/// Fallback GCRA bucket used while Redis is down: emission interval in ns, burst tolerance, TAT.
 const ALONE_INTERVAL_NS: usize = 8;
 const ALONE_REACH_NS: usize = 9;
 const ALONE_UNTIL_NS: usize = 10;
-/// The same for what the store would have granted to this gateway: what it admitted alone beyond that is a debt.
+/// Reference bucket: what the store would have granted this gateway. Admissions beyond it are a
+/// debt.
 const SHADOW_INTERVAL_NS: usize = 11;
 const SHADOW_UNTIL_NS: usize = 12;
-/// Admitted alone since the last reply.
+/// Admitted by the fallback bucket since the last reply.
 const ALONE_ADMITTED: usize = 13;
-/// Which Redis keeps it, how long the last call took, and the least cost that a pause is for: see the bits below.
+/// The Redis server, the duration of the last call, and the least cost that a pause applies to;
+/// packed as below.
 const PACKED: usize = 14;
 const FORECAST: usize = 15;
 
-/// Bits of the packed word, from the lowest: the shard, the µs of the call, the rest is the cost.
+/// Bits of the packed word, lowest first: the shard, the call's µs, then the cost.
 const SHARD_BITS: u32 = 12;
 const DELAY_BITS: u32 = 22;
 
-/// What a hand says to a request.
+/// A cell's answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spent {
-    /// Tokens taken from each generation; whether the hand should be filled up now.
+    /// Tokens taken from each generation; whether to refill the cell now.
     Taken { tokens: lease::Hand, is_low: bool },
-    /// Remembered: nothing before then, as clients are told.
+    /// Remembered: nothing before then, as reported to clients.
     Refused { until_ns: u64 },
-    /// The store has to be asked.
+    /// Redis must be asked.
     Nothing,
 }
 
-/// What a bucket that is kept alone may do.
+/// The parameters of the fallback bucket.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Alone {
-    /// Tokens per ns here.
+    /// Tokens per ns for this gateway.
     pub(super) rate: f64,
-    /// The most at once, at least 1.
+    /// The burst, at least 1.
     pub(super) capacity: f64,
-    /// Tokens there are now.
+    /// Tokens available now.
     pub(super) level: f64,
-    /// This gateway's part of what the store would grant, per ns, and of what it lacks.
+    /// This gateway's share of the store's grants per ns, and of its deficit.
     pub(super) shadow_rate: f64,
     pub(super) shadow_missing: f64,
 }
 
 impl Hand<'_> {
-    /// Takes tokens, or says why not.
+    /// Takes tokens, or returns why not.
     pub(super) fn spend(&self, now_ns: u64, cost: u64, terms: &Terms) -> Spent {
         let now_ms = now_ns / NS_PER_MS;
         let held = loop {
@@ -133,7 +138,7 @@ impl Hand<'_> {
             if held < cost {
                 break held;
             }
-            // older first: it lapses first
+            // older first, because it expires first
             let first = usize::from(deadline_ms(words[1]) < deadline_ms(words[0]));
             let order = if even == 0 || odd == 0 {
                 usize::from(even == 0)
@@ -158,9 +163,9 @@ impl Hand<'_> {
         let pause_ns = self.0[REFUSE_UNTIL_NS].load(Acquire);
         let is_paused = now_ns < pause_ns && cost >= self.paused_from();
         let forecast = self.forecast();
-        // what is in hand goes back with the call, and counts for the request then
+        // local tokens go back with the call and then count for the request
         let is_early = || now_ns < forecast.not_before_ns(terms, cost.saturating_sub(held));
-        // into a window that gateways borrow from, others may hand something back at any time
+        // a window with leases may receive returned tokens at any time
         let is_told = !terms.ahead || terms.algorithm == Algorithm::Bucket;
         if is_paused || is_told && is_early() {
             Spent::Refused {
@@ -171,7 +176,8 @@ impl Hand<'_> {
         }
     }
 
-    /// When a request of this cost that is refused now may be admitted, as clients are told: always later than now.
+    /// When a request of this cost that is refused now may be admitted, as reported to clients:
+    /// always later than now.
     pub(super) fn fits_ns(&self, now_ns: u64, cost: u64, terms: &Terms) -> u64 {
         let (held, _) = self.held(now_ns);
         let missing = cost.saturating_sub(held.iter().sum());
@@ -185,12 +191,12 @@ impl Hand<'_> {
         fits_ns.max(pause_ns).max(now_ns.saturating_add(1))
     }
 
-    /// Counts a request that was refused by memory: it is demand all the same.
+    /// Counts a request that was refused from memory: it is still demand.
     pub(super) fn count_refused(&self, cost: u64) {
         self.0[REFUSED].fetch_add(cost, Relaxed);
     }
 
-    /// Gives tokens back that [`Hand::spend`] took at `now_ns`; those whose deadline has passed are lost.
+    /// Returns tokens that [`Hand::spend`] took at `now_ns`; expired ones are lost.
     pub(super) fn put_back(&self, tokens: lease::Hand) {
         for (slot, tokens) in tokens.into_iter().enumerate() {
             if tokens > 0 {
@@ -200,12 +206,12 @@ impl Hand<'_> {
         }
     }
 
-    /// Puts tokens into the hand that are good until `deadline_ns`, in place of older ones of the slot.
+    /// Adds tokens valid until `deadline_ns`; they replace older ones of the slot.
     pub(super) fn bank(&self, slot: usize, deadline_ns: u64, tokens: u64) {
         let deadline = (deadline_ns / NS_PER_MS).min(MAX_DEADLINE_MS);
         let mut word = self.0[slot].load(Acquire);
         loop {
-            // of one generation, the deadlines of several calls differ by their travelling times: the earliest holds for all
+            // deadlines of one generation differ by travel times: the earliest applies to all
             let (held, until) = match deadline_ms(word) {
                 0 => (0, deadline),
                 known => (word & MAX_TOKENS, known.min(deadline)),
@@ -218,12 +224,12 @@ impl Hand<'_> {
         }
     }
 
-    /// Empties a slot: its tokens have lapsed, or go back.
+    /// Empties a slot whose tokens have expired or go back.
     pub(super) fn empty(&self, slot: usize) -> u64 {
         self.0[slot].swap(0, AcqRel) & MAX_TOKENS
     }
 
-    /// Takes up to so many tokens of each slot, to give them back to the store.
+    /// Takes up to `most` tokens of each slot to return them to the store.
     pub(super) fn withdraw(&self, most: lease::Hand) -> lease::Hand {
         let mut taken = [0, 0];
         for (slot, most) in most.into_iter().enumerate() {
@@ -242,7 +248,7 @@ impl Hand<'_> {
         taken
     }
 
-    /// Tokens by slot, and which slots hold some whose deadline has passed.
+    /// Tokens by slot, and which slots hold expired ones.
     pub(super) fn held(&self, now_ns: u64) -> (lease::Hand, [bool; 2]) {
         let now_ms = now_ns / NS_PER_MS;
         let words = [self.0[0].load(Acquire), self.0[1].load(Acquire)];
@@ -250,17 +256,18 @@ impl Hand<'_> {
         (words.map(|word| good(word, now_ms)), lapsed)
     }
 
-    /// Requests refused by memory since the last time.
+    /// Requests refused from memory since the last call.
     pub(super) fn take_refused(&self) -> u64 {
         self.0[REFUSED].swap(0, Relaxed)
     }
 
-    /// From so many tokens down, the next request that spends asks for more, once.
+    /// Sets the low-water mark: the next request that leaves at most this many tokens asks for
+    /// more, once.
     pub(super) fn set_low(&self, mark: Option<u64>) {
         self.0[LOW].store(mark.map_or(0, |mark| mark + 1), Relaxed);
     }
 
-    /// The keeper's: what a reply tells. `pool` is what is left.
+    /// Lease manager only: stores a reply. `pool` is what is left.
     pub(super) fn know(&self, pool: u64, forecast: &Forecast, pause: Option<Pause>) {
         self.0[POOL].store(pool, Relaxed);
         self.0[TOLD_NS].store(forecast.told_ns, Relaxed);
@@ -275,7 +282,7 @@ impl Hand<'_> {
         self.0[REFUSE_UNTIL_NS].store(until_ns, Release);
     }
 
-    /// What the store will have, and when.
+    /// The store's future content.
     pub(super) fn forecast(&self) -> Forecast {
         let [told_ns, end_ns, state, packed] =
             [TOLD_NS, END_NS, FORECAST, PACKED].map(|word| self.0[word].load(Relaxed));
@@ -288,12 +295,12 @@ impl Hand<'_> {
         }
     }
 
-    /// The least cost that a pause is for.
+    /// The least cost that the pause applies to.
     fn paused_from(&self) -> u64 {
         self.0[PACKED].load(Relaxed) >> (SHARD_BITS + DELAY_BITS)
     }
 
-    /// What was left in the pool, when it was told.
+    /// Tokens left in the pool according to the last reply.
     pub(super) fn pool(&self) -> u64 {
         self.0[POOL].load(Relaxed)
     }
@@ -302,15 +309,15 @@ impl Hand<'_> {
         (self.0[PACKED].load(Relaxed) & (u64::MAX >> (u64::BITS - SHARD_BITS))) as usize
     }
 
-    /// The keeper's.
+    /// Lease manager only.
     pub(super) fn set_shard(&self, shard: usize) {
         let others = self.0[PACKED].load(Relaxed) >> SHARD_BITS << SHARD_BITS;
         self.0[PACKED].store(others | shard as u64, Relaxed);
     }
 
-    /// Prepares for a time without the store: what may be spent then.
+    /// Sets up the fallback bucket.
     pub(super) fn prepare_alone(&self, now_ns: u64, alone: &Alone) {
-        // rounded up: never more than the share
+        // rounded up, so the share is never exceeded
         let interval = (1.0 / alone.rate).ceil().clamp(1.0, 1e18);
         let missing = (alone.capacity - alone.level).max(0.0);
         self.0[ALONE_INTERVAL_NS].store(interval as u64, Relaxed);
@@ -323,12 +330,12 @@ impl Hand<'_> {
         self.0[ALONE_ADMITTED].store(0, Release);
     }
 
-    /// Decides without the store: admitted, or the wait until it would be.
+    /// Decides without the store: admits, or returns the wait until it would.
     pub(super) fn spend_alone(&self, now_ns: u64, cost: u64) -> Result<(), u64> {
         let interval = self.0[ALONE_INTERVAL_NS].load(Relaxed);
         let reach = self.0[ALONE_REACH_NS].load(Relaxed);
         if interval == 0 {
-            // nobody has prepared it: it was another key's a moment ago
+            // not set up: a moment ago the cell was another key's
             return Err(1);
         }
         let price = interval.saturating_mul(cost);
@@ -349,12 +356,12 @@ impl Hand<'_> {
             .load(Relaxed)
             .saturating_mul(cost);
         let charge = |until: u64| Some(until.max(now_ns).saturating_add(price));
-        // the update always has a value
+        // the update always returns a value
         let _ = self.0[SHADOW_UNTIL_NS].fetch_update(AcqRel, Acquire, charge);
         Ok(())
     }
 
-    /// Gives back what was spent alone: another limit refuses the request.
+    /// Returns what the fallback bucket charged, because another limit refuses the request.
     pub(super) fn refund_alone(&self, cost: u64) {
         let pairs = [
             (&self.0[ALONE_UNTIL_NS], &self.0[ALONE_INTERVAL_NS]),
@@ -369,7 +376,7 @@ impl Hand<'_> {
             .fetch_update(AcqRel, Acquire, |count| Some(count.saturating_sub(cost)));
     }
 
-    /// Whole tokens that could be spent alone now.
+    /// Whole tokens in the fallback bucket.
     pub(super) fn left_alone(&self, now_ns: u64) -> u64 {
         let ahead = self.0[ALONE_UNTIL_NS].load(Relaxed).saturating_sub(now_ns);
         let room = self.0[ALONE_REACH_NS].load(Relaxed).saturating_sub(ahead);
@@ -377,7 +384,7 @@ impl Hand<'_> {
             .unwrap_or(0)
     }
 
-    /// How many tokens were admitted alone, and how many the shadow lacks now.
+    /// Tokens admitted by the fallback bucket, and the deficit of the reference bucket.
     pub(super) fn alone(&self, now_ns: u64) -> (u64, f64) {
         let ahead = self.0[SHADOW_UNTIL_NS].load(Acquire).saturating_sub(now_ns);
         let interval = self.0[SHADOW_INTERVAL_NS].load(Relaxed).max(1);
@@ -385,7 +392,7 @@ impl Hand<'_> {
         (admitted, ahead as f64 / interval as f64)
     }
 
-    /// What was admitted alone is known to be owed: the shadow now lacks only what the store would have, too.
+    /// Fallback debt was reported to Redis; reset the reference bucket to Redis's own deficit.
     pub(super) fn settled_alone(&self, now_ns: u64, missing: f64) {
         let interval = self.0[SHADOW_INTERVAL_NS].load(Relaxed) as f64;
         let until = now_ns.saturating_add((missing.max(0.0) * interval) as u64);
@@ -393,7 +400,7 @@ impl Hand<'_> {
         self.0[ALONE_ADMITTED].store(0, Release);
     }
 
-    /// Forgets everything.
+    /// Clears the cell.
     fn clear(&self) {
         self.0.iter().for_each(|word| word.store(0, Release));
     }
@@ -430,7 +437,7 @@ fn deadline_ms(word: u64) -> u64 {
     word >> TOKEN_BITS
 }
 
-/// Tokens of a word that are still good.
+/// Unexpired tokens of a word.
 fn good(word: u64, now_ms: u64) -> u64 {
     if deadline_ms(word) > now_ms {
         word & MAX_TOKENS
@@ -439,24 +446,24 @@ fn good(word: u64, now_ms: u64) -> u64 {
     }
 }
 
-/// All hands of a process.
+/// All cells of a process.
 #[derive(Debug)]
 pub(super) struct Hands {
     tags: Box<[AtomicU64]>,
     words: Box<[AtomicU64]>,
-    /// Words before the first hand, so that hands begin with a cache line.
+    /// Words before the first cell, so that cells are aligned to cache lines.
     skip: usize,
     groups: u64,
-    /// Where the overflow hands begin, one for each quota of each limit.
+    /// Start of the overflow cells, one per quota of each limit.
     overflow: usize,
-    /// How quotas divide the hands, and what each holds.
+    /// How quotas divide the cells, and each quota's holdings.
     capacity: SharedCapacity,
     occupied: Box<[Occupancy]>,
 }
 
 impl Hands {
-    /// Room for about `max_keys` keys of one quota and half as many in guaranteed parts of all, and `overflow` hands that are
-    /// always there, one for each quota. Address space only, until it is touched.
+    /// Room for about `max_keys` keys of one quota, half as many in guaranteed parts of all quotas,
+    /// and `overflow` permanent cells, one per quota. Uses only address space until it is touched.
     pub(super) fn new(max_keys: usize, overflow: usize) -> Hands {
         let slots = max_keys.saturating_mul(2);
         let occupied: Box<[Occupancy]> = std::iter::repeat_with(Occupancy::default)
@@ -478,7 +485,7 @@ impl Hands {
         }
     }
 
-    /// The place of a key's hand; `None` where it has none.
+    /// The index of a key's cell; `None` if it has none.
     pub(super) fn find(&self, tag: Tag) -> Option<usize> {
         self.choices(tag)
             .into_iter()
@@ -486,36 +493,37 @@ impl Hands {
             .find(|&place| self.tags[place].load(Acquire) == tag.tag)
     }
 
-    /// The hand at a place that this table gave out.
+    /// The cell at an index returned by this table.
     pub(super) fn hand(&self, place: usize) -> Hand<'_> {
         let (hands, _) = self.words[self.skip..].as_chunks();
         Hand(&hands[place])
     }
 
-    /// The same of a limit on requests in flight.
+    /// The same, for a limit on requests in flight.
     pub(super) fn slots(&self, place: usize) -> Slots<'_> {
         Slots(self.hand(place).0)
     }
 
-    /// Whether a place is (still) this key's. Overflow hands are everybody's.
+    /// Whether the cell at this index (still) belongs to this key. Overflow cells belong to every
+    /// key.
     pub(super) fn is(&self, place: usize, tag: Tag) -> bool {
         self.tags
             .get(place)
             .is_none_or(|word| word.load(Acquire) == tag.tag)
     }
 
-    /// Whether the hand at a place is one key's, and not an overflow hand.
+    /// Whether the cell belongs to one key, and is not an overflow cell.
     pub(super) fn has_key(&self, place: usize) -> bool {
         place < self.overflow
     }
 
-    /// The place of an overflow hand.
+    /// The index of an overflow cell.
     pub(super) fn overflow(&self, index: usize) -> usize {
         self.overflow + index
     }
 
-    /// The keeper's: gives a key of a quota a hand, its own or a free one in the emptier of its groups; `None` when there is no
-    /// room.
+    /// Lease manager only: returns a key's existing cell or assigns a free one in the emptier of
+    /// its groups; `None` if there is no room.
     pub(super) fn claim(&self, tag: Tag, quota: usize) -> Option<usize> {
         if let Some(own) = self.find(tag) {
             return Some(own);
@@ -538,7 +546,7 @@ impl Hands {
         Some(place)
     }
 
-    /// The keeper's: takes a hand away from its key.
+    /// Lease manager only: takes a cell away from its key.
     pub(super) fn release(&self, place: usize, quota: usize) {
         if let Some(tag) = self.tags.get(place) {
             tag.store(0, Release);
@@ -577,7 +585,7 @@ mod tests {
         Hands::new(64, 1)
     }
 
-    /// Ten, one a second.
+    /// A bucket of ten, refilled by one a second.
     fn spend(hand: Hand<'_>, now_ns: u64, cost: u64) -> Spent {
         let terms = Terms::new(Algorithm::Bucket, 10, Duration::from_secs(10), 10, true);
         hand.spend(now_ns, cost, &terms)
@@ -650,7 +658,7 @@ mod tests {
     fn a_request_is_refused_until_its_cost_has_filled_and_told_so() {
         let hands = hands();
         let hand = hands.hand(hands.claim(tag(7), 0).unwrap());
-        // three of ten are there, one a second
+        // three of ten are available, one a second refills
         let forecast = Forecast {
             told_ns: SECOND,
             delay_ns: SECOND / 100,
@@ -686,7 +694,7 @@ mod tests {
         assert_eq!(hand.spend_alone(2 * SECOND, 1), Ok(()));
         let (admitted, missing) = hand.alone(2 * SECOND);
         assert_eq!(admitted, 4);
-        // 3 at the first second, of which 2 have come back, and 1 at the second
+        // 3 at the first second, of which 2 have refilled, and 1 at the second
         assert!((missing - 2.0).abs() < 0.01, "{missing}");
     }
 

@@ -1,48 +1,50 @@
-//! Pure arithmetic of slots: how many requests of one key this gateway may have under way, and what it declares to the store.
+//! Pure arithmetic of slot leases: how many requests of one key this gateway may have in flight,
+//! and what it declares to the store.
 //!
 //! ```text
 //!   request ─ free slot here? ─ yes ─▶ held until its answer has ended ─▶ free again, kept for a moment ─▶ goes back
 //!                     └ no ─▶ declare what is held and want more ─▶ granted | refused
 //! ```
 //!
-//! A declaration says all that this gateway holds, so a lost call or reply heals with the next one. It has a life: what a
-//! gateway held that died is free when that is over, and a gateway that could not declare for two thirds of it lets nobody in
-//! on what it still believes to hold. Requests that are under way go on: they are what may be beyond the limit then.
+//! A declaration states everything that this gateway holds, so the next one repairs a lost call or
+//! reply. It has a lifetime, after which a dead gateway's slots are free. A gateway that could not
+//! declare for two thirds of it admits no requests on the slots that it believes to hold. Its
+//! requests in flight continue; only they can exceed the limit then.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use super::lease::{Reply, Terms};
 
-/// How long a declaration holds in the store.
+/// Lifetime of a declaration in the store.
 pub(super) const LIFE_NS: u64 = 10_000_000_000;
-/// How long free slots may be taken after one, and how often it is made anew.
+/// How long free slots may be taken after a declaration, and how often it is renewed.
 const GOOD_NS: u64 = LIFE_NS / 3 * 2;
 const RENEW_NS: u64 = 3_000_000_000;
-/// How long a free slot is kept for the next request: by itself, and where there are few for each gateway.
+/// How long a free slot is kept for the next request: normally, and when there are few per gateway.
 const KEEP_NS: u64 = 100_000_000;
 const KEEP_FEW_NS: u64 = 10_000_000;
 const FEW: f64 = 2.0;
-/// How long a refusal is remembered at most: nobody knows when a slot will be free.
+/// The longest time for which a refusal is remembered: no one can predict when a slot becomes free.
 const PAUSE_NS: u64 = 20_000_000;
-/// How long a key is remembered that holds nothing.
+/// How long a key without slots is remembered.
 const IDLE_NS: u64 = 1_000_000_000;
 
-/// What one call declares.
+/// The content of one declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Declaration {
-    /// In use, and kept.
+    /// In use, and kept free.
     pub(super) held: u64,
-    /// More, for requests that wait.
+    /// More slots, for waiting requests.
     pub(super) need: u64,
 }
 
-/// What a reply brings.
+/// The effect of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lot {
     pub(super) granted: u64,
     /// Until when free slots may be taken.
     pub(super) good_until_ns: u64,
-    /// Until when requests that find no free slot are refused; 0 where they are not.
+    /// Until when requests without a free slot are refused; 0 if they are not.
     pub(super) refuse_until_ns: u64,
 }
 
@@ -51,17 +53,17 @@ pub(super) struct Lot {
 pub(super) struct Holding {
     /// Granted and not given back.
     mine: u64,
-    /// Free when last looked at.
+    /// Free slots at the last look.
     seen_free: u64,
-    /// The number of the last call, when it was made and what it declared.
+    /// The last call: its number, time and declaration.
     number: u64,
     called_ns: u64,
     sent: u64,
-    /// What the store has on its books; `None` while that is not known.
+    /// What the store has recorded; `None` while unknown.
     declared: Option<u64>,
-    /// Until when others want what is freed here.
+    /// Until when other gateways want slots freed here.
     wanted_until_ns: u64,
-    /// This gateway's part of all slots in use.
+    /// This gateway's share of all slots in use.
     share: Option<f64>,
 }
 
@@ -70,12 +72,13 @@ impl Holding {
         self.mine
     }
 
-    /// This gateway's part of what all use, 0 to 1; `None` before it used any.
+    /// This gateway's share of all usage, 0 to 1; `None` before its first use.
     pub(super) fn share(&self) -> Option<f64> {
         self.share
     }
 
-    /// Begins a call: `back` free slots were taken out of the hand to go back, and requests use `alone` that no store granted.
+    /// Begins a call. `back` free slots were withdrawn to go back; requests use `alone` slots that
+    /// no store granted.
     pub(super) fn declare(
         &mut self,
         now_ns: u64,
@@ -91,8 +94,8 @@ impl Holding {
         Declaration { held, need }
     }
 
-    /// The reply to the call of this number, which was sent at `sent_ns`; `None` where a later call has declared anew since.
-    /// `jitter` is random, 0 to 1.
+    /// Applies the reply to the call with this number, sent at `sent_ns`; `None` if a later call
+    /// has declared since. `jitter` is random, 0 to 1.
     pub(super) fn replied(
         &mut self,
         now_ns: u64,
@@ -122,7 +125,7 @@ impl Holding {
                 let pause_ns = (PAUSE_NS as f64 * (0.75 + 0.5 * jitter)) as u64;
                 now_ns.saturating_add(pause_ns)
             }
-            // not even until now: requests that are being decided have begun a little earlier
+            // not even until now: requests being decided began slightly earlier
             _ => 0,
         };
         Some(Lot {
@@ -143,18 +146,18 @@ impl Holding {
         }
     }
 
-    /// A slot has come back, so that many are free: whether they should go back at once.
+    /// A slot was returned, so `free` are free: whether they should go back to the store at once.
     pub(super) fn freed(&mut self, now_ns: u64, terms: &Terms, gateways: f64, free: u64) -> bool {
         self.seen_free = free;
         self.keeps_nothing(now_ns, terms, gateways)
     }
 
-    /// Whether what is freed goes back at once: it is asked for by name, or others want it.
+    /// Whether freed slots go back at once: the limit is strict, or other gateways want them.
     pub(super) fn keeps_nothing(&self, now_ns: u64, terms: &Terms, gateways: f64) -> bool {
         self.keep_ns(now_ns, terms, gateways) == 0
     }
 
-    /// Looks at what is free, and says how much of it should go back: what has been free since the last look.
+    /// Looks at the free slots and returns how many should go back: those free since the last look.
     pub(super) fn surplus(&mut self, now_ns: u64, terms: &Terms, gateways: f64, free: u64) -> u64 {
         let seen = std::mem::replace(&mut self.seen_free, free);
         match self.keep_ns(now_ns, terms, gateways) {
@@ -163,15 +166,15 @@ impl Holding {
         }
     }
 
-    /// Whether the store should be told: what it has on its books is too much, not known, or about to be over.
+    /// Whether to declare: the store's record is too high, unknown, or about to expire.
     pub(super) fn is_due(&self, now_ns: u64, back: u64, alone: u64) -> bool {
         let held = self.mine.saturating_sub(back).saturating_add(alone);
         let is_old = now_ns.saturating_sub(self.called_ns) >= RENEW_NS;
         self.declared != Some(held) || held > 0 && is_old
     }
 
-    /// When to look again: soon while there is something to give back or to put right, else when the declaration has to be
-    /// made anew.
+    /// When to look again: soon while there are slots to give back or records to correct, otherwise
+    /// when the declaration must be renewed.
     pub(super) fn look_again_ns(
         &self,
         now_ns: u64,
@@ -192,11 +195,12 @@ impl Holding {
         now_ns.saturating_add(IDLE_NS)
     }
 
-    /// Whether nothing would be lost by forgetting this key: it holds nothing, the store knows, and nobody has come for a while.
+    /// Whether this key can be forgotten: it holds nothing, the store knows that, and no request
+    /// came for a while.
     pub(super) fn is_idle(&self, now_ns: u64, asked_ns: u64, alone: u64) -> bool {
         let quiet_ns = now_ns.saturating_sub(asked_ns.max(self.called_ns));
         let holds = self.mine.saturating_add(alone);
-        // what nobody confirms is over by itself after a life
+        // an unconfirmed declaration expires after its lifetime
         let is_told = self.declared == Some(0) || quiet_ns >= LIFE_NS;
         holds == 0 && is_told && quiet_ns >= IDLE_NS
     }

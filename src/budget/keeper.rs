@@ -1,4 +1,5 @@
-//! The one task that talks to Redis: it keeps a lease for every key in use, and everything that waits for one.
+//! The lease manager, the only task that talks to Redis: it holds a lease for every key in use and
+//! the requests that wait for one.
 //!
 //! ```text
 //!   workers ── ask, low, return ──▶ bounded queue ──▶ keeper ── one call per key ──▶ Redis
@@ -6,12 +7,13 @@
 //!      └── answer (oneshot) ◀── hands (atomics) ◀───────┘  └──── reply, or none ◀──────┘
 //! ```
 //!
-//! It lives on a thread of its own, so that nothing an operator asks for delays a request. A request that finds no token waits
-//! for the reply to the call of its key; whoever arrives meanwhile waits for the same one. When a call has taken the budget,
-//! all who wait are told to go on alone; its reply is banked when it comes.
+//! It runs on its own thread, so that administrative work never delays a request. A request that
+//! finds no local token waits for the reply to its key's call; requests that arrive meanwhile wait
+//! for the same call. When a call exceeds the timeout, its waiters use their fallback; its reply is
+//! banked when it comes.
 //!
-//! Read `message` (what is said), then `leases` with `entry` (keys and their tokens), `slots` (keys whose requests in flight are
-//! counted), then `wire` (calls and servers).
+//! Read `message` (the protocol with workers), then `leases` with `entry` (keys and their tokens),
+//! `slots` (keys with requests in flight), then `redis_clients` (calls and servers).
 
 mod entry;
 mod leases;
@@ -43,12 +45,12 @@ pub(super) use message::{Answer, Grant, Message, Question, Word};
 pub(super) use slots::most_alone;
 pub(super) use wire::Loss;
 
-/// Messages that may wait for the keeper, and events.
+/// Most messages queued for the lease manager, and most events.
 pub(super) const QUEUE: usize = 16_384;
-/// A call keeps its place for so many budgets; a reply after that only gives back what it grants.
+/// A call stays in flight for this many timeouts; a later reply only returns what it grants.
 pub(super) const PATIENCE: u32 = 20;
 
-/// Everything that the keeper is started with.
+/// The arguments that start the lease manager.
 pub(super) struct Duty {
     pub(super) hands: Arc<Hands>,
     pub(super) degraded: Arc<Degraded>,
@@ -58,7 +60,7 @@ pub(super) struct Duty {
     pub(super) timeout: Duration,
     pub(super) epoch: Instant,
     pub(super) metrics: BudgetMetrics,
-    /// A name that no other process has.
+    /// A name unique to this process.
     pub(super) id: String,
     pub(super) seed: u64,
 }
@@ -70,8 +72,8 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// Serves until it is told to close, or nobody can tell it anything any more: `keeper` does not count. `started` hears
-    /// whether Redis answered the first time.
+    /// Runs until it is told to close or all workers' senders are dropped; `keeper` does not count.
+    /// `started` receives whether Redis answered the first time.
     pub(super) async fn run(
         duty: Duty,
         keeper: mpsc::WeakSender<Message>,
@@ -84,7 +86,7 @@ impl Keeper {
             in_flight: InFlight::new(Arc::clone(&duty.hands), keeper),
             wire: Wire::new(duty, events),
         };
-        // nobody waits for the answer any more where the process gives up
+        // during an aborted start the receiver is gone
         let _ = started.send(keeper.wire.connect().await);
         loop {
             let keys_ns = keeper.leases.next_ns().min(keeper.in_flight.next_ns());
@@ -127,7 +129,7 @@ impl Keeper {
             Message::Unslacked { place, tag, tokens } if leases.has(place, tag) => {
                 leases.unslacked(place, tokens);
             }
-            // about a key that was forgotten meanwhile
+            // the key was forgotten meanwhile
             Message::Low(..)
             | Message::Return { .. }
             | Message::Unslacked { .. }
@@ -192,7 +194,7 @@ impl Keeper {
         self.in_flight.look_at_due(&mut self.wire, now_ns);
     }
 
-    /// Hands every token back, all at once, and waits for the replies, but not for longer than `patience`.
+    /// Returns every token in parallel, and waits for the replies for at most `patience`.
     async fn close(mut self, happened: &mut mpsc::Receiver<Event>, patience: Duration) {
         let deadline = Instant::now() + patience;
         let now_ns = self.wire.now_ns();
@@ -215,7 +217,7 @@ impl Keeper {
         self.leases.forget_all();
         self.in_flight.forget_all();
         if tokens > 0 || slots > 0 {
-            tracing::info!(tokens, slots, "handed back what was borrowed ahead");
+            tracing::info!(tokens, slots, "returned unused tokens and slots to Redis");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Pure arithmetic of tokens borrowed ahead: what a gateway asks for, banks, reports and gives back, for one key.
+//! Pure arithmetic of token leases: what a gateway requests, banks, reports and returns for one
+//! key.
 //!
 //! ```text
 //!            tokens in hand            asks                        reply
@@ -6,12 +7,14 @@
 //!                 └ none: wait for the reply                      └ pool short: remember the refusal, ask again later
 //! ```
 //!
-//! The store debits what it grants at once, so gateways together never spend more than the limit. A token belongs to a
-//! *generation*, a slice of the store's time, and dies with it: what a crashed gateway held comes back by itself, and
-//! nothing that this gateway holds outlives its debit. Each deadline is counted from the moment the call was *sent*, so it is
-//! early, never late. The store's clock never leaves the store: replies carry durations.
+//! The store debits its grants at once, so all gateways together never spend more than the limit. A
+//! token belongs to a *generation*, a slice of the store's time, and expires with it. So a crashed
+//! gateway's tokens return by themselves, and no local token outlives its debit. Each deadline is
+//! counted from the moment the call was *sent*, so it is early, never late. The store's clock never
+//! leaves the store: replies carry durations.
 //!
-//! Nothing here reads a clock, holds a lock or knows Redis. Rates are estimates and therefore floats; tokens are whole.
+//! Nothing here reads a clock, holds a lock or knows Redis. Rates are estimates and therefore
+//! floats; tokens are integers.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -27,92 +30,94 @@ pub use memory::Recollection;
 pub use requests::Requests;
 pub use terms::{Algorithm, Terms};
 
-/// The least batch, from this many expected arrivals within the horizon on.
+/// The smallest batch, once this many arrivals are expected within the horizon.
 const LEAST_BATCH: u64 = 4;
 const WARM: f64 = 2.0;
-/// The memory of the store's estimate of the demand is a horizon, and at least this.
+/// The store's demand estimate has a memory of one horizon, but at least this.
 const DEMAND_MEMORY_NS: u64 = 1_000_000_000;
-/// With no more than this part of the demand at other gateways, a gateway counts as the only one.
+/// If other gateways have no more than this share of the demand, a gateway counts as the only one.
 const OTHERS: f64 = 0.05;
-/// What of the rest of the pool may be taken ahead: half, or all while it is short.
+/// Share of the remaining pool that may be leased ahead: half, or all while the pool is short.
 const PART: f64 = 0.5;
 const PART_SHORT: f64 = 1.0;
-/// The most tokens in one hand of one generation: what a packed word holds.
+/// Most local tokens of one generation: the capacity of a packed word.
 pub const MAX_TOKENS: u64 = (1 << 26) - 1;
-/// Clocks of gateway and store may drift apart by a thousandth.
+/// Gateway and store clocks may drift apart by a thousandth.
 const VALIDITY: f64 = 0.999;
 
 const NS_PER_S: f64 = 1e9;
 
-/// Tokens in hand, by generation modulo 2.
+/// Local tokens, by generation modulo 2.
 pub type Hand = [u64; 2];
 
-/// What the store has on its books against this gateway for one generation.
+/// What the store has recorded against this gateway for one generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Book {
     generation: u32,
-    /// Tokens that it believes to be out: granted ahead, not yet reported spent or given back. Below 0 never for long: what
-    /// was granted to a request and went back into the hand is not on the books until it is reported.
+    /// Tokens recorded as leased: granted ahead, not yet reported spent or returned. Briefly
+    /// negative at most: tokens granted to a request and returned to the cell are not recorded
+    /// until reported.
     out: i64,
-    /// In hand when last looked at.
+    /// Local tokens at the last look.
     seen: u64,
 }
 
-/// One entry of a report: what became of tokens of one generation.
+/// One report entry: what happened to tokens of one generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Report {
-    /// Spent; below 0, tokens that were granted to a request and went back into the hand.
+    /// Spent; if negative, tokens granted to a request that went back into the cell.
     Spent {
-        /// Of which generation.
+        /// The generation of the tokens.
         generation: u32,
-        /// How many.
+        /// The number of tokens.
         tokens: i64,
     },
-    /// Handed back.
+    /// Returned.
     Returned {
-        /// Of which generation.
+        /// The generation of the tokens.
         generation: u32,
-        /// How many.
+        /// The number of tokens.
         tokens: u64,
     },
-    /// Granted by a bucket to a request that did not use them: as much goes back as the bucket has not refilled behind them.
+    /// Granted by a bucket to a request that did not use them. The bucket takes back what it has
+    /// not refilled since.
     Unused {
-        /// How many.
+        /// The number of tokens.
         tokens: u64,
-        /// Of which grant.
+        /// The grant that they came from.
         origin: Origin,
     },
-    /// Still out of a generation, which the store forgot with a loss.
+    /// Still leased from a generation that the store forgot in a loss.
     Out {
-        /// Of which generation.
+        /// The generation of the tokens.
         generation: u32,
-        /// How many.
+        /// The number of tokens.
         tokens: u64,
     },
-    /// Admitted without the store, which has to be told.
+    /// Admitted without the store; must be charged.
     Debt {
-        /// How many.
+        /// The number of tokens.
         tokens: u64,
-        /// In which window, where that is known: a window that is over is owed nothing.
+        /// Their window, if known: a debt to a window that is over lapses.
         window: Option<u32>,
     },
 }
 
-/// Which grant units of a request come from, so that they can go back.
+/// The grant that a request's units came from, needed to return them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
-    /// A bucket's generation, a window's number, a log's call.
+    /// A bucket's generation, a window's number, or a log's call.
     pub generation: u32,
-    /// Of a bucket: how much room it had then, and what had come back, as the store packs them.
+    /// Bucket: its room at the grant and the total returned until then, packed by the store.
     pub room: u64,
-    /// Of a bucket: the time of the generation that had passed.
+    /// Bucket: how much of the generation had passed.
     pub moment_us: u64,
 }
 
 impl Origin {
     fn of(terms: &Terms, reply: &Reply) -> Origin {
         let [_, room] = reply.state;
-        // tokens that are granted ahead are good until the end of the next generation
+        // tokens granted ahead are valid until the end of the next generation
         let both_us = terms.generation_us().saturating_mul(2);
         let (room, moment_us) = match terms.algorithm {
             Algorithm::Bucket => (room, both_us.saturating_sub(reply.valid_us)),
@@ -126,85 +131,87 @@ impl Origin {
     }
 }
 
-/// Why a call is made.
+/// The reason for a call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ask {
-    /// The requests that wait.
+    /// The waiting requests.
     pub need: Requests,
-    /// What was just taken out of the hand to be given back.
+    /// Tokens withdrawn from the cell to be returned.
     pub back: Hand,
-    /// Whether to ask for tokens ahead, too.
+    /// Whether to request tokens ahead, too.
     pub fill: bool,
 }
 
-/// What one call asks.
+/// The content of one call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Call {
-    /// The requests that wait.
+    /// The waiting requests.
     pub need: Requests,
-    /// Ahead, at most: a multiple of `unit`.
+    /// Most tokens ahead: a multiple of `unit`.
     pub want: u64,
-    /// What the cheapest request costs that they are for: fewer tokens serve nobody.
+    /// The cost of the cheapest request that the tokens ahead are for; fewer serve no request.
     pub unit: u64,
-    /// The part of the pool's rest that may be taken ahead.
+    /// The share of the remaining pool that may be taken ahead.
     pub part: f64,
     /// Requests since the last call.
     pub arrivals: u64,
-    /// Requests per second here.
+    /// Requests per second at this gateway.
     pub rate: f64,
-    /// Since the last call; 0 for the first.
+    /// Time since the last call; 0 for the first.
     pub since_us: u64,
-    /// The memory of the store's estimate of demand.
+    /// The memory of the store's demand estimate.
     pub memory_us: u64,
-    /// What was last seen of the key, for a store that has lost something.
+    /// The key's last known state, for a store that has lost data.
     pub memory: Recollection,
-    /// What became of tokens since the last call.
+    /// What happened to tokens since the last call.
     pub reports: Vec<Report>,
 }
 
-/// What the store answers.
+/// The store's reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Reply {
-    /// Granted to those who wait.
+    /// Granted to the waiting requests.
     pub need: u64,
     /// Granted ahead.
     pub want: u64,
-    /// Of this generation.
+    /// The generation of the grant.
     pub generation: u32,
-    /// How long what was granted ahead stays good.
+    /// How long tokens granted ahead stay valid.
     pub valid_us: u64,
     /// Whole tokens left.
     pub pool: u64,
-    /// Until the first refused request fits, or, where none was refused, until there is a token; 0 if there is.
+    /// Time until the first refused request fits. If none was refused, time until there is a token;
+    /// 0 if there is one.
     pub wait_us: u64,
-    /// Which incarnation of the key's state this is: another one after a loss.
+    /// The incarnation of the key's state; it changes in a loss.
     pub incarnation: u16,
-    /// Gateways with other terms count the same key.
+    /// Gateways with different terms count the same key.
     pub disagrees: bool,
-    /// All gateways' requests per 1000 s.
+    /// Requests of all gateways per 1000 s.
     pub demand: u64,
-    /// Of a bucket, µs until it is full, and its room (see [`Origin`]); of a window, the counts of this one and of the one before.
+    /// Bucket: µs until it is full, and its room (see [`Origin`]). Window: the counts of this one
+    /// and of the one before.
     pub state: [u64; 2],
 }
 
-/// What a reply means for the hand.
+/// The effect of a reply on the cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
     /// Generation modulo 2.
     pub slot: usize,
-    /// Until when tokens of it are good, in this gateway's nanoseconds.
+    /// The deadline of these tokens, in this gateway's nanoseconds.
     pub deadline_ns: u64,
-    /// Tokens to put into the hand.
+    /// Tokens to put into the cell.
     pub bank: u64,
-    /// The hand may hold tokens of an older generation in this slot: they have lapsed.
+    /// Older tokens in this slot have expired and must be replaced.
     pub replaces: bool,
-    /// The store has lost something of the key since the reply before.
+    /// The store has lost data of the key since the last reply.
     pub is_lost: bool,
-    /// Which grant units that go back come from.
+    /// The grant to which unused units return.
     pub origin: Origin,
-    /// What the store will have, and when.
+    /// The store's future content.
     pub forecast: Forecast,
-    /// For how long it is left alone although requests might fit.
+    /// A pause in which Redis is not asked although requests might fit.
     pub pause: Option<Pause>,
 }
 
@@ -213,17 +220,17 @@ pub struct Granted {
 pub struct Pause {
     /// When it ends.
     pub until_ns: u64,
-    /// Cheaper requests are asked for.
+    /// Redis is still asked for cheaper requests.
     pub least: u64,
 }
 
-/// The pool as the store last told.
+/// The pool according to the last reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Pool {
     tokens: u64,
     generation: u32,
     at_ns: u64,
-    /// When the window ends, for windows.
+    /// Windows only: the end of the window.
     until_ns: u64,
 }
 
@@ -233,45 +240,47 @@ pub struct Lease {
     /// x: requests per second, with a memory of one horizon.
     rate: f64,
     rate_at_ns: u64,
-    /// When a request last came.
+    /// The last arrival of a request.
     arrived_ns: u64,
-    /// Since the last call.
+    /// Requests since the last call.
     arrivals: u64,
     books: [Book; 2],
-    /// By grant: what is to go back.
+    /// Units to return, by grant.
     unused: Vec<(Origin, u64)>,
-    /// Admitted without the store, not yet charged; and how much of it the call in flight charges.
+    /// Admitted without the store and not yet charged; and the part that the call in flight
+    /// charges.
     debt: u64,
     debt_sent: u64,
-    /// The window in which all of it was admitted, where it was one and is known.
+    /// The window of the whole debt, if it is a single known one.
     debt_of: Option<u32>,
     short: bool,
     pause_ns: u64,
     last_got: u64,
-    /// When a reply last brought something.
+    /// The last reply that granted anything.
     got_ns: u64,
-    /// What the cheapest request cost that was asked for lately, and when that was.
+    /// The cost of the cheapest request lately asked for, and its time.
     unit: u64,
     unit_at_ns: u64,
     called_ns: Option<u64>,
     pool: Option<Pool>,
     share: Option<f64>,
-    /// What of the store's estimate of the demand this gateway has reported, by the same formula, in requests per second.
+    /// This gateway's part of the store's demand estimate, by the same formula, in requests per
+    /// second.
     reported: f64,
-    /// Hardly anybody asks for the key at another gateway.
+    /// Other gateways have almost no demand for the key.
     is_sole: bool,
     memory: Memory,
-    /// What the store had on its books before it lost them.
+    /// The leases that the store had recorded before it lost them.
     forgotten: Vec<(u32, u64)>,
 }
 
 impl Lease {
-    /// Requests have come: `spread` of them some time since the last look, `at_once` just now.
+    /// Counts arrivals: `spread` since the last look, `at_once` just now.
     pub fn arrived(&mut self, now_ns: u64, horizon_ns: u64, spread: u64, at_once: u64) {
         let horizon = horizon_ns as f64 / NS_PER_S;
         let passed = now_ns.saturating_sub(self.rate_at_ns) as f64 / NS_PER_S;
         let kept = (-passed / horizon).exp();
-        // n arrivals spread evenly over the time that has passed; in the limit of no time, n / H
+        // n arrivals spread evenly over the elapsed time; in the limit of no time, n / H
         let weight = if passed > 0.0 {
             (1.0 - kept) / passed
         } else {
@@ -286,7 +295,7 @@ impl Lease {
         }
     }
 
-    /// A request of this cost finds no token in the hand, and is asked for.
+    /// A request of this cost finds no local token, so Redis is asked.
     pub fn asked(&mut self, now_ns: u64, horizon_ns: u64, cost: u64) {
         let age_ns = now_ns.saturating_sub(self.unit_at_ns);
         if self.unit == 0 || cost <= self.unit || age_ns > horizon_ns.saturating_mul(2) {
@@ -294,7 +303,7 @@ impl Lease {
         }
     }
 
-    /// Looks at what is left in the hand, and learns from it what was spent.
+    /// Learns from the remaining local tokens how many were spent.
     pub fn look(&mut self, now_ns: u64, horizon_ns: u64, hand: Hand, refused: u64) {
         let mut spent: u64 = 0;
         for (book, left) in self.books.iter_mut().zip(hand) {
@@ -304,7 +313,7 @@ impl Lease {
         self.arrived(now_ns, horizon_ns, spent.saturating_add(refused), 0);
     }
 
-    /// Tokens of a generation have passed their deadline in the hand.
+    /// Local tokens of a generation have expired.
     pub fn lapsed(&mut self, slot: usize) {
         if let Some(book) = self.books.get_mut(slot) {
             book.seen = 0;
@@ -327,12 +336,12 @@ impl Lease {
         self.debt = self.debt.saturating_add(tokens);
     }
 
-    /// What is owed to the store.
+    /// Units not yet charged by the store.
     pub fn debt(&self) -> u64 {
         self.debt
     }
 
-    /// How many tokens this gateway would like to hold.
+    /// How many tokens this gateway should hold.
     pub fn target(&self, now_ns: u64, terms: &Terms, horizon_ns: u64) -> u64 {
         if !terms.ahead {
             return 0;
@@ -340,7 +349,7 @@ impl Lease {
         let horizon = horizon_ns as f64 / NS_PER_S;
         let age = now_ns.saturating_sub(self.rate_at_ns) as f64 / NS_PER_S;
         let rate = self.rate * (-age / horizon).exp();
-        // tokens of a window die with it
+        // tokens of a window expire with it
         let useful_ns = match self.pool {
             Some(pool) if now_ns < pool.until_ns && terms.algorithm != Algorithm::Bucket => {
                 horizon_ns.min(pool.until_ns.saturating_sub(now_ns))
@@ -359,8 +368,8 @@ impl Lease {
         target.saturating_sub(beyond)
     }
 
-    /// At so many tokens in hand or fewer, more should be asked for before they run out; `None` when nothing is worth
-    /// asking for.
+    /// At this many local tokens or fewer, request more before they run out; `None` when a call is
+    /// not worthwhile.
     pub fn low_mark(
         &self,
         now_ns: u64,
@@ -375,12 +384,12 @@ impl Lease {
         let expected = self.rate * horizon_ns as f64 / NS_PER_S;
         let used_meanwhile = (1.5 * rtt_ns as f64 / NS_PER_S * self.rate).ceil() as u64;
         let low = if expected < WARM { 0 } else { used_meanwhile };
-        // a call is worth at least half of the target
+        // a call should bring at least half of the target
         let half = target.div_euclid(2).max(1);
         Some(low.min(target.saturating_sub(half)))
     }
 
-    /// Whether a hand this low should be filled up now.
+    /// Whether to refill a cell that is this low now.
     pub fn is_low(
         &self,
         now_ns: u64,
@@ -393,14 +402,15 @@ impl Lease {
             .is_some_and(|low| total(hand) <= low)
     }
 
-    /// Tokens were taken out of the hand for a request that had been counted before.
+    /// Local tokens went to a request that had been counted before.
     pub fn took(&mut self, tokens: Hand) {
         for (book, tokens) in self.books.iter_mut().zip(tokens) {
             book.seen = book.seen.saturating_sub(tokens);
         }
     }
 
-    /// Units were granted to a request that did not use them, and nobody else may: they go back with the next call.
+    /// Units granted to a request that did not use them and that no other may use: they return with
+    /// the next call.
     pub fn unused(&mut self, origin: Origin, tokens: u64) {
         self.memory.returned(origin.generation, tokens);
         match self.unused.last_mut() {
@@ -409,17 +419,17 @@ impl Lease {
         }
     }
 
-    /// Whether the store should be told something even if nobody waits: units go back, or a log has lost them.
+    /// Whether to call even if no request waits: units go back, or a log has lost entries.
     pub fn has_news(&self) -> bool {
         !self.unused.is_empty() || self.memory.tells()
     }
 
-    /// Whether a store that has lost the key would have to be told of it.
+    /// Whether a store that lost the key would need a report.
     pub fn remembers(&self, now_ns: u64, terms: &Terms) -> bool {
         self.memory.matters(now_ns, terms)
     }
 
-    /// Begins a call. `hand` is what is in hand now.
+    /// Begins a call. `hand` is the local tokens now.
     pub fn call(
         &mut self,
         now_ns: u64,
@@ -453,8 +463,8 @@ impl Lease {
         }
     }
 
-    /// What became of tokens since the last call. Said once: a call that is lost is never repeated, and what it would have
-    /// said lapses.
+    /// What happened to tokens since the last call. Reported once: a lost call is never repeated,
+    /// and its reports lapse.
     fn reports(&mut self, terms: &Terms, hand: Hand, back: Hand) -> Vec<Report> {
         let mut reports = Vec::new();
         let is_bucket = terms.algorithm == Algorithm::Bucket;
@@ -465,7 +475,7 @@ impl Lease {
             let kept = i64::try_from(left).unwrap_or(i64::MAX);
             let given = i64::try_from(tokens).unwrap_or(i64::MAX);
             let spent = book.out.saturating_sub(kept).saturating_sub(given);
-            // windows refill behind nothing: they need not know what is spent
+            // windows do not refill behind leases, so they need no report of spending
             if spent != 0 && is_bucket {
                 let tokens = spent;
                 reports.push(Report::Spent { generation, tokens });
@@ -492,8 +502,8 @@ impl Lease {
         reports
     }
 
-    /// A reply to a call that was sent at `sent_ns`. `refused` is what the first refused request costs; `jitter` is random, 0
-    /// to 1.
+    /// Applies the reply to a call sent at `sent_ns`. `refused` is the cost of the first refused
+    /// request; `jitter` is random, 0 to 1.
     pub fn replied(
         &mut self,
         now_ns: u64,
@@ -522,7 +532,7 @@ impl Lease {
             at_ns: now_ns,
             until_ns: deadline_ns,
         });
-        // a log does not know the demand: the gateways are taken to be alike
+        // a log does not know the demand: assume that all gateways have the same
         if reply.demand > 0 {
             let demand = reply.demand as f64 / 1e3;
             let share = (self.rate / demand).min(1.0);
@@ -536,7 +546,8 @@ impl Lease {
         let mut bank = reply.want.min(MAX_TOKENS);
         if let Some(book) = self.books.get_mut(slot) {
             if is_late && book.generation != reply.generation {
-                // a later call was answered before: these tokens are about to die, and must not take the place of good ones
+                // a later call was answered before: these tokens are about to expire and must not
+                // replace better ones
                 bank = 0;
             } else if book.generation != reply.generation {
                 replaces = true;
@@ -561,7 +572,7 @@ impl Lease {
             deadline_ns,
             bank,
             replaces,
-            // a log that has lost something is told first, and asked again
+            // a log that has lost entries is told first, then asked again
             forecast: if self.memory.tells() {
                 Forecast::default()
             } else {
@@ -573,12 +584,12 @@ impl Lease {
         }
     }
 
-    /// Whether somebody came since the last call.
+    /// Whether requests arrived since the last call.
     pub fn is_wanted(&self) -> bool {
         self.arrivals > 0
     }
 
-    /// What should go back of this hand, oldest generation first.
+    /// The local tokens to return, oldest generation first.
     pub fn surplus(&self, now_ns: u64, terms: &Terms, horizon_ns: u64, hand: Hand) -> Hand {
         let held = total(hand);
         let target = self.target(now_ns, terms, horizon_ns);
@@ -592,7 +603,7 @@ impl Lease {
         } else {
             2.max(terms.capacity.div_euclid(100))
         };
-        // nobody here wants them, and others may be refused for it
+        // no demand here, while others may be refused
         let hoarded = idle_ns >= self.patience_ns(horizon_ns);
         let surplus = if hoarded || !terms.ahead {
             held
@@ -615,34 +626,35 @@ impl Lease {
         back
     }
 
-    /// Whether nothing would be lost by forgetting this key: nobody has come for two horizons, and nothing is owed.
+    /// Whether this key can be forgotten without loss: no request for two horizons, and no debt.
     pub fn is_idle(&self, now_ns: u64, horizon_ns: u64) -> bool {
         self.debt == 0 && self.is_quiet(now_ns, horizon_ns.saturating_mul(2))
     }
 
-    /// Whether nobody has come for so long.
+    /// Whether no request arrived for `time_ns`.
     pub fn is_quiet(&self, now_ns: u64, time_ns: u64) -> bool {
         now_ns.saturating_sub(self.arrived_ns) >= time_ns
     }
 
-    /// Whether nothing was asked for this key for so long that it is as good as new here: the limit's span, at least two horizons.
+    /// Whether the key was idle long enough to count as new here: the limit's span, at least two
+    /// horizons.
     pub fn is_cold(&self, now_ns: u64, terms: &Terms, horizon_ns: u64) -> bool {
         let quiet_ns = (terms.span_ns() as u64).max(horizon_ns.saturating_mul(2));
         self.called_ns
             .is_none_or(|called| now_ns.saturating_sub(called) >= quiet_ns)
     }
 
-    /// Whether the pool was short when it was last asked.
+    /// Whether the pool was short at the last reply.
     pub fn is_short(&self) -> bool {
         self.short
     }
 
-    /// This gateway's part of all demand, 0 to 1; `None` before the first reply.
+    /// This gateway's share of all demand, 0 to 1; `None` before the first reply.
     pub fn share(&self) -> Option<f64> {
         self.share
     }
 
-    /// The pool as it was last told, aged by what refills; `None` before the first reply.
+    /// The pool at the last reply, plus what refilled since; `None` before the first reply.
     pub fn pool(&self, now_ns: u64, terms: &Terms) -> Option<f64> {
         let pool = self.pool?;
         let capacity = terms.capacity as f64;
@@ -654,10 +666,10 @@ impl Lease {
         })
     }
 
-    /// The slots of a hand, the older generation first.
+    /// The slots of a cell, the older generation first.
     fn oldest_first(&self) -> [usize; 2] {
         let [even, odd] = self.books.map(|book| book.generation);
-        // modulo 2³²: the one that is less than half a circle behind is older
+        // modulo 2³²: the generation less than half a circle behind is older
         match odd.wrapping_sub(even) < u32::MAX.div_euclid(2) {
             true => [0, 1],
             false => [1, 0],
@@ -665,7 +677,7 @@ impl Lease {
     }
 }
 
-/// Where tokens of a generation are in a hand: two live at a time, one after the other.
+/// The slot of a generation's tokens: two generations are valid at a time.
 pub fn slot_of(generation: u32) -> usize {
     usize::from(generation & 1 == 1)
 }

@@ -1,14 +1,15 @@
--- Sliding log: exact, asked for every request, never ahead.
+-- Sliding log: exact, called for every request, no leases.
 --
--- Each unit is an entry, stamped with the moment it was granted; it counts for one window. What is granted and then not
--- used, because another limit refuses the request, is taken out again by the number of the call that granted it.
+-- Each unit is an entry, stamped with the moment of its grant; it counts for one window. If another
+-- limit refuses the request, the unit is removed again by the number of the call that granted it.
 --
--- KEYS[1]  the log: a sorted set, whose last member is its state, see state.lua   [2]  where gateways kept it before
--- ARGV  1 limit   2 window, µs   3 need: waiting requests, as requests.lua reads them   4 this gateway's name, the same in none other
---       5 number of this call, modulo 2^32
---       6 what the gateway remembers, see state.lua: f is how many units of its own, and after a loss they follow, each
---         I4 number of the call, H units, I6 µs since then
---       7.. triples (kind, number of a call, units): 1 handed back, 2 debt to charge
+-- KEYS[1]  the log: a sorted set, whose last member is its state, see state.lua
+--    [2]  its key in older versions
+-- ARGV  1 limit   2 window, µs   3 need: waiting requests, as requests.lua reads them
+--       4 this gateway's unique name   5 number of this call, modulo 2^32
+--       6 this gateway's memory, see state.lua: f is the number of its own units; after a loss they follow,
+--         each I4 number of the call, H units, I6 µs since then
+--      7.. triples (kind, number of a call, units): 1 returned, 2 debt to charge
 -- Reply as bucket.lua: 1 granted, 3 number of the call, 5 units left, 6 µs until the first refused request fits,
 -- or until one unit does, 7; the rest is 0
 local A = ARGV
@@ -28,7 +29,7 @@ if not own then
   rare = rare or rarely()
   inc, of, told, doubt, since, member = 0, 0, 0, 0, 0, nil
   if not s.err and #s == 0 and KEYS[2] then
-    -- from a gateway that knew no sections
+    -- written by a gateway without sections
     redis.call('ZUNIONSTORE', KEYS[1], 1, KEYS[2])
   end
   if s.err then s = redis.call('GET', KEYS[1]) end
@@ -40,7 +41,7 @@ if not own then
     _, _, since = struct.unpack('<I6ff', body)
   elseif before then
     if type(s) == 'string' then redis.call('DEL', KEYS[1]) end
-    -- what the terms before had counted is spent now, but for what these count anyway
+    -- what the previous terms had counted is spent now, except what these terms count anyway
     set = true
     local has = redis.call('ZCOUNT', KEYS[1], '(' .. string.format('%.0f', now - win), '(inf')
     for i = 1, math.min(limit, math.ceil(before - ALIKE)) - has do
@@ -56,7 +57,7 @@ if others then
   end
 end
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - longest)
--- the clock went back: entries of what is now the future count as of just now, and lock for one window at most
+-- the clock went back: entries in the future count as of just now, and block for one window at most
 local at = -1
 while true do
   local o = redis.call('ZRANGE', KEYS[1], at, at, 'WITHSCORES')
@@ -77,7 +78,8 @@ if inc == 0 or inc ~= knew or (run ~= of and run ~= 0) or doubt ~= 0 or #A[6] > 
     told = tells and 1 or 0
     if knew ~= 0 and own_units >= 0 and not was.err and #was == 0 then doubt = rare.doubt_until(win, alive) end
   elseif run ~= of and run ~= 0 and of ~= 0 then
-    -- an earlier run of the server wrote it, and may have written more that is gone
+    -- an earlier run of the server wrote this state, and may have written later changes that are
+    -- lost
     inc, of, since = rare.incarnate(inc), run, 0
     told = tells and 1 or 0
     doubt = rare.doubt_until(win, alive)
@@ -85,7 +87,7 @@ if inc == 0 or inc ~= knew or (run ~= of and run ~= 0) or doubt ~= 0 or #A[6] > 
     if run ~= 0 then of = run end
     if tells and (inc ~= knew or #A[6] > 12) and told < 255 then told = told + 1 end
   end
-  -- its own entries, as they were
+  -- this gateway's entries, restored unchanged
   for at = 13, #A[6] - 11, 12 do
     local call, units, age = struct.unpack('<I4HI6', A[6], at)
     if age < win then
@@ -103,7 +105,7 @@ for i = 7, #A, 3 do
   if A[i] == '1' then
     local left = A[i + 2] + 0
     local n = 1
-    -- units of a call are numbered from 1 on without a gap; the last ones go
+    -- units of a call are numbered from 1 without gaps; the last ones are removed
     while redis.call('ZSCORE', KEYS[1], A[4] .. ':' .. A[i + 1] .. ':' .. n) do n = n + 1 end
     while left > 0 and n > 1 do
       n, left = n - 1, left - 1
@@ -122,11 +124,11 @@ else
   if member then n = n - 1 end
 end
 before = before + n
--- a debt is charged as far as there is room: a log cannot owe
+-- a debt is charged as far as there is room: a log cannot go into debt
 if debt > limit - n then debt = limit - n end
 for i = 1, debt do redis.call('ZADD', KEYS[1], now, A[4] .. ':' .. A[5] .. ':d' .. i) end
 if debt > 0 then n = n + debt end
--- while gateways may know of more that is spent, little is granted
+-- grant little while gateways may remember more spending
 local held = 0
 if doubt_left > 0 then
   local few = limit * FEW
@@ -142,7 +144,7 @@ n = n + granted
 local wait = 0
 if refused == 0 then refused = 1 end
 if n + refused > limit then
-  -- the last that has to leave before it fits
+  -- the last entry that must leave before it fits
   local place = -(limit - refused + (member and 2 or 1))
   local o = redis.call('ZRANGE', KEYS[1], place, place, 'WITHSCORES')
   wait = win

@@ -1,18 +1,20 @@
-//! One allowance shared by all gateways, kept in Redis: with next to no Redis on the path of a request.
+//! Limits shared by all gateways through Redis, with almost no Redis calls on the request path.
 //!
-//! Read in this order: [`lease`] (the arithmetic of tokens borrowed ahead), `slack` (what passes before anybody
-//! is asked), `holding` (the same of slots, for requests in flight),
-//! `hand` (what workers decide with), `keeper` (the task that asks Redis), `breaker` (when to stop asking), `redis` (one
-//! connection), `cluster` (which server keeps a key), and the scripts beside them.
+//! Read in this order: [`lease`] (the arithmetic of token leases), `slack` (admission before Redis
+//! is asked), `slot_lease` (leases of slots, for requests in flight), `key_table` (the local state
+//! that workers decide with), `lease_manager` (the task that calls Redis), `breaker` (when to stop
+//! calling), `redis` (one connection), `cluster` (the server of a key), and the scripts beside
+//! them.
 //!
-//! **All or none.** A request meets local and shared limits. Refusals that are remembered come first, then tokens in hand are
-//! taken, then Redis is asked for what is missing, in parallel and for every limit by itself, so that the limits of one request
-//! may be anywhere in a cluster. Whatever refuses, the tokens taken go back into the hand, where they serve the next request:
-//! what would be a transaction over several servers is two additions in memory. Limits that are asked for every request come
-//! last, since what they grant has to travel back.
+//! **All or none.** Local and shared limits apply to a request. Remembered refusals are checked
+//! first, then local tokens are taken, then Redis is asked for the rest. Each limit is a separate
+//! parallel call, so the limits of one request may be anywhere in a cluster. If any limit refuses,
+//! the tokens go back into their cells for the next request. So two additions in memory replace a
+//! transaction over several servers. Strict limits come last, because returning their grants takes
+//! a call.
 //!
-//! **Without Redis** a request waits for the budget at most, and for nothing once the breaker is open: the limit's
-//! `on_redis_down` decides.
+//! **Without Redis** a request waits for at most the Redis timeout, and not at all once the breaker
+//! is open: the limit's `on_redis_down` decides.
 
 pub mod lease;
 
@@ -50,7 +52,7 @@ use redis::Patience;
 
 use crate::telemetry::handles::BudgetMetrics;
 
-/// What every worker spends from.
+/// The shared state from which every worker spends.
 #[derive(Debug)]
 pub struct Budget {
     hands: Arc<Hands>,
@@ -61,13 +63,13 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Where all gateways read what operators have ruled at one.
+    /// The hash through which gateways share runtime overrides.
     pub fn board(&self) -> &Board {
         &self.board
     }
 }
 
-/// Which servers are given up at the moment. Written by the keeper, read by workers.
+/// Which servers are down at the moment. Written by the lease manager, read by workers.
 #[derive(Debug)]
 struct Degraded {
     all: AtomicBool,
@@ -90,8 +92,8 @@ pub struct KeeperThread {
     thread: thread::JoinHandle<()>,
 }
 
-/// Starts the thread that talks to Redis, and waits until Redis has answered or not: a gateway starts without, too. `epoch` is
-/// the origin of the time that requests are decided with.
+/// Starts the thread that talks to Redis, and waits for the first answer or failure: a gateway
+/// starts without Redis, too. `epoch` is the origin of the time with which requests are decided.
 pub fn start(
     settings: &Settings,
     max_keys: usize,
@@ -155,12 +157,9 @@ pub fn start(
     let thread = thread::Builder::new().name("budget".into()).spawn(work)?;
     let first = has_started
         .recv()
-        .map_err(|_| io::Error::other("the thread that talks to Redis has no runtime"))?;
+        .map_err(|_| io::Error::other("the Redis thread could not start its runtime"))?;
     if first.is_ok() {
-        tracing::info!(
-            redis = settings.target.address(),
-            "shared limits are kept in Redis"
-        );
+        tracing::info!(redis = settings.target.address(), "shared limits use Redis");
     }
     let budget = Budget {
         hands,
@@ -172,7 +171,7 @@ pub fn start(
     Ok((budget, KeeperThread { keeper, thread }))
 }
 
-/// Room for every key, and for each quota a hand of those that find none.
+/// A table with room for every key, and an overflow cell per quota.
 fn hands(max_keys: usize, limits: &[Arc<SharedLimit>]) -> Hands {
     let quotas = limits.iter().map(|limit| limit.quotas()).sum();
     let hands = Hands::new(max_keys, quotas);
@@ -192,9 +191,9 @@ fn hands(max_keys: usize, limits: &[Arc<SharedLimit>]) -> Hands {
 }
 
 impl KeeperThread {
-    /// Hands back every token that was borrowed ahead, and ends. Takes no longer than `patience`, or a little.
+    /// Returns every leased token and stops. Takes at most slightly longer than `patience`.
     pub fn close(self, patience: Duration) {
-        // a keeper that has ended has nothing to hand back
+        // a lease manager that has ended has nothing to return
         if self.keeper.blocking_send(Message::Close(patience)).is_ok() {
             let _ = self.thread.join();
         }

@@ -1,12 +1,12 @@
--- Who is alive: each gateway says so every few seconds and learns how many have.
+-- Live gateways: each sends a heartbeat every few seconds and receives the number of live ones.
 --
--- KEYS[1]  a sorted set of gateways by the ms when they last spoke
--- ARGV  1 this gateway's name   2 ms after which one is taken for gone   3 1: says good-bye
--- Reply how many are alive, and 1 where this one was not known to be
+-- KEYS[1]  a sorted set of gateways by the ms of their last heartbeat
+-- ARGV  1 this gateway's name   2 ms of silence after which a gateway counts as gone   3 1: goodbye
+-- Reply the number of live gateways, and 1 if this one was not known
 local t = redis.call('TIME')
 local now = t[1] * 1000 + t[2] / 1000
 local new = 0
--- the clock went back: whoever lives says so again soon
+-- the clock went back: live gateways send heartbeats soon
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '(' .. string.format('%.3f', now), '+inf')
 if ARGV[3] == '1' then
   redis.call('ZREM', KEYS[1], ARGV[1])

@@ -1,9 +1,12 @@
-//! One Redis server, or whichever Sentinel says is the master: the connection to it, and script calls over it.
+//! The connection to one Redis server, or to the master that Sentinel names, and script calls over
+//! it.
 //!
-//! A call is never repeated once it may have been executed, since it may hand tokens back: the client's own retries and
-//! reconnects are off. `NOSCRIPT` says that it was not, so the same call goes out once more with its source; after a restart
-//! or a failover that is normal. The connection is opened in the background and shared by every call; calls that find none
-//! wait for the one attempt under way. A probe always opens a new connection: a half-open one may look alive for minutes.
+//! A call that may have been executed is never repeated, because it may return tokens: the client's
+//! own retries and reconnects are off. `NOSCRIPT` means that it was not executed, so the same call
+//! is sent once more with its source; after a restart or failover that is normal. The connection is
+//! opened in the background and shared by every call; calls without a connection wait for the one
+//! attempt in progress. A probe always opens a new connection: a half-open one may look alive for
+//! minutes.
 
 use std::{
     borrow::Cow,
@@ -26,7 +29,7 @@ use tokio::{
 
 use super::lease::{Recollection, Reply};
 
-/// A script, and the digest under which a server that has seen it knows it.
+/// A script, and the digest by which a server that has loaded it knows it.
 #[derive(Debug)]
 pub(super) struct Script {
     source: Cow<'static, str>,
@@ -43,20 +46,20 @@ impl Script {
     }
 }
 
-/// What a script is called with.
+/// The arguments of a script call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ScriptCall<'a> {
-    /// Decides which server is asked.
+    /// Determines the server.
     pub(super) key: &'a str,
-    /// A second key, where there is one server for all.
+    /// A second key; only with a single server.
     pub(super) former_key: Option<&'a str>,
     pub(super) arguments: &'a [Vec<u8>],
-    /// The argument that says in which run of the server something was seen.
+    /// The index of the argument that holds the server run of this gateway's memory.
     pub(super) memory_at: Option<usize>,
 }
 
 impl<'a> ScriptCall<'a> {
-    /// On one key.
+    /// A call on one key.
     pub(super) fn new(key: &'a str, arguments: &'a [Vec<u8>]) -> ScriptCall<'a> {
         ScriptCall {
             key,
@@ -88,26 +91,26 @@ impl<'a> ScriptCall<'a> {
     }
 }
 
-/// Why a call brought nothing. The name is the metric's label.
+/// Why a call failed. The name is the metric's label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Failure {
     /// No connection, or it broke: the call may have been executed.
     Connection,
-    /// No reply in twenty budgets: the same.
+    /// No reply in twenty timeouts: the call may have been executed.
     Timeout,
-    /// User, password or rights are not accepted.
+    /// User, password or permissions were rejected.
     Auth,
     /// The server is a replica.
     ReadOnly,
-    /// The server is reading its data.
+    /// The server is loading its data.
     Loading,
     /// The server's memory is full.
     OutOfMemory,
     /// The cluster does not serve this key at the moment.
     Cluster,
-    /// The script failed: a bug, or a server that is not a Redis.
+    /// The script failed: a bug, or the server is not a Redis.
     Script,
-    /// The reply is not what the script answers.
+    /// The reply is not in the script's format.
     Malformed,
 }
 
@@ -164,7 +167,8 @@ impl Failure {
         }
     }
 
-    /// Whether the next call should go over a new connection, and where the server is looked up, to another server.
+    /// Whether the next call needs a new connection and, where the server is looked up, another
+    /// server.
     fn ends_connection(self) -> bool {
         matches!(
             self,
@@ -172,32 +176,33 @@ impl Failure {
         )
     }
 
-    /// Whether it says something about the server, and not about one key (another program's value may be in its place).
+    /// Whether the failure concerns the server, and not one key (another program's value may be in
+    /// its place).
     pub(super) fn is_of_server(self) -> bool {
         self != Failure::Script
     }
 }
 
-/// Where Redis is.
+/// The address of Redis.
 #[derive(Clone, Debug)]
 pub enum Target {
     /// One server.
     One(Server),
-    /// Whichever server these Sentinels say is the master of this name; who we are to it is that of `via`.
+    /// The master with this name according to these Sentinels; the credentials for it are in `via`.
     Sentinel {
-        /// As the Sentinels call it.
+        /// The master's name at the Sentinels.
         master: String,
-        /// Asked one after the other.
+        /// Asked in this order.
         nodes: Vec<Server>,
-        /// User, password, database and TLS of the master; its address does not matter.
+        /// User, password, database and TLS of the master; its address is ignored.
         via: Server,
     },
-    /// The servers of a cluster, of which these are asked for the others.
+    /// A cluster; these servers are asked for the others.
     Cluster(Vec<Server>),
 }
 
 impl Target {
-    /// Whether some server is spoken to by TLS.
+    /// Whether any server uses TLS.
     pub fn is_secure(&self) -> bool {
         match self {
             Target::One(server) | Target::Sentinel { via: server, .. } => server.is_secure(),
@@ -205,7 +210,7 @@ impl Target {
         }
     }
 
-    /// The same, where connections by TLS trust and show these certificates; what is wrong with them otherwise.
+    /// Uses these certificates for TLS connections. `Err` says what is wrong with them.
     pub fn with_tls(self, tls: &Tls) -> Result<Target, String> {
         let all = |servers: Vec<Server>| -> Result<Vec<Server>, String> {
             let servers = servers.into_iter();
@@ -222,7 +227,7 @@ impl Target {
         })
     }
 
-    /// Without users and passwords.
+    /// The address without credentials.
     pub fn address(&self) -> String {
         let all = |servers: &[Server]| {
             let addresses: Vec<String> = servers.iter().map(Server::address).collect();
@@ -236,20 +241,20 @@ impl Target {
     }
 }
 
-/// What a connection by TLS is opened with, each in PEM.
+/// Certificates for TLS connections, in PEM.
 #[derive(Debug)]
 pub struct Tls {
-    /// Whom to trust; `None` is whom the system trusts.
+    /// Trusted CAs; `None` is the system's.
     pub ca: Option<Vec<u8>>,
-    /// Our certificate, and its private key.
+    /// The client certificate and its private key.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Where a server is, and who we are to it.
+/// A server's address and the credentials for it.
 #[derive(Clone, Debug)]
 pub struct Server(ConnectionInfo);
 
-/// Where a cluster sends a call instead; it was not executed.
+/// The redirect target of a cluster; the call was not executed.
 #[derive(Debug)]
 pub(super) struct Redirect {
     pub(super) address: String,
@@ -258,19 +263,23 @@ pub(super) struct Redirect {
 }
 
 impl Server {
-    /// `redis://`, `rediss://` (TLS) or `unix://`, with user, password and database; what is wrong with it otherwise.
+    /// Parses `redis://`, `rediss://` (TLS) or `unix://`, with user, password and database. `Err`
+    /// says what is wrong with it.
     pub fn parse(url: &str) -> Result<Server, String> {
         let info = url.into_connection_info();
         let info = info.map_err(|error| error.detail().unwrap_or("not a Redis URL").to_owned())?;
         if let ConnectionAddr::TcpTls { insecure: true, .. } = info.addr() {
-            return Err("a certificate is always checked".to_owned());
+            return Err(
+                "the URL disables certificate verification, which is required; remove `#insecure`"
+                    .to_owned(),
+            );
         }
-        // small writes that others wait for
+        // small latency-sensitive writes
         let tcp = TcpSettings::default().set_nodelay(true);
         Ok(Server(info.set_tcp_settings(tcp)))
     }
 
-    /// Without user and password.
+    /// The address without credentials.
     pub fn address(&self) -> String {
         self.0.addr().to_string()
     }
@@ -296,8 +305,9 @@ impl Server {
         Ok(Server(client.get_connection_info().clone()))
     }
 
-    /// What it says to everybody before it closes, if it does: a Redis in protected mode explains itself, and is not heard where
-    /// the connection is reset by what was sent meanwhile. So this sends nothing.
+    /// Reads a message that the server sends unasked before it closes. A Redis in protected mode
+    /// explains its refusal, but a reset caused by data from this side would discard the text. So
+    /// this function sends nothing.
     async fn parting_words(&self, give_up: Instant) -> Option<String> {
         const MAX_BYTES: u64 = 512;
         let ConnectionAddr::Tcp(host, port) = self.0.addr() else {
@@ -312,12 +322,12 @@ impl Server {
         });
         let line = heard.await.ok()?.ok()?;
         let line = String::from_utf8_lossy(line.strip_prefix(b"-")?);
-        // the first sentence says it; advice for half a page follows
+        // the first sentence is the reason; half a page of advice follows
         let sentence = line.split(". ").next()?;
         Some(sentence.trim_end().replace(char::is_control, " "))
     }
 
-    /// The same, elsewhere: `host:port`, where no host is this one's.
+    /// The server at `host:port` with the same credentials; an empty host means this server's.
     fn at(&self, address: &str) -> Option<Server> {
         let (host, port) = address.rsplit_once(':')?;
         let port = port.parse().ok()?;
@@ -341,7 +351,7 @@ impl Server {
     }
 }
 
-/// What a connection is opened with.
+/// The parameters of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
     pub(super) connect: Duration,
@@ -356,9 +366,9 @@ pub(super) struct Link {
     state: RefCell<State>,
     changed: Notify,
     number: Cell<u64>,
-    /// Which run of the server the last connection was to; 0 where it does not say.
+    /// The server run of the last connection; 0 if unknown.
     run: Cell<u32>,
-    /// What it last said, or what its connection did.
+    /// The last error of the server or connection.
     trouble: RefCell<String>,
 }
 
@@ -378,11 +388,11 @@ impl std::fmt::Debug for State {
     }
 }
 
-/// A reply is received for at least so long after its call: what it grants to requests that have gone goes back. No longer, because a
-/// reply without end takes memory until then.
+/// A reply is accepted for at least this long after its call, so that grants to cancelled requests
+/// go back. No longer, because an endless reply consumes memory until then.
 const LATEST_REPLY: Duration = Duration::from_secs(4);
 
-/// Calls that may wait for their turn to be written.
+/// Most calls queued for writing.
 const PIPELINE: usize = 4096;
 
 impl Link {
@@ -398,18 +408,18 @@ impl Link {
         }
     }
 
-    /// For people.
+    /// For operators.
     pub(super) fn address(&self) -> String {
         self.target.address()
     }
 
-    /// Which run of the server this was last connected to: another number after a restart, or on another server; 0 where it is not
-    /// known.
+    /// The server run of the last connection; it changes after a restart, or on another server; 0
+    /// if unknown.
     pub(super) fn run(&self) -> u32 {
         self.run.get()
     }
 
-    /// For people: the last error, in the words of the server, or of the system.
+    /// For operators: the last error, in the words of the server or the system.
     pub(super) fn trouble(&self) -> String {
         self.trouble.borrow().clone()
     }
@@ -421,7 +431,7 @@ impl Link {
         failure
     }
 
-    /// The server at another address, to which we are who we are to this one.
+    /// The server at another address, with the same credentials.
     pub(super) fn server_at(&self, address: &str) -> Option<Server> {
         match &self.target {
             Target::One(server) | Target::Sentinel { via: server, .. } => server.at(address),
@@ -429,9 +439,10 @@ impl Link {
         }
     }
 
-    /// Runs a script; `asks` says that another server of the cluster sent the call here this once. A redirect comes with the
-    /// failure that it is where nobody follows it. Beyond the time that a response may take, later calls use another connection, and
-    /// this one is kept for the replies that it may still bring.
+    /// Runs a script; `asks` means that another server of the cluster redirected this one call
+    /// here. If the call is redirected, the failure carries the redirect. After the response
+    /// timeout, later calls use another connection; this one stays open for the replies that may
+    /// still arrive.
     pub(super) async fn call(
         &self,
         script: &Script,
@@ -494,8 +505,8 @@ impl Link {
         })
     }
 
-    /// Whether the server runs a script that writes over a new connection, which is then the one that is used. One that
-    /// answers and does not (it is full, or a replica) is of no use.
+    /// Whether the server runs a writing script over a new connection, which then becomes the one
+    /// in use. A server that answers but cannot write (full, or a replica) is useless.
     pub(super) async fn probe(&self, key: &str) -> Result<(), Failure> {
         const WRITE: &str = "return redis.call('SET', KEYS[1], 1, 'PX', 1000)";
         let mut connection = self.open().await?;
@@ -542,7 +553,7 @@ impl Link {
         number
     }
 
-    /// Leaves the connection to the calls that are under way. With the last of them it is closed, whatever it still brings.
+    /// Abandons the connection to the calls in flight. It closes with the last of them.
     pub(super) fn give_up(&self) {
         let mut state = self.state.borrow_mut();
         if matches!(&*state, State::Up(..)) {
@@ -557,7 +568,7 @@ impl Link {
         }
     }
 
-    /// A new connection: where Sentinels know the master, to the one that they name now.
+    /// Opens a new connection: with Sentinel, to the master that it names now.
     async fn open(&self) -> Result<MultiplexedConnection, Failure> {
         let mut connection = match &self.target {
             Target::One(server) => self.open_to(server).await?,
@@ -570,7 +581,7 @@ impl Link {
         Ok(connection)
     }
 
-    /// A connection to the server that the first Sentinel to answer calls the master.
+    /// Opens a connection to the master that the first answering Sentinel names.
     async fn open_to_master(
         &self,
         sentinels: &[Server],
@@ -585,7 +596,7 @@ impl Link {
         Err(Failure::Connection)
     }
 
-    /// The master, as one Sentinel knows it.
+    /// The master according to one Sentinel.
     async fn master(&self, sentinel: &Server, name: &str, via: &Server) -> Option<Server> {
         let mut connection = self.open_to(sentinel).await.ok()?;
         let mut question = redis::cmd("SENTINEL");
@@ -605,7 +616,7 @@ impl Link {
             .set_response_timeout(Some(self.patience.response))
             .set_pipeline_buffer_size(PIPELINE);
         let client = Client::open(server.0.clone()).map_err(failed)?;
-        // what is heard of it afterwards is within the same bound: calls wait meanwhile
+        // The follow-up read shares the connect timeout because callers are blocked on it.
         let give_up = Instant::now() + self.patience.connect;
         let opening = client.get_multiplexed_async_connection_with_config(&config);
         let error = match opening.await {
@@ -622,7 +633,7 @@ impl Link {
     }
 }
 
-/// Which run of its program a server is: 32 bits of its `run_id`; 0 where it does not say, or may not.
+/// Identifies a server run: 32 bits of its `run_id`; 0 if it does not or may not report it.
 async fn run_of(connection: &mut MultiplexedConnection) -> u32 {
     let mut info = redis::cmd("INFO");
     let answer = connection.send_packed_command(info.arg("server")).await;
@@ -634,7 +645,7 @@ async fn run_of(connection: &mut MultiplexedConnection) -> u32 {
         .unwrap_or(0)
 }
 
-/// Sends one command, after `ASKING` where it is a guest.
+/// Sends one command, after `ASKING` for a one-time redirect.
 async fn send(
     connection: &mut MultiplexedConnection,
     command: Cmd,
@@ -650,7 +661,7 @@ async fn send(
     answers.pop().unwrap_or(Value::Nil).extract_error()
 }
 
-/// What the scripts answer, or that it is something else.
+/// Parses a script's reply.
 pub(super) fn reply(value: &Value) -> Result<Reply, Failure> {
     let Value::Array(items) = value else {
         return Err(Failure::Malformed);
@@ -676,7 +687,7 @@ pub(super) fn reply(value: &Value) -> Result<Reply, Failure> {
         demand,
         state @ ..,
     ] = numbers;
-    // the incarnation, and above it whether gateways disagree
+    // the incarnation, and in the bits above it whether gateways disagree
     let incarnation = u16::try_from(marks & u64::from(u16::MAX));
     Ok(Reply {
         need,

@@ -1,9 +1,10 @@
--- Put before the scripts that count units: which of the waiting requests are granted.
+-- Prepended to the scripts that count units: decides which waiting requests are granted.
 --
--- A list of requests is "5", five of one unit each, or "20*2 1*5", two of 20 units and then five of one.
+-- A list of requests is "5", five of one unit each, or "20*2 1*5", two of 20 units and then five of
+-- one unit.
 
--- Grants whole requests, first come first served; one that does not fit leaves its units to those behind it.
--- Returns the units granted, and the cost of the first request that did not fit (0: all did).
+-- Grants whole requests in order of arrival; one that does not fit leaves its units to those behind
+-- it. Returns the units granted, and the cost of the first request that did not fit (0: all fit).
 local function grant(requests, whole)
   local n = tonumber(requests)
   if n then
@@ -25,7 +26,8 @@ local function grant(requests, whole)
   return granted, refused
 end
 
--- Tokens ahead: the most in all, and the cost of the cheapest request that they are for. Part of that serves nobody.
+-- Tokens ahead: the most in all, and the cost of the cheapest request that they are for. Less than
+-- that serves no request.
 local function ahead(requests)
   local n = tonumber(requests)
   if n then return n, 1 end

@@ -1,4 +1,4 @@
-//! What the edge is told: where Redis is, and what a limit that gateways share is like. Valid when it gets here.
+//! Validated settings: the Redis servers, and the limits that gateways share.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
@@ -16,31 +16,32 @@ use crate::{limit::Key, telemetry::handles::LeaseMetrics};
 /// `[redis]`.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where it is.
+    /// The address.
     pub target: Target,
-    /// What every key in Redis begins with.
+    /// Prefix of every key in Redis.
     pub key_prefix: String,
-    /// The longest that a request waits.
+    /// The longest time for which a request waits for Redis.
     pub timeout: Duration,
-    /// How long opening a connection may take.
+    /// The longest time for opening a connection.
     pub connect_timeout: Duration,
-    /// This region's part of every shared limit, where regions have a Redis each; more than 0, at most 1.
+    /// This region's part of every shared limit, if each region has its own Redis; more than 0, at
+    /// most 1.
     pub region_share: f64,
 }
 
-/// How closely gateways keep a limit.
+/// How strictly gateways enforce a shared limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sync {
-    /// Tokens are borrowed ahead.
+    /// Tokens are leased ahead.
     Lease,
-    /// Every request is asked for.
+    /// Redis is asked for every request.
     Strict,
 }
 
-/// What a limit does while Redis does not answer.
+/// A limit's behaviour while Redis does not answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum WhenDown {
-    /// It goes on alone, with this part of the limit.
+    /// The gateway enforces this part of the limit locally.
     Local {
         /// More than 0, at most 1.
         fraction: f64,
@@ -52,7 +53,7 @@ pub enum WhenDown {
 }
 
 impl WhenDown {
-    /// The word for it.
+    /// The configuration's word for it.
     pub fn as_str(self) -> &'static str {
         match self {
             WhenDown::Local { .. } => "local",
@@ -62,7 +63,7 @@ impl WhenDown {
     }
 }
 
-/// What can go wrong with a call, as a metric's label.
+/// Labels of the metric for failed calls.
 pub const FAILURES: [&str; Failure::ALL.len()] = {
     let mut labels = [""; Failure::ALL.len()];
     let mut index = 0;
@@ -73,40 +74,41 @@ pub const FAILURES: [&str; Failure::ALL.len()] = {
     labels
 };
 
-/// How data of Redis can be lost, as a metric's label.
+/// Labels of the metric for lost data.
 pub const LOSSES: [&str; 3] = super::keeper::Loss::LABELS;
 
 /// A limit that gateways share.
 #[derive(Debug)]
 pub struct SharedLimit {
     pub(super) name: String,
-    /// One for each quota.
+    /// One per quota.
     pub(super) tiers: Vec<Tier>,
     pub(super) when_down: WhenDown,
-    /// By which part it may be exceeded, so that keys that are new to a gateway need not be asked for; 0 to 0.1.
+    /// The part by which the limit may be exceeded, so that keys new to a gateway need no call; 0
+    /// to 0.1.
     pub(super) slack: f64,
-    /// The key of requests that all share one bucket.
+    /// The key of the single bucket for requests without a key.
     pub(super) unkeyed: Key,
     pub(super) metrics: LeaseMetrics,
-    /// Whether gateways differ about it.
+    /// Whether gateways disagree on it.
     pub(super) disagreement: Disagreement,
 }
 
-/// Gateways with other terms count the same keys: they were reloaded one before the other, or never will be.
+/// Detects gateways that count the same keys with other terms, during a reload or permanently.
 #[derive(Debug, Default)]
 pub(super) struct Disagreement {
-    /// When it was first seen, of times that follow each other closely, and last; 0: never.
+    /// When it was first seen in the present series of sightings, and when last; 0: never.
     since_ns: AtomicU64,
     seen_ns: AtomicU64,
 }
 
-/// A change that all gateways follow is seen once. One that lasts for so long is a disagreement, until it has not been seen for
-/// as long as this.
+/// A change on all gateways is seen only briefly. After this long it is a disagreement, which ends
+/// when it has not been seen for the same time.
 const DISAGREES_NS: u64 = 2_000_000_000;
 const AGREES_NS: u64 = 60_000_000_000;
 
 impl Disagreement {
-    /// It was seen now.
+    /// Records a sighting.
     pub(super) fn seen(&self, now_ns: u64) {
         if !self.is_recent(now_ns) {
             self.since_ns.store(now_ns, Relaxed);
@@ -119,7 +121,7 @@ impl Disagreement {
         seen_ns != 0 && now_ns.saturating_sub(seen_ns) < AGREES_NS
     }
 
-    /// Whether it lasts.
+    /// Whether it is a lasting disagreement.
     pub(super) fn lasts(&self, now_ns: u64) -> bool {
         let seen_ns = self.seen_ns.load(Relaxed);
         let lasted_ns = seen_ns.saturating_sub(self.since_ns.load(Relaxed));
@@ -131,22 +133,22 @@ impl Disagreement {
 #[derive(Debug, PartialEq)]
 pub(super) struct Tier {
     pub(super) terms: Terms,
-    /// Counts on tiers before this one, over all limits.
+    /// Index of its overflow cell: the tiers before it, over all limits.
     pub(super) overflow: usize,
 }
 
-/// The identity of one bucket for all gateways.
+/// A bucket's identity, the same at all gateways.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Name(pub [u8; 16]);
 
 impl Name {
-    /// What keys that find no room are called together.
+    /// The common name of keys without a cell.
     pub(super) const OVERFLOW: Name = Name(*b"(no room for it)");
 }
 
 impl SharedLimit {
-    /// A limit with these terms, at least one, one for each quota. `before` counts the quotas of the limits before it: each has a
-    /// place of its own for keys that find no room.
+    /// A limit with these terms: at least one, one per quota. `before` is the number of quotas of
+    /// the limits before it, because each quota has its own overflow cell.
     pub fn new(
         name: &str,
         terms: Vec<Terms>,
@@ -174,12 +176,12 @@ impl SharedLimit {
         }
     }
 
-    /// The same, which may be exceeded by this part, 0 to 0.1.
+    /// Allows the limit to be exceeded by this part, 0 to 0.1.
     pub fn with_slack(self, slack: f64) -> SharedLimit {
         SharedLimit { slack, ..self }
     }
 
-    /// Whether both are the same limit with the same terms, and at the same place among the others.
+    /// Whether both are the same limit with the same terms, at the same index.
     pub fn is_like(&self, other: &SharedLimit) -> bool {
         self.name == other.name
             && self.tiers == other.tiers
@@ -187,23 +189,24 @@ impl SharedLimit {
             && self.slack == other.slack
     }
 
-    /// The terms of a tier; of the default one where there is none.
+    /// The terms of a tier, or of the default tier if it does not exist.
     pub(super) fn tier(&self, tier: usize) -> &Tier {
         self.tiers.get(tier).unwrap_or(&self.tiers[0])
     }
 
-    /// How it is counted: the same in every tier.
+    /// The algorithm, equal in every tier.
     pub(super) fn algorithm(&self) -> Algorithm {
         self.tier(0).terms.algorithm
     }
 
-    /// How many quotas it has.
+    /// The number of quotas.
     pub fn quotas(&self) -> usize {
         self.tiers.len()
     }
 
-    /// The key in Redis of one bucket. What is in braces decides on the slot of a cluster. How it is counted is no part of the
-    /// hash: a limit that counts in another way now goes on from what was spent. Slots are no debt to any other algorithm.
+    /// The key in Redis of one bucket. The braced part selects the cluster slot. The hash excludes
+    /// the algorithm, so a limit with a new algorithm continues from what was spent. Slots are
+    /// separate, because they are no debt to any other algorithm.
     pub(super) fn redis_key(&self, prefix: &str, terms: &Terms, name: Name) -> String {
         let form = match terms.algorithm {
             Algorithm::Slots => (4, 0),
@@ -212,7 +215,7 @@ impl SharedLimit {
         self.key_of(prefix, form, name)
     }
 
-    /// Where older gateways kept the same, if they did.
+    /// The key in older versions, if it differed.
     pub(super) fn former_key(&self, prefix: &str, terms: &Terms, name: Name) -> Option<String> {
         let form = match terms.algorithm {
             Algorithm::Bucket => (1, 0),

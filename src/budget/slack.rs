@@ -1,9 +1,10 @@
-//! Pure arithmetic of slack: what a key may spend that this gateway has not asked for lately, before Redis is asked at all.
+//! Pure arithmetic of slack: how much of a cold key is admitted before Redis is asked.
 //!
-//! A few units of each key are let through by themselves. They flow back at the same part of the limit's rate, so a key that needs no
-//! more costs no call, ever. With the first call that it needs after all, what has not flowed back is charged as a debt, and
-//! until it is quiet again it has no slack. The limit may be exceeded by this part of its rate, and of its burst by twice the part: what
-//! was let through may not be charged yet, and what was charged may have flowed back.
+//! Slack admits a few units of each key without a call. It recovers at the same part of the limit's
+//! rate, so a key that needs no more never costs a call. The first call charges the unrecovered
+//! part as a debt. Until the key is cold again it has no slack. The limit may be exceeded by this
+//! part of its rate, and by twice the part of its burst: recent slack may not be charged yet, and
+//! charged slack may have recovered.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -12,12 +13,13 @@ use super::lease::Terms;
 /// The slack of one key.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Slack {
-    /// Let through, and not flowed back.
+    /// Units admitted and not recovered.
     used: f64,
     at_ns: u64,
 }
 
-/// This gateway's part of what a limit may be exceeded by, whole units: where gateways are many and the limit is small, none.
+/// This gateway's part of the allowed excess, in whole units: none if there are many gateways and
+/// the limit is small.
 pub(super) fn room(slack: f64, terms: &Terms, gateways: f64) -> u64 {
     if !terms.ahead {
         return 0;
@@ -26,7 +28,7 @@ pub(super) fn room(slack: f64, terms: &Terms, gateways: f64) -> u64 {
 }
 
 impl Slack {
-    /// Whether so many units are let through.
+    /// Whether this many units are admitted.
     pub(super) fn spend(&mut self, now_ns: u64, terms: &Terms, room: u64, cost: u64) -> bool {
         self.flow_back(now_ns, terms, room);
         let used = self.used + cost as f64;
@@ -37,25 +39,25 @@ impl Slack {
         passes
     }
 
-    /// Units were let through for a request that another limit refuses.
+    /// Returns units of a request that another limit refused.
     pub(super) fn refund(&mut self, cost: u64) {
         self.used = (self.used - cost as f64).max(0.0);
     }
 
-    /// What is to be charged with a call that is made now.
+    /// The units to charge with a call made now.
     pub(super) fn charge(&mut self, now_ns: u64, terms: &Terms, room: u64) -> u64 {
         self.flow_back(now_ns, terms, room);
         std::mem::take(&mut self.used).ceil() as u64
     }
 
-    /// Whether nothing would be lost by forgetting it.
+    /// Whether all slack has recovered, so it can be forgotten.
     pub(super) fn is_whole(&self, now_ns: u64, terms: &Terms, room: u64) -> bool {
         let mut then = *self;
         then.flow_back(now_ns, terms, room);
         then.used <= 0.0
     }
 
-    /// All of it flows back within the limit's span.
+    /// All slack recovers within the limit's span.
     fn flow_back(&mut self, now_ns: u64, terms: &Terms, room: u64) {
         let passed_us = now_ns.saturating_sub(self.at_ns) as f64 / 1e3;
         let back = room as f64 * passed_us / terms.span_us as f64;

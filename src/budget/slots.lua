@@ -1,16 +1,18 @@
--- Slots: how many requests of a key may be under way at once, over all gateways.
+-- Slots: limits a key's requests in flight over all gateways.
 --
--- A gateway declares what it holds (in use, and kept for the next request) and how many more it wants. The declaration is
--- absolute: made twice it changes nothing, and what a lost reply granted is free again with the next one. It has a life:
--- what a gateway held that is gone is free when that is over. Calls of a gateway have numbers, and one that arrives after a
--- later one changes nothing. Requests that wait get all of their slots or none: what does not fit is left to those behind it.
--- Declarations are looked through only when one of them may be over.
+-- A gateway declares the slots that it holds (in use, and kept for the next request) and how many
+-- more it wants. A declaration is absolute: repeating it changes nothing, and the next one frees
+-- what a lost reply granted. It has a lifetime, after which a dead gateway's slots are free. Calls
+-- of a gateway are numbered, and one that arrives after a later one changes nothing. A waiting
+-- request gets all of its slots or none; what does not fit is left to those behind it. Declarations
+-- are scanned only when one of them may have expired.
 --
--- KEYS[1]  a hash: by gateway what it holds, until when, and the number of its call; under the empty name the sum, a moment
---          before which no declaration is over, and until when freed slots are wanted at once
--- ARGV  1 this gateway's name   2 limit   3 held   4 need: waiting requests, as requests.lua reads them   5 life, µs
---       6 number of this call
--- Reply as bucket.lua: 1 granted, 5 slots left, 6 µs for which others want what is freed, 8 held by all; the rest is 0
+-- KEYS[1]  a hash: gateway -> slots held, expiry, call number; the empty name -> the sum, a moment before which
+--          no declaration expires, and until when freed slots are wanted at once
+-- ARGV  1 this gateway's name   2 limit   3 held   4 need: waiting requests, as requests.lua reads them
+--       5 lifetime, µs   6 number of this call
+-- Reply as bucket.lua: 1 granted, 5 slots left, 6 µs for which other gateways want freed slots, 8 held by all;
+--       the rest is 0
 local A = ARGV
 local me, limit, held, life, number = A[1], A[2] + 0, A[3] + 0, A[5] + 0, A[6] + 0
 local t = redis.call('TIME')

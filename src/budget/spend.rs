@@ -1,4 +1,5 @@
-//! One request against all of its limits, local and shared: admitted and charged by all, or by none.
+//! Decides one request against all of its limits, local and shared: admitted and charged by all, or
+//! by none.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -16,52 +17,52 @@ use crate::limit::{Charge, Key, MAX_LIMITS, Store, Verdict};
 
 mod standing;
 
-/// What one request asks of one shared limit.
+/// One request's demand on one shared limit.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim<'a> {
     /// The limit.
     pub limit: &'a Arc<SharedLimit>,
-    /// Index into its quotas; one that it does not have counts as 0.
+    /// Index into its quotas; an index out of range counts as 0.
     pub tier: usize,
-    /// Whose bucket; `None` is the limit's one bucket for all.
+    /// The key whose bucket is charged; `None` is the limit's single bucket for all.
     pub key: Option<Key>,
     /// Units.
     pub cost: u64,
 }
 
-/// How every limit stands: each in the order in which it was given.
+/// The status of every limit, in the order of the input.
 #[derive(Debug, Default)]
 pub struct Decided<'a> {
-    /// Of the charges.
+    /// For the charges.
     pub local: Verdict<'a>,
-    /// Of the claims.
+    /// For the claims.
     pub shared: Verdict<'a>,
-    /// What an admitted request holds of limits on requests in flight, until this is dropped.
+    /// The slots of an admitted request; dropping this returns them.
     pub lent: Vec<Lent>,
-    /// Who decided each of the claims.
+    /// What decided each claim.
     pub sources: ArrayVec<Source, MAX_LIMITS>,
 }
 
-/// Who decided a claim.
+/// What decided a claim.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Source {
-    /// This gateway, with tokens or a refusal that it had from Redis.
+    /// This gateway, with tokens or a refusal that Redis gave it earlier.
     #[default]
     Lease,
-    /// Redis was asked.
+    /// A call to Redis.
     Redis,
-    /// Redis does not answer: `on_redis_down`.
+    /// The limit's `on_redis_down`, because Redis does not answer.
     Fallback,
 }
 
-/// Redis does not answer, and the limit of this claim admits nothing without it.
+/// Redis does not answer, and this claim's limit admits nothing without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unavailable {
     /// Index into the claims.
     pub claim: usize,
 }
 
-/// What was taken for one claim, and of which hand.
+/// What was taken for one claim, and from which cell.
 #[derive(Clone, Copy, Debug, Default)]
 struct Taken {
     place: Option<usize>,
@@ -71,10 +72,10 @@ struct Taken {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 enum What {
-    /// Redis has to be asked.
+    /// Redis must be asked.
     #[default]
     Undecided,
-    /// Tokens in hand.
+    /// Local tokens.
     Hand(lease::Hand),
     /// Tokens that the store granted to this request.
     Granted(Grant),
@@ -82,13 +83,13 @@ enum What {
     Lent,
     /// Nothing yet: it passes before Redis is asked.
     Slack,
-    /// Units of this gateway's own bucket.
+    /// Units of the fallback bucket.
     Alone,
     /// Nothing: the limit is open while Redis does not answer.
     Open,
-    /// It is refused until then.
+    /// Refused until then.
     Refused { until_ns: u64 },
-    /// It costs more than there can ever be.
+    /// Costs more than the capacity.
     Never,
     /// Redis does not answer, and the limit is closed without it.
     Closed,
@@ -117,9 +118,10 @@ struct Takings {
 type Pending = ArrayVec<(usize, oneshot::Receiver<Answer>), MAX_LIMITS>;
 
 impl Budget {
-    /// Decides. `name` says which bucket a claim is about, in words that all gateways share; it is asked only where Redis has
-    /// to be. With tokens in hand, or a refusal remembered, nothing is awaited, allocated or locked. More than
-    /// [`MAX_LIMITS`] claims are a mistake of the caller; those beyond are not met.
+    /// Decides a request. `name` returns the bucket name of a claim, common to all gateways; it is
+    /// called only when Redis must be asked. With local tokens or a remembered refusal, nothing is
+    /// awaited, allocated or locked. More than [`MAX_LIMITS`] claims are the caller's mistake; the
+    /// rest are ignored.
     pub async fn admit<'a>(
         &self,
         now_ns: u64,
@@ -135,7 +137,7 @@ impl Budget {
         }
         if takings.is_open() && store.peek(now_ns, local).admitted() {
             let deadline = Instant::now() + self.wait;
-            // what is asked for every request comes last: what it grants has to travel back
+            // strict limits come last, because returning their grants takes a call
             for strict in [false, true] {
                 if !takings.is_refused() {
                     let pending = self.ask(now_ns, claims, &mut takings, strict, &name);
@@ -173,7 +175,7 @@ impl Budget {
         })
     }
 
-    /// How limits stand, as far as this gateway knows, and charges nothing.
+    /// The status of the limits as far as this gateway knows; charges nothing.
     pub fn peek(&self, now_ns: u64, claims: &[Claim<'_>]) -> Verdict<'static> {
         let finding = |claim: &Claim<'_>| {
             let place = self.hands.find(claim.tag());
@@ -186,7 +188,7 @@ impl Budget {
         }
     }
 
-    /// What the hand of a claim says, where it has one.
+    /// Takes from the cell of a claim, if it has one.
     fn take(&self, now_ns: u64, claim: &Claim<'_>, lent: &mut Vec<Lent>) -> Taken {
         let terms = &claim.limit.tier(claim.tier).terms;
         if claim.cost > terms.capacity {
@@ -194,7 +196,7 @@ impl Budget {
         }
         let tag = claim.tag();
         let Some(place) = self.hands.find(tag) else {
-            // where a hand is not needed to go on alone, nobody has to be asked for one
+            // if the fallback needs no cell, there is nothing to ask for
             let is_down = self.degraded.all.load(Relaxed);
             return match claim.limit.when_down {
                 WhenDown::Open | WhenDown::Closed if is_down => {
@@ -214,13 +216,15 @@ impl Budget {
                     return What::Undecided.into();
                 }
                 if is_low {
-                    // a keeper that is too busy to hear of it hears of the request that finds nothing
+                    // if the lease manager's queue is full, the next request without tokens
+                    // notifies it
                     let _ = self.keeper.try_send(Message::Low(place, tag));
                 }
                 What::Hand(tokens)
             }
             Spent::Refused { until_ns } => {
-                // one that costs more than a unit claims nothing: few of them would claim all that there is
+                // a request that costs more than a unit does not count as demand: a few of them
+                // would claim everything
                 if claim.cost == 1 {
                     hand.count_refused(1);
                 } else {
@@ -236,7 +240,7 @@ impl Budget {
         Taken::of(Some(place), what, Source::Lease)
     }
 
-    /// The same of a limit on requests in flight.
+    /// The same for a limit on requests in flight.
     fn take_slots(
         &self,
         now_ns: u64,
@@ -262,7 +266,7 @@ impl Budget {
         Taken::of(Some(place), what, Source::Lease)
     }
 
-    /// Slots that were taken, for as long as the request holds them.
+    /// Guards taken slots for as long as the request holds them.
     fn lend(&self, claim: &Claim<'_>, place: usize, alone: bool) -> Lent {
         let at = (&self.hands, &self.keeper);
         Lent::new(at, (place, claim.tag()), claim.cost, alone)
@@ -275,7 +279,7 @@ impl Budget {
             .is_some_and(|down| down.load(Relaxed))
     }
 
-    /// The limit's own way to go on without Redis.
+    /// Applies the limit's `on_redis_down`.
     fn alone(
         &self,
         now_ns: u64,
@@ -294,7 +298,7 @@ impl Budget {
                     lent.push(self.lend(claim, place, true));
                     What::Lent
                 } else {
-                    // a slot that comes back is free at once
+                    // a returned slot is free at once
                     What::Refused { until_ns: now_ns }
                 }
             }
@@ -313,7 +317,7 @@ impl Budget {
         Taken::of(Some(place), what, Source::Fallback)
     }
 
-    /// Asks for what is missing, for limits that are always asked or for the others.
+    /// Sends the missing claims to Redis: either those of strict limits or all others.
     fn ask(
         &self,
         now_ns: u64,
@@ -346,7 +350,7 @@ impl Budget {
         pending
     }
 
-    /// Waits for the answers, but not beyond the deadline.
+    /// Waits for the answers, at most until the deadline.
     async fn wait(
         &self,
         now_ns: u64,
@@ -361,7 +365,7 @@ impl Budget {
                 Ok(answer) => answer.ok(),
                 Err(_) => {
                     answered.close();
-                    // it may have come between the deadline and now
+                    // it may have arrived between the deadline and now
                     answered.try_recv().ok()
                 }
             };
@@ -397,7 +401,7 @@ impl Budget {
         }
     }
 
-    /// Gives back what was taken for a request that is not admitted.
+    /// Returns what was taken for a request that is not admitted.
     fn put_back(&self, claims: &[Claim<'_>], takings: &[Taken]) {
         for (claim, taken) in claims.iter().zip(takings) {
             let Some(place) = taken.place else { continue };
@@ -414,7 +418,7 @@ impl Budget {
                         origin: grant.origin,
                         tokens: claim.cost,
                     };
-                    // a keeper that is too busy loses it: the unit counts as spent
+                    // if the lease manager's queue is full, the unit is lost and counts as spent
                     let _ = self.keeper.try_send(unused);
                 }
                 What::Slack => {
@@ -423,7 +427,7 @@ impl Budget {
                         tag: claim.tag(),
                         tokens: claim.cost,
                     };
-                    // a keeper that is too busy counts it as let through
+                    // if the lease manager's queue is full, the unit counts as admitted slack
                     let _ = self.keeper.try_send(unused);
                 }
                 What::Alone => hand.refund_alone(claim.cost),
@@ -456,7 +460,7 @@ impl Taken {
 }
 
 impl Takings {
-    /// Whether Redis has to be asked for some, and nothing refuses already.
+    /// Whether Redis must be asked for some claim, and none is refused already.
     fn is_open(&self) -> bool {
         let undecided = |taken: &Taken| taken.what == What::Undecided;
         self.each.iter().any(undecided) && !self.is_refused()
@@ -489,7 +493,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// A budget whose keeper never answers, and a limit in it.
+    /// A budget whose lease manager never answers, and a limit in it.
     fn unanswered(terms: Terms) -> (Budget, Arc<SharedLimit>, mpsc::Receiver<Message>) {
         let metrics = Metrics::install().lease("all", "local");
         let when_down = WhenDown::Closed;
@@ -505,7 +509,7 @@ mod tests {
         (budget, limit, messages)
     }
 
-    /// Whether it is decided without waiting, and admitted.
+    /// Whether it is admitted; `None` if the decision has to wait.
     fn decided_at_once(budget: &Budget, limit: &Arc<SharedLimit>) -> Option<bool> {
         let store = Store::new(1);
         let claims = [Claim {
@@ -577,7 +581,7 @@ mod tests {
             let lent = Lent::new(at, (place, question.tag), 1, false);
             let word = Word::Lent(lent);
             assert!(question.answer.send(Answer { place, word }).is_ok());
-            // the answer is on its way, and the client leaves
+            // the client leaves before the answer arrives
         }
         assert_eq!(budget.hands.slots(place).free(), 1);
     }

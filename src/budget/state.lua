@@ -1,29 +1,34 @@
--- The state of a key, read and written the same way by bucket.lua, window.lua and log.lua, before each of which this stands.
+-- The state of a key and its format; prepended to bucket.lua, window.lua and log.lua.
 --
--- One string: a header of 10 bytes, the section of the terms that were asked for last, and the sections of other terms that
--- still count (after a reload, or in a rollout): what one grants, all are charged. While one of them is a log, the key is a
--- sorted set with the log's entries, and the string is its last member, with the score +inf.
+-- One string: a header of 10 bytes, the section of the terms of the last call, and the sections of
+-- other terms that still count (after a reload, or during a rollout). A grant of one is charged to
+-- all. While one of them is a log, the key is a sorted set of the log's entries, and the string is
+-- its last member, with the score +inf.
 --
---   header  c1 form of the first section, H incarnation, I4 run, B gateways that have told, H end of the doubt (65.5 ms; 0: none)
---   B       f capacity, f tokens per µs, I4 generation length, d spent, d moment, I4 came back unused, I4 out, I4 out before,
---           f demand, f granted in this incarnation
---   F, S    I6 window length, f limit, I6 window, d count, d count before, I4 moment (1.024 ms), f demand, f granted in this
---           incarnation in this window, f in the one before
+--  header  c1 form of the first section, H incarnation, I4 run, B gateways that have reported,
+--           H end of the doubt (65.5 ms; 0: none)
+--  B       f capacity, f tokens per µs, I4 generation length, d spent, d moment, I4 returned unused,
+--           I4 leased, I4 leased before, f demand, f granted in this incarnation
+--  F, S    I6 window length, f limit, I6 window, d count, d count before, I4 moment (1.024 ms), f demand,
+--           f granted in this incarnation in this window, f in the one before
 --   L       I6 window length, f limit, f granted in this incarnation
---   others  c1 form, I4 the second in which it was last asked for, and the section
+--  others  c1 form, I4 the second of its last call, and the section
 --
--- An incarnation is what one key is from its making to its loss. A gateway remembers what it saw after its last call, and the
--- incarnation that it saw. Where the state has another incarnation, something was lost in between, and what the gateway
--- remembers is merged: of all gateways the one that called last knows exactly what was spent.
+-- An incarnation is the life of a key from creation to loss. A gateway remembers the state after
+-- its last call, and its incarnation. If the stored state has another incarnation, data was lost in
+-- between, and the gateway's memory is merged. The last caller of all gateways knows exactly what
+-- was spent.
 --
--- memory (an argument): H incarnation (0: none), B window modulo 256, B gateways alive, I4 run, f spent or count
--- (below 0: the key may be gone by itself), f count before
+-- memory (an argument): H incarnation (0: none), B window modulo 256, B gateways alive, I4 run, f
+-- spent or count (negative: the key may have expired), f count before
 local ALIKE = 1e-6
--- how long, and how much, is granted after a loss before all gateways have told what they remember
+-- duration of the doubt after a loss, and the part granted until all gateways have reported their
+-- memory
 local DOUBT, FEW = 46, 0.02
--- for how long the section of terms that nobody asks for is kept, and the most of them
+-- how long the section of unused terms is kept, and the most of such sections
 local KEEP, MOST = 120, 3
--- ms for which a key outlives its use: a call that Redis executes late must not take a key that has ended for one that was lost
+-- ms for which a key outlives its use, so that a late call does not mistake an expired key for a
+-- lost one
 local GRACE = 1000
 
 local now
@@ -38,7 +43,7 @@ local function generation(moment, tau)
   return (g - g % 1) % 4294967296
 end
 
--- What most calls do not need: keys that are new, states that were lost, terms that changed.
+-- What most calls do not need: new keys, lost states, changed terms.
 local function rarely()
   local function doubt_left(doubt, told, alive)
     if doubt == 0 or told >= alive then return 0 end
@@ -47,7 +52,7 @@ local function rarely()
     return left
   end
 
-  -- How long a doubt lasts: no longer than it takes to come back from having spent everything.
+  -- Duration of a doubt: at most the time to recover from having spent everything.
   local function doubt_units(span)
     local units = (span - span % 65536) / 65536 + 1
     if units > DOUBT then units = DOUBT end
@@ -61,7 +66,7 @@ local function rarely()
     return till
   end
 
-  -- An incarnation that is not the one before.
+  -- An incarnation that differs from the one before.
   local function incarnate(before)
     local inc = (now - now % 64) / 64 % 65535 + 1
     if inc == before then inc = inc % 65535 + 1 end
@@ -91,9 +96,10 @@ local function rarely()
     return cur + prev * (1 - into / win)
   end
 
-  -- The sections of a state that is not one section of the caller's own terms: the caller's (nil: none yet), the header, what the
-  -- terms before had counted (nil: nothing is known), all others, whether the key is a sorted set and its member, whether
-  -- gateways differ, and the section of the terms before.
+  -- The sections of a state that is not just one section of the caller's own terms. Returns the
+  -- caller's section (nil: none yet), the header, what the previous terms had counted (nil:
+  -- unknown), all others, whether the key is a sorted set, its member, whether gateways disagree,
+  -- and the section of the previous terms.
   local function sections(s, mine)
     local SIZE = { B = 48, F = 48, S = 48, L = 14 }
     local set, member = false, nil
@@ -121,7 +127,7 @@ local function rarely()
     for i, section in ipairs(all) do
       if mine(section[1], section[3]) then
         own = section[3]
-        -- these terms were asked for before others were, and are again: two gateways differ
+        -- these terms were in use before others and are again: two gateways disagree
         if i > 1 then disagree = 1 end
       elseif not section[2] or (section[2] + KEEP >= second and #others < MOST) then
         section[2] = section[2] or second
@@ -132,7 +138,7 @@ local function rarely()
     return own, head, before, others, set, member, disagree, all[1]
   end
 
-  -- Leases of other terms that are still out: nothing refills behind them.
+  -- Tokens still leased under other terms: the bucket must not refill behind them.
   local function out_elsewhere(others)
     local sum = 0
     for _, section in ipairs(others) do
@@ -145,20 +151,22 @@ local function rarely()
     return sum
   end
 
-  -- Of units of a bucket that were granted to a request and not used, those that come back. The bucket has refilled behind them,
-  -- and what it could hold since only because they were missing stays away: no more comes back than was missing then, less all
-  -- that has come in since. `unused` counts what came back of others.
+  -- Of units of a bucket granted to a request and not used, the number to return. The bucket has
+  -- refilled since, partly into room that existed only because these units were missing. So at most
+  -- the room at the grant returns, less everything that has come in since. `unused` counts what
+  -- other requests returned.
   local function not_used(report, rate, tau, age, counted)
     local tokens, packed, moment = string.match(report, '^(%d+) (%d+) (%d+)$')
     age = age % 4294967296
     local passed = now % tau + age * tau - moment
-    -- the clock went back, or nobody knows any more
+    -- the clock went back, or the grant is too old
     if age >= 2147483648 or passed < 0 then return 0 end
     local before = packed % 268435456
     local room = (packed - before) / 268435456 - passed * rate * 64 - (counted - before) % 268435456
     return math.max(0, math.min(tokens, room / 64))
   end
-  -- Charges a section of other terms with `n` more units, or gives some back; `mine` is what the caller's own terms count now.
+  -- Charges a section of other terms with `n` more units, or returns some; `mine` is the count of
+  -- the caller's own terms.
   local function charge(section, n, mine)
     local form, body = section[1], section[3]
     if form == 'B' then
@@ -172,7 +180,7 @@ local function rarely()
       local spent = used(form, body)
       local after = spent + n
       if n < 0 then
-        -- what comes back was part of more than this bucket could count
+        -- the returned units may exceed what this bucket could count
         local least = mine
         if least > cap then least = cap end
         if after < least then after = least end
@@ -193,14 +201,15 @@ local function rarely()
         wid, cur, s0 = w, 0, 0
       end
       if n < 0 then
-        -- What comes back may have been part of more than this window could count, or of a window that is over: what the
-        -- caller still counts stays counted, and so does what these terms granted themselves in this window.
+        -- The returned units may exceed what this window could count, or belong to a window that is
+        -- over. What the caller still counts stays counted, and so does what these terms granted in
+        -- this window.
         local least = math.max(s0, math.min(mine, limit) - (form == 'S' and prev * (wid + 1 - now / win) or 0))
         if cur > least then cur = math.max(0, least, cur + n) end
       elseif cur + n < limit then
         cur = cur + n
       elseif cur < limit then
-        -- nobody waits longer than after having spent all of these terms
+        -- the wait is never longer than after spending all of these terms
         cur = limit
       end
       section[3] = struct.pack('<I6fI6ddI4fff', win, limit, wid, cur, prev, ts, dem, s0, s1)

@@ -1,16 +1,17 @@
 -- Fixed and sliding window with leases: one key, one call, atomic. A lease ends with its window.
 --
--- The estimate of the sliding window is the count of this window, and of the one before it the part that still lies within
--- the last window's length. Nothing refills behind a lease, so what is spent need not be reported; what is handed back is
--- taken off the window that it belongs to.
+-- The sliding window's estimate is the count of this window, plus the part of the previous one that
+-- still lies within one window length. Nothing refills behind a lease, so spending need not be
+-- reported; returned tokens are subtracted from the window that they belong to.
 --
--- KEYS[1]  the counter: one string of 58 bytes, see state.lua   [2]  where gateways kept it before, in the first call only
+-- KEYS[1]  the counter: one string of 58 bytes, see state.lua
+--      [2]  its key in older versions, in the first call only
 -- ARGV  1 limit                    2 window, µs                3 1: sliding, 0: fixed
 --       4 need: waiting requests   5 want: tokens ahead (both as requests.lua reads them)   6 part of the pool for `want`
 --       7 arrivals since last call 8 this gateway's rate, req/s
 --       9 µs since last call (0: first)                       10 memory of the demand, µs
---      11 what the gateway remembers, see state.lua
---      12.. triples (kind, window, tokens): 1 handed back, 2 debt to charge
+--      11 this gateway's memory, see state.lua
+--      12.. triples (kind, window, tokens): 1 returned, 2 debt to charge
 -- Reply as bucket.lua; 3 is the window's number modulo 2^32, 4 the µs to its end, 9 its count, 10 that of the one before
 local A = ARGV
 local limit, win, slide = A[1] + 0, A[2] + 0, A[3] == '1'
@@ -19,7 +20,8 @@ local form = slide and 'S' or 'F'
 local w = (now - now % win) / win
 local knew, knew_window, alive, run, memory_cur, memory_prev = 0, 0, 1, 0, -1, 0
 if #A[11] >= 16 then knew, knew_window, alive, run, memory_cur, memory_prev = struct.unpack('<HBBI4ff', A[11]) end
--- since, since_prev: granted, less what came back, since the incarnation began, in this window and in the one before
+-- since, since_prev: granted, less what was returned, in this incarnation, in this window and the
+-- one before
 local inc, of, told, doubt = 0, 0, 0, 0
 local wid, cur, prev, ts, dem, since, since_prev = w, 0, 0, 0, 0, 0, 0
 local rare, others, set, member, disagree, _ = nil, nil, false, nil, 0, nil
@@ -39,7 +41,7 @@ if not own then
   wid, cur, prev, ts, dem, since, since_prev = w, 0, 0, millis, 0, 0, 0
   if not s and KEYS[2] then s = redis.pcall('GET', KEYS[2]) end
   if s and #s == 36 then
-    -- from a gateway that knew no sections
+    -- written by a gateway without sections
     wid, cur, prev, _, dem = struct.unpack('<ddddf', s)
   elseif s then
     rare = rarely()
@@ -55,11 +57,11 @@ if not own then
     if body then
       _, _, wid, cur, prev, ts, dem, since, since_prev = struct.unpack('<I6fI6ddI4fff', body)
     elseif before and first[1] == form and struct.unpack('<I6', first[3]) == win then
-      -- another amount of the same window
+      -- the same window with another amount
       _, _, wid, cur, prev = struct.unpack('<I6fI6dd', first[3])
       cur, prev = math.min(limit, cur), math.min(limit, prev)
     elseif before then
-      -- whole units, and all of them at most
+      -- whole units, at most the limit
       cur = math.min(limit, math.ceil(before - ALIKE))
     end
   end
@@ -67,10 +69,10 @@ end
 if w > wid then
   if w == wid + 1 then prev, since_prev = cur, since else prev, since_prev = 0, 0 end
   cur, since, wid = 0, 0, w
-  -- what was lost of a window that is over does not matter
+  -- a loss in a past window does not matter
   if not slide then doubt = 0 end
 elseif w < wid - 1 then
-  -- the clock went back by more than a window: what was counted counts as of just now
+  -- the clock went back by more than a window: count everything as of just now
   wid = w
 end
 -- w == wid - 1: a small step back; stay in the window that was already open
@@ -78,13 +80,14 @@ local doubt_left = 0
 if inc == 0 or inc ~= knew or (run ~= of and run ~= 0) or doubt ~= 0 then
   rare = rare or rarely()
   local before, is_lost = inc, false
-  -- what is remembered counts in the window that it belongs to
+  -- the memory counts in the window that it belongs to
   local age = (wid - knew_window) % 256
   local remembers = knew ~= 0 and memory_cur >= 0 and (age == 0 or slide and age == 1)
   if inc == 0 then
     inc, of, told, is_lost = rare.incarnate(knew), run, 1, remembers and not s
   elseif run ~= of and run ~= 0 and of ~= 0 then
-    -- an earlier run of the server wrote it, and may have written more that is gone
+    -- an earlier run of the server wrote this state, and may have written later changes that are
+    -- lost
     inc, of, told, since, since_prev, is_lost = rare.incarnate(inc), run, 1, 0, 0, true
   else
     if run ~= 0 then of = run end
@@ -108,7 +111,7 @@ local w32 = wid % 4294967296
 for i = 12, #A, 3 do
   local kind, g, n = A[i], A[i + 1] + 0, A[i + 2] + 0
   if kind == '2' then
-    -- a debt of a window that is over is owed to nobody; -1 is one of which it is not known
+    -- a debt of a past window lapses; -1 means an unknown window
     if g == -1 or g == w32 then
       cur = cur + n
       if cur > 2 * limit then cur = 2 * limit end
@@ -129,7 +132,7 @@ end
 since_prev = since_prev + prev - prev_before
 local room = limit - cur
 if slide then room = room - prev * (1 - into / win) end
--- while gateways may know of more that is spent, little is granted
+-- grant little while gateways may remember more spending
 local held = 0
 if doubt_left > 0 then
   local few = limit * FEW
@@ -165,7 +168,7 @@ if whole > 0 then
   whole = whole - a - spec
   room = room - a - spec
 end
--- a sliding window is remembered for one more
+-- a sliding window is needed for one more window
 local ttl = (slide and left + win or left) / 1000
 ttl = ttl - ttl % 1 + 1
 local wait = 0

@@ -1,4 +1,5 @@
-//! A model of gateways that ask one store for more than it can do: what their bounds and breakers make of its time.
+//! Models gateways that overload one store: how much of its time their bounds and breakers leave
+//! useful.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -9,10 +10,10 @@ const MS: u64 = 1_000 * US;
 const BUDGET: u64 = 5 * MS;
 const TRAVEL: u64 = 250 * US;
 const SECONDS: u64 = 20;
-/// Calls that all gateways together ask for in a second.
+/// Calls per second that all gateways want to make.
 const ASKED: f64 = 20_500.0;
 
-/// What comes next at one gateway.
+/// The next event of one gateway.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
     Asks,
@@ -23,7 +24,7 @@ enum What {
     Probed,
 }
 
-/// Gateways, and the one line in which the store serves them.
+/// Gateways, and the store's single queue.
 struct Model {
     random: u64,
     breakers: Vec<Breaker>,
@@ -34,7 +35,7 @@ struct Model {
 }
 
 impl Model {
-    /// A store that can do this part of what is asked of it.
+    /// A store with the capacity for this share of the calls.
     fn new(gateways: usize, part: f64) -> Model {
         let mut model = Model {
             random: 0x9E37_79B9_7F4A_7C15,
@@ -50,7 +51,7 @@ impl Model {
         model
     }
 
-    /// Which part of the store's time goes to replies that come in time.
+    /// The share of the store's time spent on replies that are in time.
     fn useful(mut self) -> f64 {
         let end = SECONDS * 1_000 * MS;
         while let Some(Reverse((now, what, gateway))) = self.next.pop()
@@ -104,7 +105,7 @@ impl Model {
         }
     }
 
-    /// At a random moment (Poisson).
+    /// Schedules the next call at a random moment (Poisson).
     fn asks_again(&mut self, now: u64, gateway: usize) {
         let rate = ASKED / self.breakers.len() as f64;
         let gap = -(1.0 - self.random()).ln() / rate;

@@ -1,7 +1,8 @@
-//! The slots of one key in this gateway's hand: free ones that the next request may take, and those that requests hold.
+//! This gateway's slots of one key: free ones for the next request, and those that requests hold.
 //!
-//! Nothing here is lent twice: a free slot is taken by compare-and-swap, and what a request holds comes back when its
-//! [`Lent`] is dropped, on whatever way it ended. Slots may be taken until the keeper's last declaration is about to be over.
+//! No slot is lent twice: a free slot is taken by compare-and-swap, and dropping the request's
+//! [`Lent`] returns it however the request ended. Free slots may be taken until shortly before the
+//! lease manager's last declaration expires.
 
 use std::sync::{
     Arc,
@@ -16,36 +17,36 @@ use tokio::sync::mpsc;
 use super::{Hands, REFUSE_UNTIL_NS, REFUSED, Tag, WORDS};
 use crate::budget::keeper::Message;
 
-/// The words of one hand of slots. All zero holds nothing and knows nothing.
+/// The words of one cell of slots. All zero means no slots and no knowledge.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::budget) struct Slots<'a>(pub(super) &'a [AtomicU64; WORDS]);
 
 /// Granted, and held by no request.
 const FREE: usize = 0;
-/// Until when free ones may be taken.
+/// Until when free slots may be taken.
 const GOOD_UNTIL_NS: usize = 1;
 // 2 and 3 are REFUSE_UNTIL_NS and REFUSED
-/// Whether the keeper wants to hear of the next slot that comes back.
+/// Whether to notify the lease manager of the next returned slot.
 const LISTENS: usize = 4;
-/// Free elsewhere, when the store was last asked.
+/// Slots free elsewhere at the last reply.
 const ELSEWHERE: usize = 5;
-/// Granted by the store and not given back, free or held by requests.
+/// Granted by the store and not given back, whether free or in use.
 const MINE: usize = 8;
-/// Without Redis: as many requests as may be under way here, and those that were let in beyond what was granted.
+/// Without Redis: the most requests in flight here, and those admitted beyond the granted slots.
 const ALONE_MOST: usize = 9;
 const ALONE_USED: usize = 10;
 
 /// Why a request gets no slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::budget) enum NoSlot {
-    /// Remembered: not before then, unless one comes back here.
+    /// Remembered: not before then, unless a slot is returned here.
     Refused { until_ns: u64 },
-    /// The store has to be asked.
+    /// Redis must be asked.
     Unknown,
 }
 
 impl Slots<'_> {
-    /// Takes free slots, or says why not.
+    /// Takes free slots, or returns why not.
     pub(in crate::budget) fn take(&self, now_ns: u64, cost: u64) -> Result<(), NoSlot> {
         let less = |free: u64| free.checked_sub(cost);
         if now_ns < self.0[GOOD_UNTIL_NS].load(Acquire)
@@ -61,7 +62,7 @@ impl Slots<'_> {
         Err(NoSlot::Unknown)
     }
 
-    /// Takes slots that no store has granted: as many requests as may be under way without one.
+    /// Takes slots without a grant, up to the fallback maximum of requests in flight.
     pub(in crate::budget) fn take_alone(&self, cost: u64) -> bool {
         let most = self.0[ALONE_MOST].load(Acquire);
         let (mine, free) = (self.0[MINE].load(Acquire), self.0[FREE].load(Acquire));
@@ -75,20 +76,20 @@ impl Slots<'_> {
             .is_ok()
     }
 
-    /// The store has granted so many more; they may be taken until then, as may all that are free.
+    /// The store granted `slots` more. All free slots may be taken until `good_until_ns`.
     pub(in crate::budget) fn add(&self, slots: u64, good_until_ns: u64) {
         self.0[GOOD_UNTIL_NS].store(good_until_ns, Release);
         self.0[FREE].fetch_add(slots, AcqRel);
     }
 
-    /// Takes up to so many free slots to give them back to the store.
+    /// Takes up to `most` free slots to give them back to the store.
     pub(in crate::budget) fn withdraw(&self, most: u64) -> u64 {
         let mut taken = 0;
         let less = |free: u64| {
             taken = free.min(most);
             Some(free - taken)
         };
-        // the update always has a value
+        // the update always returns a value
         let _ = self.0[FREE].fetch_update(AcqRel, Acquire, less);
         taken
     }
@@ -97,7 +98,7 @@ impl Slots<'_> {
         self.0[FREE].load(Acquire)
     }
 
-    /// Let in without the store, and under way.
+    /// Slots in use that were admitted without the store.
     pub(in crate::budget) fn used_alone(&self) -> u64 {
         self.0[ALONE_USED].load(Acquire)
     }
@@ -106,24 +107,24 @@ impl Slots<'_> {
         self.0[ELSEWHERE].load(Relaxed)
     }
 
-    /// What the keeper knows after a reply.
+    /// Stores what the lease manager learned from a reply.
     pub(in crate::budget) fn know(&self, mine: u64, elsewhere: u64, refuse_until_ns: u64) {
         self.0[MINE].store(mine, Release);
         self.0[ELSEWHERE].store(elsewhere, Relaxed);
         self.0[REFUSE_UNTIL_NS].store(refuse_until_ns, Release);
     }
 
-    /// What was refused may be granted now.
+    /// Clears a remembered refusal, because a slot may be granted now.
     pub(in crate::budget) fn forget_refusal(&self) {
         self.0[REFUSE_UNTIL_NS].store(0, Release);
     }
 
-    /// As many requests as may be under way here without a store.
+    /// Sets the most requests in flight here without a store.
     pub(in crate::budget) fn prepare_alone(&self, most: u64) {
         self.0[ALONE_MOST].store(most, Release);
     }
 
-    /// The next slot that comes back is told to the keeper, once.
+    /// Notifies the lease manager of the next returned slot, once.
     pub(in crate::budget) fn listen(&self) {
         self.0[LISTENS].store(1, Release);
     }
@@ -131,7 +132,7 @@ impl Slots<'_> {
     fn come_back(&self, cost: u64, alone: bool) -> bool {
         let less = |used: u64| Some(used.saturating_sub(cost));
         if alone {
-            // the update always has a value
+            // the update always returns a value
             let _ = self.0[ALONE_USED].fetch_update(AcqRel, Acquire, less);
         } else {
             self.0[FREE].fetch_add(cost, AcqRel);
@@ -140,7 +141,7 @@ impl Slots<'_> {
     }
 }
 
-/// Slots that an admitted request holds. They come back when this is dropped.
+/// Slots that an admitted request holds. Dropping it returns them.
 #[derive(Debug)]
 pub struct Lent {
     hands: Arc<Hands>,
@@ -152,7 +153,7 @@ pub struct Lent {
 }
 
 impl Lent {
-    /// Of slots that were just taken from this hand; `alone` as they were.
+    /// Guards slots just taken from this cell; `alone` if they were taken without a grant.
     pub(in crate::budget) fn new(
         (hands, keeper): (&Arc<Hands>, &mpsc::Sender<Message>),
         (place, tag): (usize, Tag),
@@ -174,7 +175,7 @@ impl Drop for Lent {
     fn drop(&mut self) {
         let slots = self.hands.slots(self.place);
         if slots.come_back(self.cost, self.alone) {
-            // a keeper that is too busy finds out when it declares the next time
+            // if the lease manager's queue is full, its next declaration finds out
             let _ = self.keeper.try_send(Message::Low(self.place, self.tag));
         }
     }
@@ -203,7 +204,7 @@ mod tests {
             assert_eq!(
                 slots.take(10, 1),
                 Err(NoSlot::Unknown),
-                "nobody may know of it any more"
+                "their declaration may have expired"
             );
             slots.add(0, 20);
             assert_eq!(slots.take(10, 1), Ok(()));

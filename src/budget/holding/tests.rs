@@ -1,4 +1,4 @@
-//! Slots, step by step, and against a store that loses messages and outlives gateways.
+//! Slot leases, step by step, and against a store that loses messages and outlives gateways.
 
 use proptest::prelude::*;
 
@@ -23,10 +23,10 @@ fn a_declaration_says_all_that_is_held_and_a_lost_reply_heals_with_the_next() {
     assert_eq!((first.held, first.need), (0, 3));
     holding.replied(MS, 0, 1, &granted(3, 7, 0), &terms, 0.5);
     assert_eq!(holding.declare(2 * MS, 2, 0, 0, 2).held, 3);
-    // its reply is lost
+    // the reply is lost
     assert!(
         holding.is_due(3 * MS, 0, 0),
-        "nobody knows what the store has on its books"
+        "the store's record is unknown"
     );
     assert_eq!(holding.declare(3 * MS, 3, 1, 0, 0).held, 2);
     let late = holding.replied(4 * MS, 2 * MS, 2, &granted(2, 5, 0), &terms, 0.5);
@@ -57,7 +57,7 @@ fn a_free_slot_is_kept_for_a_moment_unless_others_want_it() {
     holding.replied(MS, 0, 1, &granted(2, 8, 0), &terms, 0.5);
     assert!(!holding.freed(2 * MS, &terms, 2.0, 1), "kept");
     assert_eq!(holding.look_again_ns(2 * MS, &terms, 2.0, (1, 0)), 102 * MS);
-    // of two that are free, one has been for all the time
+    // two are free, but only one has been free since the last look
     assert_eq!(holding.surplus(102 * MS, &terms, 2.0, 2), 1);
     holding.declare(110 * MS, 2, 1, 0, 0);
     holding.replied(
@@ -109,7 +109,7 @@ fn it_is_forgotten_when_the_store_knows_that_it_holds_nothing() {
     assert!(holding.is_idle(8 * S, 0, 0));
 }
 
-/// The script, in Rust.
+/// The script, ported to Rust.
 #[derive(Default)]
 struct Store {
     by_gateway: Vec<(usize, u64, u64, u64)>,
@@ -149,7 +149,7 @@ impl Store {
     }
 }
 
-/// A gateway of the model: the holding, the free slots, the requests that it lets in.
+/// A model gateway: its slot lease, its free slots, the requests that it admits.
 #[derive(Clone, Default)]
 struct Gateway {
     id: usize,
@@ -157,7 +157,7 @@ struct Gateway {
     free: u64,
     good_until_ns: u64,
     in_use: u64,
-    /// Sent, and the reply if it was executed.
+    /// The call sent, and its reply if it was executed.
     flight: Option<(u64, u64, Option<Reply>)>,
     late: Option<(u64, Declaration)>,
 }
@@ -168,7 +168,8 @@ struct Step {
     gateway: usize,
     arrive: u64,
     leave: u64,
-    /// 0 the call is lost, 1 its reply, 2 it arrives after the next call, 3 the gateway dies; else all is well.
+    /// 0 the call is lost, 1 its reply is lost, 2 it arrives after the next call, 3 the gateway
+    /// dies; otherwise it succeeds.
     fate: u8,
 }
 
@@ -197,7 +198,7 @@ proptest! {
         let mut gateways: Vec<Gateway> = (0..3).map(|id| Gateway { id, ..Gateway::default() }).collect();
         let (mut now_ns, mut number) = (0, 0);
         for step in steps {
-            // nobody goes without a declaration for longer than a look takes
+            // no gateway goes without a declaration for longer than the look interval
             let mut left_ns = step.after_ms * MS;
             while left_ns > 0 {
                 let by_ns = left_ns.min(200 * MS);
@@ -216,7 +217,7 @@ proptest! {
             }
             let gateway = &mut gateways[step.gateway];
             if step.fate == 3 {
-                // its requests die with it, and the store finds out when its life is over
+                // its requests die with it; the store notices when its lifetime ends
                 *gateway = Gateway { id: gateway.id + 3, ..Gateway::default() };
             }
             let left = step.leave.min(gateway.in_use);
@@ -244,14 +245,14 @@ proptest! {
             }
             let in_use: u64 = gateways.iter().map(|gateway| gateway.in_use).sum();
             prop_assert!(in_use <= limit, "{in_use} of {limit} at {} ms", now_ns / MS);
-            // a call that was on its way for long arrives now
+            // a call that was delayed for long arrives now
             for gateway in &mut gateways {
                 if let Some((late, said)) = gateway.late.take_if(|(late, _)| *late < number) {
                     store.call(now_ns, gateway.id, limit, late, said);
                 }
             }
         }
-        // when all have left, and nobody forgets to say so, everything is free again
+        // after all requests end and every gateway has said so, everything is free again
         now_ns += LIFE_NS;
         let all = store.call(now_ns, 99, limit, u64::MAX, Declaration { held: 0, need: limit });
         prop_assert_eq!(all.need, limit);
@@ -259,7 +260,7 @@ proptest! {
 }
 
 impl Gateway {
-    /// Takes the reply to its call, if there is one; what it granted.
+    /// Applies the reply to its call, if there is one; returns the slots granted.
     fn hear(&mut self, now_ns: u64, terms: &Terms) -> u64 {
         let Some((number, sent_ns, reply)) = self.flight.take() else {
             return 0;

@@ -1,4 +1,4 @@
-//! One key with a lease: what the keeper knows of it beside the hand that workers spend from.
+//! One key with a lease: the lease manager's own state, beside the cell that workers spend from.
 
 use std::{collections::VecDeque, rc::Rc, sync::Arc};
 
@@ -17,36 +17,36 @@ pub(super) struct Entry {
     pub(super) tag: Tag,
     pub(super) key: Rc<str>,
     pub(super) shard: usize,
-    /// Where gateways kept it before, for the first call.
+    /// The key's name in older versions, for the first call.
     pub(super) former_key: Option<Rc<str>>,
     pub(super) lease: Lease,
     pub(super) slack: Slack,
-    /// Whether it waits for its turn to be told to Redis without a request.
+    /// Whether it is queued for a call without a request.
     pub(super) is_to_tell: bool,
     /// Requests that wait for the next call.
     pub(super) queue: VecDeque<Waiter>,
     pub(super) flight: Option<Flight>,
-    /// Until when it is not asked by itself.
+    /// Until when no background call is made.
     pub(super) pause_until_ns: u64,
-    /// When to ask again by itself.
+    /// When to make the next background call.
     pub(super) poll_ns: Option<u64>,
-    /// When it is looked at next.
+    /// The next time to look at it.
     pub(super) look_ns: u64,
-    /// What the gauges count of it: tokens, and whether its pool is short.
+    /// Its contribution to the gauges: tokens, and whether its pool is short.
     pub(super) counted: u64,
     pub(super) counted_short: bool,
 }
 
-/// A call under way.
+/// A call in flight.
 pub(super) struct Flight {
     pub(super) id: u64,
     pub(super) waiters: VecDeque<Waiter>,
-    /// What it asks for them.
+    /// What it requests for its waiters.
     pub(super) need: Requests,
 }
 
 impl Flight {
-    /// Nobody waits for it any more: they go on alone, and whoever waits for the next call with them.
+    /// The call is overdue: sends its waiters to their fallback, and also those of the next call.
     pub(super) fn give_up(self, queue: &mut VecDeque<Waiter>, place: usize) {
         for waiter in self.waiters.into_iter().chain(queue.drain(..)) {
             waiter.tell(place, Word::Alone);
@@ -59,14 +59,14 @@ impl Entry {
         self.limit.tier(self.tier).terms
     }
 
-    /// Whether one more may wait for a call in flight.
+    /// Whether one more request may wait for a call in flight.
     pub(super) fn may_queue(&self, now_ns: u64) -> bool {
         let in_flight = self.flight.iter().flat_map(|flight| &flight.waiters);
         let waiting = in_flight.chain(&self.queue).map(|waiter| waiter.cost).sum();
         self.lease.may_queue(now_ns, &self.terms(), waiting)
     }
 
-    /// Learns from the hand what workers did.
+    /// Learns from the cell what workers did.
     pub(super) fn look(&mut self, now_ns: u64, hand: Hand<'_>, horizon_ns: u64) {
         let (held, lapsed) = hand.held(now_ns);
         for (slot, has_lapsed) in lapsed.into_iter().enumerate() {
@@ -80,9 +80,10 @@ impl Entry {
         self.lease.look(now_ns, horizon_ns, held, refused);
     }
 
-    /// Answers the requests of a call by what the store granted to each of them, and those that came meanwhile from the hand or
-    /// with a refusal that is remembered; what is left of these waits for the next call. Returns the units that were granted
-    /// to requests that are gone. A request that came later does not get them: it may have begun in a later window.
+    /// Answers the call's waiters with what the store granted to each. Requests that came meanwhile
+    /// get local tokens or a remembered refusal; the rest wait for the next call. Returns units
+    /// granted to requests that are gone. A later request does not get them: it may have begun in a
+    /// later window.
     pub(super) fn serve(
         &mut self,
         now_ns: u64,
@@ -92,7 +93,7 @@ impl Entry {
         (reply, grant): (&Reply, Grant),
     ) -> u64 {
         let (place, _) = hand;
-        // what there was: the store handed it out in this order
+        // the pool before the grants: the store granted in this order
         let mut whole = reply
             .need
             .saturating_add(reply.want)
@@ -117,7 +118,8 @@ impl Entry {
         granted + unclaimed
     }
 
-    /// Answers a request that waits, from the hand or with a refusal; one that was not asked for yet may go on waiting.
+    /// Answers a waiter with local tokens or a refusal; one that no call has asked for yet may keep
+    /// waiting.
     fn serve_from_hand(
         &mut self,
         now_ns: u64,
@@ -127,7 +129,7 @@ impl Entry {
         was_asked: bool,
     ) {
         if waiter.answer.is_closed() {
-            // it has gone on alone, or away
+            // the request used its fallback or was cancelled
             return;
         }
         match self.spend(now_ns, horizon_ns, hand, waiter.cost) {
@@ -136,7 +138,7 @@ impl Entry {
                     hand.put_back(tokens);
                 }
             }
-            // a store that has yet to be told something is asked again then
+            // if the store must first receive reports, it is asked again then
             Spent::Nothing if !was_asked || self.lease.has_news() => self.queue.push_back(waiter),
             Spent::Nothing | Spent::Refused { .. } => {
                 self.limit.metrics.refused_by_redis.increment(waiter.cost);
@@ -145,7 +147,7 @@ impl Entry {
         }
     }
 
-    /// Takes tokens out of the hand for a request that waits.
+    /// Takes local tokens for a waiter.
     pub(super) fn spend(
         &mut self,
         now_ns: u64,
@@ -161,20 +163,21 @@ impl Entry {
         spent
     }
 
-    /// A request that waited has its units. One that costs more than a unit is counted as demand only now: were refused ones
-    /// counted, few of them would claim all tokens ahead, and the cheap requests of other gateways would find none.
+    /// A waiter has its units. A request that costs more than a unit counts as demand only now. If
+    /// refused ones counted, a few of them would claim all tokens ahead, and cheap requests at
+    /// other gateways would find none.
     fn admitted(&mut self, now_ns: u64, horizon_ns: u64, cost: u64) {
         if cost > 1 {
             self.lease.arrived(now_ns, horizon_ns, 0, cost);
         }
     }
 
-    /// Takes the requests out of the queue that the next call asks for.
+    /// Takes from the queue the requests for the next call.
     pub(super) fn begin(&mut self) -> (VecDeque<Waiter>, Requests) {
         Requests::begin(&mut self.queue, |waiter| waiter.cost)
     }
 
-    /// Whether a request passes before Redis is asked: nothing was asked for its key lately, and there is slack.
+    /// Whether a request passes before Redis is asked: the key is cold, and there is slack.
     pub(super) fn passes(
         &mut self,
         now_ns: u64,
@@ -193,7 +196,7 @@ impl Entry {
         passes
     }
 
-    /// Charges what passed before Redis was asked, which it is now.
+    /// Charges what slack admitted, now that Redis is asked.
     pub(super) fn charge_slack(&mut self, now_ns: u64, gateways: f64) {
         let terms = self.terms();
         let room = slack::room(self.limit.slack, &terms, gateways);
@@ -202,19 +205,19 @@ impl Entry {
         self.lease.owe(now_ns, debt);
     }
 
-    /// Whether a Redis that has lost this key should be told of it at once.
+    /// Whether to report this key at once to a Redis that has lost it.
     pub(super) fn remembers(&self, now_ns: u64) -> bool {
         self.lease.remembers(now_ns, &self.terms())
     }
 
-    /// Whether nothing would be lost by forgetting this key.
+    /// Whether this key can be forgotten without loss.
     pub(super) fn is_idle(&self, now_ns: u64, horizon_ns: u64, gateways: f64) -> bool {
         let terms = self.terms();
         let room = slack::room(self.limit.slack, &terms, gateways);
         self.lease.is_idle(now_ns, horizon_ns) && self.slack.is_whole(now_ns, &terms, room)
     }
 
-    /// Brings the gauges up to date.
+    /// Updates the gauges.
     pub(super) fn show(&mut self, held: u64) {
         let metrics = &self.limit.metrics;
         metrics.in_hand.increment(held as f64 - self.counted as f64);
@@ -224,7 +227,7 @@ impl Entry {
         (self.counted, self.counted_short) = (held, is_short);
     }
 
-    /// The gauges count it no more.
+    /// Removes its contribution from the gauges.
     pub(super) fn hide(&self) {
         let metrics = &self.limit.metrics;
         metrics.keys.decrement(1.0);
@@ -233,7 +236,7 @@ impl Entry {
         metrics.short_keys.decrement(short);
     }
 
-    /// Charges what was admitted alone and the store could not know.
+    /// Charges fallback admissions that the store could not know.
     pub(super) fn settle_alone(&mut self, now_ns: u64, hand: Hand<'_>, gateways: f64) {
         let (admitted, missing) = hand.alone(now_ns);
         if admitted == 0 {
@@ -250,10 +253,11 @@ impl Entry {
         hand.settled_alone(now_ns, expected);
     }
 
-    /// Prepares the hand for a time without the store: this gateway's share of what is left, in part.
+    /// Sets up the fallback bucket: this gateway's share of what is left, times the configured
+    /// fraction.
     pub(super) fn prepare_alone(&self, now_ns: u64, hand: Hand<'_>, gateways: f64) {
         let terms = self.terms();
-        // a share of nothing would never be used again
+        // a share of 0 would never be used again
         let share = self.lease.share().unwrap_or(1.0 / gateways).max(1e-3);
         let pool = self.lease.pool(now_ns, &terms);
         if let Some(alone) = alone(&terms, self.limit.when_down, share, pool) {
@@ -262,7 +266,8 @@ impl Entry {
     }
 }
 
-/// What a gateway with this share of the demand may do alone, where the pool was last known to hold so much.
+/// The fallback parameters of a gateway with this share of the demand, given the pool's last known
+/// content.
 pub(in crate::budget) fn alone(
     terms: &Terms,
     when_down: WhenDown,
@@ -284,7 +289,7 @@ pub(in crate::budget) fn alone(
     })
 }
 
-/// Which argument says what this gateway remembers.
+/// The index of the argument with this gateway's memory.
 pub(super) fn memory_at(algorithm: Algorithm) -> usize {
     match algorithm {
         Algorithm::Log => 5,
@@ -292,7 +297,7 @@ pub(super) fn memory_at(algorithm: Algorithm) -> usize {
     }
 }
 
-/// The arguments of a call, as its script reads them: numbers as decimal text, but for the memory.
+/// The script arguments of a call: decimal text, except for the memory.
 pub(super) fn arguments(
     terms: &Terms,
     call: &Call,
@@ -328,7 +333,7 @@ pub(super) fn arguments(
                 },
                 call.part.to_string().into(),
                 call.arrivals.to_string().into(),
-                // an estimate, and every byte travels
+                // an estimate; fewer digits save bytes
                 format!("{:.3}", call.rate).into(),
                 call.since_us.to_string().into(),
                 call.memory_us.to_string().into(),

@@ -1,4 +1,5 @@
-//! Every key with a lease: who waits for its tokens, when Redis is asked, and what a reply brings.
+//! Every key with a lease: which requests wait for its tokens, when Redis is asked, and how replies
+//! are applied.
 
 use std::{
     cmp::Reverse,
@@ -19,22 +20,23 @@ use crate::budget::{
     slack::Slack,
 };
 
-/// Keys by the place of their hand.
+/// Keys by the index of their cell.
 pub(super) struct Leases {
     hands: Arc<Hands>,
     entries: HashMap<usize, Entry>,
     looks: BinaryHeap<Reverse<(u64, usize)>>,
-    /// Keys of which Redis is told something without a request: it has lost them, or units go back. And when the next ones are.
+    /// Keys to report to Redis without a request, because it lost them or units go back; and when
+    /// the next ones are due.
     telling: VecDeque<usize>,
     tell_ns: u64,
-    /// Limits about which gateways differ.
+    /// Limits on which gateways disagree.
     disagreeing: Vec<Arc<SharedLimit>>,
 }
 
-/// After a loss so many keys are told at once, and the next ones so much later.
+/// After a loss, keys are reported in batches of this size, at this interval.
 const TOLD_AT_ONCE: usize = 32;
 const TELL_PAUSE_NS: u64 = 5_000_000;
-/// Keys that nobody asks for are kept while they are no more than these, if a Redis that loses them would have to be told.
+/// Idle keys are kept up to this number if a Redis that loses them would need a report.
 const MAX_REMEMBERED: usize = 65_536;
 
 impl Leases {
@@ -49,13 +51,13 @@ impl Leases {
         }
     }
 
-    /// Whether a place is (still) this key's.
+    /// Whether the cell at this index (still) belongs to this key.
     pub(super) fn has(&self, place: usize, tag: Tag) -> bool {
         let entry = self.entries.get(&place);
         entry.is_some_and(|entry| entry.tag == tag)
     }
 
-    /// A request that found no token in the hand.
+    /// A request that found no local token.
     pub(super) fn ask(&mut self, wire: &mut Wire, now_ns: u64, question: Question) {
         let place = self.entry_of(wire, now_ns, &question);
         let Some(entry) = self.entries.get_mut(&place) else {
@@ -98,7 +100,7 @@ impl Leases {
         self.settle(wire, now_ns, place);
     }
 
-    /// The place of the hand of the question's key, which is set up where it is new.
+    /// The index of the key's cell; a new key is set up.
     fn entry_of(&mut self, wire: &mut Wire, now_ns: u64, question: &Question) -> usize {
         let tier = question.limit.tier(question.tier);
         let hands = &self.hands;
@@ -112,7 +114,7 @@ impl Leases {
         {
             return place;
         }
-        // keys that find no room share a bucket in the store, too
+        // keys without a cell of their own share a bucket in the store, too
         let name = if hands.has_key(place) {
             question.name
         } else {
@@ -148,12 +150,12 @@ impl Leases {
         place
     }
 
-    /// Makes a call for whoever waits; `fill` asks for tokens ahead, too.
+    /// Calls Redis for the waiters; `fill` also requests tokens ahead.
     fn call(&mut self, wire: &mut Wire, now_ns: u64, place: usize, fill: bool) {
         self.call_back(wire, now_ns, place, fill, [0, 0]);
     }
 
-    /// The same, and hands these tokens back, which were taken out of the hand.
+    /// The same, and returns these tokens, which were withdrawn from the cell.
     fn call_back(
         &mut self,
         wire: &mut Wire,
@@ -175,7 +177,7 @@ impl Leases {
         }
         let terms = entry.terms();
         let horizon_ns = terms.horizon_ns(wire.rtt_ns(entry.shard));
-        // the next request that spends need not say that the hand is low
+        // this call makes low-water notifications unnecessary
         hand.set_low(None);
         entry.settle_alone(now_ns, hand, wire.gateways());
         entry.charge_slack(now_ns, wire.gateways());
@@ -185,7 +187,7 @@ impl Leases {
         let (held, back) = if waiters.is_empty() {
             (held, back)
         } else {
-            // too few for those who wait: only the store can make one grant of both
+            // too few for the waiters: return them so that the store can grant both together
             let more = hand.withdraw(held);
             let add = |slot: usize| back[slot].saturating_add(more[slot]);
             (hand.held(now_ns).0, [add(0), add(1)])
@@ -214,7 +216,7 @@ impl Leases {
         wire.send(now_ns, id, about, arguments);
     }
 
-    /// Tells whoever waits for a call that it brings nothing in time; the next request makes a call of its own.
+    /// Releases the waiters of an overdue call; the next request makes its own call.
     pub(super) fn give_up(&mut self, event: &Event) {
         let Some(entry) = self.entry_about(event) else {
             return;
@@ -307,8 +309,8 @@ impl Leases {
         self.go_on(wire, now_ns, event.place, false);
     }
 
-    /// What is to be done for a key that has no call in flight. Only a request that spends fills the hand up: whoever asked again
-    /// because a reply brought nothing would ask without end.
+    /// The next action for a key without a call in flight. Only a request that spends triggers a
+    /// refill: retrying after an empty reply would loop for ever.
     fn go_on(&mut self, wire: &mut Wire, now_ns: u64, place: usize, has_spent: bool) {
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
@@ -347,7 +349,7 @@ impl Leases {
         hand.set_low(entry.lease.low_mark(now_ns, &terms, horizon_ns, rtt_ns));
     }
 
-    /// A hand has said that it is low.
+    /// A cell is below its low-water mark.
     pub(super) fn fill(&mut self, wire: &mut Wire, now_ns: u64, place: usize) {
         if let Some(entry) = self.entries.get_mut(&place) {
             let horizon_ns = entry.terms().horizon_ns(wire.rtt_ns(entry.shard));
@@ -357,7 +359,7 @@ impl Leases {
         }
     }
 
-    /// Units of a limit that is always asked for were granted and not used.
+    /// Return unused units of a strict (per-request) limit.
     pub(super) fn unused(
         &mut self,
         wire: &mut Wire,
@@ -372,14 +374,14 @@ impl Leases {
         }
     }
 
-    /// Units that passed before Redis was asked were not used.
+    /// Units admitted by slack were not used.
     pub(super) fn unslacked(&mut self, place: usize, tokens: u64) {
         if let Some(entry) = self.entries.get_mut(&place) {
             entry.slack.refund(tokens);
         }
     }
 
-    /// Gateways may agree again about limits about which they differed.
+    /// Updates limits on which gateways disagreed: they may agree again.
     pub(super) fn look_at_disagreements(&mut self, now_ns: u64) {
         self.disagreeing.retain(|limit| {
             let lasts = limit.disagreement.lasts(now_ns);
@@ -388,16 +390,16 @@ impl Leases {
         });
     }
 
-    /// A server has lost something: every key of it that is remembered is told, a few at a time.
+    /// A server has lost data: reports every remembered key of it, a few at a time.
     pub(super) fn lost(&mut self, now_ns: u64, shard: usize) {
         let keys = self.entries.iter();
         let keys = keys.filter(|(_, entry)| entry.shard == shard && entry.remembers(now_ns));
-        // a key that is there already is told once more, which changes nothing
+        // reporting a queued key twice is harmless
         self.telling.extend(keys.map(|(&place, _)| place));
         self.tell_ns = now_ns;
     }
 
-    /// A server answers again: keys of which units go back are told, a few at a time.
+    /// A server answers again: reports keys with units to return, a few at a time.
     pub(super) fn tell_news(&mut self, wire: &Wire, now_ns: u64, shard: usize) {
         if !wire.is_open(shard) {
             let keys = self.entries.iter();
@@ -421,7 +423,7 @@ impl Leases {
             };
             entry.is_to_tell = false;
             if entry.flight.is_some() {
-                // a call under way tells it
+                // the call in flight reports it
                 continue;
             }
             if wire.has_room(entry.shard) {
@@ -436,14 +438,14 @@ impl Leases {
         self.tell_ns = now_ns.saturating_add(TELL_PAUSE_NS);
     }
 
-    /// Looks at every key whose time has come.
+    /// Looks at every key that is due.
     pub(super) fn look_at_due(&mut self, wire: &mut Wire, now_ns: u64) {
         self.tell(wire, now_ns);
         while let Some(&Reverse((due, place))) = self.looks.peek()
             && due <= now_ns
         {
             self.looks.pop();
-            // of several looks that were planned for a key, the one that counts is the one it remembers
+            // a key may have several planned looks; only the one that it remembers counts
             let entry = self.entries.get(&place);
             if entry.is_some_and(|entry| entry.look_ns == due) {
                 self.look(wire, now_ns, place);
@@ -451,7 +453,7 @@ impl Leases {
         }
     }
 
-    /// When a key is to be looked at next.
+    /// When the next key is due.
     pub(super) fn next_ns(&self) -> u64 {
         let look_ns = self.looks.peek().map_or(u64::MAX, |&Reverse((due, _))| due);
         look_ns.min(self.tell_ns)
@@ -480,7 +482,7 @@ impl Leases {
                 let back = hand.withdraw(if has_room { surplus } else { [0, 0] });
                 let (alone, _) = hand.alone(now_ns);
                 let owes = entry.lease.debt() > 0 || alone > 0;
-                // what a busy key owes goes with its next call
+                // a busy key's debt goes with its next call
                 let settles = owes && has_room && entry.lease.is_quiet(now_ns, horizon_ns);
                 let is_kept = may_remember && entry.remembers(now_ns);
                 let is_idle = held == [0, 0]
@@ -490,7 +492,8 @@ impl Leases {
                 if back != [0, 0] || settles || gives_back {
                     self.call_back(wire, now_ns, place, false, back);
                 } else if is_idle && !owes && !is_open {
-                    // without Redis a key that is forgotten would begin anew, with a burst that it has had
+                    // without Redis a forgotten key would start again with a burst that it has
+                    // already had
                     return self.forget(place);
                 }
             }
@@ -506,7 +509,7 @@ impl Leases {
         }
     }
 
-    /// Plans the next look at a key, and brings its gauge up to date.
+    /// Plans the next look at a key and updates its gauge.
     pub(super) fn settle(&mut self, wire: &Wire, now_ns: u64, place: usize) {
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
@@ -530,7 +533,7 @@ impl Leases {
         }
     }
 
-    /// Keys are kept elsewhere now.
+    /// Keys have moved to other servers.
     pub(super) fn moved(&mut self, wire: &mut Wire) {
         for (&place, entry) in &mut self.entries {
             entry.shard = wire.shard_of(&entry.key);
@@ -538,7 +541,7 @@ impl Leases {
         }
     }
 
-    /// Sends every token back, all at once; how many there are.
+    /// Returns every token in parallel; returns their number.
     pub(super) fn hand_back(&mut self, wire: &mut Wire, now_ns: u64) -> u64 {
         let places: Vec<usize> = self.entries.keys().copied().collect();
         let mut returned: u64 = 0;
@@ -560,7 +563,7 @@ impl Leases {
         returned
     }
 
-    /// No gauge counts any more what was kept here: a gateway may go on with another keeper.
+    /// Removes all keys from the gauges: a gateway may continue with another lease manager.
     pub(super) fn forget_all(&mut self) {
         let places: Vec<usize> = self.entries.keys().copied().collect();
         places.into_iter().for_each(|place| self.forget(place));
@@ -569,12 +572,12 @@ impl Leases {
         }
     }
 
-    /// Whether calls are under way.
+    /// Whether calls are in flight.
     pub(super) fn is_busy(&self) -> bool {
         self.entries.values().any(|entry| entry.flight.is_some())
     }
 
-    /// Notes only that a call has ended.
+    /// Only records that a call has ended.
     pub(super) fn leave(&mut self, event: &Event) {
         if let Some(entry) = self.entries.get_mut(&event.place) {
             entry.flight.take_if(|flight| flight.id == event.id);

@@ -1,4 +1,4 @@
-//! What workers and the keeper say to each other.
+//! Messages between workers and the lease manager.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,27 +10,27 @@ use crate::budget::{
     settings::{Name, SharedLimit},
 };
 
-/// What workers tell the keeper.
+/// Messages to the lease manager.
 #[derive(Debug)]
 pub(in crate::budget) enum Message {
     /// A request waits for tokens.
     Ask(Question),
-    /// A hand should be filled up, or a slot has come back to it.
+    /// A cell needs a refill, or a slot was returned to it.
     Low(usize, Tag),
-    /// Units of a limit that is always asked for were granted by this call and not used.
+    /// Units of a strict limit were granted by this call and not used.
     Return {
         place: usize,
         tag: Tag,
         origin: lease::Origin,
         tokens: u64,
     },
-    /// Units that were let through before Redis was asked were not used.
+    /// Units admitted by slack were not used.
     Unslacked { place: usize, tag: Tag, tokens: u64 },
-    /// Hand everything back, and end.
+    /// Return everything and stop.
     Close(Duration),
 }
 
-/// A request that waits.
+/// A waiting request.
 #[derive(Debug)]
 pub(in crate::budget) struct Question {
     pub(in crate::budget) limit: Arc<SharedLimit>,
@@ -41,7 +41,7 @@ pub(in crate::budget) struct Question {
     pub(in crate::budget) answer: oneshot::Sender<Answer>,
 }
 
-/// What it is told, and the place of its key's hand.
+/// The answer, and the index of its key's cell.
 #[derive(Debug)]
 pub(in crate::budget) struct Answer {
     pub(in crate::budget) place: usize,
@@ -50,21 +50,21 @@ pub(in crate::budget) struct Answer {
 
 #[derive(Debug)]
 pub(in crate::budget) enum Word {
-    /// It has its tokens: the store granted them to it.
+    /// The store granted tokens to this request.
     Granted(Grant),
-    /// It has its tokens: out of the hand.
+    /// It received local tokens.
     Taken(lease::Hand),
-    /// It has its slots, until it gives them back.
+    /// It received slots, until it drops the guard.
     Lent(Lent),
     /// It passes before Redis is asked.
     Slack,
-    /// Refused; the hand knows for how long.
+    /// Refused; the cell knows for how long.
     Refused,
-    /// Redis does not answer in time: the limit's own way to go on, for which the hand is prepared.
+    /// Redis does not answer in time: apply the limit's fallback, for which the cell is set up.
     Alone,
 }
 
-/// Where tokens belong that were granted to requests that waited.
+/// Where to return tokens that were granted to waiting requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::budget) struct Grant {
     pub(in crate::budget) slot: usize,
@@ -72,7 +72,7 @@ pub(in crate::budget) struct Grant {
     pub(in crate::budget) deadline_ns: u64,
 }
 
-/// A question as the keeper keeps it.
+/// A request as the lease manager stores it.
 #[derive(Debug)]
 pub(super) struct Waiter {
     pub(super) cost: u64,
@@ -80,7 +80,7 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
-    /// False when it has gone.
+    /// False if the request is gone.
     pub(super) fn tell(self, place: usize, word: Word) -> bool {
         self.answer.send(Answer { place, word }).is_ok()
     }

@@ -1,4 +1,5 @@
-//! Every key whose requests in flight are counted: who waits for a slot, and when Redis is told what is held here.
+//! Every key with a limit on requests in flight: which requests wait for a slot, and when this
+//! gateway declares its slots to Redis.
 
 use std::{
     cmp::Reverse,
@@ -33,18 +34,19 @@ struct Entry {
     queue: VecDeque<Waiter>,
     flight: Option<Flight>,
     refuse_until_ns: u64,
-    /// When somebody last asked.
+    /// The time of the last request.
     asked_ns: u64,
-    /// When it is looked at next.
+    /// The next time to look at it.
     look_ns: u64,
-    /// What the gauge counts of its free slots.
+    /// Its contribution of free slots to the gauge.
     counted: u64,
 }
 
-/// Keys by the place of their hand.
+/// Keys by the index of their cell.
 pub(super) struct InFlight {
     hands: Arc<Hands>,
-    /// To hear of slots that come back; weak, as the keeper ends when nobody else can tell it anything.
+    /// For notifications of returned slots; weak, so that the lease manager stops when all workers'
+    /// senders are gone.
     keeper: WeakSender<Message>,
     entries: HashMap<usize, Entry>,
     looks: BinaryHeap<Reverse<(u64, usize)>>,
@@ -60,13 +62,13 @@ impl InFlight {
         }
     }
 
-    /// Whether a place is (still) this key's.
+    /// Whether the cell at this index (still) belongs to this key.
     pub(super) fn has(&self, place: usize, tag: Tag) -> bool {
         let entry = self.entries.get(&place);
         entry.is_some_and(|entry| entry.tag == tag)
     }
 
-    /// A request that found no free slot in the hand.
+    /// A request that found no free slot in the cell.
     pub(super) fn ask(&mut self, wire: &mut Wire, now_ns: u64, question: Question) {
         let Some(keeper) = self.keeper.upgrade() else {
             return;
@@ -95,7 +97,7 @@ impl InFlight {
         self.settle(wire, now_ns, place);
     }
 
-    /// The place of the hand of the question's key, which is set up where it is new.
+    /// The index of the key's cell; a new key is set up.
     fn entry_of(&mut self, wire: &mut Wire, now_ns: u64, question: &Question) -> usize {
         let tier = question.limit.tier(question.tier);
         let hands = &self.hands;
@@ -106,7 +108,7 @@ impl InFlight {
         if known.is_some_and(|entry| entry.tag == question.tag || !hands.has_key(place)) {
             return place;
         }
-        // keys that find no room share a bucket in the store, too
+        // keys without a cell of their own share a bucket in the store, too
         let name = if hands.has_key(place) {
             question.name
         } else {
@@ -135,7 +137,7 @@ impl InFlight {
         place
     }
 
-    /// Declares what is held, for whoever waits, and gives back so many free slots.
+    /// Declares the slots held, requests more for the waiters, and gives back `surplus` free ones.
     fn call(&mut self, wire: &mut Wire, now_ns: u64, place: usize, surplus: u64) {
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
@@ -150,7 +152,8 @@ impl InFlight {
         let (waiters, need) = lease::Requests::begin(&mut entry.queue, |waiter| waiter.cost);
         let units = waiters.iter().map(|waiter| waiter.cost).sum();
         if surplus > 0 {
-            // first: whoever comes between would be refused a slot that is on its way back
+            // first: a request that arrives in between must not be refused a slot that is on its
+            // way back
             entry.refuse_until_ns = 0;
             slots.forget_refusal();
         }
@@ -183,7 +186,7 @@ impl InFlight {
         wire.send(now_ns, id, about, arguments);
     }
 
-    /// Tells whoever waits for a call that it brings nothing in time.
+    /// Releases the waiters of an overdue call.
     pub(super) fn give_up(&mut self, event: &Event) {
         let Some(entry) = self.entry_about(event) else {
             return;
@@ -224,7 +227,7 @@ impl InFlight {
         entry.refuse_until_ns = lot.refuse_until_ns;
         slots.know(entry.holding.mine(), reply.pool, lot.refuse_until_ns);
         entry.prepare_alone(&hands, event.place, gateways);
-        // what there was: the store handed it out in this order
+        // the pool before the grants: the store granted in this order
         let (mut whole, mut granted) = (lot.granted.saturating_add(reply.pool), lot.granted);
         let asked = flight.map(|flight| flight.waiters).unwrap_or_default();
         let mut rest = VecDeque::new();
@@ -241,7 +244,7 @@ impl InFlight {
         rest.extend(entry.queue.drain(..).map(|waiter| (waiter, false)));
         for (waiter, was_asked) in rest {
             let is_free = slots.take(now_ns, waiter.cost).is_ok();
-            // of what is asked for every request, nobody but the store knows what has come back
+            // for a strict limit only the store knows which slots were returned
             let may_fit = !terms.ahead || waiter.cost <= reply.pool;
             match (&keeper, is_free) {
                 (Some(keeper), true) => entry.lend(waiter, event.place, &hands, keeper),
@@ -254,7 +257,7 @@ impl InFlight {
         }
     }
 
-    /// A slot has come back.
+    /// A slot was returned.
     pub(super) fn freed(&mut self, wire: &mut Wire, now_ns: u64, place: usize) {
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
@@ -267,13 +270,13 @@ impl InFlight {
         self.settle(wire, now_ns, place);
     }
 
-    /// Looks at every key whose time has come.
+    /// Looks at every key that is due.
     pub(super) fn look_at_due(&mut self, wire: &mut Wire, now_ns: u64) {
         while let Some(&Reverse((due, place))) = self.looks.peek()
             && due <= now_ns
         {
             self.looks.pop();
-            // of several looks that were planned for a key, the one that counts is the one it remembers
+            // a key may have several planned looks; only the one that it remembers counts
             let entry = self.entries.get_mut(&place);
             if let Some(entry) = entry.filter(|entry| entry.look_ns == due) {
                 entry.look_ns = u64::MAX;
@@ -282,7 +285,7 @@ impl InFlight {
         }
     }
 
-    /// When a key is to be looked at next.
+    /// When the next key is due.
     pub(super) fn next_ns(&self) -> u64 {
         self.looks.peek().map_or(u64::MAX, |&Reverse((due, _))| due)
     }
@@ -314,7 +317,7 @@ impl InFlight {
         }
     }
 
-    /// Plans the next look at a key, and brings its gauge up to date.
+    /// Plans the next look at a key and updates its gauge.
     pub(super) fn settle(&mut self, wire: &Wire, now_ns: u64, place: usize) {
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
@@ -322,7 +325,7 @@ impl InFlight {
         let slots = self.hands.slots(place);
         let (free, alone) = (slots.free(), slots.used_alone());
         let (terms, gateways) = (entry.terms(), wire.gateways());
-        // where some are kept, a look is planned anyway
+        // if some slots are kept, a look is planned anyway
         if free == 0 || entry.holding.keeps_nothing(now_ns, &terms, gateways) {
             slots.listen();
         }
@@ -330,7 +333,7 @@ impl InFlight {
         gauge.increment(free as f64 - entry.counted as f64);
         entry.counted = free;
         let next = if wire.is_open(entry.shard) {
-            // nothing can be told; what is free is there for the next request
+            // no declaration is possible now; free slots stay available to the next request
             now_ns.saturating_add(LIFE_NS / 10)
         } else {
             let holding = &entry.holding;
@@ -343,7 +346,7 @@ impl InFlight {
         }
     }
 
-    /// A server has lost something: what is held is declared anew at once.
+    /// A server has lost data: declares all its keys again at once.
     pub(super) fn lost(&mut self, wire: &mut Wire, now_ns: u64, shard: usize) {
         let keys = self.entries.iter();
         let keys = keys.filter(|(_, entry)| entry.shard == shard && entry.flight.is_none());
@@ -353,7 +356,7 @@ impl InFlight {
         }
     }
 
-    /// Keys are kept elsewhere now.
+    /// Keys have moved to other servers.
     pub(super) fn moved(&mut self, wire: &mut Wire) {
         for (&place, entry) in &mut self.entries {
             entry.shard = wire.shard_of(&entry.key);
@@ -361,7 +364,8 @@ impl InFlight {
         }
     }
 
-    /// Gives every free slot back, all at once; how many there are. What requests hold is free when its life is over.
+    /// Gives back every free slot in parallel; returns their number. Slots in use become free when
+    /// their declaration expires.
     pub(super) fn hand_back(&mut self, wire: &mut Wire, now_ns: u64) -> u64 {
         let places: Vec<usize> = self.entries.keys().copied().collect();
         let mut returned: u64 = 0;
@@ -379,18 +383,18 @@ impl InFlight {
         returned
     }
 
-    /// No gauge counts any more what was kept here: a gateway may go on with another keeper.
+    /// Removes all keys from the gauges: a gateway may continue with another lease manager.
     pub(super) fn forget_all(&mut self) {
         let places: Vec<usize> = self.entries.keys().copied().collect();
         places.into_iter().for_each(|place| self.forget(place));
     }
 
-    /// Whether calls are under way.
+    /// Whether calls are in flight.
     pub(super) fn is_busy(&self) -> bool {
         self.entries.values().any(|entry| entry.flight.is_some())
     }
 
-    /// Notes only that a call has ended.
+    /// Only records that a call has ended.
     pub(super) fn leave(&mut self, event: &Event) {
         if let Some(entry) = self.entries.get_mut(&event.place) {
             entry.flight.take_if(|flight| flight.id == event.id);
@@ -403,13 +407,14 @@ impl Entry {
         self.limit.tier(self.tier).terms
     }
 
-    /// Slots were taken for this request: it gets them, or they come back because it has gone.
+    /// Hands taken slots to this request; if it is gone, they come back.
     fn lend(&self, waiter: Waiter, place: usize, hands: &Arc<Hands>, keeper: &Sender<Message>) {
         let lent = Lent::new((hands, keeper), (place, self.tag), waiter.cost, false);
         waiter.tell(place, Word::Lent(lent));
     }
 
-    /// How many requests may be under way here while Redis does not answer: this gateway's share, in part.
+    /// Sets the most requests in flight here while Redis is down: this gateway's share, times the
+    /// configured fraction.
     fn prepare_alone(&self, hands: &Hands, place: usize, gateways: f64) {
         let share = self.holding.share().unwrap_or(1.0 / gateways);
         if let Some(most) = most_alone(&self.terms(), self.limit.when_down, share) {
@@ -418,7 +423,7 @@ impl Entry {
     }
 }
 
-/// As many requests as a gateway with this share of the limit may have under way alone, at least one.
+/// The most requests in flight for a gateway with this share of the limit on its own, at least one.
 pub(in crate::budget) fn most_alone(terms: &Terms, when_down: WhenDown, share: f64) -> Option<u64> {
     let WhenDown::Local { fraction } = when_down else {
         return None;

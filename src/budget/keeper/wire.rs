@@ -1,8 +1,9 @@
-//! Calls to Redis as the keeper makes them: whether one may be made, what becomes of it, and which servers are given up.
+//! Calls to Redis for the lease manager: permission, outcome, and which servers are considered
+//! down.
 //!
-//! Nothing here waits: a call is a task of its own, and what becomes of it comes back as an [`Event`]. One that has taken the
-//! budget is reported as overdue first. When it ends, or has taken twenty budgets, it is reported as ended; a reply after that is
-//! reported as late. `losses` finds out what Redis has lost.
+//! Nothing here waits: a call is its own task, and its outcome returns as an [`Event`]. A call that
+//! exceeds the timeout is first reported as overdue. When it ends, or has taken twenty timeouts, it
+//! is reported as ended; a later reply is reported as late. `losses` detects what Redis has lost.
 
 mod losses;
 
@@ -29,7 +30,7 @@ use crate::{
 
 pub(in crate::budget) use losses::Loss;
 
-/// What has become of a call, or of a question about a server.
+/// The outcome of a call, or of a check of a server.
 pub(super) struct Event {
     pub(super) place: usize,
     pub(super) tag: Tag,
@@ -40,17 +41,17 @@ pub(super) struct Event {
 }
 
 pub(super) enum EventKind {
-    /// It has taken the budget.
+    /// It exceeded the timeout.
     Overdue,
     Ended(Result<lease::Reply, Failure>),
-    /// The reply to a call that was given up: what it grants goes back.
+    /// The reply to an abandoned call: what it grants goes back.
     Late(lease::Reply),
     Probed(Result<(), Failure>),
-    /// A server that nobody asked anything for a while answers, or does not.
+    /// A background check of an idle server has ended.
     Checked(Result<(), Failure>),
-    /// The servers of a cluster keep other slots now.
+    /// The servers of a cluster own other slots now.
     Moved,
-    /// So many gateways live; and whether this one was not known to.
+    /// The number of live gateways; and whether this one was unknown.
     Counted {
         gateways: u64,
         is_new: bool,
@@ -58,7 +59,7 @@ pub(super) enum EventKind {
 }
 
 impl Event {
-    /// Of a server, and no key.
+    /// An event of a server, without a key.
     fn about(shard: usize, kind: EventKind) -> Event {
         Event {
             place: usize::MAX,
@@ -71,34 +72,34 @@ impl Event {
     }
 }
 
-/// What a call is about.
+/// The subject of a call.
 pub(super) struct About {
     pub(super) place: usize,
     pub(super) tag: Tag,
     pub(super) shard: usize,
     pub(super) key: Rc<str>,
-    /// Where gateways kept it before, if this one has not asked yet.
+    /// The key's name in older versions, for this gateway's first call.
     pub(super) former_key: Option<Rc<str>>,
     pub(super) algorithm: Algorithm,
-    /// Which argument says what this gateway remembers.
+    /// The index of the argument with this gateway's memory.
     pub(super) memory_at: Option<usize>,
 }
 
-/// One Redis that keeps some of the keys: its own breaker, its own distance.
+/// One Redis with some of the keys: its own breaker, its own round-trip time.
 struct Shard {
     breaker: Breaker,
     rtt_ns: f64,
-    /// Which run of it answered last; 0 where it is not known.
+    /// The server run that answered last; 0 if unknown.
     run: u32,
-    /// When it last noted that this gateway lives.
+    /// When it last recorded that this gateway is alive.
     noted_ns: Option<u64>,
-    /// Something was lost there, and nobody has been told yet.
+    /// It lost data, and the keys have not been reported yet.
     has_lost: bool,
     /// When it last answered.
     answered_ns: u64,
 }
 
-/// Every server, and how it has been doing.
+/// Every server and its state.
 pub(super) struct Wire {
     servers: Rc<Servers>,
     /// In the order of the servers.
@@ -114,26 +115,26 @@ pub(super) struct Wire {
     calls: u64,
     random: u64,
     gateways: f64,
-    /// After a loss, how many there were, and until when that holds.
+    /// After a loss: the former number of gateways, and until when it applies.
     at_least: (f64, u64),
     /// Whether some server was slow lately.
     shows_bound: bool,
-    /// When to say again that this one lives.
+    /// When to send the next heartbeat.
     count_ns: u64,
-    /// That a script was refused.
+    /// Throttles log lines about rejected scripts.
     script_failed: Throttle,
-    /// That something was lost: of a server, of a key.
+    /// Throttles log lines about lost data: of a server, of a key.
     server_lost: Throttle,
     key_lost: Throttle,
 }
 
-/// Until a call has been timed.
+/// Assumed until a call has been timed.
 const RTT_NS: f64 = 1e6;
-/// How often a gateway says that it lives, and after how long it is taken for gone.
+/// Heartbeat interval, and the silence after which a gateway counts as gone.
 const COUNT_NS: u64 = 2_000_000_000;
 const GONE_MS: u64 = 6_000;
 
-/// One for each form of state.
+/// One script for each form of state.
 #[derive(Debug)]
 struct Scripts {
     nodes: Script,
@@ -143,7 +144,7 @@ struct Scripts {
     slots: Script,
 }
 
-/// A script that counts units, behind the functions for requests of several.
+/// A script that counts units, prefixed with the functions for request lists.
 macro_rules! counting {
     ($file:literal) => {
         concat!(
@@ -203,7 +204,8 @@ impl Wire {
         }
     }
 
-    /// The first connections. A Redis that does not answer is given up until a probe is answered: the gateway starts without.
+    /// Opens the first connections. The breaker of a Redis that does not answer opens until a probe
+    /// succeeds: the gateway starts without it.
     pub(super) async fn connect(&mut self) -> Result<(), Failure> {
         self.servers.refresh().await;
         self.meet_servers();
@@ -227,7 +229,7 @@ impl Wire {
         u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// That moment, as the runtime's timers want it.
+    /// Converts to an instant for the runtime's timers.
     pub(super) fn moment(&self, ns: u64) -> Instant {
         self.epoch + Duration::from_nanos(ns)
     }
@@ -244,38 +246,38 @@ impl Wire {
         (self.random >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// What every key in Redis begins with.
+    /// The prefix of every key in Redis.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// The name of this process, which no other has.
+    /// The unique name of this process.
     pub(super) fn id(&self) -> &str {
         &self.id
     }
 
-    /// How many gateways there are, as far as is known.
+    /// The number of gateways, as far as known.
     pub(super) fn gateways(&self) -> f64 {
         self.gateways
     }
 
-    /// How long calls to this server take.
+    /// The round-trip time to this server.
     pub(super) fn rtt_ns(&self, shard: usize) -> u64 {
         self.shards[shard].rtt_ns as u64
     }
 
-    /// Which server keeps a key.
+    /// The index of the server that stores a key.
     pub(super) fn shard_of(&mut self, key: &str) -> usize {
         self.meet_servers();
         self.servers.shard_of(key)
     }
 
-    /// Whether this server is given up.
+    /// Whether this server's breaker is open.
     pub(super) fn is_open(&self, shard: usize) -> bool {
         self.shards[shard].breaker.is_open()
     }
 
-    /// Asks for leave to make a call to this server. Whoever gets it makes one.
+    /// Requests permission for a call to this server. If it is granted, make the call.
     pub(super) fn may_call(&mut self, now_ns: u64, shard: usize) -> bool {
         let (timeout_ns, jitter) = (self.timeout_ns(), self.jitter());
         let allowed = self.shards[shard].breaker.enter(now_ns, timeout_ns, jitter);
@@ -285,7 +287,7 @@ impl Wire {
         allowed == Allowed::Yes
     }
 
-    /// Whether this server has room for a call that nobody waits for.
+    /// Whether this server has room for a background call.
     pub(super) fn has_room(&self, shard: usize) -> bool {
         self.shards[shard].breaker.has_room()
     }
@@ -296,7 +298,7 @@ impl Wire {
         self.calls
     }
 
-    /// Sends a call; what becomes of it comes back as an event.
+    /// Sends a call; its outcome returns as an event.
     pub(super) fn send(&self, now_ns: u64, id: u64, about: About, arguments: Vec<Vec<u8>>) {
         let (servers, scripts) = (Rc::clone(&self.servers), Rc::clone(&self.scripts));
         let (events, timeout) = (self.events.clone(), self.timeout);
@@ -317,7 +319,7 @@ impl Wire {
             };
             let call = servers.call(script, call);
             tokio::pin!(call);
-            // the keeper is gone only when the process ends
+            // the receiver is gone only when the process ends
             let begun = Instant::now();
             let steps = [
                 (timeout, EventKind::Overdue),
@@ -337,7 +339,7 @@ impl Wire {
         });
     }
 
-    /// A call has taken the budget.
+    /// A call exceeded the timeout.
     pub(super) fn overdue(&mut self, now_ns: u64, event: &Event) {
         self.metrics.late.increment(1);
         self.metrics.failed(Failure::Timeout.label());
@@ -355,7 +357,7 @@ impl Wire {
         let breaker = &mut self.shards[event.shard].breaker;
         let was_open = breaker.is_open();
         breaker.ended();
-        // one that was overdue has been counted as a failure already
+        // an overdue call has already counted as a failure
         if !is_late && failure.is_of_server() {
             breaker.failed(now_ns, jitter);
         }
@@ -367,7 +369,8 @@ impl Wire {
                 redis = self.servers.link(event.shard).address(),
                 error = self.servers.link(event.shard).trouble(),
                 suppressed,
-                "Redis refuses a script: is something else stored under a key of ours? Its limit goes on as on_redis_down says"
+                "Redis rejected a script: another program may use the same key; check key_prefix. \
+                 The limit applies on_redis_down"
             );
         }
         if failure != Failure::Timeout {
@@ -376,9 +379,10 @@ impl Wire {
         self.ended_badly(event.shard, was_open, failure);
     }
 
-    /// A call was answered, in time or late. A late one is no success: nobody waited for it.
+    /// A call was answered, in time or late. A late answer is no success, because its waiters have
+    /// left.
     pub(super) fn answered(&mut self, now_ns: u64, event: &Event) {
-        // a redirect may have led to a server that was not known
+        // a redirect may have led to a new server
         self.meet_servers();
         self.look_at_run(event.shard);
         let is_late = self.is_late(now_ns, event);
@@ -398,7 +402,7 @@ impl Wire {
         }
     }
 
-    /// A call that had been given up was answered.
+    /// An abandoned call was answered.
     pub(super) fn answered_late(&mut self, now_ns: u64, event: &Event) {
         self.meet_servers();
         self.look_at_run(event.shard);
@@ -416,7 +420,7 @@ impl Wire {
         self.refresh();
     }
 
-    /// Probes servers whose time has come, and says again that this gateway lives.
+    /// Probes servers that are due, and sends heartbeats.
     pub(super) fn look_at_due(&mut self, now_ns: u64) {
         for shard in 0..self.shards.len() {
             let due = self.shards[shard].breaker.probe_due_ns();
@@ -435,7 +439,7 @@ impl Wire {
         }
     }
 
-    /// When something is due.
+    /// When the next action is due.
     pub(super) fn next_ns(&self) -> u64 {
         let shards = self.shards.iter();
         let probe = shards
@@ -444,7 +448,8 @@ impl Wire {
         self.count_ns.min(probe.unwrap_or(u64::MAX))
     }
 
-    /// Asks a server that has not answered for a while whether it is there: without requests, nothing else finds out.
+    /// Checks a server that has been silent for a while: without requests, nothing else would
+    /// notice a failure.
     fn check(&self, now_ns: u64, shard: usize) {
         let silent_ns = now_ns.saturating_sub(self.shards[shard].answered_ns);
         if silent_ns >= COUNT_NS && self.servers.is_used(shard) && !self.is_open(shard) {
@@ -488,7 +493,7 @@ impl Wire {
 
     pub(super) fn probed(&mut self, shard: usize, result: Result<(), Failure>) {
         let (now_ns, jitter) = (self.now_ns(), self.jitter());
-        // a server that keeps nothing any more is left alone
+        // ignore a server that no longer stores keys
         let is_used = self.servers.is_used(shard);
         let breaker = &mut self.shards[shard].breaker;
         breaker.probed(now_ns, result.is_ok() || !is_used, jitter);
@@ -499,7 +504,7 @@ impl Wire {
         match result {
             Ok(()) => tracing::info!(
                 redis = self.servers.link(shard).address(),
-                "Redis answers again: shared limits are kept together"
+                "Redis answers again: shared limits use it again"
             ),
             Err(failure) => {
                 self.metrics.failed(failure.label());
@@ -516,19 +521,19 @@ impl Wire {
         self.degraded.servers[shard].load(Relaxed)
     }
 
-    /// One line for each time that Redis is given up.
+    /// Logs one line each time that a server's breaker opens.
     fn opened(&mut self, shard: usize, failure: Failure) {
         self.servers.link(shard).give_up();
         tracing::warn!(
             redis = self.servers.link(shard).address(),
             kind = failure.label(),
             error = self.servers.link(shard).trouble(),
-            "Redis does not answer: shared limits go on as on_redis_down says, until it does"
+            "Redis does not answer: shared limits apply on_redis_down until it does"
         );
         self.show_degraded();
     }
 
-    /// Tells operators how much the slowest server is asked at most.
+    /// Publishes the smallest bound of any server.
     fn show_bound(&mut self) {
         let bounds = self.shards.iter().filter_map(|shard| shard.breaker.bound());
         let least = bounds.reduce(f64::min);
@@ -536,7 +541,7 @@ impl Wire {
         self.metrics.bound.set(least.map_or(0.0, f64::floor));
     }
 
-    /// Tells workers and operators which servers are given up.
+    /// Publishes which servers are down, to workers and operators.
     fn show_degraded(&mut self) {
         let (mut used, mut open) = (0, 0);
         for (index, shard) in self.shards.iter().enumerate() {
@@ -552,7 +557,7 @@ impl Wire {
         self.show_bound();
     }
 
-    /// Servers that are new get a breaker.
+    /// Adds a breaker for each new server.
     fn meet_servers(&mut self) {
         let new = || Shard {
             breaker: Breaker::new(),
@@ -565,7 +570,7 @@ impl Wire {
         self.shards.resize_with(self.servers.count(), new);
     }
 
-    /// Looks up who keeps what in a cluster; what comes of it is an event.
+    /// Fetches the slot map of a cluster; the result is an event.
     fn refresh(&self) {
         let (servers, events) = (Rc::clone(&self.servers), self.events.clone());
         tokio::task::spawn_local(async move {
@@ -575,7 +580,7 @@ impl Wire {
         });
     }
 
-    /// Keys are kept elsewhere now.
+    /// Keys have moved to other servers.
     pub(super) fn moved(&mut self) {
         self.meet_servers();
         self.show_degraded();

@@ -1,29 +1,33 @@
-//! From when on a request of any cost fits, as far as the store's last reply tells.
+//! When a request of any cost fits, according to the store's last reply.
 
 use super::{Algorithm, Reply, Terms};
 
-/// A refusal is remembered for this part less than the wait: clocks of gateway and store may drift apart.
+/// A remembered refusal is shorter than the wait by this part, because clocks of gateway and store
+/// may drift apart.
 const DRIFT: u64 = 1024;
 
-/// The store tells whole µs, rounded up.
+/// The store reports whole µs, rounded up.
 const ROUNDED_NS: u64 = 2_000;
 
-/// What the store said last, in this gateway's nanoseconds. All zero: nothing is known, and everything may fit.
+/// The store's last reply, in this gateway's nanoseconds. All zero: nothing is known, and every
+/// request may fit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Forecast {
     /// When the reply arrived.
     pub told_ns: u64,
-    /// How long the call was under way: the store answered so much earlier at most.
+    /// How long the call took: the store answered at most this much earlier.
     pub delay_ns: u64,
-    /// When the window ends, or may have more sooner; of a log, when the first refused request fits.
+    /// The end of the window, or when it may have more if that is sooner; for a log, when the first
+    /// refused request fits.
     pub end_ns: u64,
-    /// Of a bucket when it is full, of a fixed window what is left, of a sliding one both counts, of a log the cost of the first
-    /// refused request.
+    /// Bucket: when it is full. Fixed window: what is left. Sliding window: both counts. Log: the
+    /// cost of the first refused request.
     pub state: u64,
 }
 
 impl Forecast {
-    /// From a reply to a call that was sent at `sent_ns`. `refused` is what the first refused request costs.
+    /// From the reply to a call sent at `sent_ns`. `refused` is the cost of the first refused
+    /// request.
     pub fn new(
         now_ns: u64,
         sent_ns: u64,
@@ -45,7 +49,7 @@ impl Forecast {
         };
         let end_us = match terms.algorithm {
             Algorithm::Log => reply.wait_us,
-            // shorter than the window where the store grants little until it knows what it has lost
+            // earlier than the window's end while the store grants little after a loss
             Algorithm::Fixed if reply.wait_us > 0 => reply.wait_us.min(reply.valid_us),
             _ => reply.valid_us,
         };
@@ -57,7 +61,8 @@ impl Forecast {
         }
     }
 
-    /// When so many units are there, if nobody takes any: late rather than early. Clients are told this.
+    /// When this many units are available if none are taken: late rather than early. Reported to
+    /// clients.
     pub fn fits_ns(&self, terms: &Terms, cost: u64) -> u64 {
         let missing = terms.capacity.saturating_sub(cost);
         match terms.algorithm {
@@ -73,7 +78,8 @@ impl Forecast {
         }
     }
 
-    /// A request of this cost is refused before then, and asked for from then on: early rather than late.
+    /// A request of this cost is refused before then, and Redis is asked from then on: early rather
+    /// than late.
     pub fn not_before_ns(&self, terms: &Terms, cost: u64) -> u64 {
         let fits_ns = self.fits_ns(terms, cost);
         let wait_ns = fits_ns.saturating_sub(self.told_ns);
@@ -81,7 +87,8 @@ impl Forecast {
         fits_ns.saturating_sub(self.delay_ns.saturating_add(drift_ns))
     }
 
-    /// Whole units that are there now, or were there when the reply arrived: a request is older than the reply to it.
+    /// Whole units available now or when the reply arrived: a request is older than the reply to
+    /// it.
     pub fn left(&self, now_ns: u64, terms: &Terms) -> u64 {
         let capacity = terms.capacity;
         let now_ns = now_ns.max(self.told_ns);
@@ -109,7 +116,7 @@ impl Forecast {
         }
     }
 
-    /// A sliding window: when the estimate is so far down that no more than `most` is counted.
+    /// Sliding window: when the estimate has fallen to at most `most`.
     fn slides_ns(&self, terms: &Terms, most: u64) -> u64 {
         let (current, previous) = self.counts(terms);
         let (most, span_ns) = (most as f64, terms.span_ns());
@@ -118,11 +125,11 @@ impl Forecast {
             if previous <= free {
                 return 0;
             }
-            // when enough of the window before has left
+            // when enough of the previous window has left
             let early_ns = (free / previous * span_ns) as u64;
             return self.end_ns.saturating_sub(early_ns);
         }
-        // in the next window, where this one is the one before
+        // in the next window, where this one is the previous
         let late_ns = ((1.0 - most / current) * span_ns).ceil() as u64;
         self.end_ns.saturating_add(late_ns)
     }
@@ -134,7 +141,7 @@ impl Forecast {
     }
 }
 
-/// What one unit of the counts in a forecast stands for: 1 for limits up to two billions.
+/// Units per count in a forecast: 1 for limits up to two billion.
 fn scale(terms: &Terms) -> u64 {
     terms.capacity.div_ceil(1 << 31).max(1)
 }
@@ -188,7 +195,7 @@ mod tests {
     #[test]
     fn a_bucket_fills_one_unit_after_the_other() {
         let terms = terms(Algorithm::Bucket);
-        // three are there, one a second
+        // three available, one a second refills
         let told = reply(3, 0, [7_000_000, 0]);
         let forecast = Forecast::new(SECOND, SECOND, &terms, &told, None);
         assert_eq!(forecast.fits_ns(&terms, 3), SECOND);
@@ -217,14 +224,14 @@ mod tests {
     #[test]
     fn a_sliding_window_frees_first_the_window_before_and_then_its_own() {
         let terms = terms(Algorithm::Sliding);
-        // at the half of the window, five are counted in it and four before: seven in all
+        // at half of the window, five are counted in it and four before: seven in all
         let told = reply(3, 5_000_000, [5, 4]);
         let forecast = Forecast::new(0, 0, &terms, &told, None);
         assert_eq!(forecast.left(0, &terms), 3);
         assert!(forecast.fits_ns(&terms, 3) <= 1, "now");
         assert_eq!(forecast.fits_ns(&terms, 4), 5 * SECOND - 5 * SECOND / 2);
         assert_eq!(forecast.fits_ns(&terms, 5), 5 * SECOND);
-        // five in the window before, of which four may count: a fifth of it has to leave
+        // five in the previous window, of which four may count: a fifth of it has to leave
         assert_eq!(forecast.fits_ns(&terms, 6), 7 * SECOND);
         assert_eq!(forecast.fits_ns(&terms, 10), 15 * SECOND);
         assert_eq!(forecast.left(7 * SECOND, &terms), 6);

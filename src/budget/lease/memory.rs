@@ -1,38 +1,39 @@
-//! What this gateway remembers of a key, so that a Redis that loses data costs next to nothing.
+//! What this gateway remembers of a key, so that data loss in Redis costs almost nothing.
 //!
-//! Every grant is seen by the gateway that receives it, so the gateway that called last knows what the store had counted, and
-//! the greatest memory of all gateways, each aged to now, is the state before the loss. A state has an *incarnation*: a number
-//! that a loss changes. Each call says which one this gateway saw last and what it had counted; the script merges where they
-//! differ (`state.lua`).
+//! The gateway that receives a grant sees it, so the last caller knows what the store had counted.
+//! The greatest memory of all gateways, each aged to now, is the state before the loss. A state has
+//! an *incarnation*: a number that changes in a loss. Each call reports the incarnation that this
+//! gateway saw last and its count; the script merges where they differ (`state.lua`).
 
 use std::collections::VecDeque;
 
 use super::{Algorithm, Reply, Terms};
 
-/// Clocks drift apart, and a call may be executed some time after it was sent: a key this close to its end may be gone.
+/// Clocks drift, and a call may be executed some time after it was sent: a key this close to its
+/// end may already be gone.
 const MARGIN_NS: u64 = 200_000_000;
-/// Calls of one key whose entries in a log are remembered.
+/// Most calls of one key whose log entries are remembered.
 const MAX_ENTRIES: usize = 1024;
 
-/// What the last reply said of a key.
+/// A key's state in the last reply.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Memory {
     /// 0 before the first reply.
     incarnation: u16,
-    /// Units spent; for windows, the count of this one and of the one before.
+    /// Units spent; for windows, the counts of this one and of the one before.
     counts: [f64; 2],
     window: u32,
     at_ns: u64,
     sent_ns: u64,
-    /// Until then the key cannot be gone by itself.
+    /// Until then the key cannot have expired.
     until_ns: u64,
-    /// Of a log: what this gateway was granted, oldest first.
+    /// Log: this gateway's grants, oldest first.
     entries: VecDeque<Entry>,
-    /// The log has lost them, and has to be told.
+    /// The log has lost them and needs a report.
     tells: bool,
 }
 
-/// Units that one call put into a log.
+/// Units that one call added to a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Entry {
     call: u32,
@@ -40,26 +41,27 @@ struct Entry {
     at_ns: u64,
 }
 
-/// What a call says of it.
+/// What a call reports of it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Recollection {
-    /// 0: nothing was seen yet.
+    /// 0: no reply yet.
     pub incarnation: u16,
     /// Modulo 256.
     pub window: u8,
-    /// Below 0: the key may be gone by itself.
+    /// Negative: the key may have expired.
     pub spent: f32,
-    /// Of the window before.
+    /// Count of the previous window.
     pub before: f32,
-    /// Of a log that has lost them: call, units, age in µs.
+    /// For a log that has lost them: call, units, age in µs.
     pub entries: Vec<(u32, u16, u64)>,
 }
 
 impl Memory {
-    /// A reply to a call that was sent at `sent_ns`. Whether something was lost since the reply before.
+    /// Stores the reply to a call sent at `sent_ns`. Returns whether data was lost since the last
+    /// reply.
     pub(super) fn saw(&mut self, now_ns: u64, sent_ns: u64, terms: &Terms, reply: &Reply) -> bool {
         if self.knows_later(sent_ns) {
-            // a late reply to an earlier call knows less
+            // a late reply to an earlier call is older knowledge
             return false;
         }
         let is_lost = self.misses(sent_ns, terms, reply);
@@ -93,12 +95,12 @@ impl Memory {
         is_lost
     }
 
-    /// Whether a call was answered that was sent later than this one.
+    /// Whether a call sent later than this one was answered.
     pub(super) fn knows_later(&self, sent_ns: u64) -> bool {
         sent_ns < self.sent_ns
     }
 
-    /// Whether the state that a reply tells of is not the one that was seen before, though it should have lasted.
+    /// Whether a reply's state is not the one seen before, though that should have lasted.
     fn misses(&self, sent_ns: u64, terms: &Terms, reply: &Reply) -> bool {
         if self.incarnation == 0 || self.incarnation == reply.incarnation {
             return false;
@@ -126,7 +128,7 @@ impl Memory {
         self.entries.push_back(Entry { call, units, at_ns });
     }
 
-    /// Units of a log went back.
+    /// Units of a log were returned.
     pub(super) fn returned(&mut self, call: u32, units: u64) {
         let mut entries = self.entries.iter_mut();
         if let Some(entry) = entries.find(|entry| entry.call == call) {
@@ -135,14 +137,14 @@ impl Memory {
         }
     }
 
-    /// What the next call says.
+    /// The content for the next call.
     pub(super) fn recollection(&self, now_ns: u64, terms: &Terms) -> Recollection {
         let age_us = |at_ns: u64| now_ns.saturating_sub(at_ns).div_euclid(1000);
         let is_gone = now_ns >= self.until_ns;
         let mut entries = Vec::new();
         let [spent, before] = match terms.algorithm {
             _ if is_gone => [-1.0, 0.0],
-            // aged by no more than has passed
+            // aged by no more than the elapsed time
             Algorithm::Bucket => {
                 let [spent, _] = self.counts;
                 [
@@ -172,12 +174,12 @@ impl Memory {
         }
     }
 
-    /// Whether the log has to be told at once.
+    /// Whether to report to the log at once.
     pub(super) fn tells(&self) -> bool {
         self.tells
     }
 
-    /// Whether a store that forgot the key now would have to be told of it.
+    /// Whether a store that forgot the key now would need a report.
     pub(super) fn matters(&self, now_ns: u64, terms: &Terms) -> bool {
         self.incarnation != 0 && now_ns < self.until_ns && {
             let told = self.recollection(now_ns, terms);
@@ -187,7 +189,7 @@ impl Memory {
 }
 
 impl Recollection {
-    /// As the scripts read it; `run` is filled in where the connection is known.
+    /// In the scripts' format; `run` is filled in where the connection is known.
     pub fn bytes(&self, algorithm: Algorithm, gateways: f64) -> Vec<u8> {
         let gateways = (gateways as u64).clamp(1, 255).to_le_bytes()[0];
         let mut bytes = Vec::with_capacity(16);
@@ -207,6 +209,6 @@ impl Recollection {
         bytes
     }
 
-    /// Where the run of the server is in these bytes.
+    /// The position of the server's run in these bytes.
     pub const RUN: std::ops::Range<usize> = 4..8;
 }

@@ -1,9 +1,10 @@
-//! Several gateways and a store in virtual time, under every order of arrivals, delays and losses that proptest finds: together
-//! they never admit more than the limit.
+//! Several gateways and a store in virtual time, under every order of arrivals, delays and losses
+//! that proptest finds: together they never admit more than the limit.
 //!
-//! The store is `bucket.lua` in Rust (the scripts themselves are tried against a Redis in `tests/it`). Gateways follow the
-//! keeper: one call at a time for the key, whoever arrives meanwhile waits for it, tokens in hand are spent first. A judge
-//! fills an exact bucket beside them; what it lacks at the moment of an admission was admitted too early.
+//! The store is `bucket.lua` in Rust (`tests/it` tests the scripts themselves against a Redis).
+//! Gateways follow the lease manager: one call at a time per key, requests that arrive meanwhile
+//! wait for it, and local tokens are spent first. A judge runs an exact bucket beside them; its
+//! deficit at an admission is what was admitted too early.
 
 use std::time::Duration;
 
@@ -40,7 +41,8 @@ impl Store {
             _ => self.out = [0.0; 2],
         }
         self.generation = generation;
-        // before the reports: nobody knows when what they say was spent, and the bucket may have been full until just now
+        // refill before applying reports: the time of the reported spending is unknown, and the
+        // bucket may have been full until just now
         let top = capacity - self.out[0] - self.out[1];
         if self.level < top {
             self.level = (self.level + terms.refill(now_ns - self.at_ns)).min(top);
@@ -51,7 +53,7 @@ impl Store {
             let (of, tokens, returned) = match *report {
                 Report::Spent { generation, tokens } => (generation, tokens as f64, false),
                 Report::Returned { generation, tokens } => (generation, tokens as f64, true),
-                // this store loses nothing, and every request takes what it is granted
+                // this store loses nothing, and every request uses its grant
                 Report::Out { .. } | Report::Unused { .. } => continue,
                 Report::Debt { tokens, .. } => {
                     self.level = (self.level - tokens as f64).max(-capacity);
@@ -97,7 +99,7 @@ impl Store {
     }
 }
 
-/// An exact bucket beside the others.
+/// An exact bucket for comparison.
 struct Judge {
     level: f64,
     at_ns: u64,
@@ -115,10 +117,10 @@ impl Judge {
     }
 }
 
-/// A call on its way: what happens to it, and when.
+/// A call in flight: what happens to it, and when.
 struct Flight {
     sent_ns: u64,
-    /// When it reaches the store; `None` when it is lost before.
+    /// When it reaches the store; `None` if it is lost on the way.
     there_ns: Option<u64>,
     back_ns: u64,
     /// The reply is lost.
@@ -145,7 +147,7 @@ impl Gateway {
             .map(|(tokens, deadline)| if now_ns < deadline { tokens } else { 0 })
     }
 
-    /// As the keeper looks at a hand: what has lapsed is gone.
+    /// Like the lease manager's look at a cell: drops expired tokens.
     fn look(&mut self, now_ns: u64, horizon_ns: u64) {
         for slot in 0..2 {
             if self.hand[slot].1 != 0 && self.hand[slot].1 <= now_ns {
@@ -209,7 +211,7 @@ impl Gateway {
     }
 }
 
-/// One thing that happens, `after_ms` after the one before.
+/// One event, `after_ms` after the previous one.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     after_ms: u64,
@@ -218,7 +220,7 @@ struct Step {
     delay_ms: u64,
     /// 0 to 99: below 4 the call is lost, below 8 the reply.
     fate: u8,
-    /// Below 3, the gateway crashes and starts again.
+    /// Below 3, the gateway crashes and restarts.
     crash: u8,
 }
 
@@ -322,7 +324,7 @@ proptest! {
     ) {
         let terms = Terms::new(Algorithm::Bucket, rate, Duration::from_secs(1), burst, true);
         let judge = run(&terms, &steps);
-        // who waits is admitted at most 6 ms after it was granted, and tokens are whole
+        // a waiter is admitted at most 6 ms after its grant, and tokens are whole
         let tolerance = terms.refill(6 * MS) + 1.0;
         prop_assert!(judge.worst >= -tolerance, "{} tokens too many of {}", -judge.worst, judge.admitted);
     }

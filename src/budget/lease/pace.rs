@@ -1,31 +1,35 @@
-//! When a gateway asks again: pauses while the pool is short, and how long tokens may lie idle.
+//! When a gateway asks again: pauses while the pool is short, and how long tokens may stay idle.
 
 use super::{Algorithm, Forecast, Lease, NS_PER_S, Pause, Terms, terms::PAUSE_MIN_NS};
 
-/// A poll of a short pool should bring so many tokens; with twice that, the next comes sooner.
+/// Target tokens per poll of a short pool; at twice as many, the next poll comes sooner.
 const GOOD_POLL: u64 = 8;
-/// The pause between polls of a window that brings nothing grows by this part of the time for which it has brought nothing.
+/// The pause between unsuccessful polls of a window grows by this part of the time since the last
+/// success.
 const POLL_GROWTH: u64 = 8;
-/// The pause between polls of a window is at most this part of the time to its end: what is not granted then is granted to
-/// nobody. A sliding window has more all the time, a fixed one only what comes back.
+/// The pause between polls of a window is at most this part of the time to its end, because
+/// capacity unused by then is lost. A sliding window gains capacity all the time, a fixed one only
+/// from returned tokens.
 const LAST_PART_SLIDING: u64 = 4;
 const LAST_PART_FIXED: u64 = 2;
-/// The only gateway asks for each unit when it is there, or for all that have come within this time.
+/// The only gateway asks for each unit when it refills, or for all that refill within this time.
 const SOLE_PAUSE_NS: u64 = 4_000_000;
-/// Tokens go back after a time in which so many requests were expected and none came: the demand has gone elsewhere.
+/// Tokens go back after a time with this many expected requests but no actual one: the demand has
+/// moved.
 const IDLE_ARRIVALS: f64 = 16.0;
 const IDLE_MIN_NS: u64 = 10_000_000;
 /// While the pool is short, they go back after this time in any case.
 const IDLE_NS: u64 = 500_000_000;
-/// While it is not, they stay for this part of the horizon in any case: a machine that stands still for a moment has no requests.
+/// Otherwise they stay at least for this part of the horizon: a briefly stalled machine has no
+/// requests either.
 const IDLE_PARTS: u64 = 8;
-/// In horizons: what is further back says nothing about the rate.
+/// In horizons: longer silence says nothing about the rate.
 const MAX_QUIET: f64 = 2.0;
 
 impl Lease {
-    /// How long a pool is left alone that is short, or that is a window too short for the request that was refused: other gateways
-    /// may hand back to a window what it lacks, and no clock tells when. A bucket that is too short for one request only is
-    /// asked again when it has filled, as the forecast says.
+    /// How long to pause when a pool is short, or when a window has too little for the refused
+    /// request. Other gateways may return tokens to a window at any time. A bucket with too little
+    /// for a single request is asked again when it has filled, according to the forecast.
     pub(super) fn pace(
         &mut self,
         now_ns: u64,
@@ -56,10 +60,10 @@ impl Lease {
         .clamp(PAUSE_MIN_NS, longest_ns);
         let pause_ns = (self.pause_ns as f64 * (0.75 + 0.5 * jitter)) as u64;
         let until_ns = now_ns.saturating_add(pause_ns);
-        // nobody else takes what comes: it is asked for when it is there
+        // no other gateway takes what refills: ask when it is there
         let sole_ns = now_ns.saturating_add(sole_pause_ns(terms));
         let until_ns = match terms.algorithm {
-            // a new window is open for everybody
+            // a new window is open to all gateways
             Algorithm::Fixed => until_ns.min(forecast.not_before_ns(terms, u64::MAX).max(now_ns)),
             Algorithm::Bucket => {
                 let until_ns = if self.is_sole {
@@ -92,16 +96,18 @@ impl Lease {
             .max(PAUSE_MIN_NS)
     }
 
-    /// Whether to ask again by itself when a refusal ends: somebody keeps coming.
+    /// Whether to ask again when a refusal ends without waiting for a request: requests keep
+    /// arriving.
     pub fn polls(&self, now_ns: u64, terms: &Terms, until_ns: u64) -> bool {
         let pause_ns = until_ns.saturating_sub(now_ns);
-        // the next window is for those that ask for it: the demand may have moved
+        // the next window belongs to gateways that ask for it: the demand may have moved
         let is_next = terms.algorithm == Algorithm::Fixed
             && self.pool.is_none_or(|pool| until_ns >= pool.until_ns);
         terms.ahead && !is_next && self.rate * pause_ns as f64 / NS_PER_S >= 2.0
     }
 
-    /// With fewer tokens the pool is short. From the only gateway nothing is withheld: its pool is short when it is empty.
+    /// The pool is short below this many tokens. The only gateway has all of it, so its pool is
+    /// short when it is empty.
     pub(super) fn short_below(&self, terms: &Terms) -> f64 {
         if self.is_sole {
             1.0
@@ -110,10 +116,10 @@ impl Lease {
         }
     }
 
-    /// Whether one more may wait for a call in flight: while the pool is short and others ask for it, no more than the last call
-    /// brought.
+    /// Whether one more request may wait for a call in flight. While the pool is short and
+    /// contended, the number is at most what the last call brought.
     pub fn may_queue(&self, now_ns: u64, terms: &Terms, waiting: u64) -> bool {
-        // of what is asked for every request, nobody but the store knows what has come back
+        // for a strict limit only the store knows what was returned
         let is_short = || {
             let pool = self.pool(now_ns, terms);
             pool.is_some_and(|pool| pool < self.short_below(terms))
@@ -121,15 +127,15 @@ impl Lease {
         !terms.ahead || self.is_sole || waiting < self.last_got.max(1) || !is_short()
     }
 
-    /// When to look again at a hand that holds tokens.
+    /// When to look again at a cell with tokens.
     pub fn look_again_ns(&self, now_ns: u64, horizon_ns: u64) -> u64 {
         now_ns.saturating_add(self.patience_ns(horizon_ns).min(horizon_ns))
     }
 
-    /// How long tokens may lie idle: until it is certain that the demand has gone elsewhere, and no longer than a moment while
+    /// How long tokens may stay idle: until the demand has certainly moved, and only briefly while
     /// others are refused.
     pub(super) fn patience_ns(&self, horizon_ns: u64) -> u64 {
-        // the rate before it fell because nobody came
+        // the rate before silence made it fall
         let quiet = self.rate_at_ns.saturating_sub(self.arrived_ns) as f64 / horizon_ns as f64;
         let rate = self.rate * quiet.min(MAX_QUIET).exp();
         let expected_ns = (IDLE_ARRIVALS / rate.max(1.0) * NS_PER_S) as u64;
@@ -141,7 +147,8 @@ impl Lease {
     }
 }
 
-/// How long the only gateway leaves a spent pool alone, beside the time to the next unit: not at all, where units come slowly.
+/// How long the only gateway pauses at an empty pool, beyond the time to the next unit: 0 if units
+/// refill slowly.
 fn sole_pause_ns(terms: &Terms) -> u64 {
     let unit_ns = (1e3 / terms.rate) as u64;
     if unit_ns < SOLE_PAUSE_NS {

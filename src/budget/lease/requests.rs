@@ -1,19 +1,19 @@
-//! The requests that wait for one call: what each costs, in the order in which they came.
+//! The requests that wait for one call: the cost of each, in order of arrival.
 
 use std::{collections::VecDeque, fmt};
 
-/// The most groups of equal requests, one after the other, that one call asks for; those behind them wait for the next call.
+/// Most runs of equal requests in one call; requests behind them wait for the next call.
 const MAX_RUNS: usize = 32;
 
-/// Costs of requests, as runs of equal ones.
+/// Request costs, run-length encoded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
-    /// Cost and how many.
+    /// Cost and count.
     runs: Vec<(u64, u64)>,
 }
 
 impl Requests {
-    /// Appends a request; false where there is no room for it.
+    /// Appends a request; false if there is no room for it.
     pub fn push(&mut self, cost: u64) -> bool {
         if let Some((_, count)) = self.runs.last_mut().filter(|(known, _)| *known == cost) {
             *count = count.saturating_add(1);
@@ -26,7 +26,7 @@ impl Requests {
         has_room
     }
 
-    /// Takes the requests out of a queue that one call asks for.
+    /// Takes the requests for one call from a queue.
     pub fn begin<T>(queue: &mut VecDeque<T>, cost: impl Fn(&T) -> u64) -> (VecDeque<T>, Requests) {
         let mut requests = Requests::default();
         let fit = queue.iter().take_while(|item| requests.push(cost(item)));
@@ -35,8 +35,9 @@ impl Requests {
         (std::mem::replace(queue, rest), requests)
     }
 
-    /// The units that are granted where there are so many whole ones, and the cost of the first request that does not fit.
-    /// The same as `requests.lua`: whole requests only, and one that does not fit leaves its units to those behind it.
+    /// The units granted from `whole`, and the cost of the first request that does not fit. Same
+    /// rule as `requests.lua`: only whole requests, and one that does not fit leaves its units to
+    /// those behind it.
     pub fn grant(&self, whole: u64) -> (u64, Option<u64>) {
         let (mut granted, mut refused) = (0_u64, None);
         for &(cost, count) in &self.runs {
@@ -62,7 +63,7 @@ impl FromIterator<u64> for Requests {
     }
 }
 
-/// As `requests.lua` reads it.
+/// In the format of `requests.lua`.
 impl fmt::Display for Requests {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.runs[..] {

@@ -1,50 +1,55 @@
-//! How a limit is counted, and the times and amounts that follow from it: the same for every gateway.
+//! How a limit is counted, and the times and amounts derived from it; every gateway computes the
+//! same.
 
 use std::time::Duration;
 
-/// How the store counts.
+/// The store's algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Algorithm {
-    /// Token bucket: refills all the time.
+    /// Token bucket: refills continuously.
     Bucket,
     /// Fixed window.
     Fixed,
     /// Sliding window from two counters.
     Sliding,
-    /// Sliding log: exact, never ahead.
+    /// Sliding log: exact, no leases.
     Log,
-    /// Requests in flight: no tokens but slots, which come back (see the module `holding`).
+    /// Requests in flight: slots instead of tokens, which return on release (see the module
+    /// `slot_lease`).
     Slots,
 }
 
-/// One quota of a shared limit, as lease and store want it.
+/// One quota of a shared limit, as leases and the store use it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Terms {
-    /// How the store counts.
+    /// The store's algorithm.
     pub algorithm: Algorithm,
-    /// The most that can be had at once (B).
+    /// Most units available at once (B).
     pub capacity: u64,
-    /// A bucket's time to fill, else the window (W), in µs.
+    /// A bucket's time to fill, or the window (W), in µs.
     pub span_us: u64,
     /// Tokens per µs.
     pub rate: f64,
-    /// Whether tokens may be borrowed ahead; otherwise every request is asked for.
+    /// Whether tokens may be leased ahead; otherwise every request is a call.
     pub ahead: bool,
 }
 
-/// Pool below this share of the capacity is short: asked in turns, not by every request.
+/// A pool below this share of the capacity is short: gateways poll it instead of calling for every
+/// request.
 const SHORT_BUCKET: f64 = 0.05;
 const SHORT_WINDOW: f64 = 0.01;
 /// The horizon is this share of the span, within its bounds.
 const HORIZON: f64 = 0.5;
-/// Nothing refills in a fixed window: what lies idle where the demand was is missing where it is now, until the end.
+/// A fixed window never refills: tokens left idle where the demand was are missing elsewhere until
+/// the window ends.
 const HORIZON_WINDOW: f64 = 0.15;
 const HORIZON_MIN_NS: u64 = 20_000_000;
 const HORIZON_MAX_NS: u64 = 20_000_000_000;
 /// The shortest and longest pause between polls of a short pool.
 pub(super) const PAUSE_MIN_NS: u64 = 1_000_000;
 const PAUSE_MAX_NS: u64 = 1_000_000_000;
-/// What one gateway may hold ahead: what the limit grants in so many horizons, and as much as this in any case.
+/// Most tokens that one gateway holds ahead: what the limit grants in this many horizons, and at
+/// least the second number.
 const AHEAD_HORIZONS: u64 = 4;
 const AHEAD_LEAST: u64 = 8;
 /// The shortest generation.
@@ -68,14 +73,14 @@ impl Terms {
         Terms {
             algorithm,
             capacity: capacity.max(1),
-            // a float that is cast is brought within bounds
+            // a float-to-integer cast saturates
             span_us: (span.ceil() as u64).max(1),
             rate,
             ahead: ahead && algorithm != Algorithm::Log,
         }
     }
 
-    /// So many requests in flight. `kept`: a slot that comes back is kept for the next request for a moment.
+    /// A limit on requests in flight. `kept`: a returned slot is kept briefly for the next request.
     pub fn slots(limit: u64, kept: bool) -> Terms {
         Terms {
             algorithm: Algorithm::Slots,
@@ -86,13 +91,13 @@ impl Terms {
         }
     }
 
-    /// Whether units that were granted to a request and not used may stay in hand: a window takes them back with its end. Behind those
-    /// of a bucket, which are on no books, it would refill.
+    /// Whether units granted to a request and not used may stay local: a window reclaims them at
+    /// its end. A bucket has not recorded them as leased and would refill behind them.
     pub fn banks_grants(&self) -> bool {
         self.ahead && matches!(self.algorithm, Algorithm::Fixed | Algorithm::Sliding)
     }
 
-    /// A part of these: at least one token.
+    /// A share of these terms: at least one token.
     pub fn part(self, share: f64) -> Terms {
         let capacity = (self.capacity as f64 * share) as u64;
         Terms {
@@ -106,7 +111,7 @@ impl Terms {
         self.span_us as f64 * 1e3
     }
 
-    /// H: how far ahead tokens are borrowed, and the memory of the rate of arrivals.
+    /// H: how far ahead tokens are leased, and the memory of the arrival rate.
     pub fn horizon_ns(&self, rtt_ns: u64) -> u64 {
         let least = HORIZON_MIN_NS
             .max(rtt_ns.saturating_mul(4))
@@ -118,8 +123,8 @@ impl Terms {
         ((part * self.span_ns()) as u64).clamp(least, HORIZON_MAX_NS)
     }
 
-    /// τ: the length of a generation in the store's time, for buckets. It depends on the limit alone, so that all gateways
-    /// agree on it whatever their distance to the store.
+    /// τ: the length of a generation in the store's time, for buckets. It depends on the limit
+    /// alone, so that all gateways agree on it whatever their distance to the store.
     pub fn generation_us(&self) -> u64 {
         self.horizon_ns(0)
             .saturating_mul(2)
@@ -128,12 +133,12 @@ impl Terms {
             .unwrap_or(1)
     }
 
-    /// Tokens that fill within this time.
+    /// Tokens that refill within this time.
     pub fn refill(&self, ns: u64) -> f64 {
         self.rate * ns as f64 / 1e3
     }
 
-    /// A pool with fewer tokens is short. Where every request is asked for, only an empty one is: nothing is withheld.
+    /// A pool with fewer tokens is short. A strict limit's pool is short only when it is empty.
     pub(super) fn short_below(&self) -> f64 {
         let share = match self.algorithm {
             _ if !self.ahead => return 1.0,
@@ -143,8 +148,8 @@ impl Terms {
         (share * self.capacity as f64).max(1.0)
     }
 
-    /// The most that one gateway holds ahead: no more than the limit grants in four horizons. What a gateway holds that is
-    /// killed is lost for the others as if it were spent.
+    /// Most tokens that one gateway holds ahead: at most what the limit grants in four horizons. A
+    /// killed gateway's tokens are lost to the others as if they were spent.
     pub fn most_ahead(&self) -> u64 {
         let horizon_ns = self.horizon_ns(0).saturating_mul(AHEAD_HORIZONS);
         let most = self.refill(horizon_ns).ceil() as u64;

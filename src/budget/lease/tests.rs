@@ -63,7 +63,7 @@ fn a_strict_limit_asks_for_nothing_ahead_and_is_short_only_when_it_is_empty() {
     assert_eq!(granted.pause, None);
     let granted = lease.replied(MS, 0, &terms, (&reply(3, 0, 0), None), (MS, 0.5));
     assert_eq!(granted.pause, None);
-    // ten milliseconds: clients are told those of the reply, and the call was sent one earlier
+    // ten milliseconds: clients receive the reply's wait, and the call was sent one earlier
     assert_eq!(granted.forecast.fits_ns(&terms, 1), MS + 10 * MS);
     let early_ns = granted.forecast.not_before_ns(&terms, 1);
     assert!(
@@ -119,7 +119,7 @@ fn a_token_that_a_request_did_not_use_goes_on_the_books_before_it_goes_back() {
     let (terms, mut lease) = (terms(true), Lease::default());
     let horizon = terms.horizon_ns(MS);
     lease.replied(MS, 0, &terms, (&reply(1, 0, 50), None), (MS, 0.5));
-    // it was put into the hand
+    // it was put into the cell
     let call = lease.call(2 * MS, &terms, horizon, [1, 0], Ask::default());
     let generation = 6;
     assert_eq!(
@@ -166,7 +166,7 @@ fn a_debt_is_charged_until_a_reply_confirms_it() {
 #[test]
 fn a_short_pool_is_asked_in_pauses_that_grow_while_they_bring_little() {
     let (terms, mut lease) = (terms(true), Lease::default());
-    // others ask for it, too
+    // other gateways have demand, too
     let shared = |need, want| Reply {
         demand: 80_000,
         ..reply(need, want, 1)
@@ -198,12 +198,12 @@ fn the_only_gateway_asks_for_each_unit_when_it_is_there() {
     };
     // all ten requests of a second are its own
     assert_eq!(told(&mut lease, 1, 10_000, 990_000), None, "one is left");
-    // the next unit is there in 10 ms; a refusal is remembered for a thousandth less
+    // the next unit refills in 10 ms; a refusal is remembered for a thousandth less
     let until_ns = told(&mut lease, 0, 20_000, 1_000_000).expect("none is left");
     assert!((9 * MS..=10 * MS).contains(&until_ns), "{until_ns}");
     assert!(
         lease.may_queue(0, &terms, 100),
-        "whoever comes meanwhile may wait"
+        "requests that come meanwhile may wait"
     );
     assert!(
         told(&mut lease, 1, 60_000, 990_000).is_some(),

@@ -1,5 +1,5 @@
-//! A window that gateways borrow from, in virtual time, while the demand stays or moves from one gateway to the next: how much of
-//! what an exact window admits is admitted, and how many calls that takes.
+//! A window with leases in virtual time, while the demand stays or moves between gateways. Measures
+//! what share of an exact window's admissions is admitted, and how many calls that takes.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::{Algorithm, Ask, Call, Forecast, Hand, Lease, Reply, Report, Requests
 const MS: u64 = 1_000_000;
 const RTT_NS: u64 = MS;
 
-/// The bottom of `window.lua`, for a fixed window.
+/// The core of `window.lua`, for a fixed window.
 #[derive(Default)]
 struct Store {
     window: u64,
@@ -79,7 +79,7 @@ impl Store {
     }
 }
 
-/// As the keeper goes about it.
+/// Acts like the lease manager.
 #[derive(Default)]
 struct Gateway {
     lease: Lease,
@@ -113,7 +113,7 @@ impl Gateway {
             .look(now_ns, horizon_ns, self.held(now_ns), refused);
     }
 
-    /// Whether it is admitted at once.
+    /// Returns whether the request is admitted at once.
     fn arrives(&mut self, now_ns: u64, terms: &Terms, horizon_ns: u64) -> bool {
         let held = self.held(now_ns);
         if let Some(slot) = held.iter().position(|&tokens| tokens > 0) {
@@ -224,13 +224,13 @@ impl Gateway {
     }
 }
 
-/// In which way requests come.
+/// The arrival pattern of requests.
 #[derive(Clone, Copy, Debug)]
 enum Arrivals {
     Uniform,
     OneGateway,
     Zipf,
-    /// To one gateway for so long, but for one in `elsewhere`.
+    /// To one gateway for this long, except one in `elsewhere`.
     Moving {
         stay_ms: u64,
         elsewhere: Option<u64>,
@@ -252,7 +252,7 @@ impl Random {
     }
 }
 
-/// An exact window beside the others.
+/// An exact window for comparison.
 struct Exact {
     window: u64,
     counts: [u64; 2],
@@ -279,7 +279,8 @@ impl Exact {
     }
 }
 
-/// What is admitted of what an exact window admits, and calls per request, over ten seconds. Demand is so many times the limit.
+/// The share of an exact window's admissions, and the calls per request, over ten seconds. Demand
+/// is `times` the limit.
 fn run(terms: &Terms, gateways: usize, times: f64, arrivals: Arrivals, seed: u64) -> (f64, f64) {
     let mut store = Store::default();
     let mut gateways: Vec<Gateway> = (0..gateways).map(|_| Gateway::default()).collect();
@@ -339,7 +340,7 @@ fn run(terms: &Terms, gateways: usize, times: f64, arrivals: Arrivals, seed: u64
 
 const TIMES: [f64; 4] = [0.5, 1.0, 1.5, 3.0];
 
-/// The least part of exact over some seeds, which is printed with the calls per request.
+/// The smallest share over some seeds; also prints the calls per request.
 fn least(terms: &Terms, gateways: usize, arrivals: Arrivals, times: f64) -> f64 {
     let runs = [1, 2, 3, 4].map(|seed| run(terms, gateways, times, arrivals, seed));
     let least = runs.iter().fold(f64::MAX, |least, run| least.min(run.0));
@@ -370,7 +371,8 @@ fn a_hot_spot_that_moves_leaves_little_of_a_window_unused() {
                 let arrivals = Arrivals::Moving { stay_ms, elsewhere };
                 for times in TIMES {
                     let least = least(&terms, gateways, arrivals, times);
-                    // the worst: 0.94, where each gateway is hot for less than a third of its horizon
+                    // worst case: 0.94, where each gateway is hot for less than a third of its
+                    // horizon
                     assert!(least >= 0.93, "{least:.3}");
                 }
             }

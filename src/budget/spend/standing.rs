@@ -1,4 +1,4 @@
-//! What clients are told of a shared limit: how much is left, and when to return.
+//! The status of a shared limit for clients: how much is left, and when to retry.
 
 use super::{Budget, Claim, Source, Taken, What};
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
 };
 
 impl Budget {
-    /// How a limit stands. An estimate for clients, and never part of a decision.
+    /// The status of a limit. An estimate for clients, never part of a decision.
     pub(super) fn standing(&self, now_ns: u64, claim: &Claim<'_>, taken: Taken) -> Standing {
         let terms = &claim.limit.tier(claim.tier).terms;
         if terms.algorithm == Algorithm::Slots {
@@ -17,14 +17,14 @@ impl Budget {
         let hand = taken.place.map(|place| self.hands.hand(place));
         let forecast = hand.map(|hand| hand.forecast()).unwrap_or_default();
         let end_ns = forecast.end_ns;
-        // what Redis was last known to have, all of it: any gateway may spend it
+        // the whole pool at the last reply: any gateway may spend it
         let left = |hand: Hand<'_>| match terms.algorithm {
             Algorithm::Log => hand.pool(),
             _ => forecast.left(now_ns, terms),
         };
         let remaining = match (taken.what, hand) {
             (What::Never, _) => 0,
-            // what there is, and is not enough
+            // some is available, but not enough
             (What::Refused { .. }, Some(hand)) if taken.source != Source::Fallback => {
                 let held = hand.held(now_ns).0.iter().sum::<u64>();
                 held.saturating_add(left(hand))
@@ -35,7 +35,7 @@ impl Budget {
             }
             (What::Refused { .. }, None) => 0,
             (What::Alone, Some(hand)) => hand.left_alone(now_ns),
-            // nobody has told yet what is left
+            // the pool is not known yet
             (What::Slack, _) => capacity.saturating_sub(claim.cost),
             (_, Some(hand)) => {
                 let held = hand.held(now_ns).0.iter().sum::<u64>();
@@ -50,7 +50,7 @@ impl Budget {
             _ if remaining == capacity => (0, 0),
             Algorithm::Bucket => (refill_ns(1), refill_ns(capacity - remaining)),
             Algorithm::Fixed => (window_ns, window_ns),
-            // at the latest when this window is no longer looked back at
+            // at the latest when this window no longer counts
             Algorithm::Sliding => (window_ns, window_ns.saturating_add(terms.span_us * 1000)),
             Algorithm::Log | Algorithm::Slots => (terms.span_us * 1000, terms.span_us * 1000),
         };
@@ -72,7 +72,7 @@ impl Budget {
         }
     }
 
-    /// The same of a limit on requests in flight: slots, which no clock gives back.
+    /// The same for slots, which do not return with time.
     fn standing_of_slots(&self, capacity: u64, taken: Taken) -> Standing {
         let never = taken.what == What::Never;
         let refused = matches!(taken.what, What::Refused { .. });

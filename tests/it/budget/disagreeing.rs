@@ -51,7 +51,7 @@ fn what_another_program_stores_under_a_key_costs_that_key_only() {
     assert!(refused >= 20.0, "{refused}");
     eventually("the log to say so", || {
         let log = gateway.stderr();
-        if log.contains("Redis refuses a script") {
+        if log.contains("Redis rejected a script") {
             Ok(())
         } else {
             Err(log)

@@ -243,8 +243,8 @@ fn a_gateway_without_requests_tells_a_flushed_redis_what_it_knows() {
         pause(Duration::from_millis(100));
     }
     is_within(&admitted, begun);
-    said_once(&gateways[1], "Redis may have lost what was counted");
-    said_once(&gateways[0], "Redis has lost what was counted of a key");
+    said_once(&gateways[1], "Redis may have lost counters");
+    said_once(&gateways[0], "Redis lost the counter of a key");
     let emptied = gateways[1].metric("tidegate_redis_losses_total{kind=\"emptied\"}");
     assert!(emptied >= 1.0, "{emptied}");
     let keys = gateways[0].metric("tidegate_redis_losses_total{kind=\"key\"}");

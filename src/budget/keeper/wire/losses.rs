@@ -1,4 +1,5 @@
-//! Which gateways are alive, which servers have lost what was counted, and who differs about a limit.
+//! Tracks which gateways are alive, which servers lost counters, and on which limits gateways
+//! disagree.
 
 use std::rc::Rc;
 
@@ -7,14 +8,14 @@ use redis::Value;
 use super::{Event, EventKind, GONE_MS, Wire};
 use crate::budget::{redis::ScriptCall, settings::SharedLimit};
 
-/// How data of Redis was lost, as a metric's label.
+/// How Redis lost data, as a metric's label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::budget) enum Loss {
-    /// Another run of a server answers, or another server: what it has may be old, or nothing.
+    /// Another run of a server answers, or another server: its data may be old or empty.
     Restarted,
-    /// A server has forgotten that this gateway lives: it was emptied.
+    /// A server has forgotten this gateway: it was emptied.
     Emptied,
-    /// The state of one key was gone, or was an older one.
+    /// The state of one key was missing or older than known.
     Key,
 }
 
@@ -31,8 +32,8 @@ impl Loss {
 }
 
 impl Wire {
-    /// Says that this gateway lives, or that it goes, and learns how many do: at the server that counts them, and at every
-    /// other that keeps keys, so that one which was emptied is found out.
+    /// Sends a heartbeat or a goodbye, and learns the number of gateways. It goes to the server
+    /// that counts them and to every other server with keys, so that an emptied server is detected.
     pub(in crate::budget::keeper) fn count(&self, goes: bool) -> tokio::task::JoinHandle<()> {
         let key = format!("{}:gateways", self.prefix);
         let counting = self.servers.shard_of(&key);
@@ -60,7 +61,7 @@ impl Wire {
         let events = self.events.clone();
         tokio::task::spawn_local(async move {
             let call = ScriptCall::new(&key, &arguments);
-            // where it fails, the last number holds
+            // on failure the last number remains
             if let Ok(Value::Array(answer)) = servers.call(&scripts.nodes, call).await
                 && let [Value::Int(gateways), Value::Int(new)] = answer[..]
             {
@@ -74,7 +75,7 @@ impl Wire {
         })
     }
 
-    /// A server has noted that this gateway lives; `gateways` is 0 where it does not count them.
+    /// A server recorded this gateway's heartbeat; `gateways` is 0 if it does not count them.
     pub(in crate::budget::keeper) fn counted(
         &mut self,
         now_ns: u64,
@@ -85,7 +86,7 @@ impl Wire {
         if gateways > 0 {
             let count = gateways as f64;
             if is_new && count < self.gateways {
-                // a server that was emptied counts from one on: the others say soon that they live
+                // an emptied server counts from one; the other gateways send heartbeats soon
                 self.at_least = (self.gateways, now_ns.saturating_add(GONE_MS * 1_000_000));
             }
             let (least, until_ns) = self.at_least;
@@ -99,7 +100,7 @@ impl Wire {
         self.meet_servers();
         self.look_at_run(shard);
         let before_ns = self.shards[shard].noted_ns.replace(now_ns);
-        // one that was silent for long was forgotten by rights
+        // a gateway that was silent for long was forgotten rightly
         let is_recent =
             before_ns.is_some_and(|before| now_ns.saturating_sub(before) < GONE_MS / 2 * 1_000_000);
         if is_new && is_recent && !self.shards[shard].has_lost {
@@ -107,7 +108,7 @@ impl Wire {
         }
     }
 
-    /// Notes which run of a server answers.
+    /// Records which run of a server answers.
     pub(super) fn look_at_run(&mut self, shard: usize) {
         let run = self.servers.link(shard).run();
         let before = self.shards[shard].run;
@@ -129,19 +130,19 @@ impl Wire {
                 redis = self.servers.link(shard).address(),
                 kind = loss.label(),
                 suppressed,
-                "Redis may have lost what was counted: gateways tell it what they remember"
+                "Redis may have lost counters: gateways restore them from memory"
             );
         }
     }
 
-    /// A server that has lost something since this was last asked.
+    /// Returns a server that has lost data, and clears the mark.
     pub(in crate::budget::keeper) fn take_loss(&mut self) -> Option<usize> {
         let shard = self.shards.iter().position(|shard| shard.has_lost)?;
         self.shards[shard].has_lost = false;
         Some(shard)
     }
 
-    /// The state of one key was gone, or was an older one.
+    /// The state of one key was missing or older than known.
     pub(in crate::budget::keeper) fn lost_key(&self, shard: usize) {
         self.metrics.lost(Loss::Key.label());
         if let Some(suppressed) = self.key_lost.speak() {
@@ -149,18 +150,18 @@ impl Wire {
                 redis = self.servers.link(shard).address(),
                 kind = Loss::Key.label(),
                 suppressed,
-                "Redis has lost what was counted of a key: it goes on from what gateways remember"
+                "Redis lost the counter of a key: gateways restore it from memory"
             );
         }
     }
 
-    /// Gateways differ about a limit, and have for a while.
+    /// Gateways disagree on a limit, and have for a while.
     pub(in crate::budget::keeper) fn disagree(&self, limit: &SharedLimit) {
         limit.metrics.disagreement.set(1.0);
         tracing::warn!(
             limit = limit.name,
-            "gateways share this limit and count it differently: each keeps its own quota and charges what all admit; \
-             give all gateways the same configuration"
+            "gateways have different settings for this shared limit: each enforces its own quota and \
+             counts all admitted requests; give all gateways the same configuration"
         );
     }
 }
