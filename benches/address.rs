@@ -1,8 +1,9 @@
-//! Who asks, alone: nanoseconds and allocations of finding an address. `cargo bench --bench address`.
+//! Client address detection alone: nanoseconds and allocations. `cargo bench --bench address`.
 //!
-//! Each figure is the median of interleaved rounds (every case once per round), so that a slow moment of the machine hits all
-//! cases alike. A thousand networks are trusted, and every request comes through other proxies from another client, so that no
-//! search repeats. An allocation on a measured path ends the run with an error.
+//! Each figure is the median of interleaved rounds (every case once per round), so that a slow
+//! moment of the machine affects all cases alike. A thousand networks are trusted. Every request
+//! comes from another client through other proxies, so no search repeats. An allocation on a
+//! measured path ends the run with an error.
 
 mod counting;
 
@@ -21,7 +22,7 @@ const REQUESTS: u32 = 4_096;
 const NETWORKS: u32 = 1_000;
 
 fn main() {
-    // cargo test builds this too, and starts it without that argument
+    // cargo test also builds this, and starts it without that argument
     if !std::env::args().any(|argument| argument == "--bench") {
         return;
     }
@@ -48,7 +49,7 @@ struct Case {
     name: &'static str,
     identifier: Identifier,
     requests: Vec<(IpAddr, HeaderMap)>,
-    /// What the identifier takes.
+    /// Bytes that the identifier occupies.
     bytes: usize,
 }
 
@@ -87,7 +88,7 @@ impl Case {
     }
 }
 
-/// The nth trusted network of each family, no two of which touch.
+/// The nth trusted network of each family; no two are adjacent.
 fn networks(n: u32) -> [IpNet; 2] {
     let v4 = Ipv4Addr::from_bits(10 << 24 | n << 9);
     let v6 = Ipv6Addr::from_bits(0xfd << 120 | u128::from(n) << 65);
@@ -97,13 +98,13 @@ fn networks(n: u32) -> [IpNet; 2] {
     ]
 }
 
-/// A proxy in one of the networks, another for each number.
+/// A distinct proxy in one of the networks for each number.
 fn proxy(n: u32) -> Ipv4Addr {
     let mixed = n.wrapping_mul(0x9e37_79b9);
     Ipv4Addr::from_bits(10 << 24 | (mixed % NETWORKS) << 9 | mixed >> 24)
 }
 
-/// Somebody else, another for each number.
+/// A distinct untrusted client for each number.
 fn client(n: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits(198 << 24 | n.wrapping_mul(0x9e37_79b9) >> 8)
 }
@@ -117,7 +118,7 @@ fn cases() -> Vec<Case> {
     let one = || HeaderName::from_static("cf-connecting-ip");
     vec![
         Case::new(
-            "a stranger, whatever he writes",
+            "an untrusted peer with any header",
             AddressSource::XForwardedFor,
             |n| {
                 (

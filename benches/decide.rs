@@ -1,23 +1,27 @@
-//! The decision alone: nanoseconds, allocations, bytes per key. `cargo bench --bench decide`.
+//! The limit decision alone: nanoseconds, allocations, bytes per key. `cargo bench --bench decide`.
 //!
-//! Each figure is the median of interleaved rounds (every case once per round), so that a slow moment of the machine
-//! hits all cases alike. Every algorithm is measured, and `governor` over a `dashmap` beside them. Two threads work on the
-//! same keys.
+//! Each figure is the median of interleaved rounds (every case once per round), so that a slow
+//! moment of the machine affects all cases alike. Every algorithm is measured, beside `governor`
+//! over a `dashmap`. Two threads work on the same keys.
 //!
-//! What each does, so that like is compared with like:
+//! For a fair comparison:
 //!
-//! - Keys are drawn at random and made from a counter inside the loop; what that costs is the first row. The clock is a
-//!   counter too (for `governor` one that stands still): reading it is not part of the decision.
-//! - Our keys are hashes already (the gateway hashes what a client sent once, keyed, whatever the number of limits). So
-//!   `governor` is measured twice: as it comes, with the standard library's keyed hash of the 128-bit key, and "hashed",
-//!   where its map takes 64 bits of the key as they are. `governor` answers yes or no, and so does a row of ours;
-//!   "told" adds what a client is told: capacity, remaining, next unit, reset, wait, and which limit binds.
-//! - Tables have room for a million keys, as `max_keys` has it by default, or for as many as are used where that is more: of a
-//!   full table, one key in five is not in the first place where it is looked for. "Full table" has room for its keys alone.
+//! - Keys are random and made from a counter inside the loop; the first row is that cost. The clock
+//! is a counter too (a constant for `governor`), because reading the time is not part of the
+//! decision.
+//! - tidegate's keys are hashes already: the gateway hashes the client's data once, keyed, whatever
+//! the number of limits. So `governor` is measured twice: with the standard library's keyed hash of
+//! the 128-bit key, and "hashed", where its map uses 64 bits of the key directly. `governor`
+//! answers yes or no, like the plain rows of tidegate. "told" adds the data for clients: capacity,
+//! remaining, next unit, reset, wait, and the binding limit.
+//! - Tables have room for a million keys, the default `max_keys`, or for all keys in use if there
+//! are more. In a full table one key in five is not in the first place searched. "Full table" has
+//! room for its keys alone.
 //!
-//! An allocation on a measured path ends the run with an error, except for sliding logs, whose rings grow.
-//! Arguments choose the cases whose name contains one of them: `cargo bench --bench decide -- token governor memory`.
-//! `TIDEGATE_BENCH_LARGE=1` adds ten million keys for every algorithm (several GB).
+//! An allocation on a measured path ends the run with an error, except for sliding logs, whose
+//! rings grow. Arguments select cases by name:
+//! `cargo bench --bench decide -- token governor memory`. `TIDEGATE_BENCH_LARGE=1` adds ten million
+//! keys for every algorithm (several GB).
 
 mod counting;
 
@@ -41,14 +45,14 @@ use governor::{
 use tidegate::limit::{Algorithm, Attached, Charge, Key, Limit, MAX_LIMITS, Quota, Store, Verdict};
 
 const ROUNDS: usize = 11;
-/// So many in a round that finding 10,000 keys in cold caches, after the other cases' rounds, is a small part of it.
+/// Enough decisions per round to make the first look-up of 10,000 keys in cold caches negligible.
 const DECISIONS: u64 = 1_000_000;
-/// `server.max_keys`, unless it is set.
+/// Default of `server.max_keys`.
 const MAX_KEYS: u64 = 1_000_000;
-/// How far the clock goes from one decision to the next.
+/// Clock step between two decisions.
 const STEP_NS: u64 = 1_000;
 
-/// What is measured one by one, beside the token bucket.
+/// Algorithms measured one by one, beside the token bucket.
 const OTHERS: [Algorithm; 5] = [
     Algorithm::LeakyBucket,
     Algorithm::FixedWindow,
@@ -60,7 +64,7 @@ const OTHERS: [Algorithm; 5] = [
 type Governor<S> =
     RateLimiter<u128, DashMapStateStore<u128, S>, FakeRelativeClock, NoOpMiddleware<Nanos>>;
 
-/// Takes a key for its own hash.
+/// Uses a key as its own hash.
 #[derive(Clone, Copy, Default)]
 struct Hashed(u64);
 
@@ -79,7 +83,7 @@ impl Hasher for Hashed {
 }
 
 fn main() {
-    // cargo test builds this too, and starts it without that argument
+    // cargo test also builds this, and starts it without that argument
     if !std::env::args().any(|argument| argument == "--bench") {
         return;
     }
@@ -118,22 +122,22 @@ fn main() {
     }
 }
 
-/// What is decided.
+/// The measured operation.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
-    /// Nothing: the loop, the random number and the key.
+    /// None: the loop, the random number and the key.
     Loop,
-    /// Keys that are in the table, admitted.
+    /// Known keys, admitted.
     Known { limits: usize },
-    /// The same for one limit, in a table that has room for just these keys.
+    /// The same for one limit, in a table with room for just these keys.
     Packed,
-    /// The same, and what a client is told.
+    /// The same, with the status for the client.
     Told { limits: usize },
-    /// The same, all of them out of units.
+    /// The same, with all units spent.
     Denied { limits: usize },
-    /// Keys that were never seen, in a table full of idle ones.
+    /// New keys, in a table full of idle ones.
     Fresh,
-    /// Known keys of one limit that counts like this; slots are given back at once.
+    /// Known keys of one limit with this algorithm; slots are released at once.
     Of(Algorithm),
     /// Known keys, admitted by `governor`.
     Governor { hashed: bool },
@@ -147,9 +151,9 @@ struct Case {
     limits: Vec<Arc<Attached>>,
     governor: Option<Governor<RandomState>>,
     governor_hashed: Option<Governor<BuildHasherDefault<Hashed>>>,
-    /// Bytes per key of what was allocated for it.
+    /// Bytes allocated per key.
     bytes: f64,
-    /// Virtual nanoseconds, and the source of fresh keys.
+    /// Virtual nanoseconds; also the source of fresh keys.
     clock: AtomicU64,
 }
 
@@ -220,7 +224,7 @@ impl Case {
             Kind::Fresh => (1, quota(1_000_000_000, 1)),
             Kind::Of(Algorithm::Concurrency) => (1, Quota::slots(4).expect("within bounds")),
             Kind::Of(Algorithm::LeakyBucket) => (1, quota(1_000_000_000, 1_000_000_000)),
-            // never over: a decision takes STEP_NS
+            // long enough to never end: a decision takes STEP_NS
             Kind::Of(_) => {
                 let period = Duration::from_millis(1);
                 (1, Quota::new(4_000, period, 1).expect("within bounds"))
@@ -232,7 +236,7 @@ impl Case {
             _ => Algorithm::TokenBucket,
         };
         let before = counting::held();
-        // of several limits one is for all, the others by key
+        // with several limits, one is global and the others are per key
         let used = keys * limits.saturating_sub(1).max(1) as u64;
         let room = match kind {
             Kind::Packed => used,
@@ -271,7 +275,7 @@ impl Case {
         case
     }
 
-    /// One decision of whatever kind.
+    /// One decision of this kind.
     fn decide(&self, now_ns: u64, key: Key) {
         match &self.governor {
             Some(governor) => asked(governor, key),
@@ -288,7 +292,7 @@ impl Case {
         }
     }
 
-    /// One limit for all, the others by key.
+    /// One global limit, the others per key.
     #[inline(always)]
     fn decide_several(&self, now_ns: u64, key: Key) {
         let keys = iter::once(None).chain(iter::repeat(Some(key)));
@@ -318,7 +322,8 @@ impl Case {
         }
     }
 
-    /// Nanoseconds per decision of one thread, in one round. Which kind it is is asked once, not at each decision.
+    /// Nanoseconds per decision of one thread in one round. The kind is matched once, not for each
+    /// decision.
     fn round(&self) -> f64 {
         match &self.governor {
             Some(governor) => self.time(|_, key| asked(governor, key)),
@@ -399,7 +404,7 @@ fn quota(per_second: u64, burst: u64) -> Quota {
     Quota::new(per_second, Duration::from_secs(1), burst).expect("within bounds")
 }
 
-/// Stands in for the keyed hash, whose cost is not the decision's.
+/// Stands in for the keyed hash, whose cost is not part of the decision.
 #[inline]
 fn key(n: u64) -> Key {
     let mixed = u128::from(n.wrapping_add(0x9E37_79B9_7F4A_7C15))
@@ -407,7 +412,7 @@ fn key(n: u64) -> Key {
     Key(mixed ^ (mixed >> 61))
 }
 
-/// What a store costs when it is made, and per key when it is full.
+/// The cost of creating a store, and its memory per key when it is full.
 fn memory() {
     for max_keys in [MAX_KEYS, 10 * MAX_KEYS] {
         let before = counting::held();
@@ -425,7 +430,7 @@ fn memory() {
         let (held, shared) = (limit.keys(), limit.overflowed());
         let per_key = bytes as f64 / max_keys as f64;
         println!(
-            "max_keys {max_keys}: made in {elapsed:?}, {per_key:.1} bytes per key; of as many debtors {held} have their own bucket, {shared} share one"
+            "max_keys {max_keys}: made in {elapsed:?}, {per_key:.1} bytes per key; of as many keys in debt {held} have their own bucket, {shared} share one"
         );
     }
 }

@@ -1,9 +1,10 @@
-//! Who asks: what finding it out costs, by credential. `cargo bench --bench identify`.
+//! The cost of client identification, by credential. `cargo bench --bench identify`.
 //!
-//! Each figure is the median of interleaved rounds (every case once per round), so that a slow moment of the machine hits all cases alike.
-//! A credential is in `Authorization`, among the fields that a browser sends. "first" verifies the token each time, as for one that
-//! is not remembered; "again" finds it remembered. The clock is real, since finding out whether a token has expired is part of it.
-//! An allocation where none should be ends the run with an error.
+//! Each figure is the median of interleaved rounds (every case once per round), so that a slow
+//! moment of the machine affects all cases alike. A credential is in `Authorization`, among the
+//! fields that a browser sends. "first" verifies the token each time, like an uncached one; "again"
+//! finds it in the cache. The clock is real, because the expiry check is part of the cost. An
+//! allocation where none should be ends the run with an error.
 
 mod counting;
 
@@ -29,11 +30,11 @@ use tidegate::identity::{
 };
 
 const ROUNDS: usize = 15;
-/// Longest that one case takes of a round.
+/// Maximum time of one case in a round.
 const SLICE: Duration = Duration::from_millis(20);
 
 fn main() {
-    // cargo test builds this too, and starts it without that argument
+    // cargo test also builds this, and starts it without that argument
     if !std::env::args().any(|argument| argument == "--bench") {
         return;
     }
@@ -53,7 +54,7 @@ fn main() {
     println!("allocations: 0, tokens that are seen first apart");
 }
 
-/// A request, and who is to answer for it.
+/// A request, and its authentication settings.
 struct Case {
     name: String,
     /// Bytes of the credential.
@@ -61,7 +62,7 @@ struct Case {
     identifier: Identifier,
     headers: HeaderMap,
     cache: TokenCache,
-    /// Forget the token after each request.
+    /// Drop the token from the cache after each request.
     forgets: bool,
 }
 
@@ -98,9 +99,9 @@ impl Case {
         }
     }
 
-    /// Nanoseconds of one identification.
+    /// Nanoseconds per identification.
     fn round(&self) -> f64 {
-        // the first is not measured: it fills caches, the token's among them
+        // unmeasured warm-up: fills the caches, including the token's
         self.identify(&self.cache);
         let allocated = counting::allocations();
         let (start, mut count) = (Instant::now(), 0_u32);
@@ -138,12 +139,12 @@ impl Case {
     }
 }
 
-/// Identifications between two looks at the clock.
+/// Identifications between two clock reads.
 const BATCH: u32 = 16;
 
 fn cases() -> Vec<Case> {
     let mut cases = vec![Case::new(
-        "no credential, nobody is asked for one",
+        "no credential, none required",
         None,
         vec![],
         false,
@@ -207,7 +208,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// A token as identity providers issue them, and the key to verify it with.
+/// A typical identity provider's token, and the key to verify it.
 fn token(algorithm: Algorithm) -> (String, KeySet) {
     let pair = |kind| KeyPair::generate_for(kind).expect("a key");
     let (key, set) = match algorithm {

@@ -1,8 +1,8 @@
-//! Reading usage, alone: nanoseconds per event and microseconds per megabyte of JSON.
+//! Parsing of token usage alone: nanoseconds per event and microseconds per megabyte of JSON.
 //! `cargo bench --bench usage`.
 //!
-//! Each figure is the median of interleaved rounds, so that a slow moment of the machine hits all
-//! cases alike. An allocation while an answer is read ends the run with an error.
+//! Each figure is the median of interleaved rounds, so that a slow moment of the machine affects
+//! all cases alike. An allocation while an answer is read ends the run with an error.
 
 mod counting;
 
@@ -16,7 +16,7 @@ const EVENTS: usize = 20_000;
 const PIECE: usize = 16 * 1_024;
 
 fn main() {
-    // cargo test builds this too, and starts it without that argument
+    // cargo test also builds this, and starts it without that argument
     if !std::env::args().any(|argument| argument == "--bench") {
         return;
     }
@@ -52,7 +52,7 @@ struct Case {
     meter: UsageMeter,
     pieces: Vec<Vec<u8>>,
     repeats: usize,
-    /// Nanoseconds of a round divided by this are the figure.
+    /// Divides a round's nanoseconds to give the figure.
     per: f64,
 }
 
@@ -88,7 +88,7 @@ fn events(name: &str, usage: &str, piece: usize) -> Case {
     );
     let event = format!("{head}{tail}{usage}}}\n\n");
     let mut meter = meter("text/event-stream");
-    // the first event names the model, and is read in any case
+    // the first event names the model and is always read
     meter.feed(event.as_bytes());
     Case {
         name: name.to_owned(),

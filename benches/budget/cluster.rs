@@ -1,4 +1,4 @@
-//! What befalls a cluster, and scripts that a server has forgotten, while requests come.
+//! Faults of a cluster, and flushed scripts, under load.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// Every request is asked for, and fails where Redis does not answer.
+/// A strict limit that fails where Redis does not answer.
 fn run(seconds: u64) -> Run {
     Run {
         gateways: 2,

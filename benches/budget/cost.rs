@@ -1,4 +1,4 @@
-//! What one call costs Redis, and what a decision costs that needs none.
+//! What one call costs Redis, and what a decision without a call costs.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::{
     verdict::{Bound::AtMost, Verdicts},
 };
 
-/// Item 6: with tokens in hand, and with a refusal that is remembered.
+/// Item 6: with local tokens, and with a remembered refusal.
 pub fn hand(verdicts: &mut Verdicts) {
     const DECISIONS: u32 = 5_000_000;
     let redis = Redis::start();
@@ -31,7 +31,7 @@ pub fn hand(verdicts: &mut Verdicts) {
     for (what, limit) in [("tokens in hand", plenty), ("a refusal remembered", spent)] {
         let gateway = Gateway::start(&at(&redis.url()), limit);
         runtime.block_on(async {
-            // until it holds enough, or has been refused
+            // until it has enough tokens, or has been refused
             for _ in 0..DECISIONS {
                 gateway.decide(1).await;
             }
@@ -59,7 +59,7 @@ pub fn hand(verdicts: &mut Verdicts) {
     }
 }
 
-/// Item 5: what one call costs beside INCR, and what a key takes.
+/// Item 5: the cost of a call compared with INCR, and the memory of a key.
 pub fn script(verdicts: &mut Verdicts) {
     let redis = Redis::start();
     let client = redis::Client::open(redis.url()).expect("a URL");
@@ -100,7 +100,7 @@ pub fn script(verdicts: &mut Verdicts) {
     }
     let bytes = |key: &str| -> f64 { redis.run(&["MEMORY", "USAGE", key]) };
     let reply: Vec<i64> = of_bucket(1).query(&mut connection).expect("it answers");
-    // ":" and a line's end for each number, and the head of the list
+    // ":" and CRLF for each number, and the head of the list
     let numbers = reply.iter().map(|number| number.to_string().len() + 3);
     let travels = of_bucket(1).get_packed_command().len() + 4 + numbers.sum::<usize>();
     let name = key(1).len();
@@ -132,7 +132,7 @@ fn call(sha: &str, key: &str, arguments: &str) -> redis::Cmd {
     call
 }
 
-/// CPU of Redis for one call: the least of some runs.
+/// Redis CPU per call: the minimum of some runs.
 fn least_micros(
     redis: &Redis,
     connection: &mut redis::Connection,

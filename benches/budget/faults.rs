@@ -1,4 +1,4 @@
-//! What befalls gateways and Redis while requests come.
+//! Faults of gateways and Redis under load.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// Item 7: half of the gateways are killed; one is stopped.
+/// Item 7: half of the gateways are killed; one is shut down.
 pub fn deaths(verdicts: &mut Verdicts) {
     let redis = Redis::start();
     let run = Run {
@@ -76,7 +76,7 @@ pub fn deaths(verdicts: &mut Verdicts) {
     );
 }
 
-/// What the one bucket in Redis lacks: the first number of its state.
+/// The deficit of the only bucket in Redis: the first number of its state.
 fn spent(redis: &Redis) -> f64 {
     let keys = redis.keys();
     let bucket = keys.iter().find(|key| key.contains("{bench:"));
@@ -85,7 +85,7 @@ fn spent(redis: &Redis) -> f64 {
     f64::from_le_bytes(*bytes)
 }
 
-/// Item 8: killed, and started empty.
+/// Item 8: Redis is killed, and restarted empty.
 pub fn empty(verdicts: &mut Verdicts) {
     let mut redis = Redis::start();
     let run = Run {
@@ -121,7 +121,7 @@ pub fn empty(verdicts: &mut Verdicts) {
     );
 }
 
-/// Item 9: Redis stands still for ten seconds.
+/// Item 9: Redis hangs for ten seconds.
 pub fn away(verdicts: &mut Verdicts) {
     const GONE: f64 = 4.0;
     const BACK: f64 = 14.0;
@@ -155,7 +155,7 @@ pub fn away(verdicts: &mut Verdicts) {
         verdicts.add(9, of("% beyond during"), part(GONE..BACK), AtMost(0.5));
         verdicts.add(9, of("% beyond after"), part(BACK..f64::MAX), AtMost(1.0));
         let full = load.min(1.0) * limit.rate() * run.keys as f64;
-        // the first tenth of a second from which on there is nine tenths of what there should be
+        // the first tenth of a second from which on the rate is at least 90 % of the expected one
         let slice = |number: i32| {
             let at = BACK + f64::from(number) / 10.0;
             told.admitted_within(at..at + 0.1) >= 0.9 * full / 10.0
@@ -212,9 +212,10 @@ pub fn lossy(verdicts: &mut Verdicts) {
     }
 }
 
-/// Item 10: 64 gateways ask for more than Redis can do, and it is gone for a while besides.
+/// Item 10: 64 gateways ask for more than Redis can do, and it also hangs for a while.
 pub fn slow(verdicts: &mut Verdicts) {
-    // Redis is slowed down to a quarter of what gateways are made for, and their patience with it
+    // Redis is slowed to a quarter of its design speed, and the gateways' timeout is extended to
+    // match
     const TIMEOUT: Duration = Duration::from_millis(20);
     const OUTAGE: f64 = 5.0;
     let redis = Redis::start();

@@ -1,4 +1,5 @@
-//! One gateway's part, in this process: what workers decide with, and the thread that talks to Redis behind it.
+//! One gateway in this process: the workers' decisions, and the thread that talks to Redis behind
+//! them.
 
 use std::{
     future::Future,
@@ -19,7 +20,7 @@ use tidegate::{
 };
 use tokio::time::Instant;
 
-/// A limit on each of some keys, and what becomes of it without Redis.
+/// A limit on each of some keys, and its fallback without Redis.
 #[derive(Clone, Copy, Debug)]
 pub struct Limit {
     pub amount: u64,
@@ -32,7 +33,7 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// So many a second and as many at once, with leases; half of it without Redis.
+    /// `amount` per second with an equal burst, with leases; half of it without Redis.
     pub fn per_second(amount: u64) -> Limit {
         Limit {
             amount,
@@ -55,7 +56,7 @@ impl Limit {
         Limit { when_down, ..self }
     }
 
-    /// Tokens a second.
+    /// Tokens per second.
     pub fn rate(&self) -> f64 {
         self.amount as f64 / self.period.as_secs_f64()
     }
@@ -71,12 +72,12 @@ pub struct Decision {
     pub alone: bool,
 }
 
-/// What a request was told.
+/// The answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     Admitted,
     Refused,
-    /// Nothing is admitted without Redis.
+    /// The limit admits nothing without Redis.
     Unavailable,
 }
 
@@ -154,7 +155,7 @@ impl Gateway {
         }
     }
 
-    /// As SIGTERM ends it: what it holds goes back.
+    /// Shuts down as on SIGTERM: returns its tokens.
     pub fn close(self) {
         self.keeper.close(Duration::from_secs(1));
     }

@@ -1,5 +1,5 @@
-//! Requests that come at random moments (Poisson) to several gateways, and what became of each. The same run sends the same
-//! requests whoever answers them.
+//! Requests that arrive at random moments (Poisson) at several gateways, and the outcome of each. A
+//! run sends the same requests whatever answers them.
 
 use std::{cell::RefCell, ops::Range, rc::Rc, thread, time::Duration};
 
@@ -17,14 +17,14 @@ pub struct Run {
     pub gateways: usize,
     pub keys: u64,
     pub limit: Limit,
-    /// Multiples of the limit that arrive, over all gateways.
+    /// Demand as a multiple of the limit, over all gateways.
     pub load: f64,
     pub seconds: u64,
-    /// So many of the gateways die at once, and others take their place.
+    /// This many gateways die at once, and others replace them.
     pub deaths: Option<(usize, Duration)>,
 }
 
-/// One request: times are since the run began.
+/// One request; times are relative to the start of the run.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
     pub key: u64,
@@ -33,16 +33,16 @@ pub struct Request {
     pub decision: Decision,
 }
 
-/// What became of all.
+/// The outcome of all requests.
 #[derive(Default)]
 pub struct Told {
     pub requests: Vec<Request>,
-    /// By how much the machine woke a client too late, at worst.
+    /// The worst delay in waking up a client, caused by the machine.
     pub late: f64,
 }
 
 impl Run {
-    /// Runs it while `befalls` does something to Redis, told when it began.
+    /// Runs the load while `befalls` applies a fault to Redis; `befalls` receives the start time.
     pub fn go(self, target: &Target, befalls: impl FnOnce(Instant)) -> Told {
         let gateways: Vec<Gateway> = (0..self.gateways)
             .map(|_| Gateway::start(target, self.limit))
@@ -78,7 +78,7 @@ impl Run {
             return told;
         };
         let when = when.as_secs_f64();
-        // dropped, and never told to hand anything back: as SIGKILL ends it
+        // dropped without returning anything, as SIGKILL would end it
         drop(self.until(&mut arrivals, gateway, begun, when, &mut told));
         let next = Gateway::start(target, self.limit);
         self.until(&mut arrivals, next, begun, end, &mut told)
@@ -125,7 +125,7 @@ impl Run {
     }
 }
 
-/// When which key is asked for.
+/// When requests arrive, and for which keys.
 struct Arrivals {
     random: u64,
     rate: f64,
@@ -159,7 +159,7 @@ impl Arrivals {
         -part.ln() / self.rate
     }
 
-    /// The keys of the requests that have come until now.
+    /// The keys of the requests that arrived until now.
     fn until(&mut self, now: f64) -> Vec<u64> {
         let mut keys = Vec::new();
         while self.next <= now {
@@ -184,7 +184,7 @@ impl Told {
         self.count(Answer::Admitted)
     }
 
-    /// Those answered within these moments.
+    /// Requests admitted with their answer within this period.
     pub fn admitted_within(&self, when: Range<f64>) -> f64 {
         let within = |request: &&Request| {
             request.decision.answer == Answer::Admitted && when.contains(&request.answered)
@@ -208,7 +208,7 @@ impl Told {
         alone.count() as f64
     }
 
-    /// The longest that a request waited, and what 999 of 1000 of those that waited did at most; seconds.
+    /// The longest wait of any request, and the 99.9th percentile of those that waited, in seconds.
     pub fn waits(&self) -> (f64, f64) {
         let waited = self
             .requests
@@ -225,7 +225,7 @@ impl Told {
         (at(1.0).unwrap_or(0.0), at(0.999).unwrap_or(0.0))
     }
 
-    /// What one bucket for each key would have admitted of the same requests, when they came.
+    /// What one bucket per key would have admitted of the same requests at their times of arrival.
     pub fn exact(&self, limit: &Limit, when: Range<f64>) -> f64 {
         let mut exact = 0.0;
         in_order(
@@ -243,8 +243,9 @@ impl Told {
         exact
     }
 
-    /// How many of the admitted do not fit one bucket of each key, to which they are shown in their order. They were decided earlier
-    /// than they are shown, by the time that a reply and its request's turn take: 20 ms and one token are forgiven.
+    /// How many admitted requests do not fit one bucket per key that sees them in order. Decisions
+    /// precede their answers by the travel time of the reply and the scheduling delay, so 20 ms and
+    /// one token are forgiven.
     pub fn beyond(&self, limit: &Limit, when: Range<f64>) -> f64 {
         let mut beyond = 0.0;
         let least = -(1.0 + 0.02 * limit.rate());
@@ -264,7 +265,8 @@ impl Told {
         beyond
     }
 
-    /// The most by which a bucket that everything is charged to is overdrawn, with the same forgiven; a part of the burst.
+    /// The largest overdraft of a bucket charged with everything, with the same tolerance; as a
+    /// share of the burst.
     pub fn excess(&self, limit: &Limit) -> f64 {
         let mut worst: f64 = 0.0;
         let forgiven = 1.0 + 0.02 * limit.rate();
@@ -283,7 +285,7 @@ impl Told {
     }
 }
 
-/// Shows requests to one bucket for each key, in the order of a moment of theirs.
+/// Feeds requests to one bucket per key, ordered by one of their moments.
 fn in_order(
     requests: &[Request],
     moment: impl Fn(&Request) -> f64,
@@ -307,7 +309,7 @@ fn in_order(
     }
 }
 
-/// Waits until so long after the run began.
+/// Waits until this long after the start of the run.
 pub fn until(begun: Instant, seconds: f64) {
     pause(Duration::from_secs_f64(seconds).saturating_sub(begun.elapsed()));
 }

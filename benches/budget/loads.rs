@@ -1,4 +1,4 @@
-//! What leases cost and admit while all is well, beside asking for every request.
+//! The cost and accuracy of leases in normal operation, compared with a call for every request.
 
 use redis::Value;
 
@@ -12,15 +12,15 @@ use crate::{
     },
 };
 
-/// What a run cost Redis.
+/// The cost of a run for Redis.
 struct Cost {
-    /// Calls for each request.
+    /// Calls per request.
     calls: f64,
-    /// CPU for each request, in µs.
+    /// CPU per request, in µs.
     micros: f64,
 }
 
-/// Seconds of CPU, and script calls, so far.
+/// Seconds of CPU and script calls so far.
 pub fn used(redis: &Redis) -> (f64, f64) {
     let info: String = redis.run(&["INFO", "everything"]);
     let after = |name: &str| info.lines().find_map(|line| line.strip_prefix(name));
@@ -54,7 +54,7 @@ fn measured(redis: &Redis, run: Run) -> (Told, Cost) {
     (told, cost)
 }
 
-/// The same requests with leases and without.
+/// Runs the same requests with and without leases.
 fn beside_strict(redis: &Redis, run: Run) -> (Told, Cost, f64) {
     let (told, cost) = measured(redis, run);
     let limit = run.limit.strict();

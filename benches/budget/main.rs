@@ -1,12 +1,13 @@
-//! What limits that gateways share promise, measured against a Redis of its own: every figure beside its bound. The items are those
-//! of the list in docs/decisions/0003-global-budget.md.
+//! The guarantees of shared limits, measured against a private Redis: every figure beside its
+//! bound. Items are numbered as in docs/decisions/0003-global-budget.md.
 //!
-//! `cargo bench --bench budget`, or `-- hand script four eight hot deaths empty away slow cluster lossy`: those parts only, in this
-//! order. All of them take ten minutes; what is timed wants a machine that does nothing else. What needs no clock is tested:
-//! the contracts of the scripts (item 1), several limits on one request (13) and slots (14) in `tests/it/budget`, and the arithmetic
+//! `cargo bench --bench budget` runs all parts in ten minutes; `-- hand script four eight hot
+//! deaths empty away slow cluster lossy` selects parts, in this order. Timed parts need an
+//! otherwise idle machine. Items that need no clock are tests: the contracts of the scripts (item
+//! 1), several limits on one request (13) and slots (14) in `tests/it/budget`, and the arithmetic
 //! against a model in `src/budget/lease/model.rs`.
 
-#![allow(unreachable_pub, reason = "a program of its own, that nothing links")]
+#![allow(unreachable_pub, reason = "a standalone program that nothing links")]
 
 mod cluster;
 mod cost;
@@ -17,13 +18,13 @@ mod gateway;
 mod load;
 mod loads;
 mod proxy;
-#[allow(dead_code, reason = "tests ask for more")]
+#[allow(dead_code, reason = "tests use more of it")]
 mod support;
 mod verdict;
 
 use verdict::Verdicts;
 
-/// A part of the list.
+/// One part of the benchmark.
 type Part = fn(&mut Verdicts);
 
 const PARTS: [(&str, Part); 11] = [
@@ -41,7 +42,7 @@ const PARTS: [(&str, Part); 11] = [
 ];
 
 fn main() {
-    // cargo adds options of its own
+    // cargo adds its own options
     let arguments = std::env::args().skip(1);
     let wanted: Vec<String> = arguments.filter(|word| !word.starts_with('-')).collect();
     let mut verdicts = Verdicts::default();

@@ -1,4 +1,5 @@
-//! Stands between gateways and a Redis: loses some of what they say to each other, or answers like a server that has too much to do.
+//! A proxy between gateways and a Redis: it loses some of their messages, or behaves like an
+//! overloaded server.
 
 use std::{
     io,
@@ -19,54 +20,55 @@ use tokio::{
 
 use crate::gateway::at;
 
-/// Runs until it is dropped.
+/// Runs until dropped.
 pub struct Proxy {
     address: SocketAddr,
     line: Arc<Mutex<Line>>,
     _stop: oneshot::Sender<()>,
 }
 
-/// The one line in which all calls are served, one after the other.
+/// The single queue in which calls are served one after the other.
 struct Line {
-    /// How long each takes.
+    /// Service time of each call.
     service: Duration,
-    /// A reply later than this is of no use to anybody.
+    /// A reply later than this is useless.
     patience: Duration,
     busy_until: Instant,
     served: Served,
-    /// Of so many calls one is lost on the way, and of as many the reply.
+    /// Loses one of this many calls, and one of as many replies.
     lost: Option<u64>,
     random: u64,
 }
 
-/// What was served so far.
+/// Service statistics so far.
 #[derive(Clone, Copy, Default)]
 pub struct Served {
     pub calls: u64,
-    /// Those whose reply came in time.
+    /// Calls whose reply came in time.
     pub useful: u64,
-    /// For how long there was nothing to do.
+    /// Time without calls to serve.
     pub idle: Duration,
 }
 
-/// What becomes of a call.
+/// The outcome of a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Served {
         at: Instant,
     },
-    /// The connection breaks before it arrives, or before its reply does: what is under way besides goes with it.
+    /// The connection breaks before the call or its reply arrives; other calls in flight are lost
+    /// with it.
     CallLost,
     ReplyLost,
 }
 
 impl Proxy {
-    /// Loses one of so many calls, and one of as many replies.
+    /// Loses one of `one_of` calls, and one of as many replies.
     pub fn losing(to: SocketAddr, one_of: u64) -> Proxy {
         Proxy::start(to, Duration::ZERO, Duration::MAX, Some(one_of))
     }
 
-    /// Serves one call at a time, each for so long; whoever asks has this much patience.
+    /// Serves one call at a time, each for `service`; callers wait for `patience`.
     pub fn slow(to: SocketAddr, service: Duration, patience: Duration) -> Proxy {
         Proxy::start(to, service, patience, None)
     }
@@ -96,7 +98,7 @@ impl Proxy {
                     while let Ok((client, _)) = socket.accept().await {
                         let line = Arc::clone(&serving);
                         tokio::task::spawn_local(async move {
-                            // a connection that breaks is what it is for
+                            // broken connections are its purpose
                             let _ = carry(client, to, &line).await;
                         });
                     }
@@ -122,7 +124,7 @@ impl Proxy {
         lock(&self.line).served
     }
 
-    /// Nothing is served for so long.
+    /// Serves nothing for this long.
     pub fn hang(&self, time: Duration) {
         let mut line = lock(&self.line);
         line.busy_until = line.busy_until.max(Instant::now()) + time;
@@ -156,7 +158,7 @@ impl Line {
     }
 }
 
-/// One connection, in both directions.
+/// Forwards one connection, in both directions.
 async fn carry(client: TcpStream, to: SocketAddr, line: &Mutex<Line>) -> io::Result<()> {
     client.set_nodelay(true)?;
     let server = TcpStream::connect(to).await?;
@@ -172,7 +174,7 @@ async fn carry(client: TcpStream, to: SocketAddr, line: &Mutex<Line>) -> io::Res
             tokio::time::sleep_until(at).await;
             to_server.write_all(&command).await?;
         }
-        // long enough for what was sent last to be executed
+        // long enough for the last calls to be executed
         tokio::time::sleep(Duration::from_millis(50)).await;
         io::Result::Ok(())
     });
@@ -195,7 +197,7 @@ async fn carry(client: TcpStream, to: SocketAddr, line: &Mutex<Line>) -> io::Res
     Ok(())
 }
 
-/// One command, as it was sent: an array of strings.
+/// Reads one command in its wire form: an array of strings.
 async fn read_command(from: &mut BufReader<OwnedReadHalf>) -> io::Result<Vec<u8>> {
     let mut command = Vec::new();
     for _ in 0..read_number(from, &mut command).await? {

@@ -1,4 +1,4 @@
-//! The servers of the tests, and how those wait.
+//! Shares the servers and waiting helpers of the tests.
 
 #[path = "../../tests/it/support/redis.rs"]
 pub mod redis;

@@ -1,8 +1,8 @@
-//! What was seen beside what is asked for.
+//! Measured figures beside their bounds.
 
 use std::fmt;
 
-/// What a figure may be.
+/// The bound of a figure.
 #[derive(Clone, Copy, Debug)]
 pub enum Bound {
     AtMost(f64),
@@ -32,7 +32,7 @@ impl fmt::Display for Bound {
     }
 }
 
-/// One line of the list.
+/// One row of the report.
 struct Row {
     item: u8,
     what: String,
@@ -40,7 +40,7 @@ struct Row {
     bound: Bound,
 }
 
-/// The list.
+/// The report.
 #[derive(Default)]
 pub struct Verdicts(Vec<Row>);
 
@@ -56,7 +56,7 @@ impl Verdicts {
         self.0.push(row);
     }
 
-    /// Prints everything again, in one piece.
+    /// Prints the whole report once more.
     pub fn print(&self) {
         println!(
             "\nitem  what                                                                  seen  bound"

@@ -1,4 +1,4 @@
-//! Counts what is allocated, and by each thread how often.
+//! Counts the bytes allocated, and the allocations of each thread.
 #![expect(
     unsafe_code,
     reason = "GlobalAlloc is an unsafe trait; every call goes to the system's allocator unchanged"
@@ -21,19 +21,19 @@ thread_local! {
 }
 
 /// Allocations of this thread so far.
-#[allow(dead_code, reason = "not everybody who counts asks")]
+#[allow(dead_code, reason = "not every benchmark uses it")]
 pub(super) fn allocations() -> u64 {
     ALLOCATIONS.with(Cell::get)
 }
 
 /// Allocations of all threads so far.
-#[allow(dead_code, reason = "not everybody who counts asks")]
+#[allow(dead_code, reason = "not every benchmark uses it")]
 pub(super) fn allocations_of_all() -> usize {
     ALLOCATIONS_OF_ALL.load(Relaxed)
 }
 
 /// Bytes that all threads hold.
-#[allow(dead_code, reason = "not everybody who counts asks")]
+#[allow(dead_code, reason = "not every benchmark uses it")]
 pub(super) fn held() -> usize {
     BYTES.load(Relaxed)
 }
@@ -46,7 +46,7 @@ fn count(bytes: usize) {
     ALLOCATIONS.with(|allocations| allocations.set(allocations.get() + 1));
 }
 
-// SAFETY: the contract of each call is the one of the call that it forwards
+// SAFETY: every call is forwarded with its contract unchanged
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size());

@@ -4,12 +4,12 @@
 -- limit refuses the request, the unit is removed again by the number of the call that granted it.
 --
 -- KEYS[1]  the log: a sorted set, whose last member is its state, see state.lua
---    [2]  its key in older versions
+--      [2]  its key in older versions
 -- ARGV  1 limit   2 window, µs   3 need: waiting requests, as requests.lua reads them
 --       4 this gateway's unique name   5 number of this call, modulo 2^32
---       6 this gateway's memory, see state.lua: f is the number of its own units; after a loss they follow,
---         each I4 number of the call, H units, I6 µs since then
---      7.. triples (kind, number of a call, units): 1 returned, 2 debt to charge
+--       6 this gateway's memory, see state.lua: f is the number of its own units; after a loss they
+--         follow, each I4 number of the call, H units, I6 µs since then
+--       7.. triples (kind, number of a call, units): 1 returned, 2 debt to charge
 -- Reply as bucket.lua: 1 granted, 3 number of the call, 5 units left, 6 µs until the first refused request fits,
 -- or until one unit does, 7; the rest is 0
 local A = ARGV

@@ -5,14 +5,14 @@
 -- all. While one of them is a log, the key is a sorted set of the log's entries, and the string is
 -- its last member, with the score +inf.
 --
---  header  c1 form of the first section, H incarnation, I4 run, B gateways that have reported,
+--   header  c1 form of the first section, H incarnation, I4 run, B gateways that have reported,
 --           H end of the doubt (65.5 ms; 0: none)
---  B       f capacity, f tokens per µs, I4 generation length, d spent, d moment, I4 returned unused,
+--   B       f capacity, f tokens per µs, I4 generation length, d spent, d moment, I4 returned unused,
 --           I4 leased, I4 leased before, f demand, f granted in this incarnation
---  F, S    I6 window length, f limit, I6 window, d count, d count before, I4 moment (1.024 ms), f demand,
+--   F, S    I6 window length, f limit, I6 window, d count, d count before, I4 moment (1.024 ms), f demand,
 --           f granted in this incarnation in this window, f in the one before
 --   L       I6 window length, f limit, f granted in this incarnation
---  others  c1 form, I4 the second of its last call, and the section
+--   others  c1 form, I4 the second of its last call, and the section
 --
 -- An incarnation is the life of a key from creation to loss. A gateway remembers the state after
 -- its last call, and its incarnation. If the stored state has another incarnation, data was lost in
