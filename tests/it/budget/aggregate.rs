@@ -1,5 +1,5 @@
-//! The gate for limits that gateways share: when far more is asked of all of them together than the limit says, what passes is the
-//! limit, and who asks for less is never refused. `scripts/load enforce` measures the same with k6.
+//! Acceptance test for shared limits: under heavy overload the gateways together admit the limit,
+//! and a client below its limit is never refused. `scripts/load enforce` measures the same with k6.
 
 use std::{
     sync::{
@@ -15,7 +15,7 @@ use crate::support::{Client, Gateway, Redis, Request, wait::pause};
 const RATE: f64 = 100.0;
 const BURST: f64 = 50.0;
 
-/// Three gateways with a limit for each user, of this scope.
+/// Three gateways with a limit per user, of this scope.
 fn three(redis: &Redis, scope: &str) -> Vec<Gateway> {
     let toml = format!(
         "[redis]\nurl = \"{}\"\ntimeout = \"1s\"\nconnect_timeout = \"2s\"\n\
@@ -26,7 +26,7 @@ fn three(redis: &Redis, scope: &str) -> Vec<Gateway> {
     (0..3).map(|_| Gateway::with(&toml).start()).collect()
 }
 
-/// What one user asked for, and got.
+/// One user's requests and their outcome.
 struct Asked {
     /// When each request was sent.
     sent: Vec<Duration>,
@@ -35,7 +35,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// What one bucket admits of requests that come when these came.
+    /// What one bucket would admit of requests at these times.
     fn of_one_bucket(&self) -> f64 {
         let (mut tokens, mut before, mut admitted) = (BURST, Duration::ZERO, 0.0);
         for &now in &self.sent {
@@ -49,12 +49,12 @@ impl Asked {
         admitted
     }
 
-    /// The limit for as long as it lasted.
+    /// The limit over the duration of the run.
     fn limit(&self) -> f64 {
         RATE * self.lasted.as_secs_f64() + BURST
     }
 
-    /// At most the limit, and nearly all of it that was asked for.
+    /// Whether at most the limit was admitted, and nearly all of it.
     fn is_exact(&self) -> bool {
         self.admitted <= self.limit() * 1.01 && self.admitted >= self.of_one_bucket() * 0.97
     }
@@ -71,8 +71,8 @@ impl Asked {
     }
 }
 
-/// Asks each gateway in turn, so often in a second and for so long: requests start when they are due, whether or not others have
-/// been answered. More than `CONNECTIONS` are never under way.
+/// Sends requests to the gateways in turn, at this rate for this long. Requests start on schedule,
+/// whether or not others have been answered, but never more than `CONNECTIONS` at once.
 fn asks(user: &'static str, gateways: &[Gateway], per_second: u32, time: Duration) -> Running {
     const CONNECTIONS: usize = 8;
     let (begun, next) = (Instant::now(), Arc::new(AtomicU32::new(0)));

@@ -1,4 +1,5 @@
-//! The end of a window: calls that are under way when it comes carry nothing of the old window into the new one.
+//! The end of a window: calls in flight at that moment carry nothing of the old window into the new
+//! one.
 
 use std::{
     collections::BTreeMap,
@@ -13,10 +14,10 @@ use crate::support::{
     wait::pause,
 };
 
-/// How long the windows of these tests last.
+/// Window length in these tests.
 const WINDOW: Duration = Duration::from_secs(2);
 
-/// A Redis so far away in each direction.
+/// A Redis at this distance in each direction.
 fn far(redis: &Redis, distance: Duration) -> FarRedis {
     let distance = Distance {
         least: distance,
@@ -25,7 +26,8 @@ fn far(redis: &Redis, distance: Duration) -> FarRedis {
     FarRedis::start(([127, 0, 0, 1], redis.port()).into(), &[distance], 1)
 }
 
-/// Waits for a moment of the next window: windows begin at multiples of their length since 1970, by the clock of Redis.
+/// Waits for an offset into the next window: windows start at multiples of their length since 1970,
+/// by Redis's clock.
 fn next_window(offset: Duration) {
     let now = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -34,7 +36,7 @@ fn next_window(offset: Duration) {
     pause(WINDOW - into + offset);
 }
 
-/// The same of this window, whose beginning was waited for.
+/// Waits for an offset into the current window.
 fn later_in_window(offset: Duration) {
     let now = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -43,13 +45,14 @@ fn later_in_window(offset: Duration) {
     pause(offset.saturating_sub(into));
 }
 
-/// Spends 95 of 100 in a window, lets one request cross its end, and returns how many of 100 the next one admits.
+/// Spends 95 of 100 in a window, lets one request cross its end, and returns how many of 100 the
+/// next window admits.
 fn after_a_call_across_the_end(algorithm: &str, sync: &str) -> usize {
     let redis = Redis::start();
     let far = far(&redis, Duration::from_millis(20));
     let limit = format!("rate = \"100/2s\"\nalgorithm = \"{algorithm}\"\nsync = \"{sync}\"");
     let gateways = [shared_at(&far.url(0), &limit)];
-    // connections and scripts
+    // warm-up: connections and scripts
     gateways[0].get("/");
     next_window(Duration::from_millis(20));
     assert_eq!(
@@ -78,11 +81,12 @@ fn a_grant_of_the_old_window_is_not_given_to_a_request_of_the_new_one() {
     let far = far(&redis, Duration::from_millis(300));
     let limit = "rate = \"1/2s\"\nalgorithm = \"fixed_window\"\nsync = \"strict\"";
     let gateway = shared_at(&far.url(0), limit);
-    // the first call sends the script, too
+    // warm-up: the first call sends the script, too
     gateway.get("/");
     gateway.get("/");
     next_window(WINDOW - Duration::from_millis(400));
-    // its call is executed 100 ms before the end of the window, and answered 200 ms after it; it has left by then
+    // its call is executed 100 ms before the end of the window and answered 200 ms after it; the
+    // client has left by then
     let mut gone = gateway.connect();
     gone.write(&Request::get("/").to_bytes())
         .expect("it is sent");
@@ -109,14 +113,14 @@ fn requests_that_come_while_the_first_call_after_a_refusal_is_under_way_wait_wit
         let gateway = [shared_at(&far.url(0), &limit)];
         let statuses = gateway[0].statuses(&Request::get("/"), 20);
         assert!(statuses.contains(&429), "{algorithm}: {statuses:?}");
-        // full again
+        // wait for a full window
         pause(WINDOW + Duration::from_millis(100));
         let passed = admitted(&burst_of(&gateway, 9));
-        assert_eq!(passed, 9, "{algorithm}: of nine that nine were left for");
+        assert_eq!(passed, 9, "{algorithm}: nine were left for nine requests");
     }
 }
 
-/// One request on each of so many connections, all at once.
+/// One request on each of `requests` connections, all at once.
 fn burst_of(gateways: &[Gateway], requests: usize) -> BTreeMap<u16, usize> {
     burst(gateways, requests, requests)
 }

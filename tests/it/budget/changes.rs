@@ -1,5 +1,5 @@
-//! A shared limit that changes: what was spent stays spent, whatever it counts with now, on a reload and in a rollout; and gateways that
-//! do not agree say so.
+//! Changes of a shared limit: usage survives any change of its algorithm, in a reload and in a
+//! rollout, and gateways that disagree report it.
 
 use redis::Value;
 
@@ -17,7 +17,8 @@ fn passed(gateway: &Gateway, requests: usize) -> usize {
 
 const STRICT: &str = "\nsync = \"strict\"";
 
-/// Another algorithm, another window, another amount; periods so long that none ends meanwhile. The amount follows.
+/// Algorithms, windows and amounts; periods too long to end during a test. The test fills in the
+/// amount.
 const FORMS: [&str; 7] = [
     "burst = {}\nrate = \"{}/d\"",
     "burst = {}\nrate = \"{}/2d\"",
@@ -82,7 +83,7 @@ fn a_reload_that_lowers_the_burst_locks_nobody_out() {
             )
         };
         let gateway = Gateway::with(&toml("rate = \"60/min\"\nburst = 600")).start();
-        // a lease may withhold the last ones for a moment
+        // a lease may withhold the last few for a moment
         assert!(passed(&gateway, 600) >= 560);
         gateway.reconfigure(&toml("rate = \"60/min\"\nburst = 10"));
         let refused = gateway.statuses(&Request::get("/"), 12);
@@ -104,7 +105,7 @@ fn of_two_bursts_side_by_side_each_gateway_waits_for_its_own() {
     let response = small.get("/");
     assert_eq!(response.status, 429);
     assert!(response.retry_after().is_some_and(|wait| wait <= 2));
-    // the clamp is the small one's: the large one still has to wait for its own debt
+    // the clamp applies to the small limit; the large one still has to wait for its own debt
     assert!(passed(&large, 50) <= 20);
 }
 
@@ -121,7 +122,7 @@ fn a_window_that_becomes_smaller_is_full_no_longer_than_after_all_of_it_was_spen
     assert!(response.retry_after().is_some_and(|wait| wait <= 12));
 }
 
-/// As older gateways wrote them: sixty spent of a hundred.
+/// The format of older versions: sixty spent of a hundred.
 const OLDER: [(&str, &str); 3] = [
     (
         "rate = \"100/d\"\nburst = 100",
@@ -143,7 +144,7 @@ fn states_of_older_gateways_are_taken_over() {
         let redis = Redis::start();
         redis.run::<Value>(&["CONFIG", "SET", "slowlog-log-slower-than", "0"]);
         let limit = format!("{limit}{STRICT}");
-        // the first call for a key says where it was kept
+        // the first call for a key passes its old name
         assert_eq!(passed(&shared(&redis, &limit), 1), 1);
         let key = redis
             .keys()
@@ -159,7 +160,7 @@ fn states_of_older_gateways_are_taken_over() {
     }
 }
 
-/// The other key of the limit that commands were about.
+/// The second key of the script calls in these commands.
 fn former_key(commands: &Value, key: &str) -> String {
     fn words(value: &Value) -> Vec<String> {
         match value {
@@ -197,7 +198,7 @@ fn gateways_that_disagree_about_a_limit_say_so() {
     assert_eq!(shown["gateways_disagree"], true, "{shown}");
 }
 
-/// The nice values of the threads of this name.
+/// The nice values of the threads with this name.
 fn nice_values(gateway: &Gateway, thread: &str) -> Vec<String> {
     let tasks = format!("/proc/{}/task", gateway.pid());
     let tasks = std::fs::read_dir(tasks).expect("the gateway runs");
@@ -206,7 +207,7 @@ fn nice_values(gateway: &Gateway, thread: &str) -> Vec<String> {
             let folder = task.ok()?.path();
             let name = std::fs::read_to_string(folder.join("comm")).ok()?;
             let stat = std::fs::read_to_string(folder.join("stat")).ok()?;
-            // proc_pid_stat(5): field 19, and the name before it may hold anything but ends with `)`
+            // proc_pid_stat(5): field 19; the name before it may contain anything and ends with `)`
             let nice = stat.rsplit_once(") ")?.1.split(' ').nth(16)?;
             (name.trim() == thread).then(|| nice.to_owned())
         })

@@ -1,5 +1,5 @@
-//! What befalls Redis while requests come: none fails, none waits for longer than it may, what is admitted stays within its bounds, and
-//! Redis is used again by itself.
+//! Faults of Redis under load: no request fails or waits longer than allowed, admissions stay
+//! within bounds, and gateways return to Redis by themselves.
 
 use std::{
     collections::BTreeMap,
@@ -32,14 +32,14 @@ fn shared_by(redis: &str, limit: &str) -> Gateway {
     waiting("200ms", redis, limit)
 }
 
-/// Requests that come all the time, two at once to each gateway.
+/// Continuous load, two requests at once to each gateway.
 struct Load {
     stop: Arc<AtomicBool>,
     clients: Vec<JoinHandle<Seen>>,
     begun: Instant,
 }
 
-/// What clients were told.
+/// The answers to clients.
 #[derive(Default)]
 struct Seen {
     statuses: BTreeMap<u16, usize>,
@@ -50,7 +50,7 @@ struct Seen {
 }
 
 impl Load {
-    /// From so many client addresses.
+    /// From `addresses` client addresses.
     fn start(gateways: &[Gateway], addresses: u8) -> Load {
         let stop = Arc::new(AtomicBool::new(false));
         let send = |(number, gateway): (usize, &Gateway)| {
@@ -81,7 +81,8 @@ impl Load {
         }
     }
 
-    /// Ends it. No request failed, and none was slower than the budget of 200 ms and what a busy machine adds.
+    /// Stops the load. No request failed, and none was slower than the 200 ms timeout plus the
+    /// delays of a busy machine.
     fn end(self) -> Seen {
         self.stop.store(true, Relaxed);
         let mut all = Seen::default();
@@ -102,7 +103,7 @@ impl Load {
             .find(|status| ![200, 429].contains(status));
         assert_eq!(other, None, "{:?}", all.statuses);
         let slowest = all.slowest;
-        // a call that nobody gives up lasts for twenty budgets: 4 s
+        // an unabandoned call lasts for twenty timeouts: 4 s
         assert!(
             slowest < Duration::from_millis(2_500),
             "one took {slowest:?}"
@@ -122,7 +123,7 @@ fn ok_calls(gateway: &Gateway) -> f64 {
     gateway.metric("tidegate_redis_calls_total{outcome=\"ok\"}")
 }
 
-/// Waits until every gateway is answered again, and none goes on alone.
+/// Waits until every gateway uses Redis again and none uses its fallback.
 fn until_used_again(gateways: &[Gateway]) {
     let back = Instant::now();
     for gateway in gateways {
@@ -142,7 +143,7 @@ const RATE: f64 = 50.0;
 const BURST: f64 = 500.0;
 const LIMIT: &str = "rate = \"50/s\"\nburst = 500";
 
-/// What befalls a Redis that two gateways share a limit through, under several times the limit.
+/// Applies a fault to the Redis of two gateways that share a limit, at several times the limit.
 fn befalls(what: impl FnOnce(&mut Redis)) {
     let mut redis = Redis::start();
     let gateways: Vec<Gateway> = (0..2).map(|_| shared(&redis, LIMIT)).collect();
@@ -162,7 +163,7 @@ fn befalls(what: impl FnOnce(&mut Redis)) {
     let exact = BURST + RATE * seen.lasted.as_secs_f64();
     let admitted = seen.admitted();
     println!("{admitted} admitted, {exact:.0} by one bucket");
-    // a tenth of the burst, whatever happened
+    // at most a tenth of the burst, whatever the fault
     assert!(
         admitted <= exact + 0.1 * BURST,
         "{admitted} instead of {exact}"
@@ -228,8 +229,8 @@ fn a_full_redis_that_evicts_what_is_nearest_to_its_end_admits_no_more() {
     let held = gateway.statuses(&Request::get("/"), 40);
     assert!(held.iter().all(|&status| status == 200));
     redis.run::<Value>(&["CONFIG", "SET", "maxmemory-policy", "volatile-ttl"]);
-    // short-lived keys go first, and the spent bucket, which lives for a day, stays; there are more of them than what the
-    // connections and scripts of another gateway take
+    // short-lived keys are evicted first, and the spent bucket, which lives for a day, stays; there
+    // are enough of them for another gateway's connections and scripts
     for name in 0..2_000 {
         let value = "x".repeat(1_000);
         redis.run::<Value>(&["SET", &format!("other:{name}"), &value, "PX", "60000"]);
@@ -353,6 +354,6 @@ fn gateways_that_are_killed_under_load_lose_what_they_held_and_double_nothing() 
     });
     let seen = load.end();
     let all = before as f64 + seen.admitted();
-    // what the dead had borrowed ahead is lost until it lapses: at most what each had been asked for
+    // leases of the dead gateways are lost until they expire: at most what each had requested
     assert!((400.0..=600.0).contains(&all), "{all} of 600");
 }

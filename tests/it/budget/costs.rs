@@ -1,4 +1,5 @@
-//! Requests that cost more than one unit of a shared limit: they take nothing from cheap ones by being refused, and are told the truth.
+//! Requests that cost more than one unit of a shared limit: when refused they take nothing from
+//! cheap ones, and their retry times are correct.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +14,7 @@ use std::{
 use super::admitted;
 use crate::support::{Client, Gateway, Redis, Request, wait::pause};
 
-/// A limit on everybody together, or on each address; requests to `/costly` cost so much.
+/// A global limit, or one per address; requests to `/costly` cost `cost`.
 fn at(url: &str, prefix: &str, key: &str, limit: &str, cost: u64) -> Gateway {
     Gateway::with(&format!(
         "[redis]\nurl = {url:?}\ntimeout = \"1s\"\nconnect_timeout = \"2s\"\nkey_prefix = \"{prefix}\"\n\
@@ -26,7 +27,8 @@ fn at(url: &str, prefix: &str, key: &str, limit: &str, cost: u64) -> Gateway {
     .start()
 }
 
-/// Of a hundred cheap requests at one gateway, ten a second, how many are admitted while another is hammered with expensive ones.
+/// Of a hundred cheap requests at one gateway, ten a second, how many are admitted while another
+/// gateway is flooded with expensive ones.
 fn cheap_beside_expensive(sync: &str) -> usize {
     let redis = Redis::start();
     let limit = format!("rate = \"20/s\"\nburst = 20\nsync = \"{sync}\"");
@@ -64,17 +66,18 @@ fn expensive_requests_that_are_refused_leave_their_tokens_to_cheap_ones_elsewher
         ["strict", "lease"].map(|sync| thread::spawn(move || (sync, cheap_beside_expensive(sync))));
     for test in running {
         let (sync, passed) = test.join().expect("it ran");
-        // an exact bucket admits 94; with partial grants it was 45 and 27
+        // an exact bucket admits 94; with partial grants the results were 45 and 27
         assert!(passed >= 85, "{sync}: {passed} of 100");
     }
 }
 
-/// A client that is alone on its key: it returns when it was told to, and is admitted then. How often it was told too soon.
+/// A client alone on its key retries when it was told to and should be admitted. Returns how often
+/// it was refused then.
 fn told_too_soon(gateway: &Gateway, who: usize, left: u64) -> (usize, Vec<String>) {
     let mut client = gateway.connect();
     let request = Request::get("/costly").header("x-forwarded-for", &format!("203.0.113.{who}"));
     let (mut told, mut wrong) = (0, Vec::new());
-    // at another moment of the window for each
+    // each client at another moment of the window
     pause(Duration::from_millis(u64::try_from(who).unwrap_or(0) * 37));
     let mut returns = false;
     while told < 3 {

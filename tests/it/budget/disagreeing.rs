@@ -1,5 +1,5 @@
-//! Gateways that do not agree with each other, or with what stands in Redis: another amount, another way to count, an older form of the
-//! state, another program's value under the key.
+//! Gateways that disagree with each other or with Redis's data: another amount, another algorithm,
+//! an older format, another program's value under the key.
 
 use redis::Value;
 
@@ -58,7 +58,7 @@ fn what_another_program_stores_under_a_key_costs_that_key_only() {
         }
     });
     assert_eq!(gateway.metric("tidegate_degraded"), 0.0);
-    // others are asked for one by one, as ever
+    // other keys still use Redis for each request
     assert_eq!(gateway.statuses(&from(2), 41)[38..], [200, 200, 429]);
 }
 
@@ -73,7 +73,7 @@ fn a_state_of_another_form_is_a_key_that_is_not_there() {
         .find(|key| key.contains("{shared:"))
         .expect("a bucket");
     redis.run::<Value>(&["SET", key, "as an older gateway wrote it", "PX", "60000"]);
-    // what this one remembers, three of five, and not a full bucket
+    // from this gateway's memory, three of five, and not a full bucket
     assert_eq!(passed(&gateway, 6), 3);
     assert_eq!(gateway.metric("tidegate_redis_errors_total"), 0.0);
 }

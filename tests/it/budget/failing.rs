@@ -1,4 +1,4 @@
-//! What happens when Redis is slow, gone, full, read-only, forgetful or something else altogether.
+//! Faults of Redis: slow, gone, full, read-only, emptied, or not a Redis at all.
 
 use std::{
     cell::Cell,
@@ -21,7 +21,7 @@ fn shared_at(url: &str, limit: &str) -> Gateway {
     waiting("200ms", &format!("url = {url:?}"), limit)
 }
 
-/// So many a second that a test never spends them.
+/// A rate that no test exhausts.
 pub const PLENTY: &str = "rate = \"1000000/s\"";
 
 fn passed(gateway: &Gateway, requests: usize) -> usize {
@@ -33,7 +33,7 @@ fn passed(gateway: &Gateway, requests: usize) -> usize {
     statuses.iter().filter(|&&status| status == 200).count()
 }
 
-/// Sends requests until Redis is given up.
+/// Sends requests until the breaker opens.
 pub fn until_given_up(gateway: &Gateway) {
     eventually("Redis to be given up", || {
         let status = gateway.get("/").status;
@@ -84,7 +84,7 @@ fn a_redis_that_is_killed_and_comes_back_is_used_again_and_told_what_it_missed()
     redis.kill();
     until_given_up(&gateway);
     let alone = passed(&gateway, 100);
-    // 60 were left, of which half may be spent alone
+    // 60 were left, of which the fallback may spend half
     assert!((20..=31).contains(&alone), "{alone} passed without Redis");
     redis.restart();
     gateway.wait_for_metric("tidegate_degraded", 0.0);
@@ -102,7 +102,7 @@ fn a_redis_that_is_killed_and_comes_back_is_used_again_and_told_what_it_missed()
 #[test]
 fn a_key_gets_its_part_once_however_long_redis_is_away() {
     let mut redis = Redis::start();
-    // forgotten after a second without a call, were Redis there
+    // with Redis the key would be forgotten after a second without a call
     let gateway = shared(&redis, "rate = \"20/s\"\nburst = 20");
     assert_eq!(gateway.get("/").status, 200);
     redis.kill();
@@ -132,7 +132,7 @@ fn a_redis_that_hangs_is_given_up_and_used_again_when_it_answers() {
     until_given_up(&gateway);
     let late = gateway.metric("tidegate_redis_calls_total{outcome=\"late\"}");
     assert_eq!(passed(&gateway, 200), 200);
-    // calls that were under way when it was given up may still be found late, but none is made any more
+    // calls in flight when the breaker opened may still end late, but no new ones are made
     let later = gateway.metric("tidegate_redis_calls_total{outcome=\"late\"}");
     assert!(
         later <= late + 5.0,
@@ -186,7 +186,7 @@ fn what_a_redis_that_stood_still_granted_to_nobody_goes_back() {
         };
         admit(5);
         redis.pause();
-        // several calls at once: each is granted something when Redis goes on
+        // several calls at once: each receives grants when Redis continues
         let statuses = burst(std::slice::from_ref(&gateway), 8, 8);
         let passed = statuses.get(&200).copied().unwrap_or(0);
         admitted.set(admitted.get() + passed);
@@ -302,7 +302,7 @@ fn what_is_no_redis_is_given_up() {
                 thread::spawn(move || {
                     let mut stream = stream;
                     let mut buffer = [0; 4096];
-                    // one answer for each command that begins, so that nothing of it looks like silence
+                    // one answer per command, so that nothing looks like a timeout
                     while let Ok(read @ 1..) = stream.read(&mut buffer) {
                         let commands = buffer[..read].iter().filter(|&&byte| byte == b'*').count();
                         for _ in 0..commands.max(1) {
@@ -335,7 +335,7 @@ fn two_gateways_share_what_goes_on_alone() {
     redis.kill();
     gateways.iter().for_each(until_given_up);
     let alone: usize = gateways.iter().map(|gateway| passed(gateway, 400)).sum();
-    // what they hold, and half of what is left
+    // the local tokens, and half of what is left
     assert!(
         alone <= 300,
         "{alone} passed without Redis, after 100 of 400"

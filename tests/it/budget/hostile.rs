@@ -1,4 +1,5 @@
-//! A server in the place of Redis that answers as it likes: whatever it says, requests are decided, and nothing grows without bounds.
+//! A hostile server in place of Redis: whatever it answers, requests are decided and memory stays
+//! bounded.
 
 use std::{
     io::{self, BufRead, BufReader, Write},
@@ -18,10 +19,10 @@ fn shared_at(url: &str, limit: &str) -> Gateway {
     waiting("200ms", &format!("url = {url:?}"), limit)
 }
 
-/// Answers `+OK` to everything but script calls by digest, which `answer` does.
+/// Answers `+OK` to everything except script calls by digest, which go to `answer`.
 struct Impostor {
     url: String,
-    /// Connections that the gateway has closed.
+    /// Connections closed by the gateway.
     closed: Arc<Mutex<usize>>,
 }
 
@@ -160,7 +161,7 @@ fn replies_of_another_kind_are_failures_and_the_limit_goes_on_alone() {
             statuses.iter().all(|status| [200, 429].contains(status)),
             "{reply:?}"
         );
-        // half of four for each of two gateways, or for the only one that is known
+        // half of four for each of two gateways, or for the only known one
         assert!((1..=2).contains(&passed), "{reply:?}: {statuses:?}");
         assert_eq!(gateway.metric("tidegate_panics_total"), 0.0, "{reply:?}");
     }
@@ -168,7 +169,7 @@ fn replies_of_another_kind_are_failures_and_the_limit_goes_on_alone() {
 
 #[test]
 fn a_reply_without_end_is_cut_off_and_its_memory_is_given_back() {
-    // as fast as the gateway reads it, up to a bound that no test should reach
+    // as fast as the gateway reads, up to a bound that no test should reach
     let impostor = Impostor::answering(|stream| {
         stream.write_all(b"$68719476736\r\n")?;
         let chunk = [b'x'; 64 * 1024];
@@ -185,7 +186,7 @@ fn a_reply_without_end_is_cut_off_and_its_memory_is_given_back() {
     for _ in 0..20 {
         assert_eq!(gateway.get("/").status, 200);
     }
-    // twenty budgets of 200 ms after the last call, whatever is still on its way
+    // twenty timeouts of 200 ms after the last call, even while the reply continues
     within(Duration::from_secs(30), "a connection to be closed", || {
         assert_eq!(gateway.get("/").status, 200);
         match *lock(&impostor.closed) {
@@ -204,7 +205,7 @@ fn a_redis_that_lets_nobody_in_is_named_with_its_own_words() {
     let url = format!("redis://{}", socket.local_addr().expect("it is bound"));
     thread::spawn(move || {
         for mut stream in socket.incoming().flatten() {
-            // as Redis does it: whatever the client sends meanwhile resets the connection
+            // as Redis does: data from the client resets the connection
             let _ = stream.write_all(WORDS);
         }
     });

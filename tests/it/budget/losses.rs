@@ -1,5 +1,6 @@
-//! What Redis loses: whatever gateway asks first, and whether a key is gone or merely old, at most a fiftieth of the burst is admitted
-//! beyond the limit, and the loss is said once and counted.
+//! Data loss in Redis: whichever gateway calls first, and whether a key is missing or merely old,
+//! at most a fiftieth of the burst is admitted beyond the limit. The loss is logged once and
+//! counted.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +21,7 @@ use crate::support::{
     wait::{pause, within},
 };
 
-/// Each with a burst of 600 that hardly comes back while a test runs.
+/// Each has a burst of 600 that hardly refills during a test.
 const KINDS: [(&str, &str); 7] = [
     ("bucket", "rate = \"600/h\"\nburst = 600"),
     (
@@ -46,13 +47,13 @@ const KINDS: [(&str, &str); 7] = [
     ),
 ];
 
-/// What may be admitted beyond the limit after a loss: a fiftieth.
+/// Maximum excess after a loss: a fiftieth of the burst.
 const BEYOND: usize = 12;
 
-/// How long gateways take to find out that a server has lost something, and to tell it: a heartbeat, and the doubt.
+/// How long gateways need to detect and report a loss: a heartbeat, and the doubt.
 const DOUBT: Duration = Duration::from_millis(3_500);
 
-/// A limit of each kind, each on a path of its own.
+/// A limit of each kind, each on its own path.
 fn config(redis: &str) -> String {
     let limits = KINDS.map(|(name, limit)| {
         format!(
@@ -66,7 +67,7 @@ fn config(redis: &str) -> String {
     )
 }
 
-/// So many gateways that know of each other.
+/// This many gateways that know of each other.
 fn gateways(redis: &str, count: usize) -> Vec<Gateway> {
     let start = |_| Gateway::with(&config(redis)).start();
     let gateways: Vec<Gateway> = (0..count).map(start).collect();
@@ -80,7 +81,7 @@ fn url(redis: &Redis) -> String {
     format!("url = {:?}", redis.url())
 }
 
-/// How many of so many requests are admitted; those that find no Redis are sent again.
+/// Number of admitted requests; those without Redis are sent again.
 fn spend(gateway: &Gateway, kind: &str, requests: usize) -> usize {
     let mut client = gateway.connect();
     let request = Request::get(&format!("/{kind}"));
@@ -102,7 +103,8 @@ fn spend(gateway: &Gateway, kind: &str, requests: usize) -> usize {
     admitted
 }
 
-/// A has spent 1 of each limit, B the rest, and Redis loses something: A asks first, then B, then both when the doubt is over.
+/// Gateway A has spent 1 of each limit, B the rest, and Redis loses data: A calls first, then B,
+/// then both after the doubt.
 fn a_loss_costs_little(redis: &mut Redis, before: impl Fn(&Redis), loses: impl Fn(&mut Redis)) {
     let gateways = gateways(&url(redis), 2);
     let [a, b] = &gateways[..] else {
@@ -128,7 +130,7 @@ fn a_loss_costs_little(redis: &mut Redis, before: impl Fn(&Redis), loses: impl F
     is_within(&admitted, begun);
 }
 
-/// A fiftieth of the burst beyond it, and what has refilled.
+/// At most a fiftieth of the burst beyond it, plus what has refilled.
 fn is_within(admitted: &BTreeMap<&str, usize>, begun: Instant) {
     println!("{admitted:?}");
     for (kind, &admitted) in admitted {
@@ -190,7 +192,7 @@ fn keys_that_are_evicted_when_their_gateway_is_silent_cost_one_burst_once() {
         assert!(spend(silent, kind, 600) >= 560, "{kind}");
     }
     evict(&redis);
-    // nothing can tell this gateway that the key is not new
+    // this gateway cannot know that the key is not new
     for (kind, _) in KINDS {
         let admitted = spend(asked, kind, 620);
         assert!(
@@ -234,7 +236,7 @@ fn a_gateway_without_requests_tells_a_flushed_redis_what_it_knows() {
         })
         .into();
     redis.run::<Value>(&["FLUSHALL"]);
-    // the second is not asked any more
+    // the second gateway receives no more requests
     let until = Instant::now() + DOUBT * 2;
     while Instant::now() < until {
         for (kind, _) in KINDS {
@@ -261,7 +263,7 @@ fn a_key_that_is_refused_after_a_loss_is_asked_for_again_within_seconds() {
     redis.run::<()>(&["FLUSHALL"]);
     let admitted = KINDS.map(|(kind, _)| spend(&gateways[0], kind, 30));
     assert!(admitted.iter().sum::<usize>() < 7 * 30, "none is refused");
-    // not only when a window ends, which is in days here
+    // not only when a window ends, which takes days here
     for (kind, _) in KINDS {
         eventually(kind, || match spend(&gateways[0], kind, 1) {
             0 => Err("it is refused".to_owned()),
@@ -281,7 +283,7 @@ fn one_gateway_alone_goes_on_from_what_it_remembers_without_a_pause() {
     let begun = Instant::now();
     for (kind, _) in KINDS {
         let mut rest = spend(&gateways[0], kind, 330);
-        // a lease pauses while the pool is short, and then asks for the last few
+        // a lease pauses while the pool is short, then requests the last few
         eventually(kind, || match rest {
             295.. => Ok(()),
             _ => {
@@ -309,7 +311,7 @@ fn a_replica_that_takes_over_without_the_last_grants_is_told_of_them() {
             .then_some(())
             .ok_or_else(|| there.to_string())
     });
-    // it does not hear of what comes now
+    // it does not receive later writes
     sentinel.replica.pause();
     let mut admitted: BTreeMap<&str, usize> = KINDS
         .map(|(kind, _)| (kind, 1 + spend(&gateways[1], kind, 599)))
@@ -333,7 +335,8 @@ fn a_replica_that_takes_over_without_the_last_grants_is_told_of_them() {
     is_within(&admitted, begun);
 }
 
-/// Three gateways under three times the limit, of each kind, while Redis loses something: what is admitted beyond, by kind.
+/// Three gateways at three times the limit, of each kind, while Redis loses data: the excess, by
+/// kind.
 fn under_load(loses: impl Fn(&mut Redis), before: impl Fn(&Redis)) {
     let mut redis = Redis::start();
     let gateways = gateways(&url(&redis), 3);

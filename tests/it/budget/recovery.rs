@@ -1,5 +1,6 @@
-//! Redis is used again by itself as soon as it is back, whatever had befallen it. A probe comes every quarter of a second and none may
-//! be wasted, which is counted here, as a busy machine makes any time long.
+//! Gateways return to Redis as soon as it is back, after any fault. A probe is sent every quarter
+//! of a second and none may be wasted. The test counts probes, because a busy machine stretches any
+//! time.
 
 use std::{thread, time::Instant};
 
@@ -17,10 +18,10 @@ use crate::support::{
     wait::within,
 };
 
-/// Probes that may fail once Redis is back: one that was under way, and one that left in the same moment.
+/// Probes that may fail once Redis is back: one in flight, and one sent at the same moment.
 const WASTED: f64 = 2.0;
 
-/// Asks Redis with every request.
+/// A gateway that calls Redis for every request.
 fn asking(redis: &str) -> Gateway {
     let limit = format!("{PLENTY}\nsync = \"strict\"\non_redis_down = \"open\"");
     let gateway = waiting("500ms", redis, &limit);
@@ -37,7 +38,7 @@ fn failed(gateway: &Gateway) -> f64 {
     gateway.metric("tidegate_redis_errors_total")
 }
 
-/// Redis has been given up, and is back since just now.
+/// Requires that the gateway returns to Redis, which has just come back after an outage.
 fn is_used_again(gateway: &Gateway) {
     let (back, answered, wasted) = (Instant::now(), ok_calls(gateway), failed(gateway));
     eventually("calls to be answered again", || {
@@ -91,7 +92,7 @@ fn the_first_probes_find_a_redis_that_has_memory_again() {
 #[test]
 fn a_redis_that_stands_still_for_a_moment_is_not_given_up_however_many_calls_are_late() {
     let redis = Redis::start();
-    // one call for each client: those of one key would wait for each other
+    // one client per call: calls of one key would wait for each other
     let gateway = Gateway::with(&format!(
         "[redis]\n{}\ntimeout = \"1s\"\nconnect_timeout = \"2s\"\n\
          [client_ip]\ntrusted_proxies = [\"127.0.0.0/8\"]\n\

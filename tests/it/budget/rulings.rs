@@ -1,4 +1,4 @@
-//! What an operator rules at one gateway holds at all that share a Redis.
+//! A runtime override made at one gateway applies at all gateways that share a Redis.
 
 use serde_json::{Value, json};
 
@@ -37,7 +37,7 @@ fn a_switch_a_ban_and_a_boost_reach_all_gateways_and_end_at_all() {
     other.change("POST", &format!("{KEY}/ban"), &json!({ "for": "1h" }));
     becomes(&one, "the ban to arrive", 429);
 
-    // a gateway that comes later reads what was ruled before
+    // a gateway that starts later reads earlier overrides
     let late = shared(&redis, LIMIT);
     eventually_eq(
         "the ban and the mode to be read",
@@ -63,7 +63,7 @@ fn a_switch_a_ban_and_a_boost_reach_all_gateways_and_end_at_all() {
     });
     late.statuses(&Request::get("/"), 12);
     assert_eq!(late.look(KEY)["boost"], Value::Null, "it is spent");
-    // other news does not grant it again
+    // other overrides must not grant it again
     one.change(
         "PUT",
         "/api/v1/limits/here/mode",
@@ -89,7 +89,7 @@ fn what_is_ruled_while_redis_is_away_holds_here_at_once_and_elsewhere_when_it_is
     redis.kill();
     one.change("POST", &format!("{KEY}/ban"), &json!({ "for": "1h" }));
     assert_eq!(one.look(KEY)["banned"], true);
-    // it comes back with nothing in it
+    // it restarts empty
     redis.restart();
     eventually_eq("the ban to arrive", json!(true), || {
         other.look(KEY)["banned"].clone()

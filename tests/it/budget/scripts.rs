@@ -1,4 +1,4 @@
-//! The scripts themselves, on a Redis: what they grant, take back, remember and forget.
+//! The scripts themselves, on a Redis: what they grant, return, remember and forget.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ const LOG: &str = concat!(
 const KEY: &str = "tidegate:{test:key}";
 const HOUR_US: f64 = 3_600e6;
 
-/// The ten numbers that a script answers.
+/// The ten numbers of a script's answer.
 #[derive(Debug, PartialEq)]
 struct Answer {
     need: i64,
@@ -97,7 +97,7 @@ impl Bucket {
             "1".into(),
             "0".into(),
             "1000000".into(),
-            // nothing is remembered
+            // no memory
             "0".into(),
         ]
     }
@@ -110,7 +110,7 @@ impl Bucket {
         run(redis, BUCKET, &arguments)
     }
 
-    /// A request did not use this grant.
+    /// Returns a grant that a request did not use.
     fn unused(&self, redis: &Redis, granted: &Answer) -> Answer {
         let mut arguments = self.arguments(0, 0);
         let moment = 2 * self.tau_us.cast_signed() - granted.valid_us;
@@ -120,7 +120,7 @@ impl Bucket {
     }
 }
 
-/// Moves the moment of the last call, as a step of the clock would.
+/// Moves the moment of the last call, like a clock step.
 fn step_clock(redis: &Redis, by_us: f64) {
     let script = "local s = redis.call('GET', KEYS[1])
         local ts = struct.unpack('<d', s, 31)
@@ -141,7 +141,7 @@ fn those_who_wait_come_before_what_is_taken_ahead() {
         (answer.need, answer.want, answer.pool, answer.incarnation),
         (0, 0, 0, incarnation)
     );
-    // a thousand seconds for one token
+    // a thousand seconds per token
     assert!(
         (990_000_000..=1_000_000_001).contains(&answer.wait_us),
         "{answer:?}"
@@ -196,14 +196,15 @@ fn a_grant_that_no_request_used_goes_back_whole() {
 #[test]
 fn a_grant_that_no_request_used_goes_back_only_as_far_as_nothing_refilled_behind_it() {
     let redis = Redis::start();
-    // a unit in 10 ms
+    // a unit per 10 ms
     let fast = Bucket {
         capacity: 8.0,
         rate: 100.0,
         tau_us: 2_000_000,
     };
     let late = [(); 4].map(|()| fast.call(&redis, 1, 0, &[]));
-    // two of the four go back at once; a unit is missing behind each of the others until the bucket is full
+    // two of the four return at once; a unit is missing behind each of the others until the bucket
+    // is full
     for granted in &late[..2] {
         assert!(fast.unused(&redis, granted).pool <= 8);
     }
@@ -279,7 +280,7 @@ fn after_the_wait_exactly_one_fits() {
 fn a_step_of_the_clock_gives_at_most_one_capacity_and_takes_nothing() {
     let redis = Redis::start();
     SLOW.call(&redis, 100, 0, &[]);
-    // the last call seems to lie in the future: the clock went back
+    // the last call now lies in the future: the clock went back
     step_clock(&redis, -HOUR_US);
     assert_eq!(SLOW.call(&redis, 0, 0, &[]).pool, 0);
     step_clock(&redis, HOUR_US * 1_000.0);
@@ -350,7 +351,7 @@ fn window(
 
 const DAY_US: u64 = 86_400_000_000;
 
-/// A limit in some form, spent from and given back to: units that are asked for, and those handed back of an earlier answer.
+/// A limit in some form: spends `need`, leases `want`, and returns units of earlier answers.
 type Form = fn(&Redis, limit: u64, need: u64, want: u64, back: &[(u8, i64, i64)]) -> Answer;
 
 const FORMS: [(&str, Form); 3] = [
@@ -373,7 +374,7 @@ const FORMS: [(&str, Form); 3] = [
 fn what_other_terms_borrowed_comes_back_and_what_they_spent_does_not() {
     for (before, old) in FORMS {
         for (after, new) in FORMS {
-            // nine are spent and six are in hand when the limit changes
+            // nine are spent and six leased when the limit changes
             for (limit, left) in [(8, 0), (9, 0), (10, 1), (12, 3), (50, 41)] {
                 let redis = Redis::start();
                 let answer = old(&redis, 20, 9, 6, &[]);
@@ -437,7 +438,7 @@ fn a_new_window_is_open_and_a_sliding_one_looks_back() {
     let redis = Redis::start();
     let second = 3_000_000;
     let full = |slides| {
-        // at the beginning of a window, so that the calls below are in the next one
+        // at the start of a window, so that the calls below are in the next one
         loop {
             let answer = window(&redis, slides, 10, second, 10, 0, &[]);
             if answer.valid_us > 2_400_000 && answer.need == 10 {
@@ -468,7 +469,7 @@ fn a_new_window_is_open_and_a_sliding_one_looks_back() {
     );
 }
 
-/// The window's number, so many windows later than it is.
+/// Moves the window's number by this many windows.
 fn step_window(redis: &Redis, windows: f64) {
     let script = "local s = redis.call('GET', KEYS[1])
         local wid = struct.unpack('<I6', s, 21)
@@ -479,12 +480,12 @@ fn step_window(redis: &Redis, windows: f64) {
 
 #[test]
 fn a_clock_that_steps_back_gives_nothing_of_a_window_and_one_that_steps_forward_opens_the_next() {
-    // spent 8 of 10; then the clock goes by so many windows
+    // spends 8 of 10; then the clock moves by this many windows
     for (slides, windows, left) in [
-        // back by less than one: the open one goes on
+        // back by less than one: the open window continues
         (false, -1, 2),
         (true, -1, 2),
-        // back by more: what was counted stays counted, as of just now
+        // back by more: the counts stay, as of just now
         (false, -24, 2),
         (true, -24, 2),
         // forward by one, by many: over
@@ -511,7 +512,7 @@ fn after_the_wait_of_a_window_one_fits() {
         let redis = Redis::start();
         let three = 3_000_000;
         let mut refused = window(&redis, slides, 4, three, 4, 0, &[]);
-        // where the window ended in between, it is full now
+        // if the window ended meanwhile, it is full now
         while refused.wait_us == 0 {
             refused = window(&redis, slides, 4, three, 4, 0, &[]);
         }
@@ -538,7 +539,7 @@ fn log(
         need.to_string(),
         gateway.into(),
         number.to_string(),
-        // nothing is remembered
+        // no memory
         "0".into(),
     ];
     for (kind, generation, tokens) in reports {
@@ -576,10 +577,10 @@ fn a_log_is_exact_and_gives_back_by_the_number_of_the_call() {
     );
 }
 
-/// One call that asks for these requests, and for tokens ahead.
+/// One call for these requests and for tokens ahead.
 fn asking(redis: &Redis, script: &str, first: [&str; 3], need: &str, want: &str) -> Answer {
     let mut arguments: Vec<String> = first.map(String::from).into();
-    // of a key that is new it remembers that it is full
+    // the memory says that a new key is full
     arguments.extend([need, want, "1", "0", "1", "0", "1000000", first[0]].map(String::from));
     run(redis, script, &arguments)
 }
@@ -637,7 +638,7 @@ fn after_the_wait_of_a_costly_request_it_fits_and_not_before() {
         ask("6*1", "2");
         let refused = ask("7*1", "3");
         if refused.need > 0 {
-            // the window ended in between
+            // the window ended meanwhile
             continue;
         }
         let wait = u64::try_from(refused.wait_us).expect("a wait");
@@ -652,7 +653,7 @@ fn after_the_wait_of_a_costly_request_it_fits_and_not_before() {
 fn a_clock_that_steps_back_locks_a_log_for_one_window_at_most_and_gives_nothing() {
     let redis = Redis::start();
     assert_eq!(log(&redis, 5, 1_000_000, 5, "a", 1, &[]).need, 5);
-    // the entries seem to be of an hour from now: the clock went back
+    // the entries seem to be an hour in the future: the clock went back
     let script = "local all = redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES')
         for i = 1, #all, 2 do redis.call('ZADD', KEYS[1], all[i + 1] + ARGV[1], all[i]) end
         return redis.status_reply('OK')";

@@ -1,4 +1,4 @@
-//! A Redis that asks who is there: TLS on both sides, users, passwords and rights.
+//! A Redis with access control: mutual TLS, users, passwords and permissions.
 
 use tempfile::TempDir;
 
@@ -11,7 +11,7 @@ use crate::support::{
 
 const TWO: &str = "rate = \"2/h\"\nburst = 2\non_redis_down = \"closed\"";
 
-/// A Redis that speaks TLS on a second port and wants a certificate of each client.
+/// A Redis with TLS on a second port that requires a client certificate.
 struct Secure {
     redis: Redis,
     port: u16,
@@ -95,12 +95,12 @@ fn a_redis_whose_certificate_does_not_hold_is_not_used_and_the_log_says_why() {
         ("localhost", &another[..], "UnknownIssuer"),
         ("127.0.0.1", &ALL[..], "not valid for name"),
         ("localhost", &ALL[1..], "UnknownIssuer"),
-        // the server hangs up on a client without a certificate
+        // the server closes the connection of a client without a certificate
         ("localhost", &ALL[..1], "Redis does not answer"),
     ] {
         let gateway = secure.gateway(host, files);
         assert_eq!(gateway.get("/").status, 503, "{host} {files:?}");
-        // lines go through a queue
+        // log lines are written asynchronously
         eventually("the log to say why", || {
             let log = gateway.stderr();
             if log.contains(why) {
@@ -130,7 +130,7 @@ fn whom_the_system_trusts_is_trusted_where_no_file_is_named() {
     assert_eq!(gateway.statuses(&Request::get("/"), 3), [200, 200, 429]);
 }
 
-/// It says what a user of Redis has to be allowed.
+/// Documents the permissions that a Redis user needs.
 const DOCUMENT: &str = include_str!("../../../docs/config.md");
 
 #[test]

@@ -1,4 +1,4 @@
-//! Redis as people run it: watched by Sentinel, or spread over a cluster.
+//! Redis with Sentinel, and as a cluster.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::support::{
     wait::within,
 };
 
-/// So many a second that a test never spends them, asked for one by one.
+/// A strict limit that no test exhausts.
 const ASKED: &str = "rate = \"1000000/s\"\nsync = \"strict\"\non_redis_down = \"open\"";
 
 fn all_pass(gateway: &Gateway, requests: usize) {
@@ -19,7 +19,7 @@ fn all_pass(gateway: &Gateway, requests: usize) {
     assert!(statuses.iter().all(|&status| status == 200), "{statuses:?}");
 }
 
-/// Waits until calls are answered again, and nothing goes on alone.
+/// Waits until calls succeed again and no limit uses its fallback.
 fn until_answered(gateway: &Gateway) {
     let before = gateway.metric("tidegate_redis_calls_total{outcome=\"ok\"}");
     within(FAILOVER, "calls to be answered again", || {
@@ -52,7 +52,7 @@ fn a_replica_that_sentinel_promotes_takes_over() {
     assert_eq!(role.first(), Some(&Value::BulkString(b"master".to_vec())));
 }
 
-/// One limit for each client, so that its keys are all over the cluster.
+/// A limit per client, so that its keys spread over the cluster.
 pub fn per_ip(cluster: &Cluster, limit: &str) -> Gateway {
     Gateway::with(&format!(
         "[redis]\ncluster = [{:?}]\ntimeout = \"1s\"\nconnect_timeout = \"2s\"\n\
@@ -113,7 +113,7 @@ fn slots_that_move_under_load_fail_no_request_and_change_no_count() {
         }
     };
     send(5);
-    // in five parts, with requests between them and while slots are half-way
+    // in five parts, with requests between them and while slots are migrating
     for part in 0..5_u16 {
         let slots = part * 500..(part + 1) * 500;
         cluster.begin_to_move(slots.clone(), 0, 1);
@@ -179,7 +179,7 @@ fn limits_of_one_request_in_different_slots_are_charged_all_or_none() {
         let gateways: Vec<Gateway> = (0..2).map(|_| Gateway::with(&toml).start()).collect();
         let mut passed = [0_usize; 8];
         let mut clients: Vec<_> = gateways.iter().map(Gateway::connect).collect();
-        // ten thousand, of which most are refused by the limit of their client
+        // ten thousand, most of which their client's limit refuses
         for turn in 0..10_000 {
             let who = turn % 8;
             let client = &mut clients[turn / 8 % 2];
@@ -190,7 +190,7 @@ fn limits_of_one_request_in_different_slots_are_charged_all_or_none() {
             passed[who] += usize::from(status == 200);
         }
         let all: usize = passed.iter().sum();
-        // eight times sixty are fewer than five hundred: each gets all of its own
+        // eight times sixty are fewer than five hundred: each client gets its whole limit
         assert_eq!(passed, [60; 8], "{sync}");
         assert_eq!(all, 480, "{sync}");
         let rest = from(100);

@@ -58,7 +58,7 @@ fn each_gateway_exceeds_a_spent_limit_by_its_part_of_the_slack_and_no_more() {
         }
     });
     let more = passed(&gateways[1], 40);
-    // a tenth of it, for two; and what the first left
+    // a tenth of it, for two gateways; and what the first left
     assert!((5..=7).contains(&more), "{more} passed beyond {all}");
 }
 

@@ -1,4 +1,5 @@
-//! Requests in flight, counted over all gateways: a slot is held until the answer has ended, and comes back whatever happens.
+//! Requests in flight, counted over all gateways: a request holds a slot until its response ends,
+//! and always returns it.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use crate::support::{
     wait::{Gate, pause, within},
 };
 
-/// An origin whose answers to `/slow` have begun and end when the gate is opened, or their client has left.
+/// An origin whose responses to `/slow` end when the gate opens or their client has left.
 fn slow_origin() -> (Origin, Gate) {
     let gate = Gate::default();
     let held = gate.clone();
@@ -36,7 +37,8 @@ fn gateway(redis: &Redis, origin: &Origin, limit: &str) -> Gateway {
     .start()
 }
 
-/// Sends a request whose answer does not end; the client that holds its slot, or `None` where it was refused.
+/// Sends a request whose response does not end; returns the client that holds its slot, or `None`
+/// if it was refused.
 fn hold(gateway: &Gateway) -> Option<Client> {
     let mut client = gateway.connect();
     let head = client.begin(&Request::get("/slow"));
@@ -44,7 +46,7 @@ fn hold(gateway: &Gateway) -> Option<Client> {
     (head.status == 200).then_some(client)
 }
 
-/// As many as are let in, of so many to each gateway in turn.
+/// All admitted clients, of `each` sent to each gateway in turn.
 fn hold_all(gateways: &[Gateway], each: usize) -> Vec<Client> {
     let in_turn = (0..each).flat_map(|_| gateways);
     in_turn.filter_map(hold).collect()
@@ -60,7 +62,7 @@ fn no_more_requests_than_the_limit_are_under_way_over_all_gateways() {
         assert_eq!(held.len(), 5, "{sync}");
         let refused = gateways[0].get("/");
         assert_eq!((refused.status, refused.retry_after()), (429, Some(1)));
-        // one client goes away: its slot serves whoever comes next, at any gateway
+        // one client leaves: its slot goes to the next request, at any gateway
         drop(held.pop());
         eventually("the slot to be free again", || {
             let next = gateways.iter().find_map(hold);
@@ -185,7 +187,7 @@ fn without_redis_slots_go_on_with_a_part_or_open_or_closed_and_are_counted_when_
         redis.restart();
         gateway.wait_for_metric("tidegate_degraded", 0.0);
         if behaviour == "local" {
-            // the five that are under way are declared, five more fit
+            // the five in flight are declared, five more fit
             eventually("the other five to be let in", || {
                 held.extend(hold(&gateway));
                 if held.len() == 10 {
@@ -214,7 +216,7 @@ fn a_slot_of_a_request_that_another_limit_refuses_is_free_at_once() {
     .start();
     let statuses = gateway.statuses(&Request::get("/"), 20);
     assert_eq!(statuses[..4], [200, 200, 200, 429]);
-    // refused by the rate each time, never for want of a slot
+    // refused by the rate each time, never for lack of a slot
     let refused = gateway.get("/");
     assert_eq!(refused.status, 429);
     assert!(refused.text().contains("\"all\""), "{}", refused.text());
@@ -228,7 +230,7 @@ fn who_comes_alone_is_not_refused_a_slot_that_is_on_its_way_back() {
     let mut ask = || assert_eq!(client.send(&Request::get("/")).status, 200);
     for turn in 0..40 {
         ask();
-        // a free slot sets out after some 20 ms, and a refusal is remembered for up to 25
+        // a free slot is returned after some 20 ms, and a refusal is remembered for up to 25
         redis.run::<Value>(&["CLIENT", "PAUSE", "40", "ALL"]);
         pause(Duration::from_millis(20 + turn % 5));
         ask();
@@ -254,7 +256,7 @@ const SLOTS: &str = concat!(
 );
 const KEY: &str = "tidegate:{test:slots}";
 
-/// What one call of the script answers: granted, left, whether others want slots, held by all.
+/// One call of the script: granted, left, whether others want slots, held by all.
 fn declare(
     redis: &Redis,
     who: &str,
@@ -289,7 +291,7 @@ fn a_declaration_made_twice_changes_nothing_and_a_late_one_neither() {
         "what is left"
     );
     assert_eq!(declare(&redis, "a", 0, 4, 1, LONG), [0, 0, 1, 10], "late");
-    // what a lost reply granted is free with the next declaration
+    // the next declaration frees what a lost reply granted
     assert_eq!(declare(&redis, "b", 0, 0, 2, LONG), [0, 6, 1, 4]);
     assert_eq!(declare(&redis, "a", 0, 0, 3, LONG), [0, 10, 1, 0]);
 }
@@ -298,7 +300,7 @@ fn a_declaration_made_twice_changes_nothing_and_a_late_one_neither() {
 fn a_request_gets_all_of_its_slots_or_none_and_leaves_what_it_cannot_have_to_others() {
     let redis = Redis::start();
     assert_eq!(declare(&redis, "a", 0, 7, 1, LONG), [7, 3, 0, 7]);
-    // of 4, 1, 5 and 1 slots, three are there
+    // requests for 4, 1, 5 and 1 slots, with three available
     let answer = declare(&redis, "b", 0, "4*1 1*1 5*1 1*1", 1, LONG);
     assert_eq!(answer, [2, 1, 1, 9]);
     assert_eq!(declare(&redis, "c", 0, "4*2", 1, LONG), [0, 1, 1, 9]);

@@ -1,4 +1,4 @@
-//! What clients are told of a limit that gateways share.
+//! What a shared limit reports to clients.
 
 use super::shared;
 use crate::support::{Redis, Request};
@@ -15,7 +15,8 @@ fn a_gateway_that_is_rarely_asked_tells_what_is_left_for_all() {
         let [busy, quiet] = [0, 1].map(|_| shared(&redis, limit));
         assert_eq!(busy.statuses(&Request::get("/"), 200), [200; 200]);
         let told = quiet.get("/").remaining("shared");
-        // 399, less what the busy gateway has borrowed ahead, at most half of it; its share of the demand would be two
+        // 399, less the busy gateway's leases of at most half of it; its share of the demand would
+        // be two
         assert!((195..=405).contains(&told), "{limit}: r={told}");
         let again = quiet.get("/").remaining("shared");
         assert!(

@@ -1,4 +1,4 @@
-//! The judge itself is judged: an exact limiter shows no fault, and each planted fault is found.
+//! Calibrates the judge: an exact limiter shows no fault, and each planted fault is found.
 
 use crate::support::{
     judge::{
@@ -19,7 +19,7 @@ const ALL: [Counting; 4] = [
     Counting::SlidingLog,
 ];
 
-/// What is wrong with a limiter.
+/// The flaw of a limiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flaw {
     None,
@@ -31,7 +31,7 @@ enum Flaw {
     RetryLate,
 }
 
-/// What clients do: how many requests, how often, what they cost, and how long an answer takes at most.
+/// Client behaviour: number of requests, rate, costs, and the longest answer time.
 #[derive(Clone, Copy)]
 struct Load {
     requests: usize,
@@ -40,7 +40,8 @@ struct Load {
     most_delay: Time,
 }
 
-/// A history of a limiter whose requests overlap: each is decided at a random moment between its start and its end.
+/// A history of a limiter with overlapping requests: each is decided at a random moment between its
+/// start and its end.
 fn history(rule: &Rule, flaw: Flaw, load: Load, random: &mut Random) -> Vec<Record> {
     let mut now = 0;
     let mut records: Vec<(Time, Record)> = (0..load.requests)
@@ -95,7 +96,7 @@ fn flawed(rule: &Rule, flaw: Flaw) -> Rule {
     rule
 }
 
-/// A random limit, whose windows begin at a moment that the judge may know.
+/// A random limit, whose windows start at a moment that the judge may know.
 fn any_rule(counting: Counting, random: &mut Random) -> Rule {
     let amount = random.within(1, 60).unsigned_abs();
     let period = random.within(300, 4_000) * MILLISECOND;
@@ -107,7 +108,7 @@ fn any_rule(counting: Counting, random: &mut Random) -> Rule {
     }
 }
 
-/// The same limit, of which the judge does not know as much.
+/// The same limit, with less known to the judge.
 fn blurred(rule: &Rule, random: &mut Random) -> Rule {
     let earliest = rule.boundaries.earliest;
     let error = random.within(0, MILLISECOND);
@@ -148,14 +149,14 @@ fn an_exact_limiter_shows_no_fault_in_ten_thousand_histories() {
         requests += history.len();
         refused += history.iter().filter(|record| !record.charged()).count();
     }
-    // the histories are about something
+    // the histories must exercise the limit
     assert!(
         refused * 5 > requests && refused * 5 < requests * 4,
         "{refused} of {requests} refused"
     );
 }
 
-/// Faults of this kind in histories of a limiter with a flaw; the seeds of which show none.
+/// Looks for this kind of fault in histories of a flawed limiter; returns the seeds without one.
 fn found(counting: Counting, flaw: Flaw, is_it: impl Fn(&Fault) -> bool) -> Vec<u64> {
     let missed = |seed: &u64| {
         let mut random = Random::new(*seed);
@@ -180,7 +181,7 @@ fn found(counting: Counting, flaw: Flaw, is_it: impl Fn(&Fault) -> bool) -> Vec<
     (0..20).filter(missed).collect()
 }
 
-/// One client that spends all there is, and then returns when it is told to.
+/// One client that spends the whole limit, then returns when it is told to.
 fn lone_client(rule: &Rule, flaw: Flaw) -> Vec<Record> {
     let mut limiter = Exact::new(*rule);
     let (mut now, mut history) = (0, Vec::new());
@@ -226,7 +227,7 @@ fn a_window_that_is_too_short_is_found() {
 #[test]
 fn a_boundary_that_is_off_by_a_millisecond_is_found() {
     for counting in [Counting::FixedWindow, Counting::SlidingLog] {
-        // two bursts, on both sides of the boundary
+        // two bursts, one on each side of the boundary
         let rule = Rule {
             boundaries: Boundaries::at(0),
             ..Rule::new(counting, 10, SECOND, 10)

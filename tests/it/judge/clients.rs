@@ -1,4 +1,4 @@
-//! Clients that record what they see: one thread, connections that are kept, and one clock for all.
+//! Clients that record what they see: one thread, persistent connections, and one clock for all.
 
 use std::{
     cell::{Cell, RefCell},
@@ -23,10 +23,10 @@ use crate::support::{
     wait::{lock, pause},
 };
 
-/// The clock of all records: nanoseconds since it was made.
+/// The clock of all records: nanoseconds since its creation.
 pub struct Clock {
     zero: Instant,
-    /// By how much the wall clock, by which Redis counts, is ahead: the least and the most that was seen.
+    /// How far Redis's wall clock is ahead: the smallest and the largest observed value.
     ahead: Mutex<(Time, Time)>,
 }
 
@@ -44,7 +44,7 @@ impl Clock {
         Time::try_from(self.zero.elapsed().as_nanos()).unwrap_or(Time::MAX)
     }
 
-    /// Compares with the wall clock. The shortest of some looks is the sharpest one.
+    /// Compares with the wall clock. The quickest of several reads is the most precise.
     pub fn look(&self) {
         let looks = (0..20).map(|_| {
             let before = self.now();
@@ -60,7 +60,7 @@ impl Clock {
         *ahead = (ahead.0.min(least), ahead.1.max(most));
     }
 
-    /// Where windows begin that Redis counts.
+    /// The boundaries of Redis's windows.
     pub fn boundaries(&self, period: Time) -> Boundaries {
         let (least, most) = *lock(&self.ahead);
         Boundaries {
@@ -69,14 +69,14 @@ impl Clock {
         }
     }
 
-    /// By how much the two clocks may have moved apart, and the microsecond to which Redis rounds.
+    /// How far the two clocks may have drifted apart, plus the microsecond to which Redis rounds.
     pub fn slack(&self) -> Time {
         let (least, most) = *lock(&self.ahead);
         most - least + 2_000
     }
 }
 
-/// A request that is to be sent at some time.
+/// A scheduled request.
 #[derive(Clone, Copy, Debug)]
 pub struct Planned {
     pub at: Time,
@@ -85,27 +85,27 @@ pub struct Planned {
     pub cost: u64,
 }
 
-/// A client that is alone on its key: it spends what there is, and returns when it is told to.
+/// A client alone on its key: it spends the whole limit, and returns when it is told to.
 #[derive(Clone, Debug)]
 pub struct Lone {
     pub limit: usize,
     pub gateway: usize,
     pub costs: Vec<u64>,
-    /// Between requests while they are admitted.
+    /// Pause between requests while they are admitted.
     pub pause: Time,
     pub until: Time,
 }
 
-/// What all clients saw, by limit.
+/// The records of all clients, by limit.
 pub type Histories = HashMap<usize, Vec<Record>>;
 
-/// Requests that may wait for the clients' thread.
+/// Most requests queued for the clients' thread.
 const QUEUE: usize = 100_000;
 
-/// How long an answer may take; longer is none.
+/// Longest wait for an answer; later ones count as missing.
 const PATIENCE: Duration = Duration::from_secs(8);
 
-/// Sends what is planned, in the order of its times, to these gateways.
+/// Sends the scheduled requests to these gateways, in order of time.
 pub fn run(
     clock: &Arc<Clock>,
     gateways: &[SocketAddr],
@@ -127,7 +127,7 @@ pub fn run(
     clients.join().expect("the clients end")
 }
 
-/// Everything that the tasks of the clients' thread share.
+/// The shared state of all tasks on the clients' thread.
 struct Shared {
     clock: Arc<Clock>,
     gateways: Vec<SocketAddr>,
@@ -187,7 +187,7 @@ async fn be_alone(shared: Rc<Shared>, lone: Lone) {
         let record = ask(&shared, lone.limit, lone.gateway, cost).await;
         let told = record.and_then(|record| Some((record.end, record.retry_after?)));
         let wait = match told {
-            // a microsecond is forgiven where the header is exact
+            // where the header is exact, allow a microsecond
             Some((end, seconds)) => end + i64::from(seconds) * SECOND - shared.clock.now(),
             None => lone.pause,
         };
@@ -195,7 +195,7 @@ async fn be_alone(shared: Rc<Shared>, lone: Lone) {
     }
 }
 
-/// Sends one request and records what came of it. There is no record where the gateway cannot be reached.
+/// Sends one request and records the outcome. There is no record if the gateway is unreachable.
 async fn ask(shared: &Shared, limit: usize, gateway: usize, cost: u64) -> Option<Record> {
     let kept = shared.idle[gateway].borrow_mut().pop();
     let mut stream = match kept {
@@ -264,7 +264,7 @@ async fn answer(
     Ok(())
 }
 
-/// What a head says of limits; the length of the body.
+/// Parses the rate limit fields of a response head; returns the body length.
 fn read_head(text: &str, record: &mut Record) -> usize {
     let mut length = 0;
     record.verdict = match text.get(9..12) {

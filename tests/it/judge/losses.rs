@@ -1,6 +1,6 @@
-//! What is admitted beyond a limit when Redis loses what it knew, for every algorithm and every way of losing it.
+//! The excess over a limit when Redis loses its data, for every algorithm and every kind of loss.
 //!
-//! It takes about six minutes and so runs only when it is asked for:
+//! Takes about six minutes, so it runs only on request:
 //! `TIDEGATE_JUDGE_LOSSES=1 cargo test --test it judge::losses -- --nocapture`.
 
 use std::{env, net::SocketAddr, sync::Arc, thread, time::Duration};
@@ -18,15 +18,15 @@ use crate::support::{
     wait::pause,
 };
 
-/// How Redis loses what it knew.
+/// How Redis loses its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Loss {
     Nothing,
     Flush,
     RestartEmpty,
-    /// Restarted from what it had saved so long ago.
+    /// Restarted from a snapshot of this age.
     Snapshot(Duration),
-    /// The keys of the limits alone.
+    /// Only the keys of the limits.
     Eviction,
 }
 
@@ -39,19 +39,20 @@ const LOSSES: [Loss; 6] = [
     Loss::Eviction,
 ];
 
-/// Where requests come.
+/// Which gateways receive the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Spread {
-    /// To all gateways alike.
+    /// All gateways equally.
     Even,
-    /// Nearly all to the first gateway before the loss, and to the others after it.
+    /// Nearly all go to the first gateway before the loss, and to the others after it.
     Moved,
 }
 
 const BURST: u64 = 600;
 const PERIOD_MS: u64 = 24_000;
 
-/// After the beginning of a window, when nine tenths are spent. Later gateways refuse from memory and ask nothing.
+/// Time into a window at which nine tenths are spent. Later, gateways refuse from memory and make
+/// no calls.
 const LOST_AFTER: Time = 7_300 * MILLISECOND;
 
 /// In per cent of the burst.
@@ -100,7 +101,7 @@ fn lose(loss: Loss, spread: Spread) -> [u64; PAIRS.len()] {
         costs: vec![1],
         gateways: vec![0, 1, 2],
         arrivals: Arrivals::Poisson,
-        // what is left of a bucket falls as fast as that of a window: it refills meanwhile
+        // a bucket refills meanwhile, so its content falls as fast as a window's
         load: if algorithm == "token_bucket" {
             4.0
         } else {
@@ -147,7 +148,7 @@ fn lose(loss: Loss, spread: Spread) -> [u64; PAIRS.len()] {
     match loss {
         Loss::Nothing => {}
         Loss::Flush => redis.run::<()>(&["FLUSHALL"]),
-        // it starts from what it has saved, if it has
+        // starts from its saved data, if any
         Loss::RestartEmpty | Loss::Snapshot(_) => redis.restart(),
         Loss::Eviction => {
             for key in redis.keys() {

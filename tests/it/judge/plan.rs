@@ -1,4 +1,4 @@
-//! Random configurations of limits, and requests that come to them in random ways.
+//! Random limit configurations, and random arrival patterns of requests.
 
 use std::{fmt::Write, time::Duration};
 
@@ -19,28 +19,28 @@ pub enum Scope {
     Strict,
 }
 
-/// In which way requests come.
+/// The arrival pattern of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrivals {
-    /// Evenly, to the gateways in turn.
+    /// At a constant rate, to the gateways in turn.
     Steady,
     /// At random moments, to random gateways.
     Poisson,
     /// Bursts a millisecond before and after each boundary.
     Edges,
-    /// Nine of ten to one gateway.
+    /// Nine of ten go to one gateway.
     HotGateway,
-    /// To one gateway for a while, then to another.
+    /// All go to one gateway for a while, then to another.
     MovingHotSpot,
-    /// All to one gateway.
+    /// All go to one gateway.
     OneGateway,
-    /// At random moments, to the first gateway most often, to the second half as often, and so on.
+    /// At random moments; the first gateway receives most, the second half as many, and so on.
     Zipf,
     /// One client that honours `Retry-After`, at one gateway.
     Lone,
 }
 
-/// One limit, and what is asked of it.
+/// One limit and its load.
 #[derive(Clone, Debug)]
 pub struct Configuration {
     pub algorithm: &'static str,
@@ -48,14 +48,14 @@ pub struct Configuration {
     pub amount: u64,
     pub period_ms: u64,
     pub burst: u64,
-    /// Costs of its routes.
+    /// The costs of its routes.
     pub costs: Vec<u64>,
-    /// Gateways that are asked, by number.
+    /// The numbers of the gateways that receive requests.
     pub gateways: Vec<usize>,
     pub arrivals: Arrivals,
-    /// What is asked for, as a multiple of the limit.
+    /// The demand as a multiple of the limit.
     pub load: f64,
-    /// Requests a second, at most: two cores serve those of all configurations.
+    /// Most requests per second: two cores serve those of all configurations.
     pub most_requests: f64,
     pub on_redis_down: &'static str,
 }
@@ -71,7 +71,7 @@ pub const ALGORITHMS: [&str; 6] = [
 
 impl Configuration {
     pub fn random(random: &mut Random, gateways: usize) -> Configuration {
-        // requests in flight are counted, too, one time in eight
+        // one in eight also limits requests in flight
         let slots = random.is(0.125);
         let algorithm = if slots {
             "concurrency"
@@ -136,7 +136,7 @@ impl Configuration {
         configuration
     }
 
-    /// The same limit with another algorithm and another period, of the same capacity or another.
+    /// The same limit with another algorithm and period; the capacity may change, too.
     pub fn exchanged(&self, random: &mut Random) -> Configuration {
         let mut exchanged = self.changed(random);
         if self.counts_slots() {
@@ -164,7 +164,7 @@ impl Configuration {
         }
     }
 
-    /// What the judge knows of it, but for the clock of Redis.
+    /// What the judge knows of it, except Redis's clock.
     pub fn rule(&self) -> Rule {
         let period = self.period_ms.cast_signed() * MILLISECOND;
         Rule::new(self.counting(), self.amount, period, self.burst)
@@ -180,7 +180,7 @@ impl Configuration {
         let mut changed = self.clone();
         changed.amount = other(random, self.amount);
         changed.burst = other(random, self.burst);
-        // no route may cost more than its limit holds
+        // no route may cost more than its limit's capacity
         match self.counting() {
             Counting::Bucket if !self.counts_slots() => changed.burst = changed.burst.max(dearest),
             _ => changed.amount = changed.amount.max(dearest),
@@ -188,7 +188,7 @@ impl Configuration {
         changed
     }
 
-    /// Its tables in the configuration of a gateway.
+    /// Writes its tables of a gateway's configuration.
     pub fn write(&self, number: usize, to: &mut String) {
         let Configuration {
             algorithm,
@@ -233,12 +233,12 @@ impl Configuration {
         }
     }
 
-    /// Whether gateways keep it exactly, so that nobody may be refused wrongly.
+    /// Whether gateways enforce it exactly, so that no request may be refused wrongly.
     pub fn is_exact(&self) -> bool {
         self.scope != Scope::Lease || self.algorithm == "sliding_log"
     }
 
-    /// What it is judged as, in one line.
+    /// The class under which it is judged, in one line.
     pub fn class(&self) -> String {
         let scope = match (self.scope, self.algorithm) {
             (Scope::Lease, "sliding_log") => Scope::Strict,
@@ -255,7 +255,7 @@ impl Configuration {
         format!("{:?} {scope:?} {count}", self.counting())
     }
 
-    /// Its requests from one time to another; `boundaries` are those of its windows.
+    /// Its requests between two times; `boundaries` are those of its windows.
     pub fn requests(
         &self,
         number: usize,
@@ -353,7 +353,7 @@ fn moments((from, to): (Time, Time), rate: f64, even: bool, random: &mut Random)
     std::iter::from_fn(next).collect()
 }
 
-/// How far a gateway is from Redis: half of the delay in each direction, with jitter.
+/// A gateway's distance from Redis: half of the delay in each direction, with jitter.
 pub fn distance(random: &mut Random) -> Distance {
     let most = *random.pick(&[0, 1, 5, 20, 50]);
     let least = random.within(0, most * 1_000);

@@ -1,7 +1,9 @@
-//! Random configurations, judged: whatever clients see is within what the limits promise.
+//! Judges random configurations: everything that clients see is within the guarantees of the
+//! limits.
 //!
-//! A *set* is a Redis, some gateways at different distances from it, and dozens of limits, each with requests of its own; one
-//! event befalls it half-way. Every limit is one configuration. `cargo test --test it judge::property` runs 200 of them.
+//! A *set* is a Redis, some gateways at different distances from it, and dozens of limits, each
+//! with its own requests. One event happens half-way. Every limit is one configuration.
+//! `cargo test --test it judge::property` runs 200 of them.
 //!
 //! | variable | meaning | default |
 //! |---|---|---|
@@ -10,8 +12,9 @@
 //! | `TIDEGATE_JUDGE_SETS` | sets that run side by side | `3` |
 //! | `TIDEGATE_JUDGE_EVENT` | the event of all sets, such as `Reload` | each in turn |
 //!
-//! A fault is printed with the seed of its set, the configuration and the least history that shows it:
-//! `TIDEGATE_JUDGE_SEED=17 TIDEGATE_JUDGE_CONFIGURATIONS=25 cargo test --test it judge::property` runs that set again.
+//! A fault is printed with the seed of its set, the configuration and the shortest history that
+//! shows it. To run that set again:
+//! `TIDEGATE_JUDGE_SEED=17 TIDEGATE_JUDGE_CONFIGURATIONS=25 cargo test --test it judge::property`.
 
 use std::{
     env,
@@ -28,7 +31,8 @@ use super::{
 };
 use crate::support::wait::lock;
 
-/// Of the requests to leases, the part that may be refused wrongly: tokens are in hand at another gateway, or on their way back.
+/// Share of requests to leased limits that may be refused wrongly, because tokens are held by
+/// another gateway or on their way back.
 const LEASES_REFUSED_WRONGLY: f64 = 0.15;
 
 #[test]

@@ -1,12 +1,13 @@
-//! A refusal changes nothing: two equal runs, one with requests between that are all refused, see the same verdicts and remainders.
+//! A refusal changes nothing: two equal runs, one with refused requests in between, see the same
+//! verdicts and remainders.
 
 use super::plan::ALGORITHMS;
 use crate::support::{Client, Gateway, Redis, Request, random::Random};
 
-/// The most that is spent at once, and the cost of the requests that are refused.
+/// The capacity, and the cost of the refused requests.
 const CAPACITY: u64 = 40;
 
-/// A day long, so that nothing comes back during a run.
+/// A period of a day, so that nothing refills during a run.
 fn limits(scope: &str) -> String {
     let mut toml = String::from(
         "[limit.shut]\nkey = [\"header:x-key\"]\nalgorithm = \"fixed_window\"\nrate = \"1/d\"\n\
@@ -20,7 +21,7 @@ fn limits(scope: &str) -> String {
         toml += &format!(
             "[limit.{algorithm}]\nkey = [\"header:x-key\"]\nalgorithm = \"{algorithm}\"\n\
              rate = \"{CAPACITY}/d\"\n{burst}{}\n",
-            // of a log nothing can be leased
+            // a log cannot be leased
             scope.replace(
                 "lease",
                 if algorithm == "sliding_log" {
@@ -46,10 +47,11 @@ fn limits(scope: &str) -> String {
     toml
 }
 
-/// What a client is told of one request.
+/// The answer to one request.
 type Told = (u16, Option<String>, Option<String>);
 
-/// Random requests of one key, and between them, if so wished, such as are refused by this limit or by another.
+/// Sends random requests of one key; if `between`, also requests that this limit or another
+/// refuses.
 fn tell(client: &mut Client, algorithm: &str, key: &str, between: bool) -> Vec<Told> {
     let key = format!("{algorithm}-{key}");
     let mut send = |path: &str| {
@@ -108,7 +110,7 @@ fn a_refusal_changes_nothing_for_a_shared_limit_of_one_gateway() {
                 assert_eq!(alone, beside, "{algorithm} {sync}");
                 continue;
             }
-            // what is borrowed depends on the moments of the calls: one request in twenty
+            // leases depend on the moments of the calls: allow one request in twenty
             let admitted = |told: &[Told]| told.iter().filter(|told| told.0 == 200).count();
             let (alone, beside) = (admitted(&alone), admitted(&beside));
             assert!(

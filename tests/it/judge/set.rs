@@ -1,4 +1,5 @@
-//! A set of gateways and limits: requests come to it, an event befalls it, and the judge reads what clients saw.
+//! A set of gateways and limits: it receives requests, an event happens, and the judge evaluates
+//! what clients saw.
 
 use std::{collections::BTreeMap, env, net::SocketAddr, sync::Arc, thread, time::Duration};
 
@@ -23,31 +24,32 @@ use crate::support::{
     wait::pause,
 };
 
-/// Configurations of one set.
+/// Configurations per set.
 pub const EACH: usize = 25;
 
-/// How long requests come to a set.
+/// Duration of the load on a set.
 const LASTS: Time = 6 * SECOND;
 
-/// How long a slot may be on its way back: the gateway notices late that an answer has ended, and tells Redis.
+/// How long a slot may take to return: the gateway notices the end of an answer late, and tells
+/// Redis.
 const LINGERS: Time = 300 * MILLISECOND;
 
-/// What befalls a set half-way.
+/// The event that happens to a set half-way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     Nothing,
     /// Another rate and burst, at all gateways.
     Reload,
-    /// Another algorithm and window besides.
+    /// Also another algorithm and window.
     Exchange,
     Flush,
-    /// One gateway, at once.
+    /// Kills one gateway.
     Kill,
-    /// One gateway, in order.
+    /// Shuts one gateway down gracefully.
     Terminate,
-    /// Redis stands still for half a second.
+    /// Redis hangs for half a second.
     Pause,
-    /// Redis is killed, and back empty.
+    /// Redis is killed and restarts empty.
     Restart,
 }
 
@@ -63,18 +65,18 @@ const EVENTS: [Event; 9] = [
     Event::Restart,
 ];
 
-/// Some gateways and their limits.
+/// Gateways and their limits.
 pub struct Set {
     seed: u64,
     random: Random,
     event: Event,
     distances: Vec<Distance>,
     limits: Vec<Configuration>,
-    /// The same after a reload.
+    /// The configurations after a reload.
     changed: Vec<Configuration>,
 }
 
-/// When the event began and when it was over.
+/// When the event began and ended.
 type Span = (Time, Time);
 
 impl Set {
@@ -250,7 +252,7 @@ impl Set {
         all
     }
 
-    /// Slots are counted at the origin. After a reload those count that began behind it.
+    /// Slots are counted at the origin. After a reload only requests that began later count.
     fn judge_slots(
         &self,
         number: usize,
@@ -264,14 +266,14 @@ impl Set {
         if reloaded {
             let (mut early, mut late) = (at_work.to_vec(), at_work.to_vec());
             early.retain(|work| work.1 < begun);
-            // a request that came before the change is decided by the rule of that time, when Redis answers
+            // a request from before the change is decided by the old rule when Redis answers
             late.retain(|work| work.0 > over + LINGERS);
             faults.extend(slots::beyond(before.amount, &early));
             faults.extend(slots::beyond(after.amount, &late));
         } else {
             faults.extend(slots::beyond(before.amount, at_work));
         }
-        // who is killed gives nothing back for ten seconds
+        // a killed gateway's slots stay taken for ten seconds
         let until = if self.event == Event::Nothing {
             Time::MAX
         } else {
@@ -303,7 +305,8 @@ impl Set {
     }
 }
 
-/// A limit as the judge knows it: Redis's windows are aligned to its clock, those of a gateway begin at any moment.
+/// A limit as the judge knows it: Redis's windows are aligned to its clock, a gateway's start at
+/// any moment.
 pub fn known(limit: &Configuration, clock: &Clock) -> Rule {
     let mut rule = limit.rule();
     if limit.scope != Scope::Local {
@@ -313,7 +316,7 @@ pub fn known(limit: &Configuration, clock: &Clock) -> Rule {
     rule
 }
 
-/// A fault, and the least history that shows it.
+/// A fault, and the shortest history that shows it.
 pub type Shown = (Fault, String);
 
 fn shown(rule: &Rule, history: &[Record], faults: Vec<Fault>) -> Vec<Shown> {
@@ -325,21 +328,21 @@ fn shown(rule: &Rule, history: &[Record], faults: Vec<Fault>) -> Vec<Shown> {
     faults.into_iter().map(show).collect()
 }
 
-/// Redis learns of a change when a key is next asked for, and until then the key counts by the old rule. That was when the
-/// first request behind the change was admitted, or before.
+/// Redis learns of a change at the next call for a key; until then the key counts by the old rule.
+/// That call was made at or before the admission of the first request after the change.
 fn first_admitted(later: &[Record]) -> Option<Time> {
     let admitted = later.iter().filter(|record| record.charged());
     admitted.map(|record| record.end).min()
 }
 
-/// What was spent under one rule counts under the next, as if it had been spent at the change.
+/// Usage under one rule counts under the next, as if it had been spent at the change.
 fn carried(
     (before, after): (&Rule, &Rule),
     mut later: Vec<Record>,
     used: u64,
     change: Span,
 ) -> Vec<Shown> {
-    // counters that go on keep the times at which they were spent
+    // counters that continue keep their times of spending
     let goes_on = match (before.counting, after.counting) {
         (Counting::SlidingLog, Counting::SlidingLog) => true,
         (Counting::SlidingWindow, Counting::SlidingWindow) => before.period == after.period,
@@ -373,8 +376,8 @@ fn carried(
         .collect()
 }
 
-/// The time before an event is judged by one rule, and the time after it by another. At worst everything was spent when
-/// the new rule was first asked.
+/// Judges the time before an event by one rule, and the time after it by another. At worst the
+/// whole capacity was spent when the new rule was first used.
 fn across(before: &Rule, after: &Rule, history: &[Record], (begun, over): Span) -> Vec<Shown> {
     let earlier: Vec<Record> = history
         .iter()

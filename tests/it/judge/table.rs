@@ -1,7 +1,9 @@
-//! What gateways admit together, beside one exact limiter: a table for each way in which requests come.
+//! The joint admissions of gateways compared with one exact limiter: a table for each arrival
+//! pattern.
 //!
-//! It takes about eight minutes and so runs only when it is asked for, best with nothing beside it:
-//! `TIDEGATE_JUDGE_TABLE=1 cargo test --test it judge::table -- --nocapture`. `TIDEGATE_JUDGE_SEED` picks other moments.
+//! Takes about eight minutes, so it runs only on request, best on an idle machine:
+//! `TIDEGATE_JUDGE_TABLE=1 cargo test --test it judge::table -- --nocapture`. `TIDEGATE_JUDGE_SEED`
+//! selects other random arrivals.
 
 use std::{env, net::SocketAddr, sync::Arc};
 
@@ -16,7 +18,7 @@ use crate::support::{
     random::Random,
 };
 
-/// Every algorithm that gateways keep together, leased and asked for.
+/// Every shared algorithm, with leases and strict.
 pub const PAIRS: [(&str, Scope); 7] = [
     ("token_bucket", Scope::Lease),
     ("token_bucket", Scope::Strict),
@@ -36,7 +38,7 @@ const WAYS: [(&str, Arrivals); 4] = [
 
 const LOADS: [f64; 4] = [0.5, 1.0, 1.5, 3.0];
 
-/// The same number and length for all: 200 in 2 s.
+/// The same amount and period for all: 200 in 2 s.
 fn limit((algorithm, scope): (&'static str, Scope), gateways: usize) -> Configuration {
     Configuration {
         algorithm,
@@ -53,7 +55,7 @@ fn limit((algorithm, scope): (&'static str, Scope), gateways: usize) -> Configur
     }
 }
 
-/// What is owed to clients, in per cent of exact.
+/// The guaranteed admissions, in per cent of exact.
 fn owed(limit: &Configuration) -> f64 {
     if limit.algorithm == "fixed_window" || limit.arrivals == Arrivals::MovingHotSpot {
         95.0
@@ -105,7 +107,7 @@ struct Cell {
     beyond: u64,
 }
 
-/// All pairs side by side, each with a limit of its own.
+/// All pairs side by side, each with its own limit.
 fn column(gateways: usize, arrivals: Arrivals, load: f64, seed: u64) -> Vec<Cell> {
     let limits = PAIRS.map(|pair| Configuration {
         arrivals,
@@ -138,7 +140,7 @@ fn column(gateways: usize, arrivals: Arrivals, load: f64, seed: u64) -> Vec<Cell
     limits.iter().enumerate().map(cell).collect()
 }
 
-/// Gateways that keep these limits in this Redis.
+/// Starts gateways with these limits on this Redis.
 pub fn start(redis: &Redis, limits: &[Configuration], gateways: usize) -> Vec<Gateway> {
     let mut toml = format!(
         "[server]\nworkers = 1\n[redis]\nurl = \"{}\"\ntimeout = \"500ms\"\nconnect_timeout = \"2s\"\n",

@@ -1,4 +1,4 @@
-//! What the judge says of each configuration, what is excused, and the figures of all of them.
+//! The judge's verdict on each configuration, the documented exceptions, and summary figures.
 
 use std::{collections::BTreeMap, env};
 
@@ -11,7 +11,7 @@ use crate::support::{
     judge::{Fault, exact::Comparison},
 };
 
-/// One configuration and what the judge says of it.
+/// One configuration and its verdict.
 pub struct Judged {
     pub seed: u64,
     pub event: Event,
@@ -26,7 +26,7 @@ pub struct Judged {
 }
 
 impl Judged {
-    /// Whether tokens are borrowed, before the event or after it.
+    /// Whether tokens are leased, before the event or after it.
     fn is_leased(&self) -> bool {
         !self.limit.is_exact() || self.event == Event::Exchange && !self.changed.is_exact()
     }
@@ -60,7 +60,7 @@ struct Exception {
     covers: fn(&Judged, &Fault) -> bool,
 }
 
-/// Documented exceptions first, then defects that are known and not fixed yet.
+/// Documented exceptions first, then known defects that are not fixed yet.
 const EXCEPTIONS: &[Exception] = &[
     Exception {
         why: "docs/decisions/0003: of a limit that is nearly spent, tokens may be in hand at another gateway",
@@ -95,13 +95,13 @@ pub struct Summary {
     configurations: usize,
     requests: usize,
     refused: usize,
-    /// Requests to leases, and those that were refused wrongly.
+    /// Requests to leased limits, and those refused wrongly.
     leases: (usize, usize),
     /// By event, class and kind of fault: configurations that show it, faults.
     kinds: BTreeMap<String, (usize, usize)>,
     /// By class: configurations, requests, refused, and the comparison.
     classes: BTreeMap<String, (usize, usize, usize, Comparison)>,
-    /// Faults that an exception covers.
+    /// Faults covered by an exception.
     excused: BTreeMap<&'static str, usize>,
     pub broken: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! An origin that works for a while on each request, and records from when until when.
+//! An origin that works on each request for a while, and records the start and end of the work.
 
 use std::{
     io,
@@ -21,13 +21,13 @@ use crate::support::{
     wait::lock,
 };
 
-/// How long it works on a request, in milliseconds: at least, and at most.
+/// Working time per request in milliseconds: minimum and maximum.
 pub const WORKS_MS: (i64, i64) = (10, 150);
 
-/// The number of a limit, and a request that met it.
+/// The number of a limit, and a request to which it applied.
 type Done = (usize, AtWork);
 
-/// Runs until it is dropped.
+/// Runs until dropped.
 pub struct Workplace {
     address: SocketAddr,
     done: Arc<Mutex<Vec<Done>>>,
@@ -55,7 +55,7 @@ impl Workplace {
                         let (clock, done) = (Arc::clone(&clock), Arc::clone(&written));
                         let random = Random::new(random.next());
                         tokio::spawn(async move {
-                            // a gateway that is killed breaks its connections
+                            // killing a gateway breaks its connections
                             let _ = serve(stream, &clock, random, &done).await;
                         });
                     }
@@ -77,7 +77,7 @@ impl Workplace {
         format!("http://{}", self.address)
     }
 
-    /// What was at work for a limit.
+    /// The recorded work for a limit.
     pub fn of(&self, limit: usize) -> Vec<AtWork> {
         let done = lock(&self.done);
         let own = done.iter().filter(|done| done.0 == limit);
