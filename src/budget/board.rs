@@ -2,7 +2,7 @@
 //! gateway posts and which each polls.
 //!
 //! ```text
-//!   operator ─▶ gateway A ── post ──▶ board (a hash in Redis) ◀── poll, every [`POLL`] ── gateways B, C, …
+//!   operator ─▶ gateway A ── post ──▶ hash in Redis ◀── poll, every [`POLL`] ── gateways B, C, …
 //! ```
 //!
 //! This module treats subjects and values as opaque texts. A failed post is retried with every

@@ -2,8 +2,8 @@
 //! and what it declares to the store.
 //!
 //! ```text
-//!   request ─ free slot here? ─ yes ─▶ held until its answer has ended ─▶ free again, kept for a moment ─▶ goes back
-//!                     └ no ─▶ declare what is held and want more ─▶ granted | refused
+//!   request ─ free local slot? ─ yes ─▶ in use until the response ends ─▶ free, kept for a moment ─▶ given back
+//!                     └ no ─▶ declare slots held and wanted ─▶ granted | refused
 //! ```
 //!
 //! A declaration states everything that this gateway holds, so the next one repairs a lost call or

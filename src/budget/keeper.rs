@@ -2,9 +2,9 @@
 //! the requests that wait for one.
 //!
 //! ```text
-//!   workers ── ask, low, return ──▶ bounded queue ──▶ keeper ── one call per key ──▶ Redis
-//!      ▲                                                │  ▲                           │
-//!      └── answer (oneshot) ◀── hands (atomics) ◀───────┘  └──── reply, or none ◀──────┘
+//!   workers ── ask, low, return ──▶ bounded queue ──▶ manager ── one call per key ──▶ Redis
+//!      ▲                                                │  ▲                            │
+//!      └── answer (oneshot) ◀── cells (atomics) ◀───────┘  └──── reply, or none ◀───────┘
 //! ```
 //!
 //! It runs on its own thread, so that administrative work never delays a request. A request that

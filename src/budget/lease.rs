@@ -2,8 +2,8 @@
 //! key.
 //!
 //! ```text
-//!            tokens in hand            asks                        reply
-//!   requests ─── spend ──▶ low? ──▶ need + want ──▶ the store ──▶ bank until the deadline ──▶ … ──▶ surplus goes back
+//!            local tokens              call                        reply
+//!   requests ─── spend ──▶ low? ──▶ need + want ──▶ the store ──▶ bank until the deadline ──▶ … ──▶ return surplus
 //!                 └ none: wait for the reply                      └ pool short: remember the refusal, ask again later
 //! ```
 //!
@@ -572,7 +572,7 @@ impl Lease {
             deadline_ns,
             bank,
             replaces,
-            // a log that has lost entries is told first, then asked again
+            // a log that has lost entries first receives them, then is asked again
             forecast: if self.memory.tells() {
                 Forecast::default()
             } else {

@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(forecast.fits_ns(&terms, 10), 8 * SECOND);
         assert_eq!(forecast.left(SECOND, &terms), 3);
         assert_eq!(forecast.left(4 * SECOND, &terms), 6);
-        assert_eq!(forecast.left(0, &terms), 3, "as it was told");
+        assert_eq!(forecast.left(0, &terms), 3, "as reported");
         // the script rounds up
         let told = reply(3, 0, [7_000_001, 0]);
         let forecast = Forecast::new(SECOND, SECOND, &terms, &told, None);

@@ -289,7 +289,10 @@ fn after_a_loss_the_store_learns_what_is_still_out_and_a_log_its_entries() {
         (&Reply { pool: 0, ..another }, None),
         (MS, 0.5),
     );
-    assert_eq!(granted.pause, None, "it is told first, and asked again");
+    assert_eq!(
+        granted.pause, None,
+        "it first receives the entries, then is asked again"
+    );
     assert!(lease.has_news());
     let call = lease.call(2 * SECOND, &terms, horizon, [0, 0], Ask::default());
     assert_eq!(call.memory.entries, [(6, 3, 2_000_000)]);

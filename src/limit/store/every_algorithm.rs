@@ -276,7 +276,7 @@ fn logs_set_memory_aside_share_where_there_is_none_and_drop_what_is_gone() {
             .standings()[0]
     };
     assert!(standing(HOUR, 19).denied, "they share one");
-    assert!(standing(HOUR, 0).denied, "and nobody lost his own");
+    assert!(standing(HOUR, 0).denied, "no key lost its own ring");
     for n in 0..20 {
         store.admit(3 * HOUR, &[charge(&limit, Some(key(n + 100)), 9_000)]);
     }

@@ -63,25 +63,25 @@ struct Exception {
 /// Documented exceptions first, then known defects that are not fixed yet.
 const EXCEPTIONS: &[Exception] = &[
     Exception {
-        why: "docs/decisions/0003: of a limit that is nearly spent, tokens may be in hand at another gateway",
+        why: "docs/decisions/0003: another gateway may hold the last tokens of a nearly spent limit",
         covers: |judged, fault| judged.is_leased() && fault.excess() == 0,
     },
     Exception {
-        why: "docs/decisions/0003: what Redis loses is admitted again where no gateway remembers it",
+        why: "docs/decisions/0003: usage that Redis lost is admitted again if no gateway remembers it",
         covers: |judged, fault| {
             let lost = matches!(judged.event, Event::Flush | Event::Restart);
             lost && judged.limit.scope != Scope::Local && fault.is_beyond()
         },
     },
     Exception {
-        why: "docs/shared-limits.md: after a loss little is granted until every gateway has told what it remembers",
+        why: "docs/shared-limits.md: after a loss Redis grants little until every gateway has reported its memory",
         covers: |judged, fault| {
             let lost = matches!(judged.event, Event::Flush | Event::Restart);
             lost && judged.limit.scope != Scope::Local && fault.excess() == 0
         },
     },
     Exception {
-        why: "docs/decisions/0003: while gateways change over, what is borrowed may be refilled behind once",
+        why: "docs/decisions/0003: during a rollout the bucket may refill behind a lease once",
         covers: |judged, fault| {
             let changes = matches!(judged.event, Event::Reload | Event::Exchange);
             changes && judged.is_leased() && fault.is_beyond()
