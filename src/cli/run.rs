@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::ConfigFile;
 use crate::{
-    config::{self, Loaded, Report, Snapshot},
+    config::{self, Loaded, Mode, Report, Snapshot},
     identity::{AddressSource, KeyPart},
     listener::{Address, Company},
     server::{self, Running},
@@ -176,13 +176,14 @@ fn banner(running: &Running, file: Option<&Path>) -> String {
         }
         let _ = writeln!(
             text,
-            "  limit      {:<16} {}, {}",
+            "  limit      {:<16} {}, {}{}",
             limit.name,
             allowance(limit),
             match limit.shared {
                 Some(_) => "shared through Redis",
                 None => "local counters",
-            }
+            },
+            enforcement(limit)
         );
     }
     let workers = if running.workers == 1 {
@@ -249,6 +250,18 @@ fn allowance(limit: &config::Limit) -> String {
         let _ = write!(text, "; {tier}: {quota}, burst {}", quota.burst);
     }
     text
+}
+
+/// `, mode = "shadow"`; empty for a limit that rejects. An operator sees at the start that a limit
+/// protects nothing.
+fn enforcement(limit: &config::Limit) -> String {
+    match limit.mode {
+        Mode::Enforce if limit.enforce_percent < 100 => {
+            format!(", enforce_percent = {}", limit.enforce_percent)
+        }
+        Mode::Enforce => String::new(),
+        mode => format!(", mode = \"{}\"", mode.as_str()),
+    }
 }
 
 /// Writes to a temporary file and renames it, so a reader never sees a partial file.

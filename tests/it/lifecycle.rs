@@ -41,6 +41,34 @@ fn the_banner_says_where_it_listens_what_it_limits_and_where_the_admin_page_is()
 }
 
 #[test]
+fn the_banner_shows_the_mode_of_each_limit_that_does_not_enforce() {
+    let limit = |name: &str, keys: &str| {
+        format!("[limit.{name}]\nkey = [\"ip\"]\nrate = \"1/h\"\nburst = 2\n{keys}\n")
+    };
+    let limits = [
+        limit("strict", ""),
+        limit("watched", "mode = \"shadow\""),
+        limit("tagged", "mode = \"tag\""),
+        limit("idle", "mode = \"off\""),
+        limit("partial", "enforce_percent = 10"),
+    ];
+    let all = "limits = [\"strict\", \"watched\", \"tagged\", \"idle\", \"partial\"]";
+    let gateway = Gateway::with(&format!("[gateway]\n{all}\n{}", limits.concat())).start();
+    let banner = gateway.banner();
+    for (name, end) in [
+        ("strict", "local counters"),
+        ("watched", "local counters, mode = \"shadow\""),
+        ("tagged", "local counters, mode = \"tag\""),
+        ("idle", "local counters, mode = \"off\""),
+        ("partial", "local counters, enforce_percent = 10"),
+    ] {
+        let start = format!("  limit      {name} ");
+        let line = banner.lines().find(|line| line.starts_with(&start));
+        assert!(line.is_some_and(|line| line.ends_with(end)), "{banner}");
+    }
+}
+
+#[test]
 fn the_built_in_echo_answers_without_any_origin() {
     let gateway = Gateway::with("").start();
     let response =
