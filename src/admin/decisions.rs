@@ -88,10 +88,10 @@ fn unknown() -> Answer {
 
 fn is_wanted(one: &Remembered, call: &Call) -> bool {
     let explanation = &one.explanation;
-    let met = |outcome: &Outcome| !matches!(outcome, Outcome::NotMet(_));
+    let applied = |outcome: &Outcome| !matches!(outcome, Outcome::NotApplied(_));
     let limit = |name: &str| {
         let mut limits = explanation.limits.iter();
-        limits.any(|limit| limit.name == name && met(&limit.outcome))
+        limits.any(|limit| limit.name == name && applied(&limit.outcome))
     };
     let key = |key: &str| {
         let is_it = |shown: &str| {

@@ -329,24 +329,26 @@ impl Worker {
             outcome: Outcome::Unkeyed,
         };
         shown.outcome = match applicability {
-            Applicability::Off => not_met("mode = \"off\""),
-            Applicability::SwitchedOff => not_met("an operator has switched it off"),
+            Applicability::Off => not_applied("mode = \"off\""),
+            Applicability::SwitchedOff => not_applied("an operator has switched it off"),
             Applicability::NotForGuesses => {
-                not_met("who sends a credential that does not verify meets no limit on users")
+                not_applied("limits on users need a credential that verifies")
             }
-            Applicability::Exempt(None) => not_met("its `exempt` names the client"),
+            Applicability::Exempt(None) => not_applied("its `exempt` names the client"),
             Applicability::Exempt(Some(index)) => {
                 shown.because = exception(settings, *index);
-                not_met(&shown.because)
+                not_applied(&shown.because)
             }
-            Applicability::NoKey => not_met("a part of its key has no value (missing = \"skip\")"),
+            Applicability::NoKey => {
+                not_applied("a part of its key has no value (missing = \"skip\")")
+            }
             Applicability::MissingKey => Outcome::Unkeyed,
             Applicability::NotRead => {
-                not_met("another limit rejects the request before its body is read")
+                not_applied("another limit rejects the request before its body is read")
             }
             Applicability::Granted(boost) => {
                 let left = boost.left();
-                not_met(&format!("an operator has granted {left} more to this key"))
+                not_applied(&format!("an operator has granted {left} more to this key"))
             }
             Applicability::Applies(applied) => {
                 shown.quota = allowance(settings, applied.tier());
@@ -364,11 +366,13 @@ impl Worker {
                     (Some(outcome), false) if outcome.denies() && rule.mode() == Mode::Tag => {
                         Outcome::Tagged
                     }
-                    (Some(outcome), false) => Outcome::LookedOn {
+                    (Some(outcome), false) => Outcome::Observed {
                         would_reject: outcome.denies(),
                     },
-                    (None, true) => not_met("the request was refused before it was asked"),
-                    (None, false) => not_met("another limit rejects the request"),
+                    (None, true) => {
+                        not_applied("the request was rejected before this limit was checked")
+                    }
+                    (None, false) => not_applied("another limit rejects the request"),
                 }
             }
         };
@@ -380,7 +384,7 @@ impl Worker {
 fn enforced(outcome: &LimitOutcome<'_>) -> Outcome {
     let settings = &outcome.applied.limit.rule.settings;
     let Some(standing) = outcome.finding.map(|finding| finding.standing()) else {
-        return not_met("the request was refused before it was asked");
+        return not_applied("the request was rejected before this limit was checked");
     };
     match standing.denied {
         true => Outcome::Rejected {
@@ -404,8 +408,8 @@ fn denied(request: &RequestContext<'_>) -> Answer {
     }
 }
 
-fn not_met(why: &str) -> Outcome {
-    Outcome::NotMet(why.to_owned())
+fn not_applied(why: &str) -> Outcome {
+    Outcome::NotApplied(why.to_owned())
 }
 
 fn refused(refusal: &Refusal) -> Refused {

@@ -178,7 +178,7 @@ fn two_limits_that_deny_are_both_named_and_the_longer_wait_counts() {
     assert_eq!(
         described,
         ["fast", "roomy", "slow"],
-        "every limit that the request met"
+        "every limit that applies to the request"
     );
     let rejected = gateway.get("/");
     assert_eq!(rejected.status, 429);

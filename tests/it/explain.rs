@@ -135,7 +135,7 @@ fn programs_get_json() {
     assert_eq!(json["limits"][1]["quota"], "600/min, burst 20");
     assert_eq!(json["limits"][1]["outcome"], "admitted");
     assert_eq!(json["limits"][1]["remaining"], 10);
-    assert_eq!(json["limits"][3]["outcome"], "not_met");
+    assert_eq!(json["limits"][3]["outcome"], "not_applied");
     assert_eq!(json["answer"]["forwarded"], true);
 }
 

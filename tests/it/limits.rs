@@ -246,7 +246,7 @@ fn every_layer_limits_on_its_own() {
 }
 
 #[test]
-fn a_limit_by_user_is_not_met_by_anonymous_requests() {
+fn a_limit_by_user_does_not_apply_to_anonymous_requests() {
     let gateway = Gateway::with(&format!(
         "{TRUSTING}\n[gateway]\nlimits = [\"per_user\"]\n\
          [limit.per_user]\nkey = [\"user\"]\nrate = \"1/h\"\nburst = 1\n"
@@ -650,7 +650,7 @@ fn a_header_may_be_the_key_and_padding_does_not_make_it_another() {
     assert_eq!(
         gateway.statuses(&Request::get("/"), 2),
         [200, 200],
-        "without the field the limit is not met"
+        "without the field the limit does not apply"
     );
 }
 

@@ -75,7 +75,7 @@ fn beyond_the_bound_the_least_important_are_shed_first_and_charged_for_nothing()
         1.0
     );
     let charged = gateway.metric(r#"tidegate_decisions_total{limit="per_ip"}"#);
-    assert_eq!(charged, 5.0, "what is shed meets no limit");
+    assert_eq!(charged, 5.0, "no limit applies to a shed request");
     drop(five);
     gate.open();
     eventually_eq("places come back", 200, || gateway.get("/report").status);

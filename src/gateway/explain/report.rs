@@ -138,12 +138,12 @@ pub enum Outcome {
     /// Admits it, and tells the upstream that it is over the limit.
     Tagged,
     /// Observes it in shadow mode.
-    LookedOn {
+    Observed {
         /// Whether the limit would reject the request.
         would_reject: bool,
     },
     /// The limit does not apply, for this reason.
-    NotMet(String),
+    NotApplied(String),
 }
 
 /// The gateway's answer.
@@ -191,15 +191,15 @@ impl Outcome {
     pub fn word(&self) -> &'static str {
         match self {
             Outcome::Admitted | Outcome::CountsLater(_) => "admitted",
-            Outcome::LookedOn {
+            Outcome::Observed {
                 would_reject: false,
             } => "admitted",
-            Outcome::LookedOn { would_reject: true } => "shadow_rejected",
+            Outcome::Observed { would_reject: true } => "shadow_rejected",
             Outcome::Delayed(_) => "delayed",
             Outcome::Rejected { .. } => "rejected",
             Outcome::Unkeyed => "unkeyed",
             Outcome::Tagged => "tagged",
-            Outcome::NotMet(_) => "not_met",
+            Outcome::NotApplied(_) => "not_applied",
         }
     }
 }
@@ -338,8 +338,8 @@ impl LimitShown {
             Outcome::CountsLater(statuses) => shown["count_status"] = json!(statuses),
             Outcome::Delayed(delay) => shown["delay_seconds"] = json!(delay.as_secs_f64()),
             Outcome::Rejected { retry_after, .. } => shown["retry_after"] = seconds(*retry_after),
-            Outcome::NotMet(why) => shown["why"] = json!(why),
-            Outcome::Admitted | Outcome::Unkeyed | Outcome::Tagged | Outcome::LookedOn { .. } => {}
+            Outcome::NotApplied(why) => shown["why"] = json!(why),
+            Outcome::Admitted | Outcome::Unkeyed | Outcome::Tagged | Outcome::Observed { .. } => {}
         }
         shown
     }

@@ -94,7 +94,7 @@ fn what(f: &mut fmt::Formatter<'_>, asked: &Asked) -> fmt::Result {
     let shown = |route: &RouteShown| format!("{} ({})", route.name, route.pattern);
     match &asked.route {
         Some(route) => writeln!(f, "  route      {}", shown(route))?,
-        None => f.write_str("  route      none: it meets the limits of [gateway] only\n")?,
+        None => f.write_str("  route      none: only the limits of [gateway] apply\n")?,
     }
     for route in &asked.also {
         let why = if asked.route.is_some() {
@@ -166,11 +166,11 @@ fn outcome(limit: &LimitShown, cost: u64) -> String {
             "REFUSES: a part of its key has no value (missing = \"reject\")".to_owned()
         }
         Outcome::Tagged => "would reject, and only tells the upstream (mode = \"tag\")".to_owned(),
-        Outcome::LookedOn { would_reject: true } => "would reject, and only looks on".to_owned(),
-        Outcome::LookedOn {
+        Outcome::Observed { would_reject: true } => "would reject, and only observes".to_owned(),
+        Outcome::Observed {
             would_reject: false,
-        } => "looks on, and would admit".to_owned(),
-        Outcome::NotMet(why) => return format!("is not met: {why}"),
+        } => "observes, and would admit".to_owned(),
+        Outcome::NotApplied(why) => return format!("does not apply: {why}"),
     };
     if let Some(standing) = limit.standing {
         let _ = write!(
