@@ -229,7 +229,7 @@ fn limit_json(limit: &LimitView, samples: &[Sample]) -> Value {
         "gateways_disagree": disagree,
         "mode": limit.mode.as_str(),
         "configured_mode": settings.mode.as_str(),
-        "ruling": acting(limit.rulings.acting(), limit.rulings.acting_here()),
+        "runtime_override": acting(limit.rulings.acting(), limit.rulings.acting_here()),
         "keys": limit.keys + held as u64,
         "guaranteed_keys": limit.guaranteed,
         "evictions": limit.evictions,
@@ -237,7 +237,7 @@ fn limit_json(limit: &LimitView, samples: &[Sample]) -> Value {
         "decisions": decisions,
         "near_limit": near as u64,
         "top": top,
-        "key_rulings": key_rulings(&limit.rulings),
+        "key_runtime_overrides": key_rulings(&limit.rulings),
     })
 }
 
@@ -346,7 +346,7 @@ fn set_mode(shared: &Shared, limit: Option<&str>, call: &Call) -> Result<Answer,
     }
     let reach = rule_mode(shared, limit, ruling, scope)?;
     let mode = mode.map_or("configured", Mode::as_str);
-    let ends = until.map_or_else(|| "taken back".to_owned(), telemetry::moment);
+    let ends = until.map_or_else(|| "an operator ends it".to_owned(), telemetry::moment);
     tracing::warn!(from = %call.from, limit = limit.unwrap_or("(all)"), mode, until = ends, reach, "an operator has changed how a limit acts");
     Ok(Answer::ok(
         json!({ "ok": true, "limit": limit, "mode": mode, "until": until_json(until), "reach": reach }),
@@ -400,7 +400,7 @@ fn change(
     let reach = rule(shared, About::Key(limit, &key), |rulings| {
         rulings.rule_key(limit, &key, change)
     })?;
-    let ends = until.map_or_else(|| "taken back".to_owned(), telemetry::moment);
+    let ends = until.map_or_else(|| "an operator ends it".to_owned(), telemetry::moment);
     tracing::warn!(from = %call.from, limit, key, until = ends, reach, "an operator has {what} a key");
     changed(shared, limit, &key, reach)
 }

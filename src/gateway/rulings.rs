@@ -114,7 +114,7 @@ impl Boost {
 
 /// The limit has no room for another key's override.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there are {KEYS_MAX} rulings on keys of this limit already")]
+#[error("this limit already has runtime overrides for {KEYS_MAX} keys")]
 pub struct TooManyRulings;
 
 /// The overrides of one limit, as decisions read them.
@@ -368,7 +368,7 @@ impl Rulings {
             Some("shadow") => Some(Mode::Shadow),
             // From a later version.
             Some(_) => {
-                tracing::warn!(subject = about.subject(), ruling = %value, "a ruling of another gateway is not understood");
+                tracing::warn!(subject = about.subject(), runtime_override = %value, "ignored a runtime override of another gateway: unknown mode");
                 return;
             }
         };
@@ -382,7 +382,7 @@ impl Rulings {
             return;
         }
         let subject = about.subject();
-        tracing::warn!(subject, ruling = %value, "a ruling of another gateway holds here, too");
+        tracing::warn!(subject, runtime_override = %value, "applied a runtime override of another gateway");
         match about {
             About::All => self.rule_all(acting),
             About::Limit(limit) => self.rule(limit, acting),
@@ -402,7 +402,7 @@ impl Rulings {
                     tracing::warn!(
                         limit,
                         key,
-                        "a ruling of another gateway is left out: {full}"
+                        "ignored a runtime override of another gateway: {full}"
                     );
                 }
             }

@@ -421,7 +421,7 @@ fn what_is_misspelt_or_has_the_wrong_type_changes_nothing() {
     }
     let shown = gateway.look("/api/v1/limits");
     assert_eq!(shown["limits"][0]["mode"], "enforce");
-    assert_eq!(shown["limits"][0]["key_rulings"], json!([]));
+    assert_eq!(shown["limits"][0]["key_runtime_overrides"], json!([]));
     assert_eq!(gateway.get("/").status, 200);
 }
 
@@ -675,7 +675,7 @@ fn a_switch_says_whom_it_reaches_and_may_be_for_one_gateway() {
     gateway.change("DELETE", "/api/v1/kill", &Value::Null);
     let limit = gateway.look("/api/v1/limits/per_ip");
     assert_eq!(
-        (&limit["ruling"]["scope"], &limit["mode"]),
+        (&limit["runtime_override"]["scope"], &limit["mode"]),
         (&json!("gateway"), &json!("shadow"))
     );
     let unknown = json!({ "mode": "off", "scope": "everywhere" });

@@ -48,8 +48,8 @@ const number = (value) => value >= 100 ? Math.round(value).toLocaleString("en") 
 const count = (value) => value.toLocaleString("en");
 const mebibytes = (bytes) => `${(bytes / 1048576).toFixed(0)} MiB`;
 const clock = (moment) => new Date(moment).toLocaleTimeString([], { hour12: false });
-const where = (ruling, status) => ruling.scope === "all" && status.redis ? "at all gateways on the same Redis" : "at this gateway";
-const until = (ruling) => ruling.until ? `until ${clock(ruling.until)}` : "until it is taken back";
+const where = (override, status) => override.scope === "all" && status.redis ? "at all gateways on the same Redis" : "at this gateway";
+const until = (override) => override.until ? `until ${clock(override.until)}` : "until you end it";
 
 function rate(now, before, seconds) {
   // a restart begins to count at 0 again
@@ -145,16 +145,16 @@ function limits(status, before, seconds) {
     const old = before && before.status.limits.find((one) => one.name === limit.name);
     const per = (outcome) => old ? rate(limit.decisions[outcome], old.decisions[outcome], seconds) : 0;
     const would = per("shadow_rejected") + per("tagged");
-    const ruled = limit.ruling || (status.kill ? status.kill : null);
-    const mode = element("span", { class: `badge ${ruled ? "bad" : limit.mode === "enforce" ? "good" : "warn"}` }, limit.mode);
-    const button = limit.ruling
-      ? element("button", { type: "button", onclick: () => setMode(limit.name, { mode: "configured", scope: limit.ruling.scope }) }, `Back to ${limit.configured_mode}`)
+    const overridden = limit.runtime_override || (status.kill ? status.kill : null);
+    const mode = element("span", { class: `badge ${overridden ? "bad" : limit.mode === "enforce" ? "good" : "warn"}` }, limit.mode);
+    const button = limit.runtime_override
+      ? element("button", { type: "button", onclick: () => setMode(limit.name, { mode: "configured", scope: limit.runtime_override.scope }) }, `Back to ${limit.configured_mode}`)
       : element("button", { type: "button", class: "danger", onclick: () => confirmOff(limit.name) }, "Switch off…");
     const quota = limit.quotas.map((one) => (one.tiers.length ? `${one.tiers.join(", ")}: ` : "") + one.rate).join("; ");
     const per_key = limit.key.length ? `per ${limit.key.join(" + ")}` : "for all together";
     return element("tr", {},
       element("td", {}, element("b", {}, limit.name), element("br"), element("small", {}, `${quota} ${per_key}${limit.scope === "global" ? ", shared with other gateways" : ", this gateway only"}`), limit.gateways_disagree ? element("small", { class: "warn" }, element("br"), "gateways count it differently") : null),
-      element("td", {}, mode, limit.ruling ? element("small", {}, element("br"), `${where(limit.ruling, status)}, ${until(limit.ruling)}`) : null),
+      element("td", {}, mode, limit.runtime_override ? element("small", {}, element("br"), `${where(limit.runtime_override, status)}, ${until(limit.runtime_override)}`) : null),
       element("td", { class: "n" }, number(per("admitted") + per("delayed"))),
       element("td", { class: "n" }, number(per("rejected")), would ? element("small", {}, element("br"), `${number(would)} would be`) : null),
       element("td", { class: "n" }, number(old ? rate(limit.near_limit, old.near_limit, seconds) : 0)),
@@ -257,23 +257,23 @@ async function search() {
 }
 
 function bucket(key) {
-  const ruled = key.banned ? ", banned" : key.boost ? `, ${key.boost.left} granted besides` : "";
+  const changes = key.banned ? ", banned" : key.boost ? `, ${key.boost.left} granted besides` : "";
   const named = element("p", {}, element("b", {}, key.limit), " ", element("code", {}, key.key), ": ");
   const exception = key.override;
   if (key.quota_from === "exempt" || (exception && exception.effect === "exempt")) {
-    named.append(`exempt from the limit${exception ? ` (override for ${exception.for})` : ""}${ruled}`);
+    named.append(`exempt from the limit${exception ? ` (override for ${exception.for})` : ""}${changes}`);
     return named;
   }
   if (exception && exception.effect === "block") {
-    named.append(`blocked (override for ${exception.for})${ruled}`);
+    named.append(`blocked (override for ${exception.for})${changes}`);
     return named;
   }
   const stands = (one) => `${one.spent} of ${one.capacity} spent, ${one.remaining} left, all of it again in ${Math.ceil(one.reset_seconds)} s`;
   const tier = (name) => name === null ? "default tier" : `tier ${name}`;
   const why = { override: () => ` (override for ${exception.for})`, asked: () => ` (${tier(key.tier)})`, last_seen: () => ` (${tier(key.tier)}, as last seen)` }[key.quota_from];
   if (key.quota_from === "unknown") {
-    named.append(`its tier is not known${ruled}`, element("ul", {}, ...key.tiers.map((one) => element("li", {}, `${tier(one.tier)}, ${one.rate}: ${stands(one)}`))));
-  } else named.append(`${stands(key)}${why ? why() : ""}${ruled}`);
+    named.append(`its tier is not known${changes}`, element("ul", {}, ...key.tiers.map((one) => element("li", {}, `${tier(one.tier)}, ${one.rate}: ${stands(one)}`))));
+  } else named.append(`${stands(key)}${why ? why() : ""}${changes}`);
   return named;
 }
 
