@@ -67,7 +67,7 @@ fn list(data: &[u8], source: AddressSource, name: &'static str, forged: &str) {
             assert_eq!(
                 locate(PROXY, &with_a_lie).address,
                 honest.address,
-                "a lie on the left"
+                "a forged element changed the address"
             );
         }
         let stranger: IpAddr = STRANGER.parse().expect("an address");
@@ -98,7 +98,7 @@ fn header(bytes: &[u8]) {
     loop {
         match proxy_protocol::parse(&bytes[..seen]) {
             Ok(Parsed::Whole { length, .. }) => {
-                assert_eq!(length, seen, "a byte behind the header was read");
+                assert_eq!(length, seen, "read a byte after the header");
                 assert_eq!(whole, proxy_protocol::parse(&bytes[..seen]));
                 return;
             }

@@ -50,7 +50,7 @@ fn bucket(content_type: &str, body: &[u8]) -> Option<Key> {
     match parts.key(Missing::Skip, &hasher, Prefixes::default(), &subject) {
         Keyed::Bucket(key) => Some(key),
         Keyed::Skip => None,
-        Keyed::Missing(_) => panic!("it was not asked to reject"),
+        Keyed::Missing(_) => panic!("`missing` is not \"reject\" here"),
     }
 }
 
@@ -72,7 +72,7 @@ fn json(body: &[u8]) {
     assert_eq!(found, bucket(JSON, body));
     let text = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
     if text.trim_ascii().is_empty() {
-        assert_eq!(found, None, "nothing says nothing");
+        assert_eq!(found, None, "an empty body has no field");
         return;
     }
     if serde_json::from_slice::<IgnoredAny>(text).is_err() {
@@ -86,7 +86,7 @@ fn json(body: &[u8]) {
         let readings = [bucket_of(&value), unclear()];
         assert!(
             readings.contains(&found) || value.trim().is_empty(),
-            "a framework reads {value:?}, we count another value"
+            "a framework reads {value:?}, but the limit counts another value"
         );
     }
 }
@@ -107,7 +107,7 @@ fn form(body: &[u8]) {
         let readings = [bucket_of(&value), unclear()];
         assert!(
             readings.contains(&found) || value.trim().is_empty(),
-            "a framework reads {value:?}, we count another value"
+            "a framework reads {value:?}, but the limit counts another value"
         );
     }
 }

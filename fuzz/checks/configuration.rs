@@ -18,18 +18,18 @@ pub fn text(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     match (compile(&text), compile(&text)) {
         (Ok(one), Ok(other)) => {
-            assert_eq!(one.warnings.errors(), 0, "an error is no warning");
+            assert_eq!(one.warnings.errors(), 0, "the warnings contain an error");
             check_report(&text, &one.warnings);
             assert_eq!(one.snapshot.hash, other.snapshot.hash);
             assert!(Changes::between(&one.snapshot, &other.snapshot).is_empty());
             check_snapshot(&one);
         }
         (Err(one), Err(other)) => {
-            assert!(one.errors() > 0, "a refusal says why");
+            assert!(one.errors() > 0, "rejected without an error");
             check_report(&text, &one);
             assert_eq!(one.json(), other.json());
         }
-        _ => panic!("one text compiles once and not twice"),
+        _ => panic!("the second compilation gave another result"),
     }
 }
 
@@ -106,7 +106,7 @@ pub fn rate(data: &[u8]) {
     let file = |rate: &str| config::quick("builtin:echo", rate, None, None);
     let compiled = compile(&file(&text));
     if config::parse_limit(&text).is_err() {
-        assert!(compiled.is_err(), "a rate that is none compiles: {text:?}");
+        assert!(compiled.is_err(), "an invalid rate compiled: {text:?}");
         return;
     }
     // A valid rate may still not suit this limit: its burst may take years to fill.

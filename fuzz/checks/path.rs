@@ -17,7 +17,7 @@ pub fn check(data: &[u8]) {
     };
     let raw = text.split('?').next().unwrap_or_default();
     let (forward, key) = (&*target.path.forward, &*target.path.key);
-    assert!(forward.len() <= raw.len(), "a path does not grow");
+    assert!(forward.len() <= raw.len(), "the path grew");
 
     let again = normalise(forward).expect("a normal path is acceptable");
     assert_eq!(again, target.path, "the normal form is a fixed point");
@@ -41,7 +41,7 @@ fn check_passed_on(forward: &str, query: Option<&str>) {
         Some(query) => format!("{forward}?{query}"),
         None => forward.to_owned(),
     };
-    let target = PathAndQuery::try_from(&*written).expect("what is passed on is a target");
+    let target = PathAndQuery::try_from(&*written).expect("a forwarded path is a valid target");
     assert_eq!((target.path(), target.query()), (forward, query));
     let uri = Uri::try_from(format!("http://host{written}")).expect("and part of a URL");
     assert_eq!((uri.path(), uri.query()), (forward, query));
@@ -57,7 +57,7 @@ fn check_servers(raw: &str, forward: &str, key: &str) {
     assert_eq!(
         Some(&read),
         resolved_first(forward).as_ref(),
-        "servers differ about what is passed on"
+        "servers read the forwarded path differently"
     );
     assert_eq!(
         Some(&read),

@@ -181,12 +181,12 @@ fn read_chunks(answer: &mut Answer, wire: &mut Wire<'_>, mut chunks: Chunks, sen
     }
     assert!(chunks.ended());
     let (body, length) =
-        lenient_chunks(sent).expect("a lenient parser takes what a strict one does");
+        lenient_chunks(sent).expect("a lenient parser accepts what a strict one accepts");
     assert_eq!(body, answer.body, "two parsers read two bodies");
     assert_eq!(
         length,
         sent.len() - wire.left(),
-        "two parsers see two ends of one body"
+        "two parsers end the body at different bytes"
     );
     End::Reached
 }
@@ -235,7 +235,7 @@ fn check_head(raw: &[u8], head: &ResponseHead, kind: Kind, to_head: bool) {
         );
     }
     let passed_on: Vec<_> = head.headers.get_all(CONTENT_LENGTH).iter().collect();
-    assert!(passed_on.len() <= 1, "one length is passed on");
+    assert!(passed_on.len() <= 1, "more than one length was forwarded");
     assert!(
         believed.lengths.is_empty() || believed.codings.is_empty(),
         "two kinds of length"
@@ -250,7 +250,7 @@ fn check_head(raw: &[u8], head: &ResponseHead, kind: Kind, to_head: bool) {
             passed_on
                 .iter()
                 .all(|passed| passed.as_bytes() == &**length),
-            "another length is passed on"
+            "another length was forwarded"
         );
     }
     let status = head.status;
@@ -290,8 +290,8 @@ fn check_passed_on(head: &ResponseHead, kind: Kind, to_head: bool) {
     let mut inbox = BytesMut::from(&*written);
     let again = take_head(&mut inbox, to_head, &SpareTable::default());
     let again = again
-        .expect("what is passed on is accepted")
-        .expect("what is passed on is whole");
+        .expect("the forwarded head is valid")
+        .expect("the forwarded head is complete");
     assert!(inbox.is_empty(), "a field ends the head early");
     assert_eq!(again.status, head.status);
     assert_eq!(again.headers, head.headers);

@@ -29,12 +29,12 @@ pub fn check(data: &[u8]) {
         0 => {
             // Not signed by us: the corpus contains no valid signature.
             let user = user_of(bytes);
-            assert_eq!(user, None, "nobody signed this");
+            assert_eq!(user, None, "an unsigned token was accepted");
         }
         1 => {
             if user_of(signed(bytes, GOOD_CLAIMS).as_bytes()).is_some() {
                 let header: serde_json::Value =
-                    serde_json::from_slice(bytes).expect("a header that is accepted is JSON");
+                    serde_json::from_slice(bytes).expect("accepted headers are JSON");
                 assert_eq!(header["alg"], "HS256");
                 assert!(header.get("crit").is_none());
             }
@@ -43,7 +43,7 @@ pub fn check(data: &[u8]) {
             if let Some(user) = user_of(signed(GOOD_HEADER, bytes).as_bytes()) {
                 assert!((1..=256).contains(&user.len()) && !user.contains(char::is_control));
                 let claims: serde_json::Value =
-                    serde_json::from_slice(bytes).expect("claims that are accepted are JSON");
+                    serde_json::from_slice(bytes).expect("accepted claims are JSON");
                 assert!(claims["exp"].as_f64().is_some_and(|exp| exp > 1.0e9));
             }
         }
@@ -68,7 +68,7 @@ fn signed(header: &[u8], claims: &[u8]) -> String {
     let text = format!("{}.{}", encode(header), encode(claims));
     let key = EncodingKey::from_secret(&SECRET);
     let signature = jsonwebtoken::crypto::sign(text.as_bytes(), &key, Algorithm::HS256);
-    format!("{text}.{}", signature.expect("a secret signs anything"))
+    format!("{text}.{}", signature.expect("a secret can sign any bytes"))
 }
 
 /// The user of a token; checks that the cache returns the same.
@@ -88,7 +88,7 @@ fn user_of(token: &[u8]) -> Option<String> {
         client.ok()?.user.map(str::to_owned)
     };
     let first = user();
-    assert_eq!(user(), first, "remembered differently");
+    assert_eq!(user(), first, "the cached token gave another user");
     first
 }
 

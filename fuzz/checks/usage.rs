@@ -84,7 +84,7 @@ fn check_against_serde(body: &[u8], reading: &Reading) {
     if body.contains(&b'\\') || reading.unread == Some(UnreadBody::TooDeep) {
         return;
     }
-    assert_eq!(reading.unread, None, "what serde reads is JSON");
+    assert_eq!(reading.unread, None, "serde accepts this JSON");
     let Some(input) = value["usage"]["prompt_tokens"].as_u64() else {
         return;
     };

@@ -14,8 +14,8 @@ export default function () {
     check(response, {
       admitted: (r) => r.status === 200,
       // k6 changes the case of header names.
-      'RateLimit says what is left': (r) => /^"per_user";r=\d+(;t=\d+)?/.test(r.headers['Ratelimit'] || ''),
-      'RateLimit-Policy says what is allowed': (r) => /^"per_user";q=\d+;w=\d+/.test(r.headers['Ratelimit-Policy'] || ''),
+      'RateLimit contains the remaining quota': (r) => /^"per_user";r=\d+(;t=\d+)?/.test(r.headers['Ratelimit'] || ''),
+      'RateLimit-Policy contains the quota': (r) => /^"per_user";q=\d+;w=\d+/.test(r.headers['Ratelimit-Policy'] || ''),
     });
   }
   for (const admin of ADMINS) {

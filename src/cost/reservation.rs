@@ -1,9 +1,9 @@
 //! The units that one request reserves in one limit, from arrival until its cost is known.
 //!
 //! ```text
-//!  reserve e ──▶ held ──▶ grow: the answer has used more ──▶ settle with the actual cost a
-//!                                                             a > held: charge the difference as an extra
-//!                                                             a < held: refund it where it was charged
+//! reserve e ──▶ held ──▶ grow: the answer has used more ──▶ settle with the actual cost a
+//!                                                             a > held: charge the difference
+//!                                                             a < held: refund the difference
 //! ```
 //!
 //! This module only computes; the gateway's guard charges and refunds. A refund first takes back

@@ -1,9 +1,10 @@
 //! Charges all limits that apply to a request, or none.
 //!
 //! ```text
-//! each limit ─▶ off? exempt? overridden? ─▶ its key ─┬─▶ enforced: asked and charged together, or not at all
-//!                                                    ├─▶ counts the answer (count_status): asked now, charged by it
-//!                                                    └─▶ observes (shadow, tag): asked alone, once the others admit
+//! each limit ─▶ off? exempt? overridden? ─▶ its key
+//!    ├─▶ enforced: asked and charged together, or not at all
+//!    ├─▶ counts the answer (count_status): asked now, charged by the answer
+//!    └─▶ observes (shadow, tag): asked alone, once the others admit
 //! ```
 
 use std::time::Duration;

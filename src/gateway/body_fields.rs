@@ -1,7 +1,7 @@
 //! Handles limits keyed by body fields: a step of every decision.
 //!
 //! ```text
-//! limits that need no body ─▶ refuse already? 429, and no byte of the body is read, nothing charged
+//! limits that need no body ─▶ refuse already? 429, no byte of the body is read, nothing charged
 //!           │ no
 //!     read the body ─▶ no room for it? 503, nothing charged
 //!           │

@@ -1,4 +1,4 @@
-//! What a decision needs to know about a request body, independent of its origin.
+//! The view of a request body that a decision needs, independent of the body's origin.
 
 use bytes::Bytes;
 

@@ -31,7 +31,7 @@ pub(super) struct DecisionContext<'a> {
     pub(super) limits: LimitOutcomes<'a>,
     /// The delay before forwarding.
     pub(super) delay: Duration,
-    /// What the request holds while in flight.
+    /// Slots and queue places held while in flight.
     pub(super) slots: Slots,
     /// The name of a limit that is nearly used up.
     pub(super) warning: Option<&'a str>,

@@ -1,5 +1,5 @@
-//! What an admitted request holds: slots of concurrency limits until the server finishes, and queue
-//! places until its turn.
+//! The resources that an admitted request holds: slots of concurrency limits until the server
+//! finishes, and queue places until its turn.
 //!
 //! Every exit releases them: the guard drops with the response body or with a panic. If the client
 //! leaves while the server works, the task that waits for the server drops it ([`Slots::outlast`]).
@@ -24,7 +24,7 @@ pub(super) struct Slots {
     place: Option<Place>,
 }
 
-/// What the request holds of one limit.
+/// A charge on one limit, released with the request.
 #[derive(Debug)]
 pub(super) struct Slot {
     rule: Arc<LimitRule>,
