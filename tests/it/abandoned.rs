@@ -67,7 +67,7 @@ impl Workplace {
         let (most, all) = (most.load(SeqCst), all.load(SeqCst));
         println!("{all} requests in all, at most {most} at the same time");
         assert!(most <= 2, "{most} requests at work at the same time");
-        assert!(all >= 2, "{all} requests in all");
+        assert!(all >= 1, "no request came to the origin");
     }
 }
 
@@ -90,9 +90,13 @@ fn reset(stream: &TcpStream) {
     set.expect("a socket");
 }
 
-/// Some time that is different each time, up to two milliseconds.
+/// A different time for each number, up to two milliseconds. A few are long enough for a loaded machine to begin.
 fn moment(number: usize) -> Duration {
-    Duration::from_micros(((number * 7919) % 2000) as u64)
+    let brief = Duration::from_micros(((number * 7919) % 2000) as u64);
+    match number % 199 {
+        0 => Duration::from_millis(60),
+        _ => brief,
+    }
 }
 
 /// So many requests of several clients at the same time.
@@ -329,7 +333,7 @@ fn requests_that_are_tried_again_do_not_make_the_origins_work_on_more() {
     );
     let gateway = Gateway::with(&toml).start();
     let request = Request::get("/").to_bytes();
-    flood(RESETS / 2, |number| {
+    flood(RESETS, |number| {
         send_and_reset(gateway.address(), &request, number)
     });
     gateway.wait_for_metric("tidegate_in_flight", 0.0);
