@@ -1,4 +1,4 @@
-//! What one call costs Redis, and what a decision without a call costs.
+//! The cost of one call for Redis, and the cost of a decision without a call.
 
 use std::time::Instant;
 

@@ -225,7 +225,7 @@ impl Told {
         (at(1.0).unwrap_or(0.0), at(0.999).unwrap_or(0.0))
     }
 
-    /// What one bucket per key would have admitted of the same requests at their times of arrival.
+    /// Requests that one bucket per key would have admitted at the same times of arrival.
     pub fn exact(&self, limit: &Limit, when: Range<f64>) -> f64 {
         let mut exact = 0.0;
         in_order(

@@ -44,7 +44,7 @@ const QUEUE: usize = 256;
 /// One override to share with all gateways.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// What it overrides; a newer entry of the same subject replaces it.
+    /// The subject of the override; a newer entry with the same subject replaces it.
     pub subject: String,
     /// `None` deletes it.
     pub value: Option<String>,

@@ -10,14 +10,17 @@
 -- KEYS[1]  the bucket: one string of 58 bytes, see state.lua
 --      [2]  its key in older versions, in the first call only
 -- ARGV  1 capacity                 2 tokens per µs             3 generation length, µs
---       4 need: waiting requests   5 want: tokens ahead (both as requests.lua reads them)   6 part of the pool for `want`
+--       4 need: waiting requests   5 want: tokens ahead (both as requests.lua reads them)
+--       6 part of the pool for `want`
 --       7 arrivals since last call 8 this gateway's rate, req/s
 --       9 µs since last call (0: first)                       10 memory of the demand, µs
 --      11 this gateway's memory of the key, see state.lua
---      12.. triples (kind, generation, tokens): 0 spent, 1 returned, 2 debt to charge, 3 still leased, but
---         forgotten in a loss, 4 granted for `need` and not used: "tokens room moment", where room is number
---         10 of the reply that granted them, and moment the µs of the generation that had passed then
--- Reply 1 granted for need   2 granted for want   3 generation   4 µs for which `want` tokens stay valid
+--      12.. triples (kind, generation, tokens): 0 spent, 1 returned, 2 debt to charge, 3 still
+--         leased, but forgotten in a loss, 4 granted for `need` and not used: "tokens room moment",
+--         where room is number 10 of the reply that granted them, and moment the µs of the
+--         generation that had passed then
+-- Reply 1 granted for need   2 granted for want   3 generation
+--       4 µs for which `want` tokens stay valid
 --       5 whole tokens left  6 µs until the first refused request fits, or until there is one token
 --       7 incarnation, plus 65536 if gateways with other terms count the same key
 --       8 demand of all gateways, requests per 1000 s   9 µs until it is full

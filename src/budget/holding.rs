@@ -59,7 +59,7 @@ pub(super) struct Holding {
     number: u64,
     called_ns: u64,
     sent: u64,
-    /// What the store has recorded; `None` while unknown.
+    /// The slots that the store has recorded; `None` while unknown.
     declared: Option<u64>,
     /// Until when other gateways want slots freed here.
     wanted_until_ns: u64,

@@ -50,7 +50,7 @@ const NS_PER_S: f64 = 1e9;
 /// Local tokens, by generation modulo 2.
 pub type Hand = [u64; 2];
 
-/// What the store has recorded against this gateway for one generation.
+/// The store's record against this gateway for one generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Book {
     generation: u32,
@@ -163,7 +163,7 @@ pub struct Call {
     pub memory_us: u64,
     /// The key's last known state, for a store that has lost data.
     pub memory: Recollection,
-    /// What happened to tokens since the last call.
+    /// The fate of tokens since the last call.
     pub reports: Vec<Report>,
 }
 
@@ -463,8 +463,8 @@ impl Lease {
         }
     }
 
-    /// What happened to tokens since the last call. Reported once: a lost call is never repeated,
-    /// and its reports lapse.
+    /// Takes the reports since the last call. Each is sent once: a lost call is never repeated, and
+    /// its reports lapse.
     fn reports(&mut self, terms: &Terms, hand: Hand, back: Hand) -> Vec<Report> {
         let mut reports = Vec::new();
         let is_bucket = terms.algorithm == Algorithm::Bucket;

@@ -10,8 +10,8 @@
 --       6 this gateway's memory, see state.lua: f is the number of its own units; after a loss they
 --         follow, each I4 number of the call, H units, I6 µs since then
 --       7.. triples (kind, number of a call, units): 1 returned, 2 debt to charge
--- Reply as bucket.lua: 1 granted, 3 number of the call, 5 units left, 6 µs until the first refused request fits,
--- or until one unit does, 7; the rest is 0
+-- Reply as bucket.lua: 1 granted, 3 number of the call, 5 units left, 6 µs until the first refused
+-- request fits, or until one unit does, 7; the rest is 0
 local A = ARGV
 local limit, win = A[1] + 0, A[2] + 0
 local knew, alive, run, own_units, _ = 0, 1, 0, -1, nil

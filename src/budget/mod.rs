@@ -1,10 +1,16 @@
 //! Limits shared by all gateways through Redis, with almost no Redis calls on the request path.
 //!
-//! Read in this order: [`lease`] (the arithmetic of token leases), `slack` (admission before Redis
-//! is asked), `slot_lease` (leases of slots, for requests in flight), `key_table` (the local state
-//! that workers decide with), `lease_manager` (the task that calls Redis), `breaker` (when to stop
-//! calling), `redis` (one connection), `cluster` (the server of a key), and the scripts beside
-//! them.
+//! Read in this order:
+//!
+//! - [`lease`]: the arithmetic of token leases
+//! - `slack`: admission before Redis is asked
+//! - `slot_lease`: leases of slots, for requests in flight
+//! - `key_table`: the local state that workers decide with
+//! - `lease_manager`: the task that calls Redis
+//! - `breaker`: when to stop calling
+//! - `redis`: one connection
+//! - `cluster`: the server of a key
+//! - the scripts beside them
 //!
 //! **All or none.** Local and shared limits apply to a request. Remembered refusals are checked
 //! first, then local tokens are taken, then Redis is asked for the rest. Each limit is a separate

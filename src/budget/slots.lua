@@ -7,12 +7,12 @@
 -- request gets all of its slots or none; what does not fit is left to those behind it. Declarations
 -- are scanned only when one of them may have expired.
 --
--- KEYS[1]  a hash: gateway -> slots held, expiry, call number; the empty name -> the sum, a moment before which
---          no declaration expires, and until when freed slots are wanted at once
--- ARGV  1 this gateway's name   2 limit   3 held   4 need: waiting requests, as requests.lua reads them
---       5 lifetime, µs   6 number of this call
--- Reply as bucket.lua: 1 granted, 5 slots left, 6 µs for which other gateways want freed slots, 8 held by all;
---       the rest is 0
+-- KEYS[1]  a hash: gateway -> slots held, expiry, call number; the empty name -> the sum, a moment
+--          before which no declaration expires, and until when freed slots are wanted at once
+-- ARGV  1 this gateway's name   2 limit   3 held
+--       4 need: waiting requests, as requests.lua reads them   5 lifetime, µs   6 number of this call
+-- Reply as bucket.lua: 1 granted, 5 slots left, 6 µs for which other gateways want freed slots,
+--       8 held by all; the rest is 0
 local A = ARGV
 local me, limit, held, life, number = A[1], A[2] + 0, A[3] + 0, A[5] + 0, A[6] + 0
 local t = redis.call('TIME')

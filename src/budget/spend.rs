@@ -39,11 +39,11 @@ pub struct Decided<'a> {
     pub shared: Verdict<'a>,
     /// The slots of an admitted request; dropping this returns them.
     pub lent: Vec<Lent>,
-    /// What decided each claim.
+    /// The source of each claim's decision.
     pub sources: ArrayVec<Source, MAX_LIMITS>,
 }
 
-/// What decided a claim.
+/// The source of a decision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Source {
     /// This gateway, with tokens or a refusal that Redis gave it earlier.
@@ -62,7 +62,7 @@ pub struct Unavailable {
     pub claim: usize,
 }
 
-/// What was taken for one claim, and from which cell.
+/// The units taken for one claim, and their cell.
 #[derive(Clone, Copy, Debug, Default)]
 struct Taken {
     place: Option<usize>,
@@ -108,7 +108,7 @@ impl What {
     }
 }
 
-/// What was taken for each claim.
+/// The units taken for each claim.
 #[derive(Debug, Default)]
 struct Takings {
     each: ArrayVec<Taken, MAX_LIMITS>,

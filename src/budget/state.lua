@@ -9,8 +9,8 @@
 --           H end of the doubt (65.5 ms; 0: none)
 --   B       f capacity, f tokens per µs, I4 generation length, d spent, d moment, I4 returned unused,
 --           I4 leased, I4 leased before, f demand, f granted in this incarnation
---   F, S    I6 window length, f limit, I6 window, d count, d count before, I4 moment (1.024 ms), f demand,
---           f granted in this incarnation in this window, f in the one before
+--   F, S    I6 window length, f limit, I6 window, d count, d count before, I4 moment (1.024 ms),
+--           f demand, f granted in this incarnation in this window, f in the one before
 --   L       I6 window length, f limit, f granted in this incarnation
 --   others  c1 form, I4 the second of its last call, and the section
 --
@@ -43,7 +43,7 @@ local function generation(moment, tau)
   return (g - g % 1) % 4294967296
 end
 
--- What most calls do not need: new keys, lost states, changed terms.
+-- Rarely needed functions: new keys, lost states, changed terms.
 local function rarely()
   local function doubt_left(doubt, told, alive)
     if doubt == 0 or told >= alive then return 0 end

@@ -7,12 +7,14 @@
 -- KEYS[1]  the counter: one string of 58 bytes, see state.lua
 --      [2]  its key in older versions, in the first call only
 -- ARGV  1 limit                    2 window, µs                3 1: sliding, 0: fixed
---       4 need: waiting requests   5 want: tokens ahead (both as requests.lua reads them)   6 part of the pool for `want`
+--       4 need: waiting requests   5 want: tokens ahead (both as requests.lua reads them)
+--       6 part of the pool for `want`
 --       7 arrivals since last call 8 this gateway's rate, req/s
 --       9 µs since last call (0: first)                       10 memory of the demand, µs
 --      11 this gateway's memory, see state.lua
 --      12.. triples (kind, window, tokens): 1 returned, 2 debt to charge
--- Reply as bucket.lua; 3 is the window's number modulo 2^32, 4 the µs to its end, 9 its count, 10 that of the one before
+-- Reply as bucket.lua; 3 is the window's number modulo 2^32, 4 the µs to its end, 9 its count,
+-- 10 that of the one before
 local A = ARGV
 local limit, win, slide = A[1] + 0, A[2] + 0, A[3] == '1'
 local want, unit = ahead(A[5])

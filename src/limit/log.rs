@@ -153,7 +153,7 @@ impl Owner {
     }
 }
 
-/// What a request does with a ring.
+/// An operation on a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Deed {
     /// Reads it.

@@ -43,7 +43,7 @@ impl Overdraft {
 const WHOLE: u64 = 1_000_000;
 const MAX_PPM: u64 = 10 * WHOLE;
 
-/// What a claim of `cost` requires, and what it charges.
+/// The units that a claim of `cost` requires, and the units that it charges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Claimed {
     pub(super) needs: u64,

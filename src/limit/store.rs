@@ -420,7 +420,7 @@ impl Store {
     }
 }
 
-/// What a limit would write for a request that every limit admits.
+/// The write that a limit proposes for a request that every limit admits.
 #[derive(Debug, Default)]
 struct Proposal<'s> {
     /// The location of the word.

@@ -129,7 +129,7 @@ impl Former {
 }
 
 impl Attached {
-    /// What a key without counters has spent under previous rules; `None` for nothing.
+    /// Usage of a key without counters under previous rules; `None` for nothing.
     #[cold]
     pub(super) fn inheritance(
         &self,

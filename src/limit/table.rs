@@ -6,11 +6,14 @@
 //! live in any of the [`CHOICES`] groups that its hash selects. It goes into the first group until
 //! only one slot is left there, then into the emptiest. Unowned slots are taken before idle ones,
 //! so a returning key still finds its own.
-//! The table has twice as many slots as `max_keys`. A fresh key finds all its slots held once in
-//! 10¹¹ with debtors in 45 % of the slots (one limit at its bound, see the module `share`), once in
-//! 10⁸ at 55 %, once in 700 at 75 % (all limits at their bounds). Of all keys that arrived until
-//! then, it is one in 20,000 (simulated with 2 million slots). A look-up reads 1.0 lines at 45 %,
-//! and 1.4 at 75 %.
+//! The table has twice as many slots as `max_keys`. A fresh key finds all its slots held:
+//!
+//! - once in 10¹¹ with keys in debt in 45 % of the slots (one limit at its bound, see `share`),
+//! - once in 10⁸ at 55 %,
+//! - once in 700 at 75 % (all limits at their bounds).
+//!
+//! Of all keys that arrived until then, it is one in 20,000 (simulated with 2 million slots). A
+//! look-up reads 1.0 lines at 45 %, and 1.4 at 75 %.
 //!
 //! **Which slots a limit may take** is the caller's decision. A limit that may hold no more slots
 //! replaces its own idle keys. If none is among the fresh key's slots, [`Table::vacate`] searches

@@ -2,7 +2,8 @@
 //!
 //! Time is cut into windows of length W, at a separate offset `o` for each key, so that keys do not
 //! all reset together. The word holds the index of the latest window in which the key was charged,
-//! and the counts of that window (`cur`) and, for the sliding window, of the one before (`prev`).
+//! and the count of that window (`cur`). For the sliding window it also holds the count of the
+//! window before (`prev`).
 //!
 //! ```text
 //!   fixed     │ index                    │ cur       │         used = cur

@@ -41,7 +41,7 @@ pub(super) struct Entry {
 pub(super) struct Flight {
     pub(super) id: u64,
     pub(super) waiters: VecDeque<Waiter>,
-    /// What it requests for its waiters.
+    /// The units requested for its waiters.
     pub(super) need: Requests,
 }
 

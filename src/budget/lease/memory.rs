@@ -1,4 +1,4 @@
-//! What this gateway remembers of a key, so that data loss in Redis costs almost nothing.
+//! This gateway's memory of a key, so that data loss in Redis costs almost nothing.
 //!
 //! The gateway that receives a grant sees it, so the last caller knows what the store had counted.
 //! The greatest memory of all gateways, each aged to now, is the state before the loss. A state has
@@ -41,7 +41,7 @@ struct Entry {
     at_ns: u64,
 }
 
-/// What a call reports of it.
+/// The part of it that a call reports.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Recollection {
     /// 0: no reply yet.

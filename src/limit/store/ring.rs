@@ -96,7 +96,7 @@ impl Store {
             })
     }
 
-    /// What a key without a ring has already spent: under previous rules, or in the overflow ring
+    /// Usage of a key without a ring: under previous rules, or in the overflow ring
     /// that it may have shared.
     fn owed_by_fresh_key(&self, charge: &Charge<'_>, logs: &Logs, now_ns: u64) -> Option<Spent> {
         let (limit, tier) = (charge.limit, charge.tier);

@@ -35,7 +35,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// What one bucket would admit of requests at these times.
+    /// Requests that one bucket would admit at these times.
     fn of_one_bucket(&self) -> f64 {
         let (mut tokens, mut before, mut admitted) = (BURST, Duration::ZERO, 0.0);
         for &now in &self.sent {

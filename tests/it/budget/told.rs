@@ -1,4 +1,4 @@
-//! What a shared limit reports to clients.
+//! The values that a shared limit reports to clients.
 
 use super::shared;
 use crate::support::{Redis, Request};

@@ -164,7 +164,7 @@ impl Configuration {
         }
     }
 
-    /// What the judge knows of it, except Redis's clock.
+    /// The judge's knowledge of it, except Redis's clock.
     pub fn rule(&self) -> Rule {
         let period = self.period_ms.cast_signed() * MILLISECOND;
         Rule::new(self.counting(), self.amount, period, self.burst)
