@@ -5,7 +5,7 @@
 //!   says so.
 //! - **Bounds.** [`KEYS_MAX`] keys per limit.
 //! - **Reach.** Gateways that share limits exchange overrides through Redis within seconds
-//!   (`budget::board`). Each counts the rest of a grant on its own.
+//!   (the override sync of `budget`). Each counts the rest of a grant on its own.
 //! - **Time.** An override expires by itself. The process calls [`Rulings::refresh`] every second,
 //!   so expiry is up to a second late.
 //!
