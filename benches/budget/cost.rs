@@ -28,7 +28,7 @@ pub fn hand(verdicts: &mut Verdicts) {
         burst: 1,
         ..plenty.strict()
     };
-    for (what, limit) in [("tokens in hand", plenty), ("a refusal remembered", spent)] {
+    for (what, limit) in [("local tokens", plenty), ("a remembered refusal", spent)] {
         let gateway = Gateway::start(&at(&redis.url()), limit);
         runtime.block_on(async {
             // until it has enough tokens, or has been refused

@@ -204,7 +204,7 @@ pub fn lossy(verdicts: &mut Verdicts) {
         verdicts.add(12, what, beyond, AtMost(most));
         let exact = told.exact(&run.limit, 0.0..f64::MAX);
         println!(
-            "{:.1} % of what one bucket admits; {} were told that it is unavailable",
+            "{:.1} % of what one bucket admits; {} received 503",
             100.0 * told.admitted() / exact,
             told.count(Answer::Unavailable)
         );

@@ -274,7 +274,7 @@ mod tests {
         let here = Arc::new(Mutex::new(String::new()));
         let (operators, operator) = sync_channel(1);
         let set = |here: &Mutex<String>, ruling: &str| {
-            *here.lock().expect("nobody panics") = ruling.to_owned();
+            *here.lock().expect("no thread panics") = ruling.to_owned();
         };
         let read = Arc::clone(&here);
         let mut reader = Reader::new(move |posted, _| {
@@ -302,7 +302,7 @@ mod tests {
         posts.take_over(Posted::new(), Some((&mut reader, false)), &mut unposted);
         let operator = operator.recv().expect("it was started");
         assert_eq!(operator.join().expect("no panic"), Ok(true));
-        assert_eq!(*here.lock().expect("nobody panics"), "off");
+        assert_eq!(*here.lock().expect("no thread panics"), "off");
         assert!(unposted.is_empty(), "the next poll posts it");
     }
 

@@ -543,7 +543,7 @@ mod tests {
         };
         hand.know(0, &Forecast::default(), Some(pause));
         assert_eq!(decided_at_once(&budget, &limit), Some(false));
-        assert!(messages.try_recv().is_err(), "nobody was asked");
+        assert!(messages.try_recv().is_err(), "no message was sent");
         hand.know(0, &Forecast::default(), None);
         assert_eq!(
             decided_at_once(&budget, &limit),

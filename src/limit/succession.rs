@@ -532,7 +532,7 @@ mod tests {
         assert!(same(&store.attach(&bucket(10)).unwrap(), &bucket(30)));
         assert!(
             !same(&store.attach(&bucket(30)).unwrap(), &bucket(10)),
-            "who owes 30"
+            "the key that owes 30"
         );
         let slots = |count| {
             Limit::new("a", Algorithm::Concurrency, &[Quota::slots(count).unwrap()]).unwrap()

@@ -70,7 +70,7 @@ fn a_free_slot_is_kept_for_a_moment_unless_others_want_it() {
     );
     assert!(
         holding.freed(112 * MS, &terms, 2.0, 1),
-        "somebody was refused"
+        "a request was refused"
     );
     assert!(
         Holding::default().freed(0, &Terms::slots(10, false), 2.0, 1),

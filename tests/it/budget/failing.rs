@@ -35,7 +35,7 @@ fn passed(gateway: &Gateway, requests: usize) -> usize {
 
 /// Sends requests until the breaker opens.
 pub fn until_given_up(gateway: &Gateway) {
-    eventually("Redis to be given up", || {
+    eventually("the breaker to open", || {
         let status = gateway.get("/").status;
         assert!([200, 429, 503].contains(&status), "{status}");
         match gateway.metric("tidegate_degraded") {
@@ -136,7 +136,7 @@ fn a_redis_that_hangs_is_given_up_and_used_again_when_it_answers() {
     let later = gateway.metric("tidegate_redis_calls_total{outcome=\"late\"}");
     assert!(
         later <= late + 5.0,
-        "{late}, then {later} late calls: nobody waits for a Redis that was given up"
+        "{late}, then {later} late calls: no request waits while the breaker is open"
     );
     redis.resume();
     gateway.wait_for_metric("tidegate_degraded", 0.0);
@@ -190,7 +190,7 @@ fn what_a_redis_that_stood_still_granted_to_nobody_goes_back() {
         let statuses = burst(std::slice::from_ref(&gateway), 8, 8);
         let passed = statuses.get(&200).copied().unwrap_or(0);
         admitted.set(admitted.get() + passed);
-        eventually("Redis to be given up", || {
+        eventually("the breaker to open", || {
             send();
             match gateway.metric("tidegate_degraded") {
                 1.0 => Ok(()),

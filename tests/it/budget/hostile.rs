@@ -211,12 +211,17 @@ fn a_redis_that_lets_nobody_in_is_named_with_its_own_words() {
     });
     let gateway = shared_at(&url, "rate = \"5/h\"\nburst = 5\non_redis_down = \"local\"");
     assert_eq!(gateway.get("/").status, 200);
-    within(Duration::from_secs(10), "it is told why", || {
-        let log = gateway.stderr();
-        match log.contains("DENIED Redis is running in protected mode because no password is set\"")
-        {
-            true => Ok(()),
-            false => Err(log),
-        }
-    });
+    within(
+        Duration::from_secs(10),
+        "the log to show the reason",
+        || {
+            let log = gateway.stderr();
+            match log
+                .contains("DENIED Redis is running in protected mode because no password is set\"")
+            {
+                true => Ok(()),
+                false => Err(log),
+            }
+        },
+    );
 }

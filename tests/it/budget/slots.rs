@@ -125,7 +125,7 @@ fn a_gateway_that_is_killed_frees_its_slots_after_one_life() {
     let mut all = Vec::new();
     within(
         Duration::from_secs(40),
-        "the slots of the dead to be free",
+        "the slots of dead gateways to be free",
         || {
             all.extend(hold(&lives));
             if all.len() == 3 {
@@ -188,7 +188,7 @@ fn without_redis_slots_go_on_with_a_part_or_open_or_closed_and_are_counted_when_
         gateway.wait_for_metric("tidegate_degraded", 0.0);
         if behaviour == "local" {
             // the five in flight are declared, five more fit
-            eventually("the other five to be let in", || {
+            eventually("the other five to be admitted", || {
                 held.extend(hold(&gateway));
                 if held.len() == 10 {
                     Ok(())
@@ -320,7 +320,7 @@ fn a_declaration_is_over_after_its_life_and_those_of_others_are_not() {
     let redis = Redis::start();
     declare(&redis, "dead", 0, 7, 1, 300);
     declare(&redis, "lives", 0, 2, 1, LONG);
-    eventually("the dead one's slots to be free", || {
+    eventually("the dead gateway's slots to be free", || {
         let answer = declare(&redis, "lives", 2, 0, 2, LONG);
         if answer == [0, 8, 0, 2] {
             Ok(())
