@@ -1,10 +1,11 @@
-//! One bound for all request bodies that are read ahead in this process.
+//! Process-wide memory bound for request bodies that the gateway buffers.
 //!
-//! A limit that is keyed by a field of the body makes the gateway hold the body before it decides. How many clients do that at
-//! once is for the clients to choose, so all of these bodies share `server.max_body_buffer`. Memory is counted by what was
-//! allocated, from before it is allocated until it is freed, which is when the body has been written to the upstream. One client
-//! address may use a part of it only, so that it cannot keep the bodies of all others out. The lock is taken when a buffer grows or
-//! is freed, never for a request whose body is not read ahead.
+//! A limit keyed by a body field makes the gateway buffer the body before it decides. Clients
+//! choose how many of these requests run at once, so all buffered bodies share
+//! `server.max_body_buffer`. Memory is counted as allocated: from before the allocation until the
+//! free, which follows the write to the upstream. One client address may use only a part of it, so
+//! it cannot lock out the bodies of other clients. The lock is taken when a buffer grows or is
+//! freed. A request with an unbuffered body never takes it.
 
 use std::{
     collections::HashMap,
@@ -19,26 +20,27 @@ use ipnet::IpNet;
 
 /// The smallest buffer: most forms fit.
 const MIN_BYTES: usize = 4 * 1024;
-/// One client address may use this part of what the others leave. So twenty addresses that take all they can get, one after the
-/// other, still leave a fifteenth of all.
+/// One client address may use this fraction of the memory that the others leave free. If twenty
+/// addresses in turn take all they can, a fifteenth of the total stays free.
 const CLIENT_PART: usize = 8;
-/// A smaller bound is treated like this one, so that a body of the largest size has room while it grows.
+/// Smaller totals count as this value in the per-client bound, so that a body of the largest size
+/// still fits while its buffer grows.
 const CLIENT_MIN_OF_BYTES: usize = 8 * 1024 * 1024;
 
-/// How much memory bodies that are read ahead use, and may use.
+/// Memory in use by buffered request bodies, and its bounds.
 #[derive(Debug)]
 pub struct BodyBuffers {
     max_bytes: AtomicUsize,
     used_bytes: AtomicUsize,
-    /// The most that was used since [`take_peak`](Self::take_peak).
+    /// Peak use since [`take_peak`](Self::take_peak).
     peak_bytes: AtomicUsize,
     refused: AtomicU64,
-    /// By client address; no more of them than buffers.
+    /// Bytes in use by client network; never more entries than buffers.
     clients: Mutex<HashMap<IpNet, usize>>,
 }
 
 impl BodyBuffers {
-    /// With this bound on all of them.
+    /// Bounds the total to `max_bytes`.
     pub fn new(max_bytes: usize) -> Arc<Self> {
         Arc::new(Self {
             max_bytes: AtomicUsize::new(max_bytes),
@@ -49,7 +51,7 @@ impl BodyBuffers {
         })
     }
 
-    /// Another bound. What is used already stays.
+    /// Changes the total bound. Existing buffers stay.
     pub fn set_max(&self, max_bytes: usize) {
         self.max_bytes.store(max_bytes, Relaxed);
     }
@@ -59,12 +61,12 @@ impl BodyBuffers {
         self.used_bytes.load(Relaxed)
     }
 
-    /// Bodies that found no room so far.
+    /// Bodies refused for lack of room so far.
     pub fn refused(&self) -> u64 {
         self.refused.load(Relaxed)
     }
 
-    /// The most that was used since this was last asked.
+    /// Returns the peak use since the last call, and restarts it at the current use.
     pub fn take_peak(&self) -> usize {
         self.peak_bytes.swap(self.used(), Relaxed)
     }
@@ -110,11 +112,11 @@ impl BodyBuffers {
     }
 }
 
-/// One body, as much of it as was read: its pieces in one buffer, however small they came.
+/// One buffered body: the bytes read so far, contiguous in one buffer.
 #[derive(Debug)]
 pub(super) struct BodyBuffer {
     bytes: Vec<u8>,
-    /// As counted; at least the buffer's capacity.
+    /// Bytes counted against the bound; at least the buffer's capacity.
     reserved: usize,
     client: IpNet,
     all: Arc<BodyBuffers>,
@@ -135,13 +137,14 @@ impl BodyBuffer {
         self.bytes.len()
     }
 
-    /// Copies a piece behind what is there. `false` where the bound on all bodies, or on those of the client, leaves no room.
+    /// Appends a copy of `piece`. `false` if the bound on all bodies, or on those of this client,
+    /// leaves no room.
     #[must_use]
     pub(super) fn append(&mut self, piece: &[u8]) -> bool {
         let needed = self.bytes.len().saturating_add(piece.len());
         if needed > self.bytes.capacity() {
             let capacity = needed.next_power_of_two().max(MIN_BYTES);
-            // old and new buffer are both there while one is copied into the other
+            // both buffers exist while the old one is copied into the new one
             if !self.all.reserve(self.client, capacity) {
                 return false;
             }
@@ -155,7 +158,7 @@ impl BodyBuffer {
         true
     }
 
-    /// What was read. It counts for as long as any part of it is held.
+    /// The bytes read. They count until the last reference to them is dropped.
     pub(super) fn freeze(self) -> Bytes {
         match self.bytes.is_empty() {
             true => Bytes::new(),

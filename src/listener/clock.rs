@@ -1,11 +1,11 @@
-//! What a connection waits for, since when and for how long; `TimedIo` acts on it.
+//! Which event a connection waits for, and until when; `TimedIo` enforces the deadline.
 //!
 //! ```text
-//! accept ──head──▶ request ──(handler's business)──▶ response ends ──idle──▶ first byte ──head──▶ request …
-//!        header_timeout                                       idle_timeout           header_timeout
+//! accept ──head──▶ request ──(handler runs)──▶ response ends ──idle──▶ first byte ──head──▶ request …
+//!          header_timeout                                  idle_timeout           header_timeout
 //! ```
 //!
-//! A connection that has been idle for a while is parked: whoever speaks HTTP/1 on it gives up what it holds for it.
+//! An HTTP/1 connection that has been idle for a quarter of a second is parked, which frees its buffers.
 
 use std::{cell::Cell, rc::Rc, time::Duration};
 
@@ -16,23 +16,23 @@ use super::{
     ledger::{Cut, Ledger},
 };
 
-/// What a connection waits for, and since when.
+/// The phase of a connection, and when that phase began.
 #[derive(Debug)]
 pub(super) struct Clock {
     header_timeout: Duration,
     idle_timeout: Duration,
     phase: Cell<Phase>,
-    /// When the phase began; `None` until somebody has to wait in it.
+    /// When the phase began; `None` until the first wait in it.
     since: Cell<Option<Instant>>,
     in_flight: Cell<u32>,
     frames: Cell<bool>,
-    /// Nothing goes on without the client: more of its request is awaited, or it awaits its turn. One that closes its side
-    /// then has left.
+    /// The request cannot proceed without the client: more of its body is missing, or it waits in a
+    /// queue. A client that closes its side now has left.
     needs_client: Cell<bool>,
     body_left_unread: Cell<bool>,
-    /// Whether something was written that has not left yet.
+    /// Whether written bytes are still buffered.
     holds_back: Cell<bool>,
-    /// What is written when a head does not arrive in time; HTTP/2 has no such answer.
+    /// Response to a head that does not arrive in time; empty in HTTP/2, which has none.
     timeout_answer: Cell<&'static [u8]>,
     ledger: Ledger,
     cut: Cell<Option<Cut>>,
@@ -40,21 +40,21 @@ pub(super) struct Clock {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// A connection is open and nothing has arrived.
+    /// The connection is open and no byte has arrived.
     Fresh,
     /// Some bytes of a request head have arrived.
     Head,
-    /// A response ended and nothing has arrived since.
+    /// A response has ended and no byte has arrived since.
     Idle,
-    /// The same, for longer than [`PARK_AFTER`].
+    /// Idle for longer than [`PARK_AFTER`].
     Parked,
-    /// HTTP/2 was told to end (GOAWAY) and is about to.
+    /// The HTTP/2 connection must send GOAWAY, or has sent it and is about to end.
     Leaving,
 }
 
-/// How long an HTTP/1 connection is idle before it is parked.
+/// How long an HTTP/1 connection stays idle before it is parked.
 const PARK_AFTER: Duration = Duration::from_millis(250);
-/// How long an HTTP/2 client may take to acknowledge that its connection ends.
+/// How long an HTTP/2 client has to acknowledge the end of its connection.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Clock {
@@ -75,14 +75,14 @@ impl Clock {
         }
     }
 
-    /// Of a connection that was parked, and fell idle then.
+    /// The clock of a connection that was parked and has been idle since `since`.
     pub(super) fn parked(self, since: Instant) -> Self {
         self.phase.set(Phase::Parked);
         self.since.set(Some(since));
         self
     }
 
-    /// When it fell idle, if it is to be parked.
+    /// When the connection became idle; `None` unless it must be parked.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         let parked = self.phase.get() == Phase::Parked;
         self.since.get().filter(|_| parked)
@@ -103,7 +103,8 @@ impl Clock {
         self.timeout_answer.set(answer);
     }
 
-    /// A request is in the handler's hands until the guard is dropped; meanwhile nothing is awaited from the client.
+    /// Marks a request as in the handler until the guard is dropped. No client deadline runs
+    /// meanwhile.
     pub(super) fn request(self: &Rc<Self>) -> InFlight {
         self.in_flight.set(self.in_flight.get() + 1);
         self.body_left_unread.set(false);
@@ -114,12 +115,14 @@ impl Clock {
         }
     }
 
-    /// Between HTTP/2 requests bytes may be anything, such as a PING: only a request ends the wait for one.
+    /// HTTP/2: bytes between requests may be any frame, such as a PING. Only a new request ends the
+    /// idle wait.
     pub(super) fn bytes_are_frames(&self) {
         self.frames.set(true);
     }
 
-    /// The answer does not wait for the rest of the request, so more of it may arrive while the connection closes.
+    /// The response does not wait for the rest of the request, so more of it may arrive while the
+    /// connection closes.
     pub(super) fn leave_body_unread(&self) {
         self.body_left_unread.set(true);
     }
@@ -128,30 +131,32 @@ impl Clock {
         self.body_left_unread.get()
     }
 
-    /// Whether a client that closes its side now has left.
+    /// Sets whether a client that closes its side now has left.
     pub(super) fn needs_client(&self, needs: bool) {
         self.needs_client.set(needs);
     }
 
-    /// The client has sent all that it will (it may have closed its side, as `nc` does), and an answer is on its way: until the
-    /// last of it has left, which is later than its end where the client takes it slowly.
+    /// Whether the whole request has arrived and its response is still on the way. The client may
+    /// already have closed its side, as `nc` does. Ends when the last byte has been written, which
+    /// is later than the end of the response if the client reads slowly.
     pub(super) fn answers_a_whole_request(&self) -> bool {
         let is_under_way = self.in_flight.get() > 0 || self.holds_back.get();
         is_under_way && !self.frames.get() && !self.needs_client.get()
     }
 
-    /// A piece of an answer was given to be sent.
+    /// A piece of a response was queued for sending.
     pub(super) fn answer_passed(&self, bytes: usize) {
         self.ledger.answer(bytes as u64);
     }
 
-    /// A frame of HTTP/2 arrives.
+    /// An HTTP/2 frame arrived.
     pub(super) fn frame(&self, frame: &FrameHead) {
         let taken = self.ledger.frame(frame, Instant::now);
         self.settle(taken);
     }
 
-    /// Bytes of HTTP/1 arrived, and something of a request among them. HTTP/2 begins a request when its head is whole.
+    /// HTTP/1 bytes arrived, part of a request among them. In HTTP/2 a request begins when its head
+    /// is complete.
     pub(super) fn bytes_arrived(&self) {
         if !self.frames.get() && self.phase.get() != Phase::Head {
             self.phase.set(Phase::Head);
@@ -159,30 +164,30 @@ impl Clock {
         }
     }
 
-    /// Ends the connection at the next chance.
+    /// Closes the connection at the next opportunity if `outcome` is an error.
     pub(super) fn settle(&self, outcome: Result<(), Cut>) {
         if let Err(cut) = outcome {
             self.cut.set(Some(cut));
         }
     }
 
-    /// The h2 crate has given up the connection.
+    /// The h2 crate has closed the connection.
     pub(super) fn lost(&self, error: &h2::Error) {
         self.cut.set(self.why_cut(error));
     }
 
-    /// Why the connection is cut short, if it is: by us, or by the h2 crate.
+    /// Why the connection is being closed early, by us or by the h2 crate; `None` if it is not.
     pub(super) fn why_cut(&self, error: &h2::Error) -> Option<Cut> {
         self.cut.get().or_else(|| self.ledger.ended_by(error))
     }
 
-    /// Why the connection is cut short, if it is.
+    /// Why the connection is being closed early; `None` if it is not.
     pub(super) fn cut(&self) -> Option<Cut> {
         self.cut.get()
     }
 
-    /// An HTTP/2 connection with nothing under way is to be told to end, once; then its client has a moment to
-    /// acknowledge it.
+    /// Starts the end of an HTTP/2 connection with no request in flight. `true` the first time. The
+    /// client then has [`LEAVE_PATIENCE`] to acknowledge.
     pub(super) fn leave(&self) -> bool {
         let may = self.frames.get() && self.in_flight.get() == 0;
         if !may || self.phase.get() == Phase::Leaving {
@@ -193,12 +198,12 @@ impl Clock {
         true
     }
 
-    /// Whether an HTTP/2 connection is to be told to end.
+    /// Whether an HTTP/2 connection must send GOAWAY.
     pub(super) fn is_leaving(&self) -> bool {
         self.phase.get() == Phase::Leaving
     }
 
-    /// How long after a connection has fallen idle it is to be looked at.
+    /// How long after a connection becomes idle its timer must fire first.
     pub(super) fn first_idle_look(&self) -> Duration {
         match self.parks() {
             true => PARK_AFTER,
@@ -206,7 +211,7 @@ impl Clock {
         }
     }
 
-    /// An HTTP/1 connection has been idle for so long that it is to be parked.
+    /// Marks an HTTP/1 connection for parking if it has been idle for long enough.
     pub(super) fn park(&self) -> bool {
         let may = self.phase.get() == Phase::Idle && self.parks();
         if may {
@@ -219,22 +224,22 @@ impl Clock {
         !self.frames.get() && self.idle_timeout > PARK_AFTER
     }
 
-    /// Whether it is to be parked, and nothing that it holds is lost by that.
+    /// Whether the connection should be parked now and holds no unwritten bytes.
     pub(super) fn is_parked(&self) -> bool {
         self.phase.get() == Phase::Parked && !self.holds_back.get() && self.in_flight.get() == 0
     }
 
-    /// Whether something was written that has not left yet; says whether that was so before.
+    /// Records whether written bytes are still buffered; returns the previous value.
     pub(super) fn holds_back(&self, holds: bool) -> bool {
         self.holds_back.replace(holds)
     }
 
-    /// Whether something was written that has not left yet.
+    /// Whether written bytes are still buffered.
     pub(super) fn is_holding_back(&self) -> bool {
         self.holds_back.get()
     }
 
-    /// Until when the wait that begins or goes on now may last; `None` while a request is in the handler's hands.
+    /// Deadline of the current or beginning wait; `None` while the handler has a request.
     pub(super) fn deadline(&self) -> Option<Instant> {
         if self.in_flight.get() > 0 {
             return None;
@@ -254,7 +259,7 @@ impl Clock {
     }
 }
 
-/// One request in the handler's hands, until its response body has ended.
+/// One request in the handler, until its response body has ended.
 #[derive(Debug)]
 pub(super) struct InFlight {
     clock: Rc<Clock>,
@@ -266,7 +271,7 @@ impl InFlight {
         &self.clock
     }
 
-    /// It was answered: in full, or as far as we can.
+    /// The request was answered, in full or as far as possible.
     pub(super) fn finished(&self) {
         self.finished.set(true);
     }

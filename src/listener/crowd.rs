@@ -1,7 +1,8 @@
-//! How many connections one address may have open, so that nobody takes the room of all others.
+//! Connections per address: no client address can take all connection slots.
 //!
-//! Counted over all listeners and workers, by the network that an address counts for in limits: one short lock when a
-//! connection begins and one when it ends. Trusted proxies are not counted, since theirs are the connections of many clients.
+//! Counts across all listeners and workers, by the same network prefix that limits use. Cost: one
+//! short lock when a connection opens and one when it closes. Trusted proxies are exempt, since
+//! they carry the connections of many clients.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -13,31 +14,31 @@ use ipnet::IpNet;
 
 use crate::identity::{Prefixes, TrustedProxies};
 
-/// Whose connections are counted, and how many one address may have.
+/// Bound on the connections of one address.
 #[derive(Clone, Debug)]
 pub struct PerAddress {
-    /// Connections that are open at once.
+    /// Most connections open at once.
     pub most: usize,
-    /// What counts as one address.
+    /// Prefix lengths that make up one address.
     pub prefixes: Prefixes,
-    /// Not counted; `None` where every peer is a proxy.
+    /// Peers that are not counted; `None` if every peer is a trusted proxy.
     pub trusted: Option<Arc<TrustedProxies>>,
 }
 
 impl PerAddress {
-    /// The network that an address counts for; `None` where it is not counted.
+    /// The network that counts for `ip`; `None` if `ip` is exempt.
     fn network(&self, ip: IpAddr) -> Option<IpNet> {
         let trusted = self.trusted.as_ref()?;
         (!trusted.contains(ip.to_canonical())).then(|| self.prefixes.aggregate(ip))
     }
 }
 
-/// The connections that are open, by network.
+/// Open connections by network.
 #[derive(Debug, Default)]
 pub struct Crowd(Mutex<HashMap<IpNet, usize>>);
 
 impl Crowd {
-    /// A place for one more connection, until it is dropped; `None` where its address has as many as it may.
+    /// Reserves a connection until the permit is dropped; `None` if the address is at its bound.
     pub(super) fn enter(self: &Arc<Self>, ip: IpAddr, bound: &PerAddress) -> Option<Place> {
         let Some(network) = bound.network(ip) else {
             return Some(Place(None));
@@ -52,12 +53,12 @@ impl Crowd {
     }
 
     fn open(&self) -> MutexGuard<'_, HashMap<IpNet, usize>> {
-        // nothing here panics half-way
+        // no code panics with the lock held, so the map is consistent even if poisoned
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// One connection among those of its address.
+/// One counted connection of an address.
 #[derive(Debug)]
 pub(super) struct Place(Option<(Arc<Crowd>, IpNet)>);
 

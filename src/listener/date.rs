@@ -1,4 +1,4 @@
-//! The `Date` of answers (RFC 9110 §6.6.1), written once a second.
+//! The `Date` of responses (RFC 9110 §6.6.1), formatted once a second.
 
 use std::{
     cell::RefCell,
@@ -8,11 +8,11 @@ use std::{
 use http::HeaderValue;
 
 thread_local! {
-    /// The second since 1970 that was written last, and what was written.
+    /// The last formatted second since 1970, and its text.
     static WRITTEN: RefCell<Option<(u64, HeaderValue)>> = const { RefCell::new(None) };
 }
 
-/// The time as a field's value.
+/// The current time as a field value.
 pub(super) fn now() -> HeaderValue {
     let now = SystemTime::now();
     let second = now
@@ -23,7 +23,7 @@ pub(super) fn now() -> HeaderValue {
         written => {
             let text = httpdate::fmt_http_date(now);
             let value =
-                HeaderValue::from_maybe_shared(text).expect("a date is made of visible characters");
+                HeaderValue::from_maybe_shared(text).expect("a date has only visible characters");
             written.insert((second, value)).1.clone()
         }
     })

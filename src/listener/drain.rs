@@ -1,16 +1,18 @@
-//! The end of a listener's connections on one worker: stop accepting, finish what is in flight, give up at the deadline.
+//! Graceful shutdown of one listener's connections on one worker: stop accepting, finish requests in
+//! flight, close the rest at the deadline.
 //!
 //! ```text
-//!   open ─▶ closing: accept no more; HTTP/2 is told GOAWAY, every HTTP/1.1 answer says `Connection: close`
-//!        ─▶ ended:   idle connections are closed, LAST_CALL later
+//!   open ─▶ closing: accepts no more; HTTP/2 sends GOAWAY, every HTTP/1.1 response `Connection: close`
+//!        ─▶ ended:   LAST_CALL later; idle connections are closed
 //! ```
 //!
-//! Whoever keeps an HTTP/1.1 connection open may be sending a request at the very moment at which it is closed, and cannot
-//! know whether it was received. So idle connections are not closed at once: the next request is still answered.
+//! A client may send a request on an idle HTTP/1.1 connection at the moment when it closes. It
+//! cannot know whether the request was received. So idle connections stay open for LAST_CALL, and
+//! the next request is still answered.
 //!
-//! Connections are not told through a channel that each of them would have to poll on every turn: they leave their
-//! waker here once, look at one flag when they run, and are all woken when it changes. Those that are parked have no task to
-//! be woken: the lot wakes them at the end.
+//! A connection registers its waker here once and checks a flag when it runs; a change wakes all of
+//! them. A channel would cost each connection a poll on every turn. Parked connections have no task
+//! to wake: the table of idle connections wakes them at the end.
 
 use std::{
     cell::{Cell, RefCell},
@@ -22,7 +24,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-/// How long an idle connection may still send a request once the listener closes.
+/// How long an idle connection may still send a request after the listener closes.
 const LAST_CALL: Duration = Duration::from_secs(1);
 
 /// The open connections of one listener on one worker.
@@ -44,7 +46,7 @@ enum Stage {
 }
 
 impl Drain {
-    /// A connection is open until the ticket is dropped.
+    /// Counts a connection as open until the ticket is dropped.
     pub(super) fn enter(self: &Rc<Self>) -> Ticket {
         let id = self.next.get();
         self.next.set(id + 1);
@@ -55,7 +57,7 @@ impl Drain {
         }
     }
 
-    /// Closes the listener, and returns when its connections have ended.
+    /// Closes the listener, and returns when all its connections have ended.
     pub async fn finish(&self) {
         self.begin();
         let last_call = tokio::time::sleep(LAST_CALL);
@@ -66,12 +68,12 @@ impl Drain {
         self.finished().await;
     }
 
-    /// Closes the listener: nothing is accepted from now on, and every connection learns that it is about to end.
+    /// Closes the listener: it accepts no more, and every connection announces its end.
     pub fn begin(&self) {
         self.enter_stage(Stage::Closing);
     }
 
-    /// How many connections are open.
+    /// Number of open connections.
     pub fn open(&self) -> usize {
         self.open.borrow().len()
     }
@@ -83,12 +85,12 @@ impl Drain {
         }
     }
 
-    /// Ends what is idle, now.
+    /// Closes idle connections now.
     pub fn end(&self) {
         self.enter_stage(Stage::Ended);
     }
 
-    /// Returns when idle connections are to end.
+    /// Returns when idle connections must end.
     pub(super) async fn ended(&self) {
         while self.stage.get() != Stage::Ended {
             self.changed.notified().await;
@@ -122,22 +124,22 @@ pub(super) struct Ticket {
 }
 
 impl Ticket {
-    /// Whether the other end should learn that the connection is about to end.
+    /// Whether the connection should announce its end to the client.
     pub(super) fn is_closing(&self) -> bool {
         self.drain.stage.get() != Stage::Open
     }
 
-    /// Whether the connection should end after the request in hand.
+    /// Whether the connection should end after the current request.
     pub(super) fn should_end(&self) -> bool {
         self.drain.stage.get() == Stage::Ended
     }
 
-    /// There is no task to be woken for it: it is parked.
+    /// Drops the waker: a parked connection has no task.
     pub(super) fn wakes_nobody(&self) {
         self.drain.open.borrow_mut().insert(self.id, None);
     }
 
-    /// Wakes this task when either of them changes.
+    /// Wakes this task when either flag changes.
     pub(super) fn wake_with(&self, waker: &Waker) {
         self.drain
             .open

@@ -1,4 +1,4 @@
-//! A connection that leaves HTTP after a 101: whoever takes it over gets the client's end of it.
+//! Handover of a client connection that leaves HTTP after a 101.
 
 use std::{
     fmt,
@@ -10,11 +10,11 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// What goes on over a connection that has left HTTP, until it ends.
+/// Runs the connection after it has left HTTP, until it ends.
 pub type Takeover = Box<dyn FnOnce(ClientEnd) -> Pin<Box<dyn Future<Output = ()>>>>;
 
-/// The client's end of a connection that has left HTTP. It still ends by itself when the client takes nothing of what there
-/// is to write for `idle_timeout`.
+/// The client side of a connection that has left HTTP. It still closes itself if the client reads
+/// none of the pending bytes for `idle_timeout`.
 pub struct ClientEnd(Box<dyn Bytewise>);
 
 trait Bytewise: AsyncRead + AsyncWrite + Unpin {}

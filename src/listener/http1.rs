@@ -1,8 +1,8 @@
-//! A connection that speaks HTTP/1: hyper's while something goes on, parked while nothing does.
+//! An HTTP/1 connection: hyper serves it while it is active, and it is parked while idle.
 //!
-//! hyper holds two buffers of 8 KiB for each connection, whether it is used or not. Most connections are idle most of the time,
-//! so after a quarter of a second without a request hyper hands the connection back, to be parked ([`super::lot`]). The first
-//! bytes of a request bring hyper back, as they have brought it in the first place.
+//! hyper keeps two buffers of 8 KiB per connection, used or not. Most connections are idle most of
+//! the time. So after a quarter of a second without a request hyper returns the connection, which
+//! is parked ([`super::lot`]). The first bytes of the next request start hyper again.
 
 use std::{
     convert::Infallible,
@@ -31,15 +31,15 @@ use super::{
     timed_io::TimedIo,
 };
 
-/// Connections that were parked since the process began; one that comes back and is parked again counts again.
+/// Connections parked since the process began; a connection counts each time.
 static PARKED: AtomicU64 = AtomicU64::new(0);
 
-/// How many connections have been parked so far: each has let go of its buffers.
+/// How often a connection has been parked so far. Each parking frees its buffers.
 pub fn parked() -> u64 {
     PARKED.load(Relaxed)
 }
 
-/// Serves one connection to its end (`None`), or until it is to be parked.
+/// Serves one connection until it ends (`None`) or must be parked.
 pub(super) async fn serve<H: Handler>(
     mut io: Box<TimedIo>,
     peer: &Rc<Peer>,
@@ -60,7 +60,7 @@ pub(super) async fn serve<H: Handler>(
     }
     loop {
         match Box::pin(busy(io, peer, handler, ticket)).await? {
-            // the next head has begun to arrive behind the last request
+            // the next head has already begun to arrive
             Some(idle) if idle.has_unread() => io = idle,
             Some(idle) => {
                 PARKED.fetch_add(1, Relaxed);
@@ -71,7 +71,7 @@ pub(super) async fn serve<H: Handler>(
     }
 }
 
-/// Serves requests, until the connection ends (`None`) or has been idle for long enough to be parked.
+/// Serves requests until the connection ends (`None`) or has been idle long enough to park.
 async fn busy<H: Handler>(
     io: Box<TimedIo>,
     peer: &Rc<Peer>,
@@ -91,7 +91,7 @@ async fn busy<H: Handler>(
             }
             Ok::<_, Infallible>(response.map(|body| Tracked::new(body, in_flight, None)))
         };
-        // hyper keeps room for this future while the connection is busy, and has none once it is parked
+        // the future lives inside hyper's connection, so a parked connection keeps no memory for it
         Rc::clone(handler).handle(request.map(RequestBody::Http1), Rc::clone(peer), finish)
     });
     let mut connection = builder(&peer.listener).serve_connection(TokioIo::new(io), service);
@@ -121,8 +121,8 @@ async fn busy<H: Handler>(
     Ok(Some(io))
 }
 
-/// A request that asked for an upgrade keeps hyper from closing the connection: it goes to whoever takes it over, or is
-/// closed here. During a drain it may go on until `drain_timeout`.
+/// After an upgrade request hyper leaves the connection open. It goes to the takeover handler or is
+/// closed here. During a drain it may continue until `drain_timeout`.
 async fn after_http(mut io: Box<TimedIo>, unread: Bytes, peer: &Peer) {
     match peer.take_over() {
         Some(takeover) => {
@@ -131,21 +131,22 @@ async fn after_http(mut io: Box<TimedIo>, unread: Bytes, peer: &Peer) {
             io.unread(unread);
             takeover(ClientEnd::new(io)).await;
         }
-        // what the client had to be told was written before
+        // the client's response was written before
         None => close(&mut io).await,
     }
 }
 
 async fn close(io: &mut TimedIo) {
-    // a client that is gone is closed as well
+    // an error means that the client is gone, which also closes the connection
     let _ = poll_fn(|cx| Pin::new(&mut *io).poll_shutdown(cx)).await;
 }
 
 fn builder(settings: &Settings) -> http1::Builder {
-    /// Room for heads that are over our bounds by little, so that they are answered by us and not cut off.
+    /// Slack above our bounds on heads, so that slightly oversized ones get our response instead of
+    /// a closed connection.
     const HEADROOM: usize = 32 * 1024;
     let mut builder = http1::Builder::new();
-    // the head's timeout is `Clock`'s
+    // `Clock` enforces the head timeout
     builder
         .half_close(false)
         .header_read_timeout(None)
@@ -156,5 +157,6 @@ fn builder(settings: &Settings) -> http1::Builder {
     builder
 }
 
-/// What hyper parses without a heap allocation for each request. Fewer is our own check.
+/// The most fields that hyper parses without a heap allocation per request. Our own check enforces
+/// lower bounds.
 const HYPER_MAX_HEADERS: usize = 100;

@@ -1,7 +1,7 @@
-//! A connection that speaks HTTP/2, each of its streams one request.
+//! An HTTP/2 connection; each stream is one request.
 //!
-//! The h2 crate is driven here without hyper's server, which offers no say in how request bodies are received: see
-//! [`crate::receive_buffer`].
+//! Drives the h2 crate directly. hyper's server gives no control over how request bodies are
+//! received: see [`crate::receive_buffer`].
 
 mod frame_io;
 mod frame_meter;
@@ -38,14 +38,14 @@ use crate::receive_buffer::{
 use frame_io::FrameIo;
 pub(super) use frame_meter::FrameHead;
 
-/// Bytes that a client may send on one stream, and on all, before any of them is taken.
+/// Flow-control window of a stream and of the connection, in bytes.
 const WINDOW: u32 = 1 << 20;
-/// Bytes of an answer that wait for a client's window, for each stream.
+/// Bytes of a response buffered per stream while the client's window is full.
 const MAX_WAITING_BYTES: usize = 64 * 1024;
-/// Room for heads that are over our bounds, so that they are answered by us: the h2 crate would answer 431 without telling
-/// anybody. It counts 32 bytes for each field besides.
+/// Slack above our bounds on heads, so that the gateway answers oversized ones and records them.
+/// The h2 crate would answer 431 silently. It counts 32 extra bytes per field.
 const HEAD_HEADROOM: usize = 96 * 1024;
-/// Streams that the h2 crate may reset for what is wrong with them, in the life of a connection.
+/// Streams that the h2 crate may reset for protocol errors over the life of a connection.
 const MAX_FAULTY_STREAMS: usize = 1024;
 
 /// Serves one connection to its end.
@@ -58,7 +58,7 @@ pub(super) async fn serve<H: Handler>(
     let clock = Rc::clone(&peer.clock);
     clock.bytes_are_frames();
     let connection = pin!(Connection::begin(io, peer, handler));
-    // GOAWAY leaves no request unanswered that is under way (RFC 9113 §6.8), so it is sent at once
+    // RFC 9113 §6.8: GOAWAY lets requests in flight finish, so send it at once
     let is_time = Ticket::is_closing;
     let ended = run(connection, ticket, &clock, is_time, |mut connection| {
         connection.end();
@@ -66,7 +66,7 @@ pub(super) async fn serve<H: Handler>(
     ended.await.unwrap_or(Ok(()))
 }
 
-/// One connection, and what its streams need.
+/// One connection, and the context that its streams need.
 struct Connection<H> {
     state: State,
     is_ending: bool,
@@ -93,7 +93,7 @@ impl<H: Handler> Connection<H> {
         }
     }
 
-    /// Takes no new requests, and ends when those under way are answered.
+    /// Accepts no new requests, and ends once those in flight are answered.
     fn end(&mut self) {
         self.is_ending = true;
         if let State::Open(connection) = &mut self.state {
@@ -131,7 +131,7 @@ impl<H: Handler> Connection<H> {
         let request = Request::from_parts(head, RequestBody::Http2(body));
         let from = Rc::clone(&self.peer);
         let watched = Rc::clone(&waiting);
-        // boxed, so that it can be let go of before the answer is sent
+        // boxed, so that its memory can be freed before the response is sent
         let handling = Box::pin(Rc::clone(&self.handler).handle(request, from, |response| {
             response.map(|body| Tracked::new(body, in_flight, Some(watched)))
         }));

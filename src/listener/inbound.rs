@@ -1,9 +1,10 @@
-//! A request body as it arrives: bounded in size, in silence and in slowness, and collected only where a limit is keyed by one of
-//! its fields.
+//! A request body as it arrives: bounds on size, silence and pace, buffered only if a limit is
+//! keyed by one of its fields.
 //!
-//! A client that sends one byte whenever it is about to be too silent keeps a connection to the origin for as long as it
-//! likes. So the time for which a body was waited for, all silences together, is bounded by `body_timeout` and what its bytes
-//! would have taken at `min_body_rate`. Time in which the origin did not read is not waited for.
+//! A client that sends one byte just before each timeout could hold a connection to the origin
+//! forever. So the total time spent waiting for a body is bounded: by `body_timeout` plus the time
+//! that the received bytes take at `min_body_rate`. Time in which the origin does not read is not
+//! counted.
 
 use std::{
     future::{Future, poll_fn},
@@ -29,31 +30,31 @@ use super::{
 };
 use crate::identity::ManagedFields;
 
-/// Why a request body ended before its end.
+/// Why a request body ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum InboundError {
-    /// It is longer than the bound; 413.
+    /// The body exceeds its size bound; 413.
     #[error("the request body is larger than {0} bytes")]
     TooLarge(u64),
-    /// Nothing arrived for too long; 408.
+    /// No bytes arrived for too long; 408.
     #[error("the request body paused for more than {0:?}")]
     Silent(Duration),
-    /// It arrives too slowly; 408.
+    /// The body arrives too slowly; 408.
     #[error("the request body arrives at less than {0} bytes a second")]
     TooSlow(u64),
-    /// It is read ahead, and was not here in time; 408.
-    #[error("the request body was not whole within {0:?}")]
+    /// A buffered body was not complete in time; 408.
+    #[error("the request body was not complete within {0:?}")]
     Late(Duration),
-    /// It is read ahead, and other bodies use all the memory that there is for that; 503.
-    #[error("the bodies that are read ahead use all of max_body_buffer")]
+    /// Other buffered bodies use all the memory available; 503.
+    #[error("buffered request bodies use all of max_body_buffer")]
     NoRoom,
-    /// Its bytes are not framed as announced, or an HTTP/1 client is gone; 400 if anybody still listens.
+    /// The framing is invalid, or an HTTP/1 client is gone; 400 if the client is still connected.
     #[error("the request body cannot be read: {0}")]
     Broken(ReadError),
-    /// The client has taken its request back, or has left. HTTP/2 only.
+    /// The client cancelled the request or left. HTTP/2 only.
     #[error("the client has left: {0}")]
     Left(h2::Error),
-    /// The whole connection was cut short, for what the client does.
+    /// The whole connection was closed early for abuse.
     #[error("{0}")]
     Cut(Cut),
 }
@@ -61,20 +62,20 @@ pub enum InboundError {
 /// Why a request body cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// As HTTP/1.
+    /// HTTP/1.
     #[error(transparent)]
     Http1(#[from] hyper::Error),
-    /// As HTTP/2.
+    /// HTTP/2.
     #[error(transparent)]
     Http2(#[from] h2::Error),
 }
 
-/// A request body without any bounds of ours.
+/// A request body before the gateway applies its bounds.
 #[derive(Debug)]
 pub enum RequestBody {
-    /// Of HTTP/1.
+    /// HTTP/1.
     Http1(Incoming),
-    /// Of an HTTP/2 stream.
+    /// An HTTP/2 stream.
     Http2(StreamRequestBody),
 }
 
@@ -107,7 +108,7 @@ impl Body for RequestBody {
     }
 }
 
-/// The body of a request, with the bounds that it is held to.
+/// A request body and its bounds.
 #[derive(Debug)]
 pub struct InboundBody {
     body: RequestBody,
@@ -115,35 +116,36 @@ pub struct InboundBody {
     seen_bytes: u64,
     from: Rc<Peer>,
     min_rate: u64,
-    /// How long it was waited for, all silences together.
+    /// Total time spent waiting for this body.
     waited: Duration,
-    /// Since when nothing has arrived.
+    /// When the current silence began.
     silent_since: Option<Instant>,
-    /// Made only for a body that has to be waited for.
+    /// Created only if the body has to be waited for.
     timer: Option<Pin<Box<Sleep>>>,
-    /// Somebody else ends it when it is silent.
+    /// Another task ends the request on silence.
     may_pause: bool,
-    /// What was read before it was asked for, to be handed on first.
+    /// Bytes read ahead, to be passed on first.
     ahead: Option<Bytes>,
-    /// What comes behind that and has been read, too: trailers, or the piece that made it too long to be read ahead.
+    /// A frame read after `ahead`: trailers, or the piece that exceeded the buffer bound.
     behind: Option<Box<Frame<Bytes>>>,
-    /// Of gRPC, where each message is bounded instead of the whole.
+    /// gRPC: bounds each message instead of the whole body.
     messages: Option<Messages>,
-    /// What may not stand in its trailers.
+    /// Fields to remove from its trailers.
     managed: Option<Arc<ManagedFields>>,
 }
 
-/// The messages of a gRPC call, found by their prefixes: one byte of flags, four of length.
+/// Tracks the messages of a gRPC call by their prefixes: one byte of flags, four of length.
 #[derive(Debug, Default)]
 struct Messages {
     prefix: [u8; 5],
     prefix_bytes: usize,
-    /// Bytes of the message under way that are still to come.
+    /// Bytes still to arrive of the current message.
     left: u64,
 }
 
 impl Messages {
-    /// The size of the largest message that begins in these bytes, with its prefix; 0 where none does.
+    /// Size of the largest message that begins in these bytes, including its prefix; 0 if none
+    /// does.
     fn largest_in(&mut self, mut bytes: &[u8]) -> u64 {
         let mut largest = 0;
         loop {
@@ -169,7 +171,7 @@ impl Messages {
 }
 
 impl InboundBody {
-    /// Held to the bounds of the listener that it came through.
+    /// Applies the bounds of the listener that accepted the connection.
     pub fn new(body: RequestBody, from: &Rc<Peer>) -> Self {
         Self {
             body,
@@ -188,42 +190,44 @@ impl InboundBody {
         }
     }
 
-    /// It may be as slow as it likes, though not silent: a stream of messages whose pace is the client's business.
+    /// Lifts the pace bound, but not the silence bound: a stream of messages whose pace the client
+    /// sets.
     pub fn may_trickle(&mut self) {
         self.min_rate = 0;
     }
 
-    /// It is a gRPC call to a server of gRPC: the bound on its length holds for each message, not for all of them.
+    /// For gRPC upstreams: applies the size bound to each message instead of to their sum.
     pub fn bound_messages(&mut self) {
         self.messages = Some(Messages::default());
     }
 
-    /// Its trailers lose every field that a server could read as one that only the gateway may set.
+    /// Removes from its trailers every field that a server could read as one of the gateway's own.
     pub fn remove_from_trailers(&mut self, managed: &Arc<ManagedFields>) {
         if !self.is_end_stream() {
             self.managed = Some(Arc::clone(managed));
         }
     }
 
-    /// Another bound on its length.
+    /// Changes the bound on its length.
     pub fn set_max_bytes(&mut self, max_bytes: u64) {
         self.max_bytes = max_bytes;
     }
 
-    /// It may be silent for as long as it likes from here on: the response has begun, and whoever passes that on ends both
-    /// when neither side sends anything.
+    /// Lifts the silence bound from here on. The response has begun, and its forwarder ends both
+    /// when neither side sends.
     pub fn may_pause(&mut self) {
         self.may_pause = true;
     }
 
-    /// Whether its announced length is above the bound.
+    /// Whether its announced length exceeds the bound.
     pub fn is_too_large(&self) -> bool {
         self.messages.is_none() && self.size_hint().lower() > self.max_bytes
     }
 
-    /// Reads the whole body into memory, to look at it before it is handed on, unchanged. `None` where it is longer than
-    /// `most` bytes: what was read by then is still handed on. It has `body_timeout` for that, since nobody else bounds how
-    /// long the memory is held, and shares `buffers` with all others, of which one client address may use a part.
+    /// Reads the whole body into memory, to be inspected and then passed on unchanged. `None` if it
+    /// exceeds `most` bytes; the bytes read are still passed on. `body_timeout` bounds the total
+    /// time, since no other timeout bounds how long the memory is held. All buffered bodies share
+    /// `buffers`, of which one client address may use a part.
     pub async fn read_ahead(
         &mut self,
         most: usize,
@@ -261,7 +265,7 @@ impl InboundBody {
                     (behind, is_whole) = (Some(Frame::data(data)), false);
                     break;
                 }
-                // nothing comes behind trailers
+                // trailers are the last frame
                 Err(trailers) => behind = Some(trailers),
             }
         }
@@ -311,7 +315,7 @@ impl InboundBody {
         }
     }
 
-    /// How long may still be waited for it before it is too slow.
+    /// Remaining wait before the body counts as too slow.
     fn allowance(&self) -> Duration {
         if self.min_rate == 0 {
             return Duration::MAX;
@@ -321,7 +325,7 @@ impl InboundBody {
         allowed.saturating_sub(self.waited)
     }
 
-    /// What it means that the body ends before its end.
+    /// Maps a read error to the reason that the body ended early.
     fn failure(&self, error: ReadError) -> InboundError {
         let ReadError::Http2(error) = error else {
             return InboundError::Broken(error);

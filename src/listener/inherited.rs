@@ -1,21 +1,22 @@
-//! Sockets that the service manager opened before this process began, and keeps: socket activation (sd_listen_fds(3)).
+//! Sockets opened by the service manager: socket activation (sd_listen_fds(3)).
 //!
-//! `LISTEN_FDS` of them stand at the descriptors from 3 on, for the process that `LISTEN_PID` names; `LISTEN_FDNAMES` calls them by
-//! name. A connection that comes while no gateway runs waits in such a socket for the next one: a restart refuses nobody.
+//! `LISTEN_FDS` sockets start at descriptor 3, for the process in `LISTEN_PID`; `LISTEN_FDNAMES`
+//! names them. The service manager keeps them open. A connection that arrives while no gateway runs
+//! waits in the socket's queue, so a restart refuses no connection.
 
 use std::{io, os::fd::OwnedFd, sync::OnceLock};
 
 use socket2::{Socket, Type};
 
-/// The first descriptor that is handed over.
+/// The first inherited descriptor.
 const FIRST: i32 = 3;
-/// More than any unit has.
+/// Sanity bound, above that of any unit.
 const MAX_SOCKETS: i32 = 1024;
 
-/// Taken once for the whole process: what is closed here could never be had again.
+/// Taken once per process: a descriptor closed here could not be reopened.
 static HANDED_OVER: OnceLock<Vec<(String, Socket)>> = OnceLock::new();
 
-/// Copies of the sockets of this name, in their order; at least one.
+/// Duplicates of the sockets with this name, in order; at least one.
 pub(super) fn named(name: &str) -> io::Result<Vec<Socket>> {
     let all = HANDED_OVER.get_or_init(take);
     let of_name = all.iter().filter(|(of, _)| of == name);
@@ -27,7 +28,7 @@ pub(super) fn named(name: &str) -> io::Result<Vec<Socket>> {
     }
     for socket in &copies {
         if socket.r#type()? != Type::STREAM || !socket.is_listener()? {
-            let why = "what was handed over is not a listening stream socket; write ListenStream= and Accept=no";
+            let why = "the inherited descriptor is not a listening stream socket; write ListenStream= and Accept=no";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
         socket.set_nonblocking(true)?;
@@ -37,7 +38,7 @@ pub(super) fn named(name: &str) -> io::Result<Vec<Socket>> {
 
 fn missing(all: &[(String, Socket)]) -> String {
     if all.is_empty() {
-        return "no socket was handed over; start the .socket unit, not the program by itself"
+        return "no socket was inherited; start the .socket unit instead of the program itself"
             .to_owned();
     }
     let names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
@@ -62,15 +63,16 @@ fn take() -> Vec<(String, Socket)> {
         .collect()
 }
 
-/// The socket of a descriptor that is open.
+/// The socket of an open descriptor.
 fn adopt(descriptor: i32) -> Option<Socket> {
     std::fs::symlink_metadata(format!("/proc/self/fd/{descriptor}")).ok()?;
     #[expect(
         unsafe_code,
-        reason = "the standard library has no other way to take up a descriptor"
+        reason = "the standard library has no safe way to adopt a descriptor"
     )]
-    // SAFETY: it is open, and nobody else owns it: the service manager left it to this very process (LISTEN_PID), where it was
-    // open before any other descriptor was, so that nothing here can have been given its number; it is taken once (OnceLock).
+    // SAFETY: the descriptor is open and nothing else owns it. The service manager opened it for
+    // this process (LISTEN_PID) before any other descriptor, so no other code can have received its
+    // number. OnceLock ensures that it is taken once.
     let descriptor = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(descriptor) };
     let socket = Socket::from(descriptor);
     let _ = socket.set_cloexec(true);

@@ -1,10 +1,11 @@
-//! Interim responses, 103 (Early Hints) above all, on their way to an HTTP/1.1 client.
+//! Interim responses, mainly 103 (Early Hints), on their way to an HTTP/1.1 client.
 //!
-//! The HTTP library cannot send them, so they are written past it, at the one moment at which that is safe: when it
-//! flushes, it holds nothing back, and what has left so far ends with a whole message. What the library writes before that
-//! moment comes overtakes them; then they are dropped, since a hint is worth nothing behind the answer.
+//! hyper cannot send them, so they are written to the socket beside it. That is safe only while
+//! hyper flushes: its buffer is then empty, and the bytes sent so far end with a complete message.
+//! If hyper writes first, the interim responses are dropped, since a hint is worthless after the
+//! response.
 //!
-//! HTTP/2 clients get none: there is no such moment between the frames of many streams.
+//! HTTP/2 clients get none: frames of many streams interleave, so no such moment exists.
 
 use std::{
     cell::{Cell, RefCell},
@@ -17,19 +18,19 @@ use bytes::{Buf as _, BufMut as _, BytesMut};
 use http::{HeaderMap, StatusCode};
 use tokio::io::AsyncWrite;
 
-/// Bytes that wait to be written; what does not fit is dropped.
+/// Bytes that may wait to be written; more are dropped.
 const MAX_BYTES: usize = 64 * 1024;
 
-/// The interim responses of one connection that have not left yet.
+/// The unsent interim responses of one connection.
 #[derive(Debug, Default)]
 pub(super) struct Interim {
     unsent: RefCell<BytesMut>,
-    /// Whether a part of the first has left already: then the rest of it has to come next.
+    /// Whether part of the first one has been sent. Then its rest must come next.
     begun: Cell<bool>,
 }
 
 impl Interim {
-    /// Takes one up, to be written at the next flush. `false` where there is no room for it.
+    /// Queues one for the next flush. `false` if there is no room.
     pub(super) fn push(&self, status: StatusCode, headers: &HeaderMap) -> bool {
         let mut unsent = self.unsent.borrow_mut();
         let fields: usize = headers
@@ -54,7 +55,7 @@ impl Interim {
         true
     }
 
-    /// The library has nothing more to write: writes what waits. Ready when nothing does.
+    /// Called when hyper has nothing more to write: sends the queue. Ready when it is empty.
     pub(super) fn poll_send(
         &self,
         io: &mut (impl AsyncWrite + Unpin),
@@ -70,13 +71,14 @@ impl Interim {
             self.begun.set(true);
         }
         if self.begun.replace(false) {
-            // an idle connection holds no room for it
+            // free the memory: the connection may go idle
             *unsent = BytesMut::new();
         }
         Poll::Ready(Ok(()))
     }
 
-    /// The library is about to write: what has begun to leave is finished first, the rest is dropped.
+    /// Called before hyper writes: finishes an interim response that is partly sent, and drops the
+    /// rest.
     pub(super) fn poll_make_way(
         &self,
         io: &mut (impl AsyncWrite + Unpin),

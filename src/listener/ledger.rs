@@ -1,13 +1,15 @@
-//! What an HTTP/2 client has sent, against what it was good for.
+//! HTTP/2 abuse accounting: rapid reset, and PING, SETTINGS, PRIORITY or WINDOW_UPDATE floods.
 //!
-//! HTTP/2 lets a client make much work with few bytes: streams that are opened and reset (CVE-2023-44487), streams that it
-//! makes *us* reset (CVE-2025-8671), PING, SETTINGS, PRIORITY and WINDOW_UPDATE without end. Each of them is legal once. So
-//! a connection has an account: it is cut when most of its requests were abandoned, or when it brings more frames of control
-//! than its requests and our answers explain.
+//! HTTP/2 lets a client cause much work with few bytes. It can open and reset streams
+//! (CVE-2023-44487) or make *us* reset them (CVE-2025-8671), and send PING, SETTINGS, PRIORITY and
+//! WINDOW_UPDATE without end. Each of these is legal once. So each connection has an account. It is
+//! closed when most of its requests were abandoned, or when its control frames exceed what its
+//! requests and our responses explain.
 //!
-//! DATA that carries something is not counted. Flow control bounds how much of it there is, and the body's own bounds
-//! (size, pace) apply to it. DATA for streams that are over is bounded by [`check_discarded`]. The h2 crate bounds what can be seen in one frame or field block (CONTINUATION, field lists,
-//! empty DATA); a connection that it ends for that is a [`Cut`] like ours.
+//! DATA with content is not counted: flow control bounds its amount, and the body's own bounds
+//! (size, pace) apply. [`check_discarded`] bounds DATA for closed streams. The h2 crate bounds
+//! single frames and field blocks (CONTINUATION, field lists, empty DATA). A connection that it
+//! closes for that is a [`Cut`] like ours.
 
 use std::{cell::Cell, time::Duration};
 
@@ -16,25 +18,27 @@ use tokio::time::Instant;
 
 use super::http2::FrameHead;
 
-/// Requests that may be abandoned before it matters what else the client does: tabs are closed, searches retyped.
+/// Abandoned requests that are tolerated at any ratio: users close tabs and retype searches.
 const MAX_ABANDONED: u32 = 200;
-/// Bytes of frames for nothing: 60,000 PINGs.
+/// Unexplained bytes that a connection may send: 60,000 PINGs.
 const GRACE_BYTES: u64 = 1 << 20;
-/// Frames of control that come with a request besides its head: RST_STREAM, PRIORITY, WINDOW_UPDATE.
+/// Control frames per request besides its head: RST_STREAM, PRIORITY, WINDOW_UPDATE.
 const BYTES_PER_REQUEST: u64 = 1024;
-/// The same with each piece of an answer: WINDOW_UPDATE for the stream and for the connection, a PING to measure.
+/// Control frames per piece of a response: WINDOW_UPDATE for the stream and the connection, and a
+/// PING that measures the round trip.
 const BYTES_PER_CHUNK: u64 = 64;
-/// Keep-alive PINGs on a quiet stream, many times over.
+/// Many times the keep-alive PINGs of a quiet stream.
 const BYTES_PER_SECOND: u64 = 1024;
-/// Bytes of a head that a request explains: `max_header_size` is up to 16 MiB.
+/// Head bytes that one request explains: `max_header_size` is up to 16 MiB.
 const MAX_HEAD_BYTES: u64 = 16 << 20;
 
-/// Bytes of DATA that may be discarded besides a window for each stream that was answered or reset early: for requests that
-/// the h2 crate refuses itself.
+/// Bytes of DATA that may be discarded in addition to one window per stream that was answered or
+/// reset early. They belong to requests that the h2 crate itself refuses.
 const MAX_DISCARDED_BYTES: u64 = 4 << 20;
 
-/// Checks the DATA that arrived for streams that are over. A client may have sent a whole window of it for each before it
-/// saw the answer; more ignores flow control, which the h2 crate no longer checks on such a stream.
+/// Bounds the DATA for closed streams. A client may have sent a whole window for each before it saw
+/// the response. More means that it ignores flow control, which the h2 crate no longer checks on a
+/// closed stream.
 pub(super) fn check_discarded(bytes: u64, streams: u64, window: u64) -> Result<(), Cut> {
     let explained = streams
         .saturating_mul(window)
@@ -45,31 +49,31 @@ pub(super) fn check_discarded(bytes: u64, streams: u64, window: u64) -> Result<(
     }
 }
 
-/// Why a connection is cut short.
+/// Why a connection is closed early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Cut {
     /// Most of its requests were abandoned.
     #[error("the client abandons most of its requests")]
     Resets,
-    /// Frames that serve no request.
+    /// Control frames that serve no request.
     #[error("the client floods the connection with frames")]
     Frames,
-    /// The client takes nothing of what there is to write.
+    /// The client reads none of the pending bytes.
     #[error("the client does not read")]
     Stalled,
-    /// It breaks the rules of HTTP/2.
+    /// The client breaks the rules of HTTP/2.
     #[error("the client breaks the rules of HTTP/2")]
     Protocol,
-    /// Its address has as many connections as it may.
-    #[error("its address has as many connections as max_connections_per_ip allows")]
+    /// Its address has too many connections.
+    #[error("its address has reached max_connections_per_ip")]
     Crowded,
 }
 
 impl Cut {
-    /// Every word of [`label`](Self::label).
+    /// All values of [`label`](Self::label).
     pub const LABELS: [&'static str; 5] = ["resets", "frames", "stalled", "protocol", "crowded"];
 
-    /// A word for the metric's label.
+    /// Value of the metric's label.
     pub fn label(self) -> &'static str {
         match self {
             Self::Resets => "resets",
@@ -87,9 +91,9 @@ pub(super) struct Ledger {
     began: Instant,
     arrived_bytes: Cell<u64>,
     useful_bytes: Cell<u64>,
-    /// How many bytes may have arrived before the account is looked at again.
+    /// The number of bytes received at which the account is checked again.
     checked_up_to: Cell<u64>,
-    /// Bytes of field blocks that no request explains yet.
+    /// Field-block bytes that no request explains yet.
     head_bytes: Cell<u64>,
     last_kind: Cell<u8>,
     finished: Cell<u32>,
@@ -110,14 +114,14 @@ impl Ledger {
         }
     }
 
-    /// A request began: it explains its head.
+    /// A request began, which explains its head.
     pub(super) fn request(&self) {
         let head = self.head_bytes.get().min(MAX_HEAD_BYTES);
         self.head_bytes.set(self.head_bytes.get() - head);
         self.useful(head + BYTES_PER_REQUEST);
     }
 
-    /// A piece of an answer was given to be sent.
+    /// A piece of a response was queued for sending.
     pub(super) fn answer(&self, bytes: u64) {
         self.useful(bytes.saturating_add(BYTES_PER_CHUNK));
     }
@@ -127,7 +131,7 @@ impl Ledger {
         self.useful_bytes.set(useful);
     }
 
-    /// A frame arrives.
+    /// A frame arrived.
     pub(super) fn frame(
         &self,
         frame: &FrameHead,
@@ -146,7 +150,7 @@ impl Ledger {
         self.arrived(frame.wire_bytes(), now)
     }
 
-    /// What it means that the h2 crate has ended the connection; `None` where it has not.
+    /// Why the h2 crate closed the connection; `None` if it did not.
     pub(super) fn ended_by(&self, error: &h2::Error) -> Option<Cut> {
         if !error.is_library() || !error.is_go_away() {
             return None;
@@ -162,7 +166,8 @@ impl Ledger {
         })
     }
 
-    /// Bytes arrived that have to be explained. Looks at the clock only when there are more than were explained so far.
+    /// Records bytes that need an explanation. Reads the clock only when they exceed the bytes
+    /// explained so far.
     fn arrived(&self, bytes: u64, now: impl FnOnce() -> Instant) -> Result<(), Cut> {
         let arrived = self.arrived_bytes.get().saturating_add(bytes);
         self.arrived_bytes.set(arrived);
@@ -183,12 +188,12 @@ impl Ledger {
             .saturating_add(since.as_secs().saturating_mul(BYTES_PER_SECOND))
     }
 
-    /// A request has been answered in full.
+    /// A request was answered in full.
     pub(super) fn finished(&self) {
         self.finished.set(self.finished.get().saturating_add(1));
     }
 
-    /// A request ended before its answer did, whoever reset it.
+    /// A request ended before its response, reset by either side.
     pub(super) fn abandoned(&self) -> Result<(), Cut> {
         let abandoned = self.abandoned.get().saturating_add(1);
         self.abandoned.set(abandoned);
@@ -234,7 +239,7 @@ mod tests {
         flags: 0,
     };
 
-    /// How many of these frames are taken.
+    /// How many of these frames are accepted.
     fn taken(ledger: &Ledger, frame: FrameHead, now: Instant) -> u64 {
         (0..10_000_000)
             .take_while(|_| ledger.frame(&frame, || now).is_ok())

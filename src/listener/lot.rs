@@ -1,12 +1,12 @@
-//! Where idle connections are parked: one task waits for all of them.
+//! Idle connections (parked): one task waits for all of them.
 //!
 //! ```text
-//! first byte ─▶ a task of its own ──a quarter of a second of silence──▶ parked ──a byte, or its time──▶ a task again …
+//! first byte ─▶ own task ──250 ms of silence──▶ parked ──readable, or deadline──▶ own task again …
 //! ```
 //!
-//! Parked, a connection is what it cannot do without, in a table: a task, its timer, and what the runtime keeps for each socket
-//! would be a kilobyte more. Its descriptor is watched by a poller of the lot's (epoll, kqueue), which is one more descriptor to
-//! the runtime. That costs four system calls for each time that it is parked, and none while it is busy.
+//! A parked connection is a table entry without task, timer or runtime registration, which saves
+//! about 1 KiB each. A separate poller (epoll, kqueue) watches its descriptor; the runtime sees that
+//! poller as one descriptor. Cost: four system calls per parking, none while the connection is busy.
 
 use std::{
     cell::RefCell,
@@ -28,23 +28,23 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// Descriptors that are asked about at once.
+/// Most events fetched at once.
 const AT_ONCE: usize = 256;
 
-/// What is parked on one worker.
+/// The idle connections of one worker.
 pub(super) struct Lot<T> {
     registry: Registry,
     places: RefCell<Places<T>>,
-    /// There is a deadline now that comes before all others.
+    /// A new deadline precedes all others.
     sooner: Notify,
 }
 
-/// What tells whose descriptor can be read: for [`Lot::watch`].
+/// The poller of the parked descriptors: for [`Lot::watch`].
 pub(super) struct Watch(AsyncFd<Poll>);
 
 struct Places<T> {
     taken: Slab<(Instant, T)>,
-    /// The first deadline first, some of them of places that have been left since.
+    /// Earliest deadline first. May contain slots that have been freed since.
     deadlines: BinaryHeap<Reverse<(Instant, usize)>>,
 }
 
@@ -56,7 +56,7 @@ impl<T> fmt::Debug for Lot<T> {
 }
 
 impl<T: AsRawFd> Lot<T> {
-    /// An empty one. Takes two descriptors, and fails where there are none. Needs a runtime.
+    /// An empty table. Uses two descriptors, and fails if none are left. Needs a runtime.
     pub(super) fn new() -> io::Result<(Self, Watch)> {
         let poll = Poll::new()?;
         let lot = Self {
@@ -64,14 +64,15 @@ impl<T: AsRawFd> Lot<T> {
             places: RefCell::default(),
             sooner: Notify::new(),
         };
-        #[expect(unsafe_code, reason = "a `Poll` cannot be watched otherwise")]
-        // SAFETY: its one descriptor is open for as long as a `Poll` lives, and the `Poll` is not replaced
+        #[expect(unsafe_code, reason = "tokio has no safe way to watch a `Poll`")]
+        // SAFETY: the descriptor stays open as long as the `Poll` lives, and the `Poll` is never
+        // replaced
         let watched = unsafe { AsyncFd::register_with_interest(poll, Watched::READABLE) };
         Ok((lot, Watch(watched?)))
     }
 
-    /// Keeps it until there is something to read from its descriptor, or it is time. Where the system has no room for that it is
-    /// dropped.
+    /// Parks `what` until its descriptor is readable or `until` has passed. Drops it if the system
+    /// is out of resources.
     pub(super) fn park(&self, what: T, until: Instant) -> io::Result<()> {
         let mut places = self.places.borrow_mut();
         let descriptor = what.as_raw_fd();
@@ -87,7 +88,7 @@ impl<T: AsRawFd> Lot<T> {
         Ok(())
     }
 
-    /// Hands out what there is to do something about; with `ended`, everything.
+    /// Returns connections that are readable or due; once `ended` resolves, all of them.
     pub(super) async fn watch(
         &self,
         watch: Watch,
@@ -101,7 +102,7 @@ impl<T: AsRawFd> Lot<T> {
             tokio::select! {
                 readable = watch.next(&mut events) => match readable {
                     Ok(()) => events.iter().for_each(|event| self.leave(event.token().0, &hand_out)),
-                    // the runtime ends
+                    // the runtime is shutting down
                     Err(_) => return,
                 },
                 () = time(first) => while let Some(key) = self.overdue() {
@@ -122,7 +123,7 @@ impl<T: AsRawFd> Lot<T> {
     fn leave(&self, key: usize, hand_out: impl Fn(T)) {
         let left = self.places.borrow_mut().leave(key);
         if let Some(what) = left {
-            // it is watched: there is nothing that could be wrong with it
+            // it is registered, so this cannot fail
             let _ = self.registry.deregister(&mut SourceFd(&what.as_raw_fd()));
             hand_out(what);
         }
@@ -137,7 +138,7 @@ async fn time(at: Option<Instant>) {
 }
 
 impl Watch {
-    /// Waits until some can be read.
+    /// Waits until at least one descriptor is readable.
     async fn next(&mut self, events: &mut Events) -> io::Result<()> {
         loop {
             let mut ready = self.0.readable_mut().await?;
@@ -169,7 +170,7 @@ impl<T> Places<T> {
     fn take(&mut self, what: T, until: Instant) {
         let key = self.taken.insert((until, what));
         self.deadlines.push(Reverse((until, key)));
-        // most leave before their time
+        // most connections leave before their deadline
         if self.deadlines.len() > 2 * self.taken.len() + AT_ONCE {
             let current = self.taken.iter();
             self.deadlines = current
@@ -181,7 +182,7 @@ impl<T> Places<T> {
     fn leave(&mut self, key: usize) -> Option<T> {
         let (_, what) = self.taken.try_remove(key)?;
         if self.taken.is_empty() {
-            // the room goes back as well
+            // free the memory, too
             *self = Self::default();
         }
         Some(what)
@@ -191,7 +192,7 @@ impl<T> Places<T> {
         self.taken.iter().map(|(key, _)| key).collect()
     }
 
-    /// The first deadline.
+    /// The earliest deadline.
     fn first(&mut self) -> Option<Instant> {
         while let Some(&Reverse((until, key))) = self.deadlines.peek() {
             if self.taken.get(key).is_some_and(|(its, _)| *its == until) {
@@ -202,7 +203,7 @@ impl<T> Places<T> {
         None
     }
 
-    /// One whose time has come.
+    /// A slot whose deadline has passed.
     fn overdue(&mut self, now: Instant) -> Option<usize> {
         let first = self.first()?;
         let Reverse((_, key)) = self.deadlines.peek()?;
@@ -221,7 +222,7 @@ mod tests {
 
     const LATER: Duration = Duration::from_secs(3600);
 
-    /// Watches until so many were handed out; says which, in this order.
+    /// Watches until the given number were returned; returns them in order.
     async fn handed_out(
         lot: &Lot<UnixStream>,
         watch: &mut Option<Watch>,

@@ -1,7 +1,8 @@
-//! Bytes become requests: bind, accept, bounds, serve one connection.
+//! From bytes to requests: bind, accept, enforce bounds, serve connections.
 //!
-//! Every worker has its own listening socket for each address (SO_REUSEPORT), so that a connection is accepted, served
-//! and closed on one thread. A failed accept never ends the loop; a panic costs one connection.
+//! Every worker has its own listening socket for each address (SO_REUSEPORT), so a connection is
+//! accepted, served and closed on one thread. A failed accept never ends the loop; a panic costs
+//! one connection.
 
 pub mod body_buffers;
 pub mod clock;
@@ -55,31 +56,32 @@ pub use tls::{Handshakes, Tls};
 pub struct Settings {
     /// Where to listen.
     pub address: Address,
-    /// Whether HTTP/2 is spoken beside HTTP/1.1: as agreed on in the TLS handshake, in cleartext with prior knowledge.
+    /// Whether to accept HTTP/2 besides HTTP/1.1: by ALPN over TLS, with prior knowledge in
+    /// cleartext.
     pub http2: bool,
     /// Whether connections begin with a PROXY header.
     pub proxy_protocol: ProxyProtocol,
-    /// A request head must be complete within this.
+    /// Time for a complete request head.
     pub header_timeout: Duration,
-    /// The longest silence while a request body is arriving.
+    /// Longest silence while a request body arrives.
     pub body_timeout: Duration,
-    /// Bytes a second that a request body has to arrive at, on average, once `body_timeout` has been waited for it.
+    /// Minimum average pace of a request body in bytes per second, after `body_timeout` of waiting.
     pub min_body_rate: u64,
-    /// How long a connection may be idle between requests.
+    /// Longest idle time between requests.
     pub idle_timeout: Duration,
-    /// Bytes of a request head.
+    /// Most bytes of a request head.
     pub max_header_bytes: usize,
-    /// Fields of a request head.
+    /// Most fields of a request head.
     pub max_header_count: usize,
-    /// Bytes of a request target.
+    /// Most bytes of a request target.
     pub max_uri_bytes: usize,
-    /// Bytes of a request body.
+    /// Most bytes of a request body.
     pub max_body_bytes: u64,
-    /// Concurrent HTTP/2 streams per connection.
+    /// Most concurrent HTTP/2 streams per connection.
     pub max_streams: u32,
-    /// Connections of one address.
+    /// Bound on connections per address.
     pub per_address: crowd::PerAddress,
-    /// TLS; without it, everything is cleartext.
+    /// TLS; `None` for cleartext.
     pub tls: Option<tls::Settings>,
 }
 
@@ -90,16 +92,16 @@ pub enum Address {
     Tcp(SocketAddr),
     /// A Unix domain socket.
     Unix(PathBuf),
-    /// Sockets that the service manager has opened under this name.
+    /// Sockets that the service manager opened under this name.
     Systemd(String),
 }
 
-/// Who else may listen on an address.
+/// Whether another process may listen on the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Company {
-    /// Nobody: an address that is taken is an error.
+    /// No: an address in use is an error.
     Alone,
-    /// Another gateway of the same user, which this one is about to replace.
+    /// Another gateway of the same user may, which this one will replace.
     Beside,
 }
 
@@ -116,28 +118,29 @@ impl std::fmt::Display for Address {
 /// A bound address: one listening socket for each worker.
 #[derive(Debug)]
 pub struct Bound {
-    /// Where it really listens: port 0 has become a port.
+    /// The actual address: port 0 is resolved.
     pub address: Address,
-    /// One for each worker.
+    /// One per worker.
     pub sockets: Vec<ListeningSocket>,
 }
 
-/// A socket that listens, not yet part of a runtime.
+/// A listening socket, not yet registered with a runtime.
 #[derive(Debug)]
 pub enum ListeningSocket {
-    /// TCP, shared with the other workers' by SO_REUSEPORT.
+    /// TCP, shared with the other workers through SO_REUSEPORT.
     Tcp(std::net::TcpListener),
-    /// One Unix socket, or one that was handed over, duplicated for each worker.
+    /// A Unix socket or an inherited one, duplicated for each worker.
     Unix(StdUnixListener),
 }
 
-/// What a peer on a Unix socket counts as: it has no address, and whoever may open the socket is on this machine.
+/// The address of peers on a Unix socket: they have none, and every process that can open the
+/// socket is local.
 pub const UNIX_PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Connections that wait to be accepted, per socket.
+/// Length of the accept queue per socket.
 const BACKLOG: i32 = 4096;
 
-/// Binds one address for so many workers. Fails if it is taken or may not be bound.
+/// Binds one address for `workers` workers. Fails if the address is in use or may not be bound.
 pub fn bind(address: &Address, workers: usize, company: Company) -> io::Result<Bound> {
     match address {
         Address::Tcp(address) => bind_tcp(*address, workers, company),
@@ -168,7 +171,7 @@ fn probe(address: SocketAddr, company: Company) -> io::Result<()> {
     }
 }
 
-/// One more socket on an address that others may listen on, too.
+/// Another socket on an address that is shared through SO_REUSEPORT.
 fn shared_listener(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     let socket = Socket::new(
         Domain::for_address(address),
@@ -186,13 +189,13 @@ fn shared_listener(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     Ok(socket.into())
 }
 
-/// One listening socket, for pages that no worker serves.
+/// A single listening socket, for pages that no worker serves.
 pub fn bind_one(address: SocketAddr, company: Company) -> io::Result<std::net::TcpListener> {
     probe(address, company)?;
     shared_listener(address)
 }
 
-/// The sockets of this name: each worker has one of them, and shares it where they are fewer.
+/// The inherited sockets of this name. Workers share them if there are fewer sockets than workers.
 fn take_up(name: &str, workers: usize) -> io::Result<Bound> {
     let handed_over = inherited::named(name)?;
     let local = handed_over[0].local_addr()?;
@@ -203,7 +206,7 @@ fn take_up(name: &str, workers: usize) -> io::Result<Bound> {
     };
     if handed_over.len() > workers {
         let why = format!(
-            "{} sockets have this name, and each needs a worker: there are {workers}",
+            "{} sockets have this name, but there are {workers} workers; each socket needs its own",
             handed_over.len()
         );
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
@@ -225,10 +228,10 @@ fn take_up(name: &str, workers: usize) -> io::Result<Bound> {
 fn bind_unix(path: &Path, workers: usize) -> io::Result<Bound> {
     if let Ok(there) = std::fs::symlink_metadata(path) {
         if !there.file_type().is_socket() {
-            let why = "there is something that is no socket, which is left alone";
+            let why = "the path exists and is not a socket; remove it or choose another path";
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
         }
-        // a socket that nobody listens on is left over from a process that was killed
+        // a socket without a listener was left by a process that was killed
         match std::os::unix::net::UnixStream::connect(path) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 std::fs::remove_file(path)?
@@ -247,42 +250,42 @@ fn bind_unix(path: &Path, workers: usize) -> io::Result<Bound> {
     })
 }
 
-/// What happens to connections, for whoever counts them. Each call is cheap and does not fail.
+/// Receives connection events for metrics and logs. Each call is cheap and cannot fail.
 pub trait Observer {
-    /// Held for as long as a connection is open.
+    /// Kept while a connection is open.
     type Open: 'static;
     /// A connection was accepted.
     fn opened(&self) -> Self::Open;
-    /// Accepting failed; the loop goes on.
+    /// An accept failed; the loop continues.
     fn accept_failed(&self, error: &io::Error);
-    /// A connection is cut short for what its client does.
+    /// A connection was closed early because of its client's behavior.
     fn cut(&self, why: Cut);
-    /// A connection was closed, unserved, as its address has enough of them.
+    /// A connection was closed unserved: its address has too many.
     fn crowded(&self, ip: IpAddr);
-    /// A connection was closed, unserved, for what it began with.
+    /// A connection was closed unserved: its PROXY header was rejected.
     fn not_believed(&self, peer: IpAddr, fault: proxy_protocol::Fault);
 }
 
-/// One listening socket at work on one worker.
+/// One listening socket on one worker.
 #[derive(Debug)]
 pub struct Entrance {
-    /// What holds for connections that are accepted from now on.
+    /// Apply to connections accepted from now on.
     terms: RefCell<Terms>,
     drain: Rc<Drain>,
 }
 
-/// What holds for a connection.
+/// The settings of a connection.
 #[derive(Clone, Debug)]
 struct Terms {
     settings: Rc<Settings>,
-    /// Where it begins with TLS.
+    /// For connections with TLS.
     handshakes: Option<Rc<Handshakes>>,
-    /// Whom it is counted among.
+    /// Counts the connections per address.
     crowd: Arc<crowd::Crowd>,
 }
 
 impl Entrance {
-    /// Not accepting yet.
+    /// Does not accept yet.
     pub fn new(
         settings: Settings,
         handshakes: Option<Rc<Handshakes>>,
@@ -299,7 +302,7 @@ impl Entrance {
         })
     }
 
-    /// Other terms for connections that are accepted from now on.
+    /// Changes the settings of connections accepted from now on.
     pub fn change(&self, settings: Settings, handshakes: Option<Rc<Handshakes>>) {
         let settings = Rc::new(settings);
         let mut terms = self.terms.borrow_mut();
@@ -307,12 +310,13 @@ impl Entrance {
         terms.handshakes = handshakes;
     }
 
-    /// The connections that came in here, and how they end.
+    /// The connections accepted here, and their shutdown.
     pub fn drain(&self) -> &Drain {
         &self.drain
     }
 
-    /// Accepts until the entrance closes, and then what had already come. Beyond the permits, accepting pauses.
+    /// Accepts until the listener closes, then serves the connections still queued. Pauses while no
+    /// permit is free.
     pub async fn accept<H: Handler, O: Observer + 'static>(
         self: Rc<Self>,
         socket: ListeningSocket,
@@ -349,7 +353,7 @@ impl Entrance {
             };
             self.serve(accepted, &house, Some(permit));
         }
-        // closing a socket resets the connections in its queue
+        // closing the socket would reset the connections in its queue
         for accepted in acceptor.rest()? {
             self.serve(accepted, &house, None);
         }
@@ -365,12 +369,13 @@ impl Entrance {
         let held = serve::Held::new(self.drain.enter(), permit, house.observer.opened());
         let terms = self.terms.borrow().clone();
         let serving = serve::connection(accepted, terms, Rc::clone(house), held);
-        // a panic costs this connection, which drops what it held; the panic hook has counted and logged it
+        // a panic costs only this connection, which drops its resources; the panic hook has counted
+        // and logged it
         tokio::task::spawn_local(serving);
     }
 }
 
-/// Serves parked connections again when there is a reason to, until the last has ended.
+/// Resumes parked connections when they are readable or due, until the last has ended.
 async fn watch_over<H: Handler, O: Observer + 'static>(
     house: Rc<serve::House<H, O>>,
     watch: lot::Watch,
@@ -382,9 +387,9 @@ async fn watch_over<H: Handler, O: Observer + 'static>(
     house.lot.watch(watch, entrance.drain.ended(), again).await;
 }
 
-/// Waits where an immediate second try would only fail again: out of descriptors or memory.
+/// Backs off after errors that an immediate retry would repeat: out of descriptors or memory.
 async fn pause_after(error: &io::Error) {
-    // ECONNABORTED, EPROTO: that one connection is gone, the next may be fine (accept(2))
+    // ECONNABORTED, EPROTO: only that connection failed, the next may succeed (accept(2))
     const ONE_CONNECTION: [i32; 2] = [103, 71];
     if !error
         .raw_os_error()
@@ -400,9 +405,9 @@ enum Acceptor {
 }
 
 impl Acceptor {
-    /// What waits to be accepted. The socket is closed.
+    /// Closes the socket and returns the connections still in its queue.
     fn rest(self) -> io::Result<Vec<Accepted>> {
-        // at most what the queue holds, or a flood would keep the process from ending
+        // bounded by the queue length, or a flood would keep the process from ending
         let mut rest = Vec::new();
         match self {
             Self::Tcp(listener) => {
@@ -447,12 +452,12 @@ impl Acceptor {
     }
 }
 
-/// The next connection of a queue that is emptied; `None` when it is empty, or was emptied once.
+/// The next connection in a queue; `None` when it is empty, or after one queue length.
 fn waiting<T>(accepted: io::Result<T>, so_far: usize) -> Option<T> {
     accepted.ok().filter(|_| so_far < BACKLOG as usize)
 }
 
 fn no_delay(stream: &TcpStream) {
-    // fails only on a connection that is already gone, which the first read will tell
+    // fails only if the connection is already gone, and then the first read fails
     let _ = stream.set_nodelay(true);
 }

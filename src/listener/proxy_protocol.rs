@@ -1,15 +1,16 @@
-//! The PROXY protocol, versions 1 and 2: a load balancer that forwards bytes says before the first of them who connected to it.
+//! The PROXY protocol, versions 1 and 2: a TCP load balancer prepends the address of its client.
 //!
-//! A listener either requires the header or never looks for it: guessing would let every client write one (HAProxy's
-//! proxy-protocol.txt §2). It stands before everything else, TLS too. No byte behind it is read: [`parse`] says how many
-//! the header has at the least, and never more than those are asked for, so the stream goes on untouched. That takes two reads
-//! for version 2, and some more for the few bytes of version 1, whose end has to be felt for.
+//! A listener either requires the header or never looks for it. Guessing would let every client
+//! forge one (HAProxy's proxy-protocol.txt §2). The header precedes everything else, even TLS. No
+//! byte beyond it is read: [`parse`] returns the minimum number of bytes still missing, and exactly
+//! that many are read next. That takes two reads for version 2. Version 1 has no length, so finding
+//! its end takes a few more.
 //!
 //! ```text
-//! accept ─▶ is the socket's peer trusted? ─▶ the header, within header_timeout ─▶ TLS, HTTP, with its source as the peer
+//! accept ─▶ is the peer trusted? ─▶ the header, within header_timeout ─▶ TLS, HTTP; its source is the peer
 //! ```
 //!
-//! The source then stands where the socket's peer stood: forwarding headers are believed if *it* is a trusted proxy.
+//! The source replaces the socket's peer: forwarding headers are trusted if *it* is a trusted proxy.
 
 use std::{
     io,
@@ -28,68 +29,68 @@ use crate::identity::TrustedProxies;
 /// Whether connections begin with a PROXY header.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ProxyProtocol {
-    /// They do not: one that is sent is not HTTP.
+    /// No header. One that arrives is invalid HTTP.
     #[default]
     Off,
-    /// All do, and only these peers may connect.
+    /// A header is required, and only these peers may connect.
     Required(Arc<TrustedProxies>),
 }
 
-/// The longest header: addresses, and some kilobytes of TLVs, such as a client's certificate.
+/// Longest header: addresses and a few KiB of TLVs, such as a client's certificate.
 pub const MAX_BYTES: usize = 16 * 1024;
 
-/// The longest header of version 1, with its CRLF.
+/// Longest version 1 header, with its CRLF.
 const MAX_BYTES_V1: usize = 107;
 
 const SIGNATURE_V1: &[u8] = b"PROXY ";
 const SIGNATURE_V2: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
 
-/// The part of a version 2 header that every one has.
+/// The fixed part of a version 2 header.
 const FIXED_BYTES_V2: usize = 16;
 
-/// The shortest header, `PROXY UNKNOWN` with its CRLF.
+/// The shortest header: `PROXY UNKNOWN` with its CRLF.
 const MIN_BYTES: usize = 15;
 
-/// What the bytes of a header amount to.
+/// Result of parsing the bytes received so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed {
-    /// It is whole.
+    /// The header is complete.
     Whole {
-        /// Who connected to the sender; `None` where it does not say (`UNKNOWN`, `LOCAL`, a Unix socket): then the socket's
-        /// own peer counts.
+        /// The client of the sender; `None` if the header names none (`UNKNOWN`, `LOCAL`, a Unix
+        /// socket). Then the socket's own peer counts.
         source: Option<SocketAddr>,
-        /// Its bytes, which may be fewer than there were.
+        /// Length of the header in bytes, which may be less than the input.
         length: usize,
     },
-    /// It goes on: with what there is it has at least so many bytes.
+    /// The header is incomplete: it has at least this many bytes.
     Longer(usize),
 }
 
 /// Why a connection is closed before it is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// The socket's peer may not say who connects.
-    #[error("the peer is none of client_ip.trusted_proxies")]
+    /// The socket's peer is not trusted to send the header.
+    #[error("the peer is not in client_ip.trusted_proxies")]
     Untrusted,
-    /// Something else than a header.
+    /// The bytes are no PROXY header.
     #[error("the connection does not begin with a valid PROXY header")]
     Malformed,
     /// More than [`MAX_BYTES`].
     #[error("the PROXY header is longer than {MAX_BYTES} bytes")]
     TooLong,
-    /// Its CRC32c is not that of its bytes.
+    /// The CRC32c does not match.
     #[error("the checksum of the PROXY header is wrong")]
     Checksum,
-    /// It did not arrive within `header_timeout`.
+    /// The header did not arrive within `header_timeout`.
     #[error("the PROXY header did not arrive in time")]
     Timeout,
-    /// The connection ended within it.
+    /// The connection ended within the header.
     #[error("the connection ended within the PROXY header")]
     Incomplete,
 }
 
 impl Fault {
-    /// Every fault's word for the metric's label.
+    /// All values of the metric's label.
     pub const LABELS: [&str; 6] = [
         "untrusted",
         "malformed",
@@ -99,7 +100,7 @@ impl Fault {
         "incomplete",
     ];
 
-    /// A word for the metric's label.
+    /// Value of the metric's label.
     pub fn label(self) -> &'static str {
         Self::LABELS[self as usize]
     }
@@ -108,13 +109,14 @@ impl Fault {
 /// How the wait for a header ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Received {
-    /// Whose connection it is.
+    /// The peer's address.
     From(IpAddr),
-    /// Nobody's: it ended, or the gateway drains, before the first byte. Health checks of load balancers do that.
+    /// The connection ended, or the gateway drains, before the first byte. Health checks of load
+    /// balancers do that.
     Nothing,
 }
 
-/// Reads the header where there must be one, and not a byte more.
+/// Reads the header if one is required, and no byte beyond it.
 pub(super) async fn receive<S: AsyncRead + Unpin>(
     required: &ProxyProtocol,
     peer: IpAddr,
@@ -128,7 +130,7 @@ pub(super) async fn receive<S: AsyncRead + Unpin>(
     if !trusted.contains(peer.to_canonical()) {
         return Err(Fault::Untrusted);
     }
-    // boxed, as connections without a header need no room for it
+    // boxed, so that connections without a header reserve no memory for it
     match Box::pin(tokio::time::timeout(patience, read(stream, ticket))).await {
         Ok(Ok(Some(source))) => Ok(Received::From(source.map_or(peer, |source| source.ip()))),
         Ok(Ok(None)) => Ok(Received::Nothing),
@@ -137,7 +139,7 @@ pub(super) async fn receive<S: AsyncRead + Unpin>(
     }
 }
 
-/// The source that the header names; nothing where there is no first byte.
+/// Reads the header; `None` if the connection ends before the first byte.
 async fn read<S: AsyncRead + Unpin>(
     stream: &mut S,
     ticket: &Ticket,
@@ -171,7 +173,8 @@ async fn read<S: AsyncRead + Unpin>(
     }
 }
 
-/// Reads a header from the first bytes of a connection; says as early as it can that they are none. Linear in their number.
+/// Parses a header from the first bytes of a connection; rejects other input as early as possible.
+/// Linear in the number of bytes.
 pub fn parse(bytes: &[u8]) -> Result<Parsed, Fault> {
     let begins = |signature: &[u8]| {
         let both = bytes.len().min(signature.len());
@@ -207,7 +210,7 @@ fn parse_v1(bytes: &[u8]) -> Result<Parsed, Fault> {
 }
 
 fn source_v1(line: &[u8]) -> Option<Option<SocketAddr>> {
-    // what follows is to be ignored, whatever it is
+    // the rest of the line is ignored
     if line == b"PROXY UNKNOWN" || line.starts_with(b"PROXY UNKNOWN ") {
         return Some(None);
     }
@@ -229,7 +232,7 @@ fn source_v1(line: &[u8]) -> Option<Option<SocketAddr>> {
         .then_some(Some(SocketAddr::new(source, source_port)))
 }
 
-/// The first of two addresses of which both must be readable.
+/// The first of two addresses, both of which must parse.
 fn both<A: FromStr>(source: &str, destination: &str) -> Option<A> {
     let _: A = destination.parse().ok()?;
     source.parse().ok()
@@ -285,14 +288,14 @@ fn source_v2(family: u8, block: &[u8]) -> Option<SocketAddr> {
     let (address, ports): (IpAddr, _) = match family >> 4 {
         1 => ((*block.first_chunk::<4>()?).into(), block.get(8..)?),
         2 => ((*block.first_chunk::<16>()?).into(), block.get(32..)?),
-        // a Unix socket: a path is no address to count by
+        // a Unix socket: a path is not an address
         _ => return None,
     };
     let port = u16::from_be_bytes(*ports.first_chunk()?);
     Some(SocketAddr::new(address, port))
 }
 
-/// The TLVs behind the addresses fill the header exactly, and the checksum is right if there is one.
+/// Checks that the TLVs fill the header exactly, and the checksum if there is one.
 fn check_tlvs(header: &[u8], mut at: usize) -> Result<(), Fault> {
     const CHECKSUM: u8 = 0x03;
     let mut checksum = None;
@@ -324,7 +327,7 @@ fn check_tlvs(header: &[u8], mut at: usize) -> Result<(), Fault> {
     }
 }
 
-/// CRC-32C (Castagnoli), bit by bit: a header is short, and few carry a checksum.
+/// CRC-32C (Castagnoli), bit by bit: headers are short, and few carry a checksum.
 fn crc32c<'a>(bytes: impl Iterator<Item = &'a u8>) -> u32 {
     const POLYNOMIAL: u32 = 0x82f6_3b78;
     let step = |crc: u32, _| crc >> 1 ^ (POLYNOMIAL * (crc & 1));
@@ -341,7 +344,7 @@ mod tests {
     use super::*;
     use crate::listener::Drain;
 
-    /// For what never comes; what is there is read first.
+    /// Timeout for bytes that never arrive; available bytes are read first.
     const PATIENCE: Duration = Duration::from_millis(20);
 
     fn v2(command: u8, family: u8, block: &[u8]) -> Vec<u8> {

@@ -1,7 +1,7 @@
-//! What a request must be before anything is decided on it (RFC 9110 §7, RFC 9112 §3, RFC 9113 §8.3).
+//! Checks that a request is valid before any decision (RFC 9110 §7, RFC 9112 §3, RFC 9113 §8.3).
 //!
-//! hyper parses; it leaves to us whom the request is addressed to and whether its framing is one that we pass on. What
-//! two parsers could read differently is refused here, so that the origin sees the request that was decided on.
+//! hyper parses; this module checks the target authority and the framing. It rejects input that two
+//! parsers could read differently, so the origin sees the request that was decided on.
 
 use http::{
     HeaderMap, HeaderValue, Method, Version,
@@ -11,7 +11,7 @@ use http::{
 
 use super::Settings;
 
-/// Why a request is refused before it is looked at further.
+/// Why a request is rejected as malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// Not a valid request; 400, and the connection closes.
@@ -20,22 +20,22 @@ pub enum Malformed {
     /// The target is longer than the listener allows; 414.
     #[error("the request target is too long")]
     TargetTooLong,
-    /// The fields are more, or larger, than the listener allows; 431.
+    /// There are too many fields, or too large ones; 431.
     #[error("the request fields are too large")]
     FieldsTooLarge,
-    /// CONNECT; 501, and the connection closes: the client may already have sent what it means for the tunnel
-    /// (RFC 9931 §4).
-    #[error("a gateway is not a tunnel")]
+    /// CONNECT; 501, and the connection closes: the client may already have sent bytes meant for
+    /// the tunnel (RFC 9931 §4).
+    #[error("CONNECT is not supported")]
     Tunnel,
-    /// TRACE; 405. It would show a client what the gateway adds for the upstream.
-    #[error("a gateway does not trace")]
+    /// TRACE; 405. The response would reveal the fields that the gateway adds for the upstream.
+    #[error("TRACE is not supported")]
     Trace,
-    /// A transfer coding that we do not know; 501.
-    #[error("the transfer coding is not known here")]
+    /// An unsupported transfer coding; 501.
+    #[error("the transfer coding is not supported")]
     CodingNotKnown,
 }
 
-/// Whom a valid request is addressed to.
+/// The target of a valid request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addressed<'a> {
     /// The authority as the client wrote it; empty only in HTTP/1.0.
@@ -46,17 +46,17 @@ pub struct Addressed<'a> {
     pub path: &'a str,
     /// What follows the first `?`.
     pub query: Option<&'a str>,
-    /// Whether it is the handshake of a WebSocket.
+    /// Whether this is a WebSocket handshake.
     pub websocket: bool,
 }
 
-/// Checks a request, and says whom it is addressed to. Reads only; allocates nothing.
+/// Validates a request and returns its target. Allocates nothing.
 pub fn check<'a>(parts: &'a Parts, settings: &Settings) -> Result<Addressed<'a>, Malformed> {
     let seen = check_size(parts, settings)?;
     match parts.method {
         Method::CONNECT => return Err(Malformed::Tunnel),
         Method::TRACE => return Err(Malformed::Trace),
-        // a server that knows HTTP/2 could take it for the preface (RFC 9113 §11.6)
+        // an HTTP/2 server could take it for the preface (RFC 9113 §11.6)
         ref method if method.as_str() == "PRI" => {
             return Err(Malformed::Invalid("PRI is not a method."));
         }
@@ -86,8 +86,8 @@ pub fn check<'a>(parts: &'a Parts, settings: &Settings) -> Result<Addressed<'a>,
     })
 }
 
-/// Whether the client wants to speak WebSocket. Every other upgrade is ignored, as RFC 9110 §7.8 allows: `h2c` above all,
-/// in which requests would pass that nobody decides on.
+/// Whether the client requests a WebSocket. All other upgrades are ignored, as RFC 9110 §7.8
+/// allows. `h2c` in particular would carry requests that bypass the limits.
 pub fn asks_for_websocket(parts: &Parts) -> bool {
     let lists = |name, token: &[u8]| {
         let lines = parts.headers.get_all(name).iter();
@@ -100,7 +100,7 @@ pub fn asks_for_websocket(parts: &Parts) -> bool {
         && lists(CONNECTION, b"upgrade")
 }
 
-/// RFC 6455 §4.2.1. The version is the server's business.
+/// RFC 6455 §4.2.1. The server checks the version.
 fn check_handshake(parts: &Parts) -> Result<(), Malformed> {
     let mut keys = parts.headers.get_all(SEC_WEBSOCKET_KEY).iter();
     let is_key = |key: &HeaderValue| {
@@ -128,7 +128,7 @@ fn check_handshake(parts: &Parts) -> Result<(), Malformed> {
     }
 }
 
-/// Fields that few requests have: what they are for is looked at where they are.
+/// Rare fields that need a check of their own when present.
 #[derive(Debug, Default)]
 struct Seen {
     coding: bool,
@@ -160,8 +160,8 @@ fn check_size(parts: &Parts, settings: &Settings) -> Result<Seen, Malformed> {
     Ok(seen)
 }
 
-/// White space at either end of a value, which HTTP/1.1 would have trimmed (RFC 9113 §8.2.1): ` key` and `key` would
-/// be two buckets.
+/// Rejects white space at either end of a value, which HTTP/1.1 would have trimmed (RFC 9113
+/// §8.2.1): ` key` and `key` would be two buckets.
 fn check_values(headers: &HeaderMap) -> Result<(), Malformed> {
     let padded = |value: &HeaderValue| {
         let ends = [value.as_bytes().first(), value.as_bytes().last()];
@@ -177,7 +177,8 @@ fn check_values(headers: &HeaderMap) -> Result<(), Malformed> {
     }
 }
 
-/// hyper accepts a coding before `chunked`, and `chunked` twice; we know exactly one `chunked`.
+/// Accepts exactly one `chunked`. hyper also accepts a coding before `chunked`, and `chunked`
+/// twice.
 fn check_framing(headers: &HeaderMap) -> Result<(), Malformed> {
     let mut codings = headers
         .get_all(TRANSFER_ENCODING)
@@ -198,7 +199,7 @@ fn check_framing(headers: &HeaderMap) -> Result<(), Malformed> {
     Ok(())
 }
 
-/// An authority, and the host that it names.
+/// An authority, and its host.
 type Named<'a> = (&'a str, &'a str);
 
 fn named(authority: &str) -> Result<Named<'_>, Malformed> {
@@ -208,7 +209,7 @@ fn named(authority: &str) -> Result<Named<'_>, Malformed> {
     }
 }
 
-/// One `Host`, unless the target is absolute: then the target says it (RFC 9112 §3.2.2).
+/// The one `Host`, unless the target is absolute: then the target's authority (RFC 9112 §3.2.2).
 fn authority_http1(parts: &Parts) -> Result<Named<'_>, Malformed> {
     let mut lines = parts.headers.get_all(HOST).iter();
     let line = lines.next();
@@ -224,7 +225,7 @@ fn authority_http1(parts: &Parts) -> Result<Named<'_>, Malformed> {
         )),
     };
     if let Some(authority) = parts.uri.authority() {
-        // without a scheme it is the authority-form, which is CONNECT's alone
+        // without a scheme it is authority-form, which only CONNECT may use
         return match parts.uri.scheme_str() {
             Some("http" | "https") => named(authority.as_str()),
             _ => Err(Malformed::Invalid("The request target is not valid.")),
@@ -270,14 +271,15 @@ fn check_target(parts: &Parts) -> Result<&str, Malformed> {
     match uri.path() {
         "*" if parts.method == Method::OPTIONS => Ok("*"),
         path if begins_with_a_slash => Ok(path),
-        // `http://host` and `http://host?query` have an empty path, which means the root (RFC 3986 §6.2.3); a `:path` must
-        // begin with a slash (RFC 9113 §8.3.1)
+        // `http://host` and `http://host?query` have an empty path, which means the root (RFC 3986
+        // §6.2.3); a `:path` must begin with a slash (RFC 9113 §8.3.1)
         "" | "/" if uri.scheme().is_some() && parts.version < Version::HTTP_2 => Ok("/"),
         _ => Err(Malformed::Invalid("The request target is not valid.")),
     }
 }
 
-/// What a name consists of, by byte: unreserved characters and sub-delims, but for the comma, which separates names in lists.
+/// Bytes allowed in host names: unreserved characters and sub-delims, except the comma, which
+/// separates list elements.
 static IN_NAMES: [bool; 256] = {
     let others = b"-._~!$&'()*+;=";
     let mut allowed = [false; 256];
@@ -294,8 +296,8 @@ static IN_NAMES: [bool; 256] = {
     allowed
 };
 
-/// The host of `host[:port]`, or `None` if it is no such thing: RFC 3986 §3.2.2 without user information, and without
-/// percent-escapes, which would be a second spelling.
+/// The host of `host[:port]`, or `None` if invalid: RFC 3986 §3.2.2 without user information, and
+/// without percent-escapes, which would be a second spelling.
 fn host_of(authority: &str) -> Option<&str> {
     let (host, port) = if authority.starts_with('[') {
         let (address, rest) = authority.split_at(authority.find(']')? + 1);

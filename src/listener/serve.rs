@@ -1,4 +1,4 @@
-//! One connection: which HTTP it speaks, then its requests, one handler call each.
+//! One connection: detects the HTTP version, then calls the handler for each request.
 
 use std::{
     cell::RefCell,
@@ -38,14 +38,15 @@ use super::{
 };
 use crate::identity::Certificate;
 
-/// Turns a request into a response; one for each worker.
+/// Turns a request into a response; one per worker.
 pub trait Handler: 'static {
-    /// The body of its responses.
+    /// Body of the responses.
     type Body: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + 'static;
 
-    /// Answers one request; `finish` makes of the answer what is sent. Dropped when the client is gone.
+    /// Answers one request and returns `finish` of the response. Dropped when the client is gone.
     ///
-    /// The future is large. One around it, which finishes what this one answers, would be moved with it once more.
+    /// `finish` is a parameter because the future is large: a wrapper future would move it once
+    /// more.
     fn handle<R, F: FnOnce(Response<Self::Body>) -> R>(
         self: Rc<Self>,
         request: Request<RequestBody>,
@@ -53,24 +54,24 @@ pub trait Handler: 'static {
         finish: F,
     ) -> impl Future<Output = R>;
 
-    /// What an HTTP/1.1 client is told whose request head did not arrive in time, byte for byte.
+    /// Response, byte for byte, to an HTTP/1.1 client whose request head did not arrive in time.
     fn head_timeout_answer(&self) -> &'static [u8];
 }
 
-/// Which HTTP a connection speaks.
+/// The HTTP version of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Protocol {
     Http1,
     Http2,
 }
 
-/// The other end of a connection, and the bounds that it is held to.
+/// The client of a connection, and the bounds that apply to it.
 pub struct Peer {
-    /// The address of the other end: the socket's, or the one that a PROXY header names.
+    /// The client's address: the socket's, or that of a PROXY header.
     pub ip: IpAddr,
     /// The listener's settings.
     pub listener: Rc<Settings>,
-    /// The certificate that the client has proved to hold.
+    /// The verified client certificate.
     pub certificate: Option<Rc<Certificate>>,
     pub(super) clock: Rc<Clock>,
     interim: Rc<Interim>,
@@ -102,7 +103,7 @@ impl Peer {
         }
     }
 
-    /// One that nobody is connected to, for explaining what would become of its requests.
+    /// A peer without a connection, to explain hypothetical requests.
     pub fn described(
         ip: IpAddr,
         listener: Rc<Settings>,
@@ -112,7 +113,7 @@ impl Peer {
         Self::new(ip, listener, certificate, clock)
     }
 
-    /// `http` or `https`: how the client reached us.
+    /// `http` or `https`, as the client used.
     pub fn scheme(&self) -> &'static str {
         match self.listener.tls {
             Some(_) => "https",
@@ -120,41 +121,43 @@ impl Peer {
         }
     }
 
-    /// The answer is a 101: when it has left, the connection is no longer HTTP's. HTTP/1.1 only.
+    /// Hands the connection to `to` once the 101 response has been sent. HTTP/1.1 only.
     pub fn hand_over(&self, to: Takeover) {
         self.takeover.replace(Some(to));
     }
 
-    /// Whoever the connection was handed over to.
+    /// Takes the handler that was passed to `hand_over`.
     pub(super) fn take_over(&self) -> Option<Takeover> {
         self.takeover.take()
     }
 
-    /// An interim response of whoever is asked, to be passed on before the answer. `false` where there is no room for it.
-    /// HTTP/1.1 only: older clients know of none, and the HTTP/2 library cannot send them.
+    /// Queues an interim response of the upstream for the client, before the final one. `false` if
+    /// there is no room. HTTP/1.1 only: older clients do not know them, and the h2 crate cannot
+    /// send them.
     pub fn pass_on_interim(&self, status: StatusCode, headers: &HeaderMap) -> bool {
         self.interim.push(status, headers)
     }
 
-    /// Whether a client that closes its side of the connection now has left: more of its request is awaited, or it awaits
-    /// its turn. Otherwise it may only have nothing more to say, and its answer is waited for, if not for long. HTTP/1 only.
+    /// Sets whether a client that closes its side now has left: the gateway awaits more of its
+    /// request, or the request waits in a queue. Otherwise the client may only have finished
+    /// sending, and still gets its response if that comes soon. HTTP/1 only.
     pub fn needs_client(&self, needs: bool) {
         self.clock.needs_client(needs);
     }
 
-    /// Whether an HTTP/2 stream has failed because its connection is cut short, and why.
+    /// Why an HTTP/2 stream failed, if its connection was closed early.
     pub(super) fn why_cut(&self, error: &h2::Error) -> Option<Cut> {
         self.clock.why_cut(error)
     }
 
-    /// The request is answered before its body was read: where the connection closes behind the answer, it does so that
-    /// the client can still read it. HTTP/1 only; HTTP/2 ends the stream.
+    /// The response precedes the end of the request body: close the connection so that the client
+    /// can still read it. HTTP/1 only; HTTP/2 resets the stream.
     pub fn leave_body_unread(&self) {
         self.clock.leave_body_unread();
     }
 }
 
-/// A connection that was accepted and not yet served.
+/// An accepted connection, not yet served.
 #[derive(Debug)]
 pub struct Accepted {
     stream: Stream,
@@ -176,7 +179,7 @@ impl Accepted {
         }
     }
 
-    /// Whose connection it is, as far as that is said before anything else.
+    /// The client's address, from the PROXY header if one is required.
     async fn announced(
         &mut self,
         settings: &Settings,
@@ -188,18 +191,18 @@ impl Accepted {
     }
 }
 
-/// What the connections of one entrance are served with.
+/// Context of all connections of one listener.
 pub(super) struct House<H, O: Observer> {
     pub(super) handler: Rc<H>,
     pub(super) observer: Rc<O>,
-    /// Where they wait when they are idle.
+    /// The idle connections.
     pub(super) lot: Lot<Parked<O::Open>>,
 }
 
-/// What a connection holds from its acceptance to its end.
+/// Resources of a connection from accept to close.
 pub(super) struct Held<K> {
     ticket: Ticket,
-    /// Among the connections of its address.
+    /// Counts it among the connections of its address.
     place: Option<Place>,
     _permit: Option<OwnedSemaphorePermit>,
     _open: K,
@@ -216,7 +219,7 @@ impl<K> Held<K> {
     }
 }
 
-/// A connection that is idle: all that there is of it.
+/// An idle connection: all its remaining state.
 pub(super) struct Parked<K> {
     stream: Stream,
     since: Instant,
@@ -234,8 +237,8 @@ impl<K> AsRawFd for Parked<K> {
 
 /// Serves a connection from its first byte.
 ///
-/// Many send nothing for a while, so what each holds is counted: what belongs to the beginning, or to what is spoken, is boxed,
-/// and not there before it begins or when it is over.
+/// Many connections send nothing for a while, so their size matters. State of the handshake or of
+/// one protocol is boxed: allocated when needed, freed when done.
 pub(super) async fn connection<H: Handler, O: Observer>(
     accepted: Accepted,
     terms: Terms,
@@ -255,7 +258,7 @@ pub(super) async fn connection<H: Handler, O: Observer>(
     Box::pin(speak(io, protocol, peer, house, held)).await;
 }
 
-/// Goes on with a connection that was parked: there is something to read, or it is time to end.
+/// Resumes a parked connection: it is readable or due.
 pub(super) async fn again<H: Handler, O: Observer>(
     parked: Parked<O::Open>,
     house: Rc<House<H, O>>,
@@ -268,9 +271,10 @@ pub(super) async fn again<H: Handler, O: Observer>(
         certificate,
         held,
     } = parked;
-    // nothing is read before: what the runtime has not seen yet it takes for blocked, and an answer would wait for a turn
+    // do not read first: tokio assumes that a new socket is blocked, so the response would wait a
+    // turn
     if let Err(error) = stream.wake() {
-        tracing::debug!(%error, "an idle connection is lost");
+        tracing::debug!(%error, "cannot resume an idle connection; closing it");
         return;
     }
     let clock = Clock::new(listener.header_timeout, listener.idle_timeout).parked(since);
@@ -279,7 +283,8 @@ pub(super) async fn again<H: Handler, O: Observer>(
     speak(io, Protocol::Http1, peer, house, held).await;
 }
 
-/// Whose connection it is, whether there is room for it, and the handshake with what it agrees on; `None` where it ends with that.
+/// Reads the client's address, counts the connection, and runs the handshake; `None` if any of
+/// these closes it.
 async fn begin<O: Observer>(
     mut accepted: Accepted,
     terms: Terms,
@@ -299,7 +304,7 @@ async fn begin<O: Observer>(
             return None;
         }
     };
-    // peers on a Unix socket look alike
+    // peers on a Unix socket all have one address
     if matches!(accepted.stream, Stream::Tcp(_)) || ip != accepted.peer {
         held.place = crowd.enter(ip, &settings.per_address);
         if held.place.is_none() {
@@ -325,7 +330,7 @@ fn timed(stream: Stream, peer: &Peer) -> Box<TimedIo> {
     Box::new(TimedIo::new(stream, clock, interim))
 }
 
-/// Serves requests until the connection ends, or is parked.
+/// Serves requests until the connection ends or is parked.
 async fn speak<H: Handler, O: Observer>(
     io: Box<TimedIo>,
     protocol: Protocol,
@@ -351,14 +356,14 @@ async fn speak<H: Handler, O: Observer>(
         Ok(Some(idle)) => park(idle.into_stream(), &peer, &house, held),
         Ok(None) => Ok(()),
         Err(error) => {
-            // a client that leaves or talks nonsense is its own business
+            // a client that leaves or sends garbage is no error of ours
             tracing::debug!(%error, "connection ended early");
             Ok(())
         }
     };
     if let Err(error) = parked {
-        // its next request would have found it closed a little later
-        tracing::debug!(%error, "an idle connection cannot be parked, and is closed");
+        // closing is harmless: the idle timeout would have closed it soon
+        tracing::debug!(%error, "cannot park an idle connection; closing it");
     }
 }
 
@@ -383,8 +388,8 @@ fn park<H, O: Observer>(
     house.lot.park(parked, until)
 }
 
-/// Polls a connection to its end; asks it to end when it is time, and in HTTP/2 when it has been idle for too long (RFC 9113
-/// §6.8). `None` where it has not ended, but is to be parked.
+/// Polls a connection to its end. Starts its graceful shutdown on a drain and, for HTTP/2, after
+/// too long an idle time (RFC 9113 §6.8). `None` if it must be parked instead.
 pub(super) async fn run<C>(
     mut connection: Pin<&mut C>,
     ticket: &Ticket,
@@ -403,7 +408,7 @@ where
             clock.leave();
             graceful_shutdown(connection.as_mut());
         }
-        // once, and again for the second stage of the drain: the first has taken the waker
+        // once, and again for the second stage of the drain, as the first takes the waker
         if !registered || !asked && ticket.is_closing() {
             ticket.wake_with(cx.waker());
             registered = true;
@@ -422,10 +427,10 @@ where
     .await
 }
 
-/// What an HTTP/2 client sends first (RFC 9113 §3.4).
+/// The HTTP/2 client preface (RFC 9113 §3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Reads just enough to tell HTTP/2 from HTTP/1, and gives it back. Bounded by the header timeout.
+/// Reads just enough to tell HTTP/2 from HTTP/1, and unreads it. Bounded by the header timeout.
 async fn first_protocol(io: &mut TimedIo, ticket: &Ticket) -> Protocol {
     let mut seen = BytesMut::new();
     while seen.len() < PREFACE.len() && PREFACE.starts_with(&seen) {

@@ -1,4 +1,4 @@
-//! What a connection is read from and written to: a socket of either kind, or TLS over one.
+//! The transport of a connection: a TCP or Unix socket, or TLS over one.
 
 use std::{
     io, mem, net,
@@ -16,20 +16,20 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 
-/// One type for all, so that what is built on top of it is compiled once.
+/// One type for all, so that the code above it is compiled once.
 #[derive(Debug)]
 pub(super) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
-    /// A session is large, and is boxed once so that it is not moved about.
+    /// Boxed: a TLS session is large and would be moved often.
     Tls(Box<TlsStream<Stream>>),
-    /// Nothing waits for it here, and the runtime holds nothing for it.
+    /// Deregistered from the runtime, which holds no memory for it.
     Resting(Resting),
-    /// It could not be put to rest, or woken: closed.
+    /// Deregistering or registering failed: closed.
     Gone,
 }
 
-/// A socket that no runtime knows.
+/// A socket that is not registered with a runtime.
 #[derive(Debug)]
 pub(super) enum Resting {
     Tcp(net::TcpStream),
@@ -37,7 +37,7 @@ pub(super) enum Resting {
 }
 
 impl Stream {
-    /// Below TLS, where there is any.
+    /// The socket below TLS, if any.
     pub(super) fn socket_mut(&mut self) -> &mut Self {
         match self {
             Self::Tls(session) => session.get_mut().0.socket_mut(),
@@ -45,8 +45,8 @@ impl Stream {
         }
     }
 
-    /// Takes the socket from the runtime, which keeps some hundred bytes for each that it waits for. Until it is woken, it
-    /// can only be closed, or waited for by its descriptor.
+    /// Deregisters the socket from the runtime, which keeps some hundred bytes for each. Until
+    /// `wake`, it can only be closed or polled by its descriptor.
     pub(super) fn rest(&mut self) -> io::Result<()> {
         if let Self::Tls(session) = self {
             return session.get_mut().0.rest();
@@ -59,7 +59,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Gives it back to the runtime of this thread.
+    /// Registers the socket with the runtime of this thread again.
     pub(super) fn wake(&mut self) -> io::Result<()> {
         if let Self::Tls(session) = self {
             return session.get_mut().0.wake();
@@ -124,7 +124,7 @@ impl AsyncWrite for Stream {
         each!(self, poll_write_vectored(cx, bufs))
     }
 
-    /// All kinds write many slices with one call.
+    /// All kinds write several slices in one call.
     fn is_write_vectored(&self) -> bool {
         true
     }

@@ -1,9 +1,10 @@
-//! HTTP/2 streams: tasks of the worker that accepted the connection, and how long a client may leave one waiting.
+//! HTTP/2 streams: one task each on the worker of the connection, and a bound on stalled clients.
 //!
-//! A client that gives a stream no window takes nothing of its answer, while the connection is alive and well. So that it does
-//! not keep the origin's connection for ever, a stream whose client has not taken a whole frame of the body within
-//! `idle_timeout` is reset. The body is asked for a frame only when the one before is on its way: the time since the last
-//! one was given is the time for which the client has let it wait.
+//! A client that grants a stream no window receives nothing, while its connection stays healthy.
+//! The stream would hold its origin connection forever. So it is reset if the client does not
+//! accept a whole body frame within `idle_timeout`. The body is polled for a frame only once the
+//! previous one has been sent. The time since the last frame is thus the time that the client has
+//! stalled.
 
 use std::{
     cell::{Cell, RefCell},
@@ -19,19 +20,20 @@ use tokio::time::{Instant, Sleep};
 
 use super::clock::{Clock, InFlight};
 
-/// A stream, as its body knows it.
+/// State of a stream, shared with its body.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
-    /// Since when it waits for its client to take the last frame that its body gave.
+    /// When the wait began for the client to accept the last body frame.
     since: Cell<Option<Instant>>,
-    /// Set when its [`Marker`] has left.
+    /// Set when its [`Marker`] has been sent.
     marker_left: Cell<bool>,
-    /// Who waits for that.
+    /// The task that waits for the marker.
     waker: RefCell<Option<Waker>>,
 }
 
-/// An empty frame behind what was received of a response that broke off. The HTTP/2 library discards what is still queued when a
-/// stream is reset; it drops the marker when everything before it has been written.
+/// An empty frame queued after the received part of a response that broke off. The h2 crate
+/// discards its queue when a stream is reset. It drops the marker once everything before it has
+/// been written.
 #[derive(Debug)]
 pub(super) struct Marker(Rc<Waiting>);
 
@@ -74,7 +76,7 @@ impl Buf for Portion {
     }
 }
 
-/// Runs a stream as a task of its own.
+/// Spawns a task for a stream.
 pub(super) fn spawn<F>(stream: F, clock: &Rc<Clock>, waiting: Rc<Waiting>)
 where
     F: Future<Output = ()> + 'static,
@@ -116,7 +118,7 @@ impl<F: Future<Output = ()>> Future for Stream<F> {
         loop {
             ready!(timer.as_mut().poll(cx));
             if timer.deadline() >= deadline {
-                tracing::debug!("a stream is reset: its client takes nothing of the answer");
+                tracing::debug!("the stream is reset: its client does not read the response");
                 return Poll::Ready(());
             }
             timer.as_mut().reset(deadline);
@@ -127,13 +129,14 @@ impl<F: Future<Output = ()>> Future for Stream<F> {
 pin_project_lite::pin_project! {
     /// A response body that ends the request when it ends.
     ///
-    /// Where it breaks off, what came before leaves first: hyper and the h2 crate throw away what they hold back when a
-    /// body fails, and a client that receives nothing takes its request for one that was never begun.
+    /// If it breaks off, the bytes before the failure are sent first. hyper and the h2 crate
+    /// discard buffered bytes when a body fails, and a client that receives nothing assumes that
+    /// its request never began.
     pub(super) struct Tracked<B: Body> {
         #[pin]
         body: B,
         in_flight: InFlight,
-        // of HTTP/2
+        // HTTP/2 only
         waiting: Option<Rc<Waiting>>,
         // why the body broke off
         broken: Option<B::Error>,
@@ -166,7 +169,7 @@ impl<B: Body<Data = Bytes>> Body for Tracked<B> {
         if this.broken.is_some() {
             let has_left = match this.waiting {
                 Some(stream) => stream.poll_marker(cx),
-                // whoever writes to the socket polls this again when it has taken everything
+                // the socket writer polls this again once it has written everything
                 None if this.in_flight.clock().is_holding_back() => Poll::Pending,
                 None => Poll::Ready(()),
             };
@@ -181,7 +184,7 @@ impl<B: Body<Data = Bytes>> Body for Tracked<B> {
                 this.in_flight.finished();
                 *this.broken = Some(error);
                 let Some(stream) = this.waiting else {
-                    // what hyper holds back is written when this is pending
+                    // hyper writes its buffer when this is pending
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
                 };
@@ -211,7 +214,7 @@ impl<B: Body<Data = Bytes>> Body for Tracked<B> {
 }
 
 impl Waiting {
-    /// Ready when the marker has left, and all before it.
+    /// Ready when the marker, and everything before it, has been sent.
     fn poll_marker(&self, cx: &Context<'_>) -> Poll<()> {
         if self.marker_left.get() {
             return Poll::Ready(());

@@ -1,12 +1,12 @@
-//! A socket that ends by itself when the client lets it wait for too long: for a request head, between requests, or to
-//! read what there is to write.
+//! A socket with timeouts: for a request head, for idle connections, and for clients that do not
+//! read.
 //!
-//! One timer for the life of a connection, re-armed only when it fires: a request moves a deadline (a store to a cell)
-//! and touches no timer wheel.
+//! One timer per connection, re-armed only when it fires. A request moves the deadline (a store to
+//! a cell) without touching the timer wheel.
 //!
-//! A client that closes its side after its request (`nc`, `printf … | openssl s_client`) looks like one that has left. It
-//! gets its answer if that comes soon; waiting longer would keep what a client that has really left had taken: its slots,
-//! and a connection to the origin.
+//! A client that closes its side after the request (`nc`, `printf … | openssl s_client`) looks like
+//! one that has left. It gets its response if that comes soon. A longer wait would hold the
+//! resources of clients that really left: their slots, and a connection to the origin.
 
 use std::{
     future::Future,
@@ -27,27 +27,27 @@ use tokio::{
 
 use super::{clock::Clock, drain::Ticket, interim::Interim, ledger::Cut, stream::Stream};
 
-/// How long an answer may take that goes to a client which has closed its side.
+/// How long a response may take for a client that has closed its side.
 const HALF_CLOSED_PATIENCE: Duration = Duration::from_secs(2);
 
-/// A socket and its clock.
+/// A socket and its [`Clock`].
 #[derive(Debug)]
 pub(super) struct TimedIo {
     io: Stream,
-    /// Bytes that were read before the protocol was known.
+    /// Bytes read before the protocol was known.
     prefix: Bytes,
     clock: Rc<Clock>,
-    /// What is written between two messages of the protocol above.
+    /// Interim responses, written between two messages of the protocol above.
     interim: Rc<Interim>,
     timer: Option<Pin<Box<Sleep>>>,
-    /// Whether the timer is early enough for a connection that falls idle now.
+    /// Whether the timer is early enough for a connection that becomes idle now.
     is_armed_for_idling: bool,
-    /// Runs while the client takes nothing of what there is to write.
+    /// Runs while the client does not read the pending bytes.
     stalled: Option<Pin<Box<Sleep>>>,
-    /// Runs while the rest of a request that nobody reads is discarded, and how many bytes may still be.
+    /// Runs while the rest of an unread request is discarded; with the bytes that may still be.
     lingering: Option<(Pin<Box<Sleep>>, usize)>,
     is_shut: bool,
-    /// Runs while a client that has closed its side waits for its answer.
+    /// Runs while a client that has closed its side waits for its response.
     half_closed: Option<Pin<Box<Sleep>>>,
 }
 
@@ -67,23 +67,23 @@ impl TimedIo {
         }
     }
 
-    /// The socket, once there is nothing to be timed.
+    /// Removes the timeouts.
     pub(super) fn into_stream(self) -> Stream {
         self.io
     }
 
-    /// Gives bytes back, to be read again first.
+    /// Returns bytes, to be read again first.
     pub(super) fn unread(&mut self, bytes: Bytes) {
         self.prefix = bytes;
     }
 
-    /// Whether something was given back that has not been read again.
+    /// Whether unread bytes are left.
     pub(super) fn has_unread(&self) -> bool {
         !self.prefix.is_empty()
     }
 
-    /// Reads what is there, a few KiB at most; 0 where nothing more comes, or where it is time to end and `is_first` says that
-    /// nothing would be lost by it.
+    /// Reads available bytes, a few KiB at most. Returns 0 at the end of input, or if the
+    /// connection must end and `is_first` says that no data would be lost.
     pub(super) fn poll_read_some(
         &mut self,
         ticket: &Ticket,
@@ -102,10 +102,11 @@ impl TimedIo {
         Poll::Ready(Ok(buf.filled().len()))
     }
 
-    /// Ready when the client has let us wait for too long. While a request is in the handler's hands the timer only
-    /// stays armed: nothing else may run this task when the response has ended and the connection falls idle.
+    /// Ready when a deadline of the client has passed. The timer stays armed while the handler has
+    /// a request: no other event would run this task once the response has ended and the connection
+    /// is idle.
     fn poll_overdue(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        /// How often a connection is looked at whose request takes long.
+        /// Timer interval while a request takes long.
         const NOW_AND_THEN: Duration = Duration::from_secs(8);
         loop {
             let deadline = self.clock.deadline();
@@ -114,7 +115,8 @@ impl TimedIo {
                 self.is_armed_for_idling = deadline.is_none();
                 Box::pin(tokio::time::sleep_until(deadline.unwrap_or_else(soon)))
             });
-            // armed for something else, it may be later than an idle connection is to be looked at
+            // the timer may have been armed for an event later than the first check of an idle
+            // connection
             let latest = match deadline {
                 None if self.is_armed_for_idling => None,
                 None => Some(soon()),
@@ -138,7 +140,7 @@ impl TimedIo {
         }
     }
 
-    /// The client takes nothing: end the connection when that lasts.
+    /// Ready when the client has not read for too long.
     fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         let timer = self
             .stalled
@@ -148,8 +150,8 @@ impl TimedIo {
         Poll::Ready(io::ErrorKind::TimedOut.into())
     }
 
-    /// A socket that is closed with bytes unread is reset, and the reset may overtake the answer (RFC 9112 §9.6): take
-    /// what still comes, for a moment and up to a bound.
+    /// Discards further input, up to a time and a byte bound. Closing a socket with unread bytes
+    /// resets it, and the reset may overtake the response (RFC 9112 §9.6).
     fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         const PATIENCE: Duration = Duration::from_secs(1);
         const MAX_BYTES: usize = 512 * 1024;
@@ -169,17 +171,17 @@ impl TimedIo {
         }
     }
 
-    /// Ends a connection whose response broke off: without a close_notify, which would say that nothing is missing, and without a
-    /// reset, which could overtake what was sent.
+    /// Closes a connection whose response broke off. It sends no close_notify, which would mark the
+    /// response as complete, and no reset, which could overtake sent bytes.
     pub(super) fn poll_break_off(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.lingering.is_none() {
-            // where it fails, the client is gone
+            // an error means that the client is gone
             let _ = ready!(Pin::new(self.io.socket_mut()).poll_shutdown(cx));
         }
         self.poll_linger(cx)
     }
 
-    /// The client has closed its side: ready when nobody has an answer for it any more.
+    /// The client has closed its side: ready when no response is pending for it.
     fn poll_half_closed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if !self.clock.answers_a_whole_request() {
             return Poll::Ready(());
@@ -194,7 +196,7 @@ impl TimedIo {
         self.interim.poll_make_way(&mut self.io, cx)
     }
 
-    /// Whatever there is to write, the client has to take some of it now and then.
+    /// Applies the stall timeout: the client must accept some bytes regularly.
     fn timed<T>(
         &mut self,
         outcome: Poll<io::Result<T>>,
@@ -210,7 +212,7 @@ impl TimedIo {
     }
 }
 
-/// A head and a small body in one piece: copying them costs less than telling the kernel of two.
+/// Joins a head and a small body: the copy costs less than a vectored write.
 fn gathered<'a>(
     bufs: &[io::IoSlice<'_>],
     room: &'a mut ArrayVec<u8, 2048>,
@@ -260,15 +262,15 @@ impl AsyncRead for TimedIo {
         }
         ready!(this.poll_overdue(cx));
         if this.clock.park() || this.clock.leave() {
-            // whoever polls the connection acts on it; from now on the wait is another one
+            // the connection's task acts on it; the next wait is a new one
             ready!(this.poll_overdue(cx));
         }
         let answer = this.clock.timeout_answer();
         if !answer.is_empty() {
-            // best effort: a few bytes to a client that may no longer be there
+            // best effort: the client may be gone
             let _ = Pin::new(&mut this.io).poll_write(cx, answer);
         }
-        // to the protocol above it is as if the client had closed
+        // the protocol above sees a client that closed
         Poll::Ready(Ok(()))
     }
 }
@@ -307,7 +309,7 @@ impl AsyncWrite for TimedIo {
         self.io.is_write_vectored()
     }
 
-    /// Over TLS, what was written may still be here.
+    /// TLS may still buffer written bytes.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
         let outcome = match this.interim.poll_send(&mut this.io, cx) {
@@ -316,8 +318,8 @@ impl AsyncWrite for TimedIo {
         };
         let held_back = self.clock.holds_back(outcome.is_pending());
         if held_back && self.half_closed.is_some() && !self.clock.answers_a_whole_request() {
-            // that was all: nothing else wakes whoever waits to hear that the client has closed its side. Once, as a tunnel
-            // flushes whenever it runs
+            // everything is written: wake the task that watches for a client that closes its side.
+            // Once, since a tunnel flushes on every turn
             cx.waker().wake_by_ref();
         }
         self.timed(outcome, cx)

@@ -373,7 +373,7 @@ fn a_client_certificate_that_cannot_be_explained_says_why() {
         (
             "alice.key",
             "gateway.toml",
-            "alice.key holds no certificate",
+            "alice.key contains no certificate",
         ),
         ("damaged.pem", "gateway.toml", "it is damaged"),
         ("cut.pem", "gateway.toml", "is not in PEM form"),

@@ -211,7 +211,7 @@ fn who_is_not_trusted_cannot_connect_and_the_log_says_so_once_a_second() {
         let log = gateway.stderr();
         let lines = log
             .lines()
-            .filter(|line| line.contains("the peer is none of client_ip.trusted_proxies"))
+            .filter(|line| line.contains("the peer is not in client_ip.trusted_proxies"))
             .count();
         if lines > 0 { Ok(lines) } else { Err(log) }
     });

@@ -1,4 +1,5 @@
-//! The bytes of an HTTP/2 connection, as the h2 crate reads and writes them: in turns, and with every frame accounted for.
+//! The I/O of the h2 crate for one connection: fair turns, and every frame passed to the abuse
+//! accounting.
 
 use std::{
     io,
@@ -15,7 +16,7 @@ use super::{
 };
 use crate::receive_buffer::ReceiveBuffers;
 
-/// A socket that speaks HTTP/2.
+/// The socket of an HTTP/2 connection.
 pub(super) struct FrameIo {
     io: Box<TimedIo>,
     buffers: Rc<ReceiveBuffers>,

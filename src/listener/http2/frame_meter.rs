@@ -1,17 +1,17 @@
-//! Finds the frames in the bytes of an HTTP/2 connection (RFC 9113 §4.1), to account for each by what it is.
+//! Finds the frames in the bytes of an HTTP/2 connection (RFC 9113 §4.1), for abuse accounting.
 
-/// The bytes that a client sends before its first frame (RFC 9113 §3.4).
+/// Bytes of the client preface, which precedes its first frame (RFC 9113 §3.4).
 const PREFACE_BYTES: usize = 24;
 const HEAD_BYTES: usize = 9;
-/// The flag of a frame whose payload begins with the length of its padding (RFC 9113 §6.1).
+/// PADDED flag: the payload begins with the length of its padding (RFC 9113 §6.1).
 const PADDED: u8 = 8;
 
-/// What the head of a frame says.
+/// The header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::listener) struct FrameHead {
-    /// Bytes of the payload.
+    /// Payload length in bytes.
     pub(in crate::listener) length: u32,
-    /// Those of a DATA frame that are padding.
+    /// Padding bytes of a DATA frame.
     pub(in crate::listener) padding: u32,
     pub(in crate::listener) kind: u8,
     pub(in crate::listener) flags: u8,
@@ -28,26 +28,26 @@ impl FrameHead {
     pub(in crate::listener) const WINDOW_UPDATE: u8 = 8;
     /// CONTINUATION.
     pub(in crate::listener) const CONTINUATION: u8 = 9;
-    /// The last frame of a stream in its direction.
+    /// END_STREAM: the last frame of a stream in its direction.
     pub(in crate::listener) const END_STREAM: u8 = 1;
 
-    /// Bytes of the payload that are not padding.
+    /// Payload bytes that are not padding.
     pub(in crate::listener) fn content_bytes(&self) -> u32 {
         self.length.saturating_sub(self.padding)
     }
 
-    /// Bytes that it takes on the wire.
+    /// Bytes of the whole frame on the wire.
     pub(in crate::listener) fn wire_bytes(&self) -> u64 {
         u64::from(self.length) + HEAD_BYTES as u64
     }
 }
 
-/// Where in the sequence of frames a connection is.
+/// Parser position in the sequence of frames.
 #[derive(Debug)]
 pub(super) struct FrameMeter {
-    /// Bytes that are not looked at: the preface, or a payload.
+    /// Bytes to skip: the rest of the preface or of a payload.
     skip: usize,
-    /// The head that has begun to arrive, and the length of the padding behind it.
+    /// The frame header received so far, and the padding length that follows it.
     head: [u8; HEAD_BYTES + 1],
     head_bytes: usize,
 }
@@ -63,7 +63,7 @@ impl Default for FrameMeter {
 }
 
 impl FrameMeter {
-    /// Whether the head that has arrived is that of DATA with padding.
+    /// Whether `head` is a DATA frame with padding.
     fn is_padded(&self) -> bool {
         let [a, b, c, kind, flags, ..] = self.head;
         self.head_bytes >= HEAD_BYTES
@@ -72,7 +72,7 @@ impl FrameMeter {
             && [a, b, c] != [0; 3]
     }
 
-    /// Goes on with bytes that were read, and shows the head of each frame in them.
+    /// Consumes bytes that were read, and calls `show` for the header of each frame.
     pub(super) fn read(&mut self, mut bytes: &[u8], mut show: impl FnMut(FrameHead)) {
         loop {
             let skipped = self.skip.min(bytes.len());
@@ -123,7 +123,7 @@ mod tests {
         bytes.extend_from_slice(&[7; 260]);
         bytes.extend_from_slice(&[0, 0, 8, 6, 0, 0, 0, 0, 0]);
         bytes.extend_from_slice(&[7; 8]);
-        // padded DATA: five bytes of payload, of which the length of the padding and three of padding
+        // padded DATA, payload 5 bytes: the padding length (3), one byte of data, 3 of padding
         bytes.extend_from_slice(&[0, 0, 5, 0, 8, 0, 0, 0, 1, 3, 7, 0, 0, 0]);
         bytes.extend_from_slice(&[0, 0, 0, 0, 8, 0, 0, 0, 1]);
         bytes.extend_from_slice(&[0, 0, 1, 0, 9, 0, 0, 0, 1, 0]);

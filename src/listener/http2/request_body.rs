@@ -12,14 +12,14 @@ use http_body::{Body, Frame, SizeHint};
 
 use crate::receive_buffer::{ReceiveBuffer, ReceiveBuffers};
 
-/// What a stream carries behind the head of its request.
+/// The DATA and trailers of a stream.
 #[derive(Debug)]
 pub struct StreamRequestBody {
-    /// `None` where there is nothing, or nothing more.
+    /// `None` if no data is left.
     buffer: Option<ReceiveBuffer>,
-    /// Bytes that are still to come, where the head announces them. The h2 crate holds the client to it.
+    /// Bytes still to arrive, if the head announced a length. The h2 crate enforces it.
     left: Option<u64>,
-    /// The data has ended, and there may be trailers.
+    /// The data has ended; trailers may follow.
     is_at_trailers: bool,
 }
 

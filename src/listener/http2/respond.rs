@@ -1,4 +1,4 @@
-//! The answer to a request on an HTTP/2 stream.
+//! The response on an HTTP/2 stream.
 
 use std::{
     future::{Future, poll_fn},
@@ -18,7 +18,7 @@ use super::super::{date, streams::Portion};
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// Waits for the answer and sends it, unless the client takes its request back.
+/// Waits for the response and sends it, unless the client cancels the request.
 pub(super) async fn respond<F, B>(mut handling: Pin<Box<F>>, mut stream: SendResponse<Portion>)
 where
     F: Future<Output = Response<B>>,
@@ -54,11 +54,12 @@ where
         }
     };
     if let Err(error) = sent {
-        tracing::debug!(error, "an answer was cut short");
+        tracing::debug!(error, "the response was cut short");
     }
 }
 
-/// HTTP/2 has none of them (RFC 9113 §8.2.2): they are for HTTP/1.1, in an answer that is written for either.
+/// Removes connection-specific fields, which HTTP/2 forbids (RFC 9113 §8.2.2). A response written
+/// for either protocol may carry them for HTTP/1.1.
 fn remove_connection_fields(headers: &mut HeaderMap) {
     const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
     const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
@@ -74,7 +75,7 @@ fn remove_connection_fields(headers: &mut HeaderMap) {
     }
 }
 
-/// Sends a body as fast as the client takes it: a chunk is asked for when the one before has room to leave.
+/// Sends a body at the client's pace: polls for a chunk once the previous one has been sent.
 async fn send_body<B>(body: B, mut stream: SendStream<Portion>) -> Result<(), Cause>
 where
     B: Body<Data = Portion, Error: Into<Cause>>,
@@ -83,20 +84,21 @@ where
     let mut chunk = None;
     let sent = poll_fn(|cx| poll_send(body.as_mut(), &mut chunk, &mut stream, cx)).await;
     if let Err(Broken::Body(error)) = sent {
-        // `Tracked` reports it when all that came before has left: the reset would discard what is queued
+        // `Tracked` reports the failure after all earlier bytes have been sent: a reset discards
+        // the queue
         stream.send_reset(Reason::INTERNAL_ERROR);
         return Err(error);
     }
     sent.map_err(Cause::from)
 }
 
-/// Why an answer is not sent to its end.
+/// Why a response is not sent to its end.
 #[derive(Debug, thiserror::Error)]
 enum Broken {
-    /// It breaks off.
+    /// The body broke off.
     #[error("{0}")]
     Body(Cause),
-    /// The client, or the connection, takes no more of it.
+    /// The client, or the connection, accepts no more of it.
     #[error(transparent)]
     Stream(#[from] h2::Error),
 }
@@ -111,7 +113,7 @@ where
     B: Body<Data = Portion, Error: Into<Cause>>,
 {
     loop {
-        // asked each time, so that a reset wakes this task whatever it waits for
+        // poll on every turn, so that a reset wakes this task during any wait
         if let Poll::Ready(reason) = stream.poll_reset(cx)? {
             return Poll::Ready(Err(h2::Error::from(reason).into()));
         }
@@ -124,7 +126,7 @@ where
             }
         }
         if let Some((data, is_last)) = chunk.take() {
-            // what there is no window for waits in the h2 crate: at most this chunk
+            // data beyond the window is buffered in the h2 crate: at most this chunk
             stream.send_data(data, is_last)?;
             if is_last {
                 return Poll::Ready(Ok(()));
@@ -145,8 +147,8 @@ where
                 return Poll::Ready(Ok(()));
             }
             Ok(data) => {
-                // no more than a claim: the rest is asked for when the chunk is sent, so that streams that wait do not
-                // take the window of the connection from each other
+                // reserve one byte only; sending reserves the rest, so that waiting streams do not
+                // take the connection's window from each other
                 stream.reserve_capacity(1);
                 *chunk = Some((data, body.is_end_stream()));
             }

@@ -1,4 +1,5 @@
-//! Which certificate a client is shown: by the name that it asks for (RFC 6066 §3), and by what it can verify.
+//! Selects the certificate for a handshake: by server name (RFC 6066 §3), and by the signature
+//! schemes of the client.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -9,12 +10,13 @@ use rustls::{
 
 use super::certificate::Certificate;
 
-/// The certificates of a listener by name: exact names first, then wildcards of one label, then the first of all.
+/// The certificates of a listener by name: exact names, then single-label wildcards, then the first
+/// certificate.
 #[derive(Debug)]
 pub(super) struct ByName {
-    /// In the order of the configuration.
+    /// In configuration order.
     all: Vec<Arc<CertifiedKey>>,
-    /// Indexes into `all`; several where a name has certificates with keys of different kinds.
+    /// Indexes into `all`; several if a name has certificates with different key types.
     by_name: HashMap<String, Vec<usize>>,
 }
 
@@ -35,7 +37,7 @@ impl ByName {
         }
     }
 
-    /// The certificates for a name in lower case, the preferred first. Empty where no certificate is for it.
+    /// Certificates for a lower-case name, preferred first. Empty if none matches.
     fn candidates(&self, name: &str) -> &[usize] {
         let exact = self.by_name.get(name);
         let found = exact.or_else(|| {
@@ -55,7 +57,8 @@ impl ResolvesServerCert for ByName {
         let in_order = || named.clone().chain(&self.all);
         let verifiable =
             |key: &&Arc<CertifiedKey>| key.key.choose_scheme(hello.signature_schemes()).is_some();
-        // one that the client cannot verify still ends in a clearer error than none
+        // fall back to any certificate: the client's verification error is clearer than no
+        // certificate
         in_order()
             .find(verifiable)
             .or_else(|| in_order().next())

@@ -1,7 +1,7 @@
-//! Certificate and key files become what a handshake needs, or a list of everything that is wrong with them.
+//! Loads certificate and key files for a listener, or lists everything that is wrong with them.
 //!
-//! Both the configuration's compiler and the reload of a running listener come this way, so what `check` accepts is what
-//! a listener takes up.
+//! The config compiler and the reload of a running listener share this code, so a listener accepts
+//! whatever `check` accepts.
 
 use std::{
     path::{Path, PathBuf},
@@ -24,77 +24,79 @@ use x509_parser::{
     certificate::X509Certificate, extensions::GeneralName, prelude::FromDer as _, time::ASN1Time,
 };
 
-/// Where certificates and keys are.
+/// Paths of certificates and keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Files {
-    /// At least one; the first is for clients that name no server, or one that no certificate is for.
+    /// At least one. The first serves clients that send no server name or an unknown one.
     pub certificates: Vec<Pair>,
-    /// Authorities of client certificates, and whether a client must have one.
+    /// CAs of client certificates, and whether a client needs a certificate.
     pub client_ca: Option<(Named, ClientAuth)>,
 }
 
 /// A certificate and its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pair {
-    /// The certificate, then those that lead to its authority.
+    /// The certificate, followed by its chain.
     pub cert: Named,
     /// Its private key.
     pub key: Named,
 }
 
-/// A file, and what people call it.
+/// A file and its display name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// As it is written in the configuration; the label of its metric.
+    /// As written in the configuration; the label of its metric.
     pub name: String,
 }
 
-/// Whether a client must have a certificate. One that it presents is verified either way.
+/// Whether a client needs a certificate. A presented certificate is always verified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClientAuth {
-    /// A client without one is served as nobody in particular.
+    /// A client without one is served as anonymous.
     #[default]
     Optional,
-    /// A client without one is refused in the handshake.
+    /// A client without one is rejected in the handshake.
     Required,
 }
 
-/// The content of [`Files`], checked.
+/// The validated content of [`Files`].
 #[derive(Clone, Debug)]
 pub struct Material {
     pub(super) certificates: Vec<Certificate>,
     pub(super) client_verifier: Option<Arc<dyn ClientCertVerifier>>,
-    /// Until when each file may be relied on, by its name.
+    /// Validity period of each file.
     pub validity: Vec<Validity>,
     pub(super) digests: Digests,
 }
 
-/// What was read, to notice that it has changed.
+/// Digests of the files, to notice changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Digests {
-    /// Of every file.
+    /// All files.
     pub(super) all: [u8; 32],
-    /// Of the authorities of client certificates alone.
+    /// The CAs of client certificates alone.
     pub(super) client_ca: [u8; 32],
 }
 
-/// When a file's certificates are valid, all of them.
+/// When all certificates of a file are valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Validity {
     /// The name of the file.
     pub name: String,
-    /// From when on.
+    /// Start.
     pub not_before: SystemTime,
-    /// Until when.
+    /// End.
     pub not_after: SystemTime,
 }
 
 impl Validity {
-    /// Why it cannot be relied on for long: a phrase that follows what it is. `None` where it can.
+    /// Warns if the file is not valid, or not for long: a phrase that follows its name. `None` if
+    /// it is fine.
     pub fn doubt(&self, now: SystemTime) -> Option<String> {
-        /// Long enough to find whoever can renew it; short of the 30 days at which renewal is usually due.
+        /// Enough time to find the person who can renew it; below the 30 days at which renewal is
+        /// usually due.
         const SOON: Duration = Duration::from_secs(14 * 24 * 3600);
         let date = |at| crate::telemetry::date(at);
         if now >= self.not_after {
@@ -109,57 +111,57 @@ impl Validity {
     }
 }
 
-/// A certificate that can be presented.
+/// A server certificate.
 #[derive(Clone, Debug)]
 pub(super) struct Certificate {
     pub(super) key: Arc<CertifiedKey>,
-    /// The names that it is for, in lower case; `*.` stands for one label.
+    /// Its names in lower case; `*.` stands for one label.
     pub(super) names: Vec<String>,
 }
 
-/// One thing that is wrong with [`Files`].
+/// One error in [`Files`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Which of the files.
+    /// The file concerned.
     pub place: Place,
-    /// What is wrong with it.
+    /// The error.
     pub fault: Fault,
 }
 
 /// One of the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// The certificate of the pair with this index.
+    /// Certificate of the pair with this index.
     Cert(usize),
-    /// The key of the pair with this index.
+    /// Key of the pair with this index.
     Key(usize),
-    /// The authorities of client certificates.
+    /// CAs of client certificates.
     ClientCa,
 }
 
-/// What is wrong with a file. The text is a phrase that follows the file's name.
+/// The error in a file, as a phrase that follows the file's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// It cannot be read at all.
+    /// It cannot be read.
     #[error("cannot be read: {0}")]
     Unreadable(String),
-    /// It is no PEM, or is damaged.
-    #[error("is not in PEM form, or damaged")]
+    /// It is not valid PEM.
+    #[error("is not valid PEM")]
     NotPem,
-    /// There is no `BEGIN CERTIFICATE` in it.
-    #[error("holds no certificate")]
+    /// It contains no `BEGIN CERTIFICATE`.
+    #[error("contains no certificate")]
     NoCertificate,
-    /// A certificate in it cannot be used.
-    #[error("holds a certificate that cannot be used: {0}")]
+    /// A certificate in it is unusable.
+    #[error("contains an unusable certificate: {0}")]
     BadCertificate(String),
-    /// There is no `BEGIN PRIVATE KEY` in it.
-    #[error("holds no private key")]
+    /// It contains no `BEGIN PRIVATE KEY`.
+    #[error("contains no private key")]
     NoKey,
-    /// The key can be used with a passphrase only.
-    #[error("holds a private key that is encrypted")]
+    /// The key is encrypted with a passphrase.
+    #[error("contains an encrypted private key")]
     EncryptedKey,
-    /// The key is of a kind that is not known here, or is damaged.
-    #[error("holds a private key that cannot be used: {0}")]
+    /// The key type is not supported, or the key is damaged.
+    #[error("contains an unusable private key: {0}")]
     BadKey(String),
     /// The key belongs to another certificate.
     #[error("is not the key of the certificate")]
@@ -170,7 +172,7 @@ pub enum Fault {
 pub type Read<'a> = &'a dyn Fn(&Path) -> Result<Vec<u8>, String>;
 
 impl Files {
-    /// Reads and checks all of them. Blocks on the disk.
+    /// Reads and validates all files. Blocks on the disk.
     pub fn load(&self, read: Read<'_>) -> Result<Material, Vec<Problem>> {
         let mut reading = Reading {
             read,
@@ -208,7 +210,7 @@ impl Files {
         })
     }
 
-    /// A digest of every file as it is now, those that cannot be read among them. Blocks on the disk.
+    /// Digest of all files as they are now, unreadable ones included. Blocks on the disk.
     pub(super) fn digest(&self, read: Read<'_>) -> [u8; 32] {
         let mut all = Sha256::new();
         for file in self.in_order() {
@@ -217,7 +219,7 @@ impl Files {
         all.finalize().into()
     }
 
-    /// What people call a file.
+    /// Display name of a file.
     pub fn name(&self, place: Place) -> &str {
         let file = match place {
             Place::Cert(index) => self.certificates.get(index).map(|pair| &pair.cert),
@@ -236,7 +238,7 @@ impl Files {
     }
 }
 
-/// With its length, so that bytes which move from one file to the next do not go unnoticed.
+/// Includes the length, so that bytes moved from one file to the next change the digest.
 fn note(all: &mut Sha256, bytes: &[u8]) {
     all.update((bytes.len() as u64).to_le_bytes());
     all.update(bytes);
@@ -293,7 +295,7 @@ impl Reading<'_> {
     }
 }
 
-/// What all of this project's TLS is made of, whatever else a process may have installed.
+/// The TLS crypto provider of this project, independent of the process-wide default.
 pub(super) fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
@@ -347,7 +349,7 @@ fn verifier(
     verifier.build().map_err(|error| bad(&error))
 }
 
-/// The names that the first certificate is for, and when all of them are valid.
+/// Names of the first certificate, and the validity of all.
 fn described(
     chain: &[CertificateDer<'static>],
     name: &str,
@@ -376,7 +378,7 @@ fn described(
     Ok((names, validity))
 }
 
-/// Its DNS names; where it lists none, as some internal authorities still have it, its common name.
+/// DNS names; if it has none, as with some internal CAs, its common name.
 fn names_of(certificate: &X509Certificate<'_>) -> Vec<String> {
     let alternatives = certificate.subject_alternative_name().ok().flatten();
     let alternatives = alternatives.map(|extension| &extension.value.general_names);
@@ -398,7 +400,7 @@ fn names_of(certificate: &X509Certificate<'_>) -> Vec<String> {
         .collect()
 }
 
-/// Moments before 1970 become 1970.
+/// Times before 1970 become 1970.
 pub(super) fn moment(time: ASN1Time) -> SystemTime {
     let seconds = u64::try_from(time.timestamp()).unwrap_or(0);
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)

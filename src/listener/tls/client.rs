@@ -1,5 +1,5 @@
-//! What a verified client certificate says of its holder, read once for each connection; and what it would say of one that
-//! somebody describes.
+//! The identity in a verified client certificate, read once per connection; also for certificates
+//! given to `explain`.
 
 use std::time::SystemTime;
 
@@ -17,12 +17,12 @@ use super::{
 };
 use crate::identity::Certificate;
 
-/// The certificate of a client that somebody describes, and those that lead to its authority.
+/// A client certificate given to `explain`, with its chain.
 #[derive(Clone, Debug)]
 pub struct Presented(Vec<CertificateDer<'static>>);
 
 impl Presented {
-    /// Reads PEM, the client's own certificate first. Whether it has the key to it cannot be known here, and is taken for granted.
+    /// Parses PEM, the client's own certificate first. Assumes that the client has its private key.
     pub fn parse(pem: &[u8]) -> Result<Presented, Fault> {
         let chain = chain_of(pem)?;
         for der in &chain {
@@ -32,7 +32,7 @@ impl Presented {
         Ok(Presented(chain))
     }
 
-    /// The certificates in PEM, and nothing else that stood beside them.
+    /// The certificates as PEM, without any other content of the file.
     pub fn pem(&self) -> String {
         let mut pem = String::new();
         for der in &self.0 {
@@ -48,13 +48,11 @@ impl Presented {
     }
 }
 
-/// Why a client with a certificate comes to no request. The text is a sentence.
+/// Why a client with this certificate cannot send requests. The text is a sentence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotTaken {
-    /// The client is not asked, so it shows none.
-    #[error(
-        "no [[listen]] asks clients for a certificate: one does with client_ca in its [listen.tls]"
-    )]
+    /// No listener asks for client certificates.
+    #[error("no [[listen]] asks clients for a certificate; set client_ca in a [listen.tls]")]
     NotAsked,
     /// The handshake fails.
     #[error("the handshake with this certificate fails: {0}")]
@@ -62,7 +60,7 @@ pub enum NotTaken {
 }
 
 impl Settings {
-    /// The holder of a certificate, verified as in a handshake.
+    /// Verifies a certificate as a handshake would, and returns its holder.
     pub fn holder(&self, presented: &Presented, now: SystemTime) -> Result<Certificate, NotTaken> {
         let verifier = self.material.client_verifier.as_ref();
         let verifier = verifier.ok_or(NotTaken::NotAsked)?;
@@ -79,15 +77,15 @@ impl Settings {
 fn why(error: &Error) -> String {
     match error {
         Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
-            "none of the authorities in client_ca has signed it".to_owned()
+            "no CA in client_ca has signed it".to_owned()
         }
         Error::InvalidCertificate(error) => error.to_string(),
         error => error.to_string(),
     }
 }
 
-/// The certificate's fields; `None` where it is not valid now. It was when it was verified, but a session that is resumed
-/// by a ticket may outlive it.
+/// The certificate's fields; `None` if it is not valid now. It was valid when verified, but a
+/// session resumed by a ticket may outlive it.
 pub(super) fn holder(der: &CertificateDer<'_>, now: SystemTime) -> Option<Certificate> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
     let validity = certificate.validity();
@@ -114,7 +112,8 @@ pub(super) fn holder(der: &CertificateDer<'_>, now: SystemTime) -> Option<Certif
     Some(holder)
 }
 
-/// SHA-256 of the whole certificate, as `openssl x509 -fingerprint -sha256` has it, without its colons, in lower case.
+/// SHA-256 of the certificate like `openssl x509 -fingerprint -sha256`, in lower case and without
+/// colons.
 fn fingerprint(der: &[u8]) -> String {
     Sha256::digest(der)
         .iter()

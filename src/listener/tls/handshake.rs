@@ -1,8 +1,8 @@
-//! Handshakes under way on one worker: bounded in time and in number.
+//! TLS handshakes in progress on one worker: bounded in time and number.
 //!
-//! Who opens connections and never speaks costs memory until `header_timeout`. When too many handshakes are under way the
-//! oldest is given up, not the newest refused: an honest client is done within two round trips, so under a flood it
-//! still gets through, while the flood evicts itself.
+//! A client that connects and sends nothing costs memory until `header_timeout`. At the bound the
+//! oldest handshake is closed instead of the newest refused. Honest clients finish within two round
+//! trips, so they get through a flood, while the flood evicts itself.
 
 use std::{
     cell::{Cell, RefCell},
@@ -30,21 +30,21 @@ pub struct Handshakes {
     tls: Arc<Tls>,
     metrics: HandshakeMetrics,
     next: Cell<u64>,
-    /// In the order in which they began.
+    /// Oldest first.
     under_way: RefCell<BTreeMap<u64, Rc<Notify>>>,
 }
 
-/// What a handshake has settled.
+/// Result of a handshake.
 #[derive(Debug)]
 pub(in crate::listener) struct Secured {
-    /// What was agreed on; HTTP/1.1 where nothing was (RFC 9113 §3.2).
+    /// Negotiated protocol; HTTP/1.1 by default (RFC 9113 §3.2).
     pub(in crate::listener) protocol: Protocol,
-    /// Who the client has proved to be.
+    /// The verified client certificate.
     pub(in crate::listener) certificate: Option<Rc<Certificate>>,
 }
 
 impl Handshakes {
-    /// None is under way yet.
+    /// No handshake in progress yet.
     pub fn new(tls: Arc<Tls>, metrics: HandshakeMetrics) -> Self {
         Self {
             tls,
@@ -54,7 +54,8 @@ impl Handshakes {
         }
     }
 
-    /// The server's side of a handshake, counted by its outcome; `None` where it came to nothing within `patience`.
+    /// Runs the server side of a handshake and counts its outcome; `None` if it failed or exceeded
+    /// `patience`.
     pub(in crate::listener) async fn accept(
         self: &Rc<Self>,
         stream: Stream,
@@ -140,10 +141,10 @@ impl Handshakes {
     }
 }
 
-/// One handshake among those under way.
+/// One handshake in progress.
 struct Place {
     id: u64,
-    /// Notified when it has to make room.
+    /// Notified when it must make room.
     given_up: Rc<Notify>,
     handshakes: Rc<Handshakes>,
 }

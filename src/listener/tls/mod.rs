@@ -1,15 +1,17 @@
-//! TLS on a listener: which certificate, which version, who the client is.
+//! TLS of a listener: certificates, versions, client authentication.
 //!
-//! Everything that a handshake needs is one immutable `ServerConfig`. A reload builds another and swaps it in whole, so
-//! a handshake sees the old files or the new ones, never some of each, and open connections keep what they began with.
+//! All handshake state is one immutable `ServerConfig`. A reload builds a new one and swaps it in
+//! whole. A handshake sees the old files or the new ones, never a mix, and open connections keep
+//! theirs.
 //!
-//! Sessions are resumed by tickets that only this listener of this process can read (RFC 8446 §2.2, RFC 5077): nothing is
-//! held for a client that is away. A ticket stands for a client certificate that was verified then, so tickets from before
-//! a change of `client_ca` are worth nothing after it. Early data (0-RTT) is refused: it could be replayed (RFC 8470).
+//! Sessions are resumed by tickets that only this listener of this process can read (RFC 8446 §2.2,
+//! RFC 5077), so the server keeps no session state. A ticket stands for a client certificate
+//! verified earlier, so a change of `client_ca` invalidates all tickets. Early data (0-RTT) is
+//! refused, as it could be replayed (RFC 8470).
 //!
-//! Whether clients need a certificate is a property of the listener, not of a name: no name of a listener can be reached
-//! with less proof than another, whatever SNI says and whatever a later `Host` or `:authority` says. So a request for a
-//! name other than that of the handshake is served, and 421 (RFC 9110 §15.5.20) is never needed.
+//! Client authentication is a property of the listener, not of a name. So no name of a listener
+//! needs less proof than another, whatever SNI, `Host` or `:authority` say. A request for another
+//! name than that of the handshake is served, and 421 (RFC 9110 §15.5.20) is never needed.
 
 mod by_name;
 pub mod certificate;
@@ -35,17 +37,17 @@ pub use handshake::Handshakes;
 /// `[listen.tls]`.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where the certificates are.
+    /// Paths of the certificates.
     pub files: Files,
-    /// What was in them when the configuration was checked.
+    /// Their content when the configuration was checked.
     pub material: Material,
-    /// The oldest version that is spoken.
+    /// Oldest accepted version.
     pub min_version: MinVersion,
-    /// Handshakes that may be under way at once, on each worker.
+    /// Most handshakes in progress per worker.
     pub max_handshakes: usize,
 }
 
-/// The oldest version of TLS that is spoken. Older ones than these are broken (RFC 8996).
+/// Oldest accepted version of TLS. Versions before 1.2 are broken (RFC 8996).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MinVersion {
     /// TLS 1.2 (RFC 5246), with forward secrecy and authenticated encryption only.
@@ -55,7 +57,7 @@ pub enum MinVersion {
     Tls13,
 }
 
-/// TLS on one listener, shared by the workers.
+/// TLS of one listener, shared by the workers.
 #[derive(Debug)]
 pub struct Tls {
     settings: Settings,
@@ -66,20 +68,20 @@ pub struct Tls {
 
 #[derive(Debug)]
 struct Loaded {
-    /// What `current` was made of.
+    /// Digests of the files in `current`.
     digests: Digests,
     tickets: Arc<dyn ProducesTickets>,
-    /// What could not be taken up, to be said once only.
+    /// Digest of the last rejected files, so that each is reported once.
     refused: Option<[u8; 32]>,
 }
 
 /// Why TLS cannot be set up or reloaded.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
-    /// The files cannot be used.
+    /// The files are unusable.
     #[error("{}", list(.0))]
     Files(Vec<(String, Problem)>),
-    /// The system has no entropy to give.
+    /// The system provides no entropy.
     #[error("{0}")]
     System(#[from] rustls::Error),
 }
@@ -90,7 +92,8 @@ fn list(problems: &[(String, Problem)]) -> String {
 }
 
 impl Tls {
-    /// Takes up the material that the configuration was checked with. `http2`: whether it is offered (RFC 7301).
+    /// Uses the material checked with the configuration. `http2`: whether ALPN offers it (RFC
+    /// 7301).
     pub fn new(settings: Settings, http2: bool) -> Result<Self, SetupError> {
         let tickets = Ticketer::new()?;
         let config = server_config(&settings, &settings.material, http2, &tickets)?;
@@ -106,7 +109,7 @@ impl Tls {
         })
     }
 
-    /// Whether it is what these settings ask for, whatever is in the files by now.
+    /// Whether it has these settings, regardless of the current content of the files.
     pub fn serves(&self, settings: &Settings, http2: bool) -> bool {
         let own = &self.settings;
         own.files == settings.files
@@ -115,8 +118,9 @@ impl Tls {
             && self.http2 == http2
     }
 
-    /// Reads the files again, and takes them up if they have changed and all of them can be used: `Some` with what they
-    /// hold. Otherwise everything stays as it is; an error is returned once for each content. Blocks on the disk.
+    /// Reads the files again, and uses them if they changed and are all valid: `Some` with their
+    /// content. Otherwise keeps the old ones; returns an error once for each content. Blocks on the
+    /// disk.
     pub fn reload(&self, read: Read<'_>) -> Result<Option<Material>, SetupError> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.settings.files.digest(read);
