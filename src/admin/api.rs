@@ -1,9 +1,10 @@
-//! `/api/v1/…`: what programs and the command line ask of a running gateway, in JSON.
+//! `/api/v1/…`: the JSON API of a running gateway, for programs and the command line.
 //!
-//! **Who may.** What [`Admin`] asks of every request: the token, where there is one, and on a loopback address the `Host` of
-//! this machine. On top of that, a request that changes something must not come from a web page: its body, if any, is
-//! `application/json`, which a page cannot send to another origin without asking first (Fetch §4.8), and whatever says that a
-//! browser sent it for another site is refused. Every change is logged with the address that it came from.
+//! **Access.** The rules of [`Admin`] apply to every request: the token if one is configured, and a
+//! loopback `Host` on a loopback address. A request that changes state must also not come from a
+//! web page. Its body, if any, must be `application/json`, which a page cannot send cross-origin
+//! without a preflight (Fetch §4.8). Requests that a browser marks as cross-site are refused. Every
+//! change is logged with the client's address.
 
 use std::net::IpAddr;
 
@@ -22,10 +23,10 @@ use super::{
     reload, text,
 };
 
-/// Bytes of a request body.
+/// Most bytes of a request body.
 const BODY_MAX_BYTES: usize = 64 * 1024;
 
-/// What an operation answers.
+/// The response of an operation.
 #[derive(Debug)]
 pub(super) struct Answer {
     status: StatusCode,
@@ -52,11 +53,11 @@ impl Answer {
     }
 
     pub(super) fn nothing() -> Self {
-        Self::error(StatusCode::NOT_FOUND, "there is nothing at this path")
+        Self::error(StatusCode::NOT_FOUND, "no such path")
     }
 
     pub(super) fn busy() -> Self {
-        let why = "too much is asked for at once; ask again in a moment";
+        let why = "too many requests at once; retry in a moment";
         Self::error(StatusCode::SERVICE_UNAVAILABLE, why)
     }
 
@@ -87,29 +88,29 @@ impl Answer {
     }
 }
 
-/// A request for an operation.
+/// A request to an operation.
 #[derive(Debug)]
 pub(super) struct Call {
     pub(super) method: Method,
-    /// The path behind `/api/v1/`, cut at its slashes; each part decoded.
+    /// The path after `/api/v1/`, split at its slashes, each segment decoded.
     pub(super) path: Vec<String>,
-    /// What follows `?`, decoded.
+    /// The query, decoded.
     query: Vec<(String, String)>,
-    /// `null` where there is no body.
+    /// `null` without a body.
     pub(super) body: Value,
-    /// Who asks.
+    /// The client's address.
     pub(super) from: IpAddr,
 }
 
 const PREFIX: &str = "/api/v1/";
 
-/// Whether a path is ours to answer.
+/// Whether the API serves this path.
 pub(super) fn is_for(path: &str) -> bool {
     path.starts_with("/api/")
 }
 
 impl Admin {
-    /// Answers a request that may ask.
+    /// Answers a request that has passed the access checks.
     pub(super) async fn call<B>(
         &self,
         request: Request<B>,
@@ -164,7 +165,7 @@ impl Admin {
 }
 
 impl Admin {
-    /// The running configuration as it was written, `${NAME}` unresolved and without passwords.
+    /// The running configuration as written: `${NAME}` unresolved, passwords removed.
     fn config(&self) -> Answer {
         let shared = self.inner.current.shared();
         let snapshot = shared.snapshot();
@@ -179,13 +180,13 @@ impl Admin {
 }
 
 impl Call {
-    /// A parameter of the query.
+    /// The value of a query parameter.
     pub(super) fn query(&self, name: &str) -> Option<&str> {
         let found = self.query.iter().find(|(known, _)| known == name);
         found.map(|(_, value)| value.as_str())
     }
 
-    /// Refuses a body with other keys than these: a misspelt one would be ignored.
+    /// Rejects a body with unknown keys, since a misspelled key would otherwise be ignored.
     pub(super) fn takes(&self, keys: &[&str]) -> Result<(), Answer> {
         let known = match &self.body {
             Value::Null => true,
@@ -197,13 +198,16 @@ impl Call {
         }
         let why = match keys.is_empty() {
             true => "this operation takes an empty body, or {}".to_owned(),
-            false => format!("the body is a JSON object with {}", keys.join(", ")),
+            false => format!(
+                "the body must be a JSON object with no keys except {}",
+                keys.join(", ")
+            ),
         };
         Err(Answer::error(StatusCode::BAD_REQUEST, why))
     }
 }
 
-/// The request as an operation sees it.
+/// Parses the request for an operation.
 async fn read<B>(
     head: &Parts,
     body: B,
@@ -233,7 +237,7 @@ where
     let held = held.map_err(|none| match none {
         NoBody::NoRoom => Answer::busy(),
         NoBody::TooLong | NoBody::Broken => {
-            let why = format!("the body is cut short, or longer than {BODY_MAX_BYTES} bytes");
+            let why = format!("the body is incomplete or longer than {BODY_MAX_BYTES} bytes");
             Answer::error(StatusCode::PAYLOAD_TOO_LARGE, why)
         }
     })?;
@@ -255,8 +259,8 @@ where
     })
 }
 
-/// A browser says whose page sent a request: in `Origin` with every POST, PUT and DELETE, and in `Sec-Fetch-Site`. Only a page
-/// of ours may change something, and it sends JSON.
+/// Rejects changes from other sites. Browsers send `Origin` with every POST, PUT and DELETE, and
+/// `Sec-Fetch-Site`. Only the gateway's own page may make changes, and it sends JSON.
 fn refuse_pages(headers: &HeaderMap) -> Result<(), Answer> {
     let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
     let own = |origin: &HeaderValue| {
@@ -270,7 +274,7 @@ fn refuse_pages(headers: &HeaderMap) -> Result<(), Answer> {
             .is_some_and(|origin| own(origin) != Some(true));
     let from_browser = site.is_some() || headers.contains_key(ORIGIN);
     if foreign || from_browser && !is_json(headers) {
-        let why = "a page of another site may not change anything here";
+        let why = "pages of other sites may not make changes here";
         return Err(Answer::error(StatusCode::FORBIDDEN, why));
     }
     Ok(())
@@ -286,7 +290,7 @@ fn is_json(headers: &HeaderMap) -> bool {
     essence.trim().eq_ignore_ascii_case("application/json")
 }
 
-/// A part of a path with its percent-escapes resolved; `None` where one is malformed or the bytes are no text.
+/// Percent-decodes a path segment; `None` if an escape is malformed or the result is not UTF-8.
 fn decode(part: &str) -> Option<String> {
     let mut bytes = part.bytes();
     let mut decoded = Vec::with_capacity(part.len());

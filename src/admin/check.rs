@@ -1,17 +1,17 @@
-//! `/check`: a verdict for another proxy, which serves the request itself (forward-auth: nginx's `auth_request`, Caddy's
-//! `forward_auth`, Traefik's `ForwardAuth`, Envoy's `ext_authz`).
+//! `/check`: forward-auth for another proxy that serves the request itself (nginx's `auth_request`,
+//! Caddy's `forward_auth`, Traefik's `ForwardAuth`, Envoy's `ext_authz`).
 //!
-//! **Who may.** Trusted proxies only, by the address that they connect from: the peer says whose request it is, and so whose
-//! quota is spent. A token is not asked for, since `Authorization` is the client's here; nor is a `Host` of this machine, since
-//! proxies send the client's.
+//! **Access.** Trusted proxies only, by their connecting address: the peer names the client, and so
+//! the quota to spend. No token is required, since `Authorization` belongs to the client here. Nor
+//! is a loopback `Host`, since proxies forward the client's.
 //!
-//! **Whose identity headers count.** Nobody's, unless `[admin] check_identity_from` names the peer. A proxy passes the client's
-//! fields on, so the header that names a user (`[[user]] from = "header"`) is the client's own word: to trust a proxy's
-//! `X-Forwarded-For` is not to trust that.
+//! **Identity headers** are ignored unless `[admin] check_identity_from` names the peer. A proxy
+//! forwards client fields, so a header that names a user (`[[user]] from = "header"`) is only the
+//! client's claim. Trusting a proxy's `X-Forwarded-For` does not imply trust in that.
 //!
-//! **What is asked.** The client's fields, and beside them what the request was, in the names that proxies use. Whatever is said
-//! twice has to be said alike: a proxy that sets one name and passes the client's other one on would let the client choose
-//! its route.
+//! **The request.** The client's fields, plus the method and target under the names that proxies
+//! use. If two names carry the same information, they must agree. Otherwise a proxy that sets one
+//! name and forwards the client's other one would let the client choose its route.
 
 use std::{mem, net::IpAddr, sync::atomic::Ordering::Relaxed};
 
@@ -40,18 +40,18 @@ use crate::{
 
 const PATH: &str = "/check";
 
-/// The fields of a longer body are unclear, as where a request is served.
+/// Fields of a longer body count as unclear, as on a listener.
 const BODY_MAX_BYTES: usize = 256 * 1024;
 
-/// What a request was, first in the name that Traefik and Caddy use, then in that of nginx's recipes.
+/// Names of the method field: first that of Traefik and Caddy, then that of the nginx recipes.
 const METHOD: [&str; 2] = ["x-forwarded-method", "x-original-method"];
 const TARGET: [&str; 3] = ["x-forwarded-uri", "x-original-uri", "x-original-url"];
 const FORWARDED_HOST: &str = "x-forwarded-host";
 
-/// What stands for a status that `auth_request` cannot pass on.
+/// Carries a status that `auth_request` cannot forward.
 const STATUS: HeaderName = HeaderName::from_static("x-ratelimit-status");
 
-/// Whether a path is ours to answer. Envoy puts the path of the request behind it.
+/// Whether `/check` serves this path. Envoy appends the path of the request.
 pub(super) fn is_for(path: &str) -> bool {
     path.strip_prefix(PATH)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -70,7 +70,7 @@ impl Admin {
         let uri = request.uri();
         let for_nginx = uri.path() == PATH && uri.query() == Some("style=nginx");
         let response = match self.verdict(request, peer, connection).await {
-            // every body of ours is UTF-8
+            // all bodies of the gateway are UTF-8
             Ok(response) => response.map(|body| String::from_utf8_lossy(&body).into_owned()),
             Err(answer) => answer.into_response(),
         };
@@ -91,9 +91,9 @@ impl Admin {
     {
         if !self.trusts(peer) {
             if !self.inner.told_of_stranger.swap(true, Relaxed) {
-                tracing::warn!(%peer, "asked /check and is no trusted proxy, so it gets 403: name it in [client_ip] trusted_proxies, if it is yours");
+                tracing::warn!(%peer, "a peer that is no trusted proxy used /check and gets 403; add it to [client_ip] trusted_proxies if it is yours");
             }
-            let why = "only a trusted proxy may ask for a verdict";
+            let why = "only a trusted proxy may use /check";
             return Err(Answer::error(StatusCode::FORBIDDEN, why));
         }
         let (mut head, body) = request.into_parts();
@@ -110,13 +110,18 @@ impl Admin {
         };
         let permit = connection.work(&self.inner.connections.checks);
         let _permit = permit.ok_or_else(|| self.busy())?;
-        let nobody = || Answer::error(StatusCode::SERVICE_UNAVAILABLE, "nobody can decide now");
+        let nobody = || {
+            Answer::error(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the gateway cannot decide now",
+            )
+        };
         let desk = self.desk().ok_or_else(nobody)?;
         let described = Described {
             head,
             peer,
             certificate: None,
-            // its share of the memory for bodies is held until the end
+            // its share of the body memory is held until the end
             body: match &mut held {
                 Some(held) => DescribedBody::Whole(mem::take(&mut held.bytes)),
                 None => missing,
@@ -128,12 +133,13 @@ impl Admin {
 
     fn busy(&self) -> Answer {
         if !self.inner.told_of_busy.swap(true, Relaxed) {
-            tracing::warn!("more is asked of /check at once than it can decide: some get 503");
+            tracing::warn!("too many concurrent requests to /check; some get 503");
         }
         Answer::busy()
     }
 
-    /// Removes the fields that name a user and a tier, unless this peer is believed to have verified them.
+    /// Removes the fields that name a user and a tier, unless this peer is trusted to have verified
+    /// them.
     fn forget_identity(&self, headers: &mut HeaderMap, peer: IpAddr) {
         let shared = self.inner.current.shared();
         let snapshot = shared.snapshot();
@@ -156,12 +162,12 @@ impl Admin {
         if let Some(header) = forgotten
             && !self.inner.told_of_identity.swap(true, Relaxed)
         {
-            tracing::warn!(%peer, %header, "a request to /check names its user in a header, which is ignored: let the proxy clear it; \
-                if the proxy itself has verified it, name the proxy in [admin] check_identity_from");
+            tracing::warn!(%peer, %header, "a request to /check names its user in a header, which is ignored; let the proxy clear it, or \
+                name the proxy in [admin] check_identity_from if it has verified the user");
         }
     }
 
-    /// Whether a peer may say whose request it is; as on the listeners.
+    /// Whether a peer may name the client, by the same rule as on the listeners.
     fn trusts(&self, peer: IpAddr) -> bool {
         let shared = self.inner.current.shared();
         let listener = &shared.snapshot().listeners[0];
@@ -169,7 +175,7 @@ impl Admin {
         trusted.is_none_or(|trusted| trusted.contains(peer.to_canonical()))
     }
 
-    /// Opened with the first question: most gateways are never asked one.
+    /// Started with the first request to `/check`: most gateways never receive one.
     fn desk(&self) -> Option<&Desk> {
         let open = || {
             let opened = Desk::open(self.inner.current.clone());
@@ -181,7 +187,7 @@ impl Admin {
     }
 }
 
-/// `auth_request` knows 2xx, 401 and 403, and answers anything else with 500.
+/// `auth_request` knows 2xx, 401 and 403, and answers any other status with 500.
 fn as_nginx_takes_it(mut response: Response<String>) -> Response<String> {
     let status = response.status();
     if !status.is_success() && status != StatusCode::UNAUTHORIZED {
@@ -193,7 +199,8 @@ fn as_nginx_takes_it(mut response: Response<String>) -> Response<String> {
     response
 }
 
-/// The head of the request that the proxy has received. The error is for whoever set the proxy up.
+/// Rebuilds the head of the request that the proxy received. The error addresses the proxy's
+/// operator.
 fn original(mut head: Parts) -> Result<Parts, String> {
     if let Some(method) = told(&head.headers, &METHOD)? {
         let method = Method::from_bytes(method.as_bytes());
@@ -209,14 +216,14 @@ fn original(mut head: Parts) -> Result<Parts, String> {
     head.uri = Uri::from(target);
     let headers = &mut head.headers;
     headers::remove_hop_by_hop(headers);
-    // the body, if there is one, was the proxy's to frame
+    // the proxy frames the body, if there is one
     for name in [&CONTENT_LENGTH, &EXPECT, &TRAILER] {
         headers.remove(name);
     }
     for name in METHOD.iter().chain(&TARGET) {
         headers.remove(*name);
     }
-    // a gRPC call is refused in a 200, which a proxy would take for leave
+    // a gRPC call is refused with status 200, which a proxy would take for permission
     let kind = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
     if kind.is_some_and(|kind| kind.to_ascii_lowercase().starts_with(b"application/grpc")) {
         headers.remove(CONTENT_TYPE);
@@ -225,13 +232,13 @@ fn original(mut head: Parts) -> Result<Parts, String> {
     Ok(head)
 }
 
-/// What was asked for; and of whom, where that is part of it.
+/// The requested authority, if given, and the target.
 fn target(head: &Parts) -> Result<(Option<HeaderValue>, PathAndQuery), String> {
     let Some(written) = told(&head.headers, &TARGET)? else {
         let own = head.uri.path_and_query().map_or("", PathAndQuery::as_str);
         let behind = own.strip_prefix(PATH).filter(|rest| rest.starts_with('/'));
-        let behind =
-            behind.ok_or_else(|| format!("{} is missing: what is asked for?", TARGET[0]))?;
+        let behind = behind
+            .ok_or_else(|| format!("{} is missing: it carries the request target", TARGET[0]))?;
         let target = PathAndQuery::try_from(behind);
         return Ok((None, target.map_err(|error| error.to_string())?));
     };
@@ -242,14 +249,14 @@ fn target(head: &Parts) -> Result<(Option<HeaderValue>, PathAndQuery), String> {
     let target = uri.into_parts().path_and_query;
     let target = target.ok_or_else(|| format!("{} has no path", TARGET[0]))?;
     if target.as_str().starts_with('?') {
-        // written out, an empty path is the root
+        // an empty path is the root
         let target = PathAndQuery::try_from(target.to_string());
         return Ok((host, target.map_err(|error| error.to_string())?));
     }
     Ok((host, target))
 }
 
-/// What is told under these names: once, or alike.
+/// The value under these names: present once, or equal.
 fn told<'a>(headers: &'a HeaderMap, names: &[&str]) -> Result<Option<&'a HeaderValue>, String> {
     let mut values = names.iter().flat_map(|name| headers.get_all(*name));
     let first = values.next();

@@ -1,14 +1,15 @@
-//! Bounds of the admin listener: clients that are slow cannot keep others out.
+//! Bounds of the admin listener: slow clients cannot keep others out.
 //!
-//! A connection *waits* while its client is the one who is slow: before the request has arrived, and while the answer is taken.
-//! It *works* while this process is. Waiting connections are cheap and many; when there is no room for another one, the oldest of
-//! the peer that has the most is closed. Work is bounded for each kind of request, so that operators and forward-auth cannot
-//! starve each other, and a place for it is taken only when the request is complete. Operations and scrapes run on a thread of
-//! their own, one at a time, so that probes never wait for them. Probes need no place at all.
+//! A connection *waits* while its client is slow: until the request has arrived, and while the
+//! client reads the response. It *works* while this process handles the request. Waiting
+//! connections are cheap and many. At the bound, the oldest of the peer with the most connections
+//! is closed. Work is bounded per kind of request, so that operators and forward-auth cannot starve
+//! each other. A request takes its work permit only once it is complete. Operations and scrapes run
+//! one at a time on their own thread, so probes never wait for them. Probes need no permit.
 //!
 //! ```text
-//! accept ──waits──▶ head and body, its turn ──works (a permit)──▶ answer ──waits──▶ taken, closed
-//!          └─ the oldest of the peer with the most is closed when there is no room ─┘
+//! accept ──waits──▶ head and body, its turn ──works (a permit)──▶ response ──waits──▶ read, closed
+//!          └─ at the bound: the oldest of the peer with the most is closed ─┘
 //! ```
 
 use std::{
@@ -32,36 +33,36 @@ use tokio::{
 
 use crate::identity::Prefixes;
 
-/// Connections that wait for their clients, at most: 512, fewer where there are few file descriptors.
+/// Most connections that wait for their clients: 512, fewer if file descriptors are scarce.
 pub const WAITING_MAX: usize = 512;
-/// The part of them that one peer may have: the others find room without closing anything.
+/// The fraction of them that one peer may use, so that others find room without closing any.
 const PER_PEER: (usize, usize) = (3, 4);
-/// Questions of `/check` at work, for each connection that may wait.
+/// `/check` requests at work per waiting connection.
 const CHECKS_PER_WAITING: usize = 2;
-/// Reloads at work.
+/// Most reloads at work.
 const RELOADS_MAX: usize = 32;
-/// Bytes of request bodies held at once, of all connections.
+/// Most bytes of request bodies held at once, over all connections.
 const BODIES_MAX_BYTES: usize = 32 << 20;
-/// A connection that is younger is not closed to make room: its request may be on the way.
+/// Younger connections are not closed to make room: their requests may still be on the way.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// The connections of the listener, and the permits for work.
+/// The connections of the admin listener, and its work permits.
 #[derive(Debug)]
 pub(super) struct ConnectionTable {
     waiting: Mutex<WaitingConnections>,
-    /// A connection has left, or works.
+    /// A connection has ended or begun to work.
     left: Notify,
     waiting_max: usize,
     pub(super) checks: Semaphore,
     pub(super) reloads: Semaphore,
-    /// One operation or scrape is at work; the others wait in line.
+    /// One operation or scrape at a time; the others queue.
     turn: Semaphore,
-    /// Of those whose clients have closed their side one is in line.
+    /// Of the connections whose clients have closed their side, one may queue.
     last: Semaphore,
     bodies: Semaphore,
 }
 
-/// The connections that wait, oldest first.
+/// The waiting connections, oldest first.
 #[derive(Debug, Default)]
 struct WaitingConnections {
     next: u64,
@@ -91,8 +92,8 @@ impl ConnectionTable {
         }
     }
 
-    /// Takes a connection in. Where there is no room, closes an older one, for each of which it calls `closes`; where all are
-    /// young, waits until one of them is not, a tenth of a second at most.
+    /// Admits a connection. At the bound, closes older ones, and calls `closes` for each. If all
+    /// are young, waits up to 100 ms until one is not.
     pub(super) async fn enter(self: &Arc<Self>, ip: IpAddr, closes: impl Fn()) -> AdminConnection {
         let peer = Prefixes::default().aggregate(ip);
         loop {
@@ -133,13 +134,13 @@ impl ConnectionTable {
     }
 
     fn table(&self) -> MutexGuard<'_, WaitingConnections> {
-        // nothing here panics half-way
+        // no code panics with the lock held, so the table is consistent even if poisoned
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl WaitingConnections {
-    /// The connection that has to leave before this peer may have another one.
+    /// The connection to close before this peer may have another one.
     fn oldest_in_the_way(&self, peer: IpNet, most: usize) -> Option<(u64, Instant)> {
         let (part, whole) = PER_PEER;
         let own = self.by_peer.get(&peer).copied().unwrap_or_default();
@@ -181,28 +182,29 @@ impl WaitingConnections {
     }
 }
 
-/// One connection, in the table for as long as it waits.
+/// A connection, in the table as long as it waits.
 #[derive(Debug)]
 pub(super) struct AdminConnection {
     table: Arc<ConnectionTable>,
     peer: IpNet,
-    /// Where it is in the table; `None` while it works.
+    /// Its key in the table; `None` while it works.
     place: Mutex<Option<u64>>,
     close: Arc<Notify>,
-    /// A second descriptor of its socket.
+    /// A duplicate of its socket's descriptor.
     socket: OnceLock<OwnedFd>,
 }
 
 impl AdminConnection {
-    /// The socket by which it is seen whether the client has closed it.
+    /// Keeps a duplicate of the socket, to detect that the client closes it.
     pub(super) fn watch(&self, stream: &TcpStream) {
         if let Ok(socket) = stream.as_fd().try_clone_to_owned() {
-            // set once, by whoever accepted it
+            // set once, after accept
             let _ = self.socket.set(socket);
         }
     }
 
-    /// Whether the client has closed the connection, or its side of it (as `nc` does, which still takes the answer).
+    /// Whether the client has closed the connection, or only its side (as `nc` does, which still
+    /// reads the response).
     fn is_closed_by_client(&self) -> bool {
         let Some(socket) = self.socket.get() else {
             return false;
@@ -212,20 +214,21 @@ impl AdminConnection {
         poll(&mut polled, Some(&at_once)).is_ok_and(|count| count > 0)
     }
 
-    /// Ends when this connection is to make room.
+    /// Resolves when this connection must make room.
     pub(super) async fn closed(&self) {
         self.close.notified().await;
     }
 
-    /// A permit for the work that the request asks for, and the connection is not closed meanwhile. `None` where as much is at
-    /// work as may be.
+    /// Takes a permit for the request's work; the connection is not closed meanwhile. `None` at the
+    /// bound.
     pub(super) fn work<'a>(&'a self, of: &'a Semaphore) -> Option<WorkPermit<'a>> {
         of.try_acquire().ok().map(|permit| self.begin(permit))
     }
 
-    /// Runs what would hold up the thread that answers probes: on another one, one request at a time, first come, first served.
-    /// In line a connection still waits: it may be closed to make room. A client that has closed its side has probably left: of
-    /// those only one at a time is in line. `None` where the work is not completed.
+    /// Runs blocking work on another thread, one request at a time in order of arrival, so that
+    /// probes are not delayed. In the queue, the connection may still be closed to make room. A
+    /// client that has closed its side has probably left, so at most one of those queues. `None` if
+    /// the work did not complete.
     pub(super) async fn in_turn<T>(&self, work: impl FnOnce() -> T + Send + 'static) -> Option<T>
     where
         T: Send + 'static,
@@ -249,7 +252,7 @@ impl AdminConnection {
         }
     }
 
-    /// A whole body, of which `most` bytes may be. It waits for its client meanwhile.
+    /// Reads a whole body of up to `most` bytes. The connection waits for its client meanwhile.
     pub(super) async fn body<B>(&self, body: B, most: usize) -> Result<HeldBody<'_>, NoBody>
     where
         B: Body<Data = Bytes>,
@@ -303,7 +306,7 @@ impl Drop for AdminConnection {
     }
 }
 
-/// Leave to work; the connection waits for its client again when it is dropped.
+/// Permit to work. When dropped, the connection waits for its client again.
 #[derive(Debug)]
 pub(super) struct WorkPermit<'a> {
     connection: &'a AdminConnection,
@@ -316,7 +319,7 @@ impl Drop for WorkPermit<'_> {
     }
 }
 
-/// A body that has arrived, and its share of the memory for bodies.
+/// A complete body, and its share of the body memory.
 #[derive(Debug)]
 pub(super) struct HeldBody<'a> {
     pub(super) bytes: Vec<u8>,
@@ -326,11 +329,11 @@ pub(super) struct HeldBody<'a> {
 /// Why there is no body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoBody {
-    /// It is longer than this request may have.
+    /// It exceeds the bound of this request.
     TooLong,
     /// It broke off.
     Broken,
-    /// Other bodies take all the memory for bodies.
+    /// Other bodies use all the body memory.
     NoRoom,
 }
 

@@ -1,11 +1,12 @@
-//! The page at `/`: one document, its style and its script, all from the binary. It holds nothing of this gateway: what it shows
-//! it asks of the API, with a token where there has to be one, so that whoever has none sees an empty page.
+//! The page at `/`: one document, its style and its script, embedded in the binary. It contains no
+//! data of this gateway. It queries the API, with the token if one is required, so a visitor
+//! without a token sees an empty page.
 
 use http::{HeaderValue, Response, header::CONTENT_SECURITY_POLICY};
 
 use super::text;
 
-/// Only what the binary brings is loaded and run, and only this gateway is asked; nobody may frame the page.
+/// Loads and runs only embedded files, connects only to this gateway, and forbids framing.
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

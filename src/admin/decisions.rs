@@ -1,4 +1,5 @@
-//! `/api/v1/decisions…` and `/api/v1/explain`: why a request was answered as it was, and what would become of one.
+//! `/api/v1/decisions…` and `/api/v1/explain`: why a request got its response, and what a described
+//! request would get.
 
 use std::{net::IpAddr, str::FromStr};
 
@@ -22,7 +23,7 @@ use crate::{
     telemetry,
 };
 
-/// Decisions in one answer.
+/// Most decisions in one response.
 const SHOWN_MAX: usize = 100;
 
 impl Admin {
@@ -55,7 +56,7 @@ impl Admin {
         }
     }
 
-    /// `explain`: a described request, as if it were asked now.
+    /// `explain`: decides a described request as if it arrived now.
     pub(super) fn explain(&self, call: &Call) -> Answer {
         if call.method != Method::POST {
             return Answer::wrong_method("POST");
@@ -122,7 +123,7 @@ fn outcome(one: &Remembered) -> &'static str {
     if one.admitted { "admitted" } else { "rejected" }
 }
 
-/// One line of a list.
+/// A decision as one element of a list.
 pub(super) fn summary(one: &Remembered) -> Value {
     let explanation = &one.explanation;
     let rejecting = explanation
@@ -198,7 +199,7 @@ fn described(described: &Value) -> Result<Described, Answer> {
         head.headers.insert(HOST, host);
     }
     let peer = text("peer", "127.0.0.1")?;
-    let peer: IpAddr = peer.parse().map_err(|_| bad("peer is no IP address"))?;
+    let peer: IpAddr = peer.parse().map_err(|_| bad("peer is not an IP address"))?;
     let body = match &described["body"] {
         Value::Null => None,
         Value::String(text) => Some(text.clone().into_bytes()),

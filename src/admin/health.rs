@@ -1,4 +1,4 @@
-//! Whether the process lives, and whether it wants traffic.
+//! Liveness and readiness.
 
 use std::sync::{
     Arc,
@@ -9,13 +9,13 @@ use http::{Response, StatusCode};
 
 use super::text;
 
-/// What a load balancer should do with this gateway. Clones share the state.
+/// Whether a load balancer should send traffic to this gateway. Clones share the state.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
     state: Arc<AtomicU8>,
 }
 
-/// Where the process is in its life.
+/// Phase of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum State {
@@ -23,17 +23,17 @@ pub enum State {
     Starting = 0,
     /// Serving.
     Ready = 1,
-    /// Finishing what is in flight.
+    /// Finishing requests in flight.
     Draining = 2,
 }
 
 impl Readiness {
-    /// Moves on to `state`.
+    /// Changes to `state`.
     pub fn set(&self, state: State) {
         self.state.store(state as u8, Ordering::Release);
     }
 
-    /// Where the process is.
+    /// The current state.
     pub fn state(&self) -> State {
         match self.state.load(Ordering::Acquire) {
             0 => State::Starting,
@@ -44,7 +44,7 @@ impl Readiness {
 }
 
 impl State {
-    /// The word for it.
+    /// Its name.
     pub fn as_str(self) -> &'static str {
         match self {
             State::Starting => "starting",

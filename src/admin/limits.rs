@@ -1,7 +1,8 @@
-//! `/api/v1/limits…`: every limit and one key as JSON, and what operators change about them.
+//! `/api/v1/limits…`: limits and keys as JSON, and runtime overrides by operators.
 //!
-//! A change holds from the next decision on, in this process: until its time has come, until it is taken back or the process
-//! ends, over reloads, too. Every change is logged with who made it.
+//! A runtime override applies from the next decision on, in this process. It ends when it expires,
+//! when it is revoked, or with the process. Reloads keep it. Every change is logged with its
+//! author's address.
 
 use std::{
     sync::Arc,
@@ -39,7 +40,7 @@ impl Admin {
             ([_], _) => Err(Answer::wrong_method("GET")),
             ([limit, "mode"], &Method::PUT) => set_mode(&shared, Some(limit), call),
             ([_, "mode"], _) => Err(Answer::wrong_method("PUT")),
-            // slashes in a key need not be escaped
+            // slashes in a key need no escaping
             ([limit, "keys", key @ .., "boost"], &Method::POST) => {
                 boost(&shared, limit, &key.join("/"), call)
             }
@@ -58,7 +59,7 @@ impl Admin {
         answered.unwrap_or_else(|answer| answer)
     }
 
-    /// `kill`: every limit at once.
+    /// `kill`: all limits at once.
     pub(super) fn kill(&self, call: &Call) -> Answer {
         let shared = self.inner.current.shared();
         let answered = match call.method {
@@ -66,7 +67,7 @@ impl Admin {
             Method::PUT | Method::POST => set_mode(&shared, None, call),
             Method::DELETE => call.takes(&["scope"]).and_then(|()| {
                 let reach = rule_mode(&shared, None, None, scope(call)?)?;
-                tracing::warn!(from = %call.from, reach, "every limit acts as configured again");
+                tracing::warn!(from = %call.from, reach, "an operator has ended the override of all limits");
                 Ok(Answer::ok(
                     json!({ "ok": true, "kill": null, "reach": reach }),
                 ))
@@ -77,13 +78,13 @@ impl Admin {
     }
 }
 
-/// How a limit that is switched off for all is described; `null` where none is.
+/// Describes an override of all limits; `null` if there is none.
 pub(super) fn kill(shared: &Shared) -> Value {
     let rulings = shared.process().rulings();
     acting(rulings.on_all(), rulings.on_all_here())
 }
 
-/// The ruling for all gateways and the one for this one: the stronger is shown, and whom it reaches.
+/// Of the override for all gateways and that for this one: the stronger, with its scope.
 fn acting(all: Option<Acting>, here: Option<Acting>) -> Value {
     let (acting, scope) = match (all, here) {
         (None, None) => return Value::Null,
@@ -100,12 +101,12 @@ fn acting(all: Option<Acting>, here: Option<Acting>) -> Value {
     })
 }
 
-/// Whom a switch is for.
+/// The scope of a mode override.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scope {
-    /// This gateway.
+    /// This gateway only.
     Gateway,
-    /// Every gateway on the same Redis.
+    /// All gateways on the same Redis.
     All,
 }
 
@@ -118,7 +119,7 @@ impl Scope {
     }
 }
 
-/// `"scope"` of a body: all gateways, where it is left out.
+/// `"scope"` of a body; all gateways by default.
 fn scope(call: &Call) -> Result<Scope, Answer> {
     match &call.body["scope"] {
         Value::Null => Ok(Scope::All),
@@ -132,8 +133,8 @@ fn scope(call: &Call) -> Result<Scope, Answer> {
     }
 }
 
-/// Switches a limit (`None`: all) for this gateway or for all; `None` takes it back, and for all gateways ends what holds here
-/// alone, too.
+/// Overrides the mode of a limit (`None`: all limits) on this gateway or on all. A mode of `None`
+/// revokes the override; with scope `all` also the one on this gateway.
 fn rule_mode(
     shared: &Shared,
     limit: Option<&str>,
@@ -160,7 +161,7 @@ fn rule_mode(
     })
 }
 
-/// Every limit, in the order of the configuration.
+/// All limits in configuration order.
 pub(super) fn limits(shared: &Shared, samples: &[Sample]) -> Vec<Value> {
     let limits = shared.limits().into_iter();
     limits.map(|limit| limit_json(&limit, samples)).collect()
@@ -197,7 +198,8 @@ fn limit_json(limit: &LimitView, samples: &[Sample]) -> Value {
     let near = samples.iter().filter(mine);
     let near = near.filter(|sample| sample.name == "tidegate_near_limit_total");
     let near: f64 = near.map(|sample| sample.value).sum();
-    // of a shared limit, what this gateway holds of Redis's count; its own buckets are in use where Redis is not
+    // for a shared limit, the keys that this gateway leases from Redis; its own buckets are used
+    // only while Redis is unavailable
     let held = samples.iter().filter(mine);
     let held = held.filter(|sample| sample.name == "tidegate_lease_keys");
     let held: f64 = held.map(|sample| sample.value).sum();
@@ -321,7 +323,7 @@ fn stands_json(json: &mut Value, stands: &KeyStanding) {
     json["retry_after_seconds"] = json!(stands.retry_after.map(|wait| wait.as_secs_f64()));
 }
 
-/// `PUT {"mode":"off","for":"15m"}`; `null` or `"configured"` takes it back.
+/// `PUT {"mode":"off","for":"15m"}`; `null` or `"configured"` revokes it.
 fn set_mode(shared: &Shared, limit: Option<&str>, call: &Call) -> Result<Answer, Answer> {
     call.takes(&["mode", "for", "until", "scope"])?;
     let scope = scope(call)?;
@@ -331,13 +333,14 @@ fn set_mode(shared: &Shared, limit: Option<&str>, call: &Call) -> Result<Answer,
         Some("configured") => None,
         None if limit.is_none() && call.body["mode"].is_null() => Some(Mode::Off),
         _ => {
-            let why = r#"mode is "off", "shadow", or "configured" for what the configuration says"#;
+            let why =
+                r#"mode must be "off", "shadow", or "configured" to end the runtime override"#;
             return Err(Answer::error(StatusCode::BAD_REQUEST, why));
         }
     };
     let until = until(call)?;
     if mode.is_none() && until.is_some() {
-        let why = "what the configuration says has no end: leave out for and until";
+        let why = r#"mode "configured" takes no end; leave out for and until"#;
         return Err(Answer::error(StatusCode::BAD_REQUEST, why));
     }
     let ruling = mode.map(|mode| Acting { mode, until });
@@ -347,7 +350,7 @@ fn set_mode(shared: &Shared, limit: Option<&str>, call: &Call) -> Result<Answer,
     let reach = rule_mode(shared, limit, ruling, scope)?;
     let mode = mode.map_or("configured", Mode::as_str);
     let ends = until.map_or_else(|| "an operator ends it".to_owned(), telemetry::moment);
-    tracing::warn!(from = %call.from, limit = limit.unwrap_or("(all)"), mode, until = ends, reach, "an operator has changed how a limit acts");
+    tracing::warn!(from = %call.from, limit = limit.unwrap_or("(all)"), mode, until = ends, reach, "an operator has changed the mode of a limit");
     Ok(Answer::ok(
         json!({ "ok": true, "limit": limit, "mode": mode, "until": until_json(until), "reach": reach }),
     ))
@@ -368,7 +371,7 @@ fn boost(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer,
     let gateways = gateways
         .iter()
         .find(|sample| sample.name == "tidegate_lease_gateways");
-    // each gateway gives its part
+    // each gateway grants its part
     let gateways = gateways.map_or(1, |sample| (sample.value as u64).max(1));
     let boost = Arc::new(Boost::new(amount.div_ceil(gateways), until));
     change(shared, limit, key, call, "boosted", until, |ruling| {
@@ -405,7 +408,7 @@ fn change(
     changed(shared, limit, &key, reach)
 }
 
-/// `DELETE`: as if the key had never been seen; bans and boosts end.
+/// `DELETE`: treats the key as new; its bans and boosts end.
 fn reset(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer, Answer> {
     call.takes(&[])?;
     let key = shared
@@ -415,7 +418,7 @@ fn reset(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer,
         rulings.rule_key(limit, &key, |ruling| *ruling = KeyRuling::default())
     })?;
     if shared.is_shared(limit) {
-        let why = "bans and boosts of this key have ended; what gateways have counted together cannot be forgotten: grant the key something with …/boost";
+        let why = "bans and boosts of this key have ended, but the usage of a shared limit cannot be reset; grant the key units with …/boost";
         return Err(Answer::error(StatusCode::CONFLICT, why));
     }
     shared.reset(limit, &key).map_err(|error| refused(&error))?;
@@ -423,7 +426,7 @@ fn reset(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer,
     changed(shared, limit, &key, reach)
 }
 
-/// Rules here, and lets other gateways know; says whom that reaches.
+/// Applies an override here and publishes it to other gateways; returns its reach.
 fn rule(
     shared: &Shared,
     about: About<'_>,
@@ -436,7 +439,7 @@ fn rule(
     }
 }
 
-/// A key as it stands after a change.
+/// The state of a key after a change.
 fn changed(shared: &Shared, limit: &str, key: &str, reach: &'static str) -> Result<Answer, Answer> {
     let view = shared
         .key(limit, key, None)
@@ -455,13 +458,13 @@ fn known(shared: &Shared, limit: &str) -> Result<(), Answer> {
         .ok_or_else(|| refused(&NoKey::Limit(limit.to_owned())))
 }
 
-/// How long a boost without an end is good.
+/// How long a boost without an end lasts.
 const BOOST_FOR: Duration = Duration::from_secs(24 * 3_600);
 
-/// The longest time for which something may be decided; without an end, it is taken back by hand.
+/// Longest duration of an override. One without an end lasts until revoked.
 const FOR_MAX: Duration = Duration::from_secs(366 * 24 * 3_600);
 
-/// When a ruling ends: `for` so long, `until` then, or never by itself.
+/// End of an override: after `for`, at `until`, or never.
 fn until(call: &Call) -> Result<Until, Answer> {
     let bad = |why: String| Answer::error(StatusCode::BAD_REQUEST, why);
     let now = SystemTime::now();

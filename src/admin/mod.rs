@@ -1,9 +1,9 @@
-//! What an operator asks a running process.
+//! The admin listener: probes, metrics, the API, forward-auth and the dashboard.
 //!
-//! A small HTTP/1 server on the control thread. One request per connection and one deadline for the whole of it. A client
-//! that is slow keeps nobody out: `connections` says what is bounded. Pages read no body, operations (`api`) a short one.
-//! On a loopback address without a token any local process may look; the `Host` check keeps web pages from doing so
-//! through a browser (DNS rebinding).
+//! A small HTTP/1 server on the control thread. One request per connection, with one deadline for
+//! all of it. Slow clients keep no one else out: see `connections` for the bounds. Pages read no
+//! body, operations (`api`) a short one. On a loopback address without a token, any local process
+//! has access. The `Host` check keeps web pages from using it through a browser (DNS rebinding).
 
 mod api;
 mod check;
@@ -55,23 +55,23 @@ use crate::{
 
 const HEAD_MAX_BYTES: usize = 16 * 1024;
 const HEAD_MAX_FIELDS: usize = 64;
-/// After a failed accept: descriptors do not come back sooner by asking in a loop.
+/// Pause after a failed accept: descriptors do not become free sooner by retrying in a loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Why a connection is closed that makes room for another one.
+/// Metric label of connections closed to make room.
 const CROWDED: &str = "crowded";
-/// What answers in flight get when the process ends.
+/// Time for responses in flight when the process ends.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 const TIMEOUTS: Timeouts = Timeouts {
     head: Duration::from_secs(5),
     connection: Duration::from_secs(30),
 };
 
-/// How long a client may take.
+/// Timeouts of a client.
 #[derive(Clone, Copy, Debug)]
 struct Timeouts {
-    /// To send the head of its request.
+    /// For the request head.
     head: Duration,
-    /// From accept to the last byte of the answer.
+    /// From accept to the last byte of the response.
     connection: Duration,
 }
 
@@ -86,7 +86,7 @@ pub struct Admin {
 struct Inner {
     current: Arc<Current>,
     metrics: Metrics,
-    /// Whether it listens on this machine only.
+    /// Whether it listens on a loopback address.
     on_loopback: bool,
     readiness: Readiness,
     listener: ListenerMetrics,
@@ -94,15 +94,16 @@ struct Inner {
     history: status::History,
     desk: OnceLock<Option<Desk>>,
     connections: Arc<ConnectionTable>,
-    /// That somebody has asked for a verdict who may not.
+    /// Whether the log already reports an untrusted peer at `/check`.
     told_of_stranger: AtomicBool,
-    /// That more was asked of `/check` than may be at work.
+    /// Whether the log already reports that `/check` was overloaded.
     told_of_busy: AtomicBool,
-    /// That a proxy passed on an identity that it is not believed to have verified.
+    /// Whether the log already reports an identity header from a proxy that is not trusted to
+    /// verify it.
     told_of_identity: AtomicBool,
 }
 
-/// What answers at a path.
+/// The handler of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Endpoint {
     Page,
@@ -129,16 +130,17 @@ impl Endpoint {
             .map(|(endpoint, _)| *endpoint)
     }
 
-    /// Probes carry no token, and learn nothing that needs one. Nor does a browser that opens the page, which holds nothing of
-    /// this gateway.
+    /// Whether it needs no token. Probes carry none and reveal nothing protected. The page itself
+    /// contains no data of this gateway.
     fn is_open(self) -> bool {
         self != Endpoint::Metrics
     }
 }
 
 impl Admin {
-    /// The pages of the gateway that runs, on a listener at `address`. Requests for a reload are passed on to `reloads`.
-    /// At most `waiting` connections wait for their clients, and never more than [`WAITING_MAX`].
+    /// Admin pages of the running gateway, on a listener at `address`. Reload requests go to
+    /// `reloads`. At most `waiting` connections wait for their clients, and never more than
+    /// [`WAITING_MAX`].
     pub fn new(
         current: Arc<Current>,
         address: IpAddr,
@@ -179,14 +181,14 @@ impl Admin {
         }
     }
 
-    /// Serves until `shutdown` resolves, then gives answers in flight a second. Never fails: what goes wrong with one
-    /// connection, or with accepting one, is counted and logged.
+    /// Serves until `shutdown` resolves, then gives responses in flight one second. Never fails:
+    /// accept and connection errors are counted and logged.
     pub async fn serve(self, listener: TcpListener, shutdown: impl Future<Output = ()>) {
         let mut connections = JoinSet::new();
         let mut noting = JoinSet::new();
         noting.spawn(self.clone().keep_history());
         tokio::pin!(shutdown);
-        // accepted, and perhaps not taken in yet: the other branches must not drop it
+        // accepted, but perhaps not admitted yet: the other branches must not drop it
         let mut arrived = None;
         loop {
             let entered = async {
@@ -217,13 +219,13 @@ impl Admin {
         }
         drop(listener);
         let finished = async { while connections.join_next().await.is_some() {} };
-        // whoever is not done by then is cut off when the set is dropped
+        // dropping the set closes the connections that are left
         let _ = time::timeout(DRAIN_TIMEOUT, finished).await;
     }
 
     async fn pause_after(&self, error: &io::Error) {
         self.inner.listener.accept_failed(error);
-        tracing::warn!(%error, "the admin listener could not accept a connection");
+        tracing::warn!(%error, "the admin listener cannot accept a connection");
         time::sleep(ACCEPT_PAUSE).await;
     }
 
@@ -245,7 +247,7 @@ impl Admin {
         let served = time::timeout(timeouts.connection, served);
         tokio::select! {
             biased;
-            () = connection.closed() => tracing::debug!(%peer, "an admin connection was closed to make room"),
+            () = connection.closed() => tracing::debug!(%peer, "closed an admin connection to make room"),
             served = served => match served {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::debug!(%error, "an admin connection broke off"),
@@ -254,7 +256,7 @@ impl Admin {
         }
     }
 
-    /// The answer to a request.
+    /// The response to a request.
     async fn respond<B>(
         &self,
         request: Request<B>,
@@ -277,7 +279,7 @@ impl Admin {
         dressed(response)
     }
 
-    /// The answer to a request for a page; its body is not read.
+    /// The response to a request for a page; its body is not read.
     async fn answer<B>(
         &self,
         request: &Request<B>,
@@ -309,7 +311,7 @@ impl Admin {
         Ok(endpoint)
     }
 
-    /// Whether whoever sends this may have an answer; what is open asks for no token.
+    /// Checks access to a path; an `open` one needs no token.
     fn may_ask<B>(&self, request: &Request<B>, open: bool) -> Result<(), Refusal> {
         if self.inner.on_loopback && !asks_for_loopback(request) {
             return Err(Refusal::Misdirected);
@@ -342,12 +344,12 @@ fn refused<B>(request: &Request<B>, refusal: &Refusal) -> Response<String> {
         request_id: None,
         grpc: None,
     };
-    // every body of ours is UTF-8
+    // all bodies of the gateway are UTF-8
     refuse(refusal, &asked, BodyStyle::ProblemJson)
         .map(|body| String::from_utf8_lossy(&body).into_owned())
 }
 
-/// With what every answer says.
+/// Adds the fields that every response carries.
 fn dressed(mut response: Response<String>) -> Response<String> {
     let headers = response.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -364,8 +366,8 @@ fn text(content_type: &'static str, body: String) -> Response<String> {
     response
 }
 
-/// Whether the request carries the bearer token (RFC 6750 §2.1). Takes as long for any wrong token of its length; an
-/// empty token is carried by nobody.
+/// Whether the request carries the bearer token (RFC 6750 §2.1). Constant time for tokens of equal
+/// length; an empty token never matches.
 fn carries<B>(request: &Request<B>, token: &str) -> bool {
     let Some(value) = request.headers().get(AUTHORIZATION) else {
         return false;
@@ -378,7 +380,7 @@ fn carries<B>(request: &Request<B>, token: &str) -> bool {
         && bool::from(credential.trim_ascii().ct_eq(token.as_bytes()))
 }
 
-/// Whether the host that the client believes to talk to is this machine.
+/// Whether the `Host` of the request is a loopback name.
 fn asks_for_loopback<B>(request: &Request<B>) -> bool {
     let is_loopback = |authority: &Authority| {
         let host = authority

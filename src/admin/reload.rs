@@ -1,4 +1,4 @@
-//! `POST /api/v1/reload`: asks whoever owns the workers, and says what came of it.
+//! `POST /api/v1/reload`: requests a reload from the owner of the workers, and returns the outcome.
 
 use http::StatusCode;
 use serde_json::json;
@@ -7,27 +7,27 @@ use tokio::sync::{mpsc, oneshot};
 use super::api::Answer;
 use crate::config::{Changes, Report};
 
-/// Somebody wants the configuration to be read again.
+/// A request to read the configuration again.
 #[derive(Debug)]
 pub struct Reload {
-    /// Who or what, for the log.
+    /// Its origin, for the log.
     pub why: String,
-    /// Where to say what came of it.
+    /// Receives the outcome.
     pub answer: oneshot::Sender<Result<Reloaded, Report>>,
 }
 
-/// A configuration that runs now.
+/// A configuration that is now running.
 #[derive(Clone, Debug)]
 pub struct Reloaded {
     /// Its hash.
     pub hash: String,
-    /// What is different.
+    /// Differences from the previous one.
     pub changes: Changes,
-    /// What looks wrong with it all the same.
+    /// Its warnings.
     pub warnings: Report,
 }
 
-/// Asks for a reload, and waits for it.
+/// Requests a reload and waits for its outcome.
 pub(super) async fn reload(asked: &mpsc::Sender<Reload>, why: String) -> Answer {
     let (answer, told) = oneshot::channel();
     if asked.send(Reload { why, answer }).await.is_err() {

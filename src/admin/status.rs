@@ -1,4 +1,4 @@
-//! `/api/v1/status`: everything that `tidegate top` and the page at `/` show, in one answer.
+//! `/api/v1/status`: all data of `tidegate top` and of the page at `/`, in one response.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -16,10 +16,10 @@ use super::{
 };
 use crate::telemetry::Sample;
 
-/// The latest rejections that are listed.
+/// Number of latest rejections listed.
 const LATEST: usize = 20;
 
-/// Requests and rejections so far, at some moment.
+/// Requests and rejections up to a moment.
 #[derive(Clone, Copy, Debug)]
 struct Point {
     at: SystemTime,
@@ -27,15 +27,16 @@ struct Point {
     rejected: u64,
 }
 
-/// What was counted within the last while, for whoever opens the page when it has happened.
+/// Recent counts, so that the page shows the time before it was opened.
 #[derive(Debug, Default)]
 pub(super) struct History(Mutex<VecDeque<Point>>);
 
-/// Between two points.
+/// Time between two points.
 const PAUSE: Duration = Duration::from_secs(10);
-/// A point costs a scrape, which is nothing, but for thousands of routes: at most this share of a core goes into it.
+/// A point costs a scrape. That is cheap except with thousands of routes, so it may use at most
+/// 1/SHARE of a core.
 const SHARE: u32 = 100;
-/// Points that are kept: a quarter of an hour.
+/// Points kept: a quarter of an hour.
 const POINTS: usize = 90;
 
 impl History {
@@ -62,7 +63,7 @@ impl History {
 }
 
 impl Admin {
-    /// Notes how much there was, for as long as the process runs.
+    /// Adds points for the life of the process.
     pub(super) async fn keep_history(self) {
         loop {
             let began = Instant::now();

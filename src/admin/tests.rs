@@ -1,4 +1,5 @@
-//! The admin pages as a client sees them: over a socket where the connection matters, else by the answer alone.
+//! The admin pages as a client sees them: over a socket if the connection matters, otherwise by the
+//! response alone.
 
 use std::{num::NonZeroU64, time::Duration};
 
@@ -124,7 +125,7 @@ fn admin(address: &str, token: Option<&str>) -> Admin {
     admin_with(address, token, TIMEOUTS)
 }
 
-/// Connections that may wait.
+/// Most connections that may wait.
 const WAITING: usize = 40;
 
 fn admin_with(address: &str, token: Option<&str>, timeouts: Timeouts) -> Admin {
@@ -435,7 +436,7 @@ impl Serving {
 async fn read_all(stream: &mut TcpStream) -> String {
     let mut answer = Vec::new();
     let read = time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await;
-    // a reset after the answer is as good an end as any: the client's body was not read
+    // a reset after the response is fine: the client's body was not read
     let _ = read.expect("the answer ends");
     String::from_utf8(answer).expect("answers are text")
 }

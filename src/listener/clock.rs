@@ -1,11 +1,12 @@
 //! Which event a connection waits for, and until when; `TimedIo` enforces the deadline.
 //!
 //! ```text
-//! accept ──head──▶ request ──(handler runs)──▶ response ends ──idle──▶ first byte ──head──▶ request …
-//!          header_timeout                                  idle_timeout           header_timeout
+//! accept ──head──▶ request ──(handler runs)──▶ response ends ──idle──▶ byte ──head──▶ request …
+//!          header_timeout                                  idle_timeout      header_timeout
 //! ```
 //!
-//! An HTTP/1 connection that has been idle for a quarter of a second is parked, which frees its buffers.
+//! An HTTP/1 connection that has been idle for a quarter of a second is parked, which frees its
+//! buffers.
 
 use std::{cell::Cell, rc::Rc, time::Duration};
 

@@ -1,8 +1,8 @@
-//! Graceful shutdown of one listener's connections on one worker: stop accepting, finish requests in
-//! flight, close the rest at the deadline.
+//! Graceful shutdown of one listener's connections on one worker: stop accepting, finish requests
+//! in flight, close the rest at the deadline.
 //!
 //! ```text
-//!   open ─▶ closing: accepts no more; HTTP/2 sends GOAWAY, every HTTP/1.1 response `Connection: close`
+//!   open ─▶ closing: accepts no more; sends GOAWAY (HTTP/2), `Connection: close` (HTTP/1.1)
 //!        ─▶ ended:   LAST_CALL later; idle connections are closed
 //! ```
 //!

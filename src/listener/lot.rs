@@ -5,8 +5,9 @@
 //! ```
 //!
 //! A parked connection is a table entry without task, timer or runtime registration, which saves
-//! about 1 KiB each. A separate poller (epoll, kqueue) watches its descriptor; the runtime sees that
-//! poller as one descriptor. Cost: four system calls per parking, none while the connection is busy.
+//! about 1 KiB each. A separate poller (epoll, kqueue) watches its descriptor; the runtime sees
+//! that poller as one descriptor. Cost: four system calls per parking, none while the connection is
+//! busy.
 
 use std::{
     cell::RefCell,

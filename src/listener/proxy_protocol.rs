@@ -7,10 +7,11 @@
 //! its end takes a few more.
 //!
 //! ```text
-//! accept ─▶ is the peer trusted? ─▶ the header, within header_timeout ─▶ TLS, HTTP; its source is the peer
+//! accept ─▶ is the peer trusted? ─▶ header, within header_timeout ─▶ TLS, HTTP with its source
 //! ```
 //!
-//! The source replaces the socket's peer: forwarding headers are trusted if *it* is a trusted proxy.
+//! The source replaces the socket's peer: forwarding headers are trusted if *it* is a trusted
+//! proxy.
 
 use std::{
     io,

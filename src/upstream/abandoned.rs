@@ -1,24 +1,26 @@
-//! Abandoned exchanges: nobody waits for the response any more, but the server may still be working on it.
+//! Abandoned exchanges: the client is gone, but the server may still be working on the request.
 //!
-//! A request that holds slots (of a concurrency limit, or of `[overload]`) holds them for the server's work, not for the
-//! client's patience: otherwise a client that resets each request keeps the server as busy as it likes. So its exchange is
-//! not simply closed, but kept until the server's work is seen to end:
+//! A request that holds slots (of a concurrency limit, or of `[overload]`) holds them for the
+//! server's work, not for the client's wait. Otherwise a client that resets each request could keep
+//! the server arbitrarily busy. So its exchange stays open until the server's work visibly ends:
 //!
 //! ```text
-//! request sent in full, no response yet ──▶ wait for the response, discard it                 (HTTP/1.1 and HTTP/2)
-//! response under way, length known      ──▶ discard the rest
-//! response under way, length not known  ──▶ HTTP/1.1: send FIN, wait for the server's FIN     HTTP/2: discard the rest
-//! request not sent in full              ──▶ HTTP/1.1: send FIN, wait for the server's FIN     HTTP/2: reset, wait
+//! request sent, no response yet     ──▶ wait for the response, discard it  (HTTP/1.1 and HTTP/2)
+//! response begun, length known      ──▶ discard the rest
+//! response begun, length not known  ──▶ HTTP/1.1: send FIN, await FIN   HTTP/2: discard the rest
+//! request not sent in full          ──▶ HTTP/1.1: send FIN, await FIN   HTTP/2: reset, wait
 //!
-//! the server sends too much, or for too long ──▶ reset, and wait for as long again
+//! the server sends too much, or for too long ──▶ reset, then wait as long again
 //! ```
 //!
-//! A server that has not begun its response receives no FIN: many close the connection at once then and go on working, which
-//! nobody can see. After a RST_STREAM nothing can be seen either. A server that sends a stream fails at its next write after a
-//! reset, so the time that it has taken so far is taken to be enough for that write. Each wait ends with
-//! [`abandoned_timeout`](super::Settings::abandoned_timeout) at the latest; then the connection is closed, or the stream is reset.
+//! A server that has not begun its response receives no FIN. Many servers close the connection at
+//! once on a FIN but continue to work unseen. Work is also unseen after a RST_STREAM. A server that
+//! streams fails at its next write after a reset, so the time it has taken so far is assumed to
+//! cover that write. [`abandoned_timeout`](super::Settings::abandoned_timeout) bounds each wait.
+//! Then the connection is closed, or the stream reset.
 //!
-//! Their number is bounded by the limits that the requests hold slots of. A request that holds none is closed at once.
+//! The limits that grant the slots bound the number of these exchanges. A request without slots is
+//! closed at once.
 
 use std::{
     cell::RefCell,
@@ -48,23 +50,24 @@ use super::{
 };
 use crate::receive_buffer::ReceiveBuffer;
 
-/// Where exchanges go that are abandoned while a request holds slots.
+/// Keeps abandoned exchanges of requests that hold slots.
 #[derive(Debug, Default)]
 pub struct Custody(RefCell<Vec<Abandoned>>);
 
 impl Custody {
-    /// Keeps an exchange for whoever releases the slots.
+    /// Keeps an exchange until its slots are released.
     pub fn keep(&self, abandoned: Abandoned) {
         self.0.borrow_mut().push(abandoned);
     }
 
-    /// What was kept.
+    /// Takes the kept exchanges.
     pub fn take(&mut self) -> Vec<Abandoned> {
         std::mem::take(self.0.get_mut())
     }
 }
 
-/// An exchange whose response nobody waits for. Dropped, its connection is closed, or its stream is reset.
+/// An exchange whose response nothing waits for. Dropping it closes its connection or resets its
+/// stream.
 #[derive(Debug)]
 pub struct Abandoned {
     work: Work,
@@ -73,7 +76,7 @@ pub struct Abandoned {
 
 #[derive(Debug)]
 enum Work {
-    /// HTTP/1.1: the request was sent in full, the response has not begun.
+    /// HTTP/1.1: request sent in full, response not begun.
     Unanswered {
         connection: Box<Connection>,
         to_head: bool,
@@ -82,11 +85,11 @@ enum Work {
     Response(Box<ResponseBody<Empty<Bytes>>>),
     /// HTTP/1.1: the exchange cannot be completed.
     Closing(Box<Connection>),
-    /// HTTP/2: the request was sent in full, the response has not begun.
+    /// HTTP/2: request sent in full, response not begun.
     Pending(ResponseFuture, Place),
     /// HTTP/2: the rest of a response; whether its length is known.
     Stream(ReceiveBuffer, Place, bool),
-    /// HTTP/2: the stream was reset, and nothing can be seen of it.
+    /// HTTP/2: the stream was reset, so the server's work is unseen.
     Reset,
 }
 
@@ -98,7 +101,7 @@ impl Abandoned {
         }
     }
 
-    /// The request was sent in full. `to_head`: it was a HEAD.
+    /// Request sent in full, response not begun. `to_head`: the method was HEAD.
     pub(super) fn unanswered(connection: Box<Connection>, to_head: bool) -> Self {
         let timeout = connection.settings().abandoned_timeout;
         let work = Work::Unanswered {
@@ -108,18 +111,18 @@ impl Abandoned {
         Self::new(work, timeout)
     }
 
-    /// The rest of a response that ends by itself.
+    /// The rest of a response of known length.
     pub(super) fn response(rest: ResponseBody<Empty<Bytes>>, timeout: Duration) -> Self {
         Self::new(Work::Response(Box::new(rest)), timeout)
     }
 
-    /// The server's end of the connection is all that can be waited for.
+    /// Only the end of the server's connection can be observed.
     pub(super) fn closing(connection: Box<Connection>) -> Self {
         let timeout = connection.settings().abandoned_timeout;
         Self::new(Work::Closing(connection), timeout)
     }
 
-    /// The request was sent in full, and no response has begun.
+    /// Request sent in full, response not begun.
     pub(super) fn pending(response: ResponseFuture, place: Place) -> Self {
         let timeout = place.settings().abandoned_timeout;
         Self::new(Work::Pending(response, place), timeout)
@@ -131,13 +134,12 @@ impl Abandoned {
         Self::new(Work::Stream(stream, place, has_length), timeout)
     }
 
-    /// The stream is reset: its last handle is dropped by the caller.
+    /// The stream is reset: the caller drops its last handle.
     pub(super) fn reset(place: &Place) -> Self {
         Self::new(Work::Reset, place.settings().abandoned_timeout)
     }
 
-    /// Returns when the server's work has ended, as far as that can be seen; at the latest `abandoned_timeout` after the
-    /// exchange was abandoned.
+    /// Returns when the server's work has visibly ended, or `abandoned_timeout` after the start.
     pub async fn ended(self) {
         let Self { work, deadline } = self;
         match tokio::time::timeout_at(deadline, work.ended()).await {
@@ -146,31 +148,31 @@ impl Abandoned {
                 let taken = began.elapsed().max(LEAST_AFTER_RESET);
                 tokio::time::sleep_until(deadline.min(Instant::now() + taken)).await;
             }
-            Err(_) => tracing::debug!("an abandoned exchange has not ended in time; it is closed"),
+            Err(_) => tracing::debug!("an abandoned exchange has not ended in time; closing it"),
         }
     }
 }
 
-/// Bytes of a response that are discarded before the server is stopped.
+/// Response bytes discarded before the server is stopped.
 pub(super) const MAX_DISCARDED_BYTES: u64 = 1024 * 1024;
-/// A server that goes on sending for longer sends a stream, or has not noticed our FIN.
+/// A server that sends for longer is streaming, or has not noticed our FIN.
 const MAX_DISCARDING: Duration = Duration::from_secs(1);
-/// How long a server that was stopped is waited for at least.
+/// Minimum wait after a reset.
 const LEAST_AFTER_RESET: Duration = Duration::from_millis(100);
 
 /// How an abandoned exchange ends.
 enum Ending {
-    /// The server has ended it.
+    /// The server ended it.
     Seen,
-    /// We have, because the server went on sending; since when it was discarded.
+    /// We reset it, because the server kept sending; when discarding began.
     Reset(Instant),
 }
 
-/// What was discarded of one exchange.
+/// Response bytes discarded in one exchange.
 struct Discarded {
     began: Instant,
     bytes: u64,
-    /// Whether it ends by itself soon.
+    /// Whether the response has a known end.
     has_length: bool,
 }
 
@@ -183,7 +185,7 @@ impl Discarded {
         }
     }
 
-    /// Whether that is enough.
+    /// Whether the bound is reached.
     fn add(&mut self, bytes: usize) -> bool {
         self.bytes += bytes as u64;
         self.bytes > MAX_DISCARDED_BYTES
@@ -213,7 +215,7 @@ impl Work {
     }
 }
 
-/// Waits for the response and discards it. A connection on which nothing is in doubt goes back to its pool.
+/// Waits for the response and discards it. A cleanly finished connection returns to its pool.
 async fn answered(mut connection: Box<Connection>, to_head: bool) -> Ending {
     let mut interim = 0;
     let head = poll_fn(|cx| poll_head(&mut connection, to_head, &mut interim, cx)).await;
@@ -224,12 +226,12 @@ async fn answered(mut connection: Box<Connection>, to_head: bool) -> Ending {
             let rest = ResponseBody::rest(head.framing, connection, head.keep_alive);
             discard(rest).await
         }
-        // it has closed, or what it sends is no response
+        // it has closed, or sends an invalid response
         None => closed(connection).await,
     }
 }
 
-/// The head of the final response; `None` where there will be none.
+/// The head of the final response; `None` if there will be none.
 fn poll_head(
     connection: &mut Connection,
     to_head: bool,
@@ -284,10 +286,10 @@ async fn discard_stream(stream: ReceiveBuffer, has_length: bool) -> Ending {
     Ending::Seen
 }
 
-/// Ends our side of the connection, and waits until the server has ended its own.
+/// Closes our side of the connection, and waits until the server closes its own.
 async fn closed(mut connection: Box<Connection>) -> Ending {
     let stream = &mut connection.stream;
-    // a socket that cannot be shut down is gone, which the next read tells
+    // if the shutdown fails the socket is gone, and the next read fails
     let _ = poll_fn(|cx| Pin::new(&mut *stream).poll_shutdown(cx)).await;
     let mut discarded = Discarded::begin(false);
     let is_seen = poll_fn(|cx| {

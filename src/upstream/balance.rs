@@ -1,14 +1,15 @@
-//! Which server a request goes to, among those that may take it.
+//! Load balancing: chooses a server among the available ones.
 //!
-//! - `round_robin`: in turn, each worker for itself.
-//! - `least_requests`: of two servers at random the one with fewer requests in flight, over all workers (the power of
-//!   two choices: nearly as even as asking all, and a herd never runs to the one that looks best). Equals take turns.
-//! - `hash:ip`, `hash:user`: the server with the highest score for the client (rendezvous hashing, Thaler and Ravishankar
-//!   1998). Each client's scores are a ranking of the servers, so one that leaves or is ejected moves only the clients
-//!   that it had, and one that is added takes 1/n of every other's. Ketama and Maglev need a table that is rebuilt
-//!   whenever a server comes or goes; here a request costs one multiplication for each server. All gateways agree.
+//! - `round_robin`: in turn, per worker.
+//! - `least_requests`: of two random servers, the one with fewer requests in flight across all
+//!   workers (power of two choices). The load is nearly as even as with a full comparison, without
+//!   herding on the server that looks best. Ties alternate.
+//! - `hash:ip`, `hash:user`: the server with the highest score for the client (rendezvous hashing,
+//!   Thaler and Ravishankar 1998). Removing or ejecting a server moves only its own clients. Adding
+//!   one takes 1/n of each other server's clients. Ketama and Maglev need a table rebuilt on every
+//!   change; here a request costs one multiplication per server. All gateways agree.
 //!
-//! Nothing here allocates or locks.
+//! Never allocates or locks.
 
 use std::{cell::Cell, hash::Hasher as _, net::IpAddr};
 
@@ -16,30 +17,30 @@ use siphasher::sip::SipHasher13;
 
 use crate::identity::{Client, Prefixes};
 
-/// How servers are chosen.
+/// Load-balancing policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Balance {
-    /// The less loaded of two at random.
+    /// The less loaded of two random servers.
     #[default]
     LeastRequests,
     /// In turn.
     RoundRobin,
-    /// The same server for an address (an IPv6 client is its /64).
+    /// The same server for each address (an IPv6 client is its /64).
     HashIp,
-    /// The same server for a user, or for the address where there is none.
+    /// The same server for each user, or for each address if anonymous.
     HashUser,
 }
 
-/// What a choice is made from.
+/// The servers to choose from.
 pub(super) trait Candidates {
     fn count(&self) -> usize;
     fn may_take(&self, server: usize) -> bool;
     fn outstanding(&self, server: usize) -> usize;
-    /// Its place in the hash space, from [`seed`].
+    /// Position in the hash space, from [`seed`].
     fn seed(&self, server: usize) -> u64;
 }
 
-/// One worker's memory of its choices.
+/// The balancing state of one worker.
 #[derive(Debug)]
 pub(super) struct Balancer {
     balance: Balance,
@@ -48,7 +49,7 @@ pub(super) struct Balancer {
 }
 
 impl Balancer {
-    /// Workers that start with different numbers choose differently.
+    /// `random` must differ between workers, so that they choose differently.
     pub(super) fn new(balance: Balance, random: u64) -> Self {
         Self {
             balance,
@@ -57,7 +58,7 @@ impl Balancer {
         }
     }
 
-    /// A server that may take the request; `None` where none may.
+    /// Chooses an available server; `None` if there is none.
     pub(super) fn choose(&self, among: &impl Candidates, client: &Client<'_>) -> Option<usize> {
         match self.balance {
             Balance::RoundRobin => {
@@ -78,7 +79,7 @@ impl Balancer {
         }
     }
 
-    /// The same for a request that a server has failed: it was that server's turn, and it takes nobody else's.
+    /// Chooses for a retry. It does not advance the turn, which the failed server has used.
     pub(super) fn choose_instead(
         &self,
         among: &impl Candidates,
@@ -99,7 +100,7 @@ impl Balancer {
         let one = self.below(count);
         let other = (one + 1 + self.below(count - 1)) % count;
         let one_server = able().nth(one.min(other))?;
-        // what another worker has ejected since it was counted is not missed
+        // another worker may have ejected a server since the count
         let Some(other_server) = able().nth(one.max(other)) else {
             return Some(one_server);
         };
@@ -125,7 +126,7 @@ impl Balancer {
         turn
     }
 
-    /// A number below `bound`, by xorshift: it need only be spread, not secret.
+    /// A number below `bound`, by xorshift: it must be spread evenly, not secret.
     fn below(&self, bound: usize) -> usize {
         let mut random = self.random.get();
         random ^= random << 13;
@@ -143,7 +144,7 @@ fn highest(among: &impl Candidates, key: u64) -> Option<usize> {
         .max_by_key(|&server| mix(key ^ among.seed(server)))
 }
 
-/// The place of a server in the hash space, by its name in the configuration.
+/// Position of a server in the hash space, from its name in the configuration.
 pub(super) fn seed(server: &str) -> u64 {
     hash(b's', server.as_bytes())
 }
@@ -159,7 +160,8 @@ fn hash_of_user(user: &str) -> u64 {
     hash(b'u', user.as_bytes())
 }
 
-/// The same in every process, as gateways side by side must agree. Nobody gains by a choice of server.
+/// Identical in every process, as gateways must agree. Not keyed: an attacker gains nothing by
+/// choosing a server.
 fn hash(kind: u8, bytes: &[u8]) -> u64 {
     let mut hasher = SipHasher13::new_with_keys(0, 0);
     hasher.write_u8(kind);
@@ -167,7 +169,7 @@ fn hash(kind: u8, bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// The finaliser of SplitMix64: every bit of the input reaches every bit of the score.
+/// The finalizer of SplitMix64: every input bit affects every output bit.
 fn mix(bits: u64) -> u64 {
     let bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,8 +1,9 @@
-//! The response on its way back: read from the server as the client takes it, never collected.
+//! The response body: read from the server at the client's pace, never buffered whole.
 //!
-//! While it is read, the rest of the request body is still sent (a server may answer early). A body that the server
-//! cuts short ends in an error, so that the client's side is broken too: a cut response is never passed off as whole.
-//! When it ends cleanly, and the request was sent in full, the connection goes back to the pool at once.
+//! The rest of the request body is sent meanwhile, as a server may answer early. If the server cuts
+//! a body short, the body ends in an error, so the client's side breaks too. A truncated response
+//! never looks complete. When it ends cleanly and the request was sent in full, the connection
+//! returns to the pool at once.
 
 use std::{
     error::Error,
@@ -24,14 +25,14 @@ use super::{
     sending::{SendError, Sending},
 };
 
-/// Why a response body ended before its end.
+/// Why a response body ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum Interrupted {
-    /// The server's side: closed, reset or framed against the rules.
+    /// The server closed, reset, or violated the framing.
     #[error("the server's response was cut short: {0}")]
     Server(String),
-    /// The client's side: its request body failed while the response was under way.
-    #[error("the request body failed while the response was under way: {0}")]
+    /// The client's request body failed during the response.
+    #[error("the request body failed during the response: {0}")]
     RequestBody(Box<dyn Error + Send + Sync>),
 }
 
@@ -39,22 +40,22 @@ pub enum Interrupted {
 #[derive(Debug)]
 pub struct ResponseBody<B> {
     framing: Framing,
-    /// `None` once the connection went back to the pool or is lost.
+    /// `None` once the connection has returned to the pool or is lost.
     connection: Option<Box<Connection>>,
-    /// What of the request is not sent yet. Boxed, as there is rarely any.
+    /// The unsent rest of the request. Boxed, as it is rare.
     sending: Option<Box<Sending<B>>>,
-    /// Whether the server stopped reading before the request's end.
+    /// Whether the server stopped reading before the end of the request.
     refused_body: bool,
     /// Whether the connection may carry another exchange.
     reusable: bool,
     max_silence: Duration,
-    /// When the head was there.
+    /// When the head arrived.
     began: Instant,
-    /// Whether anything was waited for since.
+    /// Whether any read had to wait since.
     waited: bool,
-    /// Since when the server has sent nothing that we wait for.
+    /// When the current silence of the server began.
     silent_since: Option<Instant>,
-    /// Whether it has ended in an error, though the server may go on.
+    /// Whether it ended in an error on our side, while the server may continue.
     gave_up: bool,
 }
 
@@ -89,7 +90,7 @@ impl<B> ResponseBody<B> {
         body
     }
 
-    /// The server's end, where the response has switched the connection to another protocol.
+    /// The server's connection, if the response has switched it to another protocol.
     pub fn into_tunnel(self) -> Option<Tunnel> {
         match self.framing {
             Framing::Switched if self.sending.is_none() => {
@@ -104,12 +105,12 @@ impl<B> ResponseBody<B> {
         self.sending.is_none() && !self.refused_body
     }
 
-    /// The request's body, while it is still being sent.
+    /// The request body, while it is still being sent.
     pub fn unsent_mut(&mut self) -> Option<&mut B> {
         self.sending.as_mut()?.body_mut()
     }
 
-    /// The exchange is over: keep the connection if nothing about it is in doubt.
+    /// Ends the exchange, and returns a clean connection to the pool.
     fn finish(&mut self) {
         self.framing = Framing::Empty;
         if let Some(connection) = self.connection.take()
@@ -127,13 +128,13 @@ impl<B> ResponseBody<B> {
         self.sending = None;
     }
 
-    /// The server has ended the connection.
+    /// The server ended the connection.
     fn lost(&mut self, why: impl ToString) -> Interrupted {
         self.connection = None;
         self.cut(why)
     }
 
-    /// The response cannot be read on; the server may go on.
+    /// The response is unreadable, but the server may continue.
     fn cut(&mut self, why: impl ToString) -> Interrupted {
         self.give_up();
         Interrupted::Server(why.to_string())
@@ -146,7 +147,7 @@ impl<B> ResponseBody<B> {
         self.sending = None;
     }
 
-    /// What is left of an exchange that has not ended; nothing where it has, as far as can be seen.
+    /// The rest of an unfinished exchange; `None` if it has visibly ended.
     pub fn abandon(mut self) -> Option<Abandoned> {
         let connection = self.connection.take()?;
         let is_whole = self.sending.is_none() && !self.refused_body && !self.gave_up;
@@ -163,7 +164,7 @@ impl<B> ResponseBody<B> {
 }
 
 impl ResponseBody<Empty<Bytes>> {
-    /// The rest of a response to a request that was sent in full, to be discarded.
+    /// The rest of a response, to be discarded. Its request was sent in full.
     pub(super) fn rest(framing: Framing, connection: Box<Connection>, keep_alive: bool) -> Self {
         let max_silence = connection.settings().abandoned_timeout;
         let began = Instant::now();
@@ -176,12 +177,12 @@ impl ResponseBody<Empty<Bytes>> {
             max_silence,
             began,
         );
-        // it may be long until it ends
+        // its end may take long
         rest.waited = true;
         rest
     }
 
-    /// The connection, where the response has not ended.
+    /// The connection, if the response has not ended.
     pub(super) fn into_connection(self) -> Option<Box<Connection>> {
         self.connection
     }
@@ -191,7 +192,7 @@ impl<B> ResponseBody<B>
 where
     B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Unpin,
 {
-    /// Sends what is left of the request; a server that no longer reads it is no error.
+    /// Sends the rest of the request. A server that stops reading it is not an error.
     fn poll_send_rest(&mut self, cx: &mut Context<'_>) -> Result<(), Interrupted> {
         let (Some(connection), Some(sending)) = (&mut self.connection, &mut self.sending) else {
             return Ok(());

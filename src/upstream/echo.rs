@@ -1,6 +1,6 @@
-//! `builtin:echo`: an upstream without an origin. It answers with the request head exactly as a server would have
-//! received it, followed by the request body, so that a new configuration can be tried on a machine that has nothing
-//! else. The body is streamed, not collected.
+//! `builtin:echo`: an upstream without an origin. It answers with the request head exactly as a
+//! server would receive it, followed by the request body. You can try a new configuration on a
+//! machine without servers. The body is streamed, not buffered.
 
 use std::{
     pin::Pin,
@@ -13,7 +13,7 @@ use http_body::{Body, Frame, SizeHint};
 
 use super::headers::{self, Outbound};
 
-/// Answers `request` with itself.
+/// Answers `request` with its own head and body.
 pub(super) fn respond<B>(request: &Outbound<'_>, body: Option<B>) -> Response<EchoBody<B>> {
     let mut head = BytesMut::with_capacity(512);
     headers::write_head(&mut head, request, request.host.as_bytes());

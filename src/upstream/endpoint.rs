@@ -1,7 +1,7 @@
-//! How one server is reached: a TCP connection to one of its addresses, TLS over it, or a Unix socket.
+//! Connects to one server: TCP to one of its addresses, TLS over it, or a Unix socket.
 //!
-//! A certificate is always verified: against the CA that the configuration names, and no other, or against those of the
-//! system. Sessions are resumed; all workers share what is needed for that.
+//! Certificates are always verified: against the configured CA only, or else the system's. TLS
+//! sessions are resumed; all workers share their cache.
 
 use std::{io, net::SocketAddr, path::PathBuf, sync::Arc};
 
@@ -19,29 +19,27 @@ use tokio_rustls::TlsConnector;
 
 use super::{Scheme, Server, Settings, UpstreamError, resolve::Addresses, stream::Stream};
 
-/// How servers prove who they are.
+/// How to verify the certificates of servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// Whom to believe; `None` is whom the system believes.
+    /// Trusted CAs; `None` for those of the system.
     pub ca: Option<Vec<CertificateDer<'static>>>,
-    /// The name in the certificate; `None` is the server's own.
+    /// Expected name in the certificate; `None` for the server's own.
     pub server_name: Option<ServerName<'static>>,
 }
 
 /// Why TLS to an upstream cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// Mostly: the system has no certificates.
-    #[error(
-        "the certificates that the system trusts cannot be used: {0}; install them, or name a tls_ca"
-    )]
+    /// Usually: the system has no certificates.
+    #[error("cannot load the system's CA certificates: {0}; install them, or set tls_ca")]
     System(rustls::Error),
-    /// A CA, or a name, that the compiler should have refused.
+    /// An invalid CA or name, which the config compiler should have rejected.
     #[error("{0}")]
     Unfit(String),
 }
 
-/// One server, as all workers and the checks of its health reach it.
+/// One server, as reached by all workers and health checks.
 #[derive(Debug)]
 pub(super) enum Endpoint {
     Tcp {
@@ -49,7 +47,7 @@ pub(super) enum Endpoint {
         tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
     },
     Unix(PathBuf),
-    /// It is in this process.
+    /// In this process.
     Echo,
 }
 
@@ -88,7 +86,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether it is still at this address.
+    /// Whether the server still has this address.
     pub(super) fn has(&self, address: SocketAddr) -> bool {
         match self {
             Self::Tcp { addresses, .. } => addresses.has(address),
@@ -96,7 +94,7 @@ impl Endpoint {
         }
     }
 
-    /// Opens a connection until `give_up`; with the address that it leads to.
+    /// Connects before `give_up`; returns the address as well.
     pub(super) async fn connect(
         &self,
         give_up: Instant,
@@ -147,7 +145,7 @@ impl Endpoint {
     }
 }
 
-/// What the connections of an upstream have in common; `None` where no server of it speaks TLS.
+/// TLS configuration shared by the upstream's connections; `None` if no server uses TLS.
 pub(super) fn tls_config(settings: &Settings) -> Result<Option<Arc<ClientConfig>>, TlsError> {
     let speaks_tls = |server: &Server| {
         matches!(

@@ -1,8 +1,8 @@
-//! One exchange over one connection: the request goes out, the response head comes back.
+//! One exchange over one HTTP/1.1 connection: sends the request, receives the response head.
 //!
-//! It runs inline in the request's task. The head and the first bytes of the body leave in one write; after that the
-//! body is sent as the client delivers it and the server takes it, while the response is awaited: a server may answer
-//! before it has read the request.
+//! Runs inline in the request's task. The head and the first body bytes leave in one write. The
+//! rest of the body is then sent as the client delivers it and the server accepts it. The response
+//! is awaited meanwhile, as a server may answer before it has read the request.
 
 use std::{
     future::poll_fn,
@@ -27,7 +27,8 @@ use super::{
     websocket,
 };
 
-/// Sends, and waits for the head of the final response. Interim responses are passed on as they come.
+/// Sends a request and waits for the final response head. Interim responses are forwarded as they
+/// arrive.
 pub(super) async fn exchange<B>(
     connection: Box<Connection>,
     sending: Sending<B>,
@@ -69,14 +70,15 @@ where
     Ok(response)
 }
 
-/// An exchange without a response. Dropped like this, it is abandoned: the server may be working on it.
+/// An exchange without a response. Dropping it abandons the exchange, as the server may be working
+/// on it.
 struct Unanswered<'a, B> {
-    /// `None` once there is a response, or the server has ended the connection.
+    /// `None` once there is a response, or the server has closed the connection.
     connection: Option<Box<Connection>>,
-    /// `None` once all is sent that will be.
+    /// `None` once sending has finished or stopped.
     sending: Option<Sending<B>>,
-    /// Whether the exchange cannot be completed: the server does not read the request to its end, the client does not
-    /// deliver it, or what the server sends is no response.
+    /// Whether the exchange can no longer complete: the server stopped reading, the client stopped
+    /// sending, or the response is invalid.
     is_spoilt: bool,
     request: &'a Outbound<'a>,
     timeout: Duration,
@@ -100,7 +102,7 @@ impl<B: Body<Data = Bytes> + Unpin> Unanswered<'_, B> {
                 Err(error) => error,
             },
             Poll::Ready(Err(error)) => error,
-            // a client that is slow with its body is not the server's fault: the listener watches that
+            // a slow client body is not the server's fault: the listener bounds it
             Poll::Pending
                 if self
                     .sending
@@ -122,7 +124,7 @@ impl<B: Body<Data = Bytes> + Unpin> Unanswered<'_, B> {
         Poll::Ready(Err(error.into()))
     }
 
-    /// Sends what the server takes. Ready with what goes wrong on the client's side.
+    /// Sends as much as the server accepts. Ready with an error of the client's side.
     fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), B::Error>> {
         let (Some(connection), Some(rest)) = (&mut self.connection, &mut self.sending) else {
             return Poll::Pending;
@@ -137,7 +139,8 @@ impl<B: Body<Data = Bytes> + Unpin> Unanswered<'_, B> {
             }
             Poll::Ready(Err(SendError::Body(error))) => return Poll::Ready(Err(error)),
             Poll::Ready(Err(SendError::Write(error))) => {
-                // the server may have answered before it stopped reading: look for that answer first
+                // the server may have answered before it stopped reading: look for that response
+                // first
                 tracing::debug!(%error, "the server stopped reading the request");
                 self.sending = None;
                 self.is_spoilt = true;
@@ -154,7 +157,7 @@ impl<B: Body<Data = Bytes> + Unpin> Unanswered<'_, B> {
 }
 
 impl<B> Unanswered<'_, B> {
-    /// Only what has ended has no connection.
+    /// Only an ended exchange has no connection.
     fn ended(&self) -> UpstreamError {
         UpstreamError::Closed(io::ErrorKind::NotConnected.into())
     }
@@ -176,7 +179,7 @@ impl<B> Drop for Unanswered<'_, B> {
     }
 }
 
-/// What came of the body together with the head: where that breaks the rules, nothing has been passed on yet.
+/// Checks the body bytes that came with the head, while the response can still be refused.
 fn check_body(head: &ResponseHead, inbox: &[u8]) -> Result<(), UpstreamError> {
     match &head.framing {
         Framing::Chunked(chunks) => chunks.check(inbox).map_err(UpstreamError::Protocol),
@@ -184,7 +187,7 @@ fn check_body(head: &ResponseHead, inbox: &[u8]) -> Result<(), UpstreamError> {
     }
 }
 
-/// Interim responses (100, 103, …) that may precede the final one.
+/// Most interim responses (100, 103, …) before the final one.
 pub(super) const MAX_INTERIM: u8 = 32;
 
 fn poll_head(
@@ -209,7 +212,8 @@ fn poll_head(
                 return Poll::Ready(Err(UpstreamError::Protocol("too many interim responses")));
             }
             if request.pass_on(head.status, &head.headers) {
-                // it leaves when this task has nothing else to do, which may be while the final one is here already
+                // the client writes it once this task yields, and the final response may already be
+                // here
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
@@ -223,19 +227,19 @@ fn poll_head(
         return Poll::Ready(Err(if connection.inbox.is_empty() {
             UpstreamError::Closed(lost)
         } else {
-            UpstreamError::Protocol("the head is cut short")
+            UpstreamError::Protocol("the head is incomplete")
         }));
     }
 }
 
-/// A 101 counts only where it was asked for, and where the server proves that it has read what was asked.
+/// Accepts a 101 only if the request asked for it and the server proves that it read the handshake.
 fn switched(head: ResponseHead, request: &Outbound<'_>) -> Result<ResponseHead, UpstreamError> {
     let key = request
         .headers
         .get(SEC_WEBSOCKET_KEY)
         .filter(|_| request.websocket);
     let Some(key) = key else {
-        return Err(UpstreamError::Protocol("it switches protocols unasked"));
+        return Err(UpstreamError::Protocol("it switches protocols unrequested"));
     };
     if !head.to_websocket || !websocket::accepts(&head.headers, key.as_bytes()) {
         return Err(UpstreamError::Protocol(

@@ -1,11 +1,13 @@
-//! What all workers know of an upstream together: which of its servers may be asked, and how busy each is.
+//! The state of an upstream that all workers share: which servers are available, and how busy each
+//! is.
 //!
-//! A server is passed over while its active checks fail, or while it is ejected (its `Fuse` has blown). Two rules keep
-//! that from making things worse: the last server that may be asked is never ejected, and when none may be asked, all
-//! are, since a guess is better than a certain refusal. Only connections that fail, time out or break off count, never a
-//! status: else one client with one request that breaks an origin could eject every server.
+//! A server is unavailable while its active checks fail, or while it is ejected (its circuit
+//! breaker is open). Two rules prevent harm: the last available server is never ejected, and if
+//! none is available, all are tried, as a guess beats a certain failure. Only failed connections,
+//! timeouts and broken responses count, never a status. Otherwise one client could eject every
+//! server with a request that makes an origin fail.
 //!
-//! Everything is atomic; the lock is taken only when a server's state changes.
+//! All state is atomic; the lock is taken only when a server's state changes.
 
 use std::sync::{
     Mutex, MutexGuard, PoisonError,
@@ -23,12 +25,12 @@ use super::{
 };
 use crate::telemetry::handles::UpstreamMetrics;
 
-/// One upstream as all workers share it.
+/// The shared state of one upstream.
 #[derive(Debug)]
 pub struct Fleet {
     settings: Settings,
     members: Vec<Member>,
-    /// Blown: the whole upstream is refused.
+    /// Open: the whole upstream is refused.
     breaker: Fuse,
     metrics: UpstreamMetrics,
     epoch: Instant,
@@ -38,25 +40,25 @@ pub struct Fleet {
 /// One server.
 #[derive(Debug)]
 struct Member {
-    /// As in the configuration.
+    /// Name in the configuration.
     name: String,
     seed: u64,
     endpoint: Endpoint,
     /// Its active checks fail.
     is_unhealthy: AtomicBool,
-    /// Blown: it is ejected.
+    /// Open: the server is ejected.
     ejection: Fuse,
     outstanding: Padded<AtomicUsize>,
     healthy: Gauge,
 }
 
-/// On a cache line of its own: every worker writes it for every request.
+/// On its own cache line: every worker writes it for every request.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Padded<T>(T);
 
 impl Fleet {
-    /// Every server counts as healthy until it is known not to be. Opens no connection.
+    /// Assumes every server healthy until a check fails. Opens no connection.
     pub fn new(settings: Settings, metrics: UpstreamMetrics) -> Result<Self, TlsError> {
         let mut outlier = settings.outlier;
         if settings.servers.len() == 1 {
@@ -87,17 +89,17 @@ impl Fleet {
         })
     }
 
-    /// The settings that it was made from.
+    /// The settings of the upstream.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// What it counts.
+    /// Its metrics.
     pub fn metrics(&self) -> &UpstreamMetrics {
         &self.metrics
     }
 
-    /// A server as the configuration names it.
+    /// Name of a server in the configuration.
     pub fn server_name(&self, server: usize) -> &str {
         &self.members[server].name
     }
@@ -106,7 +108,7 @@ impl Fleet {
         &self.members[server].endpoint
     }
 
-    /// Whether the upstream may be asked at all.
+    /// Whether the circuit breaker of the upstream lets a request pass.
     pub(super) fn enter(&self, now: Instant) -> Result<(), UpstreamError> {
         if self.breaker.is_whole() {
             return Ok(());
@@ -121,13 +123,14 @@ impl Fleet {
         Err(broken)
     }
 
-    /// Whether a server that was chosen takes the request. Of several workers that would end its ejection, one may.
+    /// Whether the chosen server accepts the request. If it is ejected and a trial is due, one
+    /// worker gets it.
     pub(super) fn enter_server(&self, server: usize, now: Instant) -> bool {
         let ejection = &self.members[server].ejection;
         ejection.is_whole() || ejection.enter(self.milliseconds(now))
     }
 
-    /// Counts a request as being in flight at a server.
+    /// Counts a request in flight at a server.
     pub(super) fn begin(&self, server: usize) {
         self.members[server].outstanding.0.fetch_add(1, Relaxed);
     }
@@ -158,7 +161,7 @@ impl Fleet {
         }
     }
 
-    /// The server did not answer. Counts it, and ejects the server where it is one too many.
+    /// The server did not answer. Counts the failure, and ejects the server at the threshold.
     pub(super) fn failed(&self, server: usize, error: &UpstreamError) {
         self.count(error);
         if !error.is_the_servers() {
@@ -171,11 +174,11 @@ impl Fleet {
         if self.breaker.failed() && self.breaker.blow(now_ms) {
             let upstream = &self.settings.name;
             let (failures, retry) = (self.settings.breaker.failures, self.settings.breaker.pause);
-            tracing::warn!(upstream, failures, ?retry, %error, "the upstream keeps failing: the circuit is open, its requests are answered 503");
+            tracing::warn!(upstream, failures, ?retry, %error, "the upstream keeps failing; its circuit breaker opens and its requests get 503");
         }
     }
 
-    /// The checks of a server have come to another finding: what is wrong with it, or that nothing is.
+    /// The health of a server changed: `problem` is its failure, `None` if it recovered.
     pub(super) fn found(&self, server: usize, problem: Option<&str>) {
         let _changing = self.lock();
         let member = &self.members[server];
@@ -216,7 +219,7 @@ impl Fleet {
         member.show();
         let (upstream, server) = (&self.settings.name, &member.name);
         let rating = member.ejection.rating();
-        tracing::warn!(upstream, server, failures = rating.failures, eject_for = ?rating.pause, %error, "a server keeps failing: it is ejected");
+        tracing::warn!(upstream, server, failures = rating.failures, eject_for = ?rating.pause, %error, "ejecting a server that keeps failing");
     }
 
     fn count(&self, error: &UpstreamError) {
@@ -238,7 +241,7 @@ impl Fleet {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// On a clock that never stands at zero.
+    /// Milliseconds on a clock that is never zero.
     fn milliseconds(&self, at: Instant) -> u64 {
         let since = at.saturating_duration_since(self.epoch).as_millis();
         u64::try_from(since + 1).unwrap_or(u64::MAX)
@@ -256,14 +259,14 @@ impl Member {
     }
 }
 
-/// The servers that one request may still be sent to.
+/// The servers that may still receive this request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Open<'a> {
     pub(super) fleet: &'a Fleet,
-    /// Servers that have failed it already.
+    /// Servers that have already failed it.
     pub(super) tried: &'a [usize],
     pub(super) now: Instant,
-    /// Where none is in service: all of them.
+    /// No server is in service: all may be tried.
     pub(super) regardless: bool,
 }
 

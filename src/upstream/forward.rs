@@ -1,18 +1,20 @@
-//! One request, sent to one server after another until one answers, as far as that is safe and can be afforded.
+//! Forwards one request: tries servers until one answers, as far as retries are safe and
+//! affordable.
 //!
 //! ```text
 //! circuit closed? ─▶ choose a server ─▶ exchange ─▶ its response
 //!      │                   ▲               │
-//!     503                  └── failed, and may be asked elsewhere: another server, at most `retries` times
+//!     503                  └── failed and retryable: another server, at most `retries` times
 //! ```
 //!
-//! What may be asked again (RFC 9110 §9.2.2), always before any byte of a response:
-//! - on the same server, once: a request on a kept connection that the server closed in the very moment of its reuse, if
-//!   its method is idempotent and it has no body;
-//! - on another server: the same, and any request of which nothing has left yet, because no connection could be had.
+//! Retries happen only before the first byte of a response (RFC 9110 §9.2.2):
+//! - on the same server, once: the server closed a reused connection just as the request was sent.
+//!   The method must be idempotent and the request must have no body.
+//! - on another server: the same, and any request of which nothing was sent because no connection
+//!   could be opened.
 //!
-//! A request that was sent and not answered in time is not sent again: whoever waits has waited long enough, and what is
-//! slow once is slow twice. Retries come out of a [budget](super::retry).
+//! A request that was sent and timed out is not retried: the client has waited long enough, and the
+//! next server would probably be as slow. Retries come out of a [budget](super::retry).
 
 use std::rc::Rc;
 
@@ -36,38 +38,38 @@ use super::{
 /// The response of a server.
 #[derive(Debug)]
 pub struct Answered<B> {
-    /// The body still to be read.
+    /// The response; its body is still to be read.
     pub response: Response<Answer<B>>,
-    /// Which server gave it.
+    /// The server that answered.
     pub server: usize,
 }
 
 /// The body of a response.
 #[derive(Debug)]
 pub enum Answer<B> {
-    /// Over a connection of its own.
+    /// Over its own connection.
     Remote(ResponseBody<B>),
-    /// Over a stream of a connection.
+    /// Over an HTTP/2 stream.
     Stream(Box<StreamBody<B>>),
-    /// The built-in server's.
+    /// From the built-in server.
     Echo(EchoBody<B>),
 }
 
-/// There is no response to pass on.
+/// A request without a response to forward.
 #[derive(Debug)]
 pub struct Unanswered<E> {
-    /// The server that was asked last.
+    /// The last server tried.
     pub server: Option<usize>,
-    /// Why not.
+    /// The cause.
     pub failed: Failed<E>,
 }
 
-/// Why there is no response to pass on.
+/// Why there is no response to forward.
 #[derive(Debug)]
 pub enum Failed<E> {
     /// The server's side.
     Upstream(UpstreamError),
-    /// The client's side: its body failed before the response began.
+    /// The client's side: its body failed before the response.
     RequestBody(E),
 }
 
@@ -77,8 +79,8 @@ impl<E> From<UpstreamError> for Failed<E> {
     }
 }
 
-/// Sends the request to a server of the upstream and returns its response, the body still to be read. `body` is the request's,
-/// where it has one.
+/// Sends the request to a server of the upstream and returns the response, whose body is still to
+/// be read. `body` is that of the request, if any.
 pub async fn forward<B>(
     upstream: &Upstream,
     request: &Outbound<'_>,
@@ -139,7 +141,7 @@ where
 }
 
 impl Upstream {
-    /// The server that a request is sent to first.
+    /// Chooses the first server.
     fn choose(&self, request: &Outbound<'_>, now: Instant) -> usize {
         if self.pools.len() == 1 {
             return 0;
@@ -161,7 +163,7 @@ impl Upstream {
         })
     }
 
-    /// A server in service that has not failed the request, if there is one and the retry can be afforded.
+    /// Another server in service that has not failed the request, if the retry budget allows.
     fn choose_another(
         &self,
         request: &Outbound<'_>,
@@ -186,7 +188,7 @@ impl Upstream {
     }
 
     fn choose_in_service(&self, open: Open<'_>, request: &Outbound<'_>) -> Option<usize> {
-        // another worker may get the trial of a server that is ejected; then it is no longer open
+        // another worker may win the trial of an ejected server, which is then no longer available
         (0..self.pools.len()).find_map(|_| {
             let server = if open.tried.is_empty() {
                 self.balancer.choose(&open, request.client)?
@@ -197,7 +199,7 @@ impl Upstream {
         })
     }
 
-    /// One server, one exchange; and a second one where a kept connection turned out to be dead.
+    /// One exchange with one server, plus a second one if the reused connection was dead.
     async fn attempt<B>(
         &self,
         server: usize,
@@ -215,7 +217,7 @@ impl Upstream {
             return Ok(response.map(Answer::Echo));
         }
         if pool.server().speaks_http2() {
-            // boxed, here and below, so that a request keeps room for what is usual
+            // boxed, here and below, so that a request's future is sized for the usual case
             let response = Box::pin(self.attempt_http2(pool, request, unsent, is_repeatable));
             return Ok(response.await?.map(|body| Answer::Stream(Box::new(body))));
         }
@@ -240,7 +242,7 @@ impl Upstream {
         }
     }
 
-    /// What the first server would be told as `Host`. For explaining.
+    /// `Host` for the first server, for `explain`.
     pub fn first_host<'a>(&'a self, asked: &'a str) -> &'a [u8] {
         match &*self.pools[0] {
             pool if matches!(pool.server(), Server::Echo) => asked.as_bytes(),
@@ -248,7 +250,8 @@ impl Upstream {
         }
     }
 
-    /// The same over HTTP/2: a second one where the line turned out to be dead, or the server would not look at the first.
+    /// The same over HTTP/2. A second exchange follows if the connection was dead or the server
+    /// refused the stream unprocessed.
     async fn attempt_http2<B>(
         &self,
         pool: &Rc<ServerPool>,
@@ -280,10 +283,10 @@ impl Upstream {
         }
     }
 
-    /// What the server is told as `Host`.
+    /// The `Host` field for a server.
     fn host_for<'a>(&'a self, pool: &'a ServerPool, asked: &'a str) -> &'a [u8] {
         match &self.fleet.settings().host {
-            // only an HTTP/1.0 client asks for no host; HTTP/1.1 must name one
+            // only an HTTP/1.0 client sends no host; HTTP/1.1 requires one
             HostHeader::Preserve if asked.is_empty() => pool.authority().as_bytes(),
             HostHeader::Preserve => asked.as_bytes(),
             HostHeader::Server => pool.authority().as_bytes(),
@@ -300,7 +303,7 @@ fn is_idempotent(method: &Method) -> bool {
     )
 }
 
-/// How a request with this body is framed towards the server.
+/// Framing of the request body towards the server.
 pub fn body_framing<B: Body>(method: &Method, body: &B) -> BodyFraming {
     match body.size_hint().exact() {
         Some(0) if matches!(*method, Method::POST | Method::PUT | Method::PATCH) => {

@@ -1,8 +1,9 @@
-//! Where a response from a server begins and ends (RFC 9112 §6.3, §7.1), read strictly.
+//! Strict parser for HTTP/1.1 responses: where each begins and ends (RFC 9112 §6.3, §7.1).
 //!
-//! A response whose length could be understood in two ways is refused: `Content-Length` beside
-//! `Transfer-Encoding`, differing lengths, a coding other than one `chunked`. Chunk sizes are hexadecimal digits that
-//! fit 64 bits, lines end in CR LF and nothing else, extensions are dropped. Every size has a bound, named here.
+//! A response of ambiguous length is refused: `Content-Length` beside `Transfer-Encoding`,
+//! differing lengths, a coding other than one `chunked`. Chunk sizes are hexadecimal digits that
+//! fit 64 bits. Lines end in CR LF only. Chunk extensions are dropped. Every size has a bound,
+//! named here.
 
 use std::{mem::MaybeUninit, ops::Range};
 
@@ -15,52 +16,53 @@ use http::{
 
 use super::{SpareTable, UpstreamError, headers};
 
-/// Bytes of a response head.
+/// Most bytes of a response head.
 pub const MAX_HEAD_BYTES: usize = 64 * 1024;
-/// Fields of a response head or of trailers.
+/// Most fields of a response head or of trailers.
 pub(super) const MAX_FIELDS: usize = 128;
-/// Bytes of one chunk-size line with its extensions.
+/// Most bytes of one chunk-size line with its extensions.
 const MAX_CHUNK_LINE_BYTES: usize = 4 * 1024;
-/// Bytes of the trailer section.
+/// Most bytes of the trailer section.
 const MAX_TRAILER_BYTES: usize = 16 * 1024;
 
-/// A response head, and how its body ends.
+/// A response head, and the framing of its body.
 #[derive(Debug)]
 pub struct ResponseHead {
     /// 100 to 599.
     pub status: StatusCode,
-    /// End-to-end fields: what concerned only the server's connection is gone.
+    /// End-to-end fields; hop-by-hop fields are removed.
     pub headers: HeaderMap,
-    /// How the body ends.
+    /// Framing of the body.
     pub framing: Framing,
-    /// Whether the server keeps the connection open after it.
+    /// Whether the server keeps the connection open.
     pub keep_alive: bool,
-    /// Whether it is a 101 that says it speaks WebSocket from here on.
+    /// Whether it is a 101 that switches to WebSocket.
     pub to_websocket: bool,
 }
 
-/// How a body ends.
+/// How the end of a body is found.
 #[derive(Debug)]
 pub enum Framing {
-    /// There is none, whatever the fields say.
+    /// No body, whatever the fields say.
     Empty,
-    /// After so many more bytes.
+    /// This many more bytes.
     Length(u64),
-    /// With its last chunk.
+    /// The last chunk.
     Chunked(Chunks),
-    /// When the server closes.
+    /// The end of the connection.
     UntilClose,
-    /// There is none: behind the head the connection speaks another protocol.
+    /// No body: the connection speaks another protocol after the head.
     Switched,
 }
 
-/// Takes a complete head off the inbox; `None` while it is incomplete. `to_head`: the request was a HEAD.
+/// Removes a complete head from the inbox; `None` while it is incomplete. `to_head`: the request
+/// method was HEAD.
 pub fn take_head(
     inbox: &mut BytesMut,
     to_head: bool,
     spare: &SpareTable,
 ) -> Result<Option<ResponseHead>, UpstreamError> {
-    // room that nobody clears: it is larger than all else that a head takes
+    // left uninitialized: clearing it would cost more than the rest of this function
     let mut room = [const { MaybeUninit::uninit() }; MAX_FIELDS];
     let mut parsed = httparse::Response::new(&mut []);
     let parser = httparse::ParserConfig::default();
@@ -79,15 +81,15 @@ pub fn take_head(
         ));
     }
     let status = StatusCode::from_u16(code)
-        .map_err(|_| UpstreamError::Protocol("the status is not a status"))?;
+        .map_err(|_| UpstreamError::Protocol("the status code is invalid"))?;
     let http11 = parsed.version == Some(1);
-    // where each field lies in the inbox, so that the values can share the head's memory
+    // the byte ranges of the fields in the inbox, so that values can share the head's memory
     let base = inbox.as_ptr() as usize;
     let place = |part: &[u8]| {
         let start = part.as_ptr() as usize - base;
         start..start + part.len()
     };
-    // pushed one by one: what `collect` returns is moved with all of its room
+    // pushed one by one: `collect` would move the whole array
     let mut places = ArrayVec::<(Range<usize>, Range<usize>), MAX_FIELDS>::new();
     for field in parsed.headers.iter() {
         places.push((place(field.name.as_bytes()), place(field.value)));
@@ -95,15 +97,15 @@ pub fn take_head(
     let head = inbox.split_to(length).freeze();
     let mut hop = Hop::default();
     let mut stated = None;
-    // with room for ours
+    // with capacity for the gateway's fields
     let mut headers = spare.take(places.len() + OURS);
     for (name, value) in &places {
         let name = HeaderName::from_bytes(&head[name.clone()])
-            .map_err(|_| UpstreamError::Protocol("a field has no valid name"))?;
+            .map_err(|_| UpstreamError::Protocol("a field name is invalid"))?;
         let value = HeaderValue::from_maybe_shared(head.slice(value.clone()))
-            .map_err(|_| UpstreamError::Protocol("a field has no valid value"))?;
+            .map_err(|_| UpstreamError::Protocol("a field value is invalid"))?;
         if hop.take(&name, &value) {
-            // here it is for the client: what it has to speak instead (RFC 9110 §15.5.22)
+            // end-to-end here: it names the protocol that the client must use (RFC 9110 §15.5.22)
             if status == StatusCode::UPGRADE_REQUIRED && name == UPGRADE {
                 headers.append(name, value);
             }
@@ -111,7 +113,7 @@ pub fn take_head(
         }
         if name == CONTENT_LENGTH {
             if stated.is_some() {
-                // several equal lines become one
+                // equal lines become one
                 same_length(headers.get(CONTENT_LENGTH), &value)?;
                 continue;
             }
@@ -135,10 +137,10 @@ pub fn take_head(
     }))
 }
 
-/// Fields that a response usually gets from the gateway.
+/// Fields that the gateway usually adds to a response.
 const OURS: usize = 6;
 
-/// What a response says of the server's connection, which is not passed on.
+/// Hop-by-hop information of a response, which is not forwarded.
 #[derive(Debug, Default)]
 struct Hop {
     /// `Connection: close`.
@@ -147,16 +149,16 @@ struct Hop {
     upgrades: bool,
     /// Other fields that `Connection` names.
     named: Vec<HeaderName>,
-    /// Lines of `Upgrade`, and whether the first is a WebSocket's.
+    /// Number of `Upgrade` lines, and whether the first is WebSocket.
     protocols: usize,
     websocket: bool,
-    /// Lines of `Transfer-Encoding`, and whether the first is one `chunked`.
+    /// Number of `Transfer-Encoding` lines, and whether the first is exactly `chunked`.
     codings: usize,
     chunked: bool,
 }
 
 impl Hop {
-    /// Takes a field up that concerns the connection; `false` where it is one that goes on.
+    /// Records a hop-by-hop field; `false` if the field is end-to-end.
     fn take(&mut self, name: &HeaderName, value: &HeaderValue) -> bool {
         if !headers::is_hop_by_hop_in_responses(name) {
             return false;
@@ -197,7 +199,7 @@ impl Hop {
     }
 }
 
-/// RFC 9112 §6.3, refusing where the RFC lets us choose.
+/// RFC 9112 §6.3; refuses the response wherever the RFC allows a choice.
 fn framing(
     headers: &mut HeaderMap,
     hop: &Hop,
@@ -223,7 +225,7 @@ fn framing(
         }
     }
     if status.is_informational() || status == StatusCode::NO_CONTENT {
-        // neither field may stand here (RFC 9110 §8.6), so neither goes on
+        // neither field is allowed here (RFC 9110 §8.6), so both are removed
         headers.remove(CONTENT_LENGTH);
         return Ok(Framing::Empty);
     }
@@ -238,7 +240,7 @@ fn framing(
     })
 }
 
-/// The one length that every `Content-Length` line states; several equal lines become one.
+/// The length that all `Content-Length` lines state; equal lines become one.
 pub(super) fn content_length(headers: &mut HeaderMap) -> Result<Option<u64>, UpstreamError> {
     let mut lines = headers.get_all(CONTENT_LENGTH).iter();
     let Some(first) = lines.next() else {
@@ -265,17 +267,17 @@ fn length_of(line: &HeaderValue) -> Result<u64, UpstreamError> {
     });
     length
         .filter(|_| digits.len() > 0)
-        .ok_or(UpstreamError::Protocol("Content-Length is not a length"))
+        .ok_or(UpstreamError::Protocol("Content-Length is invalid"))
 }
 
 fn same_length(first: Option<&HeaderValue>, line: &HeaderValue) -> Result<(), UpstreamError> {
     match first == Some(line) {
         true => Ok(()),
-        false => Err(UpstreamError::Protocol("differing Content-Length")),
+        false => Err(UpstreamError::Protocol("Content-Length lines differ")),
     }
 }
 
-/// A chunked body as it arrives (RFC 9112 §7.1).
+/// Incremental decoder of a chunked body (RFC 9112 §7.1).
 #[derive(Debug, Default)]
 pub struct Chunks {
     state: ChunkState,
@@ -286,29 +288,29 @@ enum ChunkState {
     /// At the start of a chunk-size line.
     #[default]
     Size,
-    /// Inside a chunk's data, so many bytes left.
+    /// Inside a chunk's data: bytes left.
     Data(u64),
-    /// At the CR LF behind a chunk's data.
+    /// At the CR LF after a chunk's data.
     DataEnd,
     /// At the trailer section.
     Trailers,
-    /// Behind the end.
+    /// After the end.
     End,
 }
 
-/// What the decoder found.
+/// Output of the decoder.
 #[derive(Debug)]
 pub enum Piece {
-    /// Bytes of the body.
+    /// Body bytes.
     Data(Bytes),
-    /// The trailers; the body ends here.
+    /// The trailers, which end the body.
     Trailers(HeaderMap),
-    /// The body ends here.
+    /// The end of the body.
     End,
 }
 
 impl Chunks {
-    /// Whether the chunks that are in the inbox already break the rules. Takes nothing.
+    /// Validates the chunks already in the inbox, without consuming them.
     pub(super) fn check(&self, mut inbox: &[u8]) -> Result<(), &'static str> {
         if !matches!(self.state, ChunkState::Size) {
             return Ok(());
@@ -391,7 +393,7 @@ impl Chunks {
 
 const NO_CHUNK_END: &str = "a chunk's data does not end where its size says";
 
-/// The size that the inbox's first line states, and that line's length with its CR LF.
+/// The size in the inbox's first line, and the length of the line with its CR LF.
 fn size_line(inbox: &[u8]) -> Result<Option<(u64, usize)>, &'static str> {
     let seen = &inbox[..inbox.len().min(MAX_CHUNK_LINE_BYTES)];
     let Some(end) = seen.iter().position(|&byte| byte == b'\n') else {
@@ -412,7 +414,7 @@ fn size_line(inbox: &[u8]) -> Result<Option<(u64, usize)>, &'static str> {
         .iter()
         .take_while(|byte| byte.is_ascii_hexdigit())
         .count();
-    // white space may stand before an extension or the end (RFC 9112 §7.1.1), and nothing else
+    // only white space may precede an extension or the end of the line (RFC 9112 §7.1.1)
     let mut behind = line[digits..].iter();
     match behind.find(|byte| !matches!(byte, b' ' | b'\t')) {
         None | Some(b';') => {}
@@ -432,7 +434,8 @@ fn size_line(inbox: &[u8]) -> Result<Option<(u64, usize)>, &'static str> {
     Ok(Some((size, end + 1)))
 }
 
-/// The trailer section with the empty line that ends it; fields that may not stand there are dropped (RFC 9110 §6.5.1).
+/// Takes the trailer section with its final empty line; drops fields not allowed there (RFC 9110
+/// §6.5.1).
 fn take_trailers(inbox: &mut BytesMut) -> Result<Option<HeaderMap>, &'static str> {
     let Some((trailers, length)) = parse_trailers(inbox)? else {
         return Ok(None);
@@ -449,7 +452,7 @@ fn parse_trailers(inbox: &[u8]) -> Result<Option<(HeaderMap, usize)>, &'static s
     }
     let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
     let length = match httparse::parse_headers(inbox, &mut fields) {
-        // the parser takes a bare LF for the end of a line
+        // httparse accepts a bare LF as the end of a line
         Ok(httparse::Status::Complete((length, _))) if has_bare_lf(&inbox[..length]) => {
             return Err("a line of the trailers ends in a bare LF");
         }

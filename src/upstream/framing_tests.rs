@@ -1,10 +1,10 @@
-//! Responses whose end could be read in two ways are refused; every other is read to its end and no further.
+//! Responses of ambiguous length are refused; all others are read to their end and no further.
 
 use bytes::BytesMut;
 
 use super::*;
 
-/// Whether reading all of the inbox meets an error.
+/// Whether decoding the inbox fails.
 fn breaks_the_rules(inbox: &[u8]) -> bool {
     let (mut chunks, mut inbox) = (Chunks::default(), BytesMut::from(inbox));
     loop {
@@ -177,7 +177,7 @@ fn a_server_switches_to_websocket_once_and_to_nothing_else() {
     assert!(!whole(&ok(&format!("{upgrade}{connection}"))).to_websocket);
 }
 
-/// The body, the trailers, and what is left behind them.
+/// The body, the trailers, and the bytes left after them.
 type Decoded = (Vec<u8>, Option<HeaderMap>, Vec<u8>);
 
 /// Feeds the bytes in pieces of `step`.

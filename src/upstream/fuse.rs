@@ -1,35 +1,35 @@
-//! A fuse: it blows after so many failures in a row, and from then on lets one request through for each pause, to see.
+//! Circuit breaker: opens after consecutive failures; half-open admits one trial per pause.
 //!
 //! ```text
-//! whole ──failures in a row──▶ blown ──pause──▶ one trial ──answered──▶ whole
-//!                                ▲                  │
-//!                                └───── failed ─────┘
+//! closed ──consecutive failures──▶ open ──pause──▶ half-open: one trial ──answered──▶ closed
+//!                                   ▲                   │
+//!                                   └───── failed ──────┘
 //! ```
 //!
-//! Ejecting one server and breaking the circuit of a whole upstream are this same thing. All workers share a fuse; while
-//! it is whole and nothing fails, it is only read. A trial that never ends (its client left) is followed by another
-//! after the same pause. Times are milliseconds on a clock of the caller's that never stands at zero.
+//! Ejects a single server or refuses a whole upstream. All workers share it. While it is closed and
+//! no request fails, it is only read. If a trial never ends (its client left), another follows
+//! after the same pause. Times are milliseconds on a clock of the caller that is never zero.
 
 use std::{
     sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
 
-/// When a fuse blows, and for how long.
+/// When a circuit breaker opens, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rating {
-    /// Failures in a row; 0 is a fuse that never blows.
+    /// Consecutive failures; 0 disables it.
     pub failures: u32,
-    /// Until a trial, and between trials.
+    /// Time until the first trial, and between trials.
     pub pause: Duration,
 }
 
 #[derive(Debug)]
 pub(super) struct Fuse {
     rating: Rating,
-    /// In a row.
+    /// Consecutive.
     failures: AtomicU32,
-    /// 0 while it is whole, else when the next trial may begin.
+    /// 0 while closed; otherwise when the next trial may begin.
     trial_at_ms: AtomicU64,
 }
 
@@ -50,12 +50,13 @@ impl Fuse {
         self.trial_at_ms.load(Relaxed) == 0
     }
 
-    /// How long nothing passes; zero where it is whole or a trial is due.
+    /// Time until the next trial; zero if closed or if a trial is due.
     pub(super) fn blocked_for(&self, now_ms: u64) -> Duration {
         Duration::from_millis(self.trial_at_ms.load(Relaxed).saturating_sub(now_ms))
     }
 
-    /// Lets a request pass, as the trial where one is due. Of several workers that ask at once one gets the trial.
+    /// Whether a request may pass, as the trial if one is due. Only one of several concurrent
+    /// workers gets the trial.
     pub(super) fn enter(&self, now_ms: u64) -> bool {
         let due = self.trial_at_ms.load(Relaxed);
         if due == 0 {
@@ -69,7 +70,7 @@ impl Fuse {
                 .is_ok()
     }
 
-    /// An answer came. True when that makes it whole again.
+    /// Records a success. `true` if it closes the breaker.
     pub(super) fn succeeded(&self) -> bool {
         if self.failures.load(Relaxed) != 0 {
             self.failures.store(0, Relaxed);
@@ -77,10 +78,11 @@ impl Fuse {
         !self.is_whole() && self.trial_at_ms.swap(0, Relaxed) != 0
     }
 
-    /// None came. True when that is one too many in a row: the caller may now [`blow`](Self::blow) it.
+    /// Records a failure. `true` if the threshold is reached: the caller may now
+    /// [`blow`](Self::blow) it.
     pub(super) fn failed(&self) -> bool {
         let rated = self.rating.failures;
-        // it stops counting where it is full, so that no flood of failures makes it turn over
+        // saturates, so that a flood of failures cannot overflow it
         let failures = self.failures.load(Relaxed).min(rated);
         if failures < rated {
             let failures = self.failures.fetch_add(1, Relaxed) + 1;
@@ -89,7 +91,7 @@ impl Fuse {
         rated != 0 && self.is_whole()
     }
 
-    /// True when it was whole until now.
+    /// Opens the breaker. `true` if it was closed until now.
     pub(super) fn blow(&self, now_ms: u64) -> bool {
         let next = self.pause_from(now_ms);
         self.trial_at_ms

@@ -1,8 +1,10 @@
-//! What the server is told: the client's end-to-end fields, and ours behind them (RFC 9110 §7.6).
+//! The request fields sent to a server: the client's end-to-end fields, then the gateway's (RFC
+//! 9110 §7.6).
 //!
-//! The order is what makes it safe: first everything goes that concerned only the client's connection, including each
-//! field that `Connection` names; then every field that only a trusted proxy may set; only then are ours written.
-//! A client can therefore neither forge nor remove what the gateway vouches for (CVE-2022-31813 and its kin).
+//! The order is a security property. First, all hop-by-hop fields are removed, including those that
+//! `Connection` names. Next, every field that only a trusted proxy may set is removed. Only then
+//! are the gateway's fields written. So a client can neither forge nor remove a field that the
+//! gateway vouches for (CVE-2022-31813 and similar).
 
 use std::{fmt::Write as _, net::IpAddr};
 
@@ -28,90 +30,91 @@ static PROXY_AUTHENTICATE: HeaderName = HeaderName::from_static("proxy-authentic
 static PROXY_AUTHORIZATION: HeaderName = HeaderName::from_static("proxy-authorization");
 static HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 
-/// The request as the gateway decided on it, and what it vouches for.
+/// A request after the decision, with the information that the gateway adds.
 #[derive(Debug)]
 pub struct Outbound<'a> {
     /// As received.
     pub method: &'a Method,
-    /// The normalised path with the query: exactly what was matched.
+    /// The normalized path with the query: exactly what was matched.
     pub target: &'a str,
-    /// How its body is framed towards the server.
+    /// Framing of the body towards the server.
     pub framing: BodyFraming,
-    /// As received; never changed.
+    /// As received, unchanged.
     pub headers: &'a HeaderMap,
-    /// The authority that the client asked for.
+    /// The authority in the client's request.
     pub host: &'a str,
-    /// `http` or `https`, as the client spoke to us.
+    /// `http` or `https`, as the client used.
     pub scheme: &'static str,
-    /// The version that the client spoke, for `Via`: `1.1`, `2.0`.
+    /// The client's HTTP version, for `Via`: `1.1`, `2.0`.
     pub via_version: &'static str,
-    /// Whom we counted.
+    /// The client identity that limits use.
     pub client: &'a Client<'a>,
     /// Fields that only a trusted proxy may set.
     pub managed: &'a ManagedFields,
-    /// Ours, or the trusted proxy's.
+    /// The gateway's request ID, or the trusted proxy's.
     pub request_id: &'a HeaderValue,
-    /// Our name in `Via`.
+    /// The gateway's name in `Via`.
     pub pseudonym: &'a str,
-    /// How important its route is, where that is not the usual.
+    /// Priority of its route, if not the default.
     pub priority: Option<&'static str>,
-    /// Limits that the request is over, though it was admitted.
+    /// Limits that the request exceeds, though it was admitted.
     pub over: &'a [&'a str],
-    /// Whether it is a valid handshake for WebSocket, to be passed on as one.
+    /// Whether it is a valid WebSocket handshake, to be forwarded as one.
     pub websocket: bool,
-    /// The span of ours that the server's is below; without one, what the client says of its trace passes as it came.
+    /// The gateway's span, parent of the server's. `None` forwards the client's trace context
+    /// unchanged.
     pub traced: Option<Continued<'a>>,
-    /// Who hears the server's interim responses, if the client knows of such.
+    /// Receives the server's interim responses, if the client supports them.
     pub hears: Option<&'a dyn Hears>,
-    /// Room for the response's fields.
+    /// Capacity for the response's fields.
     pub spare: &'a SpareTable,
-    /// Where the exchange goes if it is abandoned before there is a response; without one it is closed.
+    /// Keeps the exchange if it is abandoned before the response; `None` closes it.
     pub custody: Option<&'a Custody>,
 }
 
-/// A trace that goes on behind the gateway (W3C Trace Context §3).
+/// A trace that continues beyond the gateway (W3C Trace Context §3).
 #[derive(Clone, Copy, Debug)]
 pub struct Continued<'a> {
     /// The gateway's span.
     pub traceparent: &'a HeaderValue,
-    /// The trace begins here: what the client sent of another is not passed on.
+    /// The trace starts here: the client's trace context is not forwarded.
     pub is_root: bool,
 }
 
-/// Who hears the interim responses of a server (RFC 9110 §15.2).
+/// Receives the interim responses of a server (RFC 9110 §15.2).
 pub trait Hears: std::fmt::Debug {
-    /// Takes one up, to be passed on before the answer. `false` where there is no room for it.
+    /// Queues one for the client, before the final response. `false` if there is no room.
     fn hear(&self, status: StatusCode, headers: &HeaderMap) -> bool;
 }
 
 impl Outbound<'_> {
-    /// Passes an interim response on; `true` where that needs the caller to give way. A 100 answers what nobody asked: the
-    /// server is not told of `Expect`.
+    /// Forwards an interim response; `true` if the caller must yield for that. A 100 is dropped,
+    /// since the server never receives `Expect`.
     pub(super) fn pass_on(&self, status: StatusCode, headers: &HeaderMap) -> bool {
         let hears = self.hears.filter(|_| status != StatusCode::CONTINUE);
         hears.is_some_and(|hears| hears.hear(status, headers))
     }
 }
 
-/// How the request body is framed towards the server.
+/// Framing of the request body towards the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyFraming {
-    /// There is none, and the method does not announce one.
+    /// No body, and the method does not suggest one.
     None,
-    /// So many bytes.
+    /// A known length in bytes.
     Length(u64),
-    /// In chunks.
+    /// Chunked.
     Chunked,
 }
 
 impl BodyFraming {
-    /// Whether there is anything to send.
+    /// Whether there is a body to send.
     pub fn has_body(self) -> bool {
         !matches!(self, BodyFraming::None | BodyFraming::Length(0))
     }
 }
 
-/// Whether a field concerns one connection only (RFC 9110 §7.6.1). Cheap for the many that do not.
+/// Whether a field is hop-by-hop (RFC 9110 §7.6.1). Cheap for the common case.
 pub fn is_hop_by_hop(name: &HeaderName) -> bool {
     matches!(name.as_str().len(), 2 | 7 | 10 | 14..=19)
         && (name == CONNECTION
@@ -125,8 +128,8 @@ pub fn is_hop_by_hop(name: &HeaderName) -> bool {
             || name == HTTP2_SETTINGS)
 }
 
-/// Whether a field may stand in trailers: nothing that frames, routes, authenticates or that we vouch for, in any spelling that a
-/// server could take for such a field.
+/// Whether a field is allowed in trailers: none that frames, routes, authenticates or that the
+/// gateway vouches for, nor any spelling that a server could take for it.
 pub fn may_be_trailer(field: &HeaderName) -> bool {
     let name = field.as_str();
     if name.bytes().any(|byte| matches!(byte, b'_' | b'.')) {
@@ -166,7 +169,7 @@ fn is_harmless_trailer(name: &HeaderName) -> bool {
     !forbidden
 }
 
-/// Leaves what may stand in trailers.
+/// Keeps only the fields allowed in trailers.
 pub(super) fn retain_trailers(trailers: &mut HeaderMap) {
     let forbidden: Vec<HeaderName> = trailers
         .keys()
@@ -178,7 +181,7 @@ pub(super) fn retain_trailers(trailers: &mut HeaderMap) {
     }
 }
 
-/// Whether a list-valued field has this token, in any case.
+/// Whether a list-valued field contains this token, in any case.
 pub fn lists_token(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
     tokens(headers, name).any(|listed| listed.eq_ignore_ascii_case(token.as_bytes()))
 }
@@ -191,12 +194,12 @@ fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item =
         .map(<[u8]>::trim_ascii)
 }
 
-/// Whether a field of a response concerns the server's connection only. Cheap for the many that do not.
+/// Whether a field of a response is hop-by-hop. Cheap for the common case.
 pub(super) fn is_hop_by_hop_in_responses(name: &HeaderName) -> bool {
     matches!(name.as_str().len(), 2 | 7 | 10 | 16 | 17) && OF_A_CONNECTION.contains(&name)
 }
 
-/// What a response says of the server's connection.
+/// Hop-by-hop fields of responses.
 static OF_A_CONNECTION: [&HeaderName; 6] = [
     &CONNECTION,
     &KEEP_ALIVE,
@@ -206,7 +209,7 @@ static OF_A_CONNECTION: [&HeaderName; 6] = [
     &UPGRADE,
 ];
 
-/// Removes from a response what concerned only the server's connection.
+/// Removes the hop-by-hop fields of a response.
 pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
     if headers.contains_key(CONNECTION) {
         let named: Vec<HeaderName> = tokens(headers, &CONNECTION)
@@ -225,13 +228,14 @@ pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Whether `Connection` may name this field: it cannot remove what is end-to-end by nature (RFC 9110 §7.6.1).
+/// Whether `Connection` may name this field: it cannot remove a field that is always end-to-end
+/// (RFC 9110 §7.6.1).
 pub(super) fn may_be_named(name: &HeaderName) -> bool {
     ![HOST, CONTENT_LENGTH, COOKIE].contains(name)
         && !["authorization", "set-cookie", "cache-control"].contains(&name.as_str())
 }
 
-/// Writes the whole head of the outbound request: line, fields, empty line. Allocates only as the buffer grows.
+/// Writes the whole outbound head: line, fields, empty line. Allocates only when the buffer grows.
 pub fn write_head(out: &mut BytesMut, request: &Outbound<'_>, host: &[u8]) {
     out.put_slice(request.method.as_str().as_bytes());
     out.put_u8(b' ');
@@ -258,7 +262,7 @@ pub fn write_head(out: &mut BytesMut, request: &Outbound<'_>, host: &[u8]) {
     out.put_slice(b"\r\n");
 }
 
-/// Fields that the client sent and that are looked at again.
+/// Client fields that need further processing.
 #[derive(Debug, Default)]
 struct Seen {
     cookie: bool,
@@ -303,14 +307,14 @@ fn write_end_to_end(out: &mut BytesMut, request: &Outbound<'_>) -> Seen {
         }
     }
     if seen.cookie {
-        // HTTP/2 may split a cookie into crumbs; HTTP/1.1 knows one line (RFC 9113 §8.2.3)
+        // HTTP/2 may split a cookie into crumbs; HTTP/1.1 needs one line (RFC 9113 §8.2.3)
         let crumbs = headers.get_all(COOKIE).iter();
         put_joined(out, "cookie", crumbs.map(HeaderValue::as_bytes), b"; ");
     }
     seen
 }
 
-/// `transfer_encoding` and its kin: a server that maps `_` or `.` to `-` would frame the message by it.
+/// `transfer_encoding` and similar: a server that maps `_` or `.` to `-` would use it for framing.
 fn is_framing_alias(name: &HeaderName) -> bool {
     name.as_str()
         .bytes()
@@ -320,7 +324,7 @@ fn is_framing_alias(name: &HeaderName) -> bool {
         })
 }
 
-/// Fields that are always written afresh, from what was received or from what we know.
+/// Fields that the gateway always rewrites.
 fn is_rewritten(name: &HeaderName) -> bool {
     matches!(
         name.as_str(),
@@ -332,7 +336,7 @@ fn is_rewritten(name: &HeaderName) -> bool {
     )
 }
 
-/// Fields that say who the user is: ours replace a trusted proxy's where we know.
+/// Fields that identify the user. If the user is known, the gateway's replace a trusted proxy's.
 fn is_identity(name: &HeaderName) -> bool {
     matches!(name.as_str(), "x-user-id" | "x-rate-limit-tier")
 }
@@ -388,9 +392,9 @@ fn write_ours(out: &mut BytesMut, request: &Outbound<'_>, seen: &Seen) {
     out.put_slice(b"\r\n");
 }
 
-/// The list that trusted proxies keep goes on, with the peer behind it. The other list is not theirs: a client may have written
-/// it and they have let it pass, so of that one nothing goes on, and the upstream could not be told two stories
-/// (RFC 7239 §7.4).
+/// Extends the list that the trusted proxies maintain by the peer. The other list is dropped: a
+/// client may have written it and the proxies passed it on. So the upstream never receives
+/// contradictory lists (RFC 7239 §7.4).
 fn put_addresses(out: &mut BytesMut, request: &Outbound<'_>) {
     let (client, source) = (request.client, request.managed.source());
     let kept = |name: &HeaderName, is_source: bool| {
@@ -414,7 +418,7 @@ fn put_addresses(out: &mut BytesMut, request: &Outbound<'_>) {
         return;
     }
     out.put_slice(b"forwarded: ");
-    // a field that breaks its grammar would take ours with it
+    // a malformed line would invalidate the gateway's as well
     for line in kept(&FORWARDED, client.doubt.is_none()) {
         out.put_slice(line.as_bytes());
         out.put_slice(b", ");
@@ -434,7 +438,7 @@ fn put_addresses(out: &mut BytesMut, request: &Outbound<'_>) {
 fn put_field(out: &mut BytesMut, name: &str, value: &[u8]) {
     out.put_slice(name.as_bytes());
     out.put_slice(b": ");
-    // HTTP/2 lets white space stand at either end of a value; HTTP/1.1 does not carry it
+    // HTTP/2 values may have white space at either end; HTTP/1.1 cannot carry it
     out.put_slice(value.trim_ascii());
     out.put_slice(b"\r\n");
 }
@@ -461,7 +465,8 @@ fn put_joined<'a>(
     }
 }
 
-/// As `Display` writes it; IPv4 without its machinery, which costs more than all other fields.
+/// Same output as `Display`. IPv4 avoids its formatting machinery, which costs more than all other
+/// fields.
 fn put_address(out: &mut BytesMut, address: IpAddr) {
     let IpAddr::V4(address) = address else {
         return write!(out, "{address}").expect("BytesMut grows as needed");

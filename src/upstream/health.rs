@@ -1,8 +1,8 @@
-//! Active checks: is a server well, before a request finds out?
+//! Active health checks: detect a failed server before a request does.
 //!
-//! They run on the control thread, each on a connection of its own, so that a server that accepts nothing is found too.
-//! A check passes when the answer's status is 2xx or 3xx. A server counts as healthy until its checks say otherwise, so
-//! that a start does not wait for them.
+//! Checks run on the control thread. Each uses a new connection, so that a server that accepts none
+//! is detected too. A check passes if the status is 2xx or 3xx. Servers count as healthy until
+//! their checks fail, so startup does not wait for them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,21 +22,21 @@ use super::{
 /// `[upstream.NAME.health]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// What is asked for, with `GET`.
+    /// Path of the check, requested with `GET`.
     pub path: String,
-    /// From the end of one check to the next.
+    /// Time from the end of one check to the next.
     pub interval: Duration,
-    /// For a whole check.
+    /// Bound on a whole check.
     pub timeout: Duration,
-    /// Failed checks in a row that take a healthy server out of service.
+    /// Consecutive failed checks that take a healthy server out of service.
     pub unhealthy_after: u32,
-    /// Passed checks in a row that take it back.
+    /// Consecutive passed checks that return it to service.
     pub healthy_after: u32,
 }
 
 impl Fleet {
-    /// Resolves the names of its servers and checks their health, for ever; ends when it is dropped. Without it, a server
-    /// with a name is never reached.
+    /// Resolves server names and checks health; never returns, stops when dropped. Without it, a
+    /// server with a name is never reached.
     pub async fn keep_watch(self: Arc<Self>) {
         let mut tasks = JoinSet::new();
         for server in 0..self.settings().servers.len() {
@@ -70,7 +70,7 @@ impl Fleet {
             let problem = check(self.endpoint(server), &question, health.timeout)
                 .await
                 .err();
-            // the streak is of checks that speak against what is believed
+            // counts consecutive checks that contradict the current state
             streak = if problem.is_none() == is_healthy {
                 0
             } else {
@@ -91,7 +91,7 @@ impl Fleet {
     }
 }
 
-/// What a check sends.
+/// The request of a check.
 enum Question {
     Http1(Vec<u8>),
     Http2(http::Request<()>),
@@ -108,7 +108,7 @@ impl Question {
             HostHeader::Preserve | HostHeader::Server => &own,
         };
         let mut request = http::Request::new(());
-        // a path and a host that the compiler has accepted
+        // the config compiler has accepted the path and the host
         if let Ok(uri) = format!("http://{host}{}", health.path).parse() {
             *request.uri_mut() = uri;
         }
@@ -141,7 +141,7 @@ fn request(fleet: &Fleet, server: usize, health: &Health) -> Vec<u8> {
     lines.concat()
 }
 
-/// One check; what is wrong where it fails.
+/// Runs one check; returns the problem if it fails.
 async fn check(endpoint: &Endpoint, question: &Question, timeout: Duration) -> Result<(), String> {
     let give_up = Instant::now() + timeout;
     let status = tokio::time::timeout_at(give_up, ask(endpoint, question, give_up))
@@ -172,7 +172,7 @@ async fn ask(
     let mut inbox = BytesMut::with_capacity(1024);
     let spare = SpareTable::default();
     loop {
-        // the head is bounded by `framing::MAX_HEAD_BYTES`, and all of it by the timeout
+        // `framing::MAX_HEAD_BYTES` bounds the head, and the timeout bounds the check
         while let Some(head) = framing::take_head(&mut inbox, false, &spare)? {
             if !head.status.is_informational() {
                 return Ok(head.status);

@@ -1,17 +1,19 @@
-//! HTTP/2 to a server (`h2c://`): many exchanges at once over one connection, and over more where the server allows no more
-//! on one.
+//! HTTP/2 to a server (`h2c://`): many concurrent exchanges per connection, and more connections
+//! when the server's stream limit is reached.
 //!
 //! ```text
-//! line: one connection ──┬─ exchange, on a stream of its own, run inline in the request's task
-//!       and its task     ├─ exchange
-//!                        └─ …          no room (SETTINGS_MAX_CONCURRENT_STREAMS)? another line, up to `max_connections`
+//! connection and its task ──┬─ exchange, on its own stream, inline in the request's task
+//!                           ├─ exchange
+//!                           └─ …   SETTINGS_MAX_CONCURRENT_STREAMS reached? another connection,
+//!                                  up to `max_connections`
 //! ```
 //!
-//! Read in this order: `lines` (connections), `exchange` (the request leaves, the response's head comes back), `upload`
-//! (the request's body), [`body`] (the response's).
+//! Read in this order: `lines` (connections), `exchange` (sends the request, receives the response
+//! head), `upload` (the request body), [`body`] (the response body).
 //!
-//! Flow control holds each stream to `STREAM_WINDOW` in either direction. The connection's own window is as wide as the
-//! protocol allows: with a narrower one, a few clients that read slowly would stop the streams of all others.
+//! Flow control bounds each stream to `STREAM_WINDOW` in either direction. The connection's window
+//! has the largest size that the protocol allows. With a smaller one, a few slow clients would
+//! stall the streams of all others.
 
 pub mod body;
 mod exchange;
@@ -22,9 +24,9 @@ pub use body::StreamBody;
 pub(super) use exchange::{ask, exchange, head};
 pub(super) use lines::{Lines, Place};
 
-/// Bytes that a server may send on one stream before the client has taken any.
+/// Bytes that a server may send on one stream ahead of the client.
 const STREAM_WINDOW: u32 = 128 * 1024;
-/// The widest that there is (RFC 9113 §6.9.1).
+/// The protocol's maximum (RFC 9113 §6.9.1).
 const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
-/// Bytes of one stream that may wait to be written to the server.
+/// Bytes per stream that may wait to be written to the server.
 const MAX_SEND_BUFFER_BYTES: usize = 64 * 1024;

@@ -1,15 +1,17 @@
-//! The request leaves: servers, timeouts, connections kept per worker.
+//! Upstreams: servers, timeouts, and connections kept per worker.
 //!
-//! Read in this order: [`mod@forward`] (one request, top to bottom), [`balance`] (which server), [`fleet`] (what all
-//! workers know of the servers), `exchange` (one exchange over one connection), [`headers`] (what the server is told),
-//! [`pool`] (connections), [`framing`] (where a response ends), [`body`] (the response on its way back).
+//! Read in this order: [`mod@forward`] (one request, top to bottom), [`balance`] (choice of the
+//! server), [`fleet`] (state that all workers share), `exchange` (one exchange over one
+//! connection), [`headers`] (the fields sent to the server), [`pool`] (connections), [`framing`]
+//! (the end of a response), [`body`] (the response body).
 //!
-//! Servers that speak HTTP/2 have [`http2`] in place of `exchange`, [`framing`] and [`body`]; [`tunnel`] is what becomes of a
-//! connection that leaves HTTP, and `websocket` says when one may. [`abandoned`] keeps exchanges that nobody waits for any more.
+//! For HTTP/2 servers, [`http2`] replaces `exchange`, [`framing`] and [`body`]. [`tunnel`] relays a
+//! connection that leaves HTTP, and `websocket` decides when one may. [`abandoned`] keeps exchanges
+//! whose client is gone.
 //!
-//! The exchange is our own HTTP/1.1 client over a socket, not hyper's: it runs inline in the request's task, with
-//! neither a task per connection nor a channel; it writes the inbound head straight into the outbound bytes; and it
-//! refuses every response whose end could be read in two ways (RFC 9112 §6.3), where hyper picks one.
+//! The HTTP/1.1 client is our own, not hyper's. It runs inline in the request's task, without a
+//! task per connection or a channel. It writes the inbound head directly into the outbound bytes.
+//! It refuses every response of ambiguous length (RFC 9112 §6.3), where hyper picks one reading.
 
 pub mod abandoned;
 pub mod balance;
@@ -54,35 +56,35 @@ pub struct Settings {
     pub name: String,
     /// At least one server.
     pub servers: Vec<Server>,
-    /// How servers are chosen.
+    /// Load-balancing policy.
     pub balance: Balance,
-    /// How long opening a connection may take.
+    /// Longest time to open a connection.
     pub connect_timeout: Duration,
-    /// How long the response head may take, from the moment the request is sent.
+    /// Longest wait for the response head after the request was sent.
     pub response_timeout: Duration,
-    /// The longest silence while a response body is arriving.
+    /// Longest silence while a response body arrives.
     pub body_timeout: Duration,
-    /// How long an exchange is kept that nobody waits for, while its request holds slots.
+    /// How long an abandoned exchange is kept while its request holds slots.
     pub abandoned_timeout: Duration,
     /// How long an unused connection is kept.
     pub idle_timeout: Duration,
-    /// Connections per server and worker.
+    /// Most connections per server and worker.
     pub max_connections: usize,
-    /// On how many other servers a request is tried that one has failed; at most [`MAX_RETRIES`].
+    /// Most other servers on which a failed request is retried; at most [`MAX_RETRIES`].
     pub retries: usize,
-    /// What the server is told as `Host`.
+    /// The `Host` field for the server.
     pub host: HostHeader,
-    /// How servers behind `https://` prove who they are.
+    /// How to verify servers behind `https://`.
     pub tls: Tls,
     /// Active checks, if any.
     pub health: Option<Health>,
-    /// When a server that keeps failing is passed over.
+    /// When to eject a failing server.
     pub outlier: Rating,
-    /// When an upstream that keeps failing is refused as a whole.
+    /// When to refuse a failing upstream as a whole.
     pub breaker: Rating,
 }
 
-/// The most that `retries` may be.
+/// Maximum of `retries`.
 pub const MAX_RETRIES: usize = 5;
 
 /// One server of an upstream.
@@ -90,32 +92,32 @@ pub const MAX_RETRIES: usize = 5;
 pub enum Server {
     /// `http://host:port`, `https://host:port`, `h2c://host:port`.
     Http {
-        /// What is spoken.
+        /// The protocol.
         scheme: Scheme,
         /// A name or an address (IPv6 without brackets).
         host: String,
-        /// The scheme's own where none was written.
+        /// By default, that of the scheme.
         port: u16,
     },
     /// `unix:/path`.
     Unix(PathBuf),
-    /// `builtin:echo`: answers with the request as an upstream would have seen it.
+    /// `builtin:echo`: answers with the request as a server would receive it.
     Echo,
 }
 
-/// What is spoken over TCP.
+/// Protocol over TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
     /// HTTP/1.1.
     Http,
     /// HTTP/1.1 over TLS.
     Https,
-    /// HTTP/2 without TLS and without asking first (RFC 9113 §3.3).
+    /// HTTP/2 in cleartext with prior knowledge (RFC 9113 §3.3).
     H2c,
 }
 
 impl Scheme {
-    /// As it stands before `://`.
+    /// As written before `://`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Http => "http",
@@ -124,7 +126,7 @@ impl Scheme {
         }
     }
 
-    /// The port where none is written.
+    /// The default port.
     pub fn default_port(self) -> u16 {
         match self {
             Self::Http | Self::H2c => 80,
@@ -134,14 +136,14 @@ impl Scheme {
 }
 
 impl Settings {
-    /// Whether all of its servers are spoken to in HTTP/2, as servers of gRPC are.
+    /// Whether all its servers use HTTP/2, as gRPC servers do.
     pub fn speaks_http2(&self) -> bool {
         self.servers.iter().all(Server::speaks_http2)
     }
 }
 
 impl Server {
-    /// Whether its connections carry many exchanges at once.
+    /// Whether its connections carry concurrent exchanges.
     fn speaks_http2(&self) -> bool {
         matches!(
             self,
@@ -152,7 +154,7 @@ impl Server {
         )
     }
 
-    /// Its own name as it stands in `Host`.
+    /// Its own name for `Host`.
     fn authority(&self) -> String {
         let (scheme, host, port) = match self {
             Self::Http { scheme, host, port } => (scheme, host, port),
@@ -182,10 +184,10 @@ impl fmt::Display for Server {
     }
 }
 
-/// What the server is told as `Host`.
+/// The `Host` field for the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum HostHeader {
-    /// What the client asked for.
+    /// The client's.
     #[default]
     Preserve,
     /// The server's own name.
@@ -194,16 +196,16 @@ pub enum HostHeader {
     Literal(http::HeaderValue),
 }
 
-/// Why an exchange with a server failed before there was a response to pass on.
+/// Why an exchange with a server failed before its response.
 #[derive(Debug, thiserror::Error)]
 pub enum UpstreamError {
     /// No connection could be opened.
     #[error("cannot connect: {0}")]
     Connect(io::Error),
-    /// The server did not prove who it is, or does not speak TLS.
+    /// The server's certificate is invalid, or it does not use TLS.
     #[error("no TLS: {0}")]
     Tls(io::Error),
-    /// Every connection that the configuration allows is in use, and none came free in time.
+    /// All allowed connections were in use, and none became free in time.
     #[error("all {0} connections are in use")]
     Busy(usize),
     /// No response head within `response_timeout`.
@@ -212,14 +214,14 @@ pub enum UpstreamError {
     /// The connection ended before the response head was complete.
     #[error("connection lost before the response: {0}")]
     Closed(io::Error),
-    /// The server says that it has not looked at the request, and nothing of its body was taken.
-    #[error("the request was refused unseen: {0}")]
+    /// The server did not process the request, and none of its body was taken.
+    #[error("the server refused the request unprocessed: {0}")]
     Refused(String),
-    /// The response cannot be passed on: its bytes or its framing are not HTTP.
+    /// The response is not valid HTTP.
     #[error("invalid response: {0}")]
     Protocol(&'static str),
-    /// The upstream has kept failing; it is tried again after so long.
-    #[error("the circuit is open for another {0:?}")]
+    /// The circuit breaker of the upstream is open for this long.
+    #[error("the circuit breaker is open for another {0:?}")]
     Broken(Duration),
 }
 
@@ -238,12 +240,12 @@ impl UpstreamError {
         }
     }
 
-    /// Whether it is the server that failed, and not a bound of ours.
+    /// Whether the server failed, as opposed to a bound of the gateway.
     fn is_the_servers(&self) -> bool {
         !matches!(self, Self::Busy(_) | Self::Broken(_))
     }
 
-    /// Whether no server has looked at the request.
+    /// Whether no server has processed the request.
     fn nothing_was_sent(&self) -> bool {
         matches!(
             self,
@@ -252,7 +254,7 @@ impl UpstreamError {
     }
 }
 
-/// One upstream as one worker sees it: its servers, each with the connections that this worker keeps.
+/// One worker's view of an upstream: its servers, each with this worker's connections.
 #[derive(Debug)]
 pub struct Upstream {
     fleet: Arc<Fleet>,
@@ -262,7 +264,8 @@ pub struct Upstream {
 }
 
 impl Upstream {
-    /// No connection is opened before the first request. Workers give different numbers, to choose differently.
+    /// Opens no connection before the first request. `random` must differ between workers, so that
+    /// they choose differently.
     pub fn new(fleet: Arc<Fleet>, random: u64) -> Self {
         let settings = fleet.settings();
         let pools = (0..settings.servers.len())
@@ -276,7 +279,7 @@ impl Upstream {
         }
     }
 
-    /// What it shares with the other workers.
+    /// The state that all workers share.
     pub fn fleet(&self) -> &Arc<Fleet> {
         &self.fleet
     }

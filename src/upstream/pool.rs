@@ -1,8 +1,8 @@
-//! Connections to one server, kept by one worker: taken, used by one exchange at a time, put back.
+//! Connection pool of one worker for one server; each connection carries one exchange at a time.
 //!
-//! Idle connections are kept newest first, so that the few that a quiet worker needs stay warm and the rest age out.
-//! Bounds: `max_connections` open at once (a request beyond them waits for at most `connect_timeout`), and
-//! `idle_timeout` for an unused one.
+//! The newest idle connection is reused first, so that the few that a quiet worker needs stay warm
+//! and the rest expire. Bounds: `max_connections` open at once (further requests wait up to
+//! `connect_timeout`), and `idle_timeout` for an unused connection.
 
 use std::{
     cell::{Cell, RefCell},
@@ -30,15 +30,15 @@ use super::{
 #[derive(Debug)]
 pub struct ServerPool {
     fleet: Arc<Fleet>,
-    /// Its place in the fleet.
+    /// Index of the server in the upstream.
     server: usize,
     /// The server's own name, for `host = "server"`.
     authority: String,
     open: Cell<usize>,
     idle: RefCell<Vec<(Box<Connection>, Instant)>>,
-    /// Where the server speaks HTTP/2.
+    /// For a server that speaks HTTP/2.
     lines: Lines,
-    /// Set when the upstream is gone: connections that come back are closed.
+    /// Set when the upstream is removed: returned connections are closed.
     retired: Cell<bool>,
     freed: Notify,
 }
@@ -57,12 +57,12 @@ impl ServerPool {
         }
     }
 
-    /// Which server this is.
+    /// The server.
     pub fn server(&self) -> &Server {
         &self.settings().servers[self.server]
     }
 
-    /// The server's own name as it stands in `Host`.
+    /// The server's own name for `Host`.
     pub fn authority(&self) -> &str {
         &self.authority
     }
@@ -80,7 +80,7 @@ impl ServerPool {
         self.open.get() < self.settings().max_connections
     }
 
-    /// An idle connection that is still usable, or a new one. Where it has to be waited for, `now` moves on.
+    /// A usable idle connection, or a new one. Advances `now` if it had to wait.
     pub(super) async fn take(
         self: &Rc<Self>,
         now: &mut Instant,
@@ -89,7 +89,8 @@ impl ServerPool {
         let mut connection = match poll_fn(|cx| Poll::Ready(self.take_idle(*now, cx))).await {
             Some(idle) => idle,
             None => {
-                // rare and large: what every request keeps room for is the case above
+                // rare and large, so boxed: every request's future reserves room for the case above
+                // only
                 let opened = Box::pin(self.open_or_wait(*now)).await?;
                 *now = Instant::now();
                 opened
@@ -99,7 +100,7 @@ impl ServerPool {
         Ok(connection)
     }
 
-    /// A new connection, or the next that comes free.
+    /// A new connection, or the next one returned.
     async fn open_or_wait(self: &Rc<Self>, now: Instant) -> Result<Box<Connection>, UpstreamError> {
         let give_up = now + self.settings().connect_timeout;
         loop {
@@ -117,9 +118,9 @@ impl ServerPool {
         }
     }
 
-    /// A new connection, whatever is idle: for the second try after a kept one turned out to be dead.
+    /// A new connection, for the second try after a reused one was dead.
     pub(super) async fn take_fresh(self: &Rc<Self>) -> Result<Box<Connection>, UpstreamError> {
-        // whatever else is idle is as old as the one that just failed
+        // the other idle connections are at least as old as the one that failed
         self.idle.borrow_mut().clear();
         let give_up = Instant::now() + self.settings().connect_timeout;
         let outstanding = Outstanding::at(self);
@@ -140,14 +141,14 @@ impl ServerPool {
         }
     }
 
-    /// A new connection, whatever is idle.
+    /// Opens a new connection, even if there are idle ones.
     pub(super) async fn connect(
         self: &Rc<Self>,
         give_up: Instant,
     ) -> Result<Box<Connection>, UpstreamError> {
         let slot = Slot::open(self);
         let endpoint = self.endpoint();
-        // before the addresses are read: a change meanwhile is then seen
+        // read before the addresses, so that a change meanwhile is noticed
         let generation = endpoint.generation();
         let (stream, address) = endpoint.connect(give_up).await?;
         Ok(Box::new(Connection {
@@ -163,7 +164,7 @@ impl ServerPool {
         }))
     }
 
-    /// Puts a connection back whose exchange ended cleanly, at about `now`.
+    /// Returns a connection whose exchange ended cleanly, at about `now`.
     pub(super) fn put_back(mut connection: Box<Connection>, now: Instant) {
         connection.outstanding = None;
         let pool = Rc::clone(&connection.slot.pool);
@@ -173,7 +174,7 @@ impl ServerPool {
         }
     }
 
-    /// Whether a connection leads to an address that the server still has.
+    /// Whether the server still has the address of this connection.
     fn still_leads_there(&self, connection: &mut Connection) -> bool {
         let endpoint = self.endpoint();
         let generation = endpoint.generation();
@@ -193,7 +194,7 @@ impl ServerPool {
         self.fleet.endpoint(self.server)
     }
 
-    /// Closes what is idle, now and from now on.
+    /// Closes idle connections, now and when they return.
     pub(super) fn retire(&self) {
         self.retired.set(true);
         self.idle.borrow_mut().clear();
@@ -210,7 +211,7 @@ impl ServerPool {
     }
 }
 
-/// One place among `max_connections`.
+/// A permit among `max_connections`.
 #[derive(Debug)]
 struct Slot {
     pool: Rc<ServerPool>,
@@ -232,7 +233,7 @@ impl Drop for Slot {
     }
 }
 
-/// A request that is in flight at a server, from the choice of the server to the end of its response.
+/// A request in flight at a server, from the choice of the server to the end of its response.
 #[derive(Debug)]
 pub(super) struct Outstanding {
     pool: Rc<ServerPool>,
@@ -253,23 +254,24 @@ impl Drop for Outstanding {
     }
 }
 
-/// One connection to a server, with the buffers that stay with it.
+/// A connection to a server, with its buffers.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) stream: Stream,
-    /// Where it leads, over TCP.
+    /// Its remote address, if TCP.
     pub(super) address: Option<SocketAddr>,
-    /// Of the server's addresses, when this one was last known to be among them.
+    /// Generation of the server's addresses when this one was last known to be among them.
     generation: u64,
     /// Bytes received and not yet consumed.
     pub(super) inbox: BytesMut,
-    /// The head of the request in flight; kept until the response begins, so that it can be sent again.
+    /// The head of the request in flight, kept for a retry until the response begins.
     pub(super) outbox: BytesMut,
     /// Re-armed lazily: one timer for the life of the connection instead of one per request.
     pub(super) timer: Pin<Box<Sleep>>,
-    /// Whether an exchange has used it before: only then may a failure mean that the server had already closed it.
+    /// Whether an exchange has used it before. Only then may a failure mean that the server had
+    /// already closed it.
     pub(super) reused: bool,
-    /// While it is in use.
+    /// While in use.
     outstanding: Option<Outstanding>,
     slot: Slot,
 }
@@ -279,11 +281,13 @@ impl Connection {
         self.slot.pool.settings()
     }
 
-    /// Whether an idle connection is neither closed nor has unasked bytes waiting. No system call while it is quiet.
+    /// Whether an idle connection is open and has no unexpected bytes. Costs no system call while
+    /// it is quiet.
     ///
-    /// This sees what the runtime has seen. Bytes that arrive between its last look and the next request are taken for that
-    /// request's response: HTTP/1.1 has nothing to tell them apart by, and asking the kernel each time would narrow that
-    /// gap, not close it. A second response that comes together with the first is always found.
+    /// This sees what the runtime has seen. Bytes that arrive after its last poll and before the
+    /// next request are taken for that request's response. HTTP/1.1 cannot tell them apart, and
+    /// asking the kernel each time would only narrow the gap. A second response that arrives
+    /// together with the first is always detected.
     fn is_quiet(&mut self, cx: &mut Context<'_>) -> bool {
         let mut byte = [0];
         let mut probe = ReadBuf::new(&mut byte);
@@ -305,7 +309,8 @@ impl Connection {
         }
     }
 
-    /// Reads once into the inbox; `Ok(0)` is the end. The room grows with what the server sends at once.
+    /// Reads once into the inbox; `Ok(0)` is the end. The buffer grows with the size of the
+    /// server's writes.
     pub(super) fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         const LEAST: usize = 8 * 1024;
         const MOST: usize = 64 * 1024;

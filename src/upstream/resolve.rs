@@ -1,8 +1,8 @@
-//! Where a server's name leads: looked up off the request path, again and again, the last good answer kept.
+//! DNS resolution of server names: off the request path, periodic, keeping the last good answer.
 //!
-//! The system's resolver tells no time to live, so a name is looked up every [`EVERY`], and sooner while that fails. One
-//! look-up of a name is under way at a time. Workers read the answer when they open a connection, and see by a counter
-//! whether it has changed since.
+//! The system resolver reports no TTL, so a name is resolved every [`EVERY`], and sooner while that
+//! fails. At most one lookup per name runs at a time. Workers read the addresses when they open a
+//! connection, and detect changes by a counter.
 
 use std::{
     io,
@@ -16,38 +16,38 @@ use std::{
 
 use tokio::{sync::watch, time::Instant};
 
-/// Between look-ups of a name.
+/// Interval between lookups of a name.
 const EVERY: Duration = Duration::from_secs(10);
-/// Between look-ups of a name that last failed.
+/// Interval after a failed lookup.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Addresses of one name that are used.
+/// Most addresses used per name.
 const MAX_ADDRESSES: usize = 32;
 
 /// The addresses of one server.
 #[derive(Debug)]
 pub(super) enum Addresses {
-    /// It was written as an address.
+    /// Configured as an address.
     Fixed(SocketAddr),
     Named(Named),
 }
 
-/// A name, and what is known of it.
+/// A name and its last known addresses.
 #[derive(Debug)]
 pub(super) struct Named {
     host: String,
     port: u16,
     known: watch::Sender<Known>,
-    /// Counts the changes.
+    /// Counts changes.
     generation: AtomicU64,
-    /// Connections take turns over the addresses.
+    /// Round robin over the addresses.
     turn: AtomicUsize,
 }
 
 #[derive(Clone, Debug)]
 enum Known {
-    /// The first look-up is under way.
+    /// The first lookup is in progress.
     Nothing,
-    /// No look-up has succeeded yet.
+    /// No lookup has succeeded yet.
     Unknown(String),
     Addresses(Arc<[SocketAddr]>),
 }
@@ -85,7 +85,8 @@ impl Addresses {
         }
     }
 
-    /// Tries one address after the other, each for its share of the time that is left. Waits for the first look-up.
+    /// Tries one address after another, each for its share of the remaining time. Waits for the
+    /// first lookup.
     pub(super) async fn connect<S, F>(
         &self,
         give_up: Instant,
@@ -128,7 +129,7 @@ impl Named {
         }
     }
 
-    /// Looks the name up for ever.
+    /// Resolves the name forever.
     pub(super) async fn keep_resolving(&self, upstream: &str) {
         let mut was_good = true;
         loop {
@@ -151,7 +152,7 @@ impl Named {
                 && was_good
             {
                 let host = &self.host;
-                tracing::warn!(upstream, host, error = %problem, "cannot resolve a server's name: what was known of it stays in use");
+                tracing::warn!(upstream, host, error = %problem, "cannot resolve a server's name; keeping its last known addresses");
             }
             was_good = problem.is_none();
             if let Some(problem) = problem {
@@ -173,7 +174,7 @@ impl Named {
             self.generation.fetch_add(1, Relaxed);
         }
         if is_new || !was_good {
-            tracing::info!(upstream, host = self.host, addresses = ?found, "a server's name is resolved");
+            tracing::info!(upstream, host = self.host, addresses = ?found, "resolved a server's name");
         }
     }
 

@@ -1,20 +1,21 @@
-//! How much a failing upstream may be asked again: a budget, so that retries never multiply an outage.
+//! Retry budget: retries can never multiply the load on a failing upstream.
 //!
-//! Each request earns a fifth of a retry, and each second a few, so that a quiet upstream is retried too; what is
-//! earned is kept up to a bound. The scheme is Finagle's and linkerd's (`RetryBudget`); each worker has its own.
+//! Each request earns a fifth of a retry, and each second a few, so that quiet upstreams get
+//! retries too. The balance is bounded. The scheme follows Finagle and linkerd (`RetryBudget`);
+//! each worker has its own.
 
 use std::cell::Cell;
 
 use tokio::time::Instant;
 
-/// Retries that may be added to the load, in percent of the requests.
+/// Retries in percent of requests.
 pub const BUDGET_PERCENT: u32 = 20;
-/// Retries per second and worker that any upstream has.
+/// Retries per second and worker that every upstream gets.
 pub const BUDGET_FLOOR_PER_SECOND: u32 = 3;
-/// Retries that can be saved up, per worker.
+/// Largest balance of retries per worker.
 const MOST_SAVED: u32 = 30;
 
-/// Retries that one worker may still make, for one upstream.
+/// Retries that one worker may still make for one upstream.
 #[derive(Debug)]
 pub(super) struct RetryBudget {
     /// In hundredths of a retry.
@@ -23,7 +24,7 @@ pub(super) struct RetryBudget {
 }
 
 impl RetryBudget {
-    /// Starts with one second of the floor.
+    /// Starts with the floor of one second.
     pub(super) fn new(now: Instant) -> Self {
         Self {
             saved: Cell::new(BUDGET_FLOOR_PER_SECOND * 100),
@@ -36,7 +37,7 @@ impl RetryBudget {
         self.add(BUDGET_PERCENT);
     }
 
-    /// Whether a retry can be afforded; it is then paid for.
+    /// Pays for a retry; `false` if the balance is too low.
     pub(super) fn spend(&self, now: Instant) -> bool {
         let since = now.saturating_duration_since(self.paid_at.get());
         let floor_ms = since

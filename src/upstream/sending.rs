@@ -1,4 +1,5 @@
-//! A request on its way to a server: the head, then the body as the client delivers it and the server takes it.
+//! Writes a request to a server: the head, then the body as the client delivers it and the server
+//! accepts it.
 
 use std::{
     io::{self, IoSlice},
@@ -18,30 +19,31 @@ use super::{
 /// Why the request could not be sent in full.
 #[derive(Debug)]
 pub(super) enum SendError<E> {
-    /// The server no longer takes it.
+    /// The server no longer accepts it.
     Write(io::Error),
     /// The client no longer delivers it.
     Body(E),
 }
 
-/// A request on its way to the server: the connection's outbox, then the body as it comes.
+/// A request being sent: the connection's outbox, then the body.
 #[derive(Debug)]
 pub(super) struct Sending<B> {
     body: Option<B>,
     chunked: bool,
-    /// How much of the outbox is written; the outbox itself is kept until it is reused.
+    /// Bytes of the outbox already written; the outbox itself is kept for a retry.
     written: usize,
-    /// Body bytes that leave behind the outbox without being copied into it.
+    /// Body bytes that follow the outbox without being copied into it.
     chunk: Bytes,
-    /// Whether `chunk` must be followed by the CR LF that ends a chunk's data.
+    /// Whether the CR LF that ends a chunk's data must follow `chunk`.
     owes_line_end: bool,
-    /// Whether all that the client delivered was written, and more is to come.
+    /// Whether all delivered bytes were written, and more are expected.
     pub(super) waits_for_client: bool,
-    /// Bytes written so far, to tell a slow server from a stalled one.
+    /// Bytes written so far, to distinguish a slow server from a stalled one.
     pub(super) progress: u64,
 }
 
-/// Body bytes up to this size are copied behind the head or the chunk size, so that both leave in one plain write.
+/// Body pieces up to this size are copied after the head or chunk size, so that one plain write
+/// sends both.
 const COPIED: usize = 2 * 1024;
 
 impl<B> Sending<B> {
@@ -78,7 +80,7 @@ impl<B: Body<Data = Bytes> + Unpin> Sending<B> {
     ) -> Poll<Result<(), SendError<B::Error>>> {
         loop {
             self.waits_for_client = false;
-            // gather what is there before the first write, so that head and body leave together
+            // gather available bytes before the first write, so that one write sends head and body
             let gathered = if self.chunk.is_empty() {
                 self.gather(&mut connection.outbox, cx)?
             } else {
@@ -86,7 +88,7 @@ impl<B: Body<Data = Bytes> + Unpin> Sending<B> {
             };
             let unsent = connection.outbox.len() - self.written;
             if unsent == 0 && self.chunk.is_empty() {
-                // TLS may hold some of it back; elsewhere this does nothing
+                // TLS may buffer written bytes; a no-op for other transports
                 let flushed = Pin::new(&mut connection.stream).poll_flush(cx);
                 ready!(flushed).map_err(SendError::Write)?;
                 if self.body.is_none() {
@@ -117,7 +119,8 @@ impl<B: Body<Data = Bytes> + Unpin> Sending<B> {
         }
     }
 
-    /// Takes body frames until one is large enough to leave on its own, the body ends, or nothing is there.
+    /// Takes body frames until one is large enough to be written on its own, the body ends, or none
+    /// is available.
     fn gather(
         &mut self,
         outbox: &mut BytesMut,

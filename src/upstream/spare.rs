@@ -1,28 +1,28 @@
-//! A table of fields that is over, kept for the next response.
+//! A used header map, kept for the next response.
 //!
-//! A request's table is done with in the very moment in which its response leaves. hyper keeps the response's for the
-//! connection's next request, so tables go round, and none is allocated.
+//! A request's header map is free at the moment when its response is sent. hyper reuses the
+//! response's map for the connection's next request. So maps circulate without allocation.
 
 use std::cell::RefCell;
 
 use http::HeaderMap;
 
-/// A larger table is let go of.
+/// Larger maps are dropped.
 const MAX_KEPT_FIELDS: usize = 64;
 
-/// Room for the fields of one response. One for each worker.
+/// Spare header map for one response; one per worker.
 #[derive(Debug, Default)]
 pub struct SpareTable(RefCell<HeaderMap>);
 
 impl SpareTable {
-    /// An empty table with room for so many fields.
+    /// An empty map with capacity for `fields`.
     pub(super) fn take(&self, fields: usize) -> HeaderMap {
         let mut table = self.0.take();
         table.reserve(fields);
         table
     }
 
-    /// Keeps a table that nobody needs any more, where there is none.
+    /// Keeps an unused map if there is none yet.
     pub fn keep(&self, mut table: HeaderMap) {
         let mut kept = self.0.borrow_mut();
         if kept.capacity() == 0 && table.capacity() <= MAX_KEPT_FIELDS {

@@ -1,4 +1,4 @@
-//! A connection's bytes, whatever carries them.
+//! The transport of a connection to a server: TCP, TLS or Unix socket.
 
 use std::{
     io,
@@ -17,21 +17,22 @@ use tokio_rustls::client::TlsStream;
 pub(super) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
-    /// Boxed, as it is many times as large as the others.
+    /// Boxed: much larger than the other variants.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
 impl Stream {
-    /// Makes the close a reset, so that the server's next write fails. Where it cannot be, the close is one in order.
+    /// Makes the close a reset, so that the server's next write fails. If that is impossible, the
+    /// close is a regular one.
     pub(super) fn reset(&self) {
         let reset = match self {
             Self::Tcp(socket) => socket.set_zero_linger(),
             Self::Tls(session) => session.get_ref().0.set_zero_linger(),
-            // the peer of a closed one cannot write
+            // closing it already makes the peer's writes fail
             Self::Unix(_) => Ok(()),
         };
         if let Err(error) = reset {
-            tracing::debug!(%error, "a connection is closed without a reset");
+            tracing::debug!(%error, "cannot reset a connection; closing it normally");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! A connection that has left HTTP: bytes both ways, unread and unchanged, until both sides have ended.
+//! Relays a connection that has left HTTP: unchanged bytes both ways, until both sides have ended.
 //!
-//! What one side ends (a TCP half-close) is ended towards the other, which may go on sending. Whoever takes nothing is not
-//! sent more: of each direction at most one read is held. A tunnel in which nothing moves for `body_timeout` is closed, and
-//! its connection to the server is never used for anything else.
+//! A half-close by one side is forwarded to the other, which may continue to send. Backpressure:
+//! each direction buffers at most one read. A tunnel without traffic for `body_timeout` is closed.
+//! Its server connection is never reused.
 
 use std::{
     future::{Future as _, poll_fn},
@@ -21,10 +21,10 @@ use tokio::{
 
 use super::{abandoned::Abandoned, pool::Connection};
 
-/// Bytes that are read at once, and the most that is held of a direction whose reader is slow.
+/// Size of a read, and the most bytes buffered per direction.
 const READ_BYTES: usize = 16 * 1024;
 
-/// A server's end of a connection that has left HTTP.
+/// The server side of a connection that has left HTTP.
 #[derive(Debug)]
 pub struct Tunnel {
     connection: Box<Connection>,
@@ -34,11 +34,11 @@ pub struct Tunnel {
 /// How a tunnel ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Ended {
-    /// One side broke off.
+    /// One side failed.
     #[error("broken off: {0}")]
     Broken(#[from] io::Error),
-    /// Neither side sent anything for so long.
-    #[error("nothing moved for {0:?}")]
+    /// Neither side sent anything for this long.
+    #[error("no traffic for {0:?}")]
     Silent(Duration),
 }
 
@@ -50,12 +50,13 @@ impl Tunnel {
         }
     }
 
-    /// What is left of a tunnel that was broken off: the server may not have ended its side.
+    /// The rest of a broken tunnel: the server may not have closed its side.
     pub fn abandon(self) -> Abandoned {
         Abandoned::closing(self.connection)
     }
 
-    /// Passes bytes on until both sides have ended; `sent` is told of each portion that went to the client.
+    /// Relays until both sides have ended; calls `sent` with each number of bytes written to the
+    /// client.
     pub async fn relay<C>(
         &mut self,
         mut client: C,
@@ -65,7 +66,7 @@ impl Tunnel {
         C: AsyncRead + AsyncWrite + Unpin,
     {
         let Connection { stream, inbox, .. } = &mut *self.connection;
-        // a server may send at once behind its 101
+        // a server may send data right after its 101
         let mut down = Way::holding(std::mem::take(inbox));
         let mut up = Way::holding(BytesMut::new());
         let mut last_moved = Instant::now();
@@ -99,17 +100,17 @@ impl Tunnel {
 /// One direction.
 #[derive(Debug)]
 struct Way {
-    /// Read, and not yet taken by the other side.
+    /// Read and not yet written to the other side.
     unsent: BytesMut,
     stage: Stage,
-    /// Bytes that the other side has taken.
+    /// Bytes written to the other side.
     moved: usize,
 }
 
 #[derive(Debug)]
 enum Stage {
     Open,
-    /// The reading side has ended; the other is to be told.
+    /// The reading side has ended; the end must be forwarded.
     Ending,
     Ended,
 }
@@ -147,7 +148,7 @@ impl Way {
         }
     }
 
-    /// Reads once, and passes on what the other side takes at once. An idle tunnel holds no buffer.
+    /// Reads once, and writes as much as the other side accepts. An idle tunnel holds no buffer.
     fn poll_read(
         &mut self,
         from: &mut (impl AsyncRead + Unpin),

@@ -1,12 +1,13 @@
-//! Whether a server has agreed to speak WebSocket (RFC 6455 §4.1).
+//! Checks that a server has accepted a WebSocket handshake (RFC 6455 §4.1).
 //!
-//! A 101 turns a connection of ours into a tunnel in which a client may write what it likes. A server that could be brought
-//! to say 101 without meaning it would take those bytes for requests that nobody decided on. So it must prove that it has
-//! read the handshake: `Sec-WebSocket-Accept` is made of the client's key.
+//! A 101 turns a server connection into a tunnel that carries arbitrary client bytes. If a server
+//! could be tricked into an unintended 101, it would parse those bytes as requests that bypass the
+//! limits. So it must prove that it read the handshake: `Sec-WebSocket-Accept` is derived from the
+//! client's key.
 
 use http::{HeaderMap, HeaderName, header::SEC_WEBSOCKET_ACCEPT};
 
-/// What a server appends to the key.
+/// Appended to the key by the server.
 const GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
 /// Whether the fields of a 101 answer this `Sec-WebSocket-Key`.
@@ -32,7 +33,7 @@ fn accept(key: &[u8]) -> [u8; 28] {
             .iter()
             .zip([16, 8, 0])
             .fold(0, |bits, (&byte, shift)| bits | u32::from(byte) << shift);
-        // so many bytes make one character more
+        // n bytes make n + 1 characters
         for (place, shift) in four.iter_mut().zip([18, 12, 6, 0]).take(three.len() + 1) {
             *place = ALPHABET[(bits >> shift & 63) as usize];
         }

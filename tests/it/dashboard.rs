@@ -53,7 +53,10 @@ fn the_page_shows_who_is_rejected_and_why_and_stops_a_limit_when_told_twice() {
     );
     has("the state", "ready");
     has("the upstream", "in service");
-    has("that there is no Redis", "kept by this gateway alone");
+    has(
+        "that there is no Redis",
+        "this gateway enforces its limits alone",
+    );
     picture(&browser, "wide-light");
 
     browser.run("document.querySelector('#latest button').click()");

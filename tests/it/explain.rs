@@ -376,7 +376,7 @@ fn a_client_certificate_that_cannot_be_explained_says_why() {
             "alice.key contains no certificate",
         ),
         ("damaged.pem", "gateway.toml", "it is damaged"),
-        ("cut.pem", "gateway.toml", "is not in PEM form"),
+        ("cut.pem", "gateway.toml", "is not valid PEM"),
         ("stranger.pem", "gateway.toml", "has signed it"),
         ("stranger.pem", "plain.toml", "no [[listen]] asks"),
         ("stranger.pem", &admin, "has signed it"),

@@ -1,5 +1,5 @@
-// The page at `/`: asks /api/v1/status every second and shows it. Texts of clients are only ever set as text, never as markup.
-const SPAN = 900; // seconds that the chart shows
+// The page at `/`: polls /api/v1/status every second. Text from clients is inserted as text only, never as markup.
+const SPAN = 900; // seconds in the chart
 const history = [];
 let last = null;
 let token = sessionStorage.getItem("token") || "";
@@ -52,7 +52,7 @@ const where = (override, status) => override.scope === "all" && status.redis ? "
 const until = (override) => override.until ? `until ${clock(override.until)}` : "until you end it";
 
 function rate(now, before, seconds) {
-  // a restart begins to count at 0 again
+  // a restart resets the counters to 0
   return before === undefined || now < before ? 0 : (now - before) / seconds;
 }
 
@@ -97,17 +97,17 @@ function alerts(status) {
       element("button", { type: "button", onclick: () => change("kill", "DELETE", { scope: status.kill.scope }) }, "Enforce again"));
   }
   if (status.state !== "ready") say(`The gateway is ${status.state}.`);
-  if (!status.config.last_reload_ok) say("The configuration file was refused: the one before still runs. The log says why.");
+  if (!status.config.last_reload_ok) say("The new configuration was refused; the previous one still runs. See the log.");
   for (const limit of status.limits) {
     const old = last && last.status.limits.find((one) => one.name === limit.name);
-    if (old && limit.overflows > old.overflows) say(`${limit.name} holds all the keys that it may (${count(limit.keys)}): its new keys share buckets. Other limits are not affected.`);
+    if (old && limit.overflows > old.overflows) say(`${limit.name} has reached its maximum of ${count(limit.keys)} keys: new keys share buckets. Other limits are not affected.`);
   }
-  if (status.redis && status.redis.degraded) say("Redis does not answer: shared limits go on without the other gateways.");
+  if (status.redis && status.redis.degraded) say("Redis does not answer: each gateway enforces shared limits on its own.");
   for (const upstream of status.upstreams) {
     const down = upstream.servers.filter((server) => !server.healthy);
     if (down.length) say(`${upstream.name}: ${down.length} of ${upstream.servers.length} servers out of service.`);
   }
-  // what has not changed is not said again by screen readers, and keeps its focus
+  // unchanged alerts keep the focus, and screen readers do not repeat them
   const texts = found.map((one) => one.textContent).join("\n");
   if (at("alerts").dataset.said !== texts) {
     at("alerts").dataset.said = texts;
@@ -151,16 +151,16 @@ function limits(status, before, seconds) {
       ? element("button", { type: "button", onclick: () => setMode(limit.name, { mode: "configured", scope: limit.runtime_override.scope }) }, `Back to ${limit.configured_mode}`)
       : element("button", { type: "button", class: "danger", onclick: () => confirmOff(limit.name) }, "Switch off…");
     const quota = limit.quotas.map((one) => (one.tiers.length ? `${one.tiers.join(", ")}: ` : "") + one.rate).join("; ");
-    const per_key = limit.key.length ? `per ${limit.key.join(" + ")}` : "for all together";
+    const per_key = limit.key.length ? `per ${limit.key.join(" + ")}` : "for all clients together";
     return element("tr", {},
       element("td", {}, element("b", {}, limit.name), element("br"), element("small", {}, `${quota} ${per_key}${limit.scope === "global" ? ", shared with other gateways" : ", this gateway only"}`), limit.gateways_disagree ? element("small", { class: "warn" }, element("br"), "gateways count it differently") : null),
       element("td", {}, mode, limit.runtime_override ? element("small", {}, element("br"), `${where(limit.runtime_override, status)}, ${until(limit.runtime_override)}`) : null),
       element("td", { class: "n" }, number(per("admitted") + per("delayed"))),
       element("td", { class: "n" }, number(per("rejected")), would ? element("small", {}, element("br"), `${number(would)} would be`) : null),
       element("td", { class: "n" }, number(old ? rate(limit.near_limit, old.near_limit, seconds) : 0)),
-      element("td", { class: "n" }, count(limit.keys), limit.overflows ? element("small", {}, element("br"), `${count(limit.overflows)} found no room`) : null),
+      element("td", { class: "n" }, count(limit.keys), limit.overflows ? element("small", {}, element("br"), `${count(limit.overflows)} over the maximum`) : null),
       element("td", {}, button));
-  }), "no limit is configured");
+  }), "no limits configured");
 }
 
 const searchFor = (text) => () => { at("wanted").value = text; search(); };
@@ -171,7 +171,7 @@ function top(status) {
   rows("top", keys.slice(0, 15).map((one) => element("tr", {},
     element("td", {}, element("button", { type: "button", class: "link", onclick: searchFor(one.key) }, one.key)),
     element("td", {}, one.limit),
-    element("td", { class: "n" }, count(one.rejected_last_minute)))), "nobody was rejected");
+    element("td", { class: "n" }, count(one.rejected_last_minute)))), "no rejections");
 }
 
 function latest(status) {
@@ -181,7 +181,7 @@ function latest(status) {
     element("td", {}, one.limit || ""),
     element("td", {}, element("code", {}, one.key || "")),
     element("td", {}, element("button", { type: "button", class: "link", "aria-label": `Why was ${one.request_id} rejected?`, onclick: searchFor(one.request_id) }, "why?")))),
-  "none that is remembered");
+  "no recent rejections");
 }
 
 function upstreams(status) {
@@ -197,7 +197,7 @@ function redis(status) {
     line(element("span", { class: one.degraded ? "bad" : "good" }, one.degraded ? "○ does not answer" : "● answers")),
     line(`${count(one.gateways)} gateways share limits`),
     line(`calls: ${count(one.calls.ok)} ok, ${count(one.calls.late)} late, ${count(one.calls.error)} failed`),
-  ] : [element("li", { class: "empty" }, "not configured: limits are kept by this gateway alone")]));
+  ] : [element("li", { class: "empty" }, "not configured: this gateway enforces its limits alone")]));
 }
 
 async function change(path, method, body) {
@@ -206,23 +206,23 @@ async function change(path, method, body) {
 
 const setMode = (limit, body) => change(`limits/${encodeURIComponent(limit)}/mode`, "PUT", body);
 
-let toStop = null; // the limit that the question is about, null for all
+let toStop = null; // the limit in the open dialog, null for all
 
 function confirmOff(limit) {
   toStop = limit;
   at("confirm-title").textContent = limit ? `Switch ${limit} off?` : "Switch all limits off?";
   at("confirm-text").textContent = limit
-    ? "It will reject nobody, whatever they send."
-    : "Nothing will keep clients from overrunning what is behind, also over reloads.";
+    ? "This limit will reject no requests."
+    : "No limit will protect your upstreams, even after a reload.";
   const others = last && last.status.redis;
   at("confirm-where").hidden = !others;
   at("confirm-reach").textContent = others
-    ? "All gateways on the same Redis follow within seconds, for limits that they do not share, too; or choose this one alone."
-    : "This is about this gateway: it shares nothing with others.";
+    ? "The change reaches all gateways on the same Redis within seconds, including limits that they do not share. You can choose this gateway only."
+    : "The change applies to this gateway, which shares no limits with others.";
   at("confirm").showModal();
 }
 
-// the answer itself, not the dialog's `close`: that comes a moment later, and might be taken for the answer to the next question
+// handles the form's `submit`, not the dialog's `close`: that fires later, perhaps after the next dialog opened
 function confirmed(event) {
   if (event.submitter.value !== "yes") return;
   const body = { mode: at("confirm-mode").value, for: at("confirm-for").value, scope: at("confirm-scope").value };
@@ -252,12 +252,12 @@ async function search() {
       found.push(element("p", {}, `${clock(one.at)} ${one.method} ${one.path} `,
         element("button", { type: "button", class: "link", onclick: searchFor(one.request_id) }, one.request_id)));
     }
-    answer(...(found.length ? found : ["Nothing is known of it: no request id that is remembered, and no key of a limit."]));
+    answer(...(found.length ? found : ["Nothing found: neither a remembered request ID nor a key of a limit."]));
   } catch (error) { answer(error.message); }
 }
 
 function bucket(key) {
-  const changes = key.banned ? ", banned" : key.boost ? `, ${key.boost.left} granted besides` : "";
+  const changes = key.banned ? ", banned" : key.boost ? `, ${key.boost.left} units left of a boost` : "";
   const named = element("p", {}, element("b", {}, key.limit), " ", element("code", {}, key.key), ": ");
   const exception = key.override;
   if (key.quota_from === "exempt" || (exception && exception.effect === "exempt")) {
@@ -268,11 +268,11 @@ function bucket(key) {
     named.append(`blocked (override for ${exception.for})${changes}`);
     return named;
   }
-  const stands = (one) => `${one.spent} of ${one.capacity} spent, ${one.remaining} left, all of it again in ${Math.ceil(one.reset_seconds)} s`;
+  const stands = (one) => `${one.spent} of ${one.capacity} spent, ${one.remaining} left, full again in ${Math.ceil(one.reset_seconds)} s`;
   const tier = (name) => name === null ? "default tier" : `tier ${name}`;
   const why = { override: () => ` (override for ${exception.for})`, asked: () => ` (${tier(key.tier)})`, last_seen: () => ` (${tier(key.tier)}, as last seen)` }[key.quota_from];
   if (key.quota_from === "unknown") {
-    named.append(`its tier is not known${changes}`, element("ul", {}, ...key.tiers.map((one) => element("li", {}, `${tier(one.tier)}, ${one.rate}: ${stands(one)}`))));
+    named.append(`tier unknown${changes}`, element("ul", {}, ...key.tiers.map((one) => element("li", {}, `${tier(one.tier)}, ${one.rate}: ${stands(one)}`))));
   } else named.append(`${stands(key)}${why ? why() : ""}${changes}`);
   return named;
 }

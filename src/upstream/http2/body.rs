@@ -1,5 +1,5 @@
-//! The response of an HTTP/2 server on its way back, read as the client takes it: what it has not taken is not granted room
-//! for again, so that the server waits.
+//! The response body of an HTTP/2 server, read at the client's pace. Window is released only for
+//! bytes that the client has taken, so the server waits.
 
 use std::{
     error::Error,
@@ -21,18 +21,18 @@ use super::{
 };
 use crate::receive_buffer::ReceiveBuffer;
 
-/// The body of a response on a stream of its own. Dropped before its end, it resets the stream.
+/// The body of a response on its own stream. Dropping it before its end resets the stream.
 #[derive(Debug)]
 pub struct StreamBody<B> {
     stage: Stage,
     stream: ReceiveBuffer,
-    /// Bytes that are still to come, where the head said how many.
+    /// Bytes still to arrive, if the head stated a length.
     length: Option<u64>,
     upload: Option<Upload<B>>,
     /// `None` once the exchange is over.
     place: Option<Place>,
     max_silence: Duration,
-    /// Since when neither side has sent anything.
+    /// When the silence of both sides began.
     silent_since: Option<Instant>,
     timer: Option<Pin<Box<Sleep>>>,
 }
@@ -73,7 +73,7 @@ impl<B> StreamBody<B> {
         self.upload.is_none()
     }
 
-    /// The request's body, while it is still being sent.
+    /// The request body, while it is still being sent.
     pub fn unsent_mut(&mut self) -> Option<&mut B> {
         self.upload.as_mut().map(Upload::body_mut)
     }
@@ -84,13 +84,13 @@ impl<B> StreamBody<B> {
         self.place = None;
     }
 
-    /// The server has ended the stream, or the connection.
+    /// The server ended the stream or the connection.
     fn lost(&mut self, why: impl ToString) -> Interrupted {
         self.end();
         Interrupted::Server(why.to_string())
     }
 
-    /// What is left of an exchange that has not ended; nothing where it has, as far as can be seen.
+    /// The rest of an unfinished exchange; `None` if it has visibly ended.
     pub fn abandon(mut self) -> Option<Abandoned> {
         let place = self.place.take()?;
         Some(match self.upload {
@@ -99,8 +99,8 @@ impl<B> StreamBody<B> {
         })
     }
 
-    /// Whether a reset ends the body in order: a server that has answered in full may stop the rest of an upload so
-    /// (RFC 9113 §8.1). The library then forgets that the response was complete.
+    /// Whether a reset is a regular end of the body. A server that has answered in full may stop an
+    /// upload with it (RFC 9113 §8.1). The h2 crate then forgets that the response was complete.
     fn ends_with(&self, error: &h2::Error) -> bool {
         self.upload.is_some()
             && error.is_remote()
@@ -122,7 +122,7 @@ impl<B> StreamBody<B> {
             }
             timer.as_mut().reset(deadline);
         }
-        // the place is left: the server may go on
+        // keep the permit: the server may continue
         self.stage = Stage::Ended;
         Poll::Ready(Interrupted::Server(format!(
             "silent for {:?}",
@@ -135,7 +135,7 @@ impl<B> StreamBody<B>
 where
     B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Unpin,
 {
-    /// Sends what is left of the request; a server that no longer takes it is no error.
+    /// Sends the rest of the request. A server that stops accepting it is not an error.
     fn poll_upload(&mut self, cx: &mut Context<'_>) -> Result<(), Interrupted> {
         let Some(upload) = &mut self.upload else {
             return Ok(());
@@ -152,7 +152,7 @@ where
                 Ok(())
             }
             Poll::Ready(Err(error)) => {
-                // the place is left: the server may go on
+                // keep the permit: the server may continue
                 self.stage = Stage::Ended;
                 Err(Interrupted::RequestBody(error.into()))
             }

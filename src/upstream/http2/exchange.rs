@@ -1,7 +1,7 @@
-//! One exchange on a stream of its own: the request goes out, the response head comes back.
+//! One exchange on its own stream: sends the request, receives the response head.
 //!
-//! The head that is sent is the one that [`headers`] writes for HTTP/1.1, read back as fields: there is one place where it is
-//! decided what a server is told.
+//! The head is the one that [`headers`] writes for HTTP/1.1, parsed back into fields. So one place
+//! decides which fields a server receives.
 
 use std::{
     future::{Future as _, poll_fn},
@@ -35,9 +35,11 @@ use super::{
     upload::Upload,
 };
 
-/// Sends a request, and waits for the head of the final response. Interim responses are passed on as they come.
+/// Sends a request and waits for the final response head. Interim responses are forwarded as they
+/// arrive.
 ///
-/// Where the server refuses to look at the request and nothing of its body was taken, the body is back in `unsent`.
+/// If the server refuses the request unprocessed and no body byte was taken, the body is back in
+/// `unsent`.
 pub(in crate::upstream) async fn exchange<B>(
     place: Place,
     request: Request<()>,
@@ -71,7 +73,7 @@ where
                 place.doubt();
             }
             if !matches!(error, UpstreamError::Timeout(_)) {
-                // the server has ended the stream
+                // the server ended the stream
                 unanswered.open = None;
             }
             let untouched = match error {
@@ -101,7 +103,8 @@ where
     Ok(Response::from_parts(head, body))
 }
 
-/// An exchange without a response. Dropped like this, it is abandoned: the server may be working on it.
+/// An exchange without a response. Dropping it abandons the exchange, as the server may be working
+/// on it.
 struct Unanswered<'a, B> {
     /// `None` once there is a response, or the server has ended the stream.
     open: Option<(ResponseFuture, Place)>,
@@ -136,7 +139,7 @@ impl<B> Drop for Unanswered<'_, B> {
     }
 }
 
-/// Waits for the head of the final response; meanwhile the body is sent.
+/// Waits for the final response head, and sends the body meanwhile.
 async fn answer<B>(
     response: &mut ResponseFuture,
     upload: &mut Option<Upload<B>>,
@@ -167,7 +170,7 @@ where
         if let Poll::Ready(head) = poll_head(response, place, asked, &mut interim, cx) {
             return Poll::Ready(head.map_err(Failed::Upstream));
         }
-        // a client that is slow with its body is not the server's fault: the listener watches that
+        // a slow client body is not the server's fault: the listener bounds it
         if upload.as_ref().is_some_and(Upload::waits_for_client) {
             return Poll::Pending;
         }
@@ -198,7 +201,8 @@ fn poll_head(
         headers::remove_hop_by_hop(head.headers_mut());
         head.headers_mut().remove(CONTENT_LENGTH);
         if asked.pass_on(head.status(), head.headers()) {
-            // it leaves when this task has nothing else to do, which may be while the final one is here already
+            // the client writes it once this task yields, and the final response may already be
+            // here
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -215,8 +219,8 @@ fn poll_head(
     Poll::Ready(Ok(head))
 }
 
-/// What it means that there is no response. A stream that the server refuses, or that lies beyond the last one that its
-/// GOAWAY will look at, was not processed in any way (RFC 9113 §8.7).
+/// The error of an exchange without response. A stream that the server refuses, or one above the
+/// last stream in its GOAWAY, was not processed (RFC 9113 §8.7).
 fn failure(error: &h2::Error, place: &Place) -> UpstreamError {
     if error.is_remote() && error.is_go_away() {
         place.doubt();
@@ -232,7 +236,7 @@ fn failure(error: &h2::Error, place: &Place) -> UpstreamError {
     }
 }
 
-/// One request without a body on a connection of its own, for a check.
+/// Sends one request without a body on its own connection, for a health check.
 pub(in crate::upstream) async fn ask(
     stream: Stream,
     request: Request<()>,
@@ -250,7 +254,7 @@ pub(in crate::upstream) async fn ask(
     }
 }
 
-/// How long the body is, where that is known.
+/// Length of the body, if known.
 fn body_length(
     headers: &mut HeaderMap,
     status: StatusCode,
@@ -267,12 +271,13 @@ fn body_length(
     Ok(if is_empty { Some(0) } else { length })
 }
 
-/// The request as HTTP/2 says it.
+/// The request head for HTTP/2.
 pub(in crate::upstream) fn head(
     request: &Outbound<'_>,
     host: &[u8],
 ) -> Result<Request<()>, UpstreamError> {
-    const UNFIT: UpstreamError = UpstreamError::Protocol("the request cannot be told in HTTP/2");
+    const UNFIT: UpstreamError =
+        UpstreamError::Protocol("the request cannot be expressed in HTTP/2");
     let mut uri = http::uri::Parts::default();
     uri.scheme = Some(Scheme::HTTP);
     uri.authority = Some(Authority::try_from(host).map_err(|_| UNFIT)?);
@@ -285,13 +290,13 @@ pub(in crate::upstream) fn head(
     Ok(head)
 }
 
-/// What [`headers::write_head`] writes, but for what HTTP/2 has other means for.
+/// The fields of [`headers::write_head`], except those that HTTP/2 expresses otherwise.
 fn fields(request: &Outbound<'_>, host: &[u8]) -> Option<HeaderMap> {
     let mut written = BytesMut::with_capacity(1024);
     headers::write_head(&mut written, request, host);
     let line = written.windows(2).position(|two| two == b"\r\n")? + 2;
     let written = written.freeze().slice(line..);
-    // a client's fields, and ours
+    // the client's fields, and the gateway's
     let mut room = vec![httparse::EMPTY_HEADER; request.headers.len() + 16];
     let httparse::Status::Complete((_, parsed)) =
         httparse::parse_headers(&written, &mut room).ok()?

@@ -1,8 +1,8 @@
-//! The HTTP/2 connections of one worker to one server, and the places on them.
+//! HTTP/2 connections of one worker to one server, and the stream permits on them.
 //!
-//! A line takes no new exchanges once the server has said GOAWAY, or once it has left a request without an answer for
-//! `response_timeout`, since it may be dead; those that it carries may end on it. One that has carried none for
-//! `idle_timeout` is closed.
+//! A connection accepts no new exchanges after the server's GOAWAY. Nor does it after a request got
+//! no response within `response_timeout`, since it may be dead. Exchanges in flight may end on it.
+//! A connection without exchanges for `idle_timeout` is closed.
 
 use std::{
     cell::{Cell, RefCell},
@@ -37,11 +37,11 @@ use crate::receive_buffer::{
     DATA_FRAME_BUDGET, MAX_REMEMBERED_RESETS, RESET_MEMORY, ReceiveBuffer, ReceiveBuffers,
 };
 
-/// The lines that take new exchanges.
+/// The connections that accept new exchanges.
 #[derive(Debug, Default)]
 pub(in crate::upstream) struct Lines {
     open: RefCell<Vec<Rc<Line>>>,
-    /// Whether somebody is opening one: whoever needs one waits for that instead of opening another.
+    /// Whether a connection is being opened. Others wait for it instead of opening their own.
     opening: Cell<bool>,
     changed: Notify,
 }
@@ -49,7 +49,7 @@ pub(in crate::upstream) struct Lines {
 /// One connection.
 #[derive(Debug)]
 struct Line {
-    /// Where it leads, over TCP.
+    /// Its remote address, if TCP.
     address: Option<SocketAddr>,
     sender: SendRequest<Bytes>,
     buffers: Rc<ReceiveBuffers>,
@@ -57,12 +57,13 @@ struct Line {
     idle_since: Cell<Instant>,
 }
 
-/// A place for one exchange on a line, until it is dropped.
+/// Permit for one exchange on a connection, until dropped.
 #[derive(Debug)]
 pub(in crate::upstream) struct Place {
     pool: Rc<ServerPool>,
     line: Rc<Line>,
-    /// Whether the line was there before: only then may a failure mean that the server had already closed it.
+    /// Whether the connection existed before. Only then may a failure mean that the server had
+    /// already closed it.
     pub(in crate::upstream) reused: bool,
     _outstanding: Outstanding,
 }
@@ -72,7 +73,7 @@ impl Line {
         self.streams.get() < self.sender.current_max_send_streams()
     }
 
-    /// Whether neither side has ended it, or is about to.
+    /// Whether neither side has ended the connection, or is about to.
     fn takes_more(&self) -> bool {
         let mut cx = Context::from_waker(Waker::noop());
         !matches!(self.sender.clone().poll_ready(&mut cx), Poll::Ready(Err(_)))
@@ -94,7 +95,7 @@ impl Place {
         self.line.sender.clone()
     }
 
-    /// Where the response is received.
+    /// The buffer that receives the response.
     pub(in crate::upstream) fn receive(&self, stream: RecvStream) -> ReceiveBuffer {
         self.line.buffers.open(stream)
     }
@@ -103,7 +104,7 @@ impl Place {
         self.pool.settings()
     }
 
-    /// The line may be dead: nobody else is to try it.
+    /// The connection may be dead: excludes it from further exchanges.
     pub(super) fn doubt(&self) {
         self.pool.lines().forget(&self.line);
     }
@@ -118,14 +119,15 @@ impl Drop for Place {
 }
 
 impl Lines {
-    /// A place on a line, which is opened where none has room. Waits for at most `connect_timeout`.
+    /// Takes a permit on a connection, and opens one if none has room. Waits up to
+    /// `connect_timeout`.
     pub(in crate::upstream) async fn take(pool: &Rc<ServerPool>) -> Result<Place, UpstreamError> {
         let lines = pool.lines();
         let settings = pool.settings();
         let give_up = Instant::now() + settings.connect_timeout;
         let outstanding = Outstanding::at(pool);
         loop {
-            // asked for before the look, so that no change is missed
+            // register before the check, so that no change is missed
             let changed = lines.changed.notified();
             if let Some(line) = lines.with_room() {
                 return Ok(Place::on(line, pool, true, outstanding));
@@ -165,7 +167,7 @@ impl Lines {
             buffers: Rc::clone(&buffers),
         };
         let handshake = h2::client::Builder::new()
-            // until the server has said how many it takes
+            // until the server's SETTINGS state its limit
             .initial_max_send_streams(0)
             .enable_push(false)
             .initial_window_size(STREAM_WINDOW)
@@ -220,8 +222,8 @@ impl Lines {
         self.changed.notify_waiters();
     }
 
-    /// Lets go of what has been idle for too long, or leads to where the server no longer is. A connection ends when nobody
-    /// holds its line.
+    /// Drops connections that have been idle for too long, or whose address the server no longer
+    /// has. A connection ends with its last permit.
     pub(in crate::upstream) fn sweep(&self, pool: &ServerPool, now: Instant) {
         let idle_timeout = pool.settings().idle_timeout;
         self.open.borrow_mut().retain(|line| {
@@ -230,14 +232,15 @@ impl Lines {
         });
     }
 
-    /// Lets go of all; what they carry may end.
+    /// Drops all connections; exchanges in flight may end.
     pub(in crate::upstream) fn retire(&self) {
         self.open.borrow_mut().clear();
     }
 }
 
-/// Waits until the server has sent its SETTINGS. Before, a request could be refused only because nobody knew how many the
-/// server takes; and one that is no HTTP/2 server at all is found out while nothing was sent.
+/// Waits for the server's SETTINGS. Without them the stream limit is unknown, so requests could be
+/// refused for exceeding it. A server that does not speak HTTP/2 is also detected before a request
+/// is sent.
 async fn greeting(driven: &mut Driven) -> Result<(), h2::Error> {
     poll_fn(|cx| {
         if let Poll::Ready(ended) = Pin::new(&mut *driven).poll(cx) {
@@ -251,7 +254,7 @@ async fn greeting(driven: &mut Driven) -> Result<(), h2::Error> {
     .await
 }
 
-/// Somebody is opening a line, until this is dropped.
+/// Marks that a connection is being opened, until dropped.
 struct Opening<'a>(&'a Lines);
 
 impl<'a> Opening<'a> {
@@ -268,7 +271,7 @@ impl Drop for Opening<'_> {
     }
 }
 
-/// A connection as its task drives it: in turns.
+/// A connection and its driver task, which polls it in fair turns.
 struct Driven {
     connection: client::Connection<Carrier, Bytes>,
     buffers: Rc<ReceiveBuffers>,
@@ -286,7 +289,7 @@ impl Future for Driven {
     }
 }
 
-/// A connection with its place among `max_connections`, as the HTTP/2 library reads and writes it.
+/// The I/O of the h2 crate, with the connection's permit among `max_connections`.
 struct Carrier {
     connection: Box<Connection>,
     buffers: Rc<ReceiveBuffers>,

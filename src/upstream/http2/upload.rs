@@ -1,4 +1,5 @@
-//! The body of a request on its way to a server: taken from the client only as the server grants room for it.
+//! The body of a request on its way to a server, read from the client only as the server's window
+//! allows.
 
 use std::{
     pin::Pin,
@@ -12,17 +13,17 @@ use http_body::Body;
 
 use super::super::headers;
 
-/// A body under way. Dropped before its end, it resets the stream.
+/// A body being sent. Dropping it before its end resets the stream.
 #[derive(Debug)]
 pub(in crate::upstream) struct Upload<B> {
     stream: SendStream<Bytes>,
     body: B,
-    /// What the client has delivered and the server has not granted room for.
+    /// Bytes that the client has delivered and the window does not allow yet.
     chunk: Bytes,
-    /// Whether anything was taken from the body.
+    /// Whether any of the body was taken.
     begun: bool,
     waits_for_client: bool,
-    /// The stream takes no more.
+    /// The stream accepts no more.
     stopped: bool,
     progress: u64,
 }
@@ -40,17 +41,17 @@ impl<B> Upload<B> {
         }
     }
 
-    /// The body as it was, where nothing of it was taken.
+    /// The body, if none of it was taken.
     pub(super) fn untouched(self) -> Option<B> {
         (!self.begun).then_some(self.body)
     }
 
-    /// Whether all that the client delivered was sent, and more is to come.
+    /// Whether all delivered bytes were sent, and more are expected.
     pub(super) fn waits_for_client(&self) -> bool {
         self.waits_for_client
     }
 
-    /// Bytes sent so far, to tell a slow side from a stalled one.
+    /// Bytes sent so far, to distinguish a slow server from a stalled one.
     pub(super) fn progress(&self) -> u64 {
         self.progress
     }
@@ -61,7 +62,8 @@ impl<B> Upload<B> {
 }
 
 impl<B: Body<Data = Bytes> + Unpin> Upload<B> {
-    /// Ready when everything is sent. Where the stream takes no more it waits for ever: its response says why.
+    /// Ready when everything is sent. Pending forever if the stream accepts no more: its response
+    /// gives the reason.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), B::Error>> {
         self.waits_for_client = false;
         while !self.stopped {
@@ -89,7 +91,7 @@ impl<B: Body<Data = Bytes> + Unpin> Upload<B> {
         Poll::Pending
     }
 
-    /// Sends as much of the chunk as there is room for.
+    /// Sends as much of the chunk as the window allows.
     fn poll_send_some(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), h2::Error>> {
         self.stream.reserve_capacity(self.chunk.len());
         while self.stream.capacity() == 0 {
