@@ -1,6 +1,7 @@
-//! Requests whose clients leave: a limit on requests in flight bounds the work at the origin, not the patience of clients.
+//! Requests whose clients leave: a concurrency limit bounds the origin's work, not the clients'
+//! patience.
 //!
-//! Each test counts at the origin itself how many requests it works on at the same time.
+//! Each test counts at the origin how many requests it works on at the same time.
 
 use std::{
     net::{SocketAddr, TcpStream},
@@ -27,16 +28,16 @@ use crate::support::{
     websocket::{AGREED, handshake},
 };
 
-/// Two requests at a time, whoever asks.
+/// Two concurrent requests in total.
 const TWO: &str = "[limit.slots]\nkey = []\nalgorithm = \"concurrency\"\nlimit = 2\n[gateway]\nlimits = [\"slots\"]\n";
-/// How many requests are reset, of each kind.
+/// Requests reset in each test.
 const RESETS: usize = 10_000;
 const CLIENTS: usize = 8;
-/// How long the origin works on each.
+/// How long the origin works on each request.
 const WORK: Duration = Duration::from_millis(4);
 const CANCEL: [u8; 4] = 8u32.to_be_bytes();
 
-/// What an origin works on.
+/// Counts the origin's work.
 #[derive(Clone, Default)]
 struct Workplace(Arc<(AtomicUsize, AtomicUsize, AtomicUsize)>);
 
@@ -61,7 +62,8 @@ impl Workplace {
         self.end();
     }
 
-    /// At most two at a time, and not because nobody came: a loaded machine admits few of a flood.
+    /// At most two at a time, over enough requests to prove it: a loaded machine admits few of a
+    /// flood.
     fn check(&self) {
         let (_, most, all) = &*self.0;
         let (most, all) = (most.load(SeqCst), all.load(SeqCst));
@@ -71,7 +73,7 @@ impl Workplace {
     }
 }
 
-/// An origin that counts what it works on, and what of its answer has left before.
+/// An origin that counts its work, with the parts of its response sent before and after it.
 fn working(at: &Workplace, before: &'static str, after: &'static str) -> Origin {
     let at = at.clone();
     Origin::new(move |exchange| {
@@ -83,14 +85,14 @@ fn working(at: &Workplace, before: &'static str, after: &'static str) -> Origin 
 
 const WHOLE: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
-/// Ends a connection with a reset.
+/// Closes a connection with a reset.
 fn reset(stream: &TcpStream) {
     // a zero linger turns the close into a RST
     let set = SockRef::from(stream).set_linger(Some(Duration::ZERO));
     set.expect("a socket");
 }
 
-/// A different time for each number, up to two milliseconds. A few are long enough for a loaded machine to begin.
+/// A pause of varying length, up to two milliseconds.
 fn moment(number: usize) -> Duration {
     let brief = Duration::from_micros(((number * 7919) % 2000) as u64);
     match number % 199 {
@@ -99,7 +101,7 @@ fn moment(number: usize) -> Duration {
     }
 }
 
-/// So many requests of several clients at the same time.
+/// Sends `count` requests from several clients at once.
 fn flood(count: usize, request: impl Fn(usize) + Sync) {
     thread::scope(|scope| {
         for client in 0..CLIENTS {
@@ -109,7 +111,7 @@ fn flood(count: usize, request: impl Fn(usize) + Sync) {
     });
 }
 
-/// A request that is reset after a moment.
+/// Sends a request and resets it after a moment.
 fn send_and_reset(address: SocketAddr, bytes: &[u8], number: usize) {
     use std::io::Write as _;
     let mut stream = raw::open(address);
@@ -118,7 +120,7 @@ fn send_and_reset(address: SocketAddr, bytes: &[u8], number: usize) {
     reset(&stream);
 }
 
-/// Streams that are reset after a moment; on another connection where the gateway has had enough of one.
+/// Opens streams and resets each after a moment; reconnects when the gateway closes the connection.
 fn reset_streams<S: std::io::Read + std::io::Write>(
     open: impl Fn() -> Connection<S> + Sync,
     count: usize,
@@ -138,7 +140,7 @@ fn reset_streams<S: std::io::Read + std::io::Write>(
     });
 }
 
-/// No slot is missing when all is over. Requests of clients that have gone may still wait to be read.
+/// All slots are free at the end. Requests of clients that left may still wait to be read.
 fn settled(gateway: &Gateway) {
     gateway.wait_for_metric("tidegate_in_flight", 0.0);
     gateway.wait_for_metric("tidegate_abandoned_requests", 0.0);
@@ -250,7 +252,7 @@ fn uploads_that_are_broken_off_do_not_make_the_origin_work_on_more() {
     let origin = Origin::new(move |exchange: &mut Exchange<'_>| {
         place.begin();
         let read = exchange.read_body();
-        // it notices, and works on
+        // the origin notices, and continues to work
         pause(WORK);
         place.end();
         read?;
@@ -276,7 +278,7 @@ fn websockets_that_are_reset_do_not_make_the_origin_work_on_more() {
         place.begin();
         let agreed = exchange.write(AGREED.as_bytes());
         while agreed.is_ok() && exchange.read_some().is_ok() {}
-        // it notices, and works on
+        // the origin notices, and continues to work
         pause(WORK);
         place.end();
         exchange.close()
@@ -320,7 +322,7 @@ fn requests_that_time_out_do_not_make_the_origin_work_on_more() {
 fn requests_that_are_tried_again_do_not_make_the_origins_work_on_more() {
     let at = Workplace::default();
     let place = at.clone();
-    // it works, and closes without an answer
+    // works, then closes without a response
     let failing = Origin::new(move |exchange| {
         place.work();
         exchange.close()
@@ -355,7 +357,7 @@ fn an_origin_behind_tls_does_not_work_on_more() {
     let gateway = Gateway::with(&toml)
         .file("ca.pem", &authority.pem())
         .start();
-    // with connections to the origin, as those that are reset wait for no handshake
+    // with open connections to the origin, as requests that are reset do not wait for a handshake
     flood(200, |_| drop(gateway.get("/")));
     let request = Request::get("/").to_bytes();
     flood(2_000, |number| {
@@ -365,7 +367,7 @@ fn an_origin_behind_tls_does_not_work_on_more() {
     settled(&gateway);
 }
 
-/// An HTTP/2 origin that counts; `/begun` begins its answer before it works.
+/// An HTTP/2 origin that counts; `/begun` sends its response head before it works.
 fn working_h2c(at: &Workplace) -> H2cOrigin {
     let at = at.clone();
     H2cOrigin::new(move |mut call| {
@@ -406,7 +408,8 @@ fn an_http2_origin_does_not_work_on_more() {
 fn answers_without_a_body_hold_their_slot_until_the_stream_ends() {
     let at = Workplace::default();
     let workplace = at.clone();
-    // begins its answer, works on, and ends the stream; the answer has no body, by its status or since a HEAD asks for it
+    // sends its head, works, and ends the stream; the status or a HEAD request means that there is
+    // no body
     let origin = H2cOrigin::new(move |mut call| {
         let at = workplace.clone();
         async move {
@@ -492,7 +495,7 @@ fn gateways_that_share_a_limit_do_not_make_the_origin_work_on_more() {
     at.check();
 }
 
-/// A gateway with one slot, and an origin that does not answer `/stuck` until the gate is open.
+/// A gateway with one slot, and an origin that answers `/stuck` only once the gate is open.
 fn stuck(timeout: &str) -> (Gate, Origin, Gateway) {
     let gate = Gate::default();
     let held = gate.clone();
@@ -512,7 +515,7 @@ fn stuck(timeout: &str) -> (Gate, Origin, Gateway) {
     (gate, origin, gateway)
 }
 
-/// Leaves a request to this target behind.
+/// Sends a request to this target and disconnects.
 fn leave(gateway: &Gateway, origin: &Origin, target: &str) {
     let mut client: Client = gateway.connect();
     client

@@ -1,4 +1,5 @@
-//! The admin listener under clients that are slow: probes, scrapes, operations and verdicts are answered all the same.
+//! The admin listener under slow clients: probes, scrapes, operations and `/check` are still
+//! answered.
 
 use std::{
     io::Write as _,
@@ -13,7 +14,7 @@ use crate::support::{
     wait::{PATIENCE, eventually},
 };
 
-/// Health checks of containers wait as long as this.
+/// Timeout of a container's health check.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 const SOCKETS: usize = 1_000;
 
@@ -27,7 +28,7 @@ const TRUSTING: &str = r#"
     rate = "1000/s"
 "#;
 
-/// What a slow client has sent when it stops: its name, and the bytes.
+/// What each slow client sends before it stops: a name, and the bytes.
 const SLOW: [(&str, &str); 6] = [
     ("nothing", ""),
     ("a part of a head", "GET /metrics HTTP/1.1\r\nHost: loc"),
@@ -49,7 +50,7 @@ const SLOW: [(&str, &str); 6] = [
     ),
 ];
 
-/// Sockets need descriptors: the test takes as many as it may have.
+/// The test needs many sockets, so it raises its descriptor limit.
 fn raise_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -62,14 +63,14 @@ fn raise_descriptors() {
 fn crowd(address: SocketAddr, bytes: &str) -> Vec<TcpStream> {
     let slow = |_| {
         let mut stream = TcpStream::connect(address).expect("it listens");
-        // one that was closed to make room cannot be written to
+        // the connection may have been closed to make room
         let _ = stream.write_all(bytes.as_bytes());
         stream
     };
     (0..SOCKETS).map(slow).collect()
 }
 
-/// The status of an answer that comes before a container's health check would give up.
+/// The status of a response that arrives within [`PROBE_TIMEOUT`].
 fn in_time(gateway: &Gateway, request: &Request) -> u16 {
     let start = Instant::now();
     let status = Client::connect(gateway.admin_address())
@@ -127,7 +128,7 @@ fn slow_sockets_are_bounded_and_counted_when_they_make_room() {
         let open = metrics.sum("tidegate_connections{listener=\"admin\"}");
         let cut =
             metrics.sum("tidegate_connections_cut_total{listener=\"admin\",kind=\"crowded\"}");
-        // one address has three quarters of 512; one more asks
+        // one address may have three quarters of 512 connections, plus this probe
         match open <= 385.0 && cut >= 500.0 {
             true => Ok(()),
             false => Err(format!("{open} open, {cut} closed")),
@@ -138,7 +139,7 @@ fn slow_sockets_are_bounded_and_counted_when_they_make_room() {
 #[test]
 fn more_questions_than_can_be_decided_at_once_starve_no_operator() {
     raise_descriptors();
-    // decisions wait for a Redis that accepts and is silent
+    // decisions wait for a Redis that accepts connections and never answers
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has ports");
     let redis = silent.local_addr().expect("it is bound");
     let toml = format!(
@@ -158,7 +159,7 @@ fn more_questions_than_can_be_decided_at_once_starve_no_operator() {
 fn a_probe_does_not_wait_for_operations_that_were_asked_for_before() {
     const CLIENTS: usize = 300;
     raise_descriptors();
-    // with many series an answer takes a while
+    // with many series a response takes a while
     let routes: String = (0..300)
         .map(|index| {
             format!("[[route]]\nname = \"r{index}\"\npath = \"/{index}\"\nupstream = \"origin\"\n")

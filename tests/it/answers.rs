@@ -1,10 +1,10 @@
-//! What clients are told: the fields on every response, and the answers that the gateway writes itself.
+//! Fields on every response, and the responses that the gateway generates itself.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::support::{Gateway, Origin, Request, Response, http2, wait::pause};
 
-/// Three requests at once, one more each ten seconds; what `[response]` says comes from the test.
+/// Burst of three, one request refilled every ten seconds; `[response]` is the caller's.
 fn three_per_ip(response: &str) -> String {
     format!(
         "[response]\n{response}\n[gateway]\nlimits = [\"per_ip\"]\n\
@@ -33,7 +33,7 @@ fn admitted_responses_describe_the_limit_in_the_draft_syntax() {
     let gateway = Gateway::with(&three_per_ip(r#"fields = ["ratelimit"]"#)).start();
     let first = gateway.get("/");
     assert_eq!(first.status, 200);
-    // a bucket of 3 that refills one each 10 s fills in 30 s; the two that remain are worth 20 s
+    // a bucket of 3 that refills one per 10 s fills in 30 s; the two that remain are worth 20 s
     assert_eq!(
         first.header("ratelimit-policy"),
         Some(r#""per_ip";q=3;w=30"#)
@@ -233,7 +233,7 @@ fn a_refused_head_has_fields_and_no_body() {
         rejected.header("content-type"),
         Some("application/problem+json")
     );
-    // a body would be taken for the next response
+    // a body would be read as the next response
     assert_eq!(client.send(&Request::get("/")).status, 429);
 }
 
@@ -304,7 +304,7 @@ fn redirects_carry_no_ratelimit_field() {
         (response.status, response.header("location")),
         (301, Some("/elsewhere"))
     );
-    // a client may take it for a reason to wait before it follows
+    // a client may take it for a reason to wait before it follows the redirect
     assert_eq!(response.header("ratelimit"), None);
     assert_eq!(gateway.get("/").status, 301, "it is charged all the same");
 }
@@ -367,7 +367,7 @@ fn a_costly_request_is_told_the_wait_that_it_needs_whatever_remains() {
     assert_eq!(gateway.statuses(&Request::get("/"), 30), [200; 30]);
     let rejected = gateway.get("/costly");
     assert_eq!(rejected.status, 429);
-    // ten units are missing, one comes each second; that thirty remain would be a window of thirty seconds
+    // ten units are missing and one refills each second; a wait of thirty would be a fixed window's
     let wait = rejected.retry_after().expect("when to come back");
     assert!((9..=10).contains(&wait), "Retry-After is {wait}");
     let [remaining, window] = ["r", "t"].map(|name| rejected.parameter("ratelimit", "all", name));
@@ -394,7 +394,7 @@ fn jitter_spreads_the_return_of_clients_and_only_upwards() {
             seconds
         })
         .collect();
-    // one unit refills in at most 10 s, of which some may have passed
+    // one unit refills in at most 10 s, part of which may have passed
     assert!(
         told.iter().all(|seconds| (1..=15).contains(seconds)),
         "{told:?}"

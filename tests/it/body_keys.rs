@@ -1,5 +1,5 @@
-//! Limits that are keyed by a field of the body: which bucket counts a request, what a body that fails costs, and how much
-//! memory bodies take that are read before the decision.
+//! Limits keyed by a body field: the bucket that counts a request, the cost of a failed body, and
+//! the memory for buffered bodies.
 
 use std::{
     io::{Read as _, Write as _},
@@ -17,10 +17,10 @@ use crate::support::{
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Of `tests/vectors/body_key_vectors.json`.
+/// Number of vectors in `tests/vectors/body_key_vectors.json`.
 const CASES: usize = 186;
 
-/// One route for each field that vectors want; a bucket has room for all of them.
+/// One route per field in the vectors; no bucket runs out.
 const FIELDS: [&str; 3] = ["username", "user_name", "user.name"];
 
 fn by_field() -> String {
@@ -34,7 +34,7 @@ fn by_field() -> String {
     format!("[log]\naccess = \"all\"\n[client_ip]\ntrusted_proxies = [\"127.0.0.1\"]\n{limits}")
 }
 
-/// A text of which each character is one byte.
+/// Text to bytes, one byte per character.
 fn bytes(text: &str) -> Vec<u8> {
     let byte = |character| u8::try_from(u32::from(character)).expect("a byte");
     text.chars().map(byte).collect()
@@ -78,7 +78,7 @@ fn cases() -> Vec<Case> {
 }
 
 impl Case {
-    /// As a client sends it, or as a proxy asks about it.
+    /// The bytes as a client sends them, or as a proxy queries `/check`.
     fn wire(&self, line: &str, more: &str) -> Vec<u8> {
         let headers = self.headers.iter();
         let headers: String = headers
@@ -110,7 +110,7 @@ impl Case {
         key_of(gateway, &reply, &self.id)
     }
 
-    /// `None` where the body is no text, or too long to be described.
+    /// `None` if the body is not text, or too long to describe.
     fn explained_by(&self, gateway: &Gateway) -> Option<String> {
         let body = String::from_utf8(self.body.clone()).ok()?;
         if body.len() > 10_000 {
@@ -129,7 +129,7 @@ impl Case {
     }
 }
 
-/// The key in the access line of a request, without the part's name.
+/// The key in the access line of a request, without the name of its part.
 fn key_of(gateway: &Gateway, reply: &Reply, id: &str) -> String {
     let text = reply.text();
     assert!(text.starts_with("HTTP/1.1 200"), "{id}: {text}");
@@ -198,7 +198,7 @@ fn every_body_vector_is_counted_in_the_bucket_that_it_lists_by_all_three_paths()
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Two buckets: by address, and by name; and what takes bodies of 1,000 bytes.
+/// Two buckets, by address and by name; bodies are bounded to 1,000 bytes.
 const LOGIN: &str = r#"
     [client_ip]
     trusted_proxies = ["127.0.0.1"]
@@ -223,7 +223,7 @@ const LOGIN: &str = r#"
 
 const ADMITTED: &str = r#"tidegate_decisions_total{limit="name",outcome="admitted"}"#;
 
-/// The status of what is sent, byte for byte, from an address.
+/// The status of raw bytes sent from an address.
 fn status(gateway: &Gateway, from: &str, rest: &str) -> String {
     let head = format!(
         "POST /login HTTP/1.1\r\nHost: a.example\r\nX-Forwarded-For: {from}\r\nContent-Type: application/json\r\n{rest}"
@@ -317,10 +317,10 @@ fn a_request_that_another_limit_refuses_is_refused_before_its_body_is_read() {
         let other = clear.replace("alice", &format!("user{name}"));
         assert_eq!(status(&gateway, "192.0.2.1", &other), "200");
     }
-    // no byte of it comes, and 100 Continue is not said
+    // no body byte arrives, and the gateway does not send 100 Continue
     let waits = "Content-Length: 20\r\nExpect: 100-continue\r\n\r\n";
     assert_eq!(status(&gateway, "192.0.2.1", waits), "429");
-    // of no limit anything was charged
+    // no limit was charged
     for _ in 0..3 {
         assert_eq!(status(&gateway, "192.0.2.2", clear), "200");
     }
@@ -334,7 +334,7 @@ fn a_request_that_another_limit_refuses_is_refused_before_its_body_is_read() {
     assert_eq!(explained["answer"]["status"], 429, "{text}");
 }
 
-/// A client of the network 192.0.2.0/24 that sends a body in so many equal chunks, up to but not including the last chunk.
+/// A client in 192.0.2.0/24 that sends `count` equal chunks, but not the last chunk.
 fn unfinished(address: SocketAddr, number: usize, chunk: &str, count: usize) -> TcpStream {
     let mut client = raw::open(address);
     let head = format!(
@@ -343,7 +343,7 @@ fn unfinished(address: SocketAddr, number: usize, chunk: &str, count: usize) -> 
     );
     client.write_all(head.as_bytes()).expect("the head leaves");
     let chunk = format!("{:x}\r\n{chunk}\r\n", chunk.len());
-    // who is refused meanwhile finds the connection closed
+    // the connection of a rejected client is already closed
     let _ = client.write_all(chunk.repeat(count).as_bytes());
     client
 }
@@ -368,7 +368,7 @@ const REFUSED: &str = "tidegate_body_buffer_refused_total";
 #[test]
 fn bodies_that_are_read_ahead_share_one_bound_and_give_it_back() {
     let gateway = Gateway::with(READS).upstream_at("builtin:echo").start();
-    // each takes 256 KiB in the end: 4 MiB is room for some 15 of them
+    // each buffer grows to 256 KiB: 4 MiB has room for about 15
     let mut clients: Vec<_> = (0..24)
         .map(|number| unfinished(gateway.address(), number, &" ".repeat(1000), 250))
         .collect();
@@ -382,7 +382,7 @@ fn bodies_that_are_read_ahead_share_one_bound_and_give_it_back() {
     });
     let mut answers = std::collections::BTreeMap::new();
     for client in &mut clients {
-        // who was refused finds the connection closed
+        // the connection of a rejected client is already closed
         let _ = client.write_all(b"2\r\n{}\r\n0\r\n\r\n");
         client.set_read_timeout(Some(PATIENCE)).expect("a timeout");
         let mut answer = [0; 12];
@@ -456,7 +456,8 @@ fn twenty_addresses_leave_room_for_the_bodies_of_others() {
     gateway.wait_for_metric(IN_USE, 0.0);
 }
 
-/// A client that sends one byte in each DATA frame, with so much padding, on so many streams of one connection.
+/// A client that sends one byte per DATA frame with maximal padding, on several streams of one
+/// connection.
 fn padded(address: SocketAddr, number: usize, streams: u32, frames: usize) -> Connection {
     let mut client = Connection::open(address, &[]);
     let from = format!("192.0.2.{number}");
@@ -471,7 +472,7 @@ fn padded(address: SocketAddr, number: usize, streams: u32, frames: usize) -> Co
     }
     for _ in 0..frames {
         for index in 0..streams {
-            // a stream that was refused takes no more
+            // a rejected stream accepts no more frames
             client.send(DATA, 8, 2 * index + 1, &frame);
         }
     }
@@ -514,7 +515,7 @@ fn padded_and_slow_bodies_stay_within_the_bound_and_give_it_back() {
     }
     println!("padded: {rounds:?} bytes more afterwards");
     assert!(rounds[0] < 40.0 * MIB, "{rounds:?}");
-    // what the system's allocator keeps is used again
+    // the allocator reuses the memory that it keeps
     assert!(rounds[2] < rounds[0] * 1.5, "{rounds:?}");
     assert!(gateway.metric(REFUSED) < 0.5);
 }
@@ -526,7 +527,8 @@ fn a_body_in_pieces_of_one_byte_takes_no_more_memory_than_its_bytes() {
     let small = Request::post("/", "{}").header("content-type", "application/json");
     assert_eq!(gateway.send(&small).status, 200);
     let before = gateway.peak_memory_bytes();
-    // a body of 256,000 bytes is 1.5 MB on the wire in this shape, and was 26 to 35 MiB in memory
+    // this framing takes 1.5 MB on the wire for a body of 256,000 bytes, and once took 26 to 35 MiB
+    // of memory
     let clients: Vec<_> = (0..6)
         .map(|number| unfinished(gateway.address(), number, " ", 200_000))
         .collect();

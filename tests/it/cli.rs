@@ -1,4 +1,4 @@
-//! What a person types, and what the shell gets back: 0 is fine, 1 is findings or failure, 2 is usage.
+//! The command line and its exit codes: 0 for success, 1 for findings or failure, 2 for usage.
 
 use std::{fs, path::Path};
 
@@ -8,7 +8,7 @@ use crate::support::{
     tidegate,
 };
 
-/// The presets of `tidegate init` that the command line documents.
+/// Presets of `tidegate init` in the command's help.
 const PRESETS: &[&str] = &["api", "login", "llm", "internal"];
 
 fn folder() -> tempfile::TempDir {
@@ -19,7 +19,7 @@ fn write(folder: &Path, toml: &str) {
     fs::write(folder.join("gateway.toml"), toml).expect("a temporary folder is writable");
 }
 
-/// A configuration without a fault.
+/// A valid configuration.
 const SOUND: &str = r#"
 [[listen]]
 address = "127.0.0.1:0"
@@ -84,7 +84,7 @@ fn check_is_1_and_says_where_what_and_how_to_mend_it() {
     );
     let checked = tidegate(folder.path(), &["check", "--config", "gateway.toml"]);
     assert_eq!(checked.code, Some(1), "{checked}");
-    // line 8 is the rate, line 10 the misspelt key
+    // line 8 is the rate, line 10 the misspelled key
     for part in [
         "gateway.toml:8:",
         "fortnight",
@@ -322,7 +322,7 @@ fn the_example_configuration_passes_check() {
     assert_eq!(checked.code, Some(0), "{checked}");
 }
 
-/// The files that configurations in the documentation name.
+/// Copies the files that configurations in the documentation name.
 fn copy_files(from: &Path, to: &Path) {
     for entry in fs::read_dir(from).expect("the folder is there") {
         let entry = entry.expect("it can be listed");
@@ -409,7 +409,7 @@ fn hash_key_prints_the_entry_that_lets_the_key_in() {
     assert_eq!(seen.header("x-user-id"), Some("acme"));
     assert_eq!(seen.header("x-rate-limit-tier"), Some("pro"));
 
-    // a name that TOML would read as two
+    // a name that TOML would read as two keys
     let quoted = hash(&["a.b", "--user", "say \"hi\""], key.as_bytes());
     assert!(quoted.stdout.starts_with("[keys.\"a.b\"]\n"), "{quoted}");
     assert!(quoted.stdout.contains(r#"user = "say \"hi\"""#), "{quoted}");

@@ -1,4 +1,5 @@
-//! Configuration: every valid file loads, every invalid one says what is wrong, as the golden files show.
+//! Configuration: every valid file loads, and every invalid one produces the diagnostics of its
+//! golden file.
 
 use std::{
     collections::BTreeSet,
@@ -15,7 +16,7 @@ use tidegate::{
     listener::tls::{MinVersion, certificate::ClientAuth},
 };
 
-/// The `.toml` files of a folder below tests/config.
+/// The `.toml` files of a folder under tests/config.
 fn files(folder: &str) -> Vec<PathBuf> {
     let folder = Path::new("tests/config").join(folder);
     let entries = fs::read_dir(&folder).expect("the folder is there");
@@ -32,7 +33,7 @@ fn files(folder: &str) -> Vec<PathBuf> {
     files
 }
 
-/// Compares with `NAME.stderr`, or writes it when UPDATE_GOLDEN=1 is set.
+/// Compares with `NAME.stderr`, or writes it if UPDATE_GOLDEN=1.
 fn matches_golden(path: &Path, report: &Report) -> bool {
     let golden = path.with_extension("stderr");
     let found = format!("{report}\n");
@@ -329,7 +330,7 @@ fn what_was_written_is_what_is_configured() {
             (60, 60, 30),
             (600, 60, 30),
             (60, 60, 1000),
-            // the exceptions: one second of 5000/min is more than the burst of everybody else
+            // overrides: one second of 5000/min exceeds the default burst
             (5000, 60, 83),
             (1, 60, 2)
         ]
@@ -488,7 +489,7 @@ fn a_file_of_a_hundred_thousand_keys_loads_in_linear_time() {
         "[[user]]\nfrom = \"api_key\"\nkeys_file = \"keys.toml\"\n{}",
         config::quick("builtin:echo", "1/s", None, None)
     );
-    // the time of this thread alone, however busy the machine is
+    // CPU time of this thread, independent of other load
     let worked = || {
         let text = fs::read_to_string("/proc/thread-self/schedstat").expect("Linux has it");
         let ns = text.split(' ').next().and_then(|ns| ns.parse().ok());
@@ -503,7 +504,8 @@ fn a_file_of_a_hundred_thousand_keys_loads_in_linear_time() {
         panic!("keys")
     };
     assert_eq!(keys.len(), 100_000);
-    // a fraction of a second in production; unoptimised a multiple, but quadratic would be minutes
+    // a fraction of a second in production, a multiple of it unoptimized; quadratic time would be
+    // minutes
     assert!(took < Duration::from_secs(20), "{took:?}");
 }
 
@@ -521,7 +523,7 @@ fn a_report_stays_short_however_much_is_wrong() {
     assert!(report.to_string().len() < 2_000);
 }
 
-/// What a mutation puts into a configuration.
+/// Fragments that a mutation inserts into a configuration.
 const SCRAPS: &[&str] = &[
     "",
     "[",
@@ -599,7 +601,7 @@ proptest! {
     }
 }
 
-/// Whatever the text is, the outcome is whole and can be shown.
+/// For any text, the outcome is complete and can be printed.
 fn check_any(text: &str) {
     match config::compile("any.toml", text, Path::new("tests/config/valid"), &|_| None) {
         Ok(loaded) => {

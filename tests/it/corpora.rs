@@ -1,4 +1,4 @@
-//! What fuzzing has found, and what it starts from, goes through the same checks at each test run.
+//! Replays the fuzzing corpora through their checks on each test run.
 
 use std::{fs, path::Path};
 
@@ -17,7 +17,7 @@ mod token;
 #[path = "../../fuzz/checks/usage.rs"]
 mod usage;
 
-/// Gives every file of a corpus to its check.
+/// Runs the check on every file of a corpus.
 fn replay(corpus: &str, check: fn(&[u8])) {
     let folder = Path::new("fuzz/corpus").join(corpus);
     let files =
@@ -26,7 +26,7 @@ fn replay(corpus: &str, check: fn(&[u8])) {
     for file in files {
         let path = file.expect("it can be listed").path();
         let bytes = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        // the name of a file that fails is the last one shown
+        // on a failure, the last line names the file
         println!("{}", path.display());
         check(&bytes);
         seen += 1;

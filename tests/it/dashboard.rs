@@ -1,4 +1,4 @@
-//! The page at `/` of the admin address, in a browser: what operators see, and that it does what they ask.
+//! The page at `/` of the admin address in a browser: its content, and its actions.
 
 use std::{env, fs, path::PathBuf};
 
@@ -18,7 +18,7 @@ const LIMITED: &str = r#"
     rate = "1000/s"
 "#;
 
-/// Where screenshots are left for people to look at, if TIDEGATE_SCREENSHOTS names a folder.
+/// Saves a screenshot if TIDEGATE_SCREENSHOTS names a folder.
 fn picture(browser: &Browser, name: &str) {
     let png = STANDARD.decode(browser.screenshot()).expect("base64");
     assert!(png.starts_with(b"\x89PNG") && png.len() > 5_000, "{name}");

@@ -1,5 +1,5 @@
-//! One request is decided alike wherever it is decided: served by the gateway, asked about by another proxy (`/check`), or
-//! explained. Random requests go through all three, and the verdict and what every limit was charged must be the same.
+//! All ways to decide a request agree: serving it, `/check`, and `explain`. Random requests take
+//! all three, and must get the same verdict and the same charge from each limit.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Client, Gateway, Request, Response, random::Random, raw};
 
-/// Requests of one run. Buckets hardly refill meanwhile, so that amounts can be compared exactly.
+/// Requests per run. Buckets hardly refill meanwhile, so amounts compare exactly.
 const REQUESTS: usize = 600;
 
 const CONFIG: &str = r#"
@@ -117,7 +117,7 @@ const CONFIG: &str = r#"
     exempt = true
 "#;
 
-/// All limits, those in shadow apart, that a response may name.
+/// All limits that a response may name, without those in shadow mode.
 const LIMITS: [&str; 9] = [
     "all",
     "per_ip",
@@ -130,7 +130,7 @@ const LIMITS: [&str; 9] = [
     "slots",
 ];
 
-/// What one client sends.
+/// A client's request.
 #[derive(Clone, Debug)]
 struct Sent {
     method: &'static str,
@@ -180,7 +180,7 @@ impl Sent {
             let long = "y".repeat(1500);
             let longest = "y".repeat(300_000);
             let large = match target.starts_with("/strict") {
-                // beyond what is read before a decision, and still within the route's bound
+                // more than the gateway buffers before a decision, but within the route's bound
                 true => format!(r#"{{"pad":"{longest}"}}"#),
                 false => format!(r#"{{"pad":"{long}"}}"#),
             };
@@ -231,7 +231,7 @@ impl Sent {
     }
 
     fn explained_by(&self, gateway: &Gateway) -> Option<Value> {
-        // what the admin listener takes is shorter than what a client may send
+        // the admin listener accepts smaller bodies than a client may send
         if self.body.len() > 10_000 {
             return None;
         }
@@ -248,7 +248,7 @@ impl Sent {
     }
 }
 
-/// What every limit that is named has left.
+/// Remaining units of each limit in the response.
 fn remaining(response: &Response) -> Vec<(&'static str, i64)> {
     let left = |limit| Some((limit, response.parameter("ratelimit", limit, "r")?));
     LIMITS.into_iter().filter_map(left).collect()
@@ -294,7 +294,7 @@ fn a_request_is_decided_alike_served_checked_and_explained() {
     }
 }
 
-/// An explanation made just before a request was served.
+/// Compares an explanation with the response served right after it.
 fn agrees(explained: &Value, served: &Response, label: &str) {
     let answer = &explained["answer"];
     let status = match answer["forwarded"] == json!(true) {

@@ -1,4 +1,4 @@
-//! `tidegate explain`: what it prints, and that a gateway that runs does the same.
+//! `tidegate explain`: its output, and that a running gateway does the same.
 
 use std::{
     fs,
@@ -17,12 +17,12 @@ fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/explain")
 }
 
-/// Explains by the configuration beside the golden files.
+/// Explains with the configuration beside the golden files.
 fn explain(arguments: &[&str]) -> Finished {
     tidegate(&golden(), &[&["explain"], arguments].concat())
 }
 
-/// Hashes of secrets are made with a secret of the process.
+/// Masks hashes, whose key is random per process.
 fn masked(text: &str) -> String {
     let mut parts = text.split("=#");
     let mut masked = parts.next().unwrap_or_default().to_owned();
@@ -33,7 +33,7 @@ fn masked(text: &str) -> String {
     masked
 }
 
-/// Compares with `NAME.txt`, or writes it when UPDATE_GOLDEN=1 is set.
+/// Compares with `NAME.txt`, or writes it if UPDATE_GOLDEN=1.
 fn prints(name: &str, arguments: &[&str]) {
     is_golden(name, &explain(arguments));
 }
@@ -196,7 +196,7 @@ fn what_cannot_be_explained_says_what_to_write() {
     }
 }
 
-/// The same requests, explained and sent: the address, the user, the path and the answer agree.
+/// The same requests, explained and sent: the address, user, path and response agree.
 #[test]
 fn a_gateway_does_what_was_explained() {
     const TOML: &str = r#"
@@ -289,7 +289,7 @@ fn a_gateway_does_what_was_explained() {
     }
 }
 
-/// A gateway that asks for certificates of clients, and counts users by their names.
+/// A gateway that requests client certificates, and counts users by their names.
 fn mutual(server: &Authority, clients: &Authority) -> Builder {
     let issued = server.server(&["api.example.com"]);
     let toml = r#"
@@ -327,7 +327,7 @@ fn a_client_certificate_names_the_user_as_in_a_handshake() {
     let (folder, _) = mutual(&server, &clients)
         .upstream_at("http://127.0.0.1:9000")
         .write();
-    // many keep both in one file
+    // many people keep both in one file
     let both = format!("{}{}", alice.key, alice.cert);
     fs::write(folder.path().join("alice.pem"), &both).expect("a writable folder");
     let described = ["https://api.example.com/", "--client-cert", "alice.pem"];

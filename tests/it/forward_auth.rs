@@ -1,4 +1,4 @@
-//! `/check`: what other proxies are told that serve requests themselves and ask whether they may.
+//! `/check`: verdicts for other proxies, which serve the requests themselves.
 
 mod recipes;
 
@@ -34,12 +34,12 @@ const LIMITED: &str = r#"
     upstream = "origin"
 "#;
 
-/// With a proxy that verifies users itself.
+/// With a proxy that is trusted to verify users.
 fn believing(toml: &str) -> String {
     format!("[admin]\naddress = \"127.0.0.1:0\"\ncheck_identity_from = [\"127.0.0.0/8\"]\n{toml}")
 }
 
-/// What a proxy asks for a client at this address, about a request for this target.
+/// A proxy's request to `/check` for this client address and target.
 fn question(path: &str, client: &str, target: &str) -> Request {
     Request::get(path)
         .header("host", "shop.example")
@@ -170,7 +170,7 @@ fn a_user_in_a_header_is_believed_from_named_peers_only() {
         eventually_eq("the log says it", 1, said);
         ask(&gateway, &asked);
         eventually_eq("once", 1, said);
-        // on a listener the same proxy is believed, as before
+        // on a listener the same proxy is still trusted
         let served = Request::get("/")
             .header("x-forwarded-for", "203.0.113.9")
             .header("x-user-id", "admin");

@@ -38,7 +38,7 @@ fn a_unary_call_passes_with_its_metadata() {
             response.metadata().get("x-served-by").expect("kept"),
             "echo"
         );
-        // what tonic reads from trailers it shows beside the head's
+        // tonic merges trailers into the fields of the head
         assert_eq!(
             response.metadata().get("grpc-status").expect("in trailers"),
             "0"
@@ -96,7 +96,7 @@ fn a_stream_passes_both_ways_message_by_message() {
             .expect("a reply")
             .expect("not the end");
         assert_eq!(reply, b"first");
-        // each is sent only when the one before has come back
+        // each is sent only after the previous one has returned
         for count in 0_u32..200 {
             let message = count.to_be_bytes().repeat(count as usize + 1);
             send.send(message.clone()).await.expect("it is taken");

@@ -1,10 +1,11 @@
-//! The test language itself: an origin and a client face to face, so that a failure elsewhere is the gateway's.
+//! Tests of the test harness: an origin and a client without the gateway, so that failures
+//! elsewhere are the gateway's.
 
 use crate::support::{
     Broken, Client, Gate, Origin, Request, metrics::Metrics, wait::eventually_eq,
 };
 
-/// What the client makes of these bytes, when the origin closes after them.
+/// The client's result for these bytes, followed by a close.
 fn read(bytes: &str) -> Result<String, Broken> {
     let origin = Origin::sending_then_closing(bytes);
     let response = Client::connect(origin.address()).try_send(&Request::get("/"))?;

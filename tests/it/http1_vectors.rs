@@ -1,5 +1,6 @@
-//! The HTTP/1.1 and path vectors of `tests/vectors/http_vectors.json`, fired at the real gateway with an origin behind
-//! it. The outcome is what a client sees: the statuses in order, and whether the connection was closed.
+//! The HTTP/1.1 and path vectors of `tests/vectors/http_vectors.json`, sent to the real gateway
+//! with an origin behind it. The outcome is what a client sees: the statuses in order, and whether
+//! the connection was closed.
 
 use std::{fs, thread, time::Duration};
 
@@ -7,13 +8,13 @@ use serde_json::Value;
 
 use crate::support::{Gateway, Origin, Seen, raw, raw::Reply};
 
-/// How long a peer may be silent before the vector's outcome is taken.
+/// Silence after which the outcome of a vector is final.
 const IDLE: Duration = Duration::from_millis(600);
 
-/// How often silence is waited for before an outcome that is not acceptable is final: the machine may be busy.
+/// Attempts before an unexpected outcome is final, since the machine may be busy.
 const ROUNDS: usize = 5;
 
-/// The file of vectors; it is part of the contract, so a test that finds fewer of them than there were fails.
+/// Loads the vectors. They are part of the contract, so fewer than `expected_count` fail the test.
 pub fn vectors(kind: &str, expected_count: usize) -> Vec<Value> {
     let path = concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -50,7 +51,7 @@ pub fn expected(vector: &Value) -> Vec<&str> {
         .collect()
 }
 
-/// The characters of a vector are bytes.
+/// Text to bytes: each character of a vector is one byte.
 pub fn latin1(text: &str) -> Vec<u8> {
     text.chars()
         .map(|c| u8::try_from(c).expect("vectors are Latin-1"))
@@ -107,14 +108,14 @@ pub fn outcome(reply: &Reply) -> String {
     }
 }
 
-/// Whether an outcome is among the expected ones. A close that is not asked for is allowed.
+/// Whether an outcome is expected. An additional close is allowed.
 pub fn accepted(outcome: &str, expected: &[&str]) -> bool {
     expected
         .iter()
         .any(|expected| outcome == *expected || outcome.strip_suffix(" close") == Some(expected))
 }
 
-/// Runs `vector` for every element at once, a thread each; the answers in order.
+/// Runs each vector on its own thread, all at once; the results in order.
 pub fn all_at_once<T: Send>(vectors: &[Value], run: impl Fn(usize, &Value) -> T + Sync) -> Vec<T> {
     let run = &run;
     thread::scope(|scope| {
@@ -130,7 +131,7 @@ pub fn all_at_once<T: Send>(vectors: &[Value], run: impl Fn(usize, &Value) -> T 
     })
 }
 
-/// Fails with every vector that does not end as listed.
+/// Fails with all vectors that end differently than listed.
 #[track_caller]
 pub fn none_differs(wrong: &[String], vectors: &[Value]) {
     assert!(
@@ -142,7 +143,7 @@ pub fn none_differs(wrong: &[String], vectors: &[Value]) {
     );
 }
 
-/// What reached the origin is in order, and is enough to say so.
+/// The requests at the origin are in order, and enough of them arrived to prove it.
 #[track_caller]
 pub fn all_in_order(origin: &Origin, least: usize) {
     let seen = origin.requests();
@@ -168,7 +169,7 @@ fn every_http1_vector_ends_as_listed() {
     let wrong: Vec<String> = all_at_once(&vectors, |_, vector| {
         let expected = expected(vector);
         let mut stream = raw::open(address);
-        // the gateway may refuse before it has read everything
+        // the gateway may reject the request before it has read everything
         let _ = std::io::Write::write_all(&mut stream, &bytes(vector));
         let mut reply = Reply::default();
         for _ in 0..ROUNDS {
@@ -269,7 +270,8 @@ fn every_path_vector_is_forwarded_and_routed_as_listed() {
             .iter()
             .find(|seen| seen.header("x-vector") == Some(&index.to_string()));
         let forwarded = forwarded.map(|seen| seen.target.as_str());
-        // the parser cuts a fragment off before anybody can refuse it: harmless, as nobody sees it
+        // the parser drops a fragment before the gateway sees it; harmless, since nothing else sees
+        // it either
         let cut = target.split_once('#').map(|(path, _)| path);
         let right = match vector["forward"].as_str() {
             Some(forward) => forwarded == Some(forward) && reply.statuses() == ["200"],

@@ -1,4 +1,5 @@
-//! HTTP/2 clients that make work with few bytes, hold what they do not use, or will not let go.
+//! HTTP/2 clients that cause much work with few bytes, hold unused resources, or keep connections
+//! open.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use crate::support::{
 const INITIAL_WINDOW: u16 = 4;
 const CANCEL: [u8; 4] = [0, 0, 0, 8];
 
-/// Whether somebody else is served.
+/// Whether another client is served.
 fn is_well(gateway: &Gateway) -> bool {
     http2::send(gateway.address(), &Request::get("/")).status == 200
 }
@@ -25,7 +26,7 @@ fn cuts(gateway: &Gateway, kind: &str) -> f64 {
     gateway.metric(&format!("tidegate_connections_cut_total{{kind={kind:?}}}"))
 }
 
-/// Streams of a client are odd.
+/// Client stream IDs are odd.
 fn streams(count: u32) -> impl Iterator<Item = u32> {
     (0..count).map(|index| 2 * index + 1)
 }
@@ -48,12 +49,12 @@ fn a_rapid_reset_is_charged_and_ends_the_connection() {
     .start();
     let mut attacker = Connection::open(gateway.address(), &[]);
     attacker.discard_answers();
-    // the h2 crate shows nobody a request that was taken back before it was read: one stays
+    // the h2 crate hides a request that was reset before it was read, so one stays open
     assert!(attacker.get(1, "/"));
     origin.wait_for_requests(1);
     let mut sent = 0;
     for stream in streams(100_000).skip(1) {
-        // each is on its way before it is taken back, or the h2 crate would not even let us see it
+        // each request must arrive before its reset, or the h2 crate hides it
         if !attacker.get(stream, "/") || !attacker.send(RST_STREAM, 0, stream, &CANCEL) {
             break;
         }
@@ -77,7 +78,8 @@ fn resets_that_the_gateway_is_provoked_to_end_the_connection() {
     let mut attacker = Connection::open(gateway.address(), &[]);
     attacker.discard_answers();
     let ended = streams(100_000).any(|stream| {
-        // MadeYouReset: an increment of zero is an error of the stream (RFC 9113 §6.9), so the gateway resets it
+        // MadeYouReset: an increment of zero is a stream error (RFC 9113 §6.9), so the gateway
+        // resets the stream
         !attacker.get(stream, "/") || !attacker.send(WINDOW_UPDATE, 0, stream, &[0; 4])
     });
     gate.open();
@@ -157,7 +159,7 @@ fn continuation_without_end_ends_the_connection_within_bounds() {
     let mut attacker = Connection::open(gateway.address(), &[]);
     attacker.discard_answers();
     attacker.send(HEADERS, END_STREAM, 1, &[0x82]);
-    // a literal field, again and again, that no END_HEADERS ends
+    // a literal field, repeated without END_HEADERS
     let field = [&[0, 1, b'a', 127, 0x81, 0x7e][..], &[b'x'; 16_200]].concat();
     let ended = (0..20_000).any(|_| !attacker.send(CONTINUATION, 0, 1, &field[..6 + 127]));
     assert!(ended, "2.6 MB of field block");
@@ -189,7 +191,7 @@ fn a_client_without_a_window_does_not_keep_the_origin() {
     eventually_eq("the origin's connection to be let go", 0.0, || {
         gateway.metric("tidegate_in_flight")
     });
-    // the connection itself was not idle, and goes on
+    // the connection itself was active, and stays open
     assert!(client.get(3, "/"));
 }
 

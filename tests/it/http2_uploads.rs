@@ -1,4 +1,5 @@
-//! Bodies over HTTP/2, in either direction: what flow control allows is never an attack, however small its frames are.
+//! Bodies over HTTP/2 in either direction: traffic within flow control is never an attack, however
+//! small its frames are.
 
 use std::{
     future::{Future, poll_fn},
@@ -31,7 +32,7 @@ fn assert_no_cuts(gateway: &Gateway) {
     }
 }
 
-/// Reads every body to its end.
+/// An origin that reads every body to its end.
 fn taker() -> Origin {
     Origin::new(|exchange| {
         exchange.read_body()?;
@@ -51,7 +52,7 @@ fn post() -> Request<()> {
     request.expect("a valid request")
 }
 
-/// Sends so many DATA frames of so many bytes, and pauses after every `pace` of them.
+/// Sends `count` DATA frames of `size` bytes, and pauses after every `pace` frames.
 async fn send_frames(
     stream: &mut SendStream<Bytes>,
     count: usize,
@@ -77,7 +78,7 @@ async fn send_frames(
     Ok(())
 }
 
-/// Uploads over a connection of its own; the status.
+/// Uploads over its own connection; returns the status.
 async fn upload(address: SocketAddr, count: usize, size: usize, pace: usize) -> u16 {
     let mut sender = connect(address).await;
     let (response, mut stream) = sender.send_request(post(), false).expect("it is sent");
@@ -187,10 +188,10 @@ fn a_window_full_of_tiny_frames_may_wait_for_the_origin_and_takes_little_memory(
     client.get(1, "/first");
     origin.wait_for_requests(1);
     let before = gateway.peak_memory_bytes();
-    // the windows of the gateway hold once its SETTINGS are acknowledged
+    // the gateway's windows apply once its SETTINGS are acknowledged
     client.send(PING, 0, 0, &[1; 8]);
     assert_eq!(client.next().map(|frame| frame.kind), Some(PING));
-    // this one has to wait for a connection: nobody reads its body
+    // this request waits for a connection, so its body is not read
     client.post(3, "/second");
     assert!(client.send_many(COUNT, DATA, 0, 3, b"x"));
     client.send(DATA, END_STREAM, 3, &[]);
@@ -263,7 +264,7 @@ fn empty_frames_without_end_are_cut_and_counted() {
         assert!(attacker.post(1, "/"));
         assert!(attacker.send(DATA, 0, 1, b"some of it"));
         origin.wait_for_requests(index + 1);
-        // the second is padded: four bytes, and nothing in them
+        // the second frame is padded: four bytes without content
         let flags = if payload.is_empty() { 0 } else { 8 };
         let ended = (0..100_000).any(|_| !attacker.send(DATA, flags, 1, payload));
         assert!(ended, "{payload:?}");
@@ -271,7 +272,7 @@ fn empty_frames_without_end_are_cut_and_counted() {
         gateway.wait_for_metric(cuts, (index + 1) as f64);
     }
     gate.open();
-    // the requests ended with their connections, and nobody takes them for malformed ones
+    // the requests ended with their connections, and count as abandoned, not as malformed
     gateway.wait_for_metric(r#"tidegate_requests_total{route="all",code="499"}"#, 2.0);
     assert!(gateway.metric(r#"tidegate_requests_total{code="400"}"#) < 1.0);
 }
@@ -295,7 +296,7 @@ fn a_client_that_grants_little_at_a_time_gets_its_download() {
         }
         received += frame.payload.len();
         let granted = u32::try_from(frame.payload.len()).expect("a small frame");
-        // as naive clients do: at once, for the stream and for the connection
+        // like naive clients: immediately, for the stream and for the connection
         client.send(WINDOW_UPDATE, 0, 1, &granted.to_be_bytes());
         client.send(WINDOW_UPDATE, 0, 0, &granted.to_be_bytes());
     }

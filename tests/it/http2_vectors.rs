@@ -1,5 +1,5 @@
-//! The HTTP/2 vectors of `tests/vectors/http_vectors.json`: field sets, some of them malformed, sent frame by frame to
-//! the real gateway with an origin behind it.
+//! The HTTP/2 vectors of `tests/vectors/http_vectors.json`: field sets, some of them malformed,
+//! sent frame by frame to the real gateway with an origin behind it.
 
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ use crate::{
     },
 };
 
-/// Vectors that end differently, each with its reason. One that ends as listed must leave this list.
+/// Vectors with a known different outcome, each with its reason. A vector that ends as listed must
+/// leave this list.
 const KNOWN_DIFFERENCES: &[(&str, &str)] = &[(
     "trailers-pseudo",
     "h2 drops a pseudo-field in trailers before anybody can see it; it is not forwarded",
@@ -43,7 +44,7 @@ fn block(vector: &Value) -> Block {
     }
 }
 
-/// `[name, value, count]`: `{i}` in the name is the index, `y*1000` is a thousand times `y`.
+/// `[name, value, count]`: `{i}` in the name is the index, `y*1000` repeats `y` a thousand times.
 fn generated(vector: &Value) -> Vec<(String, String)> {
     let Some(generator) = vector["gen"].as_array() else {
         return Vec::new();
@@ -63,7 +64,8 @@ fn generated(vector: &Value) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Whether the outcome is one that the vector lists: a status, `RST n`, `GOAWAY n`, or `GOAWAY` with any code.
+/// Whether the outcome is in the vector's list: a status, `RST n`, `GOAWAY n`, or `GOAWAY` with any
+/// code.
 fn accepted(outcome: &Outcome, expected: &[&str]) -> bool {
     let served = outcome.status.filter(|status| *status < 400);
     if let Some(status) = served {
@@ -86,7 +88,7 @@ fn accepted(outcome: &Outcome, expected: &[&str]) -> bool {
 fn every_http2_vector_ends_as_listed() {
     let vectors = vectors("h2", 58);
     let origin = Origin::ok();
-    // the vectors were made for a list of 16 KiB
+    // the vectors assume a header list of 16 KiB
     let gateway =
         Gateway::with("[[listen]]\naddress = \"127.0.0.1:0\"\nmax_header_size = \"16KiB\"\n")
             .upstream(&origin)

@@ -1,4 +1,4 @@
-//! Every address vector finds the client, and every key vector the network, that it lists.
+//! The address and key vectors: client addresses and key networks.
 
 use std::net::IpAddr;
 
@@ -61,7 +61,7 @@ fn client(identifier: &Identifier, peer: &str, field: &'static str, lines: &[&st
         .address
 }
 
-/// Of a chain whose proxies are counted, not named.
+/// For a chain whose proxies are counted, not named.
 fn counted(hops: u8) -> Identifier {
     Identifier::new(&Settings {
         trusted_hops: Some(hops),

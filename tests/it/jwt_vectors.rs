@@ -1,4 +1,4 @@
-//! Every token vector is accepted or rejected as it lists, the first time and when it is remembered.
+//! The token vectors: each is accepted or rejected as listed, at first and from the cache.
 
 use std::{
     sync::Arc,
@@ -26,7 +26,7 @@ fn text<'v>(value: &'v Value, name: &str) -> &'v str {
     value[name].as_str().expect("a text")
 }
 
-/// The moment of the vectors.
+/// The time of the vectors.
 fn now() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000)
 }
@@ -104,7 +104,7 @@ fn every_vector_is_accepted_or_rejected() {
     for vector in list {
         let (id, token) = (text(vector, "id"), text(vector, "token"));
         let accepted = vector["accept"].as_bool().expect("a boolean");
-        // the second time it is remembered, where it was accepted
+        // an accepted token comes from the cache the second time
         for _ in 0..2 {
             for found in [
                 user(

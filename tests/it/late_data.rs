@@ -1,4 +1,4 @@
-//! DATA that arrives on HTTP/2 streams after they are over: sent before its sender saw that nobody wants it.
+//! DATA on closed HTTP/2 streams: sent before the sender saw that the stream was reset.
 
 use std::{io::Read as _, net::TcpListener, thread, time::Duration};
 
@@ -22,16 +22,16 @@ const LIMITED: &str = r#"
     upstream = "origin"
     limits = []
 "#;
-/// `SETTINGS_HEADER_TABLE_SIZE`: every status is sent in full.
+/// `SETTINGS_HEADER_TABLE_SIZE`: the peer sends every status in full.
 const NO_TABLE: (u16, u32) = (1, 0);
-/// A small message of gRPC.
+/// A small gRPC message.
 const SMALL: &[u8] = b"a small frame";
 
 fn cuts(gateway: &Gateway) -> f64 {
     gateway.metric("tidegate_connections_cut_total")
 }
 
-/// Begins an upload, and waits until it is refused and its stream is reset.
+/// Begins an upload, and waits until it is rejected and its stream reset.
 fn begin_and_be_refused(client: &mut Connection, stream: u32) {
     assert!(client.post(stream, "/upload"));
     let mut status = None;
@@ -49,7 +49,7 @@ fn begin_and_be_refused(client: &mut Connection, stream: u32) {
     assert_eq!(status, Some(429));
 }
 
-/// The status of a GET, whatever else the gateway sends meanwhile.
+/// The status of a GET, ignoring other frames of the gateway.
 fn get(client: &mut Connection, stream: u32) -> Option<u16> {
     assert!(client.get(stream, "/"), "the connection is open");
     loop {
@@ -73,7 +73,7 @@ fn twenty_thousand_late_frames_of_refused_uploads_cost_nothing() {
     let gateway = limited(&origin);
     let mut client = Connection::open(gateway.address(), &[NO_TABLE]);
     client.patience(Duration::from_secs(20));
-    // room for all the answers
+    // enough window for all responses
     assert!(client.send(WINDOW_UPDATE, 0, 0, &(1_u32 << 30).to_be_bytes()));
     let uploads: Vec<u32> = (0..200).map(|index| 2 * index + 1).collect();
     for &stream in &uploads {
@@ -107,7 +107,7 @@ fn padding_is_no_late_data() {
     });
     let gateway = Gateway::with("").upstream(&origin).start();
     let mut client = Connection::open(gateway.address(), &[]);
-    // takes the gateway's settings, and with them its windows
+    // applies the gateway's settings, and with them its windows
     assert_eq!(get(&mut client, 1), Some(200));
     client.discard_answers();
     assert!(client.post(3, "/upload"));
@@ -134,8 +134,9 @@ fn a_flood_of_data_for_a_stream_that_is_over_is_cut_and_counted() {
     gateway.wait_for_metric("tidegate_connections_cut_total{kind=\"frames\"}", 1.0);
 }
 
-/// An origin of one connection that speaks HTTP/2 by hand: it begins an answer on each stream, and sends `late` small frames
-/// on each that the gateway resets. Returns after so many resets, when it has ended the answer on the first stream.
+/// A hand-written HTTP/2 origin with one connection. It begins a response on each stream, and sends
+/// `late` small frames on each stream that the gateway resets. Returns after `resets` resets, once
+/// it has ended the response on the first stream.
 fn stubborn_origin(listener: &TcpListener, resets: usize, late: usize) {
     let (socket, _) = listener.accept().expect("the gateway connects");
     let mut gateway = Connection::accept(socket);

@@ -1,4 +1,4 @@
-//! From the first line of the banner to the last request of the drain, and what an operator sees in between.
+//! From the first line of the banner to the last request of the drain, as an operator sees it.
 
 use std::{
     net::{SocketAddr, TcpListener, TcpStream},
@@ -196,7 +196,7 @@ fn sigterm_finishes_what_is_in_flight_and_exits_0() {
     origin.wait_for_requests(1);
 
     gateway.signal("TERM");
-    // ready fails first; the process itself is well
+    // readiness fails first, while the process stays healthy
     eventually_eq("/readyz while draining", Ok(503), || {
         gateway.try_admin("/readyz").map(|response| response.status)
     });
@@ -379,7 +379,7 @@ fn a_log_that_nobody_reads_delays_nobody() {
     let ready: serde_json::Value = serde_json::from_str(&text).expect("it is JSON");
     let address = ready["listeners"][0].as_str().expect("there is one");
     let mut client = Client::connect(address.parse().expect("it is an address"));
-    // far more lines than a pipe holds
+    // far more lines than a pipe's buffer
     for _ in 0..3000 {
         assert_eq!(client.send(&Request::get("/")).status, 502);
     }

@@ -1,4 +1,5 @@
-//! What a limit does besides admitting and rejecting: exceptions, shadow, tags, delays, slots, bodies as keys.
+//! Limit features beyond admitting and rejecting: overrides, shadow, tags, delays, concurrency,
+//! body keys.
 
 use std::{
     thread,
@@ -7,12 +8,12 @@ use std::{
 
 use crate::support::{Client, Gate, Gateway, Origin, Request, wait::eventually_eq};
 
-/// A configuration with one limit on everything, of which the test gives the table.
+/// A configuration with one limit on all requests, from this table.
 fn limited(limit: &str) -> String {
     format!("[gateway]\nlimits = [\"l\"]\n[limit.l]\n{limit}\n")
 }
 
-/// Loopback may speak for others.
+/// Trusts loopback as a proxy.
 const TRUSTING: &str = r#"
     [client_ip]
     trusted_proxies = ["127.0.0.0/8"]
@@ -240,7 +241,7 @@ fn a_rejection_that_is_charged_is_told_what_remains_after_its_own_penalty() {
     let rejected = client.send(&Request::get("/costly"));
     assert_eq!(rejected.status, 429);
     assert_eq!(rejected.header("x-ratelimit-remaining"), Some("0"));
-    // three units of five an hour: the two that were there are gone
+    // three units at five per hour: the two available ones were spent
     assert_eq!(rejected.retry_after(), Some(3 * 720));
 }
 
@@ -299,7 +300,7 @@ fn a_limit_that_delays_sends_requests_on_at_its_rate_and_rejects_a_full_queue() 
         );
     }
     assert!(outcome(&gateway, "delayed") >= 3.0);
-    // a turn of 100 ms can be told from one of 300
+    // distinguishes a delay of 100 ms from one of 300
     let short = gateway.metric(r#"tidegate_delayed_seconds_bucket{limit="l",le="0.25"}"#);
     let all = gateway.metric(r#"tidegate_delayed_seconds_count{limit="l"}"#);
     assert!(short > 0.0 && short < all, "{short} of {all}");
@@ -391,7 +392,7 @@ fn slots_are_held_until_the_answer_has_ended_and_never_leaked() {
         held.wait();
         exchange.write(b"ow")
     });
-    // the server of an abandoned request works on for as long as nobody tells it: no longer than this
+    // bounds the hidden work of a server on an abandoned request
     let toml = format!(
         "{}[upstream.origin]\nservers = [\"{{origin}}\"]\nabandoned_timeout = \"1s\"\n",
         limited("key = [\"ip\"]\nalgorithm = \"concurrency\"\nlimit = 2")
@@ -409,7 +410,7 @@ fn slots_are_held_until_the_answer_has_ended_and_never_leaked() {
         .unwrap_or_default()
         .to_owned();
     assert_eq!(policy, r#""l";q=2;qu="concurrent-requests""#);
-    // one client goes away, the other is served to the end
+    // one client leaves, the other is served to the end
     drop(first);
     eventually_eq("a slot is free again", 200, || {
         let mut client = gateway.connect();
@@ -647,7 +648,7 @@ fn every_cell_of_a_table_of_plans_holds() {
     for (tier, burst, export) in [("free", 5, 2), ("pro", 50, 20), ("enterprise", 500, 200)] {
         let start = Instant::now();
         let rest = passed(&user(tier, "/list", 0), burst + 20);
-        // the bucket goes on filling while the requests are sent: a burst takes five seconds
+        // the bucket refills while requests are sent: a whole burst takes five seconds
         let refilled = start.elapsed().as_secs_f64() * burst as f64 / 5.0;
         assert!(
             rest >= burst && rest as f64 <= burst as f64 + refilled + 1.0,
@@ -682,7 +683,7 @@ fn every_cell_of_a_table_of_plans_holds() {
 
 #[test]
 fn two_bursts_at_a_windows_edge_show_what_each_algorithm_promises() {
-    // the windows of a key begin at a moment of its own: bursts half a second apart straddle one edge of a second
+    // windows begin at a key's own offset: bursts half a second apart straddle one boundary
     let passed = |algorithm: &str| {
         let toml = limited(&format!(
             "key = [\"ip\"]\nalgorithm = {algorithm:?}\nrate = \"10/s\""
@@ -732,7 +733,7 @@ fn a_flood_of_keys_is_bounded_warned_of_and_does_not_wash_a_debt_off() {
             assert_eq!(client.send(&from(0)).status, 429, "the abuser's debt stays");
         }
     }
-    // at most max_keys buckets of their own, and 256 that the others share
+    // at most max_keys own buckets, and 256 shared ones
     assert!(
         strangers <= 100 + 256,
         "{strangers} fresh keys were admitted"

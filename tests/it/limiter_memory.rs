@@ -1,4 +1,4 @@
-//! What one limit can take of the limiter's memory, and what stays for the clients of others.
+//! How much limiter memory one limit can use, and what remains for the clients of others.
 
 use std::time::Duration;
 
@@ -8,7 +8,8 @@ use crate::support::{Gateway, Origin, raw};
 
 const MAX_KEYS: usize = 16_000;
 
-/// `signup` is keyed by what clients choose; three more limits count by address, each by another algorithm.
+/// Clients choose the key of `signup`. Three more limits count by address, each with another
+/// algorithm.
 fn toml() -> String {
     format!(
         r#"
@@ -46,7 +47,7 @@ limits = ["bucket", "window", "log"]
     )
 }
 
-/// Requests one behind the other on a connection of their own; how many were answered with each of 200 and 429.
+/// Sends requests in sequence on one connection; counts the responses with 200 and 429.
 fn pipelined(gateway: &Gateway, requests: impl Iterator<Item = String>) -> (usize, usize) {
     let mut requests: Vec<String> = requests.collect();
     let last = requests.pop().expect("there are some");
@@ -72,7 +73,7 @@ fn from(client: usize) -> String {
 fn a_limit_that_is_filled_with_invented_keys_takes_nothing_from_the_clients_of_others() {
     let origin = Origin::ok();
     let gateway = Gateway::with(&toml()).upstream(&origin).start();
-    // one client of the others has spent a unit, one account its whole quota
+    // a client of the other limits has spent one unit, an account its whole quota
     assert_eq!(pipelined(&gateway, [from(5_000)].into_iter()), (1, 0));
     assert_eq!(pipelined(&gateway, (0..4).map(|_| signup(0))), (3, 1));
 
@@ -86,7 +87,7 @@ fn a_limit_that_is_filled_with_invented_keys_takes_nothing_from_the_clients_of_o
     assert!((12_000..18_000).contains(&keys), "{keys}");
     assert!(gateway.metric("tidegate_keys{limit=\"signup\"}") > 12_000.0);
 
-    // 1,000 clients that nobody has seen, each of all three limits at once
+    // 1,000 new clients, each under all three limits at once
     for batch in 0..5 {
         let thrice = |client| (0..3).map(move |_| from(client));
         let asked = (batch * 200..(batch + 1) * 200).flat_map(thrice);
@@ -101,7 +102,7 @@ fn a_limit_that_is_filled_with_invented_keys_takes_nothing_from_the_clients_of_o
             assert_eq!(limit["guaranteed_keys"], Value::Null, "no other has logs");
         }
     }
-    // and nobody's debt has gone
+    // and no client's usage is lost
     assert_eq!(pipelined(&gateway, (0..2).map(|_| from(5_000))), (1, 1));
     assert_eq!(pipelined(&gateway, (0..2).map(|_| signup(0))), (0, 2));
 }

@@ -1,18 +1,18 @@
 //! The worked examples of the limit algorithms, through the public interface of `limit`.
 //!
-//! What is run and what is not is asserted by name and by count, so no example is left out in silence. Two
-//! examples are stated in other terms than ours and are translated:
+//! The test asserts by name and count which examples run, so none is skipped silently. Two kinds of
+//! examples use other terms and are translated:
 //!
-//! - `gc-3` gives the tolerance τ = 15 s beside T = 10 s, a bucket of 2½ units. It is run in half units: twice the
-//!   rate, 5 half units of burst, 2 per request. A whole unit is there when two halves are, and the bucket holds all
-//!   its *whole* units half a unit's time before it is full.
-//! - `tb-8` and `fw-8` step the clock back by 2 s and measure waits from the latest time seen. We keep no latest time per
-//!   key: below [`STEP_BACK_NS`] the debt stays where it is and a wait is measured from the stepped clock, hence longer by
-//!   the step. Decisions are the same. `gc-6` steps back by 60 s, beyond which the debt is moved to the clock, as
-//!   the example has it.
+//! - `gc-3` states the tolerance τ = 15 s with T = 10 s, a bucket of 2½ units. It runs in half
+//!   units: twice the rate, 5 half units of burst, 2 per request. A whole unit is available when
+//!   two halves are. The bucket has all its *whole* units half a unit's time before it is full.
+//! - `tb-8` and `fw-8` step the clock back by 2 s and measure waits from the latest time seen. We
+//!   keep no latest time per key. Below [`STEP_BACK_NS`] the debt stays, and a wait is measured
+//!   from the stepped clock, hence longer by the step. Decisions are the same. `gc-6` steps back by
+//!   60 s. Beyond [`STEP_BACK_NS`] the debt moves to the clock, as in the example.
 //!
-//! Windows begin for each key at its own offset. The examples, whose windows begin at 0 or at an origin that they name, are
-//! run with all of their times moved by the difference.
+//! Windows of each key begin at its own offset. Windows of the examples begin at 0 or at a stated
+//! origin, so their times are shifted by the difference.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -57,25 +57,25 @@ fn number(value: &Value, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("{name} is a number in {value}"))
 }
 
-/// Longer than any delay of an example.
+/// Longer than any delay in the examples.
 const HOUR_NS: u64 = 3_600_000_000_000;
 
-/// A limit as a vector describes it, in a store of its own.
+/// A limit of a vector, in its own store.
 struct Subject {
     store: Store,
     limit: Arc<Attached>,
     key: Option<Key>,
     /// Our units per unit of the vector.
     parts: u64,
-    /// What our bucket holds beyond the vector's whole units, as time.
+    /// Capacity of our bucket beyond the vector's whole units, as time.
     surplus_ns: u64,
     part_ns: u64,
-    /// Our time less the vector's.
+    /// Our time minus the vector's.
     shift_ns: u64,
     max_delay_ns: u64,
 }
 
-/// What one request was told, in the vector's units.
+/// The outcome of one request, in the vector's units.
 #[derive(Debug, PartialEq, Eq)]
 struct Told {
     admitted: bool,
@@ -85,7 +85,7 @@ struct Told {
     reset_ns: u64,
 }
 
-/// How we count what the vector names, and by which quota; and our units per unit of the vector.
+/// The algorithm, the quota, and our units per unit of the vector.
 fn rule(vector: &Value) -> (Algorithm, Quota, u64) {
     let params = &vector["params"];
     let quota = |amount, period, burst| {
@@ -158,7 +158,7 @@ impl Subject {
         subject
     }
 
-    /// Charges what the windows of the vector hold when it begins.
+    /// Charges the initial usage of the vector's windows.
     fn begin(&self, initial: &Value, window_ns: u64) {
         let Some(index) = initial["index"].as_u64() else {
             return;
@@ -211,7 +211,7 @@ impl Subject {
     }
 }
 
-/// What the vector expects of the last request of a step; waits are counted from `shift_ns` later than `t_ns`.
+/// Expected outcome of the last request in a step; waits count from `shift_ns` after `t_ns`.
 fn expected(step: &Value, shift_ns: u64) -> Told {
     let admitted = step["allow_last"].as_bool().expect("a decision");
     let wait = (!admitted && !step["never"].as_bool().expect("a flag"))
@@ -253,7 +253,8 @@ fn run(vector: &Value, key: Option<Key>) -> usize {
     steps(vector).len()
 }
 
-/// Runs the vectors of these algorithms, those that `is_ours` says, with and without a key; says which and how many steps.
+/// Runs the vectors of these algorithms that `is_ours` selects, with and without a key; returns
+/// their names and the number of steps.
 fn run_all(algorithms: &[&str], is_ours: impl Fn(&Value) -> bool) -> (Vec<String>, usize) {
     let (mut names, mut steps) = (Vec::new(), 0);
     for vector in vectors() {
@@ -372,7 +373,7 @@ fn concurrency_vectors_hold_and_every_slot_comes_back_once() {
     assert_eq!(steps_run, 2 * 14);
 }
 
-/// Runs a vector with several limits; the limits and their names are its own.
+/// Runs a vector with several limits, which it names.
 fn run_several(vector: &Value) -> usize {
     let Value::Object(limiters) = &vector["params"]["limiters"] else {
         panic!("no limiters in {vector}")
@@ -543,7 +544,8 @@ fn every_vector_that_is_not_run_is_known_by_name() {
             && name(vector) != "lm-1"
     });
     let not_run: Vec<&str> = not_run.map(name).collect();
-    // the stricter rule of the sliding window; a meter that overfills; nginx's mixture; what is no limit algorithm
+    // excluded: the stricter sliding-window rule, an overfilling meter, nginx's mixture, and
+    // examples that are no limit algorithm
     let mut expected = numbered("sc", 9, "-exact");
     expected.extend(["lm-2", "ngx-1", "ad-1", "sp-1", "sp-2"].map(str::to_owned));
     assert_eq!(not_run, expected);

@@ -1,4 +1,4 @@
-//! Who is admitted, who is not, and what it costs them.
+//! Admission and rejection by limits, and their cost to clients.
 
 use std::{
     thread,
@@ -9,7 +9,7 @@ use crate::support::{
     Client, Gateway, Origin, Request, curl::curl, http2, tokens::sha256_hex, wait::pause,
 };
 
-/// One limit on the address of every client, of `burst` requests that hardly refill.
+/// One limit per client address, of `burst` requests that hardly refill.
 fn per_ip(burst: u32) -> String {
     format!(
         "[gateway]\nlimits = [\"per_ip\"]\n\
@@ -17,7 +17,7 @@ fn per_ip(burst: u32) -> String {
     )
 }
 
-/// Loopback may speak for others: `X-Forwarded-For` and the user's headers are believed.
+/// Trusts loopback as a proxy: `X-Forwarded-For` and the identity headers count.
 const TRUSTING: &str = r#"
     [client_ip]
     trusted_proxies = ["127.0.0.0/8"]
@@ -109,7 +109,7 @@ fn thirty_two_clients_at_once_are_admitted_exactly_five_hundred_times() {
         .into_iter()
         .map(|client| client.join().expect("a client"))
         .sum();
-    // a unit refills every 7.2 s
+    // one unit refills every 7.2 s
     let refilled = usize::try_from(begun.elapsed().as_millis() / 7200).expect("a short test");
     assert!(
         (500..=500 + refilled).contains(&admitted),
@@ -756,7 +756,7 @@ fn guessing_keys_is_limited_where_the_route_counts_addresses() {
         .start();
     let guess = Request::get("/").header("x-api-key", "a guess");
     assert_eq!(gateway.statuses(&guess, 5), [401, 401, 401, 429, 429]);
-    // what the route's users share is not the guesser's to spend
+    // a client with a guessed credential cannot spend the route's shared limit
     let admitted = r#"tidegate_decisions_total{limit="shared",outcome="admitted"}"#;
     assert_eq!(gateway.metric(admitted), 0.0);
 }

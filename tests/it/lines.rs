@@ -1,4 +1,5 @@
-//! Access lines: which requests get one, and how many there can be; and that metrics do not grow with what clients send.
+//! Access lines: which requests get one, and their bound. Also, metrics do not grow with client
+//! input.
 
 use serde_json::Value;
 
@@ -37,7 +38,7 @@ fn rejections_get_no_more_lines_in_a_second_than_they_may() {
         "{}",
         gateway.metric(left_out)
     );
-    // in some later second there is room again, and that line says what is missing
+    // a later second has room again, and its line reports the dropped ones
     let lines = eventually("a line that says how many were left out", || {
         client.send(&request);
         let lines = lines(&gateway, 1);
@@ -136,7 +137,7 @@ fn metrics_do_not_grow_with_clients_paths_and_agents() {
             .header("host", &format!("h{i}.example"))
     };
     let mut client = gateway.connect();
-    // once of everything that can come of a request: 200, 429, 404 of a method that no route takes, over HTTP/2 as well
+    // one of each outcome: 200, 429, 404 for an unsupported method, also over HTTP/2
     for i in [0, 0, 1, 2] {
         client.send(&request(i));
     }

@@ -1,4 +1,5 @@
-//! What the load tests stand on, where k6 is not: their configuration is valid, and each of them has a fault that it finds.
+//! Preconditions of the load tests, checked without k6: their configuration is valid, and each
+//! detects a planted fault.
 
 use std::{env, fs, os::unix::fs::symlink, path::Path, process::Command};
 
@@ -61,7 +62,8 @@ fn the_compose_file_knows_the_token_of_its_gateways() {
     assert!(read("docker-compose.yml").contains(&format!("ADMIN_TOKEN: \"{}\"", token.trim())));
 }
 
-/// Cargo asks for every test and bench that the manifest names without a path, also where it builds none of them.
+/// Cargo requires all tests and benches in the manifest that have no path, even if it builds none
+/// of them.
 #[test]
 fn the_image_is_built_from_files_that_cargo_takes_for_the_whole_package() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -83,7 +85,7 @@ fn the_image_is_built_from_files_that_cargo_takes_for_the_whole_package() {
         let path = fs::canonicalize(name).unwrap_or_else(|error| panic!("{name}: {error}"));
         symlink(path, folder.path().join(name)).expect("a link");
     }
-    // the manifest is read before the program is looked for, and nothing is built
+    // Cargo reads the manifest before it searches the program, so nothing is built
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let arguments = ["build", "--locked", "--offline", "--bin", "none-such"];
     let read = finish(

@@ -1,4 +1,4 @@
-//! Behaviour that a user can see, one module each, tested against the real binary.
+//! User-visible behavior, one module per subject, tested against the real binary.
 #![expect(
     unreachable_pub,
     reason = "`pub` in support/ marks the language of the tests"

@@ -1,10 +1,10 @@
-//! What operators build on: the names of metrics, and the dashboard and alerts that come with the project.
+//! Interfaces for operators: metric names, and the dashboard and alerts in this repository.
 
 use std::{collections::BTreeSet, fs};
 
 use crate::support::{Gateway, Redis};
 
-/// Every name of a metric of ours in a text, without what Prometheus adds to those of histograms.
+/// All tidegate metric names in a text, without the suffixes that Prometheus adds to histograms.
 fn names(text: &str) -> BTreeSet<String> {
     let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     text.split(|c| !is_part(c))
@@ -33,7 +33,8 @@ fn the_dashboard_and_the_alerts_ask_for_metrics_that_exist() {
     }
 }
 
-/// A fixed range says too little of a load of ten seconds, and nothing where scrapes are a minute apart.
+/// A fixed range is too long for a load of ten seconds, and too short if scrapes are a minute
+/// apart.
 #[test]
 fn the_dashboard_takes_rates_over_the_interval_of_the_scrapes() {
     let read =

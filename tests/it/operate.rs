@@ -1,4 +1,4 @@
-//! What operators ask of a gateway that runs, and what they change: limits, keys, decisions, the kill switch.
+//! Operations on a running gateway: limits, keys, decisions, and the kill switch.
 
 use serde_json::{Value, json};
 
@@ -179,7 +179,7 @@ fn a_boost_admits_so_much_besides_and_nothing_of_it_for_requests_that_others_rej
         &json!({ "amount": 8, "for": "1h" }),
     );
     assert_eq!(boosted["boost"]["left"], 8);
-    // six are left of `total`
+    // six units of `total` are left
     let after: Vec<u16> = gateway.statuses(&Request::get("/"), 8);
     assert_eq!(after, [200, 200, 200, 200, 200, 200, 429, 429]);
     assert_eq!(gateway.look(KEY)["boost"]["left"], 2);

@@ -1,4 +1,4 @@
-//! More requests than can be served: some are told to come back, and which ones.
+//! Load shedding: under overload the gateway rejects requests by priority.
 
 use crate::support::{Client, Gate, Gateway, Origin, Request, tidegate, wait::eventually_eq};
 
@@ -25,7 +25,7 @@ const ROUTES: &str = r#"
     upstream = "origin"
 "#;
 
-/// An origin that sends the head at once, and the rest when the gate is open.
+/// An origin that sends the head at once, and the rest when the gate opens.
 fn slow(gate: &Gate) -> Origin {
     let gate = gate.clone();
     Origin::new(move |exchange| {
@@ -35,7 +35,7 @@ fn slow(gate: &Gate) -> Origin {
     })
 }
 
-/// Clients whose answers have begun and not ended.
+/// Clients whose responses have begun and not ended.
 fn under_way(gateway: &Gateway, target: &str, count: usize) -> Vec<Client> {
     let begin = |_| {
         let mut client = gateway.connect();
@@ -86,7 +86,7 @@ fn beyond_the_bound_the_least_important_are_shed_first_and_charged_for_nothing()
 fn the_access_line_of_what_is_shed_says_so() {
     let log = "[log]\naccess = \"all\"\nformat = \"json\"\n[overload]\nmax_in_flight = 1\n";
     let gateway = Gateway::with(&format!("{log}{ROUTES}")).start();
-    // the only place is kept for what is critical
+    // the last permit is reserved for critical requests
     assert_eq!(gateway.get("/shed").status, 503);
     assert_eq!(gateway.get("/a/../../b").status, 400);
     assert_eq!(gateway.get("/pay").status, 200);

@@ -1,4 +1,4 @@
-//! The page on which callers see their own quotas.
+//! The status page, on which callers see their own quotas.
 
 use serde_json::{Value, json};
 
@@ -51,7 +51,7 @@ fn page_of(user: &str) -> Request {
     Request::get(PAGE).header("x-user-id", user)
 }
 
-/// What the page says of each limit, by name.
+/// Each limit on the page, by name.
 fn limits(gateway: &Gateway, request: &Request) -> Vec<(String, Value)> {
     let response = gateway.send(request);
     assert_eq!(response.status, 200, "{}", response.text());
@@ -100,7 +100,7 @@ fn callers_see_how_their_own_limits_stand_and_no_others() {
         (&seen[1].1["quota"], &seen[1].1["remaining"]),
         (&json!(1000), &json!(998))
     );
-    // which bucket of it is met depends on the path
+    // the path decides which bucket counts
     assert_eq!(
         (&seen[2].1["quota"], seen[2].1.get("remaining")),
         (&json!(10), None)
@@ -180,7 +180,7 @@ fn the_page_has_a_limit_of_its_own() {
         .expect("a rejection");
     assert_eq!(rejected.retry_after(), Some(1));
     assert_eq!(rejected.limits(), ["(status)"]);
-    // and nothing but the page knows of it
+    // the status page's own limit applies to no other route
     assert_eq!(
         gateway
             .send(&Request::get("/").header("x-user-id", "alice"))

@@ -1,4 +1,4 @@
-//! Every path of the vectors has the forwarded form and the match key that they list, or is refused.
+//! The path vectors: each path has its listed forwarded form and match key, or is rejected.
 
 use serde_json::Value;
 use tidegate::route::path::normalise_target;

@@ -1,4 +1,4 @@
-//! What passes between client and origin: the message in both directions, and what becomes of it when either fails.
+//! Messages between client and origin in both directions, and failures of either side.
 
 mod bodies;
 mod bounds;

@@ -1,4 +1,4 @@
-//! Connections that begin with a PROXY header, against the real binary: every vector, in every split, and what is no header.
+//! The PROXY protocol against the real binary: every vector, in every split, and invalid headers.
 
 use std::{
     io::Write as _,
@@ -17,12 +17,12 @@ const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: a.example\r\nconnection: close\
 /// Long enough for any machine.
 const SOON: Duration = Duration::from_secs(10);
 
-/// Long enough to see that nothing happens; the test passes either way on a machine that is slower.
+/// Long enough to show that nothing happens; on a slower machine the test passes either way.
 const SILENCE: Duration = Duration::from_millis(100);
 
 const REJECTED: &str = r#"tidegate_identity_rejected_total{source="proxy_protocol"}"#;
 
-/// An echo that tells the address it was given.
+/// An echo upstream that returns the address it received.
 fn gateway(trusted: &str) -> Gateway {
     Gateway::with(&format!(
         r#"
@@ -47,7 +47,7 @@ fn bytes(input: &str) -> Vec<u8> {
     }
 }
 
-/// The vectors that have this kind of result.
+/// The vectors with a matching result.
 fn vectors(wanted: impl Fn(&str) -> bool) -> Vec<(Vec<u8>, String)> {
     let vectors: Value = serde_json::from_str(VECTORS).expect("the vectors are JSON");
     let all = vectors["proxy_protocol"].as_array().expect("a list");
@@ -59,12 +59,12 @@ fn vectors(wanted: impl Fn(&str) -> bool) -> Vec<(Vec<u8>, String)> {
         .collect()
 }
 
-/// The address that the origin is told when these bytes come before a request, in the pieces that are given.
+/// The address that the origin receives if these pieces precede a request.
 fn told(address: SocketAddr, pieces: &[&[u8]]) -> String {
     let mut stream = raw::open(address);
     for (at, piece) in pieces.iter().enumerate() {
         if at > 0 {
-            // so that the pieces arrive apart, as a rule
+            // so that the pieces usually arrive separately
             pause(Duration::from_micros(300));
         }
         stream.write_all(piece).expect("it reads on");
@@ -185,7 +185,7 @@ fn a_header_that_does_not_end_is_cut_off_in_size_and_in_time() {
         assert!(reply.closed && reply.bytes.is_empty(), "{}", reply.text());
         gateway.wait_for_metric(&kind(fault), before + 1.0);
     }
-    // a byte now and then buys no time: the whole header has one deadline
+    // single bytes gain no time: the whole header has one deadline
     let mut stream = raw::open(gateway.address());
     let drips = b"PROXY TCP4 192.0.2.1 198.51.100.7 56324 44"
         .iter()

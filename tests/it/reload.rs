@@ -1,4 +1,4 @@
-//! Another configuration for a gateway that runs: all of it or nothing, and nobody notices.
+//! Reloads of a running gateway: all or nothing, without disturbing clients.
 
 use std::{
     fs,
@@ -199,7 +199,8 @@ fn a_changed_rate_refills_nobody_and_locks_nobody_out() {
     assert_eq!(gateway.get("/").remaining("per_ip"), 91);
 }
 
-/// As Kubernetes mounts a ConfigMap: the file is a link through a folder that is a link, and that one is swapped.
+/// Kubernetes mounts a ConfigMap this way: the file is a link through a linked folder, and a reload
+/// swaps the folder's link.
 #[test]
 fn a_file_that_changes_is_taken_up_however_it_is_written() {
     let limited = |name: &str| LIMITED.replace("per_ip", name);
@@ -271,7 +272,7 @@ fn a_file_is_left_alone_where_it_is_not_to_be_watched() {
     let unwatched = "[server]\nwatch_config = false\nworkers = 1\n";
     let gateway = Gateway::with(unwatched).start();
     gateway.rewrite(&format!("{unwatched}{LIMITED}"));
-    // two watched gateways later it would have been taken up
+    // while two watched gateways reload in turn, this one would have reloaded, too
     for _ in 0..2 {
         let watched = Gateway::with("").start();
         watched.rewrite(LIMITED);
@@ -376,8 +377,8 @@ fn the_running_configuration_is_shown_without_its_passwords() {
     );
 }
 
-/// 100 reloads that change limits, routes, fields and listeners, while 64 clients ask as fast as they can.
-/// Ends the load when the test ends, also by a panic: the clients are waited for.
+/// 100 reloads that change limits, routes, fields and listeners under the full load of 64 clients.
+/// Stops the load when the test ends, even by a panic, since the clients are joined.
 struct EndOfLoad<'a>(&'a AtomicBool);
 
 impl Drop for EndOfLoad<'_> {

@@ -1,4 +1,4 @@
-//! What clients are told about their limits, case by case.
+//! Limit fields in responses, case by case.
 
 use std::{
     num::NonZeroU64,
@@ -105,7 +105,7 @@ fn answer(
     )
 }
 
-/// Every line of a field, as it is sent.
+/// All lines of a field, as sent.
 fn lines<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a str> {
     headers
         .get_all(name)
@@ -252,7 +252,8 @@ fn of_two_violated_limits_the_longer_wait_counts_and_both_are_named() {
 
 #[test]
 fn retry_after_is_never_earlier_than_t_of_a_violated_limit() {
-    // a request that costs 5 of 10 per 10 s with 4 left: one unit is missing for 1 s, and the four need not last
+    // a request that costs 5 of 10 per 10 s with 4 left: one unit is missing for 1 s, and the four
+    // need not last
     let p = policy("p", 1, Duration::from_secs(1), 10);
     let met = [Met {
         denied: true,
@@ -561,7 +562,7 @@ fn fixed(amount: u64) -> Policy {
 #[test]
 fn a_fixed_window_shows_the_time_to_its_end() {
     let p = fixed(100);
-    // 45 of 100 used, 15 s into a minute; 10 used and 50 s in: what remains is soon renewed
+    // 45 of 100 used, 15 s into a minute; 10 used, 50 s into it: the rest is soon renewed
     for (remaining, left, shown) in [(55, 45, "\"p\";r=55;t=45"), (90, 10, "\"p\";r=90;t=10")] {
         let headers = written(
             200,
@@ -591,7 +592,7 @@ fn requests_in_flight_have_a_unit_and_no_window() {
     shows(response.headers(), "retry-after", "1");
 }
 
-/// What a client sees of ours beside an upstream's line.
+/// The client's view of our fields beside an upstream's line.
 fn beside(field: &'static str, theirs: &'static str, name: &str) -> HeaderMap {
     let p = per_minute(name, 20);
     let mut headers = HeaderMap::new();
@@ -612,7 +613,7 @@ fn a_name_that_the_upstream_uses_too_is_made_another() {
         lines(&headers, "ratelimit"),
         ["\"perip\";r=3;t=9", "\"gateway.perip\";r=7;t=21"]
     );
-    // what is said of one limit has one name in both fields
+    // both fields use the same name for a limit
     shows(&headers, "ratelimit-policy", "\"gateway.perip\";q=20;w=60");
 
     let twice = "\"p\";q=1;w=1, \"gateway.p\";q=2;w=1";
@@ -635,7 +636,7 @@ fn nothing_is_added_to_what_another_draft_wrote() {
     shows(&headers, "ratelimit", "\"perip\";r=7;t=21");
 }
 
-/// What a gRPC call is told that a limit stops.
+/// The response to a gRPC call that a limit rejects.
 fn refused_call(met: &[Met<'_>], retry_after_ns: Option<u64>) -> Response<Bytes> {
     let id = HeaderValue::from_static("id-1");
     let asked = Asked {
@@ -675,7 +676,7 @@ fn a_grpc_call_is_told_its_status_and_the_exact_wait_in_its_only_head() {
         shows(headers, "grpc-message", "rate limit exceeded");
         shows(headers, "grpc-retry-pushback-ms", pushback);
         shows(headers, "grpc-status-details-bin", details);
-        // it is read as trailers, in which these may not stand
+        // it is read as trailers, where these fields are not allowed
         for field in [
             "ratelimit",
             "ratelimit-policy",

@@ -1,4 +1,4 @@
-//! A process ends and another one begins: nobody who was served notices, and the service manager is told.
+//! Restarts: clients notice nothing, and the service manager is informed.
 
 use std::{
     io::Read,
@@ -26,19 +26,20 @@ use crate::support::{
     websocket::{AGREED, echo, handshake, send_back},
 };
 
-/// A gateway that a service manager started: its listening socket was there before it.
+/// A gateway started by a service manager, with an inherited listening socket.
 struct Activated {
     child: Child,
     folder: TempDir,
 }
 
 impl Activated {
-    /// `toml` names the socket `systemd:web`.
+    /// `toml` must name the socket `systemd:web`.
     fn start(socket: &TcpListener, toml: &str) -> Activated {
         let (folder, config) = Gateway::with(toml).write();
         let gateway = tidegate_command(folder.path());
         let mut shell = Command::new("sh");
-        // the socket comes in as standard input, and is put where a service manager puts it
+        // the socket arrives as standard input, and moves to the descriptor that a service manager
+        // uses
         let script = "exec 3<&0 0</dev/null; export LISTEN_PID=$$; exec \"$0\" \"$@\"";
         shell
             .args(["-c", script])
@@ -95,7 +96,7 @@ fn a_socket_of_the_service_manager_outlives_the_gateway() {
     let ready = first.ready();
     assert_eq!(ready["listeners"][0], address.to_string());
 
-    // clients come one after the other, without a pause, while one gateway ends and another begins
+    // clients connect without a pause while one gateway ends and another begins
     let over = Arc::new(AtomicBool::new(false));
     let (served, stop) = (Arc::new(AtomicUsize::new(0)), Arc::clone(&over));
     let count = Arc::clone(&served);
@@ -205,7 +206,8 @@ fn another_gateway_takes_over_at_the_same_addresses() {
     let new = Gateway::run(&["--config", config, "--beside"]);
     assert_eq!((new.address(), new.admin_address()), (address, admin));
     old.signal("USR1");
-    // in a connection that is open, the request after the signal is still answered, and says that it is the last
+    // on an open connection, the request after the signal is still answered, with `Connection:
+    // close`
     let last = eventually("an answer that ends the connection", || {
         let answer = kept.try_send(&Request::get("/"));
         let answer = answer.unwrap_or_else(|broken| panic!("a kept connection: {broken:?}"));
@@ -235,10 +237,10 @@ fn a_gateway_that_is_not_to_be_replaced_is_not_joined_by_another() {
     assert!(refused.stderr.contains("(admin)"), "{refused}");
 }
 
-/// What each kind of client did until it was told to leave: requests that were answered.
+/// One kind of client under load; returns the number of answered requests.
 type Load = JoinHandle<usize>;
 
-/// Sends one request after another on one connection until an answer ends it.
+/// Sends requests in sequence on one connection until a response closes it.
 fn http1(address: SocketAddr) -> Load {
     thread::spawn(move || {
         let mut client = Client::connect(address);
@@ -257,7 +259,7 @@ fn http1(address: SocketAddr) -> Load {
     })
 }
 
-/// Keeps four streams of one connection busy until the gateway says GOAWAY.
+/// Keeps four streams of one connection busy until GOAWAY.
 fn http2(address: SocketAddr) -> Load {
     thread::spawn(move || {
         block_on(async move {
@@ -293,7 +295,7 @@ fn http2(address: SocketAddr) -> Load {
                             assert_eq!(response.status(), 200);
                             answered += 1;
                         }
-                        // beyond the last stream of the GOAWAY: the gateway says that it has not looked at it
+                        // above the last stream of the GOAWAY: the gateway has not processed it
                         Err(error) => {
                             let refused = error.reason() == Some(h2::Reason::REFUSED_STREAM);
                             assert!(error.is_go_away() || refused, "{error:?}");
@@ -310,7 +312,7 @@ fn http2(address: SocketAddr) -> Load {
     })
 }
 
-/// Talks over a WebSocket until `over`, and on until the other end is told.
+/// Sends on a WebSocket until `over`, then until the close reaches it.
 fn websocket(address: SocketAddr, over: Arc<AtomicBool>) -> Load {
     thread::spawn(move || {
         let mut client = Client::connect(address);
@@ -369,7 +371,7 @@ fn sigterm_under_load_fails_no_request_that_was_accepted() {
         requests > 0 && streams > 0,
         "{requests} requests, {streams} streams"
     );
-    // the others have left; who still talks is let finish
+    // the other clients have left; active ones may finish
     assert!(gateway.is_running());
     pause(Duration::from_millis(1_500));
     assert!(

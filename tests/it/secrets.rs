@@ -1,4 +1,5 @@
-//! No secret of a client's or of ours is in anything that the gateway says: log lines, metrics, answers, admin pages.
+//! Secrets of clients and of the gateway never appear in its output: log lines, metrics, responses,
+//! admin pages.
 
 use jsonwebtoken::Algorithm;
 use serde_json::json;
@@ -8,7 +9,7 @@ use crate::support::{
     tokens::{Signer, encode, jwks, sha256_hex},
 };
 
-/// Everything that can be asked of the admin listener.
+/// All pages of the admin listener.
 const ADMIN_PAGES: [&str; 9] = [
     "/",
     "/metrics",
@@ -21,7 +22,7 @@ const ADMIN_PAGES: [&str; 9] = [
     "/api/v1/decisions",
 ];
 
-/// What must be said nowhere: each secret whole, and any long part of it.
+/// Text that must not appear: each secret, and any long part of it.
 struct Secrets(Vec<(&'static str, String)>);
 
 impl Secrets {
@@ -40,7 +41,7 @@ impl Secrets {
     }
 }
 
-/// Characters that nothing else says by accident.
+/// Long enough that no other text matches by accident.
 const PART: usize = 12;
 
 fn said(response: &Response) -> String {
@@ -169,7 +170,7 @@ limits = ["login"]
             let request = Request::post(target, form)
                 .header("content-type", "application/x-www-form-urlencoded")
                 .header(name, value);
-            // twice, so that limits deny the second
+            // twice, so that limits reject the second
             for request in [&request, &request] {
                 let response = gateway.send(request);
                 statuses.push(response.status);

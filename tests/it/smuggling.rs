@@ -1,8 +1,9 @@
-//! Request smuggling: every case of `tests/vectors/smuggling.json`, in front of an origin that records each byte.
+//! Request smuggling: each case of `tests/vectors/smuggling.json`, with an origin that records
+//! every byte.
 //!
-//! What is asserted of each case: the origin saw exactly the request lines that the case lists; each of them carries the id
-//! of a request that the gateway decided on and logged, once; and the bytes that reached the origin mean the same requests to
-//! parsers that are lax in the ways in which servers are.
+//! For each case, the test asserts three things. The origin received exactly the listed request
+//! lines. Each carries the ID of a request that the gateway decided on and logged once. Lax
+//! parsers, modeled on real servers, read the same requests from the recorded bytes.
 
 use std::{
     collections::HashMap,
@@ -28,7 +29,7 @@ use crate::{
 
 const CASES: usize = 297;
 
-/// How long a peer may be silent before the outcome is taken, and how often that is waited for.
+/// Silence after which the outcome is final, and the number of attempts.
 const IDLE: Duration = Duration::from_millis(600);
 const ROUNDS: usize = 5;
 
@@ -39,7 +40,7 @@ fn cases() -> Vec<Value> {
     cases
 }
 
-/// The target that a case calls its own.
+/// The case's own target.
 fn path(case: &Value) -> String {
     format!("/c/{}", text(case, "id"))
 }
@@ -72,7 +73,8 @@ fn block(case: &Value) -> Block {
     }
 }
 
-/// What the client sees: as in the vectors of HTTP/1.1, or a status, `RST n` or `GOAWAY n` of HTTP/2.
+/// The outcome for the client: as in the HTTP/1.1 vectors, or a status, `RST n` or `GOAWAY n` for
+/// HTTP/2.
 fn fire(address: SocketAddr, case: &Value) -> String {
     if case["h2"].is_object() {
         let outcome = frames::send(address, &block(case), Duration::from_secs(10));
@@ -85,7 +87,7 @@ fn fire(address: SocketAddr, case: &Value) -> String {
         };
     }
     let mut stream = raw::open(address);
-    // the gateway may refuse before it has read everything
+    // the gateway may reject the request before it has read everything
     let _ = stream.write_all(&latin1(&filled(text(case, "raw"), case)));
     let mut reply = Reply::default();
     for _ in 0..ROUNDS {
@@ -99,7 +101,7 @@ fn fire(address: SocketAddr, case: &Value) -> String {
     outcome(&reply)
 }
 
-/// A request as the origin's strict parser read it.
+/// A request, parsed by the origin's strict parser.
 #[derive(Clone, Debug)]
 struct Seen {
     line: String,
@@ -115,7 +117,7 @@ impl Seen {
     }
 }
 
-/// What came over one connection.
+/// Bytes received on one connection.
 #[derive(Clone, Debug, Default)]
 struct Recorded {
     bytes: Vec<u8>,
@@ -124,8 +126,8 @@ struct Recorded {
 
 type Records = Arc<Mutex<Vec<Arc<Mutex<Recorded>>>>>;
 
-/// An origin that records every byte, and answers each request that a strict parser finds: `…/early` before its body is read,
-/// `…/101` as if it switched protocols.
+/// An origin that records every byte, and answers each request that a strict parser finds:
+/// `…/early` before its body is read, `…/101` with a protocol switch.
 fn record() -> (SocketAddr, Records) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port on loopback");
     let address = listener.local_addr().expect("a bound listener");
@@ -180,18 +182,18 @@ fn serve(stream: TcpStream, recorded: &Mutex<Recorded>) -> io::Result<()> {
     Ok(())
 }
 
-/// How a server may be lax.
+/// A way in which a server parses laxly.
 #[derive(Clone, Copy, Debug)]
 struct Dialect {
-    /// `Content-Length` decides, though there is a `Transfer-Encoding`.
+    /// `Content-Length` wins over `Transfer-Encoding`.
     length_first: bool,
-    /// Any coding that mentions `chunked` is that.
+    /// Any coding that contains `chunked` counts as chunked.
     any_chunked: bool,
-    /// `_` and `.` in a name stand for `-`.
+    /// `_` and `.` in a name count as `-`.
     aliases: bool,
     /// A line may end in LF alone.
     bare_lf: bool,
-    /// A CR alone ends a line, too.
+    /// A lone CR also ends a line.
     bare_cr: bool,
 }
 
@@ -237,7 +239,7 @@ const DIALECTS: [Dialect; 6] = {
 };
 
 impl Dialect {
-    /// The request lines that a server of this dialect reads.
+    /// The request lines that a server with this dialect reads.
     fn read(self, mut bytes: &[u8]) -> Vec<String> {
         let mut lines = Vec::new();
         while let Some(line) = self.line(&mut bytes) {
@@ -264,7 +266,7 @@ impl Dialect {
         lines
     }
 
-    /// Whether the body was whole.
+    /// Whether the body was complete.
     fn skip_body(self, headers: &[(String, String)], bytes: &mut &[u8]) -> bool {
         let length = values(headers, "content-length").first().copied();
         let chunked = values(headers, "transfer-encoding")
@@ -316,7 +318,7 @@ impl Dialect {
     }
 }
 
-/// Method and path of every request that the gateway sent on, by its id, as its access lines say.
+/// Method and path of every forwarded request by its ID, from the access lines.
 fn decided(gateway: &Gateway) -> HashMap<String, Vec<String>> {
     let mut decided: HashMap<String, Vec<String>> = HashMap::new();
     let output = gateway.output();
@@ -392,7 +394,7 @@ fn no_origin_sees_a_request_that_was_not_decided_on() {
             .map(|asked| filled(asked.as_str().expect("a request line is text"), case))
             .collect();
         let answered = accepted(outcome, &expected(case));
-        // what is found out while the body arrives may be found out before the head has left
+        // an error in the body may be detected before the head is forwarded
         let cut_before = asked.is_empty() && !outcome.starts_with(['1', '2']);
         if (asked != listed && !cut_before) || !answered {
             let id = text(case, "id");

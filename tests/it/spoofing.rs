@@ -1,4 +1,4 @@
-//! Attempts to be somebody else, or nobody: none of them buys one request more than the limit.
+//! Spoofing: no forged address or identity gains a request beyond the limit.
 
 use std::{
     io::Write as _,
@@ -13,7 +13,7 @@ use tidegate::route::path::normalise_target;
 
 use crate::support::{Gateway, Origin, Request, Seen, http2, raw, wait::PATIENCE};
 
-/// Every name in which somebody's address or user may be written, by any product.
+/// Field names in which products write an address or a user.
 const NAMES: [&str; 24] = [
     "x-forwarded-for",
     "forwarded",
@@ -56,7 +56,7 @@ const VALUES: [&str; 12] = [
     "\"6.6.6.6\"",
 ];
 
-/// A name as it is, in capitals, and as a server that maps names to variables might read it.
+/// A name as is, in capitals, and as servers that map names to variables might read it.
 fn spellings(name: &str) -> [String; 5] {
     [
         name.to_owned(),
@@ -67,7 +67,7 @@ fn spellings(name: &str) -> [String; 5] {
     ]
 }
 
-/// Everything that a client may try in its head.
+/// All forgeries of a client's head.
 fn attempts() -> Vec<Request> {
     let mut attempts = Vec::new();
     for name in NAMES {
@@ -102,7 +102,7 @@ fn attempts() -> Vec<Request> {
     attempts
 }
 
-/// A connection from one of this machine's many addresses.
+/// A connection from one of this machine's loopback addresses.
 fn from(source: [u8; 4], to: SocketAddr) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
     let source = SocketAddr::new(IpAddr::V4(Ipv4Addr::from(source)), 0);
@@ -115,7 +115,7 @@ fn from(source: [u8; 4], to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// The status of one request from an address, on a connection of its own.
+/// The status of one request from an address, on its own connection.
 fn status(gateway: &Gateway, source: [u8; 4], request: &Request) -> u16 {
     let mut stream = from(source, gateway.address());
     let request = request.clone();
@@ -131,7 +131,7 @@ fn status(gateway: &Gateway, source: [u8; 4], request: &Request) -> u16 {
     read_status(&mut stream)
 }
 
-/// The first status of what comes; more is not waited for.
+/// The status of the first response.
 fn read_status(stream: &mut TcpStream) -> u16 {
     use std::io::Read as _;
     stream.set_read_timeout(Some(PATIENCE)).expect("above zero");
@@ -141,7 +141,7 @@ fn read_status(stream: &mut TcpStream) -> u16 {
     text[9..].parse().unwrap_or_else(|_| panic!("{text:?}"))
 }
 
-/// Three requests an hour from each address; a proxy on 127.0.9.1 is believed.
+/// Three requests per hour and address; the proxy at 127.0.9.1 is trusted.
 fn limited(header: &str) -> Gateway {
     Gateway::with(&format!(
         r#"
@@ -213,7 +213,7 @@ fn trailers_say_nothing_about_the_client() {
     assert!(!format!("{seen:?}").contains("eve"), "{seen:?}");
 }
 
-/// What a client may put before the element that its proxy adds.
+/// Values that a client may put before the element that its proxy appends.
 const LEFT: [&str; 16] = [
     "6.6.6.6",
     "6.6.6.6, 7.7.7.7",
@@ -248,7 +248,8 @@ fn what_a_client_writes_to_the_left_of_its_proxy_buys_nothing() {
         assert_eq!(ask(&["198.51.100.7"]), 200);
     }
     let many = vec!["6.6.6.6"; 50].join(",");
-    // what proxies append: the client's address in any form, and perhaps another proxy's behind it
+    // elements that proxies append: the client's address in any form, and perhaps another proxy's
+    // after it
     for right in [
         "198.51.100.7",
         "198.51.100.7:4711",
@@ -335,7 +336,8 @@ fn a_single_address_is_one_or_the_proxys() {
     }
 }
 
-/// Fields in which upstreams read who asks, in every spelling. What else a client calls its fields is its own business.
+/// Fields from which upstreams read identity, in every spelling. Other client fields are not
+/// checked.
 fn identity(seen: &Seen) -> Vec<(String, String)> {
     const READ: [&str; 6] = [
         "forwarded",
@@ -392,7 +394,7 @@ fn the_upstream_hears_of_a_stranger_only_what_the_gateway_knows() {
     }
 }
 
-/// Ways to ask for `/login`, or for what a careless server would take for it.
+/// Targets that are `/login`, or that a careless server would take for it.
 const LOGINS: [&str; 36] = [
     "/login",
     "/login/",
@@ -527,7 +529,7 @@ fn the_origin_receives_exactly_what_was_matched() {
         let before = origin.requests().len();
         let request = Request::get(target).header("connection", "close");
         let reply = raw::send(gateway.address(), &request.to_bytes(), PATIENCE);
-        // for the HTTP parser a target ends at `#`, so that is what is matched and sent
+        // the HTTP parser ends a target at `#`, so the part before it is matched and sent
         let read = target.split('#').next().unwrap_or_default();
         let Ok(normal) = normalise_target(read) else {
             assert_eq!(
@@ -577,7 +579,7 @@ fn trailers_hold_no_field_that_a_server_could_take_for_a_managed_one() {
     let kept = Arc::clone(&written);
     let origin = Origin::new(move |exchange| {
         let mut bytes = Vec::new();
-        // trailers may come in another order
+        // trailers may arrive in another order
         while !(contains(&bytes, b"\r\n0\r\n") && bytes.ends_with(b"\r\n\r\n")) {
             bytes.extend(exchange.read_some()?);
         }

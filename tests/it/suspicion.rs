@@ -1,4 +1,4 @@
-//! Signs of a proxy that nobody has named: logged once, counted every time.
+//! Detection of unconfigured proxies: logged once, counted every time.
 
 use crate::support::{Gateway, Request, eventually};
 
@@ -22,7 +22,7 @@ fn a_forwarding_header_from_a_private_address_that_is_not_trusted_is_warned_of_o
     assert_eq!(gateway.metric(UNNAMED) as u64, 0, "without the header");
     assert_eq!(gateway.statuses(&forwarded, 20), [200; 20]);
     for _ in 0..5 {
-        // on a connection of its own: perhaps another worker's
+        // on its own connection, perhaps of another worker
         assert_eq!(gateway.send(&forwarded).status, 200);
     }
     assert_eq!(gateway.metric(UNNAMED) as u64, 25);
@@ -56,7 +56,7 @@ fn a_key_with_nearly_all_of_the_traffic_is_warned_of_once() {
     let dominant = r#"tidegate_dominant_keys_total{limit="many"}"#;
     let gateway = Gateway::with(&format!("[server]\nworkers = 1\n{PER_IP}")).start();
     let mut client = gateway.connect();
-    // a count takes some 320 samples of every seventh request
+    // a count needs about 320 samples, one of seven requests each
     for _ in 0..5_000 {
         assert_eq!(client.send(&Request::get("/")).status, 200);
     }

@@ -1,8 +1,9 @@
-//! The house rules that a machine can check: imports point down, the core is pure, every file says what it is for.
+//! House rules that a machine can check: imports point down, the core is pure, every file has a
+//! header.
 //!
-//! The source is read as text: comments and literals are blanked out first, then `crate::` paths are collected,
-//! also from `use crate::{a, b::c}` trees. A test over a folder that matches no file proves nothing, so each one
-//! asserts that it saw the files that it is about.
+//! The tests read the source as text. They blank out comments and literals, then collect `crate::`
+//! paths, also from `use crate::{a, b::c}` trees. A test over a folder without matching files would
+//! prove nothing, so each asserts that it found its files.
 
 mod circles;
 
@@ -11,7 +12,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// From what a person types down to the core. A module may name those of a later row only, and itself.
+/// From the command line down to the core. A module may import only itself and modules of later
+/// rows.
 const ORDER: &[&[&str]] = &[
     &["main"],
     &["lib"],
@@ -30,10 +32,10 @@ const ORDER: &[&[&str]] = &[
     &["limit"],
 ];
 
-/// Modules that know neither the runtime nor the network.
+/// Modules that use neither the runtime nor the network.
 const CORE: &[&str] = &["route", "identity", "cost", "limit"];
 
-/// What the core must not name.
+/// Crates that the core must not name.
 const SHELL_CRATES: &[&str] = &[
     "tokio",
     "hyper",
@@ -195,14 +197,14 @@ fn comments_and_literals_are_blanked_and_nothing_else() {
     assert_eq!(blank("fn f<'a>(x: &'a str) {}"), "fn f<'a>(x: &'a str) {}");
 }
 
-/// One file below `src/`.
+/// One file under `src/`.
 struct Source {
     path: PathBuf,
-    /// The top-level module it belongs to; `main` and `lib` for the two roots.
+    /// Its top-level module; `main` and `lib` for the two roots.
     module: String,
     /// Its text without comments and literals.
     code: String,
-    /// The names of the modules beside it, which `super::` may mean.
+    /// Names of its sibling modules, to which `super::` may refer.
     siblings: Vec<String>,
 }
 
@@ -284,7 +286,7 @@ fn rust_files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Why `module` may not import `target`, if it may not.
+/// Why `module` must not import `target`; `None` if it may.
 fn forbidden(module: &str, target: &str) -> Option<String> {
     if module == target {
         return None;
@@ -301,7 +303,7 @@ fn forbidden(module: &str, target: &str) -> Option<String> {
     }
 }
 
-/// The top-level modules that the code names, by `crate::` or by a `super::` that means one.
+/// Top-level modules that the code names, by `crate::` or by a `super::` that refers to one.
 fn imports(code: &str, siblings: &[String]) -> Vec<String> {
     let by_crate = paths_after("crate::", code);
     let by_super = paths_after("super::", code)
@@ -351,7 +353,7 @@ fn words(code: &str) -> impl Iterator<Item = &str> {
         .filter(|word| !word.is_empty())
 }
 
-/// The code with every comment, string and character replaced by one space (line ends are kept).
+/// The code with every comment, string and character replaced by one space. Keeps line ends.
 fn without_comments_and_literals(text: &str) -> String {
     let mut code = String::with_capacity(text.len());
     let mut rest = text;
@@ -400,7 +402,8 @@ fn comment(text: &str) -> Option<usize> {
     Some(text.len())
 }
 
-/// The length of the string or character that `text` starts with, its prefix (`b`, `c`, `r#`) included.
+/// The length of the string or character that `text` starts with, its prefix (`b`, `c`, `r#`)
+/// included.
 fn literal(text: &str) -> Option<usize> {
     let unprefixed = text.trim_start_matches(['b', 'c']);
     let prefix = text.len() - unprefixed.len();
@@ -429,7 +432,7 @@ fn literal(text: &str) -> Option<usize> {
             }
         }
         seen += 1;
-        // a lifetime, not a character: nothing closes it after one
+        // a lifetime, not a character: it has no closing quote after one character
         if quote == '\'' && seen > 1 {
             return None;
         }

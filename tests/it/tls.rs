@@ -1,4 +1,5 @@
-//! TLS on a listener: certificates, versions, protocols, clients' certificates, reload, and the bounds of a handshake.
+//! TLS on a listener: certificates, versions, ALPN, client certificates, reloads, and bounds on
+//! handshakes.
 
 use std::{
     io::{Read, Write},
@@ -101,7 +102,7 @@ fn http2_is_offered_only_where_it_is_wanted() {
     let only_1 = with_server(&without, &authority.server(&[NAME])).start();
     assert_eq!(agreed(&only_1, &hello), Some(b"http/1.1".to_vec()));
 
-    // whoever agrees on nothing speaks HTTP/1.1
+    // a client without ALPN speaks HTTP/1.1
     let mut silent = Hello::new(&authority, NAME)
         .connect(both.address())
         .expect("a handshake");
@@ -174,7 +175,7 @@ fn a_client_comes_back_without_a_full_handshake() {
     for version in [&version::TLS12, &version::TLS13] {
         let hello = Hello::with_versions(&authority, NAME, &[version]);
         let mut first = hello.connect(gateway.address()).expect("a handshake");
-        // the tickets of TLS 1.3 come with the first answer
+        // TLS 1.3 sends its tickets with the first response
         assert_eq!(first.send(&Request::get("/")).status, 200);
         let mut again = hello.connect(gateway.address()).expect("a handshake");
         assert_eq!(
@@ -204,7 +205,7 @@ fn a_connection_ends_with_a_notice_so_that_nothing_looks_cut_off() {
     assert!(answer.starts_with(b"HTTP/1.1 200 "));
 }
 
-/// A gateway that knows users by their certificates, and the authorities of its server and of its clients.
+/// A gateway that identifies users by certificate, with the CAs of its server and its clients.
 fn mutual(auth: &str, field: &str) -> (Authority, Authority, Origin, Gateway) {
     let (authority, clients) = (Authority::new("server"), Authority::new("clients"));
     let toml = listener(&format!(
@@ -276,7 +277,7 @@ fn a_certificate_that_nobody_vouches_for_ends_the_handshake() {
         let stranger = Authority::new("strangers").client("alice", &[]);
         let mut refused = 1.0;
         let reaches = |hello: &Hello| {
-            // in TLS 1.3 the client learns it only after its own side of the handshake
+            // in TLS 1.3 the client learns of the rejection after its own side of the handshake
             let client = hello.connect(gateway.address()).map_err(|e| e.to_string());
             client.is_ok_and(|mut client| client.try_send(&Request::get("/")).is_ok())
         };
@@ -313,7 +314,7 @@ fn a_replaced_certificate_is_taken_up_and_open_connections_stay() {
     assert_eq!(open.send(&Request::get("/")).status, 200);
 
     let renewed = new.server(&[NAME]);
-    // the certificate without its key: nothing can be done with that, and nothing breaks
+    // a certificate without its key: the reload is refused, and the old pair stays in use
     std::fs::write(gateway.folder().join("server.pem"), &renewed.cert).expect("writable");
     eventually("the half-made change to be refused", || {
         let said = gateway.output();

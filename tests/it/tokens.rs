@@ -1,4 +1,4 @@
-//! Users from JSON Web Tokens: which are accepted, what they choose, and how published keys are kept.
+//! Users from JSON Web Tokens: accepted tokens, their claims, and the cache of published keys.
 
 use std::{
     io::{Read, Write},
@@ -17,7 +17,7 @@ use crate::support::{
     wait::lock,
 };
 
-/// Two requests per minute for each user, more for some; ten for each address.
+/// Two requests per minute and user, more for some; ten per address.
 const LIMITS: &str = r#"
 [limit.per_ip]
 key = ["ip"]
@@ -39,12 +39,12 @@ fn bearer(token: &str) -> Request {
     Request::get("/").header("authorization", &format!("Bearer {token}"))
 }
 
-/// The statuses of `count` requests with a token.
+/// Statuses of `count` requests with a token.
 fn statuses(gateway: &Gateway, token: &str, count: usize) -> Vec<u16> {
     gateway.statuses(&bearer(token), count)
 }
 
-/// A gateway whose tokens are verified with a file beside it.
+/// A gateway that verifies tokens with a key file.
 fn gateway(keys: &str, limits: &[&str], file: (&str, &str)) -> Builder {
     let route = format!(
         "[[route]]\nname = \"all\"\npath = \"/{{*rest}}\"\nupstream = \"origin\"\nlimits = {limits:?}\n"
@@ -56,7 +56,7 @@ fn gateway(keys: &str, limits: &[&str], file: (&str, &str)) -> Builder {
     Gateway::with(&format!("{user}{limits}{route}")).file(file.0, file.1)
 }
 
-/// Only the limits that are met, or the others would be warned of.
+/// Only these limits, since the gateway warns of unused ones.
 fn limits_of(wanted: &[&str]) -> String {
     let tables = LIMITS.split("[limit.").skip(1).map(|table| {
         let end = table.find("[gateway]").unwrap_or(table.len());
@@ -199,7 +199,7 @@ fn a_token_that_is_not_genuine_is_answered_401_as_rfc_6750_says() {
     }
     let twice = bearer(&good).header("authorization", &format!("Bearer {good}"));
     assert_invalid_token(&gateway.send(&twice));
-    // none of them: nobody asks
+    // no token: the request is anonymous
     assert_eq!(gateway.get("/").status, 200);
     assert_eq!(
         gateway
@@ -235,7 +235,7 @@ fn tier_and_tenant_and_other_claims_choose_the_limits() {
         statuses(&by_user, &token("alice", json!({})), 3),
         [200, 200, 429]
     );
-    // another token of the same user is no second allowance
+    // another token of the same user gives no second allowance
     assert_eq!(
         statuses(&by_user, &token("alice", json!({ "jti": "2" })), 1),
         [429]
@@ -284,7 +284,7 @@ fn tier_and_tenant_and_other_claims_choose_the_limits() {
         ),
         [200]
     );
-    // no such claim: the limit is skipped
+    // without the claim, the limit is skipped
     assert_eq!(
         statuses(&by_device, &token("bob", json!({})), 2),
         [200, 200]
@@ -339,7 +339,7 @@ fn a_remembered_token_ends_when_it_expires() {
     assert!(in_seconds(0) >= claims["exp"].as_i64().expect("a number"));
 }
 
-/// Somebody who publishes a key set that can change.
+/// Publishes a key set that can change.
 struct Publisher {
     origin: Origin,
     set: Arc<Mutex<String>>,
@@ -364,7 +364,7 @@ impl Publisher {
         self.origin.requests().len()
     }
 
-    /// A gateway that reads the set.
+    /// A gateway that fetches the key set.
     fn gateway(&self, more: &str) -> Gateway {
         let url = format!(
             "jwks_url = \"{}/keys?secret=x1y2z3\"\n{more}",
@@ -383,7 +383,7 @@ fn wait_until_accepted(gateway: &Gateway, token: &str) {
     });
 }
 
-/// Log lines are written by a thread of their own.
+/// Waits for text in the log, which is written by a separate thread.
 fn wait_until_said(gateway: &Gateway, what: &str) {
     eventually(what, || match gateway.stderr() {
         said if said.contains(what) => Ok(()),
@@ -411,7 +411,7 @@ fn published_keys_are_there_before_the_first_request() {
         gateway.metric(&format!("tidegate_jwks_keys{{url=\"{url}\"}}")) as u64,
         1
     );
-    // the query may hold a secret
+    // the query may contain a secret
     assert!(!gateway.output().contains("x1y2z3"), "{}", gateway.output());
 }
 
@@ -430,7 +430,7 @@ fn a_new_key_is_fetched_when_a_token_names_it_but_not_for_every_such_token() {
     publisher.publish(&[&new]);
     wait_until_accepted(&gateway, &new.token(&claims("alice")));
     assert_eq!(publisher.fetches(), 2);
-    // withdrawn: a token that was remembered is rejected too
+    // withdrawn: a cached token is rejected too
     assert_eq!(statuses(&gateway, &token, 1), [401]);
 
     publisher.publish(&[&newer]);
@@ -439,7 +439,7 @@ fn a_new_key_is_fetched_when_a_token_names_it_but_not_for_every_such_token() {
         assert_eq!(statuses(&gateway, &forged, 1), [401]);
         crate::support::wait::pause(std::time::Duration::from_millis(20));
     }
-    // two looks long, so it would have been fetched again by now
+    // two checks passed, so a stale set would have been fetched again
     assert_eq!(publisher.fetches(), 2);
     assert_eq!(statuses(&gateway, &new.token(&claims("alice")), 1), [200]);
 }
@@ -505,7 +505,8 @@ fn what_is_no_key_set_changes_nothing() {
     }
 }
 
-/// Publishes over TLS with a certificate that signs itself, on a thread of its own; its URL and the certificate.
+/// Publishes over TLS with a self-signed certificate, on its own thread; returns the URL and the
+/// certificate.
 fn publish_over_tls(set: String) -> (String, String) {
     let rcgen::CertifiedKey { cert, signing_key } =
         rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
@@ -524,7 +525,7 @@ fn publish_over_tls(set: String) -> (String, String) {
         for stream in listener.incoming().flatten() {
             let connection = rustls::ServerConnection::new(Arc::clone(&settings));
             let mut tls = rustls::StreamOwned::new(connection.expect("it is complete"), stream);
-            // a client that does not trust the certificate leaves here
+            // a client that does not trust the certificate disconnects here
             let mut head = Vec::new();
             while !head.ends_with(b"\r\n\r\n") {
                 let mut byte = [0];

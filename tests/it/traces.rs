@@ -1,4 +1,4 @@
-//! Spans for a collector of traces, and what servers are told of a trace.
+//! Traces: spans sent to a collector, and the trace context sent to servers.
 
 use crate::support::{
     Client, Gateway, Origin, Request, Seen,
@@ -14,7 +14,7 @@ fn traced(collector: &Collector, sample: &str, toml: &str) -> String {
     )
 }
 
-/// Two requests at once of each user, whom a secret header names.
+/// A burst of two requests per user, named by a secret header.
 const LIMITED: &str = r#"
     [gateway]
     limits = ["per_device"]
@@ -79,7 +79,7 @@ fn a_request_has_a_span_that_says_what_its_limits_did() {
     assert_eq!(attribute(rejected, "http.response.status_code"), "429");
     assert_eq!(rejected.status, 0, "a limit that works is no error");
 
-    // the server is below our span, in the caller's trace
+    // the server's span is a child of ours, in the caller's trace
     let seen = &origin.requests()[0];
     let told = format!("00-{}-{}-01", first.trace, first.id);
     assert_eq!(sent(seen, "traceparent"), [told]);
@@ -199,7 +199,7 @@ fn a_collector_that_hangs_costs_spans_and_no_request() {
     let collector = Collector::hanging();
     let mut gateway = Gateway::with(&traced(&collector, "1", "")).start();
     let address = gateway.address();
-    // more than the queue and the batch under way hold
+    // exceeds the queue plus the batch being sent
     let send = || {
         let mut client = Client::connect(address);
         (0..3_000).for_each(|_| assert_eq!(client.send(&Request::get("/")).status, 200));

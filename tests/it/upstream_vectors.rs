@@ -1,6 +1,6 @@
-//! Duties towards a client that show only with an origin of a certain behaviour: what the client sends, what the origin
-//! sends, what comes of it. They take a script on both sides, so they are tests by name and not vectors in a file. This is the list of
-//! them; it fails when a test that it names is gone.
+//! Requirements that depend on an origin's behavior: the client's input, the origin's, and the
+//! outcome. They need a script on both sides, so they are tests rather than vectors in a file. This
+//! list fails if a test that it names is missing.
 
 /// Client sends / upstream sends / expected; and the tests that show it, as `file::test`.
 const CASES: &[(&str, &[&str])] = &[

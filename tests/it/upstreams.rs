@@ -1,4 +1,4 @@
-//! Several servers behind one name: who gets a request, and what becomes of it when a server fails.
+//! Upstreams with several servers: load balancing, and failures of a server.
 
 mod balance;
 mod chaos;
@@ -8,13 +8,13 @@ mod reaching;
 
 use crate::support::{Gateway, Origin, wait::eventually_eq};
 
-/// An upstream `origin` with these servers, and more of its keys.
+/// An upstream `origin` with these servers and additional keys.
 fn upstream(origins: &[&Origin], keys: &str) -> String {
     let urls: Vec<String> = origins.iter().map(|origin| origin.url()).collect();
     format!("[server]\nworkers = 1\n[upstream.origin]\nservers = {urls:?}\n{keys}\n")
 }
 
-/// How many requests each has seen.
+/// Number of requests that each server received.
 fn shares(origins: &[&Origin]) -> Vec<usize> {
     origins
         .iter()
@@ -22,7 +22,7 @@ fn shares(origins: &[&Origin]) -> Vec<usize> {
         .collect()
 }
 
-/// Waits until the log has said this so many times.
+/// Waits until the log contains `text` this many times.
 fn logged(gateway: &Gateway, text: &str, times: usize) {
     eventually_eq(text, times, || gateway.stderr().matches(text).count());
 }

@@ -1,5 +1,5 @@
-//! The recipes of docs/forward-auth.md, each with the real proxy: the blocks are read from the page and run as they stand there,
-//! but for addresses.
+//! The recipes of docs/forward-auth.md, each with the real proxy. The blocks are read from the page
+//! and run unchanged, except for addresses.
 
 use std::{
     fs,
@@ -48,7 +48,7 @@ const LIMITED: &str = r#"
     access = "all"
 "#;
 
-/// What a client writes who would like to be somebody else.
+/// The value in a client's forged fields.
 const FORGED: &str = "forged";
 const FORGERIES: [&str; 16] = [
     "X-User-Id",
@@ -68,10 +68,10 @@ const FORGERIES: [&str; 16] = [
     "X_RateLimit_Over",
     "X_Forwarded_For",
 ];
-/// More spellings, which only proxies with patterns for names can remove.
+/// More spellings, which only proxies that match names by pattern can remove.
 const STRANGE: [&str; 3] = ["X_User-Id", "X.User.Id", "X-User_Tier"];
 
-/// A proxy that runs one of the recipes; ended on drop.
+/// A proxy that runs one recipe; stopped on drop.
 struct Proxy {
     child: Child,
     address: SocketAddr,
@@ -86,7 +86,8 @@ impl Drop for Proxy {
 }
 
 impl Proxy {
-    /// Starts a program on what `set_up` writes into a folder; `None`, and said, where the program is not installed.
+    /// Starts a program with the files that `set_up` writes. `None`, with a message, if it is not
+    /// installed.
     fn start(
         program: &str,
         set_up: impl FnOnce(&Path, SocketAddr) -> Vec<String>,
@@ -113,7 +114,7 @@ impl Proxy {
             },
             Err(error) => {
                 assert_ne!(program, "nginx", "{error}; scripts/test installs nginx");
-                // past the capture of the test runner
+                // bypasses the output capture of the test runner
                 let _ = writeln!(
                     std::io::stderr(),
                     "SKIPPED: the recipe for {program}, which is not installed ({error})"
@@ -133,7 +134,7 @@ impl Proxy {
         Some(proxy)
     }
 
-    /// A request of a client at 127.0.0.2: the proxies are at 127.0.0.1.
+    /// A request of a client at 127.0.0.2; the proxies are at 127.0.0.1.
     fn send(&self, request: &Request) -> Response {
         self.send_from([127, 0, 0, 2], request)
     }
@@ -151,7 +152,7 @@ impl Proxy {
     }
 }
 
-/// The block of a section, with each of these texts replaced; all have to be there.
+/// The block of a section, with these texts replaced; all must be present.
 fn recipe(section: &str, replaced: &[(&str, &str)]) -> String {
     let title = format!("\n## {section}\n");
     let (_, rest) = PAGE.split_once(&title).expect("the page has the section");
@@ -198,9 +199,9 @@ impl Setting {
         self.origin.address().to_string()
     }
 
-    /// What holds for every proxy. `strange`: spellings that this one removes, too.
+    /// Checks that apply to every proxy. `strange`: additional spellings that this one removes.
     fn check(&self, proxy: &Proxy, strange: &[&str], keeps_body: bool) {
-        // a client without a name, who claims several
+        // an anonymous client that claims several names
         let names: Vec<&str> = FORGERIES.iter().chain(strange).copied().collect();
         let response = proxy.send(&forging(&names));
         assert_eq!(response.status, 200, "{response:?}");
@@ -221,7 +222,7 @@ impl Setting {
             "the client is who it is: {line}"
         );
 
-        // addresses and names that change are no second allowance
+        // changed addresses and names give no second allowance
         for attempt in 0..2 {
             let attempt = format!("203.0.113.{attempt}");
             let request = request("/").header("x-forwarded-for", &attempt);
@@ -236,7 +237,7 @@ impl Setting {
         assert_eq!(kind.starts_with("application/problem+json"), keeps_body);
         assert_eq!(denied.text().contains("per_client"), keeps_body);
 
-        // one with a name, who claims another one
+        // an authenticated client that claims another name
         let alice = forging(&FORGERIES[..5]).header("x-api-key", "hunter2");
         assert_eq!(proxy.send(&alice).status, 200);
         assert_eq!(proxy.send(&alice).status, 200);
@@ -290,7 +291,7 @@ fn nginx_passes_on_the_verified_identity_and_no_other() {
     let proxy = proxy.expect("nginx is installed");
     setting.check(&proxy, &STRANGE, false);
 
-    // tidegate is not there: served all the same, and the client is still nobody
+    // without tidegate requests are still served, and the client is still anonymous
     let Setting { gateway, origin } = setting;
     drop(gateway);
     let response = proxy.send(&forging(&FORGERIES));
@@ -391,7 +392,7 @@ fn traefik_passes_on_the_verified_identity_and_no_other() {
         ]
     });
     if let Some(proxy) = proxy {
-        // its routes come a moment after its listener; asked for by another client
+        // its routes come up shortly after its listener; probe them as another client
         let ready = || match proxy.send_from([127, 0, 0, 3], &request("/ready")).status {
             404 => Err("no route yet".to_owned()),
             _ => Ok(()),

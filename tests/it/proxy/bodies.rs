@@ -1,4 +1,4 @@
-//! Bodies stream, whatever their size: nothing is collected, and a slow reader slows the sender.
+//! Bodies of any size are streamed, not buffered: a slow reader slows the sender.
 
 use std::{
     io::{Read, Write},
@@ -14,13 +14,13 @@ use crate::support::{Client, Gateway, Origin, Request, raw, wait::pause};
 
 const MIB: u64 = 1024 * 1024;
 
-/// How much a big body holds.
+/// Size of a big body.
 const BIG: u64 = 1024 * MIB;
 
 const LARGE: &str =
     "[server]\nworkers = 2\n[[listen]]\naddress = \"127.0.0.1:0\"\nmax_body_size = \"2GiB\"\n";
 
-/// Writes this much to the stream, in pieces of 1 MiB.
+/// Writes `length` bytes to the stream in pieces of 1 MiB.
 fn write_much(stream: &mut impl Write, length: u64) -> std::io::Result<()> {
     let piece = vec![b'x'; 1024 * 1024];
     (0..length / MIB).try_for_each(|_| stream.write_all(&piece))
@@ -95,7 +95,7 @@ fn a_body_without_a_length_streams_in_chunks() {
 
 #[test]
 fn the_start_of_a_body_does_not_wait_for_its_end() {
-    // the origin answers each piece as it comes: that needs both directions to flow at once
+    // the origin answers each piece as it arrives, so both directions must flow at once
     let origin = Origin::new(|exchange| {
         let mut seen = Vec::new();
         while !seen.ends_with(b"5\r\nfirst\r\n") {
@@ -153,7 +153,7 @@ fn a_reader_that_stops_stops_the_origin() {
     let mut client = gateway.connect();
     assert_eq!(client.begin(&Request::get("/")).status, 200);
     let settled = settle(&written);
-    // the buffers of two connections in two kernels' hands, and the gateway's own bounded one
+    // the kernel buffers of two connections, and the gateway's own bounded one
     assert!(
         settled < 48 * MIB,
         "{} MiB were taken from the origin for a reader that reads nothing",
@@ -215,7 +215,7 @@ fn an_origin_that_stops_reading_stops_the_client() {
     );
 }
 
-/// Waits until a counter has stood still for 200 ms, and returns it.
+/// Waits until a counter has not changed for 200 ms, and returns it.
 fn settle(counter: &AtomicU64) -> u64 {
     let mut last = u64::MAX;
     for _ in 0..50 {
@@ -236,7 +236,8 @@ fn a_denied_upload_is_told_why_even_by_a_client_that_only_sends_first() {
     let gateway = Gateway::with(limited).upstream(&origin).start();
     assert_eq!(gateway.get("/").status, 200);
     for _ in 0..10 {
-        // more than the socket buffers of both sides hold is not promised, so stay below the discarded bound
+        // only as much as the socket buffers of both sides surely hold, below the bound on
+        // discarded bytes
         let upload = Request::post("/", vec![b'x'; 300 * 1024]);
         let denied = gateway.connect().send(&upload);
         assert_eq!(denied.status, 429);
@@ -281,7 +282,7 @@ fn a_body_that_a_limit_reads_has_to_be_whole_in_time() {
     client
         .write(b"POST / HTTP/1.1\r\nHost: a.example\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n")
         .expect("the head leaves");
-    // never silent, and no rate is asked for
+    // never silent, and without a minimum rate
     while client.write(b" ").is_ok() && !client.closes_within(Duration::from_millis(50)) {}
     gateway.wait_for_metric("tidegate_requests_total{code=\"408\"}", 1.0);
     assert_eq!(origin.requests().len(), 0);

@@ -1,4 +1,4 @@
-//! Every bound of a listener, met and exceeded by one.
+//! Each bound of a listener, reached exactly and exceeded by one.
 
 use std::{
     io::Write,
@@ -9,7 +9,7 @@ use crate::support::{
     Client, Gateway, Origin, Request, eventually, http2, raw, wait::eventually_eq,
 };
 
-/// Long enough for an answer that comes at once, on a busy machine.
+/// Enough for an immediate response, even on a busy machine.
 const SOON: Duration = Duration::from_secs(5);
 
 fn listener(lines: &str) -> String {
@@ -140,7 +140,7 @@ fn expect_continue_is_answered_when_the_body_is_wanted() {
         .write(b"POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n")
         .expect("the head leaves");
     origin.wait_for_requests(1);
-    // curl and others wait a second for the 100; this client waits for it as long as it takes
+    // curl and others wait a second for the 100; this client waits without a timeout
     let mut interim = [0; 25];
     std::io::Read::read_exact(&mut client.stream(), &mut interim).expect("an interim answer");
     assert_eq!(&interim, b"HTTP/1.1 100 Continue\r\n\r\n");
@@ -163,7 +163,7 @@ fn a_long_target_is_414_and_a_head_of_many_bytes_or_fields_431() {
     assert_eq!(gateway.send(&bytes(3 * 1024)).status, 200);
     assert_eq!(gateway.send(&bytes(5 * 1024)).status, 431);
 
-    // beside Host
+    // in addition to Host
     let fields =
         |count: usize| (1..count).fold(Request::get("/"), |r, n| r.header(&format!("x-{n}"), "y"));
     assert_eq!(gateway.send(&fields(20)).status, 200);
@@ -185,7 +185,7 @@ fn a_slow_head_is_408_and_closed() {
         begun.elapsed()
     );
 
-    // a byte now and then does not extend it
+    // single bytes do not extend it
     let mut slow = raw::open(gateway.address());
     let begun = Instant::now();
     let mut ended = false;
@@ -311,7 +311,7 @@ fn as_many_descriptors_are_taken_as_there_may_be_and_some_are_never_given_to_cli
             false => Err(said),
         }
     });
-    // more than it was started with, and more than it lets in
+    // more than the initial descriptor limit, and more than the gateway admits
     let mut clients: Vec<Client> = (0..150).map(|_| gateway.connect()).collect();
     for client in clients.iter_mut().take(100) {
         assert_eq!(client.send(&Request::get("/")).status, 200);

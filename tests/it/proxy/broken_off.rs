@@ -1,5 +1,5 @@
-//! Responses that break off: what came is passed on to the last byte, and then the client sees that they broke off. It never
-//! gets nothing, which it would take for a request that was not begun.
+//! Truncated responses: the client receives every byte that arrived, and then an error. It never
+//! receives nothing, since it would then assume that its request never began.
 
 use std::io::{Read, Write};
 
@@ -14,11 +14,11 @@ use crate::support::{
     wait::{PATIENCE, pause},
 };
 
-/// How often each is tried: what depends on when bytes leave goes wrong now and then only.
+/// Repetitions, since a race in the timing of writes fails only sometimes.
 const TIMES: usize = 400;
 const NAME: &str = "api.example.com";
 
-/// What an origin sends before it breaks off: a name, the head, the body's bytes as they are framed.
+/// Truncated responses of an origin: a name, the head, and the body bytes as framed.
 fn responses() -> Vec<(&'static str, String)> {
     let length = "HTTP/1.1 200 OK\r\nContent-Length: 400000\r\n\r\n";
     let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
@@ -32,12 +32,12 @@ fn responses() -> Vec<(&'static str, String)> {
     ]
 }
 
-/// How many bytes of the body there are.
+/// Number of body bytes.
 fn body_of(response: &str) -> usize {
     response.bytes().filter(|&byte| byte == b'z').count()
 }
 
-/// An origin that sends the response that `/NAME/fin` or `/NAME/rst` asks for, and breaks off so.
+/// An origin that sends the response for `/NAME/fin` or `/NAME/rst`, and breaks off that way.
 fn breaking(responses: Vec<(&'static str, String)>) -> Origin {
     Origin::new(move |exchange| {
         let target = exchange.request.target.clone();
@@ -54,7 +54,7 @@ fn breaking(responses: Vec<(&'static str, String)>) -> Origin {
     })
 }
 
-/// Every response with either end, and how many bytes of its body are to arrive.
+/// Every response with either end, and the number of its body bytes that must arrive.
 fn cases(responses: &[(&'static str, String)]) -> Vec<(String, usize)> {
     let ends = ["fin", "rst"];
     let case = |end: &'static str| {
@@ -65,7 +65,7 @@ fn cases(responses: &[(&'static str, String)]) -> Vec<(String, usize)> {
     ends.into_iter().flat_map(case).collect()
 }
 
-/// What an HTTP/1.1 client got: nothing is missing, and the end is not in order.
+/// Checks an HTTP/1.1 client's bytes: all arrived, and the end is an error.
 fn check_http1(target: &str, body: usize, bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     assert!(text.starts_with("HTTP/1.1 200"), "{target}: {text:?}");
@@ -74,7 +74,7 @@ fn check_http1(target: &str, body: usize, bytes: &[u8]) {
     assert!(!rest.ends_with("0\r\n\r\n"), "{target} ends in order");
 }
 
-/// Sends a GET on a stream and reads what comes until its end; nothing is missing, and the end is a reset.
+/// Sends a GET and reads the stream to its end: all bytes arrived, and the end is a reset.
 fn check_http2<S: Read + Write>(
     client: &mut Connection<S>,
     stream: u32,
@@ -97,7 +97,7 @@ fn check_http2<S: Read + Write>(
     assert_eq!((status, got), (Some(200), body), "{target}");
 }
 
-/// Windows that no response of these tests fills.
+/// Windows larger than any response of these tests.
 fn wide<S: Read + Write>(stream: S) -> Connection<S> {
     const INITIAL_WINDOW_SIZE: u16 = 4;
     let mut client = Connection::begin(stream, &[(INITIAL_WINDOW_SIZE, 1 << 30)]);
@@ -162,14 +162,14 @@ fn over_tls_all_arrives_that_came_of_a_response_that_breaks_off() {
     let (authority, gateway) = secured(&origin);
     let hello = Hello::new(&authority, NAME).offering(&["http/1.1"]);
     for (target, body) in cases(&responses()) {
-        // a handshake each
+        // one TLS handshake each
         for _ in 0..TIMES / 10 {
             let mut client = hello.connect(gateway.address()).expect("a handshake");
             client
                 .write(&Request::get(&target).to_bytes())
                 .expect("a request");
             let mut bytes = Vec::new();
-            // without a close_notify, which says that nothing was cut off
+            // without a close_notify, which would mark the response as complete
             let ended = client.stream_mut().read_to_end(&mut bytes);
             assert!(ended.is_err(), "{target} ends in order");
             check_http1(&target, body, &bytes);
@@ -184,7 +184,7 @@ fn over_tls_all_arrives_that_came_of_a_response_that_breaks_off() {
 fn a_large_part_of_a_response_arrives_to_the_last_byte() {
     let length = "HTTP/1.1 200 OK\r\nContent-Length: 400000\r\n\r\n";
     let large = vec![("large", format!("{length}{}", "z".repeat(300_000)))];
-    // after a reset the origin's system throws away what it has not sent yet
+    // after a reset, the origin's kernel discards unsent bytes
     let cases = [("/large/fin".to_owned(), 300_000)];
     let origin = breaking(large);
     let gateway = Gateway::with("").upstream(&origin).start();
@@ -206,12 +206,12 @@ fn a_client_that_reads_slowly_gets_all_that_came_of_a_response_that_breaks_off()
     let mut slow = raw::open(gateway.address());
     slow.write_all(&Request::get("/large/fin").to_bytes())
         .expect("a request");
-    // the origin has sent, and broken off, as far as buffers go
+    // the origin has sent as much as buffers allow, and has broken off
     pause(std::time::Duration::from_millis(300));
     let reply = raw::read(&mut slow, PATIENCE);
     check_http1("/large/fin", 3_000_000, &reply.bytes);
 
-    // the windows of HTTP/2 hold 65,535 bytes
+    // HTTP/2 windows hold 65,535 bytes
     let mut slow = Connection::open(gateway.address(), &[]);
     assert!(slow.get(1, "/large/fin"));
     pause(std::time::Duration::from_millis(300));
@@ -243,7 +243,7 @@ fn all_arrives_that_came_of_a_response_whose_http2_origin_resets_the_stream() {
             _ => Bytes::new(),
         };
         if send_all(&mut send, body).await.is_ok() {
-            // a reset throws away what this origin has not sent yet
+            // a reset discards the origin's unsent bytes
             tokio::time::sleep(std::time::Duration::from_millis(2)).await;
             send.send_reset(h2::Reason::INTERNAL_ERROR);
         }

@@ -1,4 +1,4 @@
-//! Connections on either side: kept, pipelined, closed, old.
+//! Connections on either side: kept, pipelined, closed, and stale.
 
 use std::time::Duration;
 
@@ -75,7 +75,7 @@ fn a_rejected_request_with_a_small_body_does_not_derail_the_next() {
         "GET /smuggled HTTP/1.1\r\nHost: a.example\r\n\r\n",
     ));
     assert_eq!(rejected.status, 429);
-    // kept or closed, but never an answer to what was a body
+    // kept or closed, but body bytes never become a request
     if let Ok(next) = client.try_send(&Request::new("HEAD", "/")) {
         assert_eq!(next.status, 429);
         assert!(
@@ -181,7 +181,7 @@ fn curl_speaks_both_protocols_and_uploads() {
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
 }
 
-/// Longer than a connection is idle before it is parked.
+/// Longer than the idle time before parking.
 const PARKED: Duration = Duration::from_millis(1500);
 
 #[test]
@@ -195,7 +195,7 @@ fn a_connection_that_was_idle_for_long_serves_on() {
         assert_eq!((answer.status, answer.text()), (200, body), "turn {turn}");
         pause(PARKED);
     }
-    // a head that arrives in two parts, each of which finds it idle
+    // a head in two parts, each of which arrives on an idle connection
     let request = Request::post("/", "hello").to_bytes();
     let (first, second) = request.split_at(7);
     client.write(first).expect("the connection is open");
@@ -250,7 +250,7 @@ fn an_answer_that_its_client_is_slow_to_take_is_not_lost_while_nothing_else_move
         exchange.respond(200, &[], &vec![b'a'; length])
     });
     let gateway = Gateway::with("").upstream(&origin).start();
-    // somewhere among these lengths, the end of the answer is in the gateway's hands and the rest in the kernel's
+    // for some of these lengths, the gateway holds the end of the response and the kernel the rest
     let mut clients: Vec<_> = (0..64)
         .map(|step| {
             let length = step * 100_000;

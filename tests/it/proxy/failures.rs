@@ -90,7 +90,7 @@ fn an_origin_that_resets_is_502() {
 fn a_request_that_waited_for_a_connection_has_its_whole_response_timeout() {
     let gate = Gate::default();
     let held = gate.clone();
-    // one answer keeps the only connection, its head told and its body not ended
+    // one response keeps the only connection: its head is sent, its body has not ended
     let origin = Origin::new(move |exchange| {
         if exchange.request.target == "/long" {
             exchange.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nlo")?;
@@ -109,7 +109,7 @@ fn a_request_that_waited_for_a_connection_has_its_whole_response_timeout() {
         let long = scope.spawn(|| gateway.get("/long"));
         origin.wait_for_requests(1);
         let short = scope.spawn(|| gateway.get("/short"));
-        // longer than the timeout, which has not begun
+        // longer than the timeout, which has not started
         pause(Duration::from_millis(1_500));
         gate.open();
         assert_eq!(long.join().expect("answered").text(), "long");
@@ -137,7 +137,7 @@ fn a_slow_origin_is_504_after_the_response_timeout() {
         waited < Duration::from_secs(3),
         "given up after {waited:?} only"
     );
-    // the late answer is never given to somebody else
+    // the late response never reaches another client
     assert_eq!(gateway.get("/").text(), "late", "a fresh exchange");
     assert_eq!(origin.connections(), 2);
 }
@@ -244,7 +244,7 @@ fn a_stream_that_is_reset_takes_its_request_with_it() {
 
 #[test]
 fn a_connection_that_the_origin_closed_meanwhile_costs_no_request() {
-    // it promises to keep the connection and closes it all the same, as a restarted origin does
+    // promises to keep the connection but closes it, like an origin that restarts
     let origin = Origin::new(|exchange| {
         exchange.read_body()?;
         exchange.respond(200, &[], b"ok")?;
@@ -328,7 +328,7 @@ fn a_dead_origin_is_logged_once_a_second_and_counted_each_time() {
 
 #[test]
 fn an_early_answer_reaches_a_client_that_is_still_sending() {
-    // by target: over a connection that goes on, or one that is closed at once
+    // the target decides whether the connection stays open or closes at once
     let origin = Origin::new(|exchange| {
         exchange.write(
             b"HTTP/1.1 413 Too Large\r\nContent-Length: 9\r\nX-Why: origin\r\n\r\ntoo large",
@@ -343,7 +343,8 @@ fn an_early_answer_reaches_a_client_that_is_still_sending() {
         Gateway::with("[[listen]]\naddress = \"127.0.0.1:0\"\nmax_body_size = \"64MiB\"\n")
             .upstream(&origin)
             .start();
-    // of a server that closes with bytes unread, the reset may overtake the answer (RFC 9112 §9.6): on a busy machine once in a while
+    // if a server closes with unread bytes, the reset may overtake the response (RFC 9112 §9.6);
+    // this happens sometimes on a busy machine
     for (target, at_least) in [("/waits", 5), ("/closes", 4)] {
         let mut answered = 0;
         for round in 0..5 {
@@ -354,7 +355,7 @@ fn an_early_answer_reaches_a_client_that_is_still_sending() {
             );
             client.write(head.as_bytes()).expect("the head leaves");
             let uploading = thread::spawn(move || {
-                // it sends first and reads later, as far as it gets
+                // writes as much as possible before it reads
                 let _ = std::io::Write::write_all(&mut writer, &vec![7; 16 << 20]);
             });
             let answer = client.read_response("POST");
@@ -367,7 +368,7 @@ fn an_early_answer_reaches_a_client_that_is_still_sending() {
                 (502, None) => {}
                 other => panic!("{target}, {round}: {other:?}"),
             }
-            // it may be closed already
+            // it may already be closed
             let _ = client.stream().shutdown(Shutdown::Both);
             uploading.join().expect("the uploading thread");
             let over_http2 = Request::post(target, vec![7; 1 << 20]);

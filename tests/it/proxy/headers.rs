@@ -1,11 +1,11 @@
-//! Which fields reach the origin, and which come back.
+//! Header fields that reach the origin, and those that reach the client.
 
 use crate::support::{Gateway, Origin, Request, http2, raw};
 
-/// Loopback may speak for others.
+/// Trusts loopback as a proxy.
 const TRUSTING: &str = "[client_ip]\ntrusted_proxies = [\"127.0.0.0/8\"]\n";
 
-/// Nobody may.
+/// Trusts no proxy that the tests use.
 const DISTRUSTING: &str = "[client_ip]\ntrusted_proxies = [\"192.0.2.0/24\"]\n";
 
 #[test]
@@ -427,7 +427,7 @@ fn obs_text_passes_unchanged() {
     assert_eq!(origin.request().header("x-name"), Some("caf\u{e9}"));
 }
 
-/// `X-Forwarded-For` and `Forwarded` as the origin sees them, where addresses are read from this header.
+/// `X-Forwarded-For` and `Forwarded` at the origin, if addresses are read from `header`.
 fn addresses_told(header: &str, fields: &[(&str, &str)]) -> (Option<String>, Option<String>) {
     let origin = Origin::ok();
     let toml = format!("{TRUSTING}header = \"{header}\"\n");

@@ -1,4 +1,4 @@
-//! Servers that speak HTTP/2 (`h2c://`): what they are told, what becomes of their answers, and how they fail.
+//! HTTP/2 servers (`h2c://`): the requests they receive, their responses, and their failures.
 
 use std::time::Duration;
 
@@ -139,7 +139,7 @@ fn answers_without_a_body_have_none() {
 
 #[test]
 fn a_body_that_breaks_off_never_ends_cleanly() {
-    // by target: how it breaks off
+    // the target decides how it breaks off
     let origin = H2cOrigin::new(|mut call| async move {
         let target = call.target();
         let mut send = call.answer(Response::new(()), false);
@@ -178,7 +178,7 @@ fn a_server_that_answers_in_full_may_stop_the_upload() {
         let mut send = call.answer(head, false);
         send.send_data(Bytes::from_static(b"too large"), true)
             .expect("room");
-        // dropped with a part of the request unread, the stream is reset with NO_ERROR
+        // dropping it with part of the request unread resets the stream with NO_ERROR
     });
     let gateway = through(&origin);
     let over_http2 = http2::send(gateway.address(), &Request::post("/", vec![7; 4 << 20]));

@@ -1,4 +1,5 @@
-//! Interim responses of an origin (1xx): passed on to HTTP/1.1 clients as they come, never in place of the answer.
+//! Interim responses of an origin (1xx): forwarded to HTTP/1.1 clients as they arrive, never in
+//! place of the final response.
 
 use std::{
     io::{BufReader, Write as _},
@@ -17,7 +18,7 @@ use crate::support::{
 const HINTS: &[u8] =
     b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>; rel=preload\r\nKeep-Alive: 5\r\n\r\n";
 
-/// Hints, then an answer that says which request it is for.
+/// Hints, then a response that names its request.
 fn hinting() -> Origin {
     Origin::new(|exchange| {
         let body = exchange.read_body()?;
@@ -115,7 +116,7 @@ fn hints_pass_through_tls_and_behind_a_100() {
 fn a_client_that_reads_nothing_loses_hints_and_no_answer() {
     let origin = Origin::new(|exchange| {
         exchange.read_body()?;
-        // more than a socket that nobody reads takes
+        // exceeds the socket buffers of a client that does not read
         let hints = format!(
             "HTTP/1.1 103 Early Hints\r\nLink: {}\r\n\r\n",
             "x".repeat(30_000)

@@ -1,4 +1,4 @@
-//! Connections that have been silent for long enough to be parked: they are still whose they were, and still counted.
+//! Parked connections: they keep their client's identity, and still count.
 
 use std::{io::Read as _, net::Shutdown, os::unix::net::UnixStream, time::Duration};
 
@@ -8,7 +8,7 @@ use crate::support::{
     wait::pause,
 };
 
-/// Longer than a connection is idle before it is parked.
+/// Longer than the idle time before parking.
 const PARKED: Duration = Duration::from_millis(1500);
 
 /// Long enough for any machine.
@@ -88,7 +88,7 @@ fn a_client_that_closes_its_side_behind_its_request_gets_its_answer() {
     let mut client = gateway.connect();
     assert_eq!(client.send(&Request::get("/")).status, 200);
     pause(PARKED);
-    // both are there when it is woken
+    // both are readable when it is resumed
     client
         .write(&Request::get("/").to_bytes())
         .expect("the connection is open");

@@ -1,15 +1,16 @@
-//! What an origin may answer, and what a client sees of it: framing, statuses without a body, answers that are none.
+//! Responses of an origin as the client sees them: framing, statuses without a body, invalid
+//! responses.
 
 use crate::support::{Broken, Gateway, Origin, Request, Response};
 
-/// What a client sees of these bytes, when the origin closes after them.
+/// The client's result for these origin bytes, followed by a close.
 fn through(bytes: &str) -> Result<Response, Broken> {
     let origin = Origin::sending_then_closing(bytes);
     let gateway = Gateway::with("").upstream(&origin).start();
     gateway.connect().try_send(&Request::get("/"))
 }
 
-/// The status that a client sees, of an answer that is complete.
+/// The status that a client sees; the response must be complete.
 fn status_of(bytes: &str) -> u16 {
     through(bytes)
         .unwrap_or_else(|broken| panic!("{broken:?} instead of an answer to {bytes:?}"))
@@ -76,7 +77,7 @@ fn head_204_and_304_have_no_body_whatever_their_length_says() {
         (204, None, 0)
     );
     assert_eq!(client.send(&Request::get("/304")).status, 304);
-    // the bytes that came too many are never taken for the next answer
+    // surplus bytes are never taken for the next response
     let after = client.send(&Request::get("/200"));
     assert_eq!(
         (
@@ -135,7 +136,7 @@ fn an_answer_with_two_framings_is_502_or_only_chunked() {
     let bytes = "HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n";
     let response = through(bytes).expect("an answer");
     if response.status != 502 {
-        // the client's own parser refuses two framings
+        // the client's own parser rejects double framing
         assert_eq!((response.status, response.text().as_str()), (200, "ab"));
         assert_eq!(response.header("content-length"), None);
     }

@@ -1,4 +1,4 @@
-//! Responses that take their time: server-sent events, long polls, and clients that do not take them.
+//! Slow responses: server-sent events, long polls, and clients that do not read.
 
 use std::{
     io::{self, Read, Write},
@@ -30,7 +30,7 @@ fn each_event_arrives_before_the_next_is_sent() {
         exchange.write(EVENTS)?;
         for count in 0..20 {
             exchange.write(&chunk(&format!("data: {count}\n\n")))?;
-            // only when the client has it
+            // only once the client has received the previous one
             let next = next.lock().expect("one request at a time");
             next.recv_timeout(PATIENCE).expect("the event arrives");
         }
@@ -106,7 +106,7 @@ fn a_client_that_reads_nothing_gives_back_its_slot_and_the_origin_in_bounded_tim
     let mut client = gateway.connect();
     assert_eq!(client.begin(&Request::get("/endless")).status, 200);
     assert_eq!(gateway.get("/").status, 429, "it holds the slot");
-    // it stays, and takes nothing
+    // it stays connected, but does not read
     eventually_eq("the origin is let go", 1, || origin.aborted());
     eventually_eq("the slot is back", 200, || gateway.get("/").status);
     gateway.wait_for_metric(r#"tidegate_in_flight{route="all"}"#, 0.0);
@@ -126,7 +126,7 @@ fn a_client_that_leaves_half_way_gives_back_its_slot_and_the_origin() {
     gateway.wait_for_metric(r#"tidegate_in_flight{route="all"}"#, 0.0);
 }
 
-/// A client as from far away: its packets are short, and it has little room for them.
+/// Simulates a distant client: small packets and a small receive buffer.
 fn far_away(gateway: &Gateway) -> Socket {
     let client = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
     client.set_recv_buffer_size(4 * 1024).expect("it is small");
@@ -140,7 +140,7 @@ fn far_away(gateway: &Gateway) -> Socket {
 
 #[test]
 fn a_client_that_closes_its_side_and_reads_slowly_gets_the_whole_answer_and_its_end() {
-    /// Shorter than the gateway waits for a client that has closed its side.
+    /// Shorter than the time that the gateway grants a client which has closed its side.
     const SOON: Duration = Duration::from_millis(1500);
     let origin = Origin::new(|exchange| {
         let length = exchange.request.target[1..].parse();
@@ -148,7 +148,7 @@ fn a_client_that_closes_its_side_and_reads_slowly_gets_the_whole_answer_and_its_
         exchange.respond(200, &[], &vec![b'x'; length])
     });
     let gateway = Gateway::with("").upstream(&origin).start();
-    // how much of the end the gateway still holds when it has all of the answer depends on the length
+    // the length decides how much the gateway still holds once it has the whole response
     for length in (64..448).step_by(16).map(|kibibytes| kibibytes * 1024) {
         let mut client = far_away(&gateway);
         let request = Request::get(&format!("/{length}"));

@@ -1,4 +1,4 @@
-//! Request targets: what the origin is asked for is what was decided on.
+//! Request targets: the origin receives exactly the target that was decided on.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! WebSocket: a connection that leaves HTTP, and everything that asks to and may not.
+//! WebSocket: valid upgrades, and every request for an upgrade that must be ignored or rejected.
 
 use std::{
     io::{Read, Write},
@@ -13,7 +13,7 @@ use crate::support::{
     websocket::{AGREED, KEY, echo, handshake, send_back},
 };
 
-/// A connection over which a WebSocket was opened.
+/// Opens a WebSocket; returns its connection.
 fn open(gateway: &Gateway) -> Client {
     let mut client = gateway.connect();
     let agreed = client.begin(&handshake());
@@ -21,7 +21,7 @@ fn open(gateway: &Gateway) -> Client {
     client
 }
 
-/// Reads exactly this much.
+/// Reads exactly `length` bytes.
 fn read(client: &mut Client, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     client
@@ -113,7 +113,7 @@ fn a_client_that_closes_its_side_before_it_is_agreed_to_costs_nothing_while_the_
     let gate = Gate::default();
     let held = gate.clone();
     let origin = Origin::new(move |exchange| {
-        // by then the gateway knows that the client says no more
+        // by then the gateway has seen that the client closed its side
         pause(Duration::from_millis(300));
         exchange.write(AGREED.as_bytes())?;
         held.wait();
@@ -142,7 +142,7 @@ fn either_side_may_end_first_and_hear_the_other_out() {
     let origin = Origin::new(|exchange| {
         exchange.write(AGREED.as_bytes())?;
         if exchange.request.target == "/chat" {
-            // the client ends first: only then is it answered
+            // the client ends first: the server answers only then
             let mut heard = Vec::new();
             while let Ok(bytes) = exchange.read_some() {
                 heard.extend(bytes);
@@ -275,7 +275,7 @@ fn a_websocket_in_which_nothing_moves_is_closed() {
             .start();
     let mut client = open(&gateway);
     for _ in 0..4 {
-        // longer in all than the bound, never silent for so long
+        // longer in total than the bound, but never silent for that long
         crate::support::wait::pause(Duration::from_millis(100));
         client.write(b"x").expect("the tunnel takes it");
         assert_eq!(read(&mut client, 1), b"x");
@@ -337,7 +337,7 @@ fn a_server_that_refuses_is_heard_and_the_connection_ends() {
     let origin = Origin::new(|exchange| exchange.respond(403, &[("X-Why", "origin")], b"no"));
     let gateway = Gateway::with("").upstream(&origin).start();
     let mut client = gateway.connect();
-    // whoever trusts in the tunnel may have sent what looks like a request
+    // a client that expects the tunnel may already have sent bytes that look like a request
     let smuggled = b"GET /smuggled HTTP/1.1\r\nHost: a.example\r\n\r\n".to_vec();
     client
         .write(&[handshake().to_bytes(), smuggled].concat())
@@ -358,7 +358,7 @@ fn a_server_that_refuses_is_heard_and_the_connection_ends() {
 #[test]
 fn a_101_that_answers_nothing_is_502() {
     let answers = [
-        // not the key's
+        // wrong for this key
         "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: AAAAAAAAAAAAAAAAAAAAAAAAAAA=\r\n",
         "Upgrade: websocket\r\nConnection: Upgrade\r\n",
         "Upgrade: h2c\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n",
@@ -422,7 +422,7 @@ fn every_other_upgrade_is_ignored() {
         ("upgrade, HTTP2-Settings", "h2c"),
         ("upgrade", "TLS/1.0"),
         ("upgrade", "h2c, foo/2"),
-        // without the Connection it is not asked for
+        // without `Connection: upgrade` it is no upgrade request
         ("keep-alive", "websocket"),
     ];
     for (connection, upgrade) in upgrades {
@@ -433,7 +433,7 @@ fn every_other_upgrade_is_ignored() {
             .header("http2-settings", "AAMAAABkAARAAAAAAAIAAAAA")
             .header("sec-websocket-key", KEY);
         assert_eq!(client.send(&request).status, 200, "{upgrade}");
-        // Java's client asks for h2c with each first request: the connection is kept for the next
+        // Java's client offers h2c in each first request; the connection is kept for the next
         assert_eq!(client.send(&Request::get("/")).status, 200, "{upgrade}");
     }
     for seen in origin.requests() {

@@ -1,4 +1,4 @@
-//! Which server gets a request.
+//! Load balancing between servers.
 
 use std::thread;
 
@@ -28,7 +28,7 @@ fn a_server_that_is_slow_gets_fewer_requests() {
     let fast = Origin::ok();
     let least = upstream(&[&slow, &fast], "balance = \"least_requests\"");
     let gateway = Gateway::with(&least.replace("workers = 1", "workers = 2")).start();
-    // one of two equal ones comes to the slow server, and hangs there
+    // of two equal servers, the slow one gets one request, which hangs
     let hanging: Vec<_> = (0..2)
         .map(|_| {
             let mut client = gateway.connect();

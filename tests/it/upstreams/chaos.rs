@@ -1,7 +1,8 @@
-//! Chaos: an upstream under load whose servers are killed, paused, silent, resetting, trickling, cutting or talking garbage. No
-//! panic; right statuses; the others take over; and afterwards everything that was taken is back where it was in the beginning:
-//! descriptors, connections, tunnels, requests in flight, places at the servers, and every slot of a `concurrency` limit. Each task of
-//! the gateway belongs to a connection or to a request, so none of them is left either.
+//! Chaos: an upstream under load whose servers are killed, paused, silent, resetting, trickling,
+//! truncating or sending garbage. No panic, correct statuses, and failover to the other servers.
+//! Afterwards all resources are back at their initial level: descriptors, connections, tunnels,
+//! requests in flight and at servers, and every slot of a `concurrency` limit. Every task of the
+//! gateway belongs to a connection or request, so no task leaks either.
 
 use std::{
     sync::{
@@ -22,7 +23,7 @@ const GARBAGE: u8 = 4;
 const CUTTING: u8 = 5;
 const HALF_WAY: u8 = 6;
 
-/// An origin whose mood can be changed while it serves.
+/// An origin whose failure mode can be changed at run time.
 fn moody(recovered: Gate) -> (Origin, Arc<AtomicU8>) {
     let mood = Arc::new(AtomicU8::new(WELL));
     let now = Arc::clone(&mood);
@@ -60,7 +61,8 @@ fn moody(recovered: Gate) -> (Origin, Arc<AtomicU8>) {
 
 const IMPATIENT: &str = "response_timeout = \"300ms\"\nconnect_timeout = \"2s\"\nidle_timeout = \"1s\"\n[upstream.origin.outlier]\nfailures = 3\neject_for = \"500ms\"\n";
 
-/// More than the load of a test takes, with the requests that hold a slot while a silent server may be working on them.
+/// More than the load of a test, including requests whose slots stay held while a silent server may
+/// still work.
 const SLOTS: usize = 160;
 
 fn slots() -> String {
@@ -69,8 +71,8 @@ fn slots() -> String {
     )
 }
 
-/// The statuses of so many requests of each of four clients, and of as many over one HTTP/2 connection; `None` where there
-/// was no whole answer.
+/// Statuses of `each` requests from four clients each, and of as many over one HTTP/2 connection;
+/// `None` for an incomplete response.
 fn load(gateway: &Gateway, each: usize) -> Vec<Option<u16>> {
     let clients: Vec<_> = (0..4)
         .map(|n| {
@@ -111,7 +113,7 @@ fn descriptors(gateway: &Gateway) -> usize {
         .count()
 }
 
-/// Waits until nothing is under way, and no connection is open on either side: idle ones are swept.
+/// Waits until nothing is in flight and no connection is open on either side: idle ones are swept.
 fn quiet(gateway: &Gateway, descriptors_at_most: usize) {
     for gauge in [
         "tidegate_in_flight".to_owned(),
@@ -161,8 +163,8 @@ fn one_bad_server_of_three_costs_few_requests_and_nothing_is_leaked() {
             statuses.len(),
             "mood {bad_mood}: {statuses:?}"
         );
-        // a cut body ejects nobody, as it came with a head; of the rest some are under way before the ejection, and one
-        // comes with each trial
+        // a truncated body ejects no server, as it follows a head; of the other failures, some are
+        // in flight before the ejection, and each trial adds one
         let most = if bad_mood == CUTTING { 150 } else { 75 };
         assert!(expected <= most, "mood {bad_mood}: {statuses:?}");
         mood.store(WELL, SeqCst);
@@ -195,7 +197,7 @@ fn all_in_service(gateway: &Gateway, servers: f64) {
     });
 }
 
-/// Takes all of them at once, with requests that wait for the gate half-way through their answers.
+/// Takes all slots at once, with requests that wait for the gate in the middle of their responses.
 fn every_slot_is_back(gateway: &Gateway, half_way: &Gate) {
     let address = gateway.address();
     let holders: Vec<_> = (0..2)
@@ -218,7 +220,7 @@ fn every_slot_is_back(gateway: &Gateway, half_way: &Gate) {
     }
 }
 
-/// The only server is another process, which is paused and killed as processes are.
+/// The only server is a separate process, which signals pause and kill.
 #[test]
 fn a_server_that_is_paused_and_killed_costs_its_own_requests_and_nothing_is_leaked() {
     let mut server = Gateway::with("").start();
@@ -255,7 +257,8 @@ fn a_server_that_is_paused_and_killed_costs_its_own_requests_and_nothing_is_leak
     quiet(&gateway, before);
 }
 
-/// `T` for each thread that a signal has stopped (proc(5): the third field, behind a name in parentheses).
+/// Thread states; `T` is stopped by a signal (proc(5): the third field, after a name in
+/// parentheses).
 fn thread_states(pid: u32) -> Vec<String> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
     let state = |task: std::fs::DirEntry| {

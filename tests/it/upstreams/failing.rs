@@ -1,4 +1,4 @@
-//! Servers that fail: retries on another, ejection, the circuit breaker.
+//! Failing servers: retries on another server, ejection, the circuit breaker.
 
 use super::{logged, shares, upstream};
 use crate::support::{
@@ -21,7 +21,7 @@ fn a_request_that_one_server_does_not_take_goes_to_another() {
     let (dead, alive) = (Origin::ok(), Origin::echo());
     dead.kill();
     let gateway = Gateway::with(&upstream(&[&dead, &alive], "")).start();
-    // nothing was sent, so even a body may go elsewhere
+    // nothing was sent, so even a request with a body may be retried
     let mut client = gateway.connect();
     for n in 0..6 {
         let body = format!("body {n}");
@@ -73,7 +73,7 @@ fn retries_are_held_to_a_fifth_of_the_requests() {
     let gateway = Gateway::with(&upstream(&[&bad, &good], keys)).start();
     let statuses = gateway.statuses(&Request::get("/"), 200);
     let failed = statuses.iter().filter(|status| **status == 502).count();
-    // of about 100 that the bad one gets, 40 are retried, and 3 for each second that this takes
+    // of about 100 requests at the bad server, 40 are retried, plus 3 per second of the test
     assert!(failed >= 1, "an outage is not hidden by doubling the load");
     let denied = gateway.metric(r#"tidegate_upstream_retries_total{outcome="over_budget"}"#);
     assert!(

@@ -1,4 +1,4 @@
-//! Active checks of servers' health.
+//! Active health checks of servers.
 
 use std::sync::{
     Arc,
@@ -14,7 +14,8 @@ use crate::support::{
 
 const HEALTHY: &str = r#"tidegate_upstream_healthy{upstream="origin"}"#;
 
-/// An origin whose health is this status; 0 is no answer at all. Everything else it answers `ok`.
+/// An origin whose health check has this status; 0 for no response. It answers `ok` to other
+/// requests.
 fn feeling() -> (Origin, Arc<AtomicU16>) {
     let health = Arc::new(AtomicU16::new(200));
     let answer = Arc::clone(&health);
@@ -31,7 +32,7 @@ fn feeling() -> (Origin, Arc<AtomicU16>) {
 
 const CHECKED: &str = "[upstream.origin.health]\npath = \"/healthz?deep\"\ninterval = \"100ms\"\ntimeout = \"500ms\"\nunhealthy_after = 2\nhealthy_after = 2\n";
 
-/// The requests that are no checks.
+/// Requests other than health checks.
 fn served(origin: &Origin) -> usize {
     let requests = origin.requests();
     requests.iter().filter(|seen| seen.target == "/").count()

@@ -1,4 +1,4 @@
-//! How a server is reached: TLS and its certificates, names, Unix sockets.
+//! Connecting to servers: TLS and certificates, names, Unix sockets.
 
 use tokio_rustls::rustls::version::{TLS12, TLS13};
 
@@ -79,7 +79,7 @@ fn a_certificate_that_does_not_verify_is_502_and_says_why() {
             Authority::new().pem(),
             "invalid peer certificate",
         ),
-        // whom the system believes
+        // CAs that the system trusts
         (
             over_tls(&secured, "localhost", ""),
             String::new(),
@@ -131,7 +131,7 @@ fn a_plain_server_behind_https_is_502() {
 
 #[test]
 fn a_name_is_resolved_and_every_address_of_it_tried() {
-    // the origin is on 127.0.0.1 only; the name may well lead to ::1 first
+    // the origin listens on 127.0.0.1 only; the name may resolve to ::1 first
     let origin = Origin::ok();
     let port = origin.address().port();
     let toml = format!(
