@@ -4,21 +4,16 @@
 //! wrong type. Both continue with a default or `None`, so one pass finds every problem.
 //! [`Section::finish`] asserts that no key was accepted and then ignored.
 
-use std::{
-    cell::RefCell,
-    collections::BTreeSet,
-    ops::{Range, RangeInclusive},
-    rc::Rc,
-    time::Duration,
-};
+use std::{cell::RefCell, collections::BTreeSet, ops::Range, rc::Rc, time::Duration};
 
 use toml::{Spanned, de::DeTable};
 
 use super::{
+    Share,
     code::Code,
     diagnostic::{Problem, Problems, Severity, did_you_mean, nearest, quote},
     environment::Lookup,
-    keys::{self, Keys, Status},
+    keys::{self, KeyRecord, Keys, Status, ValueKind},
     read::Files,
     renamed,
     source::Source,
@@ -105,7 +100,7 @@ impl<'a> Section<'a> {
         keys: &'static Keys,
         table: Option<&'a DeTable<'a>>,
     ) -> Self {
-        let unread = RefCell::new(keys.built().collect());
+        let unread = RefCell::new(keys.built().map(|record| record.name).collect());
         let section = Self {
             document,
             title: title.into(),
@@ -149,7 +144,8 @@ impl<'a> Section<'a> {
         }
         let meant = nearest(key, self.keys.names());
         self.in_doubt.borrow_mut().extend(meant);
-        let known = self.keys.built().collect::<Vec<_>>().join(", ");
+        let known = self.keys.built().map(|record| record.name);
+        let known = known.collect::<Vec<_>>().join(", ");
         let header = meant.and_then(header).filter(|_| self.is_file());
         let hint = header.map_or(format!("known here: {known}"), |header| {
             format!("write {header}")
@@ -169,7 +165,10 @@ impl<'a> Section<'a> {
         self.unread.borrow_mut().retain(|unread| *unread != key);
         let (name, value) = self.table?.get_key_value(key)?;
         let what = What::Key(key, Rc::clone(&self.title));
-        Some(Value::new(self.document, what, name.span(), value))
+        let kind = self
+            .record(key)
+            .map_or(&ValueKind::Boolean, |record| &record.kind);
+        Some(Value::new(self.document, what, name.span(), value, kind))
     }
 
     /// The value of a required key; reports a missing one.
@@ -211,44 +210,90 @@ impl<'a> Section<'a> {
         );
     }
 
-    pub(super) fn duration(
+    fn record(&self, key: &str) -> Option<&'static KeyRecord> {
+        let record = self.keys.record(key);
+        debug_assert!(record.is_some(), "{key} has no record in {}", self.title);
+        record
+    }
+
+    /// The value that `read` finds, else the default of the key's record.
+    fn value_or<T>(
         &self,
         key: &'static str,
-        default: Duration,
-        bounds: RangeInclusive<Duration>,
-    ) -> Duration {
-        let value = self.get(key).and_then(|value| value.duration(bounds));
+        read: impl Fn(&Value<'a>) -> Option<T>,
+        default: impl Fn(&KeyRecord) -> Option<T>,
+    ) -> Option<T> {
+        let value = self.get(key).and_then(|value| read(&value));
+        value.or_else(|| {
+            let default = self.record(key).and_then(default);
+            debug_assert!(default.is_some(), "{key} of {} has no default", self.title);
+            default
+        })
+    }
+
+    /// A duration within the range of its record, else the default.
+    pub(super) fn duration(&self, key: &'static str) -> Duration {
+        self.value_or(key, Value::duration, KeyRecord::default_duration)
+            .unwrap_or_default()
+    }
+
+    /// The same, for a default that depends on another key.
+    pub(super) fn duration_or(&self, key: &'static str, default: Duration) -> Duration {
+        let value = self.get(key).and_then(|value| value.duration());
         value.unwrap_or(default)
     }
 
-    pub(super) fn size(&self, key: &'static str, default: u64, bounds: RangeInclusive<u64>) -> u64 {
-        self.get(key)
-            .and_then(|value| value.size(bounds))
-            .unwrap_or(default)
+    /// A size within the range of its record, else the default.
+    pub(super) fn size(&self, key: &'static str) -> u64 {
+        self.value_or(key, Value::size, KeyRecord::default_size)
+            .unwrap_or_default()
     }
 
-    pub(super) fn integer(
-        &self,
-        key: &'static str,
-        default: u64,
-        bounds: RangeInclusive<u64>,
-    ) -> u64 {
-        self.get(key)
-            .and_then(|value| value.integer(bounds))
-            .unwrap_or(default)
+    /// A whole number within the range of its record, else the default.
+    pub(super) fn integer(&self, key: &'static str) -> u64 {
+        self.value_or(key, Value::integer, KeyRecord::default_integer)
+            .unwrap_or_default()
     }
 
-    pub(super) fn boolean(&self, key: &'static str, default: bool) -> bool {
-        self.get(key)
-            .and_then(|value| value.boolean())
-            .unwrap_or(default)
+    /// The same, for a default that depends on another key.
+    pub(super) fn integer_or(&self, key: &'static str, default: u64) -> u64 {
+        let value = self.get(key).and_then(|value| value.integer());
+        value.unwrap_or(default)
     }
 
-    /// One of `choices`; the first is the default.
+    /// A share within the range of its record, else the default.
+    pub(super) fn share(&self, key: &'static str) -> Share {
+        let default =
+            |record: &KeyRecord| Share::from_ppm((record.default_share()? * 1e6).round() as u32);
+        self.value_or(key, Value::share, default)
+            .unwrap_or_default()
+    }
+
+    pub(super) fn boolean(&self, key: &'static str) -> bool {
+        self.value_or(key, Value::boolean, KeyRecord::default_boolean)
+            .unwrap_or_default()
+    }
+
+    /// One of `choices`, which are the words of the key's record, else its default.
     pub(super) fn choice<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Option<T> {
+        let record = self.record(key)?;
+        debug_assert!(
+            choices.len() == record.kind.words().len()
+                && choices
+                    .iter()
+                    .all(|(word, _)| record.kind.words().contains(word)),
+            "{key} of {} has other words in its record",
+            self.title
+        );
         match self.get(key) {
             Some(value) => value.text()?.choice(choices, &[], ""),
-            None => choices.first().map(|(_, choice)| *choice),
+            None => {
+                let default = record.default_word()?;
+                let mut choices = choices.iter();
+                choices
+                    .find(|(word, _)| *word == default)
+                    .map(|(_, choice)| *choice)
+            }
         }
     }
 

@@ -29,7 +29,7 @@ impl Rate {
     }
 }
 
-const TIME_UNITS: &[(&str, u64)] = &[
+pub(super) const TIME_UNITS: [(&str, u64); 5] = [
     ("ms", 1),
     ("s", 1_000),
     ("min", 60_000),
@@ -37,7 +37,7 @@ const TIME_UNITS: &[(&str, u64)] = &[
     ("d", 86_400_000),
 ];
 
-const SIZE_UNITS: &[(&str, u64)] = &[
+pub(super) const SIZE_UNITS: [(&str, u64); 7] = [
     ("B", 1),
     ("KiB", 1 << 10),
     ("MiB", 1 << 20),
@@ -60,7 +60,7 @@ pub(super) fn duration(text: &str) -> Result<Duration, Problem> {
     let bad = |message: String| Problem::new(Code::BadDuration, message).hint(HINT);
     let (count, unit) =
         number(text).ok_or_else(|| bad(format!("{} is not a duration", quote(text))))?;
-    let unit = scale(unit, TIME_UNITS, "time").map_err(|p| Problem {
+    let unit = scale(unit, &TIME_UNITS, "time").map_err(|p| Problem {
         code: Code::BadDuration,
         ..p
     })?;
@@ -77,7 +77,7 @@ pub(super) fn size(text: &str) -> Result<u64, Problem> {
     let bad = |message: String| Problem::new(Code::BadSize, message).hint(HINT);
     let (count, unit) =
         number(text).ok_or_else(|| bad(format!("{} is not a size", quote(text))))?;
-    let unit = scale(unit, SIZE_UNITS, "size").map_err(|p| Problem {
+    let unit = scale(unit, &SIZE_UNITS, "size").map_err(|p| Problem {
         code: Code::BadSize,
         ..p
     })?;
@@ -105,7 +105,7 @@ pub(super) fn rate(text: &str) -> Result<Rate, Problem> {
         Some((times, unit)) => (times, unit),
         None => (Some(1), per),
     };
-    let unit = scale(unit, TIME_UNITS, "time").map_err(|p| Problem {
+    let unit = scale(unit, &TIME_UNITS, "time").map_err(|p| Problem {
         code: Code::BadRate,
         ..p
     })?;
@@ -146,7 +146,7 @@ fn meant_rate(text: &str) -> Option<String> {
     if let Some((fraction, unit)) = rest.strip_prefix('.').and_then(|rest| rest.split_once('/')) {
         let tenths: u64 = fraction.parse().ok().filter(|_| fraction.len() == 1)?;
         let units = count.checked_mul(10)?.checked_add(tenths)?;
-        let unit = meant(unit, TIME_UNITS).or(Some(unit))?;
+        let unit = meant(unit, &TIME_UNITS).or(Some(unit))?;
         let meant = format!("{units}/10{unit}");
         return rate(&meant).is_ok().then_some(meant);
     }
@@ -160,7 +160,7 @@ fn meant_rate(text: &str) -> Option<String> {
         .or(per.strip_prefix('p'))
         .or(per.strip_prefix('/'))?;
     let unit = unit.trim();
-    let unit = meant(unit, TIME_UNITS).unwrap_or(unit);
+    let unit = meant(unit, &TIME_UNITS).unwrap_or(unit);
     let meant = format!("{count}/{unit}");
     rate(&meant).is_ok().then_some(meant)
 }

@@ -22,7 +22,7 @@ use super::{
     diagnostic::{Problem, did_you_mean, quote},
     environment,
     file::{Document, Section, not_built},
-    keys::Keys,
+    keys::{Keys, ValueKind},
     units,
 };
 
@@ -60,6 +60,8 @@ pub(super) struct Value<'a> {
     pub(super) what: What,
     name_span: Range<usize>,
     value: &'a Spanned<DeValue<'a>>,
+    /// Its type and range.
+    kind: &'static ValueKind,
 }
 
 impl<'a> Value<'a> {
@@ -68,12 +70,14 @@ impl<'a> Value<'a> {
         what: What,
         name_span: Range<usize>,
         value: &'a Spanned<DeValue<'a>>,
+        kind: &'static ValueKind,
     ) -> Self {
         Self {
             document,
             what,
             name_span,
             value,
+            kind,
         }
     }
 
@@ -147,7 +151,9 @@ impl<'a> Value<'a> {
         }
     }
 
-    pub(super) fn duration(&self, bounds: RangeInclusive<Duration>) -> Option<Duration> {
+    /// A duration within the range of its record.
+    pub(super) fn duration(&self) -> Option<Duration> {
+        let bounds = self.bounds(ValueKind::durations)?;
         let text = self.text_like(
             "a duration",
             r#"a duration is text with a unit, for example "10s""#,
@@ -156,7 +162,9 @@ impl<'a> Value<'a> {
         self.within(value, bounds, units::show_duration)
     }
 
-    pub(super) fn size(&self, bounds: RangeInclusive<u64>) -> Option<u64> {
+    /// A size within the range of its record.
+    pub(super) fn size(&self) -> Option<u64> {
+        let bounds = self.bounds(ValueKind::sizes)?;
         let text = self.text_like(
             "a size",
             r#"a size is text with a unit, for example "64KiB""#,
@@ -173,7 +181,9 @@ impl<'a> Value<'a> {
         text.parse("a rate", units::rate)
     }
 
-    pub(super) fn integer(&self, bounds: RangeInclusive<u64>) -> Option<u64> {
+    /// A whole number within the range of its record.
+    pub(super) fn integer(&self) -> Option<u64> {
+        let bounds = self.bounds(ValueKind::integers)?;
         let Some(written) = self.value.get_ref().as_integer() else {
             self.error(
                 self.wrong_type("a whole number")
@@ -198,8 +208,23 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A number from 0 to 1, whole or with a point.
+    /// The range of its record.
+    fn bounds<T>(
+        &self,
+        range: impl Fn(&ValueKind) -> Option<RangeInclusive<T>>,
+    ) -> Option<RangeInclusive<T>> {
+        let bounds = range(self.kind);
+        debug_assert!(
+            bounds.is_some(),
+            "{} has another type in its record",
+            self.what
+        );
+        bounds
+    }
+
+    /// A number within the range of its record, whole or with a point.
     pub(super) fn share(&self) -> Option<Share> {
+        let bounds = self.bounds(ValueKind::shares)?;
         let number = match self.value.get_ref() {
             DeValue::Float(written) => written.as_str().parse::<f64>().ok(),
             DeValue::Integer(written) if written.radix() == 10 => written.as_str().parse().ok(),
@@ -215,9 +240,16 @@ impl<'a> Value<'a> {
         let ppm = (number * 1e6).round();
         // within these bounds the cast is exact; NaN is not within them
         let share = (0.0..=1e6).contains(&ppm).then_some(ppm as u32);
+        let share = share.filter(|share| bounds.contains(share));
         let share = share.and_then(Share::from_ppm);
         if share.is_none() {
-            self.error(out_of_range(&self.what, &number.to_string(), &"0", &"1"));
+            let message = format!("{} is out of range: {number}", self.what);
+            let most = f64::from(*bounds.end()) / 1e6;
+            let expected = match bounds.start() {
+                0 => format!("expected 0 to {most}"),
+                _ => format!("expected more than 0, at most {most}"),
+            };
+            self.error(Problem::new(Code::OutOfRange, message).label(expected));
         }
         share
     }
@@ -270,7 +302,15 @@ impl<'a> Value<'a> {
             .into_iter()
             .flat_map(|items| items.iter());
         items
-            .map(|item| Value::new(self.document, what.clone(), item.span(), item))
+            .map(|item| {
+                Value::new(
+                    self.document,
+                    what.clone(),
+                    item.span(),
+                    item,
+                    self.kind.inner(),
+                )
+            })
             .collect()
     }
 
@@ -295,6 +335,7 @@ impl<'a> Value<'a> {
                         what(name.get_ref()).into(),
                         name.span(),
                         value,
+                        self.kind.inner(),
                     ),
                 )
             })

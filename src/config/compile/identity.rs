@@ -14,10 +14,7 @@ use crate::{
         keys::{self, Keys},
         value::{Text, Value},
     },
-    identity::{
-        AddressSource, CertificateField, KeyPart, OnInvalid, Settings, UserSource,
-        address::ELEMENTS_MAX,
-    },
+    identity::{AddressSource, CertificateField, KeyPart, OnInvalid, Settings, UserSource},
 };
 
 pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Users {
@@ -42,8 +39,8 @@ pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Users {
         trusted_proxies: networks(&proxies),
         address_from: address_from.unwrap_or_default(),
         trusted_hops,
-        ipv4_prefix: prefix(&section, "ipv4_prefix", 32, 32),
-        ipv6_prefix: prefix(&section, "ipv6_prefix", 64, 128),
+        ipv4_prefix: prefix(&section, "ipv4_prefix"),
+        ipv6_prefix: prefix(&section, "ipv6_prefix"),
         users: Vec::new(),
     };
     section.finish();
@@ -68,7 +65,7 @@ fn trusted_hops(
     proxies: &[Text<'_>],
 ) -> Option<u8> {
     let written = section.get("trusted_hops")?;
-    let hops = section.integer("trusted_hops", 1, 1..=ELEMENTS_MAX as u64);
+    let hops = section.integer_or("trusted_hops", 1);
     let warn = |code, message, hint| {
         written.warn(Problem::new(code, message).hint(hint));
     };
@@ -89,9 +86,8 @@ fn trusted_hops(
     u8::try_from(hops).ok()
 }
 
-fn prefix(section: &Section<'_>, key: &'static str, default: u8, longest: u8) -> u8 {
-    let bits = section.integer(key, u64::from(default), 1..=u64::from(longest));
-    u8::try_from(bits).unwrap_or(default)
+fn prefix(section: &Section<'_>, key: &'static str) -> u8 {
+    u8::try_from(section.integer(key)).unwrap_or(u8::MAX)
 }
 
 pub(super) fn networks(written: &[Text<'_>]) -> Vec<IpNet> {
@@ -168,7 +164,7 @@ fn user(table: &Value<'_>, base_dir: &Path, users: &mut Users) -> Option<UserSou
         return None;
     };
     let what = "`from` in [[user]]".to_owned();
-    let kind = Value::new(table.document, what.into(), from.span(), from).text()?;
+    let kind = Value::new(table.document, what.into(), from.span(), from, &keys::TEXT).text()?;
     let keys = kind.choice(kinds, &[], "")?;
     let section = table.section(keys.title.to_owned(), keys)?;
     section.get("from");

@@ -2,10 +2,9 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    ops::{Range, RangeInclusive},
+    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
 use ipnet::IpNet;
@@ -25,9 +24,6 @@ use crate::{
 };
 
 const DEFAULT_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
-
-const TIMEOUTS: RangeInclusive<Duration> =
-    Duration::from_millis(1)..=Duration::from_secs(24 * 3_600);
 
 /// Compiles the listeners, each with its span. Without a `[[listen]]` table there is one, on
 /// 127.0.0.1:8080.
@@ -95,22 +91,21 @@ fn settings(
     trusted_proxies: &[IpNet],
     per_address: PerAddress,
 ) -> Settings {
-    let seconds = Duration::from_secs;
     let tls = section.get("tls");
-    let max_streams = section.integer("max_streams", 128, 1..=10_000);
+    let max_streams = section.integer("max_streams");
     let proxy_protocol = proxy_protocol(&section, &address, trusted_proxies);
     let settings = Settings {
         address,
         proxy_protocol,
-        http2: section.boolean("http2", true),
-        header_timeout: section.duration("header_timeout", seconds(10), TIMEOUTS),
-        body_timeout: section.duration("body_timeout", seconds(30), TIMEOUTS),
-        min_body_rate: section.size("min_body_rate", 240, 0..=1 << 30),
-        idle_timeout: section.duration("idle_timeout", seconds(75), TIMEOUTS),
-        max_header_bytes: to_usize(section.size("max_header_size", 32 << 10, 256..=16 << 20)),
-        max_header_count: to_usize(section.integer("max_header_count", 100, 1..=10_000)),
-        max_uri_bytes: to_usize(section.size("max_uri_size", 8 << 10, 16..=64 << 10)),
-        max_body_bytes: section.size("max_body_size", 10 << 20, 0..=u64::MAX),
+        http2: section.boolean("http2"),
+        header_timeout: section.duration("header_timeout"),
+        body_timeout: section.duration("body_timeout"),
+        min_body_rate: section.size("min_body_rate"),
+        idle_timeout: section.duration("idle_timeout"),
+        max_header_bytes: to_usize(section.size("max_header_size")),
+        max_header_count: to_usize(section.integer("max_header_count")),
+        max_uri_bytes: to_usize(section.size("max_uri_size")),
+        max_body_bytes: section.size("max_body_size"),
         max_streams: u32::try_from(max_streams).unwrap_or(u32::MAX),
         per_address,
         tls: tls.and_then(|tls| tls::compile(&tls, base_dir)),

@@ -1,13 +1,9 @@
 //! `[overload]`: the bound on requests in flight, and which priorities are shed first.
 
 use crate::{
-    config::{Share, code::Code, diagnostic::Problem, file::Section, keys, value::Value},
+    config::{code::Code, diagnostic::Problem, file::Section, keys, value::Value},
     overload::{Bound, Priority, Settings},
 };
-
-const MOST: u64 = 1_000_000;
-/// Default shares: a fifth is reserved for critical requests, and another fifth for normal ones.
-const RESERVE_PPM: u32 = 200_000;
 
 /// The priorities of routes; the first is the default.
 pub(super) const PRIORITIES: &[(&str, Priority)] = &[
@@ -32,15 +28,9 @@ pub(super) fn compile(file: &Section<'_>) -> Option<Settings> {
         );
         floor.error(problem.hint("remove it, or write max_in_flight = \"adaptive\""));
     }
-    let floor = floor
-        .and_then(|value| value.integer(1..=MOST))
-        .unwrap_or(10);
+    let floor = section.integer("floor");
     let reserve = section.table("reserve", &keys::RESERVE);
-    let kept = |key| {
-        let written: Option<Share> = reserve.get(key).and_then(|value| value.share());
-        written.map_or(RESERVE_PPM, Share::ppm)
-    };
-    let (critical_ppm, normal_ppm) = (kept("critical"), kept("normal"));
+    let [critical_ppm, normal_ppm] = ["critical", "normal"].map(|key| reserve.share(key).ppm());
     if critical_ppm + normal_ppm > 1_000_000 {
         let message = "the shares in `reserve` add up to more than 1";
         let hint = "lower `critical` or `normal`: together they may be at most 1";
@@ -62,6 +52,6 @@ fn bound(value: &Value<'_>) -> Option<Bound> {
         let choices = [("adaptive", Some(Bound::Adaptive)), ("off", None)];
         return value.text()?.choice(&choices, &[], "")?;
     }
-    let bound = value.integer(1..=MOST)?;
+    let bound = value.integer()?;
     Some(Bound::Fixed(super::process::to_usize(bound)))
 }

@@ -4,13 +4,12 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     num::NonZeroUsize,
     path::Path,
-    time::Duration,
 };
 
 use super::identity::networks;
 use crate::{
     config::{
-        Admin, Server, Share,
+        Admin, Server,
         code::Code,
         diagnostic::{Problem, quote},
         file::Section,
@@ -25,33 +24,23 @@ use crate::{
     },
 };
 
-const MAX_WORKERS: u64 = 1024;
-const MAX_CONNECTIONS: u64 = 10_000_000;
-const MAX_KEYS: u64 = 100_000_000;
-const MAX_REJECTED: u64 = 1_000_000;
-const MAX_DRAIN: Duration = Duration::from_secs(24 * 3_600);
-
 const DEFAULT_ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9901);
 
 pub(super) fn server(file: &Section<'_>) -> Server {
     let section = file.table("server", &keys::SERVER);
-    let max_connections = section.integer("max_connections", 100_000, 1..=MAX_CONNECTIONS);
+    let max_connections = section.integer("max_connections");
     // one client cannot take every connection; a small gateway may have a single client
     let share = (max_connections / 4).max(1000).min(max_connections);
-    let per_ip = section.integer("max_connections_per_ip", share, 1..=MAX_CONNECTIONS);
+    let per_ip = section.integer_or("max_connections_per_ip", share);
     let server = Server {
         workers: workers(&section),
-        drain_delay: section.duration("drain_delay", Duration::ZERO, Duration::ZERO..=MAX_DRAIN),
-        drain_timeout: section.duration(
-            "drain_timeout",
-            Duration::from_secs(30),
-            Duration::ZERO..=MAX_DRAIN,
-        ),
+        drain_delay: section.duration("drain_delay"),
+        drain_timeout: section.duration("drain_timeout"),
         max_connections: to_usize(max_connections),
         max_connections_per_ip: to_usize(per_ip),
-        max_keys: to_usize(section.integer("max_keys", 1_000_000, 1..=MAX_KEYS)),
-        max_body_buffer: to_usize(section.size("max_body_buffer", 64 << 20, 1 << 20..=1 << 40)),
-        watch_config: section.boolean("watch_config", true),
+        max_keys: to_usize(section.integer("max_keys")),
+        max_body_buffer: to_usize(section.size("max_body_buffer")),
+        watch_config: section.boolean("watch_config"),
     };
     section.finish();
     server
@@ -71,7 +60,7 @@ fn workers(section: &Section<'_>) -> Option<NonZeroUsize> {
         return None;
     }
     value
-        .integer(1..=MAX_WORKERS)
+        .integer()
         .and_then(|workers| NonZeroUsize::new(to_usize(workers)))
 }
 
@@ -215,23 +204,22 @@ pub(super) fn log(file: &Section<'_>) -> Option<LogSettings> {
             ("off", AccessLines::Off),
         ],
     );
-    let sample = section.get("sample").and_then(|value| value.share());
-    let max_rejected = section.integer("max_rejected", 1_000, 0..=MAX_REJECTED);
+    let sample = section.share("sample");
+    let max_rejected = section.integer("max_rejected");
     section.finish();
     Some(LogSettings {
         level: level?,
         format: format?,
         access: access?,
-        sample_ppm: sample.unwrap_or_default().ppm(),
+        sample_ppm: sample.ppm(),
         max_rejected: u32::try_from(max_rejected).unwrap_or(u32::MAX),
     })
 }
 
 pub(super) fn trace(file: &Section<'_>) -> TraceSettings {
-    const DEFAULT_SAMPLE_PPM: u32 = 10_000;
     let section = file.table("trace", &keys::TRACE);
     let endpoint = section.get("otlp_endpoint").and_then(|value| value.text());
-    let sample = section.get("sample").and_then(|value| value.share());
+    let sample = section.share("sample");
     section.finish();
     let collector = endpoint.filter(|text| !text.value.is_empty());
     let collector = collector.and_then(|text| {
@@ -245,6 +233,6 @@ pub(super) fn trace(file: &Section<'_>) -> TraceSettings {
     });
     TraceSettings {
         collector,
-        sample_ppm: sample.map_or(DEFAULT_SAMPLE_PPM, Share::ppm),
+        sample_ppm: sample.ppm(),
     }
 }

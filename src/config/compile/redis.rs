@@ -5,13 +5,11 @@ use std::{path::Path, time::Duration};
 use crate::{
     budget::{Server, Settings, Target, Tls},
     config::{
-        Share,
         code::Code,
         compile::upstream,
         diagnostic::{Problem, quote},
         file::Section,
         keys, read,
-        value::Value,
     },
 };
 
@@ -31,24 +29,16 @@ pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Option<Option<Sett
         Some(text) => text.and_then(|text| text.parse("a prefix of keys", parse_prefix)),
         None => Some("tidegate".to_owned()),
     };
-    let timeout = section.duration(
-        "timeout",
-        Duration::from_millis(5),
-        Duration::from_millis(1)..=Duration::from_secs(1),
-    );
-    let connect_timeout = section.duration(
-        "connect_timeout",
-        Duration::from_millis(50),
-        Duration::from_millis(1)..=Duration::from_secs(10),
-    );
-    let region_share = section.get("region_share").map(|value| part(&value));
+    let timeout = section.duration("timeout");
+    let connect_timeout = section.duration("connect_timeout");
+    let region_share = section.share("region_share");
     section.finish();
     Some(settings(
         target,
         key_prefix,
         timeout,
         connect_timeout,
-        region_share.unwrap_or(Some(1.0)),
+        f64::from(region_share.ppm()) / 1e6,
     ))
 }
 
@@ -57,14 +47,14 @@ fn settings(
     key_prefix: Option<String>,
     timeout: Duration,
     connect_timeout: Duration,
-    region_share: Option<f64>,
+    region_share: f64,
 ) -> Option<Settings> {
     Some(Settings {
         target: target?,
         key_prefix: key_prefix?,
         timeout,
         connect_timeout,
-        region_share: region_share?,
+        region_share,
     })
 }
 
@@ -190,18 +180,6 @@ fn nodes(section: &Section<'_>, key: &'static str) -> Option<Vec<Server>> {
         })
     });
     nodes.collect()
-}
-
-/// Reads a share above 0 and up to 1.
-pub(super) fn part(value: &Value<'_>) -> Option<f64> {
-    let share = value.share()?;
-    if Share::from_ppm(0) == Some(share) {
-        let message = format!("{} is out of range: 0", value.what);
-        let problem = Problem::new(Code::OutOfRange, message);
-        value.error(problem.label("expected more than 0, at most 1"));
-        return None;
-    }
-    Some(f64::from(share.ppm()) / 1e6)
 }
 
 fn parse_url(text: &str) -> Result<Server, Problem> {

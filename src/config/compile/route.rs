@@ -20,9 +20,6 @@ use crate::{
 /// A minimal route to paste into a file without one.
 const EXAMPLE: &str = "add: [[route]] and below it name = \"everything\", path = \"/{*rest}\"";
 
-/// The largest cost of one request.
-const MAX_COST: u64 = 1_000_000_000;
-
 /// The names that routes may refer to.
 pub(super) struct Names<'a> {
     pub(super) upstreams: &'a [Upstream],
@@ -149,8 +146,8 @@ fn route(table: &Value<'_>, names: &Names<'_>) -> Option<Written> {
         upstream: upstream.and_then(|value| find_upstream(&value.text()?, names)),
         limits: limits_of(&section, names),
         cost_span: cost.as_ref().map_or(section.span.clone(), Value::span),
-        cost: cost.map_or(Some(1), |value| value.integer(1..=MAX_COST)),
-        max_body_bytes: max_body.map_or(Some(None), |value| value.size(0..=u64::MAX).map(Some)),
+        cost: cost.map_or(Some(1), |value| value.integer()),
+        max_body_bytes: max_body.map_or(Some(None), |value| value.size().map(Some)),
         priority: section.choice("priority", overload::PRIORITIES),
         shown: name
             .as_ref()

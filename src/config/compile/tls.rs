@@ -26,7 +26,7 @@ pub(super) fn compile(table: &Value<'_>, base_dir: &Path) -> Option<Settings> {
         "min_version",
         &[("1.2", MinVersion::Tls12), ("1.3", MinVersion::Tls13)],
     );
-    let max_handshakes = section.integer("max_handshakes", 1000, 1..=1_000_000);
+    let max_handshakes = section.integer("max_handshakes");
     let pairs = pairs(&section);
     let client_ca = client_ca(&section);
     section.finish();

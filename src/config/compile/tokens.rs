@@ -1,6 +1,6 @@
 //! `[[user]] from = "jwt"`: the keys that verify tokens, and the claims that tokens must have.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc};
 
 use http::Uri;
 
@@ -40,11 +40,7 @@ pub(super) fn token_source(section: &Section<'_>, base_dir: &Path) -> Option<Tok
 
 fn keys(section: &Section<'_>, base_dir: &Path) -> Option<KeySource> {
     let refresh_value = section.get("refresh");
-    let refresh = section.duration(
-        "refresh",
-        Duration::from_secs(600),
-        Duration::from_secs(10)..=Duration::from_secs(24 * 60 * 60),
-    );
+    let refresh = section.duration("refresh");
     let given: Vec<_> = KEY_SOURCES
         .iter()
         .filter_map(|key| section.get(key).map(|value| (*key, value)))
@@ -239,11 +235,7 @@ fn claims(section: &Section<'_>) -> Option<ClaimRules> {
             .and_then(|text| not_empty(&text))
             .map(|one| vec![one]),
     };
-    let leeway = section.duration(
-        "leeway",
-        Duration::from_secs(30),
-        Duration::ZERO..=Duration::from_secs(60),
-    );
+    let leeway = section.duration("leeway");
     let (user, tier, tenant) = (name("user_claim"), name("tier_claim"), name("tenant_claim"));
     let rules = ClaimRules {
         issuer: issuer?,

@@ -1,11 +1,6 @@
 //! `[upstream.NAME]`: the servers behind the gateway.
 
-use std::{
-    net::Ipv6Addr,
-    ops::{Range, RangeInclusive},
-    path::Path,
-    time::Duration,
-};
+use std::{net::Ipv6Addr, ops::Range, path::Path};
 
 use rustls::{
     RootCertStore,
@@ -21,15 +16,8 @@ use crate::{
         keys, read,
         value::{Text, Value},
     },
-    upstream::{Balance, Health, HostHeader, MAX_RETRIES, Rating, Scheme, Server, Settings, Tls},
+    upstream::{Balance, Health, HostHeader, Rating, Scheme, Server, Settings, Tls},
 };
-
-const TIMEOUTS: RangeInclusive<Duration> =
-    Duration::from_millis(1)..=Duration::from_secs(24 * 3_600);
-
-/// Bounds of health check intervals, ejection times and circuit-breaker cool-downs.
-const PAUSES: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3_600);
-const MAX_FAILURES: u64 = 1_000_000;
 
 /// A minimal upstream to paste into a file without one.
 const EXAMPLE: &str = "add: [upstream.origin] and below it servers = [\"http://127.0.0.1:9000\"]";
@@ -64,20 +52,20 @@ fn settings(section: Section<'_>, name: &str, base_dir: &Path) -> Option<Setting
     let servers = servers(&section);
     let tls = tls(&section, servers.as_deref(), base_dir);
     let health = section.get("health").map(|value| health(&value, name));
-    let response_timeout = section.duration("response_timeout", Duration::from_secs(30), TIMEOUTS);
-    let max_connections = section.integer("max_connections", 1024, 1..=1_000_000);
+    let response_timeout = section.duration("response_timeout");
+    let max_connections = section.integer("max_connections");
     let settings = Settings {
         name: name.to_owned(),
         servers: Vec::new(),
-        connect_timeout: section.duration("connect_timeout", Duration::from_secs(1), TIMEOUTS),
+        connect_timeout: section.duration("connect_timeout"),
         response_timeout,
-        body_timeout: section.duration("body_timeout", Duration::from_secs(300), TIMEOUTS),
+        body_timeout: section.duration("body_timeout"),
         // a server gets the same time to answer after its client has left
-        abandoned_timeout: section.duration("abandoned_timeout", response_timeout, TIMEOUTS),
-        idle_timeout: section.duration("idle_timeout", Duration::from_secs(60), TIMEOUTS),
+        abandoned_timeout: section.duration_or("abandoned_timeout", response_timeout),
+        idle_timeout: section.duration("idle_timeout"),
         balance: section.choice("balance", BALANCES).unwrap_or_default(),
         max_connections: to_usize(max_connections),
-        retries: to_usize(section.integer("retries", 1, 0..=MAX_RETRIES as u64)),
+        retries: to_usize(section.integer("retries")),
         tls: Tls::default(),
         health: None,
         outlier: outlier(&section),
@@ -198,13 +186,13 @@ fn health(value: &Value<'_>, name: &str) -> Option<Health> {
         "add path = \"/healthz\", a path that a healthy server answers with 200",
     );
     let path = path.and_then(|value| health_path(&value.text()?));
-    let times = |key, default| u32::try_from(section.integer(key, default, 1..=1_000)).unwrap_or(1);
+    let times = |key| u32::try_from(section.integer(key)).unwrap_or(1);
     let health = Health {
         path: String::new(),
-        interval: section.duration("interval", Duration::from_secs(5), PAUSES),
-        timeout: section.duration("timeout", Duration::from_secs(1), TIMEOUTS),
-        unhealthy_after: times("unhealthy_after", 3),
-        healthy_after: times("healthy_after", 2),
+        interval: section.duration("interval"),
+        timeout: section.duration("timeout"),
+        unhealthy_after: times("unhealthy_after"),
+        healthy_after: times("healthy_after"),
     };
     section.finish();
     Some(Health {
@@ -229,7 +217,7 @@ fn health_path(text: &Text<'_>) -> Option<String> {
 /// Outlier ejection; on by default.
 fn outlier(section: &Section<'_>) -> Rating {
     let table = section.table("outlier", &keys::OUTLIER);
-    let rating = rating(&table, 5, "eject_for", Duration::from_secs(10));
+    let rating = rating(&table, "eject_for");
     table.finish();
     rating
 }
@@ -237,17 +225,19 @@ fn outlier(section: &Section<'_>) -> Rating {
 /// The circuit breaker; off without its table.
 fn breaker(section: &Section<'_>) -> Rating {
     let table = section.table("breaker", &keys::BREAKER);
-    let failures = if table.is_there() { 20 } else { 0 };
-    let rating = rating(&table, failures, "open_for", Duration::from_secs(5));
+    let mut rating = rating(&table, "open_for");
+    if !table.is_there() {
+        rating.failures = 0;
+    }
     table.finish();
     rating
 }
 
-fn rating(table: &Section<'_>, failures: u64, pause_key: &'static str, pause: Duration) -> Rating {
-    let failures = table.integer("failures", failures, 0..=MAX_FAILURES);
+fn rating(table: &Section<'_>, pause_key: &'static str) -> Rating {
+    let failures = table.integer("failures");
     Rating {
         failures: u32::try_from(failures).unwrap_or(u32::MAX),
-        pause: table.duration(pause_key, pause, PAUSES),
+        pause: table.duration(pause_key),
     }
 }
 

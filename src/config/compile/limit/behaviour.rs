@@ -1,8 +1,6 @@
 //! What a limit does besides counting: its mode, its exemptions, and what clients see. Keys that
 //! contradict each other are rejected, each pair with its own message.
 
-use std::{ops::RangeInclusive, time::Duration};
-
 use http::StatusCode;
 
 use super::{ExemptTier, quotas::Shape};
@@ -19,9 +17,6 @@ use crate::{
     identity::Missing,
     limit::Algorithm,
 };
-
-/// How long a request may be delayed. A delayed request holds a connection and memory.
-const HOLDING: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(3_600);
 
 /// Reads everything but key and quotas into `limit`. An invalid value is reported and keeps its
 /// default. `shape` is `None` if the algorithm is invalid.
@@ -53,7 +48,7 @@ pub(super) fn read(
             ],
         )
         .unwrap_or_default();
-    limit.charge_rejected = section.boolean("charge_rejected", false);
+    limit.charge_rejected = section.boolean("charge_rejected");
     if limit.charge_rejected && shape == Some(Shape::InFlight) {
         contradiction(
             section,
@@ -63,7 +58,7 @@ pub(super) fn read(
         );
     }
     limit.count_status = count_status(section, shape, limit.over);
-    limit.disclose = section.boolean("disclose", true);
+    limit.disclose = section.boolean("disclose");
     limit.warn_at = section.get("warn_at").and_then(|value| value.share());
     if limit.warn_at.is_some() && !limit.disclose {
         contradiction(
@@ -74,8 +69,7 @@ pub(super) fn read(
         );
     }
     limit.slow = slow(section);
-    let jitter = section.get("retry_jitter").and_then(|value| value.share());
-    limit.retry_jitter = jitter.unwrap_or_default();
+    limit.retry_jitter = section.share("retry_jitter");
     let (exempt, tiers) = exempt(section);
     limit.exempt = exempt;
     tiers
@@ -110,7 +104,7 @@ fn over(section: &Section<'_>, shape: Option<Shape>, algorithm: Algorithm) -> Ov
         }
         (delays, value) => (
             delays.unwrap_or(false),
-            value.and_then(|value| value.duration(HOLDING)),
+            value.and_then(|value| value.duration()),
         ),
     };
     if delays && shape.is_some_and(|shape| shape != Shape::Bucket) {
@@ -136,7 +130,7 @@ fn over(section: &Section<'_>, shape: Option<Shape>, algorithm: Algorithm) -> Ov
 }
 
 fn enforce_percent(section: &Section<'_>, limit: &Limit) -> u8 {
-    let percent = section.integer("enforce_percent", 100, 0..=100);
+    let percent = section.integer("enforce_percent");
     let percent = u8::try_from(percent).unwrap_or(100);
     if percent < 100 && limit.mode != Mode::Enforce {
         contradiction(
@@ -162,8 +156,7 @@ fn count_status(section: &Section<'_>, shape: Option<Shape>, over: Over) -> Vec<
     };
     let mut statuses = Vec::new();
     for item in value.array().unwrap_or_default() {
-        // from 200 up: an interim response never ends a request
-        let status = item.integer(200..=599);
+        let status = item.integer();
         let status = status.and_then(|status| u16::try_from(status).ok());
         let Some(Ok(status)) = status.map(StatusCode::from_u16) else {
             continue;
@@ -208,7 +201,7 @@ fn slow(section: &Section<'_>) -> Option<Slow> {
         _ => {}
     }
     let at = at.and_then(|value| value.share());
-    let by = by.and_then(|value| value.duration(HOLDING));
+    let by = by.and_then(|value| value.duration());
     Some(Slow { at: at?, by: by? })
 }
 

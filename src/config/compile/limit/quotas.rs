@@ -8,14 +8,12 @@ use crate::{
         code::Code,
         diagnostic::{Problem, quote},
         file::Section,
+        keys,
         units::{Rate, show_duration},
         value::{Text, Value},
     },
-    limit::{Algorithm, Limit, Quota, quota::MAX_SLOTS},
+    limit::{Algorithm, Limit, Quota},
 };
-
-/// The largest bucket: the largest structured-field integer (RFC 9651 §3.3.1).
-const MAX_BURST: u64 = 999_999_999_999_999;
 
 /// Which settings an algorithm takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,8 +157,11 @@ pub(in crate::config::compile) fn quota(
         .then(|| burst.unwrap_or_else(|| rate.default_burst()));
     let held = burst.unwrap_or(rate.amount).get();
     let unfit = |error: String| Unfit { error, rate, burst };
-    if held > MAX_BURST {
-        let message = format!("the largest quota that a response field can carry is {MAX_BURST}");
+    if held > keys::MAX_BURST {
+        let message = format!(
+            "the largest quota that a response field can carry is {}",
+            keys::MAX_BURST
+        );
         return Err(unfit(message));
     }
     Quota::new(rate.amount.get(), rate.period, held)
@@ -248,14 +249,12 @@ fn bursts(value: &Value<'_>) -> Option<ByTier<NonZeroU64>> {
 
 /// The size of one bucket.
 pub(in crate::config::compile) fn burst(value: &Value<'_>) -> Option<NonZeroU64> {
-    NonZeroU64::new(value.integer(1..=MAX_BURST)?)
+    NonZeroU64::new(value.integer()?)
 }
 
 /// Reads `limit`, the bound on requests in flight.
 fn in_flight(value: &Value<'_>) -> Option<ByTier<Quota>> {
-    let quotas = by_tier(value, |value| {
-        Quota::slots(value.integer(1..=MAX_SLOTS)?).ok()
-    })?;
+    let quotas = by_tier(value, |value| Quota::slots(value.integer()?).ok())?;
     require_default(value, &quotas, "20");
     quotas.default.is_some().then_some(quotas)
 }

@@ -6,19 +6,11 @@ use crate::{
     config::{
         Limit, Over, Shared,
         code::Code,
-        compile::redis,
         diagnostic::Problem,
         file::{Section, not_built},
-        value::Value,
     },
     limit::Algorithm,
 };
-
-/// The default share of a limit that each gateway grants while Redis is down.
-const LOCAL_FRACTION: f64 = 0.5;
-
-/// The largest overdraft that may be configured, in millionths of the limit.
-const SLACK_MAX_PPM: u32 = 100_000;
 
 /// Keys that only a shared limit may have.
 const FOREIGN: [&str; 3] = ["sync", "on_redis_down", "local_fraction"];
@@ -30,11 +22,8 @@ pub(super) fn read(section: &Section<'_>, has_redis: bool, limit: &mut Limit) {
         "on_redis_down",
         &["local", "open", "closed"].map(|word| (word, word)),
     );
-    let fraction = section
-        .get("local_fraction")
-        .map(|value| redis::part(&value));
-    let slack = section.get("slack").and_then(|value| slack(&value));
-    let slack = slack.unwrap_or(0.0);
+    let fraction = section.share("local_fraction");
+    let slack = f64::from(section.share("slack").ppm()) / 1e6;
     let deny_slack = |message: &str, hint: &str| {
         if slack > 0.0 {
             contradiction(section, "slack", message, hint);
@@ -97,7 +86,7 @@ pub(super) fn read(section: &Section<'_>, has_redis: bool, limit: &mut Limit) {
         Some("open") => WhenDown::Open,
         Some("closed") => WhenDown::Closed,
         _ => WhenDown::Local {
-            fraction: fraction.flatten().unwrap_or(LOCAL_FRACTION),
+            fraction: f64::from(fraction.ppm()) / 1e6,
         },
     };
     limit.shared = Some(Shared {
@@ -109,18 +98,6 @@ pub(super) fn read(section: &Section<'_>, has_redis: bool, limit: &mut Limit) {
         when_down,
         slack,
     });
-}
-
-/// Reads `slack`: the allowed overdraft, at most 0.1 of the limit.
-fn slack(value: &Value<'_>) -> Option<f64> {
-    let share = value.share()?;
-    if share.ppm() > SLACK_MAX_PPM {
-        let message = format!("{} is out of range", value.what);
-        let problem = Problem::new(Code::OutOfRange, message);
-        value.error(problem.label("expected 0 to 0.1"));
-        return None;
-    }
-    Some(f64::from(share.ppm()) / 1e6)
 }
 
 /// Reports features that local limits have and shared limits do not have yet.
