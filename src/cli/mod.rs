@@ -13,6 +13,7 @@ pub mod hash_key;
 pub mod healthcheck;
 pub mod init;
 pub mod run;
+pub mod schema;
 pub mod top;
 
 /// A rate-limiting reverse proxy that protects an origin from overload.
@@ -43,6 +44,8 @@ pub enum Command {
     Top(top::TopArgs),
     /// Write a commented starter configuration.
     Init(init::InitArgs),
+    /// Print the JSON Schema of the configuration file, for editors.
+    Schema,
     /// Print the keys-file entry for an API key. The key itself is neither shown nor stored.
     HashKey(hash_key::HashKeyArgs),
     /// Exit 0 if a running gateway is ready (for containers without curl).
@@ -84,6 +87,7 @@ pub fn main() -> ExitCode {
         Command::Explain(args) => explain::explain(&args),
         Command::Top(args) => top::top(&args),
         Command::Init(args) => init::init(&args),
+        Command::Schema => schema::schema(),
         Command::HashKey(args) => hash_key::hash_key(&args),
         Command::Healthcheck(args) => healthcheck::healthcheck(&args),
     }

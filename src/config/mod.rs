@@ -3,7 +3,7 @@
 //!
 //! [`compile()`] is the entry point: TOML with positions ([`file`](self)), `${NAME}`, then one
 //! module per table. Nothing outside this folder sees the file as written. A documented key whose
-//! feature is not built yet is rejected, never ignored; `keys.rs` is the only list.
+//! feature is not built yet is rejected, never ignored; `keys` is the only list.
 
 mod changes;
 mod code;
@@ -17,6 +17,7 @@ mod limit;
 mod quick;
 mod read;
 mod renamed;
+mod schema;
 mod source;
 mod units;
 mod value;
@@ -27,6 +28,7 @@ pub(crate) use diagnostic::count;
 pub use diagnostic::{Diagnostic, MAX_LINE_BYTES, MAX_SHOWN, Place, Report, Severity};
 pub use limit::{Effect, Exempt, Limit, Mode, Over, Override, Share, Shared, Slow, Whom};
 pub use quick::{parse_limit, parse_to, quick};
+pub use schema::json_schema;
 
 use std::{
     fmt,

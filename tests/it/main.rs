@@ -43,6 +43,7 @@ mod proxy_protocol;
 mod reload;
 mod response_fields;
 mod restart;
+mod schema;
 mod secrets;
 mod smuggling;
 mod spoofing;
