@@ -71,7 +71,7 @@ impl Answer {
             allow: Some(allow),
             ..Self::error(
                 StatusCode::METHOD_NOT_ALLOWED,
-                format!("this path takes {allow}"),
+                format!("this path supports {allow}"),
             )
         }
     }
@@ -142,7 +142,7 @@ impl Admin {
         }
         match call.takes(&[]) {
             Ok(()) => {
-                let why = format!("asked for by {}", call.from);
+                let why = format!("requested by {}", call.from);
                 reload::reload(&self.reloads, why).await
             }
             Err(answer) => answer,

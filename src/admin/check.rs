@@ -204,7 +204,7 @@ fn as_nginx_takes_it(mut response: Response<String>) -> Response<String> {
 fn original(mut head: Parts) -> Result<Parts, String> {
     if let Some(method) = told(&head.headers, &METHOD)? {
         let method = Method::from_bytes(method.as_bytes());
-        head.method = method.map_err(|_| format!("{} is no method", METHOD[0]))?;
+        head.method = method.map_err(|_| format!("{} is not a method", METHOD[0]))?;
     }
     let (host, target) = target(&head)?;
     let host = match told(&head.headers, &[FORWARDED_HOST])?.cloned().or(host) {
@@ -262,7 +262,7 @@ fn told<'a>(headers: &'a HeaderMap, names: &[&str]) -> Result<Option<&'a HeaderV
     let first = values.next();
     match values.all(|other| Some(other) == first) {
         true => Ok(first),
-        false => Err(format!("{} are not alike", names.join(", "))),
+        false => Err(format!("{} differ", names.join(", "))),
     }
 }
 

@@ -169,18 +169,18 @@ fn described(described: &Value) -> Result<Described, Answer> {
     let text = |name: &str, default: &str| match &described[name] {
         Value::Null => Ok(default.to_owned()),
         Value::String(text) => Ok(text.clone()),
-        _ => Err(bad(&format!("{name} is a text"))),
+        _ => Err(bad(&format!("{name} must be a string"))),
     };
     let method = Method::from_bytes(text("method", "GET")?.as_bytes());
-    let method = method.map_err(|_| bad("method is not one"))?;
+    let method = method.map_err(|_| bad("method is not a valid HTTP method"))?;
     let url = text("url", "")?;
     let uri: http::Uri = url
         .parse()
-        .map_err(|_| bad("url is no URL: write http://HOST/PATH or /PATH"))?;
+        .map_err(|_| bad("url is not a URL; write http://HOST/PATH or /PATH"))?;
     let target = uri
         .path_and_query()
         .filter(|_| uri.authority().is_none() || uri.scheme().is_some());
-    let target = target.ok_or_else(|| bad("url is no URL: write http://HOST/PATH or /PATH"))?;
+    let target = target.ok_or_else(|| bad("url is not a URL; write http://HOST/PATH or /PATH"))?;
     let mut request = Request::builder().method(method).uri(target.to_string());
     for (name, value) in pairs(&described["headers"]).ok_or_else(|| bad(HEADERS))? {
         let name = HeaderName::from_str(&name).map_err(|_| bad(HEADERS))?;
@@ -203,7 +203,7 @@ fn described(described: &Value) -> Result<Described, Answer> {
     let body = match &described["body"] {
         Value::Null => None,
         Value::String(text) => Some(text.clone().into_bytes()),
-        _ => return Err(bad("body is a text")),
+        _ => return Err(bad("body must be a string")),
     };
     if let Some(body) = body
         .as_ref()
@@ -217,7 +217,11 @@ fn described(described: &Value) -> Result<Described, Answer> {
             let presented = Presented::parse(pem.as_bytes());
             Some(presented.map_err(|fault| bad(&format!("client_cert {fault}")))?)
         }
-        _ => return Err(bad("client_cert is a text: a certificate in PEM form")),
+        _ => {
+            return Err(bad(
+                "client_cert must be a string: a certificate in PEM form",
+            ));
+        }
     };
     Ok(Described {
         head,

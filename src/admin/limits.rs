@@ -363,7 +363,7 @@ fn boost(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer,
     let amount = amount.ok_or_else(|| {
         Answer::error(
             StatusCode::BAD_REQUEST,
-            "amount is a whole number of units, at least 1",
+            "amount must be a whole number of units, at least 1",
         )
     })?;
     let until = until(call)?.or_else(|| SystemTime::now().checked_add(BOOST_FOR));
@@ -483,7 +483,7 @@ fn until(call: &Call) -> Result<Until, Answer> {
     until
         .filter(|until| *until > now && *until <= now + FOR_MAX)
         .map(Some)
-        .ok_or_else(|| bad("that is over already, or more than a year away".to_owned()))
+        .ok_or_else(|| bad("the end must lie in the future, at most a year away".to_owned()))
 }
 
 fn refused(error: &NoKey) -> Answer {

@@ -33,7 +33,7 @@ pub(super) async fn reload(asked: &mpsc::Sender<Reload>, why: String) -> Answer 
     if asked.send(Reload { why, answer }).await.is_err() {
         return Answer::error(
             StatusCode::SERVICE_UNAVAILABLE,
-            "this gateway is about to end",
+            "this gateway is shutting down",
         );
     }
     match told.await {
@@ -49,14 +49,14 @@ pub(super) async fn reload(asked: &mpsc::Sender<Reload>, why: String) -> Answer 
             let mut json = report.json();
             json["ok"] = json!(false);
             json["summary"] = json!(format!(
-                "{}; the configuration that ran before still runs",
+                "{}; the previous configuration still runs",
                 report.summary()
             ));
             Answer::new(StatusCode::UNPROCESSABLE_ENTITY, json)
         }
         Err(_) => Answer::error(
             StatusCode::SERVICE_UNAVAILABLE,
-            "this gateway is about to end",
+            "this gateway is shutting down",
         ),
     }
 }

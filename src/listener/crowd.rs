@@ -106,7 +106,10 @@ mod tests {
         drop(one);
         assert!(crowd.enter(ip("192.0.2.1"), &bound).is_some());
         drop(two);
-        assert!(crowd.open().is_empty(), "nothing is kept for who is gone");
+        assert!(
+            crowd.open().is_empty(),
+            "no entry is left for closed connections"
+        );
     }
 
     #[test]

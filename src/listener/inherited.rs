@@ -43,7 +43,7 @@ fn missing(all: &[(String, Socket)]) -> String {
     }
     let names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
     format!(
-        "no socket of this name was handed over, but {}; see FileDescriptorName=",
+        "no inherited socket has this name, only {}; see FileDescriptorName=",
         names.join(", ")
     )
 }

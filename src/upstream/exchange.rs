@@ -239,11 +239,13 @@ fn switched(head: ResponseHead, request: &Outbound<'_>) -> Result<ResponseHead, 
         .get(SEC_WEBSOCKET_KEY)
         .filter(|_| request.websocket);
     let Some(key) = key else {
-        return Err(UpstreamError::Protocol("it switches protocols unrequested"));
+        return Err(UpstreamError::Protocol(
+            "it switches protocols without a request for it",
+        ));
     };
     if !head.to_websocket || !websocket::accepts(&head.headers, key.as_bytes()) {
         return Err(UpstreamError::Protocol(
-            "it switches protocols, but not to the WebSocket that was asked for",
+            "it switches protocols, but not to the requested WebSocket",
         ));
     }
     Ok(ResponseHead {

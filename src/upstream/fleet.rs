@@ -149,14 +149,14 @@ impl Fleet {
             tracing::info!(
                 upstream,
                 server,
-                "a server answers again: it is no longer ejected"
+                "a server answers again; no longer ejected"
             );
         }
         if self.breaker.succeeded() {
             let upstream = &self.settings.name;
             tracing::info!(
                 upstream,
-                "the upstream answers again: the circuit is closed"
+                "the upstream answers again; its circuit breaker closes"
             );
         }
     }
@@ -194,13 +194,13 @@ impl Fleet {
                     server,
                     problem,
                     in_service = left,
-                    "a server is unhealthy: its checks fail"
+                    "a server is unhealthy; its health checks fail"
                 );
             }
             None => tracing::info!(
                 upstream,
                 server,
-                "a server is healthy again: its checks pass"
+                "a server is healthy again; its health checks pass"
             ),
         }
     }

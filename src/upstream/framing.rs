@@ -391,7 +391,7 @@ impl Chunks {
     }
 }
 
-const NO_CHUNK_END: &str = "a chunk's data does not end where its size says";
+const NO_CHUNK_END: &str = "a chunk's data does not match its size";
 
 /// The size in the inbox's first line, and the length of the line with its CR LF.
 fn size_line(inbox: &[u8]) -> Result<Option<(u64, usize)>, &'static str> {
@@ -459,9 +459,9 @@ fn parse_trailers(inbox: &[u8]) -> Result<Option<(HeaderMap, usize)>, &'static s
         Ok(httparse::Status::Complete((length, fields))) => {
             for field in fields.iter() {
                 let name = HeaderName::from_bytes(field.name.as_bytes())
-                    .map_err(|_| "a trailer has no valid name")?;
+                    .map_err(|_| "a trailer name is invalid")?;
                 let value = HeaderValue::from_bytes(field.value)
-                    .map_err(|_| "a trailer has no valid value")?;
+                    .map_err(|_| "a trailer value is invalid")?;
                 if headers::may_be_trailer(&name) {
                     trailers.append(name, value);
                 }
@@ -470,7 +470,7 @@ fn parse_trailers(inbox: &[u8]) -> Result<Option<(HeaderMap, usize)>, &'static s
         }
         Ok(httparse::Status::Partial) if inbox.len() < MAX_TRAILER_BYTES => return Ok(None),
         Ok(httparse::Status::Partial) => return Err("the trailers are too large"),
-        Err(_) => return Err("the trailers are not fields"),
+        Err(_) => return Err("the trailers are malformed"),
     };
     Ok(Some((trailers, length)))
 }

@@ -121,7 +121,7 @@ mod tests {
         let fuse = fuse(3);
         for _ in 0..10 {
             assert!(!fuse.failed() && !fuse.failed());
-            assert!(!fuse.succeeded(), "it was whole all the time");
+            assert!(!fuse.succeeded(), "it was closed all the time");
         }
         assert!(!fuse.failed() && !fuse.failed());
         assert!(fuse.failed());
@@ -138,7 +138,7 @@ mod tests {
         assert!(!fuse.enter(1_099));
         assert!(fuse.enter(1_100), "the trial");
         assert!(!fuse.enter(1_100), "and no other");
-        assert!(!fuse.failed(), "a failed trial is no news");
+        assert!(!fuse.failed(), "a failed trial changes nothing");
         assert!(!fuse.enter(1_199));
         assert!(fuse.enter(1_200), "the next trial");
         assert!(fuse.succeeded(), "news");

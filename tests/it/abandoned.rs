@@ -92,7 +92,8 @@ fn reset(stream: &TcpStream) {
     set.expect("a socket");
 }
 
-/// A pause of varying length, up to two milliseconds.
+/// A pause that varies with `number`, up to two milliseconds. A few are long enough for a loaded
+/// machine to begin.
 fn moment(number: usize) -> Duration {
     let brief = Duration::from_micros(((number * 7919) % 2000) as u64);
     match number % 199 {

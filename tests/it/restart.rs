@@ -140,7 +140,7 @@ fn a_socket_that_nobody_handed_over_is_an_error_that_says_so() {
     let refused = Gateway::with(ACTIVATED).refuse();
     assert_eq!(refused.code, Some(1));
     assert!(
-        refused.stderr.contains("no socket was handed over"),
+        refused.stderr.contains("no socket was inherited"),
         "{refused}"
     );
 }
