@@ -58,7 +58,7 @@ fn every_limit_is_shown_with_its_decisions_and_who_is_rejected_most() {
 #[test]
 fn keys_of_a_limit_that_redis_keeps_are_counted_too() {
     let redis = Redis::start();
-    let shared = format!("[redis]\nurl = \"{}\"", redis.url());
+    let shared = format!("[redis]\nurl = \"{}\"\ntimeout = \"1s\"", redis.url());
     let limits = LIMITED.replace("burst = 3", "burst = 3\nscope = \"global\"");
     let gateway = Gateway::with(&format!("{limits}{shared}")).start();
     assert_eq!(

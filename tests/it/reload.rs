@@ -205,11 +205,11 @@ fn a_changed_rate_refills_nobody_and_locks_nobody_out() {
 fn a_file_that_changes_is_taken_up_however_it_is_written() {
     let limited = |name: &str| LIMITED.replace("per_ip", name);
     let gateway = Gateway::with("").start();
-    let meets = |name: &str| {
+    let applies = |name: &str| {
         eventually_eq(name, vec![name.to_owned()], || gateway.get("/").limits());
     };
     gateway.rewrite(&limited("renamed"));
-    meets("renamed");
+    applies("renamed");
 
     let folder = gateway.folder();
     let file = folder.join("gateway.toml");
@@ -218,7 +218,7 @@ fn a_file_that_changes_is_taken_up_however_it_is_written() {
         text.replace(gateway.get("/").limits()[0].as_str(), name)
     };
     fs::write(&file, text("in_place")).expect("it is writable");
-    meets("in_place");
+    applies("in_place");
 
     let version = |name: &str| {
         let version = folder.join(name);
@@ -230,9 +230,9 @@ fn a_file_that_changes_is_taken_up_however_it_is_written() {
     version("mounted");
     symlink("..data/gateway.toml", folder.join("tmp")).expect("a new link");
     fs::rename(folder.join("tmp"), &file).expect("it is swapped");
-    meets("mounted");
+    applies("mounted");
     version("swapped");
-    meets("swapped");
+    applies("swapped");
 }
 
 #[test]

@@ -75,7 +75,7 @@ export function metricsOf(admin) {
   };
 }
 
-/** The thresholds are met in vain where Redis is away and each gateway has its part of the limit: this is a teardown that checks. */
+/** A teardown that checks that Redis was used. Without Redis each gateway enforces its part of the limit, and the thresholds prove nothing. */
 export function together() {
   for (const admin of ADMINS) {
     const metric = metricsOf(admin);
