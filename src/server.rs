@@ -243,7 +243,7 @@ impl Running {
             loop {
                 ticks.tick().await;
                 let shared = current.shared();
-                shared.process().rulings().refresh();
+                shared.process().runtime_overrides().refresh();
                 shared.warn_of_overflow(&mut overflow);
                 shared.process().follow_wall_clock();
                 let buffers = shared.process().body_buffers();

@@ -80,11 +80,11 @@ impl Admin {
 
 /// Describes an override of all limits; `null` if there is none.
 pub(super) fn kill(shared: &Shared) -> Value {
-    let rulings = shared.process().rulings();
-    acting(rulings.on_all(), rulings.on_all_here())
+    let runtime_overrides = shared.process().runtime_overrides();
+    acting(runtime_overrides.on_all(), runtime_overrides.on_all_here())
 }
 
-/// Of the override for all gateways and that for this one: the stronger, with its scope.
+/// The stronger of the runtime overrides for all gateways and for this one, with its scope.
 fn acting(all: Option<Acting>, here: Option<Acting>) -> Value {
     let (acting, scope) = match (all, here) {
         (None, None) => return Value::Null,
@@ -141,21 +141,21 @@ fn rule_mode(
     acting: Option<Acting>,
     scope: Scope,
 ) -> Result<&'static str, Answer> {
-    let rulings = shared.process().rulings();
+    let runtime_overrides = shared.process().runtime_overrides();
     if scope == Scope::Gateway || acting.is_none() {
         match limit {
-            Some(limit) => rulings.rule_here(limit, acting),
-            None => rulings.rule_all_here(acting),
+            Some(limit) => runtime_overrides.rule_here(limit, acting),
+            None => runtime_overrides.rule_all_here(acting),
         }
     }
     if scope == Scope::Gateway {
         return Ok("this gateway");
     }
     let about = limit.map_or(About::All, About::Limit);
-    rule(shared, about, |rulings| {
+    rule(shared, about, |runtime_overrides| {
         match limit {
-            Some(limit) => rulings.rule(limit, acting),
-            None => rulings.rule_all(acting),
+            Some(limit) => runtime_overrides.rule(limit, acting),
+            None => runtime_overrides.rule_all(acting),
         }
         Ok(())
     })
@@ -231,7 +231,7 @@ fn limit_json(limit: &LimitView, samples: &[Sample]) -> Value {
         "gateways_disagree": disagree,
         "mode": limit.mode.as_str(),
         "configured_mode": settings.mode.as_str(),
-        "runtime_override": acting(limit.rulings.acting(), limit.rulings.acting_here()),
+        "runtime_override": acting(limit.runtime_overrides.acting(), limit.runtime_overrides.acting_here()),
         "keys": limit.keys + held as u64,
         "guaranteed_keys": limit.guaranteed,
         "evictions": limit.evictions,
@@ -239,27 +239,27 @@ fn limit_json(limit: &LimitView, samples: &[Sample]) -> Value {
         "decisions": decisions,
         "near_limit": near as u64,
         "top": top,
-        "key_runtime_overrides": key_rulings(&limit.rulings),
+        "key_runtime_overrides": key_overrides_json(&limit.runtime_overrides),
     })
 }
 
-fn key_rulings(rulings: &LimitRulings) -> Vec<Value> {
-    let all = rulings.on_keys().into_iter();
-    all.map(|(key, ruling)| {
-        let mut json = ruling_json(&ruling);
+fn key_overrides_json(runtime_overrides: &LimitRulings) -> Vec<Value> {
+    let all = runtime_overrides.on_keys().into_iter();
+    all.map(|(key, key_override)| {
+        let mut json = key_override_json(&key_override);
         json["key"] = json!(key);
         json
     })
     .collect()
 }
 
-fn ruling_json(ruling: &KeyRuling) -> Value {
-    let boost = ruling.boost.as_ref().map(|boost| {
+fn key_override_json(key_override: &KeyRuling) -> Value {
+    let boost = key_override.boost.as_ref().map(|boost| {
         json!({ "amount": boost.amount, "left": boost.left(), "until": until_json(boost.until) })
     });
     json!({
-        "banned": ruling.banned.is_some(),
-        "banned_until": ruling.banned.map(until_json),
+        "banned": key_override.banned.is_some(),
+        "banned_until": key_override.banned.map(until_json),
         "boost": boost,
     })
 }
@@ -276,8 +276,14 @@ fn show_key(shared: &Shared, limit: &str, key: &str, tier: Option<&str>) -> Resu
 }
 
 fn key_json(shared: &Shared, limit: &str, view: &KeyView) -> Value {
-    let ruling = shared.process().rulings().on(limit).on_key(&view.name);
-    let mut json = ruling.as_ref().map_or_else(|| json!({}), ruling_json);
+    let key_override = shared
+        .process()
+        .runtime_overrides()
+        .on(limit)
+        .on_key(&view.name);
+    let mut json = key_override
+        .as_ref()
+        .map_or_else(|| json!({}), key_override_json);
     json["limit"] = json!(limit);
     json["key"] = json!(view.name);
     stands_json(&mut json, &view.stands);
@@ -343,11 +349,11 @@ fn set_mode(shared: &Shared, limit: Option<&str>, call: &Call) -> Result<Answer,
         let why = r#"mode "configured" takes no end; leave out for and until"#;
         return Err(Answer::error(StatusCode::BAD_REQUEST, why));
     }
-    let ruling = mode.map(|mode| Acting { mode, until });
+    let mode_override = mode.map(|mode| Acting { mode, until });
     if let Some(limit) = limit {
         known(shared, limit)?;
     }
-    let reach = rule_mode(shared, limit, ruling, scope)?;
+    let reach = rule_mode(shared, limit, mode_override, scope)?;
     let mode = mode.map_or("configured", Mode::as_str);
     let ends = until.map_or_else(|| "an operator ends it".to_owned(), telemetry::moment);
     tracing::warn!(from = %call.from, limit = limit.unwrap_or("(all)"), mode, until = ends, reach, "an operator has changed the mode of a limit");
@@ -374,8 +380,8 @@ fn boost(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer,
     // each gateway grants its part
     let gateways = gateways.map_or(1, |sample| (sample.value as u64).max(1));
     let boost = Arc::new(Boost::new(amount.div_ceil(gateways), until));
-    change(shared, limit, key, call, "boosted", until, |ruling| {
-        ruling.boost = Some(boost);
+    change(shared, limit, key, call, "boosted", until, |key_override| {
+        key_override.boost = Some(boost);
     })
 }
 
@@ -383,8 +389,8 @@ fn boost(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer,
 fn ban(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer, Answer> {
     call.takes(&["for", "until"])?;
     let until = until(call)?;
-    change(shared, limit, key, call, "banned", until, |ruling| {
-        ruling.banned = Some(until);
+    change(shared, limit, key, call, "banned", until, |key_override| {
+        key_override.banned = Some(until);
     })
 }
 
@@ -400,8 +406,8 @@ fn change(
     let key = shared
         .key_name(limit, key)
         .map_err(|error| refused(&error))?;
-    let reach = rule(shared, About::Key(limit, &key), |rulings| {
-        rulings.rule_key(limit, &key, change)
+    let reach = rule(shared, About::Key(limit, &key), |runtime_overrides| {
+        runtime_overrides.rule_key(limit, &key, change)
     })?;
     let ends = until.map_or_else(|| "an operator ends it".to_owned(), telemetry::moment);
     tracing::warn!(from = %call.from, limit, key, until = ends, reach, "an operator has {what} a key");
@@ -414,8 +420,10 @@ fn reset(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer,
     let key = shared
         .key_name(limit, key)
         .map_err(|error| refused(&error))?;
-    let reach = rule(shared, About::Key(limit, &key), |rulings| {
-        rulings.rule_key(limit, &key, |ruling| *ruling = KeyRuling::default())
+    let reach = rule(shared, About::Key(limit, &key), |runtime_overrides| {
+        runtime_overrides.rule_key(limit, &key, |key_override| {
+            *key_override = KeyRuling::default()
+        })
     })?;
     if shared.is_shared(limit) {
         let why = "bans and boosts of this key have ended, but the usage of a shared limit cannot be reset; grant the key units with …/boost";
@@ -464,7 +472,7 @@ const BOOST_FOR: Duration = Duration::from_secs(24 * 3_600);
 /// Longest duration of an override. One without an end lasts until revoked.
 const FOR_MAX: Duration = Duration::from_secs(366 * 24 * 3_600);
 
-/// End of an override: after `for`, at `until`, or never.
+/// When a runtime override ends: after `for`, at `until`, or when an operator ends it.
 fn until(call: &Call) -> Result<Until, Answer> {
     let bad = |why: String| Answer::error(StatusCode::BAD_REQUEST, why);
     let now = SystemTime::now();

@@ -64,14 +64,14 @@ pub struct Budget {
     hands: Arc<Hands>,
     keeper: mpsc::Sender<Message>,
     degraded: Arc<Degraded>,
-    board: Board,
+    override_sync: Board,
     wait: Duration,
 }
 
 impl Budget {
     /// The hash through which gateways share runtime overrides.
-    pub fn board(&self) -> &Board {
-        &self.board
+    pub fn override_sync(&self) -> &Board {
+        &self.override_sync
     }
 }
 
@@ -126,7 +126,7 @@ pub fn start(
         response: settings.timeout * PATIENCE,
     };
     let (keeper, messages) = mpsc::channel(QUEUE);
-    let (board, posts) = Board::new();
+    let (override_sync, posts) = Board::new();
     let reading = board::Duty {
         target: settings.target.clone(),
         patience,
@@ -171,7 +171,7 @@ pub fn start(
         hands,
         keeper: keeper.clone(),
         degraded,
-        board,
+        override_sync,
         wait: settings.timeout,
     };
     Ok((budget, KeeperThread { keeper, thread }))

@@ -503,7 +503,7 @@ mod tests {
             hands: Arc::new(Hands::new(64, 1)),
             keeper,
             degraded: Arc::<Degraded>::default(),
-            board: crate::budget::Board::new().0,
+            override_sync: crate::budget::Board::new().0,
             wait: Duration::from_secs(1),
         };
         (budget, limit, messages)

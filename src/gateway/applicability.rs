@@ -133,7 +133,7 @@ impl Worker {
                 Keyed::Missing(_) => return Applicability::MissingKey,
             },
         };
-        match self.ruled(rule, subject) {
+        match self.key_override(rule, subject) {
             Some(KeyRuling {
                 banned: Some(until),
                 ..
@@ -149,9 +149,9 @@ impl Worker {
 
     /// The runtime override of a request's key.
     #[inline]
-    fn ruled(&self, rule: &LimitRule, subject: &Subject<'_>) -> Option<KeyRuling> {
-        let on_keys = rule.rulings.in_force().on_keys();
-        on_keys.then(|| rule.rulings.on_key(&self.readable(rule, subject)))?
+    fn key_override(&self, rule: &LimitRule, subject: &Subject<'_>) -> Option<KeyRuling> {
+        let on_keys = rule.runtime_overrides.in_force().on_keys();
+        on_keys.then(|| rule.runtime_overrides.on_key(&self.readable(rule, subject)))?
     }
 
     fn readable(&self, rule: &LimitRule, subject: &Subject<'_>) -> String {

@@ -243,7 +243,10 @@ impl<'a> LimitOutcomes<'a> {
 impl LimitRule {
     /// The current mode: a runtime override's, or the configured one.
     pub(super) fn mode(&self) -> Mode {
-        self.rulings.in_force().mode().unwrap_or(self.settings.mode)
+        self.runtime_overrides
+            .in_force()
+            .mode()
+            .unwrap_or(self.settings.mode)
     }
 
     /// Whether the limit enforces for this key. Stable: a key is always on the same side of

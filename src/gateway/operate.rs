@@ -41,7 +41,7 @@ pub struct LimitView {
     /// The most rejected keys.
     pub top: Vec<TopKey>,
     /// Its runtime overrides.
-    pub rulings: Arc<LimitRulings>,
+    pub runtime_overrides: Arc<LimitRulings>,
 }
 
 /// The present state of one bucket.
@@ -129,7 +129,7 @@ impl Shared {
             overflowed: rule.buckets.overflowed(),
             guaranteed: self.process.store.guaranteed_keys(&rule.buckets),
             top: self.process.notebooks.top(&rule.name, now),
-            rulings: Arc::clone(&rule.rulings),
+            runtime_overrides: Arc::clone(&rule.runtime_overrides),
         }
     }
 
@@ -252,14 +252,14 @@ impl Shared {
         about: About<'_>,
         rule: impl FnOnce(&Rulings) -> Result<(), TooManyRulings>,
     ) -> Result<Reach, TooManyRulings> {
-        let ruled = || {
-            rule(&self.process.rulings)?;
-            Ok(self.process.rulings.notice(about))
+        let apply = || {
+            rule(&self.process.runtime_overrides)?;
+            Ok(self.process.runtime_overrides.notice(about))
         };
         let is_posted = match &self.budget {
-            Some(budget) => budget.board().post(ruled)?,
+            Some(budget) => budget.override_sync().post(apply)?,
             None => {
-                ruled()?;
+                apply()?;
                 false
             }
         };

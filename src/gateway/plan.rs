@@ -125,7 +125,7 @@ pub(super) struct LimitRule {
     pub(super) shared: Option<Arc<SharedLimit>>,
     pub(super) metrics: LimitMetrics,
     /// The runtime overrides of this limit.
-    pub(super) rulings: Arc<LimitRulings>,
+    pub(super) runtime_overrides: Arc<LimitRulings>,
     /// Logs a dominant key once.
     pub(super) dominant_key: LogOnce,
 }
@@ -151,7 +151,7 @@ impl LimitRule {
         self.metrics
             .key_overflows
             .absolute(self.buckets.overflowed());
-        let is_off = self.rulings.in_force().mode().is_some();
+        let is_off = self.runtime_overrides.in_force().mode().is_some();
         self.metrics.kill_switch.set(f64::from(u8::from(is_off)));
     }
 }
@@ -164,7 +164,11 @@ impl Plan {
         process: &Process,
         previous: Option<&Plan>,
     ) -> Result<Self, PlanError> {
-        let (store, metrics, rulings) = (&*process.store, process.metrics(), &process.rulings);
+        let (store, metrics, runtime_overrides) = (
+            &*process.store,
+            process.metrics(),
+            &process.runtime_overrides,
+        );
         let region_share = snapshot
             .redis
             .as_ref()
@@ -173,7 +177,7 @@ impl Plan {
         let mut rules = Vec::with_capacity(snapshot.limits.len());
         for (place, limit) in snapshot.limits.iter().enumerate() {
             let before = previous.and_then(|plan| plan.limit(&limit.name));
-            let mut rule = bind_limit(place, limit, store, metrics, rulings, before)?;
+            let mut rule = bind_limit(place, limit, store, metrics, runtime_overrides, before)?;
             rule.shared = bind_shared(limit, region_share, quotas, metrics);
             quotas += rule.shared.as_ref().map_or(0, |shared| shared.quotas());
             rules.push(Arc::new(rule));
@@ -182,8 +186,15 @@ impl Plan {
         let own = rules.len();
         let before = previous.and_then(|plan| plan.limit(status_limit::NAME));
         // No runtime override applies: switching off all limits must not unprotect the status page.
-        let ruled = Rulings::default();
-        let rule = bind_limit(own, &status_limit::limit(), store, metrics, &ruled, before)?;
+        let no_overrides = Rulings::default();
+        let rule = bind_limit(
+            own,
+            &status_limit::limit(),
+            store,
+            metrics,
+            &no_overrides,
+            before,
+        )?;
         rules.push(Arc::new(rule));
         let counted = Counted::before(previous, metrics);
         let bind_route = |name: &str, limits: &[usize]| RoutePlan {
@@ -392,7 +403,7 @@ fn bind_limit(
     limit: &config::Limit,
     store: &Store,
     metrics: &Metrics,
-    rulings: &Rulings,
+    runtime_overrides: &Rulings,
     before: Option<&Arc<LimitRule>>,
 ) -> Result<LimitRule, PlanError> {
     let unfit =
@@ -432,7 +443,7 @@ fn bind_limit(
         },
         settings: limit.clone(),
         metrics: metrics.limit(&limit.name),
-        rulings: rulings.on(&limit.name),
+        runtime_overrides: runtime_overrides.on(&limit.name),
         dominant_key: LogOnce::default(),
     })
 }

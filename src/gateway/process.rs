@@ -41,7 +41,7 @@ pub struct Process {
     pub(super) decision_seconds: Histogram,
     /// Our name in `Via`, random per process: it distinguishes a loop from two gateways in a row.
     pub(super) pseudonym: String,
-    pub(super) rulings: Arc<Rulings>,
+    pub(super) runtime_overrides: Arc<Rulings>,
     pub(super) notebooks: Notebooks,
     /// Logs one warning about a proxy that `trusted_proxies` does not list.
     pub(super) unnamed_proxy: Arc<LogOnce>,
@@ -78,7 +78,7 @@ impl Process {
             body_buffers: BodyBuffers::new(first.server.max_body_buffer),
             decision_seconds: metrics.decision_seconds(),
             pseudonym: pseudonym(),
-            rulings: Arc::default(),
+            runtime_overrides: Arc::default(),
             notebooks: Notebooks::new(first.server.worker_threads()),
             unnamed_proxy: Arc::default(),
             access: OnceLock::new(),
@@ -101,7 +101,7 @@ impl Process {
             body_buffers: Arc::clone(&self.body_buffers),
             decision_seconds: Histogram::noop(),
             pseudonym: self.pseudonym.clone(),
-            rulings: Arc::clone(&self.rulings),
+            runtime_overrides: Arc::clone(&self.runtime_overrides),
             notebooks: Notebooks::new(1),
             unnamed_proxy: Arc::clone(&self.unnamed_proxy),
             access: OnceLock::new(),
@@ -141,8 +141,8 @@ impl Process {
     }
 
     /// The runtime overrides.
-    pub fn rulings(&self) -> &Rulings {
-        &self.rulings
+    pub fn runtime_overrides(&self) -> &Rulings {
+        &self.runtime_overrides
     }
 
     /// The workers' decision logs.

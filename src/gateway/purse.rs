@@ -52,8 +52,8 @@ impl Purse {
         }
         let counted = process.metrics().budget(&budget::FAILURES, &budget::LOSSES);
         let max_keys = snapshot.server.max_keys;
-        let rulings = Arc::clone(&process.rulings);
-        let reader = Reader::new(move |posted, is_news| rulings.read(&posted, is_news));
+        let runtime_overrides = Arc::clone(&process.runtime_overrides);
+        let reader = Reader::new(move |posted, is_news| runtime_overrides.read(&posted, is_news));
         let limits = &plan.shared;
         let (budget, keeper) =
             budget::start(redis, max_keys, limits, process.epoch(), counted, reader)?;

@@ -161,27 +161,29 @@ impl LimitRulings {
 
     /// The override of a key, named as in access lines.
     pub fn on_key(&self, readable: &str) -> Option<KeyRuling> {
-        let ruling = self.known(readable)?.now(SystemTime::now());
-        ruling.says_something().then_some(ruling)
+        let key_override = self.known(readable)?.now(SystemTime::now());
+        key_override.says_something().then_some(key_override)
     }
 
     /// Like `on_key`, but includes spent grants.
     fn known(&self, readable: &str) -> Option<KeyRuling> {
-        let ruling = self.keys.load().get(readable).cloned();
-        ruling.filter(|ruling| ruling.is_in_force(SystemTime::now()))
+        let key_override = self.keys.load().get(readable).cloned();
+        key_override.filter(|key_override| key_override.is_in_force(SystemTime::now()))
     }
 
     /// All overrides of keys in force.
     pub fn on_keys(&self) -> Vec<(String, KeyRuling)> {
         let now = SystemTime::now();
         let keys = self.keys.load();
-        let in_force = keys.iter().filter(|(_, ruling)| ruling.is_in_force(now));
-        let mut rulings: Vec<_> = in_force
-            .map(|(key, ruling)| (key.clone(), ruling.now(now)))
-            .filter(|(_, ruling)| ruling.says_something())
+        let in_force = keys
+            .iter()
+            .filter(|(_, key_override)| key_override.is_in_force(now));
+        let mut runtime_overrides: Vec<_> = in_force
+            .map(|(key, key_override)| (key.clone(), key_override.now(now)))
+            .filter(|(_, key_override)| key_override.says_something())
             .collect();
-        rulings.sort_by(|(one, _), (other, _)| one.cmp(other));
-        rulings
+        runtime_overrides.sort_by(|(one, _), (other, _)| one.cmp(other));
+        runtime_overrides
     }
 
     /// The mode override for all gateways that share limits with this one.
@@ -206,9 +208,12 @@ impl LimitRulings {
             }
         }
         let keys = self.keys.load();
-        if keys.values().any(|ruling| !ruling.is_in_force(now)) {
+        if keys
+            .values()
+            .any(|key_override| !key_override.is_in_force(now))
+        {
             let mut left = HashMap::clone(&keys);
-            left.retain(|_, ruling| ruling.is_in_force(now));
+            left.retain(|_, key_override| key_override.is_in_force(now));
             self.keys.store(Arc::new(left));
         }
         // `off` for all limits outranks an override of one limit.
@@ -346,13 +351,13 @@ impl Rulings {
             let state = lock(&self.state);
             let limits = state.limits.iter();
             limits
-                .map(|(name, rulings)| (name.clone(), Arc::clone(rulings)))
+                .map(|(name, runtime_overrides)| (name.clone(), Arc::clone(runtime_overrides)))
                 .collect()
         };
         let mut notices = vec![self.notice(About::All)];
-        for (limit, rulings) in &limits {
+        for (limit, runtime_overrides) in &limits {
             notices.push(self.notice(About::Limit(limit)));
-            for key in rulings.keys.load().keys() {
+            for key in runtime_overrides.keys.load().keys() {
                 notices.push(self.notice(About::Key(limit, key)));
             }
         }
@@ -387,18 +392,18 @@ impl Rulings {
             About::All => self.rule_all(acting),
             About::Limit(limit) => self.rule(limit, acting),
             About::Key(limit, key) => {
-                let ruled = self.rule_key(limit, key, |ruling| {
+                let applied = self.rule_key(limit, key, |key_override| {
                     let banned = &value["banned"];
-                    ruling.banned = banned.is_object().then(|| moment(&banned["until"]));
+                    key_override.banned = banned.is_object().then(|| moment(&banned["until"]));
                     let boost = &value["boost"];
                     let amount = boost["amount"].as_u64();
                     let (id, until) = (boost["id"].as_u64().unwrap_or(0), moment(&boost["until"]));
-                    let known = ruling.boost.take().filter(|known| known.id == id);
-                    ruling.boost = amount.map(|amount| {
+                    let known = key_override.boost.take().filter(|known| known.id == id);
+                    key_override.boost = amount.map(|amount| {
                         known.unwrap_or_else(|| Arc::new(Boost::of(id, amount, until)))
                     });
                 });
-                if let Err(full) = ruled {
+                if let Err(full) = applied {
                     tracing::warn!(
                         limit,
                         key,
@@ -444,12 +449,12 @@ impl Rulings {
     pub fn on(&self, limit: &str) -> Arc<LimitRulings> {
         let mut state = lock(&self.state);
         let all = [state.all, state.all_here];
-        let rulings = state.limits.entry(limit.to_owned()).or_insert_with(|| {
+        let runtime_overrides = state.limits.entry(limit.to_owned()).or_insert_with(|| {
             let fresh = LimitRulings::default();
             fresh.refresh(all, SystemTime::now());
             Arc::new(fresh)
         });
-        Arc::clone(rulings)
+        Arc::clone(runtime_overrides)
     }
 
     /// The mode override for all limits.
@@ -493,19 +498,19 @@ impl Rulings {
         key: &str,
         change: impl FnOnce(&mut KeyRuling),
     ) -> Result<(), TooManyRulings> {
-        let rulings = self.on(limit);
+        let runtime_overrides = self.on(limit);
         // One writer at a time.
         let state = lock(&self.state);
-        let mut keys = HashMap::clone(&rulings.keys.load());
-        let mut ruling = keys.remove(key).unwrap_or_default();
-        change(&mut ruling);
-        if ruling.is_in_force(SystemTime::now()) {
+        let mut keys = HashMap::clone(&runtime_overrides.keys.load());
+        let mut key_override = keys.remove(key).unwrap_or_default();
+        change(&mut key_override);
+        if key_override.is_in_force(SystemTime::now()) {
             if keys.len() >= KEYS_MAX {
                 return Err(TooManyRulings);
             }
-            keys.insert(key.to_owned(), ruling);
+            keys.insert(key.to_owned(), key_override);
         }
-        rulings.keys.store(Arc::new(keys));
+        runtime_overrides.keys.store(Arc::new(keys));
         drop(state);
         self.refresh();
         Ok(())
@@ -522,10 +527,10 @@ impl Rulings {
             }
         }
         let all = [state.all, state.all_here];
-        state.limits.retain(|_, rulings| {
-            rulings.refresh(all, now);
+        state.limits.retain(|_, runtime_overrides| {
+            runtime_overrides.refresh(all, now);
             // Drop a limit removed by a reload once it has no override in force.
-            Arc::strong_count(rulings) > 1 || rulings.holds()
+            Arc::strong_count(runtime_overrides) > 1 || runtime_overrides.holds()
         });
     }
 }
@@ -557,43 +562,49 @@ mod tests {
 
     #[test]
     fn a_limit_is_as_configured_until_it_is_ruled_on_and_after() {
-        let rulings = Rulings::default();
-        let limit = rulings.on("a");
+        let runtime_overrides = Rulings::default();
+        let limit = runtime_overrides.on("a");
         assert_eq!(limit.in_force().mode(), None);
-        rulings.rule("a", acting(Mode::Shadow, from_now(60)));
+        runtime_overrides.rule("a", acting(Mode::Shadow, from_now(60)));
         assert_eq!(limit.in_force().mode(), Some(Mode::Shadow));
-        assert_eq!(rulings.on("b").in_force().mode(), None);
-        rulings.rule_all(acting(Mode::Off, None));
+        assert_eq!(runtime_overrides.on("b").in_force().mode(), None);
+        runtime_overrides.rule_all(acting(Mode::Off, None));
         assert_eq!(limit.in_force().mode(), Some(Mode::Off), "the stronger");
-        assert_eq!(rulings.on("new").in_force().mode(), Some(Mode::Off));
-        rulings.rule_all(None);
+        assert_eq!(
+            runtime_overrides.on("new").in_force().mode(),
+            Some(Mode::Off)
+        );
+        runtime_overrides.rule_all(None);
         assert_eq!(limit.in_force().mode(), Some(Mode::Shadow));
-        rulings.rule("a", acting(Mode::Off, from_now(-1)));
+        runtime_overrides.rule("a", acting(Mode::Off, from_now(-1)));
         assert_eq!(limit.in_force().mode(), None, "its time is over");
     }
 
     #[test]
     fn what_is_ruled_for_one_gateway_is_not_told_to_others_nor_ended_by_them() {
-        let rulings = Rulings::default();
-        let mode = || rulings.on("a").in_force().mode();
-        rulings.rule_here("a", acting(Mode::Shadow, from_now(60)));
-        rulings.rule_all_here(acting(Mode::Off, from_now(60)));
-        assert_eq!((mode(), rulings.notices().len()), (Some(Mode::Off), 0));
-        rulings.read(&Posted::new(), false);
+        let runtime_overrides = Rulings::default();
+        let mode = || runtime_overrides.on("a").in_force().mode();
+        runtime_overrides.rule_here("a", acting(Mode::Shadow, from_now(60)));
+        runtime_overrides.rule_all_here(acting(Mode::Off, from_now(60)));
+        assert_eq!(
+            (mode(), runtime_overrides.notices().len()),
+            (Some(Mode::Off), 0)
+        );
+        runtime_overrides.read(&Posted::new(), false);
         assert_eq!(mode(), Some(Mode::Off));
-        rulings.rule_all_here(None);
+        runtime_overrides.rule_all_here(None);
         assert_eq!(mode(), Some(Mode::Shadow));
-        rulings.rule_here("a", acting(Mode::Off, from_now(-1)));
+        runtime_overrides.rule_here("a", acting(Mode::Off, from_now(-1)));
         assert_eq!(mode(), None, "its time is over");
     }
 
     #[test]
     fn a_boost_is_spent_or_expires_and_a_ban_goes_on() {
-        let rulings = Rulings::default();
-        let limit = rulings.on("a");
+        let runtime_overrides = Rulings::default();
+        let limit = runtime_overrides.on("a");
         let boost = |amount, until| {
             let boost = Arc::new(Boost::new(amount, until));
-            rulings.rule_key("a", "ip=1", |key| key.boost = Some(boost))
+            runtime_overrides.rule_key("a", "ip=1", |key| key.boost = Some(boost))
         };
         boost(3, from_now(60)).expect("there is room");
         assert!(limit.in_force().on_keys());
@@ -607,34 +618,36 @@ mod tests {
         assert!(limit.on_key("ip=1").is_some());
         boost(3, from_now(-1)).expect("there is room");
         assert!(!limit.in_force().on_keys());
-        rulings
+        runtime_overrides
             .rule_key("a", "ip=1", |key| key.banned = Some(None))
             .expect("there is room");
-        rulings.refresh();
+        runtime_overrides.refresh();
         assert_eq!(limit.on_keys().len(), 1);
     }
 
     #[test]
     fn a_ruling_of_another_gateway_is_taken_over_and_one_that_is_not_understood_changes_nothing() {
-        let rulings = Rulings::default();
+        let runtime_overrides = Rulings::default();
         let posted =
             |mode: &str| Posted::from([("limit a".to_owned(), format!("{{\"mode\":\"{mode}\"}}"))]);
-        let mode = || rulings.on("a").in_force().mode();
-        rulings.read(&posted("off"), false);
+        let mode = || runtime_overrides.on("a").in_force().mode();
+        runtime_overrides.read(&posted("off"), false);
         assert_eq!(mode(), Some(Mode::Off));
-        rulings.read(&posted("gentle"), false);
+        runtime_overrides.read(&posted("gentle"), false);
         assert_eq!(mode(), Some(Mode::Off));
-        rulings.read(&posted("shadow"), false);
+        runtime_overrides.read(&posted("shadow"), false);
         assert_eq!(mode(), Some(Mode::Shadow));
-        rulings.read(&Posted::new(), false);
+        runtime_overrides.read(&Posted::new(), false);
         assert_eq!(mode(), None);
     }
 
     #[test]
     fn rulings_on_keys_are_bounded_and_what_is_over_makes_room() {
-        let rulings = Rulings::default();
+        let runtime_overrides = Rulings::default();
         let ban = |key: usize, until| {
-            rulings.rule_key("a", &key.to_string(), |ruling| ruling.banned = Some(until))
+            runtime_overrides.rule_key("a", &key.to_string(), |key_override| {
+                key_override.banned = Some(until)
+            })
         };
         for key in 0..KEYS_MAX {
             ban(key, from_now(60)).expect("there is room");
@@ -643,6 +656,6 @@ mod tests {
         assert_eq!(ban(7, None), Ok(()), "that one is there");
         ban(7, from_now(-1)).expect("it is lifted");
         assert_eq!(ban(KEYS_MAX, None), Ok(()));
-        assert_eq!(rulings.on("a").on_keys().len(), KEYS_MAX);
+        assert_eq!(runtime_overrides.on("a").on_keys().len(), KEYS_MAX);
     }
 }
