@@ -7,16 +7,16 @@
 //! For a fair comparison:
 //!
 //! - Keys are random and made from a counter inside the loop; the first row is that cost. The clock
-//! is a counter too (a constant for `governor`), because reading the time is not part of the
-//! decision.
+//!   is a counter too (a constant for `governor`), because reading the time is not part of the
+//!   decision.
 //! - tidegate's keys are hashes already: the gateway hashes the client's data once, keyed, whatever
-//! the number of limits. So `governor` is measured twice: with the standard library's keyed hash of
-//! the 128-bit key, and "hashed", where its map uses 64 bits of the key directly. `governor`
-//! answers yes or no, like the plain rows of tidegate. "told" adds the data for clients: capacity,
-//! remaining, next unit, reset, wait, and the binding limit.
+//!   the number of limits. So `governor` is measured twice: with the standard library's keyed hash of
+//!   the 128-bit key, and "hashed", where its map uses 64 bits of the key directly. `governor`
+//!   answers yes or no, like the plain rows of tidegate. "told" adds the data for clients: capacity,
+//!   remaining, next unit, reset, wait, and the binding limit.
 //! - Tables have room for a million keys, the default `max_keys`, or for all keys in use if there
-//! are more. In a full table one key in five is not in the first place searched. "Full table" has
-//! room for its keys alone.
+//!   are more. In a full table one key in five is not in the first place searched. "Full table" has
+//!   room for its keys alone.
 //!
 //! An allocation on a measured path ends the run with an error, except for sliding logs, whose
 //! rings grow. Arguments select cases by name:
