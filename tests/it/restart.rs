@@ -133,7 +133,7 @@ fn a_socket_that_nobody_handed_over_is_an_error_that_says_so() {
     assert_eq!(other.wait(), Some(1));
     let log = other.log();
     assert!(
-        log.contains("cannot listen on systemd:admin") && log.contains("but web"),
+        log.contains("cannot listen on systemd:admin") && log.contains("only web"),
         "{log}"
     );
 
