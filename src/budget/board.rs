@@ -273,18 +273,18 @@ mod tests {
         let (board, mut posts) = Board::new();
         let here = Arc::new(Mutex::new(String::new()));
         let (operators, operator) = sync_channel(1);
-        let set = |here: &Mutex<String>, ruling: &str| {
-            *here.lock().expect("no thread panics") = ruling.to_owned();
+        let set = |here: &Mutex<String>, value: &str| {
+            *here.lock().expect("no thread panics") = value.to_owned();
         };
         let read = Arc::clone(&here);
         let mut reader = Reader::new(move |posted, _| {
             let (board, here) = (board.clone(), Arc::clone(&read));
-            let (ruling, ruled) = sync_channel(1);
+            let (changing, changed) = sync_channel(1);
             let rules = move || {
                 board.post(|| {
                     set(&here, "off");
                     // the receiver may have stopped waiting
-                    let _ = ruling.send(());
+                    let _ = changing.send(());
                     notice()
                 })
             };
@@ -292,7 +292,7 @@ mod tests {
                 .send(thread::spawn(rules))
                 .expect("the test waits");
             assert!(
-                waits(&ruled),
+                waits(&changed),
                 "the override was applied in the middle of an atomic step"
             );
             set(&read, posted.get(SUBJECT).map_or("as configured", |on| on));
