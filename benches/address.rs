@@ -15,7 +15,7 @@ use std::{
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use ipnet::IpNet;
-use tidegate::identity::{AddressSource, Identifier, Settings};
+use tidegate::identity::{AddressSource, Identifier, IdentitySettings};
 
 const ROUNDS: usize = 21;
 const REQUESTS: u32 = 4_096;
@@ -59,10 +59,10 @@ impl Case {
         source: AddressSource,
         request: impl Fn(u32) -> (IpAddr, HeaderMap),
     ) -> Case {
-        let settings = Settings {
+        let settings = IdentitySettings {
             trusted_proxies: (0..NETWORKS).flat_map(networks).collect(),
             address_from: source,
-            ..Settings::default()
+            ..IdentitySettings::default()
         };
         let before = counting::held();
         let identifier = Identifier::new(&settings);

@@ -25,8 +25,8 @@ use rcgen::{
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use tidegate::identity::{
-    ApiKey, ClaimRules, HeldToken, Identifier, KeySet, KeySource, KnownKeys, OnInvalid, Settings,
-    TokenCache, TokenSource, Tokens, UserSource,
+    ApiKey, ClaimRules, HeldToken, Identifier, IdentitySettings, KeySet, KeySource, KnownKeys,
+    OnInvalid, TokenCache, TokenSource, TokenWorkspace, UserSource,
 };
 
 const ROUNDS: usize = 15;
@@ -89,9 +89,9 @@ impl Case {
         Case {
             name: name.to_owned(),
             credential: length,
-            identifier: Identifier::new(&Settings {
+            identifier: Identifier::new(&IdentitySettings {
                 users,
-                ..Settings::default()
+                ..IdentitySettings::default()
             }),
             headers,
             cache: TokenCache::new([7; 32]),
@@ -126,7 +126,7 @@ impl Case {
 
     fn identify(&self, cache: &TokenCache) {
         let held = HeldToken::default();
-        let tokens = Tokens {
+        let tokens = TokenWorkspace {
             cache,
             held: &held,
             now: SystemTime::now,

@@ -64,7 +64,7 @@ use crate::{
     upstream::{self, forward::Failed, headers::Outbound},
 };
 
-use body::Source;
+use body::ResponseSource;
 use decide::DecisionEffect;
 use observer::Unobserved;
 use record::Record;
@@ -75,8 +75,8 @@ use worker::Worker;
 pub use body::Body;
 pub use plan::PlanError;
 pub use process::Process;
-pub use shared::{Current, OverflowSeen, Shared};
-pub use station::Station;
+pub use shared::{ActiveConfig, ActiveConfigHandle, OverflowSeen};
+pub use station::WorkerService;
 
 impl Worker {
     /// Answers one request.
@@ -180,7 +180,7 @@ impl Worker {
             Ok(answered) => {
                 upstream.fleet().metrics().seconds.record(sent.elapsed());
                 record.asked(Some(answered.server), None);
-                self.pass_on(request, answered.response.map(Source::from), record)
+                self.pass_on(request, answered.response.map(ResponseSource::from), record)
             }
             Err(unanswered) => {
                 let refusal = match &unanswered.failed {

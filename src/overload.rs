@@ -22,9 +22,9 @@ use std::{
 
 /// Settings of `[overload]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct OverloadSettings {
     /// The bound on requests in flight.
-    pub bound: Bound,
+    pub bound: InFlightBound,
     /// Share of the bound, in millionths, that only critical requests may use.
     pub critical_ppm: u32,
     /// Additional share, in millionths, that low-priority requests may not use.
@@ -35,7 +35,7 @@ pub struct Settings {
 
 /// The bound on requests in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bound {
+pub enum InFlightBound {
     /// A fixed number of requests.
     Fixed(usize),
     /// As many requests as upstreams answer without slowing down.
@@ -83,7 +83,7 @@ const ANSWERS: u64 = 10;
 /// The requests in flight and their bound. Shared by all workers.
 #[derive(Debug)]
 pub struct Overload {
-    settings: Settings,
+    settings: OverloadSettings,
     bound: AtomicUsize,
     in_flight: AtomicUsize,
     /// `peak`, `answers` and `micros` cover the time since the last step.
@@ -96,10 +96,10 @@ pub struct Overload {
 
 impl Overload {
     /// Starts with no requests in flight.
-    pub fn new(settings: Settings) -> Arc<Overload> {
+    pub fn new(settings: OverloadSettings) -> Arc<Overload> {
         let bound = match settings.bound {
-            Bound::Fixed(bound) => bound,
-            Bound::Adaptive => FIRST.max(settings.floor),
+            InFlightBound::Fixed(bound) => bound,
+            InFlightBound::Adaptive => FIRST.max(settings.floor),
         };
         Arc::new(Overload {
             settings,
@@ -113,20 +113,20 @@ impl Overload {
     }
 
     /// The configured settings.
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &OverloadSettings {
         &self.settings
     }
 
     /// Takes a permit that is released on drop; `None` if there is no room for this priority. Costs
     /// two atomic operations.
-    pub fn enter(self: &Arc<Self>, priority: Priority) -> Option<Place> {
+    pub fn enter(self: &Arc<Self>, priority: Priority) -> Option<OverloadPermit> {
         let room = self.room(priority);
         let before = self.in_flight.fetch_add(1, Relaxed);
-        let place = Place(Arc::clone(self));
+        let place = OverloadPermit(Arc::clone(self));
         if before >= room {
             return None;
         }
-        if self.settings.bound == Bound::Adaptive {
+        if self.settings.bound == InFlightBound::Adaptive {
             self.peak.fetch_max(before + 1, Relaxed);
         }
         Some(place)
@@ -151,7 +151,7 @@ impl Overload {
 
     /// Reports the time that an upstream took to answer or to fail.
     pub fn answered(&self, took: Duration) {
-        if self.settings.bound != Bound::Adaptive {
+        if self.settings.bound != InFlightBound::Adaptive {
             return;
         }
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
@@ -188,9 +188,9 @@ impl Overload {
 /// A permit for one request in flight.
 #[derive(Debug)]
 #[must_use = "the request is no longer counted when this is dropped"]
-pub struct Place(Arc<Overload>);
+pub struct OverloadPermit(Arc<Overload>);
 
-impl Drop for Place {
+impl Drop for OverloadPermit {
     fn drop(&mut self) {
         self.0.in_flight.fetch_sub(1, Relaxed);
     }
@@ -234,8 +234,8 @@ impl Controller {
 mod tests {
     use super::*;
 
-    fn overload(bound: Bound) -> Arc<Overload> {
-        Overload::new(Settings {
+    fn overload(bound: InFlightBound) -> Arc<Overload> {
+        Overload::new(OverloadSettings {
             bound,
             critical_ppm: 200_000,
             normal_ppm: 300_000,
@@ -245,8 +245,8 @@ mod tests {
 
     #[test]
     fn who_matters_less_is_shed_first_and_a_place_comes_back() {
-        let overload = overload(Bound::Fixed(10));
-        let take = |priority, count: usize| -> Vec<Place> {
+        let overload = overload(InFlightBound::Fixed(10));
+        let take = |priority, count: usize| -> Vec<OverloadPermit> {
             (0..count).map_while(|_| overload.enter(priority)).collect()
         };
         let low = take(Priority::Low, 20);
@@ -314,7 +314,7 @@ mod tests {
 
     #[test]
     fn a_step_needs_answers_and_time() {
-        let overload = overload(Bound::Adaptive);
+        let overload = overload(InFlightBound::Adaptive);
         let places: Vec<_> = (0..60)
             .filter_map(|_| overload.enter(Priority::Critical))
             .collect();

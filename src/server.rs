@@ -28,15 +28,15 @@ use tokio::{
 };
 
 use crate::{
-    admin::{Admin, Readiness, Reload, State},
+    admin::{AdminPages, Readiness, ReadinessState, Reload},
     config::Snapshot,
-    gateway::{Current, OverflowSeen, Process},
-    listener::{self, Address, Company},
+    gateway::{ActiveConfigHandle, OverflowSeen, Process},
+    listener::{self, BindAddress, BindMode},
     telemetry::{self, Metrics},
 };
 
 use activation::Activation;
-use aside::{HighWater, Wave, aside, give_memory_back};
+use aside::{HighWater, IdleWave, aside, give_memory_back};
 use reload::Reloader;
 use worker::Stop;
 
@@ -92,14 +92,14 @@ const RELOADS: usize = 4;
 #[derive(Debug)]
 pub struct Running {
     /// The bound addresses, in configuration order.
-    pub listeners: Vec<Address>,
+    pub listeners: Vec<BindAddress>,
     /// The bound admin address.
     pub admin: SocketAddr,
     /// Worker threads.
     pub workers: usize,
     control: tokio::runtime::Runtime,
     threads: Vec<thread::JoinHandle<()>>,
-    current: Arc<Current>,
+    current: Arc<ActiveConfigHandle>,
     readiness: Readiness,
     stop: watch::Sender<Stop>,
     signals: Signals,
@@ -113,7 +113,7 @@ pub fn start(
     snapshot: Snapshot,
     file: Option<PathBuf>,
     metrics: Metrics,
-    company: Company,
+    company: BindMode,
 ) -> Result<Running, StartError> {
     let workers = snapshot.server.worker_threads();
     telemetry::log::install_panic_hook(metrics.panics());
@@ -133,7 +133,7 @@ pub fn start(
     let first = control.block_on(activation.prepare(snapshot, listeners))?;
     let (stop, stopping) = watch::channel(Stop::No);
     let threads = activation.start_workers(&first, &stopping)?;
-    let current = Current::new(control.block_on(activation.activate(first)));
+    let current = ActiveConfigHandle::new(control.block_on(activation.activate(first)));
     let listeners = activation.addresses();
 
     let readiness = Readiness::default();
@@ -148,7 +148,7 @@ pub fn start(
         activation,
     };
     control.spawn(reloader.serve(asked));
-    let admin = Admin::new(
+    let admin = AdminPages::new(
         Arc::clone(&current),
         admin_address.ip(),
         readiness.clone(),
@@ -161,7 +161,7 @@ pub fn start(
         let _ = is_open.wait_for(|open| !open).await;
     };
     control.spawn(admin.serve(admin_socket, closed));
-    readiness.set(State::Ready);
+    readiness.set(ReadinessState::Ready);
     Ok(Running {
         listeners,
         admin: admin_address,
@@ -179,7 +179,7 @@ pub fn start(
 
 fn bind_admin(
     address: SocketAddr,
-    company: Company,
+    company: BindMode,
 ) -> Result<tokio::net::TcpListener, StartError> {
     let bound = listener::bind_one(address, company);
     let bound = bound.and_then(tokio::net::TcpListener::from_std);
@@ -237,7 +237,7 @@ impl Running {
         let current = Arc::clone(&self.current);
         self.control.spawn(async move {
             let mut overflow = OverflowSeen::default();
-            let mut wave = Wave::default();
+            let mut wave = IdleWave::default();
             let mut bodies = HighWater::default();
             let mut ticks = tokio::time::interval(UPKEEP);
             loop {
@@ -256,7 +256,7 @@ impl Running {
         });
         notify::tell(notify::READY);
         let name = self.control.block_on(self.signals.end(&self.reloads));
-        self.readiness.set(State::Draining);
+        self.readiness.set(ReadinessState::Draining);
         notify::tell(notify::STOPPING);
         if name == REPLACED {
             // the other gateway answers the next request to this address

@@ -14,8 +14,8 @@ use std::{
 };
 
 use tidegate::{
-    config::{self, Loaded},
-    listener::{Address, Company},
+    config::{self, LoadedConfig},
+    listener::{BindAddress, BindMode},
     server::{self, Running},
     telemetry::Metrics,
 };
@@ -90,9 +90,9 @@ fn gateway(origin: SocketAddr) -> Running {
         "#
     );
     let compiled = config::compile("test", &text, Path::new(""), &|_| None);
-    let Loaded { snapshot, .. } =
+    let LoadedConfig { snapshot, .. } =
         compiled.unwrap_or_else(|report| panic!("{}", report.text(false)));
-    server::start(snapshot, None, Metrics::install(), Company::Alone).expect("it starts")
+    server::start(snapshot, None, Metrics::install(), BindMode::Alone).expect("it starts")
 }
 
 /// One exchange over a kept connection; says whether the status is this. Allocates nothing.
@@ -136,7 +136,7 @@ fn per_request(client: &mut TcpStream, request: &[u8], status: &[u8]) -> f64 {
 #[test]
 fn a_request_costs_so_many_allocations_and_no_more() {
     let gateway = gateway(origin());
-    let Address::Tcp(address) = gateway.listeners[0] else {
+    let BindAddress::Tcp(address) = gateway.listeners[0] else {
         panic!("it listens on TCP");
     };
     let mut client = TcpStream::connect(address).expect("it listens");

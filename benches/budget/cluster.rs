@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use redis::Value;
-use tidegate::budget::{Server, Target, WhenDown};
+use tidegate::budget::{RedisServer, RedisTarget, WhenDown};
 
 use crate::{
     gateway::{Answer, Limit, at},
@@ -53,8 +53,8 @@ pub fn cluster(verdicts: &mut Verdicts) {
     );
 
     let mut servers = Cluster::start(1);
-    let seed = Server::parse(&servers.seed()).expect("a URL");
-    let target = Target::Cluster(vec![seed]);
+    let seed = RedisServer::parse(&servers.seed()).expect("a URL");
+    let target = RedisTarget::Cluster(vec![seed]);
     let told = run(10).go(&target, |begun| {
         until(begun, 1.0);
         for part in 0..5 {

@@ -11,9 +11,9 @@ use std::{
 
 use tidegate::{
     budget::{
-        self, Budget, Claim, KeeperThread, Name, Server, Settings, SharedLimit, Source, Target,
-        WhenDown,
-        lease::{Algorithm, Terms},
+        self, Budget, DecisionSource, LeaseManagerThread, RedisServer, RedisSettings, RedisTarget,
+        SharedClaim, SharedKeyName, SharedLimit, WhenDown,
+        lease::{LeaseAlgorithm, LeaseTerms},
     },
     limit::{Key, Store},
     telemetry::Metrics,
@@ -83,21 +83,27 @@ pub enum Answer {
 
 pub struct Gateway {
     budget: Budget,
-    keeper: KeeperThread,
+    keeper: LeaseManagerThread,
     limit: Arc<SharedLimit>,
     store: Store,
     epoch: Instant,
 }
 
 impl Gateway {
-    pub fn start(target: &Target, limit: Limit) -> Gateway {
+    pub fn start(target: &RedisTarget, limit: Limit) -> Gateway {
         let metrics = Metrics::install();
         let (amount, period) = (limit.amount, limit.period);
-        let terms = Terms::new(Algorithm::Bucket, amount, period, limit.burst, limit.ahead);
+        let terms = LeaseTerms::new(
+            LeaseAlgorithm::Bucket,
+            amount,
+            period,
+            limit.burst,
+            limit.ahead,
+        );
         let lease = metrics.lease("bench", limit.when_down.as_str());
         let shared = SharedLimit::new("bench", vec![terms], limit.when_down, 0, lease);
         let shared = Arc::new(shared);
-        let settings = Settings {
+        let settings = RedisSettings {
             target: target.clone(),
             key_prefix: "bench".to_owned(),
             timeout: limit.timeout,
@@ -107,7 +113,7 @@ impl Gateway {
         let epoch = Instant::now();
         let counters = metrics.budget(&budget::FAILURES, &budget::LOSSES);
         let limits = [Arc::clone(&shared)];
-        let nobody = budget::Reader::new(|_, _| Vec::new());
+        let nobody = budget::OverrideReader::new(|_, _| Vec::new());
         let (budget, keeper) =
             budget::start(&settings, 100_000, &limits, epoch, counters, nobody).expect("a thread");
         Gateway {
@@ -122,13 +128,13 @@ impl Gateway {
     /// Decides on a request with this key.
     pub async fn decide(&self, key: u64) -> Decision {
         let spread = u128::from(key).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_0C65_1B8D_1E2B);
-        let claims = [Claim {
+        let claims = [SharedClaim {
             limit: &self.limit,
             tier: 0,
             key: Some(Key(spread)),
             cost: 1,
         }];
-        let name = |_| Name(u128::from(key).to_le_bytes());
+        let name = |_| SharedKeyName(u128::from(key).to_le_bytes());
         let now_ns = self.epoch.elapsed().as_nanos() as u64;
         let mut decision = pin!(self.budget.admit(now_ns, &self.store, &[], &claims, name));
         let first = decision
@@ -140,7 +146,7 @@ impl Gateway {
         };
         let (answer, alone) = match decided {
             Ok(decided) => {
-                let alone = decided.sources.contains(&Source::Fallback);
+                let alone = decided.sources.contains(&DecisionSource::Fallback);
                 match decided.shared.admitted() {
                     true => (Answer::Admitted, alone),
                     false => (Answer::Refused, alone),
@@ -162,6 +168,6 @@ impl Gateway {
 }
 
 /// One server.
-pub fn at(url: &str) -> Target {
-    Target::One(Server::parse(url).expect("a URL"))
+pub fn at(url: &str) -> RedisTarget {
+    RedisTarget::One(RedisServer::parse(url).expect("a URL"))
 }

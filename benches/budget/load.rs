@@ -3,7 +3,7 @@
 
 use std::{cell::RefCell, ops::Range, rc::Rc, thread, time::Duration};
 
-use tidegate::budget::Target;
+use tidegate::budget::RedisTarget;
 use tokio::{runtime::LocalOptions, time::Instant};
 
 use crate::{
@@ -43,7 +43,7 @@ pub struct Told {
 
 impl Run {
     /// Runs the load while `befalls` applies a fault to Redis; `befalls` receives the start time.
-    pub fn go(self, target: &Target, befalls: impl FnOnce(Instant)) -> Told {
+    pub fn go(self, target: &RedisTarget, befalls: impl FnOnce(Instant)) -> Told {
         let gateways: Vec<Gateway> = (0..self.gateways)
             .map(|_| Gateway::start(target, self.limit))
             .collect();
@@ -66,7 +66,7 @@ impl Run {
     }
 
     /// The clients of one gateway.
-    fn client(self, target: &Target, gateway: Gateway, number: usize, begun: Instant) -> Told {
+    fn client(self, target: &RedisTarget, gateway: Gateway, number: usize, begun: Instant) -> Told {
         let rate = self.load * self.limit.rate() * self.keys as f64 / self.gateways as f64;
         let mut arrivals = Arrivals::new(number as u64, rate, self.keys);
         let mut told = Told::default();

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use tidegate::budget::Target;
+use tidegate::budget::RedisTarget;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::{TcpListener, TcpStream, tcp::OwnedReadHalf},
@@ -116,7 +116,7 @@ impl Proxy {
         }
     }
 
-    pub fn target(&self) -> Target {
+    pub fn target(&self) -> RedisTarget {
         at(&format!("redis://{}", self.address))
     }
 

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tidegate::{
-    identity::{AddressSource, Client, Identifier, Settings},
+    identity::{AddressSource, Client, Identifier, IdentitySettings},
     listener::proxy_protocol::{self, MAX_BYTES, Parsed},
 };
 
@@ -47,11 +47,11 @@ fn list(data: &[u8], source: AddressSource, name: &'static str, forged: &str) {
         .map(|line| (name.clone(), line))
         .collect();
     for trusted_hops in [None, Some(2)] {
-        let identifier = Identifier::new(&Settings {
+        let identifier = Identifier::new(&IdentitySettings {
             trusted_proxies: vec!["10.0.0.0/8".parse().expect("a network")],
             address_from: source.clone(),
             trusted_hops,
-            ..Settings::default()
+            ..IdentitySettings::default()
         });
         let locate = |peer: &str, headers: &HeaderMap| -> Client<'static> {
             let peer = peer.parse().expect("an address");

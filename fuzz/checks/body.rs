@@ -11,7 +11,7 @@ use http::{HeaderMap, Method};
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use tidegate::{
     identity::{
-        BodyFields, Client, KeyHasher, KeyPart, KeyParts, Keyed, Missing, Prefixes, Subject,
+        BodyFields, Client, KeyHasher, KeyPart, KeyParts, KeySubject, Keyed, Missing, Prefixes,
     },
     limit::Key,
 };
@@ -35,7 +35,7 @@ pub fn check(data: &[u8]) {
 fn bucket(content_type: &str, body: &[u8]) -> Option<Key> {
     let parts = KeyParts::new("login", vec![KeyPart::Body(FIELD.to_owned())]);
     let fields = BodyFields::parse(Some(content_type), body, parts.wanted_body_fields());
-    let subject = Subject {
+    let subject = KeySubject {
         client: &Client::anonymous(IpAddr::from([192, 0, 2, 1])),
         method: &Method::POST,
         host: "host",

@@ -8,7 +8,7 @@
 use std::{path::Path, time::Duration};
 
 use tidegate::{
-    config::{self, Changes, Loaded, MAX_LINE_BYTES, MAX_SHOWN, Report, Severity},
+    config::{self, Changes, DiagnosticReport, LoadedConfig, MAX_LINE_BYTES, MAX_SHOWN, Severity},
     identity::Identifier,
     route::RouteTable,
 };
@@ -33,13 +33,13 @@ pub fn text(data: &[u8]) {
     }
 }
 
-fn compile(text: &str) -> Result<Loaded, Report> {
+fn compile(text: &str) -> Result<LoadedConfig, DiagnosticReport> {
     let variable = |name: &str| (name == "A").then(|| "\"a\" \u{1b}[31m ${A}".to_owned());
     config::compile("fuzz.toml", text, Path::new("fuzz/checks"), &variable)
 }
 
 /// A report marks positions within the text, and contains no control character of the file.
-fn check_report(text: &str, report: &Report) {
+fn check_report(text: &str, report: &DiagnosticReport) {
     assert!(report.diagnostics.len() <= MAX_SHOWN);
     assert!(report.errors() + report.warnings() >= report.diagnostics.len());
     let lines = text.split('\n').count();
@@ -71,7 +71,7 @@ fn check_report(text: &str, report: &Report) {
 }
 
 /// An accepted configuration can run.
-fn check_snapshot(loaded: &Loaded) {
+fn check_snapshot(loaded: &LoadedConfig) {
     let snapshot = &loaded.snapshot;
     assert!(!snapshot.listeners.is_empty() && !snapshot.upstreams.is_empty());
     let patterns: Vec<_> = snapshot

@@ -13,7 +13,7 @@ use http::{
     header::{CONNECTION, CONTENT_LENGTH, TE, TRAILER, TRANSFER_ENCODING, UPGRADE},
 };
 use tidegate::upstream::{
-    SpareTable,
+    SpareHeaderMap,
     framing::{Chunks, Framing, Piece, ResponseHead, take_head},
 };
 
@@ -116,7 +116,7 @@ fn read(bytes: &[u8], packet: usize, to_head: bool) -> Answer {
 }
 
 fn read_into(answer: &mut Answer, wire: &mut Wire<'_>, bytes: &[u8], to_head: bool) -> End {
-    let spare = SpareTable::default();
+    let spare = SpareHeaderMap::default();
     for _ in 0..MAX_INTERIM {
         let start = bytes.len() - wire.left();
         let head = loop {
@@ -288,7 +288,7 @@ fn check_passed_on(head: &ResponseHead, kind: Kind, to_head: bool) {
     }
     written.extend_from_slice(b"\r\n");
     let mut inbox = BytesMut::from(&*written);
-    let again = take_head(&mut inbox, to_head, &SpareTable::default());
+    let again = take_head(&mut inbox, to_head, &SpareHeaderMap::default());
     let again = again
         .expect("the forwarded head is valid")
         .expect("the forwarded head is complete");

@@ -11,8 +11,8 @@ use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use jsonwebtoken::{Algorithm, EncodingKey};
 use tidegate::identity::{
-    ClaimRules, HeldToken, Identifier, KeySet, KeySource, OnInvalid, Settings, TokenCache,
-    TokenSource, Tokens, UserSource,
+    ClaimRules, HeldToken, Identifier, IdentitySettings, KeySet, KeySource, OnInvalid, TokenCache,
+    TokenSource, TokenWorkspace, UserSource,
 };
 
 const SECRET: [u8; 32] = [42; 32];
@@ -79,7 +79,7 @@ fn user_of(token: &[u8]) -> Option<String> {
     let cache = TokenCache::new([7; 32]);
     let user = || {
         let held = HeldToken::default();
-        let tokens = Tokens {
+        let tokens = TokenWorkspace {
             cache: &cache,
             held: &held,
             now: || SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000),
@@ -106,8 +106,8 @@ fn identifier() -> Identifier {
         },
         invalid: OnInvalid::Reject,
     };
-    Identifier::new(&Settings {
+    Identifier::new(&IdentitySettings {
         users: vec![UserSource::Jwt(Box::new(source))],
-        ..Settings::default()
+        ..IdentitySettings::default()
     })
 }

@@ -1,6 +1,6 @@
 //! `/api/v1/…`: the JSON API of a running gateway, for programs and the command line.
 //!
-//! **Access.** The rules of [`Admin`] apply to every request: the token if one is configured, and a
+//! **Access.** The rules of [`AdminPages`] apply to every request: the token if one is configured, and a
 //! loopback `Host` on a loopback address. A request that changes state must also not come from a
 //! web page. Its body, if any, must be `application/json`, which a page cannot send cross-origin
 //! without a preflight (Fetch §4.8). Requests that a browser marks as cross-site are refused. Every
@@ -18,7 +18,7 @@ use http_body::Body;
 use serde_json::{Value, json};
 
 use super::{
-    Admin,
+    AdminPages,
     connections::{AdminConnection, NoBody},
     reload, text,
 };
@@ -28,13 +28,13 @@ const BODY_MAX_BYTES: usize = 64 * 1024;
 
 /// The response of an operation.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct ApiResponse {
     status: StatusCode,
     json: Value,
     allow: Option<&'static str>,
 }
 
-impl Answer {
+impl ApiResponse {
     pub(super) fn new(status: StatusCode, json: Value) -> Self {
         Self {
             status,
@@ -90,7 +90,7 @@ impl Answer {
 
 /// A request to an operation.
 #[derive(Debug)]
-pub(super) struct Call {
+pub(super) struct ApiRequest {
     pub(super) method: Method,
     /// The path after `/api/v1/`, split at its slashes, each segment decoded.
     pub(super) path: Vec<String>,
@@ -109,14 +109,14 @@ pub(super) fn is_for(path: &str) -> bool {
     path.starts_with("/api/")
 }
 
-impl Admin {
+impl AdminPages {
     /// Answers a request that has passed the access checks.
     pub(super) async fn call<B>(
         &self,
         request: Request<B>,
         from: IpAddr,
         connection: &AdminConnection,
-    ) -> Answer
+    ) -> ApiResponse
     where
         B: Body<Data = Bytes>,
     {
@@ -128,17 +128,17 @@ impl Admin {
         if matches!(call.path.as_slice(), [path] if path == "reload") {
             return match connection.work(&self.inner.connections.reloads) {
                 Some(_permit) => self.reload(&call).await,
-                None => Answer::busy(),
+                None => ApiResponse::busy(),
             };
         }
         let admin = self.clone();
         let performed = connection.in_turn(move || admin.perform(&call)).await;
-        performed.unwrap_or_else(Answer::failed)
+        performed.unwrap_or_else(ApiResponse::failed)
     }
 
-    async fn reload(&self, call: &Call) -> Answer {
+    async fn reload(&self, call: &ApiRequest) -> ApiResponse {
         if call.method != Method::POST {
-            return Answer::wrong_method("POST");
+            return ApiResponse::wrong_method("POST");
         }
         match call.takes(&[]) {
             Ok(()) => {
@@ -149,28 +149,28 @@ impl Admin {
         }
     }
 
-    fn perform(&self, call: &Call) -> Answer {
+    fn perform(&self, call: &ApiRequest) -> ApiResponse {
         let path: Vec<&str> = call.path.iter().map(String::as_str).collect();
         match (path.as_slice(), &call.method) {
             (["config"], &Method::GET | &Method::HEAD) => self.config(),
-            (["config"], _) => Answer::wrong_method("GET"),
+            (["config"], _) => ApiResponse::wrong_method("GET"),
             (["status"], _) => self.status(call),
             (["limits", rest @ ..], _) => self.limits(rest, call),
             (["kill"], _) => self.kill(call),
             (["decisions", rest @ ..], _) => self.decisions(rest, call),
             (["explain"], _) => self.explain(call),
-            _ => Answer::nothing(),
+            _ => ApiResponse::nothing(),
         }
     }
 }
 
-impl Admin {
+impl AdminPages {
     /// The running configuration as written: `${NAME}` unresolved, passwords removed.
-    fn config(&self) -> Answer {
+    fn config(&self) -> ApiResponse {
         let shared = self.inner.current.shared();
         let snapshot = shared.snapshot();
         let files: Vec<_> = snapshot.written.files.keys().collect();
-        Answer::ok(json!({
+        ApiResponse::ok(json!({
             "hash": snapshot.hash,
             "version": env!("CARGO_PKG_VERSION"),
             "files": files,
@@ -179,7 +179,7 @@ impl Admin {
     }
 }
 
-impl Call {
+impl ApiRequest {
     /// The value of a query parameter.
     pub(super) fn query(&self, name: &str) -> Option<&str> {
         let found = self.query.iter().find(|(known, _)| known == name);
@@ -187,7 +187,7 @@ impl Call {
     }
 
     /// Rejects a body with unknown keys, since a misspelled key would otherwise be ignored.
-    pub(super) fn takes(&self, keys: &[&str]) -> Result<(), Answer> {
+    pub(super) fn takes(&self, keys: &[&str]) -> Result<(), ApiResponse> {
         let known = match &self.body {
             Value::Null => true,
             Value::Object(fields) => fields.keys().all(|key| keys.contains(&key.as_str())),
@@ -203,7 +203,7 @@ impl Call {
                 keys.join(", ")
             ),
         };
-        Err(Answer::error(StatusCode::BAD_REQUEST, why))
+        Err(ApiResponse::error(StatusCode::BAD_REQUEST, why))
     }
 }
 
@@ -213,13 +213,13 @@ async fn read<B>(
     body: B,
     from: IpAddr,
     connection: &AdminConnection,
-) -> Result<Call, Answer>
+) -> Result<ApiRequest, ApiResponse>
 where
     B: Body<Data = Bytes>,
 {
-    let bad = |why: &str| Answer::error(StatusCode::BAD_REQUEST, why);
+    let bad = |why: &str| ApiResponse::error(StatusCode::BAD_REQUEST, why);
     let rest = head.uri.path().strip_prefix(PREFIX);
-    let rest = rest.ok_or_else(Answer::nothing)?;
+    let rest = rest.ok_or_else(ApiResponse::nothing)?;
     let path = rest.split('/').map(decode).collect::<Option<Vec<_>>>();
     let path = path.ok_or_else(|| bad("the path has a malformed percent-escape"))?;
     let query = head.uri.query().unwrap_or_default().split('&');
@@ -235,22 +235,22 @@ where
     }
     let held = connection.body(body, BODY_MAX_BYTES).await;
     let held = held.map_err(|none| match none {
-        NoBody::NoRoom => Answer::busy(),
+        NoBody::NoRoom => ApiResponse::busy(),
         NoBody::TooLong | NoBody::Broken => {
             let why = format!("the body is incomplete or longer than {BODY_MAX_BYTES} bytes");
-            Answer::error(StatusCode::PAYLOAD_TOO_LARGE, why)
+            ApiResponse::error(StatusCode::PAYLOAD_TOO_LARGE, why)
         }
     })?;
     let body = match held.bytes.is_empty() {
         true => Value::Null,
         false if !is_json(&head.headers) => {
             let why = "send the body with content-type: application/json";
-            return Err(Answer::error(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
+            return Err(ApiResponse::error(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
         }
         false => serde_json::from_slice(&held.bytes)
             .map_err(|error| bad(&format!("the body is not JSON: {error}")))?,
     };
-    Ok(Call {
+    Ok(ApiRequest {
         method: head.method.clone(),
         path,
         query,
@@ -261,7 +261,7 @@ where
 
 /// Rejects changes from other sites. Browsers send `Origin` with every POST, PUT and DELETE, and
 /// `Sec-Fetch-Site`. Only the gateway's own page may make changes, and it sends JSON.
-fn refuse_pages(headers: &HeaderMap) -> Result<(), Answer> {
+fn refuse_pages(headers: &HeaderMap) -> Result<(), ApiResponse> {
     let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
     let own = |origin: &HeaderValue| {
         let host = headers.get(http::header::HOST).map(HeaderValue::as_bytes);
@@ -275,7 +275,7 @@ fn refuse_pages(headers: &HeaderMap) -> Result<(), Answer> {
     let from_browser = site.is_some() || headers.contains_key(ORIGIN);
     if foreign || from_browser && !is_json(headers) {
         let why = "pages of other sites may not make changes here";
-        return Err(Answer::error(StatusCode::FORBIDDEN, why));
+        return Err(ApiResponse::error(StatusCode::FORBIDDEN, why));
     }
     Ok(())
 }

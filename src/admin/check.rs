@@ -25,13 +25,13 @@ use http::{
 use http_body::Body;
 
 use super::{
-    Admin,
-    api::Answer,
+    AdminPages,
+    api::ApiResponse,
     connections::{AdminConnection, NoBody},
 };
 use crate::{
     gateway::{
-        check::Desk,
+        check::ForwardAuth,
         described::{Described, DescribedBody},
     },
     identity::UserSource,
@@ -57,7 +57,7 @@ pub(super) fn is_for(path: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-impl Admin {
+impl AdminPages {
     pub(super) async fn check<B>(
         &self,
         request: Request<B>,
@@ -85,7 +85,7 @@ impl Admin {
         request: Request<B>,
         peer: IpAddr,
         connection: &AdminConnection,
-    ) -> Result<Response<Bytes>, Answer>
+    ) -> Result<Response<Bytes>, ApiResponse>
     where
         B: Body<Data = Bytes>,
     {
@@ -94,11 +94,12 @@ impl Admin {
                 tracing::warn!(%peer, "a peer that is no trusted proxy used /check and gets 403; add it to [client_ip] trusted_proxies if it is yours");
             }
             let why = "only a trusted proxy may use /check";
-            return Err(Answer::error(StatusCode::FORBIDDEN, why));
+            return Err(ApiResponse::error(StatusCode::FORBIDDEN, why));
         }
         let (mut head, body) = request.into_parts();
         self.forget_identity(&mut head.headers, peer);
-        let head = original(head).map_err(|why| Answer::error(StatusCode::BAD_REQUEST, why))?;
+        let head =
+            original(head).map_err(|why| ApiResponse::error(StatusCode::BAD_REQUEST, why))?;
         let (mut held, missing) = match connection.body(body, BODY_MAX_BYTES).await {
             Ok(held) => {
                 let held = Some(held).filter(|held| !held.bytes.is_empty());
@@ -111,7 +112,7 @@ impl Admin {
         let permit = connection.work(&self.inner.connections.checks);
         let _permit = permit.ok_or_else(|| self.busy())?;
         let nobody = || {
-            Answer::error(
+            ApiResponse::error(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the gateway cannot decide now",
             )
@@ -131,11 +132,11 @@ impl Admin {
         verdict.ok_or_else(nobody)
     }
 
-    fn busy(&self) -> Answer {
+    fn busy(&self) -> ApiResponse {
         if !self.inner.told_of_busy.swap(true, Relaxed) {
             tracing::warn!("too many concurrent requests to /check; some get 503");
         }
-        Answer::busy()
+        ApiResponse::busy()
     }
 
     /// Removes the fields that name a user and a tier, unless this peer is trusted to have verified
@@ -176,9 +177,9 @@ impl Admin {
     }
 
     /// Started with the first request to `/check`: most gateways never receive one.
-    fn desk(&self) -> Option<&Desk> {
+    fn desk(&self) -> Option<&ForwardAuth> {
         let open = || {
-            let opened = Desk::open(self.inner.current.clone());
+            let opened = ForwardAuth::open(self.inner.current.clone());
             opened
                 .inspect_err(|error| tracing::error!(%error, "forward-auth is unavailable: cannot start its thread"))
                 .ok()

@@ -10,14 +10,14 @@ use http::{
 use serde_json::{Value, json};
 
 use super::{
-    Admin,
-    api::{Answer, Call},
+    AdminPages,
+    api::{ApiRequest, ApiResponse},
 };
 use crate::{
     gateway::{
         described::{Described, DescribedBody},
-        explain::{Explanation, Outcome, Text, Unexplained},
-        notebook::Remembered,
+        explain::{Explanation, ExplanationText, Outcome, Unexplained},
+        notebook::RememberedDecision,
     },
     listener::tls::Presented,
     telemetry,
@@ -26,11 +26,11 @@ use crate::{
 /// Most decisions in one response.
 const SHOWN_MAX: usize = 100;
 
-impl Admin {
+impl AdminPages {
     /// `decisions` and `decisions/REQUEST_ID`.
-    pub(super) fn decisions(&self, path: &[&str], call: &Call) -> Answer {
+    pub(super) fn decisions(&self, path: &[&str], call: &ApiRequest) -> ApiResponse {
         if !matches!(call.method, Method::GET | Method::HEAD) {
-            return Answer::wrong_method("GET");
+            return ApiResponse::wrong_method("GET");
         }
         let shared = self.inner.current.shared();
         match path {
@@ -41,7 +41,7 @@ impl Admin {
                     .notebooks()
                     .decisions(|one| is_wanted(one, call));
                 let found = found.iter().take(most.unwrap_or(SHOWN_MAX).min(SHOWN_MAX));
-                Answer::ok(json!({ "decisions": found.map(summary).collect::<Vec<_>>() }))
+                ApiResponse::ok(json!({ "decisions": found.map(summary).collect::<Vec<_>>() }))
             }
             [id] => {
                 let found = shared
@@ -50,16 +50,16 @@ impl Admin {
                     .decisions(|one| one.request_id == *id);
                 found
                     .first()
-                    .map_or_else(unknown, |one| Answer::ok(whole(one)))
+                    .map_or_else(unknown, |one| ApiResponse::ok(whole(one)))
             }
-            _ => Answer::nothing(),
+            _ => ApiResponse::nothing(),
         }
     }
 
     /// `explain`: decides a described request as if it arrived now.
-    pub(super) fn explain(&self, call: &Call) -> Answer {
+    pub(super) fn explain(&self, call: &ApiRequest) -> ApiResponse {
         if call.method != Method::POST {
-            return Answer::wrong_method("POST");
+            return ApiResponse::wrong_method("POST");
         }
         let explained = call
             .takes(&["method", "url", "headers", "peer", "client_cert", "body"])
@@ -71,23 +71,23 @@ impl Admin {
                         Unexplained::Certificate(_) => StatusCode::BAD_REQUEST,
                         Unexplained::Plan(_) => StatusCode::INTERNAL_SERVER_ERROR,
                     };
-                    Answer::error(status, error.to_string())
+                    ApiResponse::error(status, error.to_string())
                 })
             });
         match explained {
-            Ok(explanation) => Answer::ok(with_text(&explanation)),
+            Ok(explanation) => ApiResponse::ok(with_text(&explanation)),
             Err(answer) => answer,
         }
     }
 }
 
-fn unknown() -> Answer {
+fn unknown() -> ApiResponse {
     let why = "no decision with this request id is remembered: only the latest are, of one key a few each second; \
                the access line of the request names the limit and the key";
-    Answer::error(StatusCode::NOT_FOUND, why)
+    ApiResponse::error(StatusCode::NOT_FOUND, why)
 }
 
-fn is_wanted(one: &Remembered, call: &Call) -> bool {
+fn is_wanted(one: &RememberedDecision, call: &ApiRequest) -> bool {
     let explanation = &one.explanation;
     let applied = |outcome: &Outcome| !matches!(outcome, Outcome::NotApplied(_));
     let limit = |name: &str| {
@@ -119,12 +119,12 @@ fn route(explanation: &Explanation) -> &str {
         .map_or("(none)", |route| &route.name)
 }
 
-fn outcome(one: &Remembered) -> &'static str {
+fn outcome(one: &RememberedDecision) -> &'static str {
     if one.admitted { "admitted" } else { "rejected" }
 }
 
 /// A decision as one element of a list.
-pub(super) fn summary(one: &Remembered) -> Value {
+pub(super) fn summary(one: &RememberedDecision) -> Value {
     let explanation = &one.explanation;
     let rejecting = explanation
         .limits
@@ -149,7 +149,7 @@ pub(super) fn summary(one: &Remembered) -> Value {
     })
 }
 
-fn whole(one: &Remembered) -> Value {
+fn whole(one: &RememberedDecision) -> Value {
     let mut json = with_text(&one.explanation);
     json["at"] = json!(telemetry::moment(one.at));
     json["request_id"] = json!(one.request_id);
@@ -159,13 +159,13 @@ fn whole(one: &Remembered) -> Value {
 
 fn with_text(explanation: &Explanation) -> Value {
     let mut json = explanation.json();
-    json["text"] = json!(Text(explanation).to_string());
+    json["text"] = json!(ExplanationText(explanation).to_string());
     json
 }
 
 /// `{"method":"POST","url":"/login","headers":{"host":"…"},"peer":"203.0.113.9","body":"…"}`.
-fn described(described: &Value) -> Result<Described, Answer> {
-    let bad = |why: &str| Answer::error(StatusCode::BAD_REQUEST, why);
+fn described(described: &Value) -> Result<Described, ApiResponse> {
+    let bad = |why: &str| ApiResponse::error(StatusCode::BAD_REQUEST, why);
     let text = |name: &str, default: &str| match &described[name] {
         Value::Null => Ok(default.to_owned()),
         Value::String(text) => Ok(text.clone()),

@@ -18,7 +18,7 @@ pub struct Readiness {
 /// Phase of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum State {
+pub enum ReadinessState {
     /// Not every listener is bound yet.
     Starting = 0,
     /// Serving.
@@ -29,27 +29,27 @@ pub enum State {
 
 impl Readiness {
     /// Changes to `state`.
-    pub fn set(&self, state: State) {
+    pub fn set(&self, state: ReadinessState) {
         self.state.store(state as u8, Ordering::Release);
     }
 
     /// The current state.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> ReadinessState {
         match self.state.load(Ordering::Acquire) {
-            0 => State::Starting,
-            1 => State::Ready,
-            _ => State::Draining,
+            0 => ReadinessState::Starting,
+            1 => ReadinessState::Ready,
+            _ => ReadinessState::Draining,
         }
     }
 }
 
-impl State {
+impl ReadinessState {
     /// Its name.
     pub fn as_str(self) -> &'static str {
         match self {
-            State::Starting => "starting",
-            State::Ready => "ready",
-            State::Draining => "draining",
+            ReadinessState::Starting => "starting",
+            ReadinessState::Ready => "ready",
+            ReadinessState::Draining => "draining",
         }
     }
 }
@@ -58,12 +58,12 @@ pub(super) fn live() -> Response<String> {
     text("application/json", "{\"status\":\"ok\"}\n".to_owned())
 }
 
-pub(super) fn ready(state: State) -> Response<String> {
+pub(super) fn ready(state: ReadinessState) -> Response<String> {
     let mut response = text(
         "application/json",
         format!("{{\"status\":\"{}\"}}\n", state.as_str()),
     );
-    if state != State::Ready {
+    if state != ReadinessState::Ready {
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
     }
     response

@@ -13,33 +13,36 @@ use http::{Method, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::{
-    Admin,
-    api::{Answer, Call},
+    AdminPages,
+    api::{ApiRequest, ApiResponse},
 };
 use crate::{
     config::{self, Effect, Mode},
     gateway::{
-        Shared,
+        ActiveConfig,
         operate::{Applies, KeyStanding, KeyView, LimitView, NoKey, Reach},
-        rulings::{About, Acting, Boost, KeyRuling, LimitRulings, Rulings, TooManyRulings, Until},
+        rulings::{
+            KeyOverride, LimitOverrides, ModeOverride, OverrideSubject, QuotaGrant,
+            RuntimeOverrides, TooManyOverrides, Until,
+        },
     },
     telemetry::{self, Sample},
 };
 
-impl Admin {
+impl AdminPages {
     /// `limits`, `limits/NAME/mode`, `limits/NAME/keys/KEY`, `…/boost`, `…/ban`.
-    pub(super) fn limits(&self, path: &[&str], call: &Call) -> Answer {
+    pub(super) fn limits(&self, path: &[&str], call: &ApiRequest) -> ApiResponse {
         let shared = self.inner.current.shared();
         let answered = match (path, &call.method) {
-            ([], &Method::GET | &Method::HEAD) => Ok(Answer::ok(json!({
+            ([], &Method::GET | &Method::HEAD) => Ok(ApiResponse::ok(json!({
                 "limits": limits(&shared, &shared.process().metrics().samples()),
                 "kill": kill(&shared),
             }))),
-            ([], _) => Err(Answer::wrong_method("GET")),
+            ([], _) => Err(ApiResponse::wrong_method("GET")),
             ([limit], &Method::GET | &Method::HEAD) => one(&shared, limit),
-            ([_], _) => Err(Answer::wrong_method("GET")),
+            ([_], _) => Err(ApiResponse::wrong_method("GET")),
             ([limit, "mode"], &Method::PUT) => set_mode(&shared, Some(limit), call),
-            ([_, "mode"], _) => Err(Answer::wrong_method("PUT")),
+            ([_, "mode"], _) => Err(ApiResponse::wrong_method("PUT")),
             // slashes in a key need no escaping
             ([limit, "keys", key @ .., "boost"], &Method::POST) => {
                 boost(&shared, limit, &key.join("/"), call)
@@ -53,39 +56,39 @@ impl Admin {
             ([limit, "keys", key @ ..], &Method::DELETE) => {
                 reset(&shared, limit, &key.join("/"), call)
             }
-            ([_, "keys", ..], _) => Err(Answer::wrong_method("GET, DELETE")),
-            _ => Err(Answer::nothing()),
+            ([_, "keys", ..], _) => Err(ApiResponse::wrong_method("GET, DELETE")),
+            _ => Err(ApiResponse::nothing()),
         };
         answered.unwrap_or_else(|answer| answer)
     }
 
     /// `kill`: all limits at once.
-    pub(super) fn kill(&self, call: &Call) -> Answer {
+    pub(super) fn kill(&self, call: &ApiRequest) -> ApiResponse {
         let shared = self.inner.current.shared();
         let answered = match call.method {
-            Method::GET | Method::HEAD => Ok(Answer::ok(json!({ "kill": kill(&shared) }))),
+            Method::GET | Method::HEAD => Ok(ApiResponse::ok(json!({ "kill": kill(&shared) }))),
             Method::PUT | Method::POST => set_mode(&shared, None, call),
             Method::DELETE => call.takes(&["scope"]).and_then(|()| {
                 let reach = rule_mode(&shared, None, None, scope(call)?)?;
                 tracing::warn!(from = %call.from, reach, "an operator has ended the override of all limits");
-                Ok(Answer::ok(
+                Ok(ApiResponse::ok(
                     json!({ "ok": true, "kill": null, "reach": reach }),
                 ))
             }),
-            _ => Err(Answer::wrong_method("GET, PUT, DELETE")),
+            _ => Err(ApiResponse::wrong_method("GET, PUT, DELETE")),
         };
         answered.unwrap_or_else(|answer| answer)
     }
 }
 
 /// Describes an override of all limits; `null` if there is none.
-pub(super) fn kill(shared: &Shared) -> Value {
+pub(super) fn kill(shared: &ActiveConfig) -> Value {
     let runtime_overrides = shared.process().runtime_overrides();
     acting(runtime_overrides.on_all(), runtime_overrides.on_all_here())
 }
 
 /// The stronger of the runtime overrides for all gateways and for this one, with its scope.
-fn acting(all: Option<Acting>, here: Option<Acting>) -> Value {
+fn acting(all: Option<ModeOverride>, here: Option<ModeOverride>) -> Value {
     let (acting, scope) = match (all, here) {
         (None, None) => return Value::Null,
         (Some(all), Some(here)) if here.mode == Mode::Off && all.mode != Mode::Off => {
@@ -120,7 +123,7 @@ impl Scope {
 }
 
 /// `"scope"` of a body; all gateways by default.
-fn scope(call: &Call) -> Result<Scope, Answer> {
+fn scope(call: &ApiRequest) -> Result<Scope, ApiResponse> {
     match &call.body["scope"] {
         Value::Null => Ok(Scope::All),
         Value::String(word) if word == "all" => Ok(Scope::All),
@@ -128,7 +131,7 @@ fn scope(call: &Call) -> Result<Scope, Answer> {
         _ => {
             let why =
                 r#"scope is "gateway" for this one, or "all" for every gateway on the same Redis"#;
-            Err(Answer::error(StatusCode::BAD_REQUEST, why))
+            Err(ApiResponse::error(StatusCode::BAD_REQUEST, why))
         }
     }
 }
@@ -136,11 +139,11 @@ fn scope(call: &Call) -> Result<Scope, Answer> {
 /// Overrides the mode of a limit (`None`: all limits) on this gateway or on all. A mode of `None`
 /// revokes the override; with scope `all` also the one on this gateway.
 fn rule_mode(
-    shared: &Shared,
+    shared: &ActiveConfig,
     limit: Option<&str>,
-    acting: Option<Acting>,
+    acting: Option<ModeOverride>,
     scope: Scope,
-) -> Result<&'static str, Answer> {
+) -> Result<&'static str, ApiResponse> {
     let runtime_overrides = shared.process().runtime_overrides();
     if scope == Scope::Gateway || acting.is_none() {
         match limit {
@@ -151,7 +154,7 @@ fn rule_mode(
     if scope == Scope::Gateway {
         return Ok("this gateway");
     }
-    let about = limit.map_or(About::All, About::Limit);
+    let about = limit.map_or(OverrideSubject::All, OverrideSubject::Limit);
     rule(shared, about, |runtime_overrides| {
         match limit {
             Some(limit) => runtime_overrides.rule(limit, acting),
@@ -162,16 +165,16 @@ fn rule_mode(
 }
 
 /// All limits in configuration order.
-pub(super) fn limits(shared: &Shared, samples: &[Sample]) -> Vec<Value> {
+pub(super) fn limits(shared: &ActiveConfig, samples: &[Sample]) -> Vec<Value> {
     let limits = shared.limits().into_iter();
     limits.map(|limit| limit_json(&limit, samples)).collect()
 }
 
-fn one(shared: &Shared, name: &str) -> Result<Answer, Answer> {
+fn one(shared: &ActiveConfig, name: &str) -> Result<ApiResponse, ApiResponse> {
     let limits = shared.limits();
     let found = limits.iter().find(|limit| limit.settings.name == name);
     let limit = found.ok_or_else(|| refused(&NoKey::Limit(name.to_owned())))?;
-    Ok(Answer::ok(limit_json(
+    Ok(ApiResponse::ok(limit_json(
         limit,
         &shared.process().metrics().samples(),
     )))
@@ -243,7 +246,7 @@ fn limit_json(limit: &LimitView, samples: &[Sample]) -> Value {
     })
 }
 
-fn key_overrides_json(runtime_overrides: &LimitRulings) -> Vec<Value> {
+fn key_overrides_json(runtime_overrides: &LimitOverrides) -> Vec<Value> {
     let all = runtime_overrides.on_keys().into_iter();
     all.map(|(key, key_override)| {
         let mut json = key_override_json(&key_override);
@@ -253,7 +256,7 @@ fn key_overrides_json(runtime_overrides: &LimitRulings) -> Vec<Value> {
     .collect()
 }
 
-fn key_override_json(key_override: &KeyRuling) -> Value {
+fn key_override_json(key_override: &KeyOverride) -> Value {
     let boost = key_override.boost.as_ref().map(|boost| {
         json!({ "amount": boost.amount, "left": boost.left(), "until": until_json(boost.until) })
     });
@@ -268,14 +271,19 @@ fn until_json(until: Until) -> Value {
     until.map_or(Value::Null, |until| json!(telemetry::moment(until)))
 }
 
-fn show_key(shared: &Shared, limit: &str, key: &str, tier: Option<&str>) -> Result<Answer, Answer> {
+fn show_key(
+    shared: &ActiveConfig,
+    limit: &str,
+    key: &str,
+    tier: Option<&str>,
+) -> Result<ApiResponse, ApiResponse> {
     let view = shared
         .key(limit, key, tier)
         .map_err(|error| refused(&error))?;
-    Ok(Answer::ok(key_json(shared, limit, &view)))
+    Ok(ApiResponse::ok(key_json(shared, limit, &view)))
 }
 
-fn key_json(shared: &Shared, limit: &str, view: &KeyView) -> Value {
+fn key_json(shared: &ActiveConfig, limit: &str, view: &KeyView) -> Value {
     let key_override = shared
         .process()
         .runtime_overrides()
@@ -330,7 +338,11 @@ fn stands_json(json: &mut Value, stands: &KeyStanding) {
 }
 
 /// `PUT {"mode":"off","for":"15m"}`; `null` or `"configured"` revokes it.
-fn set_mode(shared: &Shared, limit: Option<&str>, call: &Call) -> Result<Answer, Answer> {
+fn set_mode(
+    shared: &ActiveConfig,
+    limit: Option<&str>,
+    call: &ApiRequest,
+) -> Result<ApiResponse, ApiResponse> {
     call.takes(&["mode", "for", "until", "scope"])?;
     let scope = scope(call)?;
     let mode = match call.body["mode"].as_str() {
@@ -341,15 +353,15 @@ fn set_mode(shared: &Shared, limit: Option<&str>, call: &Call) -> Result<Answer,
         _ => {
             let why =
                 r#"mode must be "off", "shadow", or "configured" to end the runtime override"#;
-            return Err(Answer::error(StatusCode::BAD_REQUEST, why));
+            return Err(ApiResponse::error(StatusCode::BAD_REQUEST, why));
         }
     };
     let until = until(call)?;
     if mode.is_none() && until.is_some() {
         let why = r#"mode "configured" takes no end; leave out for and until"#;
-        return Err(Answer::error(StatusCode::BAD_REQUEST, why));
+        return Err(ApiResponse::error(StatusCode::BAD_REQUEST, why));
     }
-    let mode_override = mode.map(|mode| Acting { mode, until });
+    let mode_override = mode.map(|mode| ModeOverride { mode, until });
     if let Some(limit) = limit {
         known(shared, limit)?;
     }
@@ -357,17 +369,22 @@ fn set_mode(shared: &Shared, limit: Option<&str>, call: &Call) -> Result<Answer,
     let mode = mode.map_or("configured", Mode::as_str);
     let ends = until.map_or_else(|| "an operator ends it".to_owned(), telemetry::moment);
     tracing::warn!(from = %call.from, limit = limit.unwrap_or("(all)"), mode, until = ends, reach, "an operator has changed the mode of a limit");
-    Ok(Answer::ok(
+    Ok(ApiResponse::ok(
         json!({ "ok": true, "limit": limit, "mode": mode, "until": until_json(until), "reach": reach }),
     ))
 }
 
 /// `POST {"amount":100,"until":"2027-01-31T18:00:00Z"}`.
-fn boost(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer, Answer> {
+fn boost(
+    shared: &ActiveConfig,
+    limit: &str,
+    key: &str,
+    call: &ApiRequest,
+) -> Result<ApiResponse, ApiResponse> {
     call.takes(&["amount", "for", "until"])?;
     let amount = call.body["amount"].as_u64().filter(|amount| *amount > 0);
     let amount = amount.ok_or_else(|| {
-        Answer::error(
+        ApiResponse::error(
             StatusCode::BAD_REQUEST,
             "amount must be a whole number of units, at least 1",
         )
@@ -379,14 +396,19 @@ fn boost(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer,
         .find(|sample| sample.name == "tidegate_lease_gateways");
     // each gateway grants its part
     let gateways = gateways.map_or(1, |sample| (sample.value as u64).max(1));
-    let boost = Arc::new(Boost::new(amount.div_ceil(gateways), until));
+    let boost = Arc::new(QuotaGrant::new(amount.div_ceil(gateways), until));
     change(shared, limit, key, call, "boosted", until, |key_override| {
         key_override.boost = Some(boost);
     })
 }
 
 /// `POST {"for":"1h"}`.
-fn ban(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer, Answer> {
+fn ban(
+    shared: &ActiveConfig,
+    limit: &str,
+    key: &str,
+    call: &ApiRequest,
+) -> Result<ApiResponse, ApiResponse> {
     call.takes(&["for", "until"])?;
     let until = until(call)?;
     change(shared, limit, key, call, "banned", until, |key_override| {
@@ -395,39 +417,50 @@ fn ban(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer, A
 }
 
 fn change(
-    shared: &Shared,
+    shared: &ActiveConfig,
     limit: &str,
     key: &str,
-    call: &Call,
+    call: &ApiRequest,
     what: &'static str,
     until: Until,
-    change: impl FnOnce(&mut KeyRuling),
-) -> Result<Answer, Answer> {
+    change: impl FnOnce(&mut KeyOverride),
+) -> Result<ApiResponse, ApiResponse> {
     let key = shared
         .key_name(limit, key)
         .map_err(|error| refused(&error))?;
-    let reach = rule(shared, About::Key(limit, &key), |runtime_overrides| {
-        runtime_overrides.rule_key(limit, &key, change)
-    })?;
+    let reach = rule(
+        shared,
+        OverrideSubject::Key(limit, &key),
+        |runtime_overrides| runtime_overrides.rule_key(limit, &key, change),
+    )?;
     let ends = until.map_or_else(|| "an operator ends it".to_owned(), telemetry::moment);
     tracing::warn!(from = %call.from, limit, key, until = ends, reach, "an operator has {what} a key");
     changed(shared, limit, &key, reach)
 }
 
 /// `DELETE`: treats the key as new; its bans and boosts end.
-fn reset(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer, Answer> {
+fn reset(
+    shared: &ActiveConfig,
+    limit: &str,
+    key: &str,
+    call: &ApiRequest,
+) -> Result<ApiResponse, ApiResponse> {
     call.takes(&[])?;
     let key = shared
         .key_name(limit, key)
         .map_err(|error| refused(&error))?;
-    let reach = rule(shared, About::Key(limit, &key), |runtime_overrides| {
-        runtime_overrides.rule_key(limit, &key, |key_override| {
-            *key_override = KeyRuling::default()
-        })
-    })?;
+    let reach = rule(
+        shared,
+        OverrideSubject::Key(limit, &key),
+        |runtime_overrides| {
+            runtime_overrides.rule_key(limit, &key, |key_override| {
+                *key_override = KeyOverride::default()
+            })
+        },
+    )?;
     if shared.is_shared(limit) {
         let why = "bans and boosts of this key have ended, but the usage of a shared limit cannot be reset; grant the key units with …/boost";
-        return Err(Answer::error(StatusCode::CONFLICT, why));
+        return Err(ApiResponse::error(StatusCode::CONFLICT, why));
     }
     shared.reset(limit, &key).map_err(|error| refused(&error))?;
     tracing::warn!(from = %call.from, limit, key, "an operator has reset a key");
@@ -436,29 +469,34 @@ fn reset(shared: &Shared, limit: &str, key: &str, call: &Call) -> Result<Answer,
 
 /// Applies an override here and publishes it to other gateways; returns its reach.
 fn rule(
-    shared: &Shared,
-    about: About<'_>,
-    rule: impl FnOnce(&Rulings) -> Result<(), TooManyRulings>,
-) -> Result<&'static str, Answer> {
+    shared: &ActiveConfig,
+    about: OverrideSubject<'_>,
+    rule: impl FnOnce(&RuntimeOverrides) -> Result<(), TooManyOverrides>,
+) -> Result<&'static str, ApiResponse> {
     match shared.rule_and_tell(about, rule) {
         Ok(Reach::All) => Ok("all gateways"),
         Ok(Reach::ThisOne) => Ok("this gateway"),
-        Err(full) => Err(Answer::error(StatusCode::CONFLICT, full.to_string())),
+        Err(full) => Err(ApiResponse::error(StatusCode::CONFLICT, full.to_string())),
     }
 }
 
 /// The state of a key after a change.
-fn changed(shared: &Shared, limit: &str, key: &str, reach: &'static str) -> Result<Answer, Answer> {
+fn changed(
+    shared: &ActiveConfig,
+    limit: &str,
+    key: &str,
+    reach: &'static str,
+) -> Result<ApiResponse, ApiResponse> {
     let view = shared
         .key(limit, key, None)
         .map_err(|error| refused(&error))?;
     let mut json = key_json(shared, limit, &view);
     json["reach"] = json!(reach);
     json["ok"] = json!(true);
-    Ok(Answer::ok(json))
+    Ok(ApiResponse::ok(json))
 }
 
-fn known(shared: &Shared, limit: &str) -> Result<(), Answer> {
+fn known(shared: &ActiveConfig, limit: &str) -> Result<(), ApiResponse> {
     let limits = shared.limits();
     let found = limits.iter().any(|known| known.settings.name == limit);
     found
@@ -473,8 +511,8 @@ const BOOST_FOR: Duration = Duration::from_secs(24 * 3_600);
 const FOR_MAX: Duration = Duration::from_secs(366 * 24 * 3_600);
 
 /// When a runtime override ends: after `for`, at `until`, or when an operator ends it.
-fn until(call: &Call) -> Result<Until, Answer> {
-    let bad = |why: String| Answer::error(StatusCode::BAD_REQUEST, why);
+fn until(call: &ApiRequest) -> Result<Until, ApiResponse> {
+    let bad = |why: String| ApiResponse::error(StatusCode::BAD_REQUEST, why);
     let now = SystemTime::now();
     let until = match (&call.body["for"], &call.body["until"]) {
         (Value::Null, Value::Null) => return Ok(None),
@@ -494,10 +532,10 @@ fn until(call: &Call) -> Result<Until, Answer> {
         .ok_or_else(|| bad("the end must lie in the future, at most a year away".to_owned()))
 }
 
-fn refused(error: &NoKey) -> Answer {
+fn refused(error: &NoKey) -> ApiResponse {
     let status = match error {
         NoKey::Limit(_) => StatusCode::NOT_FOUND,
         NoKey::Name(..) => StatusCode::BAD_REQUEST,
     };
-    Answer::error(status, error.to_string())
+    ApiResponse::error(status, error.to_string())
 }

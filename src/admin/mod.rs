@@ -42,14 +42,14 @@ use tokio::{
 };
 
 pub use connections::WAITING_MAX;
-pub use health::{Readiness, State};
+pub use health::{Readiness, ReadinessState};
 pub use reload::{Reload, Reloaded};
 
 use connections::{AdminConnection, ConnectionTable};
 
 use crate::{
-    gateway::{Current, check::Desk},
-    response::{Asked, BodyStyle, Refusal, refuse},
+    gateway::{ActiveConfigHandle, check::ForwardAuth},
+    response::{BodyStyle, Refusal, RequestFacts, refuse},
     telemetry::{Metrics, metrics::ListenerMetrics},
 };
 
@@ -77,22 +77,22 @@ struct Timeouts {
 
 /// The admin pages of one gateway.
 #[derive(Clone, Debug)]
-pub struct Admin {
+pub struct AdminPages {
     inner: Arc<Inner>,
     reloads: mpsc::Sender<Reload>,
 }
 
 #[derive(Debug)]
 struct Inner {
-    current: Arc<Current>,
+    current: Arc<ActiveConfigHandle>,
     metrics: Metrics,
     /// Whether it listens on a loopback address.
     on_loopback: bool,
     readiness: Readiness,
     listener: ListenerMetrics,
     timeouts: Timeouts,
-    history: status::History,
-    desk: OnceLock<Option<Desk>>,
+    history: status::StatusHistory,
+    desk: OnceLock<Option<ForwardAuth>>,
     connections: Arc<ConnectionTable>,
     /// Whether the log already reports an untrusted peer at `/check`.
     told_of_stranger: AtomicBool,
@@ -105,7 +105,7 @@ struct Inner {
 
 /// The handler of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Endpoint {
+enum AdminEndpoint {
     Page,
     Style,
     Script,
@@ -114,18 +114,18 @@ enum Endpoint {
     Readyz,
 }
 
-impl Endpoint {
-    const ALL: [(Endpoint, &'static str); 6] = [
-        (Endpoint::Page, "/"),
-        (Endpoint::Style, "/dashboard.css"),
-        (Endpoint::Script, "/dashboard.js"),
-        (Endpoint::Metrics, "/metrics"),
-        (Endpoint::Healthz, "/healthz"),
-        (Endpoint::Readyz, "/readyz"),
+impl AdminEndpoint {
+    const ALL: [(AdminEndpoint, &'static str); 6] = [
+        (AdminEndpoint::Page, "/"),
+        (AdminEndpoint::Style, "/dashboard.css"),
+        (AdminEndpoint::Script, "/dashboard.js"),
+        (AdminEndpoint::Metrics, "/metrics"),
+        (AdminEndpoint::Healthz, "/healthz"),
+        (AdminEndpoint::Readyz, "/readyz"),
     ];
 
-    fn find(path: &str) -> Option<Endpoint> {
-        let mut all = Endpoint::ALL.iter();
+    fn find(path: &str) -> Option<AdminEndpoint> {
+        let mut all = AdminEndpoint::ALL.iter();
         all.find(|(_, at)| *at == path)
             .map(|(endpoint, _)| *endpoint)
     }
@@ -133,32 +133,32 @@ impl Endpoint {
     /// Whether it needs no token. Probes carry none and reveal nothing protected. The page itself
     /// contains no data of this gateway.
     fn is_open(self) -> bool {
-        self != Endpoint::Metrics
+        self != AdminEndpoint::Metrics
     }
 }
 
-impl Admin {
+impl AdminPages {
     /// Admin pages of the running gateway, on a listener at `address`. Reload requests go to
     /// `reloads`. At most `waiting` connections wait for their clients, and never more than
     /// [`WAITING_MAX`].
     pub fn new(
-        current: Arc<Current>,
+        current: Arc<ActiveConfigHandle>,
         address: IpAddr,
         readiness: Readiness,
         reloads: mpsc::Sender<Reload>,
         waiting: usize,
-    ) -> Admin {
-        Admin::with_timeouts(current, address, readiness, reloads, waiting, TIMEOUTS)
+    ) -> AdminPages {
+        AdminPages::with_timeouts(current, address, readiness, reloads, waiting, TIMEOUTS)
     }
 
     fn with_timeouts(
-        current: Arc<Current>,
+        current: Arc<ActiveConfigHandle>,
         address: IpAddr,
         readiness: Readiness,
         reloads: mpsc::Sender<Reload>,
         waiting: usize,
         timeouts: Timeouts,
-    ) -> Admin {
+    ) -> AdminPages {
         let metrics = current.shared().process().metrics().clone();
         let listener = metrics.listener("admin", &[CROWDED]);
         let inner = Inner {
@@ -168,14 +168,14 @@ impl Admin {
             readiness,
             listener,
             timeouts,
-            history: status::History::default(),
+            history: status::StatusHistory::default(),
             desk: OnceLock::new(),
             connections: Arc::new(ConnectionTable::new(waiting)),
             told_of_stranger: AtomicBool::new(false),
             told_of_busy: AtomicBool::new(false),
             told_of_identity: AtomicBool::new(false),
         };
-        Admin {
+        AdminPages {
             inner: Arc::new(inner),
             reloads,
         }
@@ -295,13 +295,13 @@ impl Admin {
         let metrics = self.inner.metrics.clone();
         match connection.in_turn(move || metrics.render()).await {
             Some(rendered) => text("text/plain; version=0.0.4; charset=utf-8", rendered),
-            None => api::Answer::failed().into_response(),
+            None => api::ApiResponse::failed().into_response(),
         }
     }
 
-    fn endpoint<B>(&self, request: &Request<B>) -> Result<Endpoint, Refusal> {
-        let endpoint = Endpoint::find(request.uri().path());
-        self.may_ask(request, endpoint.is_some_and(Endpoint::is_open))?;
+    fn endpoint<B>(&self, request: &Request<B>) -> Result<AdminEndpoint, Refusal> {
+        let endpoint = AdminEndpoint::find(request.uri().path());
+        self.may_ask(request, endpoint.is_some_and(AdminEndpoint::is_open))?;
         let endpoint = endpoint.ok_or(Refusal::NotFound)?;
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return Err(Refusal::MethodNotAllowed {
@@ -325,20 +325,24 @@ impl Admin {
         }
     }
 
-    async fn show(&self, endpoint: Endpoint, connection: &AdminConnection) -> Response<String> {
+    async fn show(
+        &self,
+        endpoint: AdminEndpoint,
+        connection: &AdminConnection,
+    ) -> Response<String> {
         match endpoint {
-            Endpoint::Metrics => self.metrics(connection).await,
-            Endpoint::Page => dashboard::page(),
-            Endpoint::Style => dashboard::style(),
-            Endpoint::Script => dashboard::script(),
-            Endpoint::Healthz => health::live(),
-            Endpoint::Readyz => health::ready(self.inner.readiness.state()),
+            AdminEndpoint::Metrics => self.metrics(connection).await,
+            AdminEndpoint::Page => dashboard::page(),
+            AdminEndpoint::Style => dashboard::style(),
+            AdminEndpoint::Script => dashboard::script(),
+            AdminEndpoint::Healthz => health::live(),
+            AdminEndpoint::Readyz => health::ready(self.inner.readiness.state()),
         }
     }
 }
 
 fn refused<B>(request: &Request<B>, refusal: &Refusal) -> Response<String> {
-    let asked = Asked {
+    let asked = RequestFacts {
         is_head: false,
         version: request.version(),
         request_id: None,

@@ -4,8 +4,8 @@ use http::StatusCode;
 use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 
-use super::api::Answer;
-use crate::config::{Changes, Report};
+use super::api::ApiResponse;
+use crate::config::{Changes, DiagnosticReport};
 
 /// A request to read the configuration again.
 #[derive(Debug)]
@@ -13,7 +13,7 @@ pub struct Reload {
     /// Its origin, for the log.
     pub why: String,
     /// Receives the outcome.
-    pub answer: oneshot::Sender<Result<Reloaded, Report>>,
+    pub answer: oneshot::Sender<Result<Reloaded, DiagnosticReport>>,
 }
 
 /// A configuration that is now running.
@@ -24,14 +24,14 @@ pub struct Reloaded {
     /// Differences from the previous one.
     pub changes: Changes,
     /// Its warnings.
-    pub warnings: Report,
+    pub warnings: DiagnosticReport,
 }
 
 /// Requests a reload and waits for its outcome.
-pub(super) async fn reload(asked: &mpsc::Sender<Reload>, why: String) -> Answer {
+pub(super) async fn reload(asked: &mpsc::Sender<Reload>, why: String) -> ApiResponse {
     let (answer, told) = oneshot::channel();
     if asked.send(Reload { why, answer }).await.is_err() {
-        return Answer::error(
+        return ApiResponse::error(
             StatusCode::SERVICE_UNAVAILABLE,
             "this gateway is shutting down",
         );
@@ -43,7 +43,7 @@ pub(super) async fn reload(asked: &mpsc::Sender<Reload>, why: String) -> Answer 
             json["hash"] = json!(reloaded.hash);
             json["summary"] = json!(reloaded.changes.to_string());
             json["changes"] = reloaded.changes.json();
-            Answer::new(StatusCode::OK, json)
+            ApiResponse::new(StatusCode::OK, json)
         }
         Ok(Err(report)) => {
             let mut json = report.json();
@@ -52,9 +52,9 @@ pub(super) async fn reload(asked: &mpsc::Sender<Reload>, why: String) -> Answer 
                 "{}; the previous configuration still runs",
                 report.summary()
             ));
-            Answer::new(StatusCode::UNPROCESSABLE_ENTITY, json)
+            ApiResponse::new(StatusCode::UNPROCESSABLE_ENTITY, json)
         }
-        Err(_) => Answer::error(
+        Err(_) => ApiResponse::error(
             StatusCode::SERVICE_UNAVAILABLE,
             "this gateway is shutting down",
         ),

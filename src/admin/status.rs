@@ -10,8 +10,8 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::{
-    Admin,
-    api::{Answer, Call},
+    AdminPages,
+    api::{ApiRequest, ApiResponse},
     decisions, limits,
 };
 use crate::telemetry::Sample;
@@ -29,7 +29,7 @@ struct Point {
 
 /// Recent counts, so that the page shows the time before it was opened.
 #[derive(Debug, Default)]
-pub(super) struct History(Mutex<VecDeque<Point>>);
+pub(super) struct StatusHistory(Mutex<VecDeque<Point>>);
 
 /// Time between two points.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -39,7 +39,7 @@ const SHARE: u32 = 100;
 /// Points kept: a quarter of an hour.
 const POINTS: usize = 90;
 
-impl History {
+impl StatusHistory {
     fn add(&self, point: Point) {
         let mut points = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if points.len() >= POINTS {
@@ -62,7 +62,7 @@ impl History {
     }
 }
 
-impl Admin {
+impl AdminPages {
     /// Adds points for the life of the process.
     pub(super) async fn keep_history(self) {
         loop {
@@ -84,9 +84,9 @@ impl Admin {
         }
     }
 
-    pub(super) fn status(&self, call: &Call) -> Answer {
+    pub(super) fn status(&self, call: &ApiRequest) -> ApiResponse {
         if !matches!(call.method, Method::GET | Method::HEAD) {
-            return Answer::wrong_method("GET");
+            return ApiResponse::wrong_method("GET");
         }
         let shared = self.inner.current.shared();
         let snapshot = shared.snapshot();
@@ -111,7 +111,7 @@ impl Admin {
                 "errors": errors as u64,
             })
         });
-        Answer::ok(json!({
+        ApiResponse::ok(json!({
             "version": env!("CARGO_PKG_VERSION"),
             "state": self.inner.readiness.state().as_str(),
             "config": {
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn history_is_bounded() {
-        let history = History::default();
+        let history = StatusHistory::default();
         for requests in 0..1_000 {
             let (at, rejected) = (UNIX_EPOCH, 0);
             history.add(Point {

@@ -15,10 +15,10 @@ use tokio::{
 use super::*;
 use crate::{
     config::{self, Snapshot},
+    gateway::ActiveConfig,
     gateway::Process,
-    gateway::Shared,
     identity, limit,
-    response::{FieldFamilies, FieldsOn, Settings},
+    response::{FieldFamilies, FieldsOn, ResponseSettings},
     route,
     telemetry::LogSettings,
     upstream,
@@ -26,14 +26,14 @@ use crate::{
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-const NEVER: upstream::Rating = upstream::Rating {
+const NEVER: upstream::BreakerConfig = upstream::BreakerConfig {
     failures: 0,
     pause: Duration::ZERO,
 };
 
 fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
     Snapshot {
-        server: config::Server {
+        server: config::ProcessSettings {
             max_body_buffer: 1 << 20,
             workers: None,
             drain_delay: Duration::ZERO,
@@ -44,8 +44,8 @@ fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
             watch_config: false,
         },
         listeners: Vec::new(),
-        identity: identity::Settings::default(),
-        upstreams: vec![upstream::Settings {
+        identity: identity::IdentitySettings::default(),
+        upstreams: vec![upstream::UpstreamSettings {
             name: "up<script>".to_owned(),
             servers: Vec::new(),
             connect_timeout: Duration::ZERO,
@@ -56,15 +56,15 @@ fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
             max_connections: 1,
             balance: upstream::Balance::RoundRobin,
             retries: 0,
-            tls: upstream::Tls::default(),
+            tls: upstream::UpstreamTls::default(),
             health: None,
             outlier: NEVER,
             breaker: NEVER,
             host: upstream::HostHeader::Preserve,
         }],
-        limits: vec![config::Limit {
+        limits: vec![config::LimitSettings {
             tiers: vec![("default".to_owned(), 0), ("pro".to_owned(), 1)],
-            ..config::Limit::new(
+            ..config::LimitSettings::new(
                 "per_key",
                 vec![identity::KeyPart::Ip, identity::KeyPart::Header(HOST)],
                 limit::Algorithm::TokenBucket,
@@ -73,7 +73,7 @@ fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
         }],
         redis: None,
         gateway_limits: Vec::new(),
-        routes: vec![config::Route {
+        routes: vec![config::RouteSettings {
             name: "search".to_owned(),
             pattern: route::Pattern {
                 hosts: Vec::new(),
@@ -88,12 +88,12 @@ fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
         }],
         status_path: None,
         overload: None,
-        response: Settings {
+        response: ResponseSettings {
             fields: FieldFamilies::default(),
             on: FieldsOn::Always,
             body: BodyStyle::ProblemJson,
         },
-        admin: config::Admin {
+        admin: config::AdminSettings {
             address: address.parse().expect("tests use real addresses"),
             token: token.map(str::to_owned),
             check_identity_from: identity::TrustedProxies::default(),
@@ -101,7 +101,7 @@ fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
         log: LogSettings::default(),
         trace: crate::telemetry::trace::TraceSettings::default(),
         hash: "abc".to_owned(),
-        written: config::Written::default(),
+        written: config::WrittenConfig::default(),
     }
 }
 
@@ -114,26 +114,26 @@ fn per_minute(amount: u64) -> limit::Quota {
     }
 }
 
-fn current(address: &str, token: Option<&str>) -> Arc<Current> {
+fn current(address: &str, token: Option<&str>) -> Arc<ActiveConfigHandle> {
     let snapshot = Arc::new(snapshot(address, token));
     let process = Process::start(&snapshot, Metrics::install()).expect("the system has threads");
-    let shared = Shared::prepare(&process, snapshot, None).expect("it can be put to work");
-    Current::new(Arc::new(shared))
+    let shared = ActiveConfig::prepare(&process, snapshot, None).expect("it can be put to work");
+    ActiveConfigHandle::new(Arc::new(shared))
 }
 
-fn admin(address: &str, token: Option<&str>) -> Admin {
+fn admin(address: &str, token: Option<&str>) -> AdminPages {
     admin_with(address, token, TIMEOUTS)
 }
 
 /// Most connections that may wait.
 const WAITING: usize = 40;
 
-fn admin_with(address: &str, token: Option<&str>, timeouts: Timeouts) -> Admin {
+fn admin_with(address: &str, token: Option<&str>, timeouts: Timeouts) -> AdminPages {
     let readiness = Readiness::default();
-    readiness.set(State::Ready);
+    readiness.set(ReadinessState::Ready);
     let at: std::net::SocketAddr = address.parse().expect("an address");
     let (reloads, _) = mpsc::channel(1);
-    Admin::with_timeouts(
+    AdminPages::with_timeouts(
         current(address, token),
         at.ip(),
         readiness,
@@ -143,7 +143,7 @@ fn admin_with(address: &str, token: Option<&str>, timeouts: Timeouts) -> Admin {
     )
 }
 
-fn local() -> Admin {
+fn local() -> AdminPages {
     admin("127.0.0.1:9901", None)
 }
 
@@ -155,11 +155,11 @@ fn request(method: &str, uri: &str, fields: &[(&str, &str)]) -> Request<()> {
     request.body(()).expect("tests ask for what can be asked")
 }
 
-fn get(admin: &Admin, path: &str) -> Response<String> {
+fn get(admin: &AdminPages, path: &str) -> Response<String> {
     answer(admin, &request("GET", path, &[("host", "127.0.0.1:9901")]))
 }
 
-fn answer(admin: &Admin, request: &Request<()>) -> Response<String> {
+fn answer(admin: &AdminPages, request: &Request<()>) -> Response<String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build();
@@ -177,7 +177,7 @@ fn media_type(response: &Response<String>) -> &str {
 #[test]
 fn every_endpoint_answers() {
     let admin = local();
-    for (_, path) in Endpoint::ALL {
+    for (_, path) in AdminEndpoint::ALL {
         assert_eq!(get(&admin, path).status(), StatusCode::OK, "{path}");
     }
     let metrics = get(&admin, "/metrics");
@@ -234,9 +234,9 @@ fn the_page_is_whole_brings_all_that_it_needs_and_holds_nothing_of_the_gateway()
 fn readiness_follows_the_life_of_the_process() {
     let admin = local();
     for (state, status) in [
-        (State::Starting, 503),
-        (State::Ready, 200),
-        (State::Draining, 503),
+        (ReadinessState::Starting, 503),
+        (ReadinessState::Ready, 200),
+        (ReadinessState::Draining, 503),
     ] {
         admin.inner.readiness.set(state);
         let ready = get(&admin, "/readyz");
@@ -245,7 +245,7 @@ fn readiness_follows_the_life_of_the_process() {
         assert_eq!(body["status"], state.as_str());
         assert_eq!(get(&admin, "/healthz").status(), 200, "{state:?}");
     }
-    assert_eq!(Readiness::default().state(), State::Starting);
+    assert_eq!(Readiness::default().state(), ReadinessState::Starting);
 }
 
 #[test]
@@ -394,7 +394,7 @@ impl Serving {
         Serving::of(local()).await
     }
 
-    async fn of(admin: Admin) -> Serving {
+    async fn of(admin: AdminPages) -> Serving {
         let listener = TcpListener::bind("127.0.0.1:0")
             .await
             .expect("loopback has ports");

@@ -28,8 +28,8 @@ use redis::Value;
 use tokio::{sync::mpsc, time::MissedTickBehavior};
 
 use super::{
-    cluster::Servers,
-    redis::{Patience, Script, ScriptCall, Target},
+    cluster::ClusterServers,
+    redis::{RedisTarget, RedisTimeouts, Script, ScriptCall},
 };
 
 /// Polling interval of the hash.
@@ -43,7 +43,7 @@ const QUEUE: usize = 256;
 
 /// One override to share with all gateways.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Notice {
+pub struct OverrideEntry {
     /// The subject of the override; a newer entry with the same subject replaces it.
     pub subject: String,
     /// `None` deletes it.
@@ -53,20 +53,22 @@ pub struct Notice {
 }
 
 /// All valid entries, by subject.
-pub type Posted = BTreeMap<String, String>;
+pub type OverrideSnapshot = BTreeMap<String, String>;
 
 /// Called with the entries when they have changed. `is_news` means that the hash is new, so a
 /// missing entry does not mean a deleted one. Returns what to post.
-pub struct Reader(Box<dyn FnMut(Posted, bool) -> Vec<Notice> + Send>);
+pub struct OverrideReader(Box<dyn FnMut(OverrideSnapshot, bool) -> Vec<OverrideEntry> + Send>);
 
-impl Reader {
+impl OverrideReader {
     /// Wraps the callback.
-    pub fn new(read: impl FnMut(Posted, bool) -> Vec<Notice> + Send + 'static) -> Reader {
-        Reader(Box::new(read))
+    pub fn new(
+        read: impl FnMut(OverrideSnapshot, bool) -> Vec<OverrideEntry> + Send + 'static,
+    ) -> OverrideReader {
+        OverrideReader(Box::new(read))
     }
 }
 
-impl fmt::Debug for Reader {
+impl fmt::Debug for OverrideReader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Reader")
     }
@@ -74,40 +76,40 @@ impl fmt::Debug for Reader {
 
 /// Handle for posting overrides.
 #[derive(Clone, Debug)]
-pub struct Board {
-    posts: mpsc::Sender<Notice>,
-    order: Order,
+pub struct OverrideSync {
+    posts: mpsc::Sender<OverrideEntry>,
+    order: SyncOrder,
 }
 
 /// The posts for the task that syncs the hash.
 #[derive(Debug)]
-pub(super) struct Posts {
-    posts: mpsc::Receiver<Notice>,
-    order: Order,
+pub(super) struct OverrideQueue {
+    posts: mpsc::Receiver<OverrideEntry>,
+    order: SyncOrder,
 }
 
 /// Locked while an override is made and posted, and while entries are read and merged.
 #[derive(Clone, Debug, Default)]
-struct Order(Arc<Mutex<()>>);
+struct SyncOrder(Arc<Mutex<()>>);
 
-impl Order {
+impl SyncOrder {
     fn hold(&self) -> MutexGuard<'_, ()> {
         // the lock protects no data that a panic could leave inconsistent
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Board {
+impl OverrideSync {
     /// Creates a handle and its queue.
-    pub(super) fn new() -> (Board, Posts) {
+    pub(super) fn new() -> (OverrideSync, OverrideQueue) {
         let (board, posts) = mpsc::channel(QUEUE);
-        let order = Order::default();
-        let handed_in = Posts {
+        let order = SyncOrder::default();
+        let handed_in = OverrideQueue {
             posts,
             order: order.clone(),
         };
         (
-            Board {
+            OverrideSync {
                 posts: board,
                 order,
             },
@@ -117,21 +119,21 @@ impl Board {
 
     /// Applies an override and queues its post, which is sent as soon as Redis accepts it; false if
     /// too many posts are waiting. Blocks while entries are merged: milliseconds if there are many.
-    pub fn post<E>(&self, rule: impl FnOnce() -> Result<Notice, E>) -> Result<bool, E> {
+    pub fn post<E>(&self, rule: impl FnOnce() -> Result<OverrideEntry, E>) -> Result<bool, E> {
         let _order = self.order.hold();
         let notice = rule()?;
         Ok(self.posts.try_send(notice).is_ok())
     }
 }
 
-impl Posts {
+impl OverrideQueue {
     /// Passes the entries to the reader, if there is one, after merging the newer posts queued
     /// since. Overrides made from now on come later. What remains to be posted goes to `unposted`.
     fn take_over(
         &mut self,
-        mut posted: Posted,
-        reader: Option<(&mut Reader, bool)>,
-        unposted: &mut BTreeMap<String, Notice>,
+        mut posted: OverrideSnapshot,
+        reader: Option<(&mut OverrideReader, bool)>,
+        unposted: &mut BTreeMap<String, OverrideEntry>,
     ) {
         let _order = self.order.hold();
         while let Ok(notice) = self.posts.try_recv() {
@@ -150,21 +152,21 @@ impl Posts {
 }
 
 /// Which servers store the hash, and which reader receives it.
-pub(super) struct Duty {
-    pub(super) target: Target,
-    pub(super) patience: Patience,
+pub(super) struct OverrideSyncConfig {
+    pub(super) target: RedisTarget,
+    pub(super) patience: RedisTimeouts,
     pub(super) prefix: String,
-    pub(super) reader: Reader,
+    pub(super) reader: OverrideReader,
 }
 
 /// Posts and polls until every posting handle is dropped.
-pub(super) async fn serve(duty: Duty, mut posts: Posts) {
-    let servers = Servers::new(&duty.target, duty.patience);
+pub(super) async fn serve(duty: OverrideSyncConfig, mut posts: OverrideQueue) {
+    let servers = ClusterServers::new(&duty.target, duty.patience);
     let script = Script::new(include_str!("board.lua"));
     let key = format!("{}:{{board}}", duty.prefix);
     let mut reader = duty.reader;
     let mut read: Option<String> = None;
-    let mut unposted: BTreeMap<String, Notice> = BTreeMap::new();
+    let mut unposted: BTreeMap<String, OverrideEntry> = BTreeMap::new();
     let mut ticks = tokio::time::interval(POLL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -205,7 +207,7 @@ pub(super) async fn serve(duty: Duty, mut posts: Posts) {
     }
 }
 
-fn keep(unposted: &mut BTreeMap<String, Notice>, notice: Notice) {
+fn keep(unposted: &mut BTreeMap<String, OverrideEntry>, notice: OverrideEntry) {
     if unposted.len() < UNPOSTED_MAX || unposted.contains_key(&notice.subject) {
         unposted.insert(notice.subject.clone(), notice);
     }
@@ -214,11 +216,11 @@ fn keep(unposted: &mut BTreeMap<String, Notice>, notice: Notice) {
 /// The state of the hash, and its entries if the state has changed; `None` if Redis does not
 /// answer.
 async fn look(
-    servers: &Servers,
+    servers: &ClusterServers,
     script: &Script,
     key: &str,
     arguments: &[String],
-) -> Option<(String, Posted)> {
+) -> Option<(String, OverrideSnapshot)> {
     let arguments: Vec<Vec<u8>> = arguments
         .iter()
         .map(|argument| argument.clone().into_bytes())
@@ -255,8 +257,8 @@ mod tests {
 
     const SUBJECT: &str = "limit a";
 
-    fn notice() -> Result<Notice, Infallible> {
-        Ok(Notice {
+    fn notice() -> Result<OverrideEntry, Infallible> {
+        Ok(OverrideEntry {
             subject: SUBJECT.to_owned(),
             value: Some("off".to_owned()),
             until_ms: 0,
@@ -270,14 +272,14 @@ mod tests {
 
     #[test]
     fn what_is_ruled_while_the_board_is_taken_over_comes_after_what_was_on_it() {
-        let (board, mut posts) = Board::new();
+        let (board, mut posts) = OverrideSync::new();
         let here = Arc::new(Mutex::new(String::new()));
         let (operators, operator) = sync_channel(1);
         let set = |here: &Mutex<String>, value: &str| {
             *here.lock().expect("no thread panics") = value.to_owned();
         };
         let read = Arc::clone(&here);
-        let mut reader = Reader::new(move |posted, _| {
+        let mut reader = OverrideReader::new(move |posted, _| {
             let (board, here) = (board.clone(), Arc::clone(&read));
             let (changing, changed) = sync_channel(1);
             let rules = move || {
@@ -299,7 +301,11 @@ mod tests {
             Vec::new()
         });
         let mut unposted = BTreeMap::new();
-        posts.take_over(Posted::new(), Some((&mut reader, false)), &mut unposted);
+        posts.take_over(
+            OverrideSnapshot::new(),
+            Some((&mut reader, false)),
+            &mut unposted,
+        );
         let operator = operator.recv().expect("it was started");
         assert_eq!(operator.join().expect("no panic"), Ok(true));
         assert_eq!(*here.lock().expect("no thread panics"), "off");
@@ -308,18 +314,22 @@ mod tests {
 
     #[test]
     fn what_was_ruled_before_is_taken_over_with_what_is_on_the_board() {
-        let (board, mut posts) = Board::new();
+        let (board, mut posts) = OverrideSync::new();
         let mut reading = None;
         let is_posted = board.post(|| {
             let (done, is_done) = sync_channel(1);
             reading = Some(thread::spawn(move || {
                 let (seen, all) = sync_channel(1);
-                let mut reader = Reader::new(move |posted, _| {
+                let mut reader = OverrideReader::new(move |posted, _| {
                     seen.send(posted).expect("it is waited for");
                     Vec::new()
                 });
                 let mut unposted = BTreeMap::new();
-                posts.take_over(Posted::new(), Some((&mut reader, false)), &mut unposted);
+                posts.take_over(
+                    OverrideSnapshot::new(),
+                    Some((&mut reader, false)),
+                    &mut unposted,
+                );
                 // the receiver may have stopped waiting
                 let _ = done.send(());
                 (all.recv().expect("it was read"), unposted.len())

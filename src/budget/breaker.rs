@@ -42,7 +42,7 @@ pub(super) enum Allowed {
 
 #[derive(Debug)]
 pub(super) struct Breaker {
-    state: State,
+    state: BreakerState,
     failures: u32,
     /// When the present failure streak began.
     failing_ns: u64,
@@ -53,7 +53,7 @@ pub(super) struct Breaker {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum BreakerState {
     Closed,
     Open { until_ns: u64 },
     Probing,
@@ -62,7 +62,7 @@ enum State {
 impl Breaker {
     pub(super) fn new() -> Breaker {
         Breaker {
-            state: State::Closed,
+            state: BreakerState::Closed,
             failures: 0,
             failing_ns: 0,
             in_flight: 0,
@@ -74,7 +74,7 @@ impl Breaker {
     /// Requests permission for a call. If it is granted, report the end of the call with
     /// [`Breaker::ended`].
     pub(super) fn enter(&mut self, now_ns: u64, timeout_ns: u64, jitter: f64) -> Allowed {
-        if self.state != State::Closed {
+        if self.state != BreakerState::Closed {
             return Allowed::Open;
         }
         let is_full = |bound: f64| f64::from(self.in_flight) >= bound.max(1.0).floor();
@@ -94,7 +94,7 @@ impl Breaker {
     /// wait for.
     pub(super) fn has_room(&self) -> bool {
         let after = f64::from(self.in_flight) + 2.0;
-        self.state == State::Closed && self.bound.is_none_or(|bound| after <= bound)
+        self.state == BreakerState::Closed && self.bound.is_none_or(|bound| after <= bound)
     }
 
     pub(super) fn ended(&mut self) {
@@ -130,14 +130,14 @@ impl Breaker {
             self.failing_ns = now_ns;
         }
         self.failures = self.failures.saturating_add(1);
-        if self.failures >= FAILURES && self.state == State::Closed {
+        if self.failures >= FAILURES && self.state == BreakerState::Closed {
             self.open(now_ns, jitter);
         }
     }
 
     /// Opens the breaker after a background check found that the server does not answer.
     pub(super) fn give_up(&mut self, now_ns: u64, jitter: f64) {
-        if self.state == State::Closed {
+        if self.state == BreakerState::Closed {
             self.open(now_ns, jitter);
         }
     }
@@ -145,19 +145,19 @@ impl Breaker {
     /// When the next probe is due.
     pub(super) fn probe_due_ns(&self) -> Option<u64> {
         match self.state {
-            State::Open { until_ns } => Some(until_ns),
-            State::Closed | State::Probing => None,
+            BreakerState::Open { until_ns } => Some(until_ns),
+            BreakerState::Closed | BreakerState::Probing => None,
         }
     }
 
     pub(super) fn probing(&mut self) {
-        self.state = State::Probing;
+        self.state = BreakerState::Probing;
     }
 
     /// The outcome of a probe.
     pub(super) fn probed(&mut self, now_ns: u64, answered: bool, jitter: f64) {
         if answered {
-            self.state = State::Closed;
+            self.state = BreakerState::Closed;
             self.failures = 0;
             self.bound = Some(AFTER_PROBE + f64::from(self.in_flight));
         } else {
@@ -171,12 +171,12 @@ impl Breaker {
     }
 
     pub(super) fn is_open(&self) -> bool {
-        self.state != State::Closed
+        self.state != BreakerState::Closed
     }
 
     fn open(&mut self, now_ns: u64, jitter: f64) {
         let pause = OPEN_NS as f64 * (0.75 + 0.5 * jitter);
-        self.state = State::Open {
+        self.state = BreakerState::Open {
             until_ns: now_ns.saturating_add(pause as u64),
         };
     }

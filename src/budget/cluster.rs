@@ -13,7 +13,9 @@ use std::{
 
 use redis::Value;
 
-use super::redis::{Failure, Link, Patience, Redirect, Script, ScriptCall, Server, Target};
+use super::redis::{
+    Failure, Redirect, RedisConnection, RedisServer, RedisTarget, RedisTimeouts, Script, ScriptCall,
+};
 
 /// Slots of a cluster.
 const SLOTS: usize = 16_384;
@@ -24,29 +26,34 @@ const MAX_REDIRECTS: usize = 4;
 
 /// Every server that stores some of the keys.
 #[derive(Debug)]
-pub(super) struct Servers {
-    links: RefCell<Vec<Rc<Link>>>,
+pub(super) struct ClusterServers {
+    links: RefCell<Vec<Rc<RedisConnection>>>,
     /// The connection of each slot; `None` with a single server.
     slots: Option<RefCell<Vec<u16>>>,
     /// Servers to ask for the map until some are known.
-    seeds: Vec<Server>,
-    patience: Patience,
+    seeds: Vec<RedisServer>,
+    patience: RedisTimeouts,
     /// Whether a map request is in flight.
     refreshing: Cell<bool>,
 }
 
-impl Servers {
-    pub(super) fn new(target: &Target, patience: Patience) -> Servers {
+impl ClusterServers {
+    pub(super) fn new(target: &RedisTarget, patience: RedisTimeouts) -> ClusterServers {
         let (links, slots, seeds) = match target {
-            Target::Cluster(seeds) => {
+            RedisTarget::Cluster(seeds) => {
                 let first = seeds.iter().take(1).cloned();
-                let links = first.map(|seed| Link::new(Target::One(seed), patience));
+                let links =
+                    first.map(|seed| RedisConnection::new(RedisTarget::One(seed), patience));
                 (links.collect(), Some(vec![0; SLOTS]), seeds.clone())
             }
-            one => (vec![Link::new(one.clone(), patience)], None, Vec::new()),
+            one => (
+                vec![RedisConnection::new(one.clone(), patience)],
+                None,
+                Vec::new(),
+            ),
         };
-        let links: Vec<Link> = links;
-        Servers {
+        let links: Vec<RedisConnection> = links;
+        ClusterServers {
             links: RefCell::new(links.into_iter().map(Rc::new).collect()),
             slots: slots.map(RefCell::new),
             seeds,
@@ -60,7 +67,7 @@ impl Servers {
         self.links.borrow().len()
     }
 
-    pub(super) fn link(&self, shard: usize) -> Rc<Link> {
+    pub(super) fn link(&self, shard: usize) -> Rc<RedisConnection> {
         let links = self.links.borrow();
         Rc::clone(links.get(shard).unwrap_or(&links[0]))
     }
@@ -116,7 +123,7 @@ impl Servers {
     }
 
     /// The target of a redirect; a permanent one is remembered.
-    fn follow(&self, from: &Link, key: &str, redirect: &Redirect) -> Option<usize> {
+    fn follow(&self, from: &RedisConnection, key: &str, redirect: &Redirect) -> Option<usize> {
         let slots = self.slots.as_ref()?;
         let shard = self.shard_at(from.server_at(&redirect.address)?)?;
         if !redirect.once {
@@ -126,7 +133,7 @@ impl Servers {
     }
 
     /// The index of a server; adds new ones.
-    fn shard_at(&self, server: Server) -> Option<usize> {
+    fn shard_at(&self, server: RedisServer) -> Option<usize> {
         let mut links = self.links.borrow_mut();
         let address = server.address();
         if let Some(known) = links.iter().position(|link| link.address() == address) {
@@ -135,7 +142,10 @@ impl Servers {
         if links.len() == MAX_SHARDS {
             return None;
         }
-        links.push(Rc::new(Link::new(Target::One(server), self.patience)));
+        links.push(Rc::new(RedisConnection::new(
+            RedisTarget::One(server),
+            self.patience,
+        )));
         Some(links.len() - 1)
     }
 
@@ -148,9 +158,10 @@ impl Servers {
         if self.refreshing.replace(true) {
             return false;
         }
-        let known: Vec<Rc<Link>> = self.links.borrow().clone();
+        let known: Vec<Rc<RedisConnection>> = self.links.borrow().clone();
         let seeds = self.seeds.iter().cloned();
-        let seeds = seeds.map(|seed| Rc::new(Link::new(Target::One(seed), self.patience)));
+        let seeds =
+            seeds.map(|seed| Rc::new(RedisConnection::new(RedisTarget::One(seed), self.patience)));
         let mut changed = false;
         for link in known.into_iter().chain(seeds) {
             let Ok(map) = link.query(redis::cmd("CLUSTER").arg("SLOTS")).await else {
@@ -168,7 +179,7 @@ impl Servers {
 
     /// Parses a `CLUSTER SLOTS` answer: each range with its first and last slot, its master, its
     /// replicas.
-    fn read_map(&self, from: &Link, answer: &Value) -> Option<Vec<u16>> {
+    fn read_map(&self, from: &RedisConnection, answer: &Value) -> Option<Vec<u16>> {
         let Value::Array(ranges) = answer else {
             return None;
         };

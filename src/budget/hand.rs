@@ -23,7 +23,7 @@ use std::{
 
 use zerocopy::FromZeros;
 
-use super::lease::{self, Algorithm, Forecast, MAX_TOKENS, Pause, Terms};
+use super::lease::{self, Forecast, LeaseAlgorithm, LeaseTerms, MAX_TOKENS, Pause};
 use crate::limit::{
     Key,
     share::{Occupancy, SharedCapacity},
@@ -31,8 +31,8 @@ use crate::limit::{
 
 mod slots;
 
-pub use slots::Lent;
-pub(super) use slots::{NoSlot, Slots};
+pub use slots::SlotGuard;
+pub(super) use slots::{NoSlot, SlotCell};
 
 /// Tags in a group: a cache line.
 const WAYS: usize = 8;
@@ -68,7 +68,7 @@ impl Tag {
 
 /// The words of one cell; two cache lines. All zero means no tokens and no knowledge.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Hand<'a>(&'a [AtomicU64; WORDS]);
+pub(super) struct KeyCell<'a>(&'a [AtomicU64; WORDS]);
 
 const WORDS: usize = 16;
 
@@ -104,9 +104,12 @@ const DELAY_BITS: u32 = 22;
 
 /// A cell's answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Spent {
+pub(super) enum SpendOutcome {
     /// Tokens taken from each generation; whether to refill the cell now.
-    Taken { tokens: lease::Hand, is_low: bool },
+    Taken {
+        tokens: lease::TokenPair,
+        is_low: bool,
+    },
     /// Remembered: nothing before then, as reported to clients.
     Refused { until_ns: u64 },
     /// Redis must be asked.
@@ -115,7 +118,7 @@ pub(super) enum Spent {
 
 /// The parameters of the fallback bucket.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Alone {
+pub(super) struct FallbackBucket {
     /// Tokens per ns for this gateway.
     pub(super) rate: f64,
     /// The burst, at least 1.
@@ -127,9 +130,9 @@ pub(super) struct Alone {
     pub(super) shadow_missing: f64,
 }
 
-impl Hand<'_> {
+impl KeyCell<'_> {
     /// Takes tokens, or returns why not.
-    pub(super) fn spend(&self, now_ns: u64, cost: u64, terms: &Terms) -> Spent {
+    pub(super) fn spend(&self, now_ns: u64, cost: u64, terms: &LeaseTerms) -> SpendOutcome {
         let now_ms = now_ns / NS_PER_MS;
         let held = loop {
             let words = [self.0[0].load(Acquire), self.0[1].load(Acquire)];
@@ -158,7 +161,7 @@ impl Hand<'_> {
             tokens[order] = from_first;
             tokens[1 - order] = from_second;
             let is_low = self.is_low(held - cost);
-            return Spent::Taken { tokens, is_low };
+            return SpendOutcome::Taken { tokens, is_low };
         };
         let pause_ns = self.0[REFUSE_UNTIL_NS].load(Acquire);
         let is_paused = now_ns < pause_ns && cost >= self.paused_from();
@@ -166,19 +169,19 @@ impl Hand<'_> {
         // local tokens go back with the call and then count for the request
         let is_early = || now_ns < forecast.not_before_ns(terms, cost.saturating_sub(held));
         // a window with leases may receive returned tokens at any time
-        let is_told = !terms.ahead || terms.algorithm == Algorithm::Bucket;
+        let is_told = !terms.ahead || terms.algorithm == LeaseAlgorithm::Bucket;
         if is_paused || is_told && is_early() {
-            Spent::Refused {
+            SpendOutcome::Refused {
                 until_ns: self.fits_ns(now_ns, cost, terms),
             }
         } else {
-            Spent::Nothing
+            SpendOutcome::Nothing
         }
     }
 
     /// When a request of this cost that is refused now may be admitted, as reported to clients:
     /// always later than now.
-    pub(super) fn fits_ns(&self, now_ns: u64, cost: u64, terms: &Terms) -> u64 {
+    pub(super) fn fits_ns(&self, now_ns: u64, cost: u64, terms: &LeaseTerms) -> u64 {
         let (held, _) = self.held(now_ns);
         let missing = cost.saturating_sub(held.iter().sum());
         let fits_ns = self.forecast().fits_ns(terms, missing);
@@ -197,7 +200,7 @@ impl Hand<'_> {
     }
 
     /// Returns tokens that [`Hand::spend`] took at `now_ns`; expired ones are lost.
-    pub(super) fn put_back(&self, tokens: lease::Hand) {
+    pub(super) fn put_back(&self, tokens: lease::TokenPair) {
         for (slot, tokens) in tokens.into_iter().enumerate() {
             if tokens > 0 {
                 let deadline = deadline_ms(self.0[slot].load(Acquire));
@@ -230,7 +233,7 @@ impl Hand<'_> {
     }
 
     /// Takes up to `most` tokens of each slot to return them to the store.
-    pub(super) fn withdraw(&self, most: lease::Hand) -> lease::Hand {
+    pub(super) fn withdraw(&self, most: lease::TokenPair) -> lease::TokenPair {
         let mut taken = [0, 0];
         for (slot, most) in most.into_iter().enumerate() {
             let mut word = self.0[slot].load(Acquire);
@@ -249,7 +252,7 @@ impl Hand<'_> {
     }
 
     /// Tokens by slot, and which slots hold expired ones.
-    pub(super) fn held(&self, now_ns: u64) -> (lease::Hand, [bool; 2]) {
+    pub(super) fn held(&self, now_ns: u64) -> (lease::TokenPair, [bool; 2]) {
         let now_ms = now_ns / NS_PER_MS;
         let words = [self.0[0].load(Acquire), self.0[1].load(Acquire)];
         let lapsed = words.map(|word| word != 0 && deadline_ms(word) <= now_ms);
@@ -316,7 +319,7 @@ impl Hand<'_> {
     }
 
     /// Sets up the fallback bucket.
-    pub(super) fn prepare_alone(&self, now_ns: u64, alone: &Alone) {
+    pub(super) fn prepare_alone(&self, now_ns: u64, alone: &FallbackBucket) {
         // rounded up, so the share is never exceeded
         let interval = (1.0 / alone.rate).ceil().clamp(1.0, 1e18);
         let missing = (alone.capacity - alone.level).max(0.0);
@@ -448,7 +451,7 @@ fn good(word: u64, now_ms: u64) -> u64 {
 
 /// All cells of a process.
 #[derive(Debug)]
-pub(super) struct Hands {
+pub(super) struct KeyTable {
     tags: Box<[AtomicU64]>,
     words: Box<[AtomicU64]>,
     /// Words before the first cell, so that cells are aligned to cache lines.
@@ -461,10 +464,10 @@ pub(super) struct Hands {
     occupied: Box<[Occupancy]>,
 }
 
-impl Hands {
+impl KeyTable {
     /// Room for about `max_keys` keys of one quota, half as many in guaranteed parts of all quotas,
     /// and `overflow` permanent cells, one per quota. Uses only address space until it is touched.
-    pub(super) fn new(max_keys: usize, overflow: usize) -> Hands {
+    pub(super) fn new(max_keys: usize, overflow: usize) -> KeyTable {
         let slots = max_keys.saturating_mul(2);
         let occupied: Box<[Occupancy]> = std::iter::repeat_with(Occupancy::default)
             .take(overflow)
@@ -474,7 +477,7 @@ impl Hands {
         capacity.divide(occupied.iter());
         let groups = slots.div_ceil(WAYS).max(1);
         let words = zeroed((groups * WAYS + overflow + 1) * WORDS);
-        Hands {
+        KeyTable {
             tags: zeroed(groups * WAYS),
             skip: words.as_ptr().align_offset(64).min(WORDS),
             words,
@@ -494,14 +497,14 @@ impl Hands {
     }
 
     /// The cell at an index returned by this table.
-    pub(super) fn hand(&self, place: usize) -> Hand<'_> {
+    pub(super) fn hand(&self, place: usize) -> KeyCell<'_> {
         let (hands, _) = self.words[self.skip..].as_chunks();
-        Hand(&hands[place])
+        KeyCell(&hands[place])
     }
 
     /// The same, for a limit on requests in flight.
-    pub(super) fn slots(&self, place: usize) -> Slots<'_> {
-        Slots(self.hand(place).0)
+    pub(super) fn slots(&self, place: usize) -> SlotCell<'_> {
+        SlotCell(self.hand(place).0)
     }
 
     /// Whether the cell at this index (still) belongs to this key. Overflow cells belong to every
@@ -581,13 +584,19 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    fn hands() -> Hands {
-        Hands::new(64, 1)
+    fn hands() -> KeyTable {
+        KeyTable::new(64, 1)
     }
 
     /// A bucket of ten, refilled by one a second.
-    fn spend(hand: Hand<'_>, now_ns: u64, cost: u64) -> Spent {
-        let terms = Terms::new(Algorithm::Bucket, 10, Duration::from_secs(10), 10, true);
+    fn spend(hand: KeyCell<'_>, now_ns: u64, cost: u64) -> SpendOutcome {
+        let terms = LeaseTerms::new(
+            LeaseAlgorithm::Bucket,
+            10,
+            Duration::from_secs(10),
+            10,
+            true,
+        );
         hand.spend(now_ns, cost, &terms)
     }
 
@@ -602,12 +611,12 @@ mod tests {
         hand.bank(0, 20 * SECOND, 2);
         hand.bank(1, 10 * SECOND, 2);
         let taken = |spent| match spent {
-            Spent::Taken { tokens, .. } => tokens,
+            SpendOutcome::Taken { tokens, .. } => tokens,
             other => panic!("{other:?}"),
         };
         assert_eq!(taken(spend(hand, SECOND, 1)), [0, 1]);
         assert_eq!(taken(spend(hand, SECOND, 2)), [1, 1], "from both");
-        assert_eq!(spend(hand, 20 * SECOND, 1), Spent::Nothing, "lapsed");
+        assert_eq!(spend(hand, 20 * SECOND, 1), SpendOutcome::Nothing, "lapsed");
         assert_eq!(hand.held(20 * SECOND), ([0, 0], [true, true]));
     }
 
@@ -616,12 +625,12 @@ mod tests {
         let hands = hands();
         let hand = hands.hand(hands.claim(tag(7), 0).unwrap());
         hand.bank(0, 20 * SECOND, 1);
-        let Spent::Taken { tokens, .. } = spend(hand, SECOND, 1) else {
+        let SpendOutcome::Taken { tokens, .. } = spend(hand, SECOND, 1) else {
             panic!("there was a token")
         };
-        assert_eq!(spend(hand, SECOND, 1), Spent::Nothing);
+        assert_eq!(spend(hand, SECOND, 1), SpendOutcome::Nothing);
         hand.put_back(tokens);
-        assert!(matches!(spend(hand, SECOND, 1), Spent::Taken { .. }));
+        assert!(matches!(spend(hand, SECOND, 1), SpendOutcome::Taken { .. }));
     }
 
     #[test]
@@ -631,7 +640,12 @@ mod tests {
         hand.bank(0, 20 * SECOND, 4);
         hand.set_low(Some(2));
         let says: Vec<bool> = (0..4)
-            .map(|_| matches!(spend(hand, SECOND, 1), Spent::Taken { is_low: true, .. }))
+            .map(|_| {
+                matches!(
+                    spend(hand, SECOND, 1),
+                    SpendOutcome::Taken { is_low: true, .. }
+                )
+            })
             .collect();
         assert_eq!(says, [false, true, false, false]);
     }
@@ -645,12 +659,16 @@ mod tests {
             Some(Pause { until_ns, least })
         };
         hand.know(0, &Forecast::default(), pause(0));
-        assert_eq!(spend(hand, 4, 1), Spent::Refused { until_ns: 5 });
-        assert_eq!(spend(hand, 5, 1), Spent::Nothing);
+        assert_eq!(spend(hand, 4, 1), SpendOutcome::Refused { until_ns: 5 });
+        assert_eq!(spend(hand, 5, 1), SpendOutcome::Nothing);
         hand.set_shard(3);
         hand.know(0, &Forecast::default(), pause(7));
-        assert_eq!(spend(hand, 4, 6), Spent::Nothing, "a cheaper one may fit");
-        assert_eq!(spend(hand, 4, 7), Spent::Refused { until_ns: 5 });
+        assert_eq!(
+            spend(hand, 4, 6),
+            SpendOutcome::Nothing,
+            "a cheaper one may fit"
+        );
+        assert_eq!(spend(hand, 4, 7), SpendOutcome::Refused { until_ns: 5 });
         assert_eq!(hand.shard(), 3);
     }
 
@@ -667,20 +685,20 @@ mod tests {
         };
         hand.know(3, &forecast, None);
         assert_eq!(hand.forecast(), forecast);
-        assert_eq!(spend(hand, SECOND, 3), Spent::Nothing);
+        assert_eq!(spend(hand, SECOND, 3), SpendOutcome::Nothing);
         let until_ns = 5 * SECOND;
-        assert_eq!(spend(hand, SECOND, 7), Spent::Refused { until_ns });
-        assert_eq!(spend(hand, 5 * SECOND, 7), Spent::Nothing);
+        assert_eq!(spend(hand, SECOND, 7), SpendOutcome::Refused { until_ns });
+        assert_eq!(spend(hand, 5 * SECOND, 7), SpendOutcome::Nothing);
         hand.bank(0, 20 * SECOND, 2);
         let until_ns = 3 * SECOND;
-        assert_eq!(spend(hand, SECOND, 7), Spent::Refused { until_ns });
+        assert_eq!(spend(hand, SECOND, 7), SpendOutcome::Refused { until_ns });
     }
 
     #[test]
     fn alone_it_spends_its_level_then_its_rate_and_owes_what_the_store_would_not_have_granted() {
         let hands = hands();
         let hand = hands.hand(hands.claim(tag(7), 0).unwrap());
-        let alone = Alone {
+        let alone = FallbackBucket {
             rate: 1e-9,
             capacity: 5.0,
             level: 3.0,
@@ -700,7 +718,7 @@ mod tests {
 
     #[test]
     fn a_full_table_gives_no_more_hands_and_a_released_one_is_empty() {
-        let hands = Hands::new(4, 1);
+        let hands = KeyTable::new(4, 1);
         let places: Vec<usize> = (1..=8).filter_map(|key| hands.claim(tag(key), 0)).collect();
         assert_eq!(places.len(), 8);
         assert_eq!(hands.claim(tag(9), 0), None);
@@ -708,12 +726,12 @@ mod tests {
         hands.release(places[0], 0);
         assert_eq!(hands.find(tag(1)), None);
         let place = hands.claim(tag(9), 0).expect("room again");
-        assert_eq!(spend(hands.hand(place), 1, 1), Spent::Nothing);
+        assert_eq!(spend(hands.hand(place), 1, 1), SpendOutcome::Nothing);
     }
 
     #[test]
     fn a_quota_that_takes_all_it_may_leaves_room_for_the_others() {
-        let hands = Hands::new(10_000, 3);
+        let hands = KeyTable::new(10_000, 3);
         let claim = |key: u64, quota| {
             let mixed = u128::from(key + 1).wrapping_mul(0xDA94_2042_E4DD_58B5_9E37_79B9_7F4A_7C15);
             hands.claim(Tag::new(Key(mixed ^ (mixed >> 61)), quota), quota)

@@ -13,7 +13,7 @@
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
-use super::lease::{Reply, Terms};
+use super::lease::{LeaseTerms, Reply};
 
 /// Lifetime of a declaration in the store.
 pub(super) const LIFE_NS: u64 = 10_000_000_000;
@@ -40,7 +40,7 @@ pub(super) struct Declaration {
 
 /// The effect of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Lot {
+pub(super) struct SlotReply {
     pub(super) granted: u64,
     /// Until when free slots may be taken.
     pub(super) good_until_ns: u64,
@@ -50,7 +50,7 @@ pub(super) struct Lot {
 
 /// The slots of one key.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Holding {
+pub(super) struct SlotLease {
     /// Granted and not given back.
     mine: u64,
     /// Free slots at the last look.
@@ -67,7 +67,7 @@ pub(super) struct Holding {
     share: Option<f64>,
 }
 
-impl Holding {
+impl SlotLease {
     pub(super) fn mine(&self) -> u64 {
         self.mine
     }
@@ -102,9 +102,9 @@ impl Holding {
         sent_ns: u64,
         number: u64,
         reply: &Reply,
-        terms: &Terms,
+        terms: &LeaseTerms,
         jitter: f64,
-    ) -> Option<Lot> {
+    ) -> Option<SlotReply> {
         if number != self.number {
             return None;
         }
@@ -128,7 +128,7 @@ impl Holding {
             // not even until now: requests being decided began slightly earlier
             _ => 0,
         };
-        Some(Lot {
+        Some(SlotReply {
             granted,
             good_until_ns: sent_ns.saturating_add(GOOD_NS),
             refuse_until_ns,
@@ -136,7 +136,7 @@ impl Holding {
     }
 
     /// How long a free slot is kept.
-    fn keep_ns(&self, now_ns: u64, terms: &Terms, gateways: f64) -> u64 {
+    fn keep_ns(&self, now_ns: u64, terms: &LeaseTerms, gateways: f64) -> u64 {
         if !terms.ahead || now_ns < self.wanted_until_ns {
             0
         } else if terms.capacity as f64 <= FEW * gateways {
@@ -147,18 +147,30 @@ impl Holding {
     }
 
     /// A slot was returned, so `free` are free: whether they should go back to the store at once.
-    pub(super) fn freed(&mut self, now_ns: u64, terms: &Terms, gateways: f64, free: u64) -> bool {
+    pub(super) fn freed(
+        &mut self,
+        now_ns: u64,
+        terms: &LeaseTerms,
+        gateways: f64,
+        free: u64,
+    ) -> bool {
         self.seen_free = free;
         self.keeps_nothing(now_ns, terms, gateways)
     }
 
     /// Whether freed slots go back at once: the limit is strict, or other gateways want them.
-    pub(super) fn keeps_nothing(&self, now_ns: u64, terms: &Terms, gateways: f64) -> bool {
+    pub(super) fn keeps_nothing(&self, now_ns: u64, terms: &LeaseTerms, gateways: f64) -> bool {
         self.keep_ns(now_ns, terms, gateways) == 0
     }
 
     /// Looks at the free slots and returns how many should go back: those free since the last look.
-    pub(super) fn surplus(&mut self, now_ns: u64, terms: &Terms, gateways: f64, free: u64) -> u64 {
+    pub(super) fn surplus(
+        &mut self,
+        now_ns: u64,
+        terms: &LeaseTerms,
+        gateways: f64,
+        free: u64,
+    ) -> u64 {
         let seen = std::mem::replace(&mut self.seen_free, free);
         match self.keep_ns(now_ns, terms, gateways) {
             0 => free,
@@ -178,7 +190,7 @@ impl Holding {
     pub(super) fn look_again_ns(
         &self,
         now_ns: u64,
-        terms: &Terms,
+        terms: &LeaseTerms,
         gateways: f64,
         (free, alone): (u64, u64),
     ) -> u64 {

@@ -30,18 +30,18 @@ use tokio::{sync::mpsc, time::Instant};
 
 use super::{
     Degraded,
-    hand::Hands,
-    lease::Algorithm,
-    redis::{Failure, Patience, Target},
+    hand::KeyTable,
+    lease::LeaseAlgorithm,
+    redis::{Failure, RedisTarget, RedisTimeouts},
 };
 use crate::telemetry::handles::BudgetMetrics;
 
 use leases::Leases;
-use slots::InFlight;
-use wire::{Event, EventKind, Wire};
+use slots::ConcurrencyLeases;
+use wire::{Event, EventKind, RedisClients};
 
 pub(super) use entry::alone;
-pub(super) use message::{Answer, Grant, Message, Question, Word};
+pub(super) use message::{Grant, KeeperOutcome, KeyReply, KeyRequest, Message};
 pub(super) use slots::most_alone;
 pub(super) use wire::Loss;
 
@@ -51,11 +51,11 @@ pub(super) const QUEUE: usize = 16_384;
 pub(super) const PATIENCE: u32 = 20;
 
 /// The arguments that start the lease manager.
-pub(super) struct Duty {
-    pub(super) hands: Arc<Hands>,
+pub(super) struct LeaseManagerConfig {
+    pub(super) hands: Arc<KeyTable>,
     pub(super) degraded: Arc<Degraded>,
-    pub(super) target: Target,
-    pub(super) patience: Patience,
+    pub(super) target: RedisTarget,
+    pub(super) patience: RedisTimeouts,
     pub(super) prefix: String,
     pub(super) timeout: Duration,
     pub(super) epoch: Instant,
@@ -65,26 +65,26 @@ pub(super) struct Duty {
     pub(super) seed: u64,
 }
 
-pub(super) struct Keeper {
-    wire: Wire,
+pub(super) struct LeaseManager {
+    wire: RedisClients,
     leases: Leases,
-    in_flight: InFlight,
+    in_flight: ConcurrencyLeases,
 }
 
-impl Keeper {
+impl LeaseManager {
     /// Runs until it is told to close or all workers' senders are dropped; `keeper` does not count.
     /// `started` receives whether Redis answered the first time.
     pub(super) async fn run(
-        duty: Duty,
+        duty: LeaseManagerConfig,
         keeper: mpsc::WeakSender<Message>,
         mut messages: mpsc::Receiver<Message>,
         started: SyncSender<Result<(), Failure>>,
     ) {
         let (events, mut happened) = mpsc::channel(QUEUE);
-        let mut keeper = Keeper {
+        let mut keeper = LeaseManager {
             leases: Leases::new(Arc::clone(&duty.hands)),
-            in_flight: InFlight::new(Arc::clone(&duty.hands), keeper),
-            wire: Wire::new(duty, events),
+            in_flight: ConcurrencyLeases::new(Arc::clone(&duty.hands), keeper),
+            wire: RedisClients::new(duty, events),
         };
         // during an aborted start the receiver is gone
         let _ = started.send(keeper.wire.connect().await);
@@ -111,7 +111,7 @@ impl Keeper {
         let (wire, leases, in_flight) = (&mut self.wire, &mut self.leases, &mut self.in_flight);
         match message {
             Message::Ask(question) => match question.limit.algorithm() {
-                Algorithm::Slots => in_flight.ask(wire, now_ns, question),
+                LeaseAlgorithm::Slots => in_flight.ask(wire, now_ns, question),
                 _ => leases.ask(wire, now_ns, question),
             },
             Message::Low(place, tag) if leases.has(place, tag) => leases.fill(wire, now_ns, place),

@@ -25,10 +25,10 @@ mod requests;
 mod terms;
 
 pub use forecast::Forecast;
-use memory::Memory;
 pub use memory::Recollection;
+use memory::ReplyMemory;
 pub use requests::Requests;
-pub use terms::{Algorithm, Terms};
+pub use terms::{LeaseAlgorithm, LeaseTerms};
 
 /// The smallest batch, once this many arrivals are expected within the horizon.
 const LEAST_BATCH: u64 = 4;
@@ -48,7 +48,7 @@ const VALIDITY: f64 = 0.999;
 const NS_PER_S: f64 = 1e9;
 
 /// Local tokens, by generation modulo 2.
-pub type Hand = [u64; 2];
+pub type TokenPair = [u64; 2];
 
 /// The store's record against this gateway for one generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,7 +64,7 @@ struct Book {
 
 /// One report entry: what happened to tokens of one generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Report {
+pub enum LeaseReport {
     /// Spent; if negative, tokens granted to a request that went back into the cell.
     Spent {
         /// The generation of the tokens.
@@ -115,12 +115,12 @@ pub struct Origin {
 }
 
 impl Origin {
-    fn of(terms: &Terms, reply: &Reply) -> Origin {
+    fn of(terms: &LeaseTerms, reply: &Reply) -> Origin {
         let [_, room] = reply.state;
         // tokens granted ahead are valid until the end of the next generation
         let both_us = terms.generation_us().saturating_mul(2);
         let (room, moment_us) = match terms.algorithm {
-            Algorithm::Bucket => (room, both_us.saturating_sub(reply.valid_us)),
+            LeaseAlgorithm::Bucket => (room, both_us.saturating_sub(reply.valid_us)),
             _ => (0, 0),
         };
         Origin {
@@ -133,18 +133,18 @@ impl Origin {
 
 /// The reason for a call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ask {
+pub struct CallReason {
     /// The waiting requests.
     pub need: Requests,
     /// Tokens withdrawn from the cell to be returned.
-    pub back: Hand,
+    pub back: TokenPair,
     /// Whether to request tokens ahead, too.
     pub fill: bool,
 }
 
 /// The content of one call.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Call {
+pub struct LeaseCall {
     /// The waiting requests.
     pub need: Requests,
     /// Most tokens ahead: a multiple of `unit`.
@@ -164,7 +164,7 @@ pub struct Call {
     /// The key's last known state, for a store that has lost data.
     pub memory: Recollection,
     /// The fate of tokens since the last call.
-    pub reports: Vec<Report>,
+    pub reports: Vec<LeaseReport>,
 }
 
 /// The store's reply.
@@ -269,7 +269,7 @@ pub struct Lease {
     reported: f64,
     /// Other gateways have almost no demand for the key.
     is_sole: bool,
-    memory: Memory,
+    memory: ReplyMemory,
     /// The leases that the store had recorded before it lost them.
     forgotten: Vec<(u32, u64)>,
 }
@@ -304,7 +304,7 @@ impl Lease {
     }
 
     /// Learns from the remaining local tokens how many were spent.
-    pub fn look(&mut self, now_ns: u64, horizon_ns: u64, hand: Hand, refused: u64) {
+    pub fn look(&mut self, now_ns: u64, horizon_ns: u64, hand: TokenPair, refused: u64) {
         let mut spent: u64 = 0;
         for (book, left) in self.books.iter_mut().zip(hand) {
             spent = spent.saturating_add(book.seen.saturating_sub(left));
@@ -342,7 +342,7 @@ impl Lease {
     }
 
     /// How many tokens this gateway should hold.
-    pub fn target(&self, now_ns: u64, terms: &Terms, horizon_ns: u64) -> u64 {
+    pub fn target(&self, now_ns: u64, terms: &LeaseTerms, horizon_ns: u64) -> u64 {
         if !terms.ahead {
             return 0;
         }
@@ -351,7 +351,7 @@ impl Lease {
         let rate = self.rate * (-age / horizon).exp();
         // tokens of a window expire with it
         let useful_ns = match self.pool {
-            Some(pool) if now_ns < pool.until_ns && terms.algorithm != Algorithm::Bucket => {
+            Some(pool) if now_ns < pool.until_ns && terms.algorithm != LeaseAlgorithm::Bucket => {
                 horizon_ns.min(pool.until_ns.saturating_sub(now_ns))
             }
             _ => horizon_ns,
@@ -373,7 +373,7 @@ impl Lease {
     pub fn low_mark(
         &self,
         now_ns: u64,
-        terms: &Terms,
+        terms: &LeaseTerms,
         horizon_ns: u64,
         rtt_ns: u64,
     ) -> Option<u64> {
@@ -393,17 +393,17 @@ impl Lease {
     pub fn is_low(
         &self,
         now_ns: u64,
-        terms: &Terms,
+        terms: &LeaseTerms,
         horizon_ns: u64,
         rtt_ns: u64,
-        hand: Hand,
+        hand: TokenPair,
     ) -> bool {
         self.low_mark(now_ns, terms, horizon_ns, rtt_ns)
             .is_some_and(|low| total(hand) <= low)
     }
 
     /// Local tokens went to a request that had been counted before.
-    pub fn took(&mut self, tokens: Hand) {
+    pub fn took(&mut self, tokens: TokenPair) {
         for (book, tokens) in self.books.iter_mut().zip(tokens) {
             book.seen = book.seen.saturating_sub(tokens);
         }
@@ -425,7 +425,7 @@ impl Lease {
     }
 
     /// Whether a store that lost the key would need a report.
-    pub fn remembers(&self, now_ns: u64, terms: &Terms) -> bool {
+    pub fn remembers(&self, now_ns: u64, terms: &LeaseTerms) -> bool {
         self.memory.matters(now_ns, terms)
     }
 
@@ -433,11 +433,11 @@ impl Lease {
     pub fn call(
         &mut self,
         now_ns: u64,
-        terms: &Terms,
+        terms: &LeaseTerms,
         horizon_ns: u64,
-        hand: Hand,
-        ask: Ask,
-    ) -> Call {
+        hand: TokenPair,
+        ask: CallReason,
+    ) -> LeaseCall {
         let target = self.target(now_ns, terms, horizon_ns);
         let unit = self.unit.max(1);
         let missing = target.saturating_sub(total(hand));
@@ -449,7 +449,7 @@ impl Lease {
         let arrivals = std::mem::take(&mut self.arrivals);
         let kept = (-(since_ns.unwrap_or(0) as f64) / memory_ns as f64).exp();
         self.reported = self.reported * kept + arrivals as f64 * NS_PER_S / memory_ns as f64;
-        Call {
+        LeaseCall {
             need: ask.need,
             want: if ask.fill { missing } else { 0 },
             unit,
@@ -465,11 +465,17 @@ impl Lease {
 
     /// Takes the reports since the last call. Each is sent once: a lost call is never repeated, and
     /// its reports lapse.
-    fn reports(&mut self, terms: &Terms, hand: Hand, back: Hand) -> Vec<Report> {
+    fn reports(
+        &mut self,
+        terms: &LeaseTerms,
+        hand: TokenPair,
+        back: TokenPair,
+    ) -> Vec<LeaseReport> {
         let mut reports = Vec::new();
-        let is_bucket = terms.algorithm == Algorithm::Bucket;
+        let is_bucket = terms.algorithm == LeaseAlgorithm::Bucket;
         let forgotten = std::mem::take(&mut self.forgotten).into_iter();
-        reports.extend(forgotten.map(|(generation, tokens)| Report::Out { generation, tokens }));
+        reports
+            .extend(forgotten.map(|(generation, tokens)| LeaseReport::Out { generation, tokens }));
         for ((book, left), tokens) in self.books.iter_mut().zip(hand).zip(back) {
             let generation = book.generation;
             let kept = i64::try_from(left).unwrap_or(i64::MAX);
@@ -478,10 +484,10 @@ impl Lease {
             // windows do not refill behind leases, so they need no report of spending
             if spent != 0 && is_bucket {
                 let tokens = spent;
-                reports.push(Report::Spent { generation, tokens });
+                reports.push(LeaseReport::Spent { generation, tokens });
             }
             if tokens > 0 {
-                reports.push(Report::Returned { generation, tokens });
+                reports.push(LeaseReport::Returned { generation, tokens });
             }
             book.out = kept;
             book.seen = left;
@@ -489,15 +495,15 @@ impl Lease {
         reports.extend(self.unused.drain(..).map(|(origin, tokens)| {
             let generation = origin.generation;
             match is_bucket {
-                true => Report::Unused { tokens, origin },
-                false => Report::Returned { generation, tokens },
+                true => LeaseReport::Unused { tokens, origin },
+                false => LeaseReport::Returned { generation, tokens },
             }
         }));
         self.debt_sent = self.debt;
         if self.debt > 0 {
             let tokens = self.debt;
             let window = self.debt_of.filter(|_| !is_bucket);
-            reports.push(Report::Debt { tokens, window });
+            reports.push(LeaseReport::Debt { tokens, window });
         }
         reports
     }
@@ -508,7 +514,7 @@ impl Lease {
         &mut self,
         now_ns: u64,
         sent_ns: u64,
-        terms: &Terms,
+        terms: &LeaseTerms,
         (reply, refused): (&Reply, Option<u64>),
         (rtt_ns, jitter): (u64, f64),
     ) -> Granted {
@@ -517,7 +523,7 @@ impl Lease {
             .saturating_sub(std::mem::take(&mut self.debt_sent));
         let is_late = self.memory.knows_later(sent_ns);
         let is_lost = self.memory.saw(now_ns, sent_ns, terms, reply);
-        if is_lost && terms.algorithm == Algorithm::Bucket {
+        if is_lost && terms.algorithm == LeaseAlgorithm::Bucket {
             let out = self.books.iter().filter_map(|book| {
                 let tokens = u64::try_from(book.out).ok().filter(|&tokens| tokens > 0)?;
                 Some((book.generation, tokens))
@@ -590,7 +596,13 @@ impl Lease {
     }
 
     /// The local tokens to return, oldest generation first.
-    pub fn surplus(&self, now_ns: u64, terms: &Terms, horizon_ns: u64, hand: Hand) -> Hand {
+    pub fn surplus(
+        &self,
+        now_ns: u64,
+        terms: &LeaseTerms,
+        horizon_ns: u64,
+        hand: TokenPair,
+    ) -> TokenPair {
         let held = total(hand);
         let target = self.target(now_ns, terms, horizon_ns);
         let idle_ns = now_ns.saturating_sub(self.arrived_ns);
@@ -638,7 +650,7 @@ impl Lease {
 
     /// Whether the key was idle long enough to count as new here: the limit's span, at least two
     /// horizons.
-    pub fn is_cold(&self, now_ns: u64, terms: &Terms, horizon_ns: u64) -> bool {
+    pub fn is_cold(&self, now_ns: u64, terms: &LeaseTerms, horizon_ns: u64) -> bool {
         let quiet_ns = (terms.span_ns() as u64).max(horizon_ns.saturating_mul(2));
         self.called_ns
             .is_none_or(|called| now_ns.saturating_sub(called) >= quiet_ns)
@@ -655,13 +667,13 @@ impl Lease {
     }
 
     /// The pool at the last reply, plus what refilled since; `None` before the first reply.
-    pub fn pool(&self, now_ns: u64, terms: &Terms) -> Option<f64> {
+    pub fn pool(&self, now_ns: u64, terms: &LeaseTerms) -> Option<f64> {
         let pool = self.pool?;
         let capacity = terms.capacity as f64;
         let age_ns = now_ns.saturating_sub(pool.at_ns);
         Some(match terms.algorithm {
-            Algorithm::Fixed if now_ns < pool.until_ns => pool.tokens as f64,
-            Algorithm::Fixed => capacity,
+            LeaseAlgorithm::Fixed if now_ns < pool.until_ns => pool.tokens as f64,
+            LeaseAlgorithm::Fixed => capacity,
             _ => (pool.tokens as f64 + terms.refill(age_ns)).min(capacity),
         })
     }
@@ -682,7 +694,7 @@ pub fn slot_of(generation: u32) -> usize {
     usize::from(generation & 1 == 1)
 }
 
-fn total(hand: Hand) -> u64 {
+fn total(hand: TokenPair) -> u64 {
     let [even, odd] = hand;
     even.saturating_add(odd)
 }

@@ -44,33 +44,33 @@ use std::{
 
 use tokio::{runtime::LocalOptions, sync::mpsc, time::Instant};
 
-pub use board::{Board, Notice, Posted, Reader};
-pub use hand::Lent;
-pub use redis::{Server, Target, Tls};
-pub use settings::{FAILURES, LOSSES, Name, Settings, SharedLimit, Sync, WhenDown};
-pub use spend::{Claim, Decided, Source, Unavailable};
+pub use board::{OverrideEntry, OverrideReader, OverrideSnapshot, OverrideSync};
+pub use hand::SlotGuard;
+pub use redis::{RedisServer, RedisTarget, RedisTls};
+pub use settings::{FAILURES, LOSSES, RedisSettings, SharedKeyName, SharedLimit, Sync, WhenDown};
+pub use spend::{Decided, DecisionSource, SharedClaim, Unavailable};
 
 use cluster::MAX_SHARDS;
-use hand::Hands;
-use keeper::{Duty, Keeper, Message, PATIENCE, QUEUE};
-use lease::Algorithm;
-use redis::Patience;
+use hand::KeyTable;
+use keeper::{LeaseManager, LeaseManagerConfig, Message, PATIENCE, QUEUE};
+use lease::LeaseAlgorithm;
+use redis::RedisTimeouts;
 
 use crate::telemetry::handles::BudgetMetrics;
 
 /// The shared state from which every worker spends.
 #[derive(Debug)]
 pub struct Budget {
-    hands: Arc<Hands>,
+    hands: Arc<KeyTable>,
     keeper: mpsc::Sender<Message>,
     degraded: Arc<Degraded>,
-    override_sync: Board,
+    override_sync: OverrideSync,
     wait: Duration,
 }
 
 impl Budget {
     /// The hash through which gateways share runtime overrides.
-    pub fn override_sync(&self) -> &Board {
+    pub fn override_sync(&self) -> &OverrideSync {
         &self.override_sync
     }
 }
@@ -93,7 +93,7 @@ impl Default for Degraded {
 
 /// The thread that talks to Redis.
 #[derive(Debug)]
-pub struct KeeperThread {
+pub struct LeaseManagerThread {
     keeper: mpsc::Sender<Message>,
     thread: thread::JoinHandle<()>,
 }
@@ -101,13 +101,13 @@ pub struct KeeperThread {
 /// Starts the thread that talks to Redis, and waits for the first answer or failure: a gateway
 /// starts without Redis, too. `epoch` is the origin of the time with which requests are decided.
 pub fn start(
-    settings: &Settings,
+    settings: &RedisSettings,
     max_keys: usize,
     limits: &[Arc<SharedLimit>],
     epoch: Instant,
     metrics: BudgetMetrics,
-    reader: Reader,
-) -> io::Result<(Budget, KeeperThread)> {
+    reader: OverrideReader,
+) -> io::Result<(Budget, LeaseManagerThread)> {
     let mut random = [0; 16];
     getrandom::fill(&mut random).map_err(|error| io::Error::other(error.to_string()))?;
     let id = random
@@ -121,13 +121,13 @@ pub fn start(
         .fold(0, |seed, &byte| seed << 8 | u64::from(byte));
     let hands = Arc::new(hands(max_keys, limits));
     let degraded: Arc<Degraded> = Arc::default();
-    let patience = Patience {
+    let patience = RedisTimeouts {
         connect: settings.connect_timeout,
         response: settings.timeout * PATIENCE,
     };
     let (keeper, messages) = mpsc::channel(QUEUE);
-    let (override_sync, posts) = Board::new();
-    let reading = board::Duty {
+    let (override_sync, posts) = OverrideSync::new();
+    let reading = board::OverrideSyncConfig {
         target: settings.target.clone(),
         patience,
         prefix: settings.key_prefix.clone(),
@@ -143,7 +143,7 @@ pub fn start(
             .enable_all()
             .build_local(LocalOptions::default());
         let Ok(runtime) = runtime else { return };
-        let duty = Duty {
+        let duty = LeaseManagerConfig {
             hands: hands_of,
             degraded: degraded_of,
             target,
@@ -157,7 +157,7 @@ pub fn start(
         };
         runtime.block_on(async {
             tokio::task::spawn_local(board::serve(reading, posts));
-            Keeper::run(duty, own, messages, started).await;
+            LeaseManager::run(duty, own, messages, started).await;
         });
     };
     let thread = thread::Builder::new().name("budget".into()).spawn(work)?;
@@ -174,17 +174,17 @@ pub fn start(
         override_sync,
         wait: settings.timeout,
     };
-    Ok((budget, KeeperThread { keeper, thread }))
+    Ok((budget, LeaseManagerThread { keeper, thread }))
 }
 
 /// A table with room for every key, and an overflow cell per quota.
-fn hands(max_keys: usize, limits: &[Arc<SharedLimit>]) -> Hands {
+fn hands(max_keys: usize, limits: &[Arc<SharedLimit>]) -> KeyTable {
     let quotas = limits.iter().map(|limit| limit.quotas()).sum();
-    let hands = Hands::new(max_keys, quotas);
+    let hands = KeyTable::new(max_keys, quotas);
     for limit in limits {
         for tier in &limit.tiers {
             let place = hands.overflow(tier.overflow);
-            if limit.algorithm() == Algorithm::Slots {
+            if limit.algorithm() == LeaseAlgorithm::Slots {
                 if let Some(most) = keeper::most_alone(&tier.terms, limit.when_down, 1.0) {
                     hands.slots(place).prepare_alone(most);
                 }
@@ -196,7 +196,7 @@ fn hands(max_keys: usize, limits: &[Arc<SharedLimit>]) -> Hands {
     hands
 }
 
-impl KeeperThread {
+impl LeaseManagerThread {
     /// Returns every leased token and stops. Takes at most slightly longer than `patience`.
     pub fn close(self, patience: Duration) {
         // a lease manager that has ended has nothing to return

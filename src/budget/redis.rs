@@ -185,65 +185,67 @@ impl Failure {
 
 /// The address of Redis.
 #[derive(Clone, Debug)]
-pub enum Target {
+pub enum RedisTarget {
     /// One server.
-    One(Server),
+    One(RedisServer),
     /// The master with this name according to these Sentinels; the credentials for it are in `via`.
     Sentinel {
         /// The master's name at the Sentinels.
         master: String,
         /// Asked in this order.
-        nodes: Vec<Server>,
+        nodes: Vec<RedisServer>,
         /// User, password, database and TLS of the master; its address is ignored.
-        via: Server,
+        via: RedisServer,
     },
     /// A cluster; these servers are asked for the others.
-    Cluster(Vec<Server>),
+    Cluster(Vec<RedisServer>),
 }
 
-impl Target {
+impl RedisTarget {
     /// Whether any server uses TLS.
     pub fn is_secure(&self) -> bool {
         match self {
-            Target::One(server) | Target::Sentinel { via: server, .. } => server.is_secure(),
-            Target::Cluster(seeds) => seeds.iter().any(Server::is_secure),
+            RedisTarget::One(server) | RedisTarget::Sentinel { via: server, .. } => {
+                server.is_secure()
+            }
+            RedisTarget::Cluster(seeds) => seeds.iter().any(RedisServer::is_secure),
         }
     }
 
     /// Uses these certificates for TLS connections. `Err` says what is wrong with them.
-    pub fn with_tls(self, tls: &Tls) -> Result<Target, String> {
-        let all = |servers: Vec<Server>| -> Result<Vec<Server>, String> {
+    pub fn with_tls(self, tls: &RedisTls) -> Result<RedisTarget, String> {
+        let all = |servers: Vec<RedisServer>| -> Result<Vec<RedisServer>, String> {
             let servers = servers.into_iter();
             servers.map(|server| server.with_tls(tls)).collect()
         };
         Ok(match self {
-            Target::One(server) => Target::One(server.with_tls(tls)?),
-            Target::Sentinel { master, nodes, via } => Target::Sentinel {
+            RedisTarget::One(server) => RedisTarget::One(server.with_tls(tls)?),
+            RedisTarget::Sentinel { master, nodes, via } => RedisTarget::Sentinel {
                 master,
                 nodes: all(nodes)?,
                 via: via.with_tls(tls)?,
             },
-            Target::Cluster(seeds) => Target::Cluster(all(seeds)?),
+            RedisTarget::Cluster(seeds) => RedisTarget::Cluster(all(seeds)?),
         })
     }
 
     /// The address without credentials.
     pub fn address(&self) -> String {
-        let all = |servers: &[Server]| {
-            let addresses: Vec<String> = servers.iter().map(Server::address).collect();
+        let all = |servers: &[RedisServer]| {
+            let addresses: Vec<String> = servers.iter().map(RedisServer::address).collect();
             addresses.join(", ")
         };
         match self {
-            Target::One(server) => server.address(),
-            Target::Sentinel { master, nodes, .. } => format!("{master} of {}", all(nodes)),
-            Target::Cluster(seeds) => all(seeds),
+            RedisTarget::One(server) => server.address(),
+            RedisTarget::Sentinel { master, nodes, .. } => format!("{master} of {}", all(nodes)),
+            RedisTarget::Cluster(seeds) => all(seeds),
         }
     }
 }
 
 /// Certificates for TLS connections, in PEM.
 #[derive(Debug)]
-pub struct Tls {
+pub struct RedisTls {
     /// Trusted CAs; `None` is the system's.
     pub ca: Option<Vec<u8>>,
     /// The client certificate and its private key.
@@ -252,7 +254,7 @@ pub struct Tls {
 
 /// A server's address and the credentials for it.
 #[derive(Clone, Debug)]
-pub struct Server(ConnectionInfo);
+pub struct RedisServer(ConnectionInfo);
 
 /// The redirect target of a cluster; the call was not executed.
 #[derive(Debug)]
@@ -262,10 +264,10 @@ pub(super) struct Redirect {
     pub(super) once: bool,
 }
 
-impl Server {
+impl RedisServer {
     /// Parses `redis://`, `rediss://` (TLS) or `unix://`, with user, password and database. `Err`
     /// says what is wrong with it.
-    pub fn parse(url: &str) -> Result<Server, String> {
+    pub fn parse(url: &str) -> Result<RedisServer, String> {
         let info = url.into_connection_info();
         let info = info.map_err(|error| error.detail().unwrap_or("not a Redis URL").to_owned())?;
         if let ConnectionAddr::TcpTls { insecure: true, .. } = info.addr() {
@@ -276,7 +278,7 @@ impl Server {
         }
         // small latency-sensitive writes
         let tcp = TcpSettings::default().set_nodelay(true);
-        Ok(Server(info.set_tcp_settings(tcp)))
+        Ok(RedisServer(info.set_tcp_settings(tcp)))
     }
 
     /// The address without credentials.
@@ -288,7 +290,7 @@ impl Server {
         matches!(self.0.addr(), ConnectionAddr::TcpTls { .. })
     }
 
-    fn with_tls(self, tls: &Tls) -> Result<Server, String> {
+    fn with_tls(self, tls: &RedisTls) -> Result<RedisServer, String> {
         if !self.is_secure() {
             return Ok(self);
         }
@@ -302,7 +304,7 @@ impl Server {
         };
         let client = Client::build_with_tls(self.0, certificates);
         let client = client.map_err(|error| error.to_string())?;
-        Ok(Server(client.get_connection_info().clone()))
+        Ok(RedisServer(client.get_connection_info().clone()))
     }
 
     /// Reads a message that the server sends unasked before it closes. A Redis in protected mode
@@ -328,7 +330,7 @@ impl Server {
     }
 
     /// The server at `host:port` with the same credentials; an empty host means this server's.
-    fn at(&self, address: &str) -> Option<Server> {
+    fn at(&self, address: &str) -> Option<RedisServer> {
         let (host, port) = address.rsplit_once(':')?;
         let port = port.parse().ok()?;
         let or_own = |own: &str| match host {
@@ -347,23 +349,23 @@ impl Server {
             ConnectionAddr::Tcp(host, _) => ConnectionAddr::Tcp(or_own(host), port),
             _ => ConnectionAddr::Tcp(or_own(""), port),
         };
-        Some(Server(self.0.clone().set_addr(address)))
+        Some(RedisServer(self.0.clone().set_addr(address)))
     }
 }
 
 /// The parameters of a connection.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(super) struct RedisTimeouts {
     pub(super) connect: Duration,
     pub(super) response: Duration,
 }
 
 /// The connection to one server.
 #[derive(Debug)]
-pub(super) struct Link {
-    target: Target,
-    patience: Patience,
-    state: RefCell<State>,
+pub(super) struct RedisConnection {
+    target: RedisTarget,
+    patience: RedisTimeouts,
+    state: RefCell<RedisConnectionState>,
     changed: Notify,
     number: Cell<u64>,
     /// The server run of the last connection; 0 if unknown.
@@ -372,18 +374,18 @@ pub(super) struct Link {
     trouble: RefCell<String>,
 }
 
-enum State {
+enum RedisConnectionState {
     Down,
     Connecting,
     Up(MultiplexedConnection, u64),
 }
 
-impl std::fmt::Debug for State {
+impl std::fmt::Debug for RedisConnectionState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            State::Down => "Down",
-            State::Connecting => "Connecting",
-            State::Up(..) => "Up",
+            RedisConnectionState::Down => "Down",
+            RedisConnectionState::Connecting => "Connecting",
+            RedisConnectionState::Up(..) => "Up",
         })
     }
 }
@@ -395,12 +397,12 @@ const LATEST_REPLY: Duration = Duration::from_secs(4);
 /// Most calls queued for writing.
 const PIPELINE: usize = 4096;
 
-impl Link {
-    pub(super) fn new(target: Target, patience: Patience) -> Link {
-        Link {
+impl RedisConnection {
+    pub(super) fn new(target: RedisTarget, patience: RedisTimeouts) -> RedisConnection {
+        RedisConnection {
             target,
             patience,
-            state: RefCell::new(State::Down),
+            state: RefCell::new(RedisConnectionState::Down),
             changed: Notify::new(),
             number: Cell::new(0),
             run: Cell::new(0),
@@ -432,10 +434,12 @@ impl Link {
     }
 
     /// The server at another address, with the same credentials.
-    pub(super) fn server_at(&self, address: &str) -> Option<Server> {
+    pub(super) fn server_at(&self, address: &str) -> Option<RedisServer> {
         match &self.target {
-            Target::One(server) | Target::Sentinel { via: server, .. } => server.at(address),
-            Target::Cluster(seeds) => seeds.first()?.at(address),
+            RedisTarget::One(server) | RedisTarget::Sentinel { via: server, .. } => {
+                server.at(address)
+            }
+            RedisTarget::Cluster(seeds) => seeds.first()?.at(address),
         }
     }
 
@@ -523,22 +527,26 @@ impl Link {
 
     async fn connection(&self) -> Result<(MultiplexedConnection, u64), Failure> {
         let waits = match &*self.state.borrow() {
-            State::Up(connection, number) => return Ok((connection.clone(), *number)),
-            State::Connecting => true,
-            State::Down => false,
+            RedisConnectionState::Up(connection, number) => {
+                return Ok((connection.clone(), *number));
+            }
+            RedisConnectionState::Connecting => true,
+            RedisConnectionState::Down => false,
         };
         if waits {
             self.changed.notified().await;
             return match &*self.state.borrow() {
-                State::Up(connection, number) => Ok((connection.clone(), *number)),
-                State::Connecting | State::Down => Err(Failure::Connection),
+                RedisConnectionState::Up(connection, number) => Ok((connection.clone(), *number)),
+                RedisConnectionState::Connecting | RedisConnectionState::Down => {
+                    Err(Failure::Connection)
+                }
             };
         }
-        self.state.replace(State::Connecting);
+        self.state.replace(RedisConnectionState::Connecting);
         match self.open().await {
             Ok(connection) => Ok((connection.clone(), self.up(connection))),
             Err(failure) => {
-                self.state.replace(State::Down);
+                self.state.replace(RedisConnectionState::Down);
                 self.changed.notify_waiters();
                 Err(failure)
             }
@@ -548,7 +556,8 @@ impl Link {
     fn up(&self, connection: MultiplexedConnection) -> u64 {
         let number = self.number.get() + 1;
         self.number.set(number);
-        self.state.replace(State::Up(connection, number));
+        self.state
+            .replace(RedisConnectionState::Up(connection, number));
         self.changed.notify_waiters();
         number
     }
@@ -556,26 +565,26 @@ impl Link {
     /// Abandons the connection to the calls in flight. It closes with the last of them.
     pub(super) fn give_up(&self) {
         let mut state = self.state.borrow_mut();
-        if matches!(&*state, State::Up(..)) {
-            *state = State::Down;
+        if matches!(&*state, RedisConnectionState::Up(..)) {
+            *state = RedisConnectionState::Down;
         }
     }
 
     fn drop_connection(&self, number: u64) {
         let mut state = self.state.borrow_mut();
-        if matches!(&*state, State::Up(_, current) if *current == number) {
-            *state = State::Down;
+        if matches!(&*state, RedisConnectionState::Up(_, current) if *current == number) {
+            *state = RedisConnectionState::Down;
         }
     }
 
     /// Opens a new connection: with Sentinel, to the master that it names now.
     async fn open(&self) -> Result<MultiplexedConnection, Failure> {
         let mut connection = match &self.target {
-            Target::One(server) => self.open_to(server).await?,
-            Target::Sentinel { master, nodes, via } => {
+            RedisTarget::One(server) => self.open_to(server).await?,
+            RedisTarget::Sentinel { master, nodes, via } => {
                 self.open_to_master(nodes, master, via).await?
             }
-            Target::Cluster(_) => return Err(Failure::Connection),
+            RedisTarget::Cluster(_) => return Err(Failure::Connection),
         };
         self.run.set(run_of(&mut connection).await);
         Ok(connection)
@@ -584,9 +593,9 @@ impl Link {
     /// Opens a connection to the master that the first answering Sentinel names.
     async fn open_to_master(
         &self,
-        sentinels: &[Server],
+        sentinels: &[RedisServer],
         name: &str,
-        via: &Server,
+        via: &RedisServer,
     ) -> Result<MultiplexedConnection, Failure> {
         for sentinel in sentinels {
             if let Some(server) = self.master(sentinel, name, via).await {
@@ -597,7 +606,12 @@ impl Link {
     }
 
     /// The master according to one Sentinel.
-    async fn master(&self, sentinel: &Server, name: &str, via: &Server) -> Option<Server> {
+    async fn master(
+        &self,
+        sentinel: &RedisServer,
+        name: &str,
+        via: &RedisServer,
+    ) -> Option<RedisServer> {
         let mut connection = self.open_to(sentinel).await.ok()?;
         let mut question = redis::cmd("SENTINEL");
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
@@ -606,7 +620,7 @@ impl Link {
         via.at(&format!("{host}:{port}"))
     }
 
-    async fn open_to(&self, server: &Server) -> Result<MultiplexedConnection, Failure> {
+    async fn open_to(&self, server: &RedisServer) -> Result<MultiplexedConnection, Failure> {
         let failed = |error: RedisError| match self.fails(&error) {
             failure @ (Failure::Auth | Failure::Loading) => failure,
             _ => Failure::Connection,

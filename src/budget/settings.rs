@@ -8,16 +8,16 @@ use std::{
 use sha2::{Digest, Sha256};
 
 use super::{
-    lease::{Algorithm, Terms},
-    redis::{Failure, Target},
+    lease::{LeaseAlgorithm, LeaseTerms},
+    redis::{Failure, RedisTarget},
 };
 use crate::{limit::Key, telemetry::handles::LeaseMetrics};
 
 /// `[redis]`.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct RedisSettings {
     /// The address.
-    pub target: Target,
+    pub target: RedisTarget,
     /// Prefix of every key in Redis.
     pub key_prefix: String,
     /// The longest time for which a request waits for Redis.
@@ -82,7 +82,7 @@ pub const LOSSES: [&str; 3] = super::keeper::Loss::LABELS;
 pub struct SharedLimit {
     pub(super) name: String,
     /// One per quota.
-    pub(super) tiers: Vec<Tier>,
+    pub(super) tiers: Vec<SharedTier>,
     pub(super) when_down: WhenDown,
     /// The part by which the limit may be exceeded, so that keys new to a gateway need no call; 0
     /// to 0.1.
@@ -131,19 +131,19 @@ impl Disagreement {
 
 /// One quota of a shared limit.
 #[derive(Debug, PartialEq)]
-pub(super) struct Tier {
-    pub(super) terms: Terms,
+pub(super) struct SharedTier {
+    pub(super) terms: LeaseTerms,
     /// Index of its overflow cell: the tiers before it, over all limits.
     pub(super) overflow: usize,
 }
 
 /// A bucket's identity, the same at all gateways.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Name(pub [u8; 16]);
+pub struct SharedKeyName(pub [u8; 16]);
 
-impl Name {
+impl SharedKeyName {
     /// The common name of keys without a cell.
-    pub(super) const OVERFLOW: Name = Name(*b"(no room for it)");
+    pub(super) const OVERFLOW: SharedKeyName = SharedKeyName(*b"(no room for it)");
 }
 
 impl SharedLimit {
@@ -151,7 +151,7 @@ impl SharedLimit {
     /// the limits before it, because each quota has its own overflow cell.
     pub fn new(
         name: &str,
-        terms: Vec<Terms>,
+        terms: Vec<LeaseTerms>,
         when_down: WhenDown,
         before: usize,
         metrics: LeaseMetrics,
@@ -161,7 +161,7 @@ impl SharedLimit {
             .iter()
             .take(16)
             .fold(0, |key, &byte| key << 8 | u128::from(byte));
-        let tier = |(index, terms)| Tier {
+        let tier = |(index, terms)| SharedTier {
             terms,
             overflow: before + index,
         };
@@ -190,12 +190,12 @@ impl SharedLimit {
     }
 
     /// The terms of a tier, or of the default tier if it does not exist.
-    pub(super) fn tier(&self, tier: usize) -> &Tier {
+    pub(super) fn tier(&self, tier: usize) -> &SharedTier {
         self.tiers.get(tier).unwrap_or(&self.tiers[0])
     }
 
     /// The algorithm, equal in every tier.
-    pub(super) fn algorithm(&self) -> Algorithm {
+    pub(super) fn algorithm(&self) -> LeaseAlgorithm {
         self.tier(0).terms.algorithm
     }
 
@@ -207,26 +207,36 @@ impl SharedLimit {
     /// The key in Redis of one bucket. The braced part selects the cluster slot. The hash excludes
     /// the algorithm, so a limit with a new algorithm continues from what was spent. Slots are
     /// separate, because they are no debt to any other algorithm.
-    pub(super) fn redis_key(&self, prefix: &str, terms: &Terms, name: Name) -> String {
+    pub(super) fn redis_key(
+        &self,
+        prefix: &str,
+        terms: &LeaseTerms,
+        name: SharedKeyName,
+    ) -> String {
         let form = match terms.algorithm {
-            Algorithm::Slots => (4, 0),
+            LeaseAlgorithm::Slots => (4, 0),
             _ => (0, 0),
         };
         self.key_of(prefix, form, name)
     }
 
     /// The key in older versions, if it differed.
-    pub(super) fn former_key(&self, prefix: &str, terms: &Terms, name: Name) -> Option<String> {
+    pub(super) fn former_key(
+        &self,
+        prefix: &str,
+        terms: &LeaseTerms,
+        name: SharedKeyName,
+    ) -> Option<String> {
         let form = match terms.algorithm {
-            Algorithm::Bucket => (1, 0),
-            Algorithm::Fixed | Algorithm::Sliding => (2, terms.span_us),
-            Algorithm::Log => (3, terms.span_us),
-            Algorithm::Slots => return None,
+            LeaseAlgorithm::Bucket => (1, 0),
+            LeaseAlgorithm::Fixed | LeaseAlgorithm::Sliding => (2, terms.span_us),
+            LeaseAlgorithm::Log => (3, terms.span_us),
+            LeaseAlgorithm::Slots => return None,
         };
         Some(self.key_of(prefix, form, name))
     }
 
-    fn key_of(&self, prefix: &str, form: (u8, u64), name: Name) -> String {
+    fn key_of(&self, prefix: &str, form: (u8, u64), name: SharedKeyName) -> String {
         let digest = Sha256::new()
             .chain_update([form.0])
             .chain_update(form.1.to_le_bytes())

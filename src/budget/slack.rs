@@ -8,7 +8,7 @@
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
-use super::lease::Terms;
+use super::lease::LeaseTerms;
 
 /// The slack of one key.
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,7 +20,7 @@ pub(super) struct Slack {
 
 /// This gateway's part of the allowed excess, in whole units: none if there are many gateways and
 /// the limit is small.
-pub(super) fn room(slack: f64, terms: &Terms, gateways: f64) -> u64 {
+pub(super) fn room(slack: f64, terms: &LeaseTerms, gateways: f64) -> u64 {
     if !terms.ahead {
         return 0;
     }
@@ -29,7 +29,7 @@ pub(super) fn room(slack: f64, terms: &Terms, gateways: f64) -> u64 {
 
 impl Slack {
     /// Whether this many units are admitted.
-    pub(super) fn spend(&mut self, now_ns: u64, terms: &Terms, room: u64, cost: u64) -> bool {
+    pub(super) fn spend(&mut self, now_ns: u64, terms: &LeaseTerms, room: u64, cost: u64) -> bool {
         self.flow_back(now_ns, terms, room);
         let used = self.used + cost as f64;
         let passes = used <= room as f64;
@@ -45,20 +45,20 @@ impl Slack {
     }
 
     /// The units to charge with a call made now.
-    pub(super) fn charge(&mut self, now_ns: u64, terms: &Terms, room: u64) -> u64 {
+    pub(super) fn charge(&mut self, now_ns: u64, terms: &LeaseTerms, room: u64) -> u64 {
         self.flow_back(now_ns, terms, room);
         std::mem::take(&mut self.used).ceil() as u64
     }
 
     /// Whether all slack has recovered, so it can be forgotten.
-    pub(super) fn is_whole(&self, now_ns: u64, terms: &Terms, room: u64) -> bool {
+    pub(super) fn is_whole(&self, now_ns: u64, terms: &LeaseTerms, room: u64) -> bool {
         let mut then = *self;
         then.flow_back(now_ns, terms, room);
         then.used <= 0.0
     }
 
     /// All slack recovers within the limit's span.
-    fn flow_back(&mut self, now_ns: u64, terms: &Terms, room: u64) {
+    fn flow_back(&mut self, now_ns: u64, terms: &LeaseTerms, room: u64) {
         let passed_us = now_ns.saturating_sub(self.at_ns) as f64 / 1e3;
         let back = room as f64 * passed_us / terms.span_us as f64;
         self.used = (self.used - back).max(0.0);
@@ -71,12 +71,18 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::budget::lease::Algorithm;
+    use crate::budget::lease::LeaseAlgorithm;
 
     const SECOND: u64 = 1_000_000_000;
 
-    fn terms(ahead: bool) -> Terms {
-        Terms::new(Algorithm::Bucket, 100, Duration::from_secs(100), 100, ahead)
+    fn terms(ahead: bool) -> LeaseTerms {
+        LeaseTerms::new(
+            LeaseAlgorithm::Bucket,
+            100,
+            Duration::from_secs(100),
+            100,
+            ahead,
+        )
     }
 
     #[test]

@@ -8,10 +8,10 @@ use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     Budget,
-    hand::{Hand, Lent, NoSlot, Spent, Tag},
-    keeper::{Answer, Grant, Message, Question, Word},
-    lease::{self, Algorithm},
-    settings::{Name, SharedLimit, WhenDown},
+    hand::{KeyCell, NoSlot, SlotGuard, SpendOutcome, Tag},
+    keeper::{Grant, KeeperOutcome, KeyReply, KeyRequest, Message},
+    lease::{self, LeaseAlgorithm},
+    settings::{SharedKeyName, SharedLimit, WhenDown},
 };
 use crate::limit::{Charge, Key, MAX_LIMITS, Store, Verdict};
 
@@ -19,7 +19,7 @@ mod standing;
 
 /// One request's demand on one shared limit.
 #[derive(Clone, Copy, Debug)]
-pub struct Claim<'a> {
+pub struct SharedClaim<'a> {
     /// The limit.
     pub limit: &'a Arc<SharedLimit>,
     /// Index into its quotas; an index out of range counts as 0.
@@ -38,14 +38,14 @@ pub struct Decided<'a> {
     /// For the claims.
     pub shared: Verdict<'a>,
     /// The slots of an admitted request; dropping this returns them.
-    pub lent: Vec<Lent>,
+    pub lent: Vec<SlotGuard>,
     /// The source of each claim's decision.
-    pub sources: ArrayVec<Source, MAX_LIMITS>,
+    pub sources: ArrayVec<DecisionSource, MAX_LIMITS>,
 }
 
 /// The source of a decision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Source {
+pub enum DecisionSource {
     /// This gateway, with tokens or a refusal that Redis gave it earlier.
     #[default]
     Lease,
@@ -66,17 +66,17 @@ pub struct Unavailable {
 #[derive(Clone, Copy, Debug, Default)]
 struct Taken {
     place: Option<usize>,
-    what: What,
-    source: Source,
+    what: ClaimState,
+    source: DecisionSource,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-enum What {
+enum ClaimState {
     /// Redis must be asked.
     #[default]
     Undecided,
     /// Local tokens.
-    Hand(lease::Hand),
+    Hand(lease::TokenPair),
     /// Tokens that the store granted to this request.
     Granted(Grant),
     /// Slots: among the [`Takings::lent`].
@@ -95,16 +95,24 @@ enum What {
     Closed,
 }
 
-impl What {
+impl ClaimState {
     fn admits(self) -> bool {
         matches!(
             self,
-            What::Hand(_) | What::Granted(_) | What::Lent | What::Slack | What::Alone | What::Open
+            ClaimState::Hand(_)
+                | ClaimState::Granted(_)
+                | ClaimState::Lent
+                | ClaimState::Slack
+                | ClaimState::Alone
+                | ClaimState::Open
         )
     }
 
     fn is_final(self) -> bool {
-        matches!(self, What::Refused { .. } | What::Never | What::Closed)
+        matches!(
+            self,
+            ClaimState::Refused { .. } | ClaimState::Never | ClaimState::Closed
+        )
     }
 }
 
@@ -112,10 +120,10 @@ impl What {
 #[derive(Debug, Default)]
 struct Takings {
     each: ArrayVec<Taken, MAX_LIMITS>,
-    lent: Vec<Lent>,
+    lent: Vec<SlotGuard>,
 }
 
-type Pending = ArrayVec<(usize, oneshot::Receiver<Answer>), MAX_LIMITS>;
+type Pending = ArrayVec<(usize, oneshot::Receiver<KeyReply>), MAX_LIMITS>;
 
 impl Budget {
     /// Decides a request. `name` returns the bucket name of a claim, common to all gateways; it is
@@ -127,8 +135,8 @@ impl Budget {
         now_ns: u64,
         store: &Store,
         local: &[Charge<'a>],
-        claims: &[Claim<'_>],
-        name: impl Fn(usize) -> Name,
+        claims: &[SharedClaim<'_>],
+        name: impl Fn(usize) -> SharedKeyName,
     ) -> Result<Decided<'a>, Unavailable> {
         let mut takings = Takings::default();
         for claim in claims.iter().take(MAX_LIMITS) {
@@ -156,12 +164,13 @@ impl Budget {
             self.put_back(claims, &takings.each);
             takings.lent.clear();
         }
-        let closed = |taken: &Taken| taken.what == What::Closed;
+        let closed = |taken: &Taken| taken.what == ClaimState::Closed;
         if let Some(claim) = takings.each.iter().position(closed) {
             return Err(Unavailable { claim });
         }
-        let finding =
-            |(claim, taken): (&Claim<'_>, &Taken)| self.standing(now_ns, claim, *taken).into();
+        let finding = |(claim, taken): (&SharedClaim<'_>, &Taken)| {
+            self.standing(now_ns, claim, *taken).into()
+        };
         let shared = Verdict {
             findings: claims.iter().zip(&takings.each).map(finding).collect(),
         };
@@ -176,11 +185,11 @@ impl Budget {
     }
 
     /// The status of the limits as far as this gateway knows; charges nothing.
-    pub fn peek(&self, now_ns: u64, claims: &[Claim<'_>]) -> Verdict<'static> {
-        let finding = |claim: &Claim<'_>| {
+    pub fn peek(&self, now_ns: u64, claims: &[SharedClaim<'_>]) -> Verdict<'static> {
+        let finding = |claim: &SharedClaim<'_>| {
             let place = self.hands.find(claim.tag());
-            let what = What::Undecided;
-            self.standing(now_ns, claim, Taken::of(place, what, Source::Lease))
+            let what = ClaimState::Undecided;
+            self.standing(now_ns, claim, Taken::of(place, what, DecisionSource::Lease))
                 .into()
         };
         Verdict {
@@ -189,10 +198,10 @@ impl Budget {
     }
 
     /// Takes from the cell of a claim, if it has one.
-    fn take(&self, now_ns: u64, claim: &Claim<'_>, lent: &mut Vec<Lent>) -> Taken {
+    fn take(&self, now_ns: u64, claim: &SharedClaim<'_>, lent: &mut Vec<SlotGuard>) -> Taken {
         let terms = &claim.limit.tier(claim.tier).terms;
         if claim.cost > terms.capacity {
-            return What::Never.into();
+            return ClaimState::Never.into();
         }
         let tag = claim.tag();
         let Some(place) = self.hands.find(tag) else {
@@ -202,27 +211,27 @@ impl Budget {
                 WhenDown::Open | WhenDown::Closed if is_down => {
                     self.alone(now_ns, claim, None, lent)
                 }
-                _ => What::Undecided.into(),
+                _ => ClaimState::Undecided.into(),
             };
         };
-        if terms.algorithm == Algorithm::Slots {
+        if terms.algorithm == LeaseAlgorithm::Slots {
             return self.take_slots(now_ns, claim, place, lent);
         }
         let hand = self.hands.hand(place);
         let what = match hand.spend(now_ns, claim.cost, terms) {
-            Spent::Taken { tokens, is_low } => {
+            SpendOutcome::Taken { tokens, is_low } => {
                 if !self.hands.is(place, tag) {
                     hand.put_back(tokens);
-                    return What::Undecided.into();
+                    return ClaimState::Undecided.into();
                 }
                 if is_low {
                     // if the lease manager's queue is full, the next request without tokens
                     // notifies it
                     let _ = self.keeper.try_send(Message::Low(place, tag));
                 }
-                What::Hand(tokens)
+                ClaimState::Hand(tokens)
             }
-            Spent::Refused { until_ns } => {
+            SpendOutcome::Refused { until_ns } => {
                 // a request that costs more than a unit does not count as demand: a few of them
                 // would claim everything
                 if claim.cost == 1 {
@@ -230,49 +239,49 @@ impl Budget {
                 } else {
                     claim.limit.metrics.refused_by_memory.increment(claim.cost);
                 }
-                What::Refused { until_ns }
+                ClaimState::Refused { until_ns }
             }
-            Spent::Nothing if self.is_down(hand) => {
+            SpendOutcome::Nothing if self.is_down(hand) => {
                 return self.alone(now_ns, claim, Some(place), lent);
             }
-            Spent::Nothing => What::Undecided,
+            SpendOutcome::Nothing => ClaimState::Undecided,
         };
-        Taken::of(Some(place), what, Source::Lease)
+        Taken::of(Some(place), what, DecisionSource::Lease)
     }
 
     /// The same for a limit on requests in flight.
     fn take_slots(
         &self,
         now_ns: u64,
-        claim: &Claim<'_>,
+        claim: &SharedClaim<'_>,
         place: usize,
-        lent: &mut Vec<Lent>,
+        lent: &mut Vec<SlotGuard>,
     ) -> Taken {
         let what = match self.hands.slots(place).take(now_ns, claim.cost) {
             Ok(()) => {
                 let taken = self.lend(claim, place, false);
                 if !self.hands.is(place, claim.tag()) {
-                    return What::Undecided.into();
+                    return ClaimState::Undecided.into();
                 }
                 lent.push(taken);
-                What::Lent
+                ClaimState::Lent
             }
-            Err(NoSlot::Refused { until_ns }) => What::Refused { until_ns },
+            Err(NoSlot::Refused { until_ns }) => ClaimState::Refused { until_ns },
             Err(NoSlot::Unknown) if self.is_down(self.hands.hand(place)) => {
                 return self.alone(now_ns, claim, Some(place), lent);
             }
-            Err(NoSlot::Unknown) => What::Undecided,
+            Err(NoSlot::Unknown) => ClaimState::Undecided,
         };
-        Taken::of(Some(place), what, Source::Lease)
+        Taken::of(Some(place), what, DecisionSource::Lease)
     }
 
     /// Guards taken slots for as long as the request holds them.
-    fn lend(&self, claim: &Claim<'_>, place: usize, alone: bool) -> Lent {
+    fn lend(&self, claim: &SharedClaim<'_>, place: usize, alone: bool) -> SlotGuard {
         let at = (&self.hands, &self.keeper);
-        Lent::new(at, (place, claim.tag()), claim.cost, alone)
+        SlotGuard::new(at, (place, claim.tag()), claim.cost, alone)
     }
 
-    fn is_down(&self, hand: Hand<'_>) -> bool {
+    fn is_down(&self, hand: KeyCell<'_>) -> bool {
         self.degraded
             .servers
             .get(hand.shard())
@@ -283,29 +292,29 @@ impl Budget {
     fn alone(
         &self,
         now_ns: u64,
-        claim: &Claim<'_>,
+        claim: &SharedClaim<'_>,
         place: Option<usize>,
-        lent: &mut Vec<Lent>,
+        lent: &mut Vec<SlotGuard>,
     ) -> Taken {
         claim.limit.metrics.degraded.increment(1);
         let tier = claim.limit.tier(claim.tier);
         let place = place.unwrap_or_else(|| self.hands.overflow(tier.overflow));
         let what = match claim.limit.when_down {
-            WhenDown::Open => What::Open,
-            WhenDown::Closed => What::Closed,
-            WhenDown::Local { .. } if tier.terms.algorithm == Algorithm::Slots => {
+            WhenDown::Open => ClaimState::Open,
+            WhenDown::Closed => ClaimState::Closed,
+            WhenDown::Local { .. } if tier.terms.algorithm == LeaseAlgorithm::Slots => {
                 if self.hands.slots(place).take_alone(claim.cost) {
                     lent.push(self.lend(claim, place, true));
-                    What::Lent
+                    ClaimState::Lent
                 } else {
                     // a returned slot is free at once
-                    What::Refused { until_ns: now_ns }
+                    ClaimState::Refused { until_ns: now_ns }
                 }
             }
             WhenDown::Local { .. } => {
                 match self.hands.hand(place).spend_alone(now_ns, claim.cost) {
-                    Ok(()) => What::Alone,
-                    Err(wait_ns) => What::Refused {
+                    Ok(()) => ClaimState::Alone,
+                    Err(wait_ns) => ClaimState::Refused {
                         until_ns: now_ns.saturating_add(wait_ns),
                     },
                 }
@@ -314,27 +323,27 @@ impl Budget {
         if !what.admits() {
             claim.limit.metrics.degraded_rejected.increment(1);
         }
-        Taken::of(Some(place), what, Source::Fallback)
+        Taken::of(Some(place), what, DecisionSource::Fallback)
     }
 
     /// Sends the missing claims to Redis: either those of strict limits or all others.
     fn ask(
         &self,
         now_ns: u64,
-        claims: &[Claim<'_>],
+        claims: &[SharedClaim<'_>],
         takings: &mut Takings,
         strict: bool,
-        name: impl Fn(usize) -> Name,
+        name: impl Fn(usize) -> SharedKeyName,
     ) -> Pending {
         let mut pending = Pending::new();
         let Takings { each, lent } = takings;
         for (index, (claim, taken)) in claims.iter().zip(each).enumerate() {
             let is_ahead = claim.limit.tier(claim.tier).terms.ahead;
-            if taken.what != What::Undecided || is_ahead == strict {
+            if taken.what != ClaimState::Undecided || is_ahead == strict {
                 continue;
             }
             let (answer, answered) = oneshot::channel();
-            let question = Question {
+            let question = KeyRequest {
                 limit: Arc::clone(claim.limit),
                 tier: claim.tier,
                 tag: claim.tag(),
@@ -355,7 +364,7 @@ impl Budget {
         &self,
         now_ns: u64,
         deadline: Instant,
-        claims: &[Claim<'_>],
+        claims: &[SharedClaim<'_>],
         takings: &mut Takings,
         pending: Pending,
     ) {
@@ -376,42 +385,42 @@ impl Budget {
             claim.limit.metrics.waited.record(asked.elapsed());
             let place = answer.as_ref().map(|answer| answer.place).or(taken.place);
             let what = match answer.map(|answer| answer.word) {
-                Some(Word::Granted(grant)) => What::Granted(grant),
-                Some(Word::Taken(tokens)) => What::Hand(tokens),
-                Some(Word::Lent(slots)) => {
+                Some(KeeperOutcome::Granted(grant)) => ClaimState::Granted(grant),
+                Some(KeeperOutcome::Taken(tokens)) => ClaimState::Hand(tokens),
+                Some(KeeperOutcome::Lent(slots)) => {
                     lent.push(slots);
-                    What::Lent
+                    ClaimState::Lent
                 }
-                Some(Word::Slack) => {
-                    *taken = Taken::of(place, What::Slack, Source::Lease);
+                Some(KeeperOutcome::Slack) => {
+                    *taken = Taken::of(place, ClaimState::Slack, DecisionSource::Lease);
                     continue;
                 }
-                Some(Word::Refused) => {
+                Some(KeeperOutcome::Refused) => {
                     let terms = &claim.limit.tier(claim.tier).terms;
                     let fits_ns = |place| self.hands.hand(place).fits_ns(now_ns, claim.cost, terms);
                     let until_ns = place.map_or(0, fits_ns);
-                    What::Refused { until_ns }
+                    ClaimState::Refused { until_ns }
                 }
-                Some(Word::Alone) | None => {
+                Some(KeeperOutcome::Alone) | None => {
                     *taken = self.alone(now_ns, claim, place, lent);
                     continue;
                 }
             };
-            *taken = Taken::of(place, what, Source::Redis);
+            *taken = Taken::of(place, what, DecisionSource::Redis);
         }
     }
 
     /// Returns what was taken for a request that is not admitted.
-    fn put_back(&self, claims: &[Claim<'_>], takings: &[Taken]) {
+    fn put_back(&self, claims: &[SharedClaim<'_>], takings: &[Taken]) {
         for (claim, taken) in claims.iter().zip(takings) {
             let Some(place) = taken.place else { continue };
             let hand = self.hands.hand(place);
             match taken.what {
-                What::Hand(tokens) => hand.put_back(tokens),
-                What::Granted(grant) if claim.limit.tier(claim.tier).terms.banks_grants() => {
+                ClaimState::Hand(tokens) => hand.put_back(tokens),
+                ClaimState::Granted(grant) if claim.limit.tier(claim.tier).terms.banks_grants() => {
                     hand.bank(grant.slot, grant.deadline_ns, claim.cost);
                 }
-                What::Granted(grant) => {
+                ClaimState::Granted(grant) => {
                     let unused = Message::Return {
                         place,
                         tag: claim.tag(),
@@ -421,7 +430,7 @@ impl Budget {
                     // if the lease manager's queue is full, the unit is lost and counts as spent
                     let _ = self.keeper.try_send(unused);
                 }
-                What::Slack => {
+                ClaimState::Slack => {
                     let unused = Message::Unslacked {
                         place,
                         tag: claim.tag(),
@@ -430,27 +439,27 @@ impl Budget {
                     // if the lease manager's queue is full, the unit counts as admitted slack
                     let _ = self.keeper.try_send(unused);
                 }
-                What::Alone => hand.refund_alone(claim.cost),
+                ClaimState::Alone => hand.refund_alone(claim.cost),
                 _ => {}
             }
         }
     }
 }
 
-impl Claim<'_> {
+impl SharedClaim<'_> {
     fn tag(&self) -> Tag {
         Tag::new(self.key.unwrap_or(self.limit.unkeyed), self.tier)
     }
 }
 
-impl From<What> for Taken {
-    fn from(what: What) -> Taken {
-        Taken::of(None, what, Source::Lease)
+impl From<ClaimState> for Taken {
+    fn from(what: ClaimState) -> Taken {
+        Taken::of(None, what, DecisionSource::Lease)
     }
 }
 
 impl Taken {
-    fn of(place: Option<usize>, what: What, source: Source) -> Taken {
+    fn of(place: Option<usize>, what: ClaimState, source: DecisionSource) -> Taken {
         Taken {
             place,
             what,
@@ -462,7 +471,7 @@ impl Taken {
 impl Takings {
     /// Whether Redis must be asked for some claim, and none is refused already.
     fn is_open(&self) -> bool {
-        let undecided = |taken: &Taken| taken.what == What::Undecided;
+        let undecided = |taken: &Taken| taken.what == ClaimState::Undecided;
         self.each.iter().any(undecided) && !self.is_refused()
     }
 
@@ -485,8 +494,8 @@ mod tests {
     use crate::{
         budget::{
             Degraded,
-            hand::Hands,
-            lease::{Forecast, Pause, Terms},
+            hand::KeyTable,
+            lease::{Forecast, LeaseTerms, Pause},
         },
         telemetry::Metrics,
     };
@@ -494,16 +503,16 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     /// A budget whose lease manager never answers, and a limit in it.
-    fn unanswered(terms: Terms) -> (Budget, Arc<SharedLimit>, mpsc::Receiver<Message>) {
+    fn unanswered(terms: LeaseTerms) -> (Budget, Arc<SharedLimit>, mpsc::Receiver<Message>) {
         let metrics = Metrics::install().lease("all", "local");
         let when_down = WhenDown::Closed;
         let limit = Arc::new(SharedLimit::new("all", vec![terms], when_down, 0, metrics));
         let (keeper, messages) = mpsc::channel(8);
         let budget = Budget {
-            hands: Arc::new(Hands::new(64, 1)),
+            hands: Arc::new(KeyTable::new(64, 1)),
             keeper,
             degraded: Arc::<Degraded>::default(),
-            override_sync: crate::budget::Board::new().0,
+            override_sync: crate::budget::OverrideSync::new().0,
             wait: Duration::from_secs(1),
         };
         (budget, limit, messages)
@@ -512,13 +521,13 @@ mod tests {
     /// Whether it is admitted; `None` if the decision has to wait.
     fn decided_at_once(budget: &Budget, limit: &Arc<SharedLimit>) -> Option<bool> {
         let store = Store::new(1);
-        let claims = [Claim {
+        let claims = [SharedClaim {
             limit,
             tier: 0,
             key: Some(Key(7)),
             cost: 1,
         }];
-        let decision = budget.admit(SECOND, &store, &[], &claims, |_| Name::default());
+        let decision = budget.admit(SECOND, &store, &[], &claims, |_| SharedKeyName::default());
         match pin!(decision).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(decided) => Some(decided.expect("it is not closed").shared.admitted()),
             Poll::Pending => None,
@@ -527,7 +536,7 @@ mod tests {
 
     #[tokio::test]
     async fn with_tokens_in_hand_or_a_refusal_remembered_nothing_is_awaited_and_nobody_asked() {
-        let terms = Terms::new(Algorithm::Bucket, 5, Duration::from_secs(1), 5, true);
+        let terms = LeaseTerms::new(LeaseAlgorithm::Bucket, 5, Duration::from_secs(1), 5, true);
         let (budget, limit, mut messages) = unanswered(terms);
         let place = budget
             .hands
@@ -555,20 +564,20 @@ mod tests {
 
     #[tokio::test]
     async fn a_slot_whose_request_goes_away_while_it_is_decided_comes_back() {
-        let (budget, limit, mut messages) = unanswered(Terms::slots(1, true));
+        let (budget, limit, mut messages) = unanswered(LeaseTerms::slots(1, true));
         let place = budget
             .hands
             .claim(Tag::new(Key(7), 0), 0)
             .expect("there is room");
         let store = Store::new(1);
-        let claims = [Claim {
+        let claims = [SharedClaim {
             limit: &limit,
             tier: 0,
             key: Some(Key(7)),
             cost: 1,
         }];
         {
-            let decision = budget.admit(SECOND, &store, &[], &claims, |_| Name::default());
+            let decision = budget.admit(SECOND, &store, &[], &claims, |_| SharedKeyName::default());
             let mut decision = pin!(decision);
             let first = decision
                 .as_mut()
@@ -578,9 +587,9 @@ mod tests {
                 panic!("it asks")
             };
             let at = (&budget.hands, &budget.keeper);
-            let lent = Lent::new(at, (place, question.tag), 1, false);
-            let word = Word::Lent(lent);
-            assert!(question.answer.send(Answer { place, word }).is_ok());
+            let lent = SlotGuard::new(at, (place, question.tag), 1, false);
+            let word = KeeperOutcome::Lent(lent);
+            assert!(question.answer.send(KeyReply { place, word }).is_ok());
             // the client leaves before the answer arrives
         }
         assert_eq!(budget.hands.slots(place).free(), 1);

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use super::ConfigFile;
-use crate::config::{self, Loaded, Report, Snapshot, count};
+use crate::config::{self, DiagnosticReport, LoadedConfig, Snapshot, count};
 
 /// Arguments of `tidegate check`.
 #[derive(Clone, Debug, Args)]
@@ -46,7 +46,7 @@ pub fn check(args: &CheckArgs) -> ExitCode {
 }
 
 /// Problems go to standard error, the success line to standard output.
-fn print_text(path: &Path, result: &Result<Loaded, Report>) {
+fn print_text(path: &Path, result: &Result<LoadedConfig, DiagnosticReport>) {
     let report = match result {
         Ok(loaded) => &loaded.warnings,
         Err(report) => report,
@@ -66,7 +66,7 @@ fn print_line(to: &mut impl Write, line: &str) {
     let _ = writeln!(to, "{line}");
 }
 
-fn json(result: &Result<Loaded, Report>) -> Value {
+fn json(result: &Result<LoadedConfig, DiagnosticReport>) -> Value {
     match result {
         Ok(loaded) => {
             let mut report = loaded.warnings.json();
@@ -84,7 +84,7 @@ fn json(result: &Result<Loaded, Report>) -> Value {
 }
 
 /// `gateway.toml: fine, 1 warning: 1 listener, 3 routes, 4 limits`.
-fn verdict(path: &Path, loaded: &Loaded) -> String {
+fn verdict(path: &Path, loaded: &LoadedConfig) -> String {
     let warnings = match loaded.warnings.summary() {
         none if none.is_empty() => none,
         some => format!(", {some}"),
@@ -109,7 +109,7 @@ fn contents(snapshot: &Snapshot) -> String {
 mod tests {
     use super::*;
 
-    fn compile(text: &str) -> Result<Loaded, Report> {
+    fn compile(text: &str) -> Result<LoadedConfig, DiagnosticReport> {
         config::compile("gateway.toml", text, Path::new(""), &|_| None)
     }
 

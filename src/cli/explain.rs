@@ -24,7 +24,7 @@ use crate::{
     config,
     gateway::{
         described::{Described, DescribedBody},
-        explain::{Text, explain as explain_request},
+        explain::{ExplanationText, explain as explain_request},
     },
     listener::tls::Presented,
 };
@@ -98,7 +98,7 @@ fn try_explain(args: &ExplainArgs) -> anyhow::Result<()> {
     })?;
     let explanation = explain_request(loaded.snapshot, &described)?;
     let text = match args.format {
-        Format::Text => Text(&explanation).to_string(),
+        Format::Text => ExplanationText(&explanation).to_string(),
         Format::Json => format!("{}\n", explanation.json()),
     };
     // a closed pipe is not a failure

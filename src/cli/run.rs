@@ -14,9 +14,9 @@ use serde_json::json;
 
 use super::ConfigFile;
 use crate::{
-    config::{self, Loaded, Mode, Report, Snapshot},
+    config::{self, DiagnosticReport, LoadedConfig, Mode, Snapshot},
     identity::{AddressSource, KeyPart},
-    listener::{Address, Company},
+    listener::{BindAddress, BindMode},
     server::{self, Running},
     telemetry::{self, Metrics},
     upstream,
@@ -88,13 +88,13 @@ fn try_run(args: &RunArgs) -> anyhow::Result<()> {
         }
         None => config::load(&path),
     };
-    let Loaded { snapshot, warnings } = loaded.map_err(refused)?;
+    let LoadedConfig { snapshot, warnings } = loaded.map_err(refused)?;
     let metrics = Metrics::install();
     let log = telemetry::log::init(&snapshot.log, metrics.log_lines_dropped())?;
     let file = args.to.is_none().then_some(&*path);
     let company = match args.beside {
-        true => Company::Beside,
-        false => Company::Alone,
+        true => BindMode::Beside,
+        false => BindMode::Alone,
     };
     let running = server::start(snapshot, file.map(Path::to_owned), metrics, company)?;
     let mut stderr = anstream::stderr();
@@ -111,7 +111,7 @@ fn try_run(args: &RunArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn refused(report: Report) -> anyhow::Error {
+fn refused(report: DiagnosticReport) -> anyhow::Error {
     let _ = anstream::stderr().write_all(report.text(true).as_bytes());
     anyhow::anyhow!("{}", report.summary())
 }
@@ -126,9 +126,9 @@ fn banner(running: &Running, file: Option<&Path>) -> String {
     text.push('\n');
     for (address, settings) in running.listeners.iter().zip(&snapshot.listeners) {
         let scheme = match (address, &settings.tls) {
-            (Address::Tcp(_), None) => "http://",
-            (Address::Tcp(_), Some(_)) => "https://",
-            (Address::Unix(_) | Address::Systemd(_), _) => "",
+            (BindAddress::Tcp(_), None) => "http://",
+            (BindAddress::Tcp(_), Some(_)) => "https://",
+            (BindAddress::Unix(_) | BindAddress::Systemd(_), _) => "",
         };
         let _ = writeln!(text, "  listening  {scheme}{address}");
     }
@@ -145,7 +145,7 @@ fn banner(running: &Running, file: Option<&Path>) -> String {
         let servers: Vec<String> = upstream
             .servers
             .iter()
-            .map(upstream::Server::to_string)
+            .map(upstream::ServerAddress::to_string)
             .collect();
         let limits: Vec<&str> = route
             .limits
@@ -221,7 +221,7 @@ fn counts_addresses(snapshot: &Snapshot) -> bool {
 fn may_be_behind_a_proxy(snapshot: &Snapshot) -> bool {
     let identity = &snapshot.identity;
     let is_local =
-        |address: &Address| matches!(address, Address::Tcp(tcp) if tcp.ip().is_loopback());
+        |address: &BindAddress| matches!(address, BindAddress::Tcp(tcp) if tcp.ip().is_loopback());
     identity.trusted_proxies.is_empty()
         && identity.trusted_hops.is_none()
         && identity.address_from != AddressSource::None
@@ -232,7 +232,7 @@ fn may_be_behind_a_proxy(snapshot: &Snapshot) -> bool {
 }
 
 /// `100/s per client IP, burst 200; pro: 600/min, burst 50`.
-fn allowance(limit: &config::Limit) -> String {
+fn allowance(limit: &config::LimitSettings) -> String {
     let per = limit
         .key
         .iter()
@@ -254,7 +254,7 @@ fn allowance(limit: &config::Limit) -> String {
 
 /// `, mode = "shadow"`; empty for a limit that rejects. An operator sees at the start that a limit
 /// protects nothing.
-fn enforcement(limit: &config::Limit) -> String {
+fn enforcement(limit: &config::LimitSettings) -> String {
     match limit.mode {
         Mode::Enforce if limit.enforce_percent < 100 => {
             format!(", enforce_percent = {}", limit.enforce_percent)
@@ -266,7 +266,11 @@ fn enforcement(limit: &config::Limit) -> String {
 
 /// Writes to a temporary file and renames it, so a reader never sees a partial file.
 fn write_ready_file(path: &Path, running: &Running) -> io::Result<()> {
-    let listeners: Vec<String> = running.listeners.iter().map(Address::to_string).collect();
+    let listeners: Vec<String> = running
+        .listeners
+        .iter()
+        .map(BindAddress::to_string)
+        .collect();
     let ready = json!({ "pid": std::process::id(), "listeners": listeners, "admin": running.admin.to_string() });
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(".tmp");

@@ -13,16 +13,16 @@ use super::Snapshot;
 
 /// A configuration as written: the text of its file, and hashes of the other files it read.
 #[derive(Clone, Debug, Default)]
-pub struct Written {
+pub struct WrittenConfig {
     /// The file as JSON, with `${NAME}` unexpanded.
     pub tables: Value,
     /// Path to a hash of the file's bytes.
     pub files: BTreeMap<std::path::PathBuf, String>,
 }
 
-impl Written {
-    pub(super) fn new(tables: &DeTable<'_>) -> Written {
-        Written {
+impl WrittenConfig {
+    pub(super) fn new(tables: &DeTable<'_>) -> WrittenConfig {
+        WrittenConfig {
             tables: table(tables),
             files: BTreeMap::new(),
         }
@@ -102,13 +102,13 @@ pub(super) fn short_hash<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Strin
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// `[limit.*]`, by name.
-    pub limits: Named,
+    pub limits: NamedChanges,
     /// `[[route]]`, by name.
-    pub routes: Named,
+    pub routes: NamedChanges,
     /// `[upstream.*]`, by name.
-    pub upstreams: Named,
+    pub upstreams: NamedChanges,
     /// `[[listen]]`, by address.
-    pub listeners: Named,
+    pub listeners: NamedChanges,
     /// Other tables that differ, such as `response`.
     pub tables: Vec<String>,
     /// Files named by the configuration whose content differs.
@@ -119,7 +119,7 @@ pub struct Changes {
 
 /// Changes to named entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Named {
+pub struct NamedChanges {
     /// New.
     pub added: Vec<String>,
     /// Gone.
@@ -161,10 +161,10 @@ impl Changes {
             .iter()
             .filter(|(table, key)| was.tables[table].get(key) != is.tables[table].get(key));
         Changes {
-            limits: Named::between(was, is, "limit", "name"),
-            routes: Named::between(was, is, "route", "name"),
-            upstreams: Named::between(was, is, "upstream", "name"),
-            listeners: Named::between(was, is, "listen", "address"),
+            limits: NamedChanges::between(was, is, "limit", "name"),
+            routes: NamedChanges::between(was, is, "route", "name"),
+            upstreams: NamedChanges::between(was, is, "upstream", "name"),
+            listeners: NamedChanges::between(was, is, "listen", "address"),
             tables: others.cloned().collect(),
             files: files.map(|path| path.display().to_string()).collect(),
             after_restart: at_start
@@ -221,8 +221,8 @@ impl std::fmt::Display for Changes {
     }
 }
 
-impl Named {
-    fn between(was: &Written, is: &Written, table: &str, label: &str) -> Named {
+impl NamedChanges {
+    fn between(was: &WrittenConfig, is: &WrittenConfig, table: &str, label: &str) -> NamedChanges {
         let (was, is) = (
             entries(&was.tables[table], label),
             entries(&is.tables[table], label),
@@ -233,7 +233,7 @@ impl Named {
             let new = is.get(name)?;
             (old != new).then(|| name.clone())
         };
-        Named {
+        NamedChanges {
             added: is
                 .keys()
                 .filter(|name| missing(&was, name))

@@ -5,13 +5,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use time::{OffsetDateTime, PrimitiveDateTime};
 use toml::value::{Date, Datetime, Offset, Time};
 
-use super::{code::Code, diagnostic::Problem};
+use super::{code::Code, diagnostic::PendingDiagnostic};
 
 /// Converts to a point in time. A date alone means midnight UTC. A time without an offset is
 /// rejected, since each time zone reads it differently; so is a time without a date.
-pub(super) fn instant(written: &Datetime) -> Result<SystemTime, Problem> {
+pub(super) fn instant(written: &Datetime) -> Result<SystemTime, PendingDiagnostic> {
     const HINT: &str = "write for example 2027-01-31 (midnight UTC) or 2027-01-31T18:00:00+01:00";
-    let bad = |message: &str| Problem::new(Code::BadDate, message).hint(HINT);
+    let bad = |message: &str| PendingDiagnostic::new(Code::BadDate, message).hint(HINT);
     let date = written
         .date
         .ok_or_else(|| bad(&format!("`{written}` has no date")))?;

@@ -10,7 +10,7 @@ use annotate_snippets::{
 };
 use serde_json::{Value, json};
 
-use super::{code::Code, source::Source};
+use super::{code::Code, source::SourceText};
 
 /// How many problems of each severity a report keeps; the rest are only counted.
 pub const MAX_SHOWN: usize = 100;
@@ -49,7 +49,7 @@ pub struct Diagnostic {
     /// The file, as the command line or the configuration names it.
     pub file: String,
     /// Where in the file; `None` for the whole file.
-    pub place: Option<Place>,
+    pub place: Option<SourceLocation>,
     /// What is wrong at that location, in a few words; may be empty.
     pub label: String,
     /// How to fix it; may be empty.
@@ -58,7 +58,7 @@ pub struct Diagnostic {
 
 /// A location in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct SourceLocation {
     /// From 1.
     pub line: usize,
     /// In characters, from 1.
@@ -71,14 +71,14 @@ pub struct Place {
 
 /// The problems of one configuration, sorted by file and line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct DiagnosticReport {
     /// At most [`MAX_SHOWN`] of each severity.
     pub diagnostics: Vec<Diagnostic>,
     errors: usize,
     warnings: usize,
 }
 
-impl Report {
+impl DiagnosticReport {
     /// A report with one error about the whole file.
     pub(super) fn of_file(code: Code, file: &str, message: String, hint: &str) -> Self {
         let problems = Problems::default();
@@ -148,14 +148,14 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for DiagnosticReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text(false))?;
         f.write_str(&self.summary())
     }
 }
 
-impl std::error::Error for Report {}
+impl std::error::Error for DiagnosticReport {}
 
 /// Makes untrusted text safe to print to a terminal.
 fn shown(text: &str) -> String {
@@ -186,7 +186,7 @@ impl Diagnostic {
         let mut group = Group::with_title(title);
         let origin = Origin::path(shown(&self.file));
         group = match &self.place {
-            Some(Place {
+            Some(SourceLocation {
                 line,
                 text: Some(text),
                 marked,
@@ -223,7 +223,7 @@ impl Diagnostic {
 
 /// Collects problems while a configuration is read. Every reader shares one.
 #[derive(Debug, Default)]
-pub(super) struct Problems(RefCell<Report>);
+pub(super) struct Problems(RefCell<DiagnosticReport>);
 
 impl Problems {
     pub(super) fn push(&self, diagnostic: Diagnostic) {
@@ -241,10 +241,10 @@ impl Problems {
     /// Reports a problem at `span` of `source`; `0..0` means the whole file.
     pub(super) fn at(
         &self,
-        source: &Source,
+        source: &SourceText,
         span: Range<usize>,
         severity: Severity,
-        problem: Problem,
+        problem: PendingDiagnostic,
     ) {
         self.push(Diagnostic {
             code: problem.code,
@@ -261,7 +261,7 @@ impl Problems {
         self.0.borrow().errors
     }
 
-    pub(super) fn into_report(self) -> Report {
+    pub(super) fn into_report(self) -> DiagnosticReport {
         let mut report = self.0.into_inner();
         let position = |d: &Diagnostic| d.place.as_ref().map(|place| (place.line, place.column));
         report
@@ -273,14 +273,14 @@ impl Problems {
 
 /// A diagnostic without its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Problem {
+pub(super) struct PendingDiagnostic {
     pub(super) code: Code,
     pub(super) message: String,
     pub(super) label: String,
     pub(super) hint: String,
 }
 
-impl Problem {
+impl PendingDiagnostic {
     pub(super) fn new(code: Code, message: impl Into<String>) -> Self {
         let (label, hint) = (String::new(), String::new());
         Self {

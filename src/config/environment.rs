@@ -3,7 +3,7 @@
 
 use super::{
     code::Code,
-    diagnostic::{Problem, quote},
+    diagnostic::{PendingDiagnostic, quote},
 };
 
 /// Looks up an environment variable.
@@ -11,9 +11,10 @@ pub(super) type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// Replaces every reference once; replacements are not expanded again. `$${` stands for `${`
 /// itself.
-pub(super) fn expand(text: &str, env: Lookup<'_>) -> Result<String, Problem> {
-    let bad =
-        |message: String, hint: &str| Err(Problem::new(Code::Environment, message).hint(hint));
+pub(super) fn expand(text: &str, env: Lookup<'_>) -> Result<String, PendingDiagnostic> {
+    let bad = |message: String, hint: &str| {
+        Err(PendingDiagnostic::new(Code::Environment, message).hint(hint))
+    };
     let mut expanded = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find("${") {

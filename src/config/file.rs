@@ -1,6 +1,6 @@
 //! The TOML as written: tables that know their position and which keys they may have.
 //!
-//! Opening a [`Section`] reports every key that is not in its list. Reading a [`Value`] reports a
+//! Opening a [`Section`] reports every key that is not in its list. Reading a [`ConfigValue`] reports a
 //! wrong type. Both continue with a default or `None`, so one pass finds every problem.
 //! [`Section::finish`] asserts that no key was accepted and then ignored.
 
@@ -11,31 +11,31 @@ use toml::{Spanned, de::DeTable};
 use super::{
     Share,
     code::Code,
-    diagnostic::{Problem, Problems, Severity, did_you_mean, nearest, quote},
+    diagnostic::{PendingDiagnostic, Problems, Severity, did_you_mean, nearest, quote},
     environment::Lookup,
-    keys::{self, KeyRecord, Keys, Status, ValueKind},
-    read::Files,
+    keys::{self, KeyRecord, KeyStatus, Keys, ValueKind},
+    read::ConfigFiles,
     renamed,
-    source::Source,
-    value::{Text, Value, What},
+    source::SourceText,
+    value::{ConfigValue, ExpandedText, ValuePath},
 };
 
 /// One file being read.
 #[derive(Clone, Copy)]
 pub(super) struct Document<'a> {
-    pub(super) source: &'a Source,
+    pub(super) source: &'a SourceText,
     pub(super) problems: &'a Problems,
-    pub(super) files: &'a Files,
+    pub(super) files: &'a ConfigFiles,
     pub(super) env: Lookup<'a>,
 }
 
 impl Document<'_> {
-    pub(super) fn error(&self, span: Range<usize>, problem: Problem) {
+    pub(super) fn error(&self, span: Range<usize>, problem: PendingDiagnostic) {
         self.problems
             .at(self.source, span, Severity::Error, problem);
     }
 
-    pub(super) fn warn(&self, span: Range<usize>, problem: Problem) {
+    pub(super) fn warn(&self, span: Range<usize>, problem: PendingDiagnostic) {
         self.problems
             .at(self.source, span, Severity::Warning, problem);
     }
@@ -57,7 +57,7 @@ impl Document<'_> {
 }
 
 /// The parser's message, with a hint for common mistakes.
-fn syntax_problem(message: &str, before: &str, rest: &str) -> Problem {
+fn syntax_problem(message: &str, before: &str, rest: &str) -> PendingDiagnostic {
     let hint = if before.ends_with('$') && rest.starts_with('{') {
         "environment variables can only supply text in quotes: \"${NAME}\"; write numbers, true and false literally"
     } else if message.contains("duplicate key") {
@@ -73,7 +73,7 @@ fn syntax_problem(message: &str, before: &str, rest: &str) -> Problem {
     } else {
         ""
     };
-    Problem::new(Code::Syntax, format!("this is not TOML: {message}")).hint(hint)
+    PendingDiagnostic::new(Code::Syntax, format!("this is not TOML: {message}")).hint(hint)
 }
 
 /// One table whose keys were checked against the list of its keys.
@@ -120,11 +120,11 @@ impl<'a> Section<'a> {
         let key = name.get_ref().as_ref();
         let title = &self.title;
         let problem = match self.keys.status(key) {
-            Some(Status::Built) => return,
-            Some(Status::NotBuilt(feature)) if self.is_file() => {
+            Some(KeyStatus::Built) => return,
+            Some(KeyStatus::NotBuilt(feature)) if self.is_file() => {
                 not_built(format!("[{key}]"), feature).hint("remove the table")
             }
-            Some(Status::NotBuilt(feature)) => {
+            Some(KeyStatus::NotBuilt(feature)) => {
                 not_built(format!("{} in {title}", quote(key)), feature).hint("remove the key")
             }
             None => self.unknown(key),
@@ -133,12 +133,12 @@ impl<'a> Section<'a> {
     }
 
     /// The problem for a key that is not in the list: it was renamed, or does not exist.
-    fn unknown(&self, key: &str) -> Problem {
+    fn unknown(&self, key: &str) -> PendingDiagnostic {
         let title = &self.title;
         if let Some(new) = renamed::new_name(self.keys.title, key) {
             self.in_doubt.borrow_mut().insert(new);
             let message = format!("{} in {title} is now {}", quote(key), quote(new));
-            return Problem::new(Code::RenamedKey, message)
+            return PendingDiagnostic::new(Code::RenamedKey, message)
                 .label("the old name")
                 .hint(format!("write {new} instead of {key}"));
         }
@@ -151,32 +151,38 @@ impl<'a> Section<'a> {
             format!("write {header}")
         });
         let message = format!("unknown key {} in {title}", quote(key));
-        Problem::new(Code::UnknownKey, message)
+        PendingDiagnostic::new(Code::UnknownKey, message)
             .label(did_you_mean(key, self.keys.names()))
             .hint(hint)
     }
 
     /// The value of a key, which must be listed as built.
-    pub(super) fn get(&self, key: &'static str) -> Option<Value<'a>> {
+    pub(super) fn get(&self, key: &'static str) -> Option<ConfigValue<'a>> {
         debug_assert!(
-            matches!(self.keys.status(key), Some(Status::Built)),
+            matches!(self.keys.status(key), Some(KeyStatus::Built)),
             "{key} is not listed as built"
         );
         self.unread.borrow_mut().retain(|unread| *unread != key);
         let (name, value) = self.table?.get_key_value(key)?;
-        let what = What::Key(key, Rc::clone(&self.title));
+        let what = ValuePath::Key(key, Rc::clone(&self.title));
         let kind = self
             .record(key)
             .map_or(&ValueKind::Boolean, |record| &record.kind);
-        Some(Value::new(self.document, what, name.span(), value, kind))
+        Some(ConfigValue::new(
+            self.document,
+            what,
+            name.span(),
+            value,
+            kind,
+        ))
     }
 
     /// The value of a required key; reports a missing one.
-    pub(super) fn require(&self, key: &'static str, hint: &str) -> Option<Value<'a>> {
+    pub(super) fn require(&self, key: &'static str, hint: &str) -> Option<ConfigValue<'a>> {
         let value = self.get(key);
         if value.is_none() && !self.is_in_doubt(key) {
             let message = format!("{} is missing in {}", quote(key), self.title);
-            self.error(Problem::new(Code::MissingKey, message).hint(hint));
+            self.error(PendingDiagnostic::new(Code::MissingKey, message).hint(hint));
         }
         value
     }
@@ -191,12 +197,12 @@ impl<'a> Section<'a> {
     }
 
     /// Reports an error about the whole table.
-    pub(super) fn error(&self, problem: Problem) {
+    pub(super) fn error(&self, problem: PendingDiagnostic) {
         self.document.error(self.span.clone(), problem);
     }
 
     /// Reports a warning about the whole table.
-    pub(super) fn warn(&self, problem: Problem) {
+    pub(super) fn warn(&self, problem: PendingDiagnostic) {
         self.document.warn(self.span.clone(), problem);
     }
 
@@ -220,7 +226,7 @@ impl<'a> Section<'a> {
     fn value_or<T>(
         &self,
         key: &'static str,
-        read: impl Fn(&Value<'a>) -> Option<T>,
+        read: impl Fn(&ConfigValue<'a>) -> Option<T>,
         default: impl Fn(&KeyRecord) -> Option<T>,
     ) -> Option<T> {
         let value = self.get(key).and_then(|value| read(&value));
@@ -233,7 +239,7 @@ impl<'a> Section<'a> {
 
     /// A duration within the range of its record, else the default.
     pub(super) fn duration(&self, key: &'static str) -> Duration {
-        self.value_or(key, Value::duration, KeyRecord::default_duration)
+        self.value_or(key, ConfigValue::duration, KeyRecord::default_duration)
             .unwrap_or_default()
     }
 
@@ -245,13 +251,13 @@ impl<'a> Section<'a> {
 
     /// A size within the range of its record, else the default.
     pub(super) fn size(&self, key: &'static str) -> u64 {
-        self.value_or(key, Value::size, KeyRecord::default_size)
+        self.value_or(key, ConfigValue::size, KeyRecord::default_size)
             .unwrap_or_default()
     }
 
     /// A whole number within the range of its record, else the default.
     pub(super) fn integer(&self, key: &'static str) -> u64 {
-        self.value_or(key, Value::integer, KeyRecord::default_integer)
+        self.value_or(key, ConfigValue::integer, KeyRecord::default_integer)
             .unwrap_or_default()
     }
 
@@ -265,12 +271,12 @@ impl<'a> Section<'a> {
     pub(super) fn share(&self, key: &'static str) -> Share {
         let default =
             |record: &KeyRecord| Share::from_ppm((record.default_share()? * 1e6).round() as u32);
-        self.value_or(key, Value::share, default)
+        self.value_or(key, ConfigValue::share, default)
             .unwrap_or_default()
     }
 
     pub(super) fn boolean(&self, key: &'static str) -> bool {
-        self.value_or(key, Value::boolean, KeyRecord::default_boolean)
+        self.value_or(key, ConfigValue::boolean, KeyRecord::default_boolean)
             .unwrap_or_default()
     }
 
@@ -298,15 +304,17 @@ impl<'a> Section<'a> {
     }
 
     /// A list of texts; `None` if the key is missing.
-    pub(super) fn texts(&self, key: &'static str) -> Option<Vec<Text<'a>>> {
+    pub(super) fn texts(&self, key: &'static str) -> Option<Vec<ExpandedText<'a>>> {
         let items = self.get(key)?.array().unwrap_or_default();
-        Some(items.iter().filter_map(Value::text).collect())
+        Some(items.iter().filter_map(ConfigValue::text).collect())
     }
 
     /// A nested table; an empty one if it is missing.
     pub(super) fn table(&self, key: &'static str, keys: &'static Keys) -> Section<'a> {
         let value = self.get(key);
-        let span = value.as_ref().map_or(self.span.clone(), Value::name_span);
+        let span = value
+            .as_ref()
+            .map_or(self.span.clone(), ConfigValue::name_span);
         let table = value.and_then(|value| value.table());
         Section::open(self.document, keys.title.to_owned(), span, keys, table)
     }
@@ -317,17 +325,17 @@ impl<'a> Section<'a> {
     }
 
     /// The tables of an array of tables (`[[route]]`), in file order.
-    pub(super) fn repeated(&self, key: &'static str) -> Vec<Value<'a>> {
+    pub(super) fn repeated(&self, key: &'static str) -> Vec<ConfigValue<'a>> {
         let Some(value) = self.get(key) else {
             return Vec::new();
         };
-        let items = value.items(&What::from(format!("[[{key}]]")));
-        if value.is_array() && items.iter().all(Value::is_table) {
+        let items = value.items(&ValuePath::from(format!("[[{key}]]")));
+        if value.is_array() && items.iter().all(ConfigValue::is_table) {
             return items;
         }
         self.in_doubt.borrow_mut().insert(key);
         let problem = match value.is_table() {
-            true => Problem::new(
+            true => PendingDiagnostic::new(
                 Code::WrongType,
                 format!("[{key}] needs two brackets, because it may be repeated"),
             ),
@@ -343,12 +351,12 @@ impl<'a> Section<'a> {
         &self,
         key: &'static str,
         keys: &'static Keys,
-    ) -> Vec<(Text<'a>, Value<'a>)> {
+    ) -> Vec<(ExpandedText<'a>, ConfigValue<'a>)> {
         let Some(value) = self.get(key) else {
             return Vec::new();
         };
         let what = |name: &str| format!("[{key}.{}]", quote(name).trim_matches('`'));
-        let is_nameless = |(name, value): &(Text<'_>, Value<'_>)| {
+        let is_nameless = |(name, value): &(ExpandedText<'_>, ConfigValue<'_>)| {
             !value.is_table() && keys.status(&name.value).is_some()
         };
         let entries = match value.is_table() {
@@ -362,7 +370,7 @@ impl<'a> Section<'a> {
         let example = EXAMPLE_NAMES.iter().find(|(table, _)| *table == key);
         let example = example.map_or("name", |(_, name)| name);
         let problem = match value.is_table() || value.is_array() {
-            true => Problem::new(Code::WrongType, format!("[{key}] needs a name")),
+            true => PendingDiagnostic::new(Code::WrongType, format!("[{key}] needs a name")),
             false => value.wrong_type("a table of tables"),
         };
         let problem = problem.hint(format!("write [{key}.{example}]"));
@@ -392,8 +400,8 @@ fn header(kind: &str) -> Option<&'static str> {
 }
 
 /// The problem for a feature that does not exist yet.
-pub(super) fn not_built(what: String, feature: &str) -> Problem {
-    Problem::new(
+pub(super) fn not_built(what: String, feature: &str) -> PendingDiagnostic {
+    PendingDiagnostic::new(
         Code::NotBuilt,
         format!("{what} is not built yet: {feature}"),
     )

@@ -16,7 +16,7 @@ use crate::{
 
 /// One `[limit.NAME]` table, and the `[[override]]` tables that name it.
 #[derive(Clone, Debug)]
-pub struct Limit {
+pub struct LimitSettings {
     /// The name in the configuration; clients see it.
     pub name: String,
     /// Which requests share one bucket; empty is one bucket for all.
@@ -53,14 +53,14 @@ pub struct Limit {
     /// Whether responses disclose the limit to clients.
     pub disclose: bool,
     /// How the limit is shared with other gateways; `None` if it is local.
-    pub shared: Option<Shared>,
+    pub shared: Option<SharedSettings>,
     /// Exceptions in file order; the first that matches a request wins.
-    pub overrides: Vec<Override>,
+    pub overrides: Vec<ConfigOverride>,
 }
 
 /// How gateways share a limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Shared {
+pub struct SharedSettings {
     /// Whether units are leased ahead, or Redis is asked for every request.
     pub sync: budget::Sync,
     /// What the limit does while Redis is down.
@@ -70,7 +70,7 @@ pub struct Shared {
     pub slack: f64,
 }
 
-impl Limit {
+impl LimitSettings {
     /// `global` if gateways share the limit, otherwise `local`, as in the configuration.
     pub fn scope(&self) -> &'static str {
         match self.shared {
@@ -80,8 +80,13 @@ impl Limit {
     }
 
     /// A limit with the default value of every optional key.
-    pub fn new(name: &str, key: Vec<KeyPart>, algorithm: Algorithm, quotas: Vec<Quota>) -> Limit {
-        Limit {
+    pub fn new(
+        name: &str,
+        key: Vec<KeyPart>,
+        algorithm: Algorithm,
+        quotas: Vec<Quota>,
+    ) -> LimitSettings {
+        LimitSettings {
             name: name.to_owned(),
             key,
             algorithm,
@@ -187,7 +192,7 @@ pub struct Slow {
 
 /// One `[[override]]` table: an exception to a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Override {
+pub struct ConfigOverride {
     /// The user, tenant, network or key.
     pub whom: Whom,
     /// What replaces the limit.
@@ -225,7 +230,7 @@ impl fmt::Display for Whom {
 /// What an exception does to a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Another quota, by its index into [`Limit::quotas`].
+    /// Another quota, by its index into [`LimitSettings::quotas`].
     Quota(usize),
     /// No limit.
     Exempt,

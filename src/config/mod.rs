@@ -22,11 +22,15 @@ mod source;
 mod units;
 mod value;
 
-pub use changes::{Changes, Named, Written};
+pub use changes::{Changes, NamedChanges, WrittenConfig};
 pub use code::Code;
 pub(crate) use diagnostic::count;
-pub use diagnostic::{Diagnostic, MAX_LINE_BYTES, MAX_SHOWN, Place, Report, Severity};
-pub use limit::{Effect, Exempt, Limit, Mode, Over, Override, Share, Shared, Slow, Whom};
+pub use diagnostic::{
+    Diagnostic, DiagnosticReport, MAX_LINE_BYTES, MAX_SHOWN, Severity, SourceLocation,
+};
+pub use limit::{
+    ConfigOverride, Effect, Exempt, LimitSettings, Mode, Over, Share, SharedSettings, Slow, Whom,
+};
 pub use quick::{parse_limit, parse_to, quick};
 pub use schema::json_schema;
 
@@ -41,7 +45,7 @@ use std::{
 
 use diagnostic::Problems;
 use file::Document;
-use source::Source;
+use source::SourceText;
 
 use crate::{budget, identity, listener, overload, response, route, telemetry, upstream};
 
@@ -57,11 +61,11 @@ const MAX_FILE_BYTES: u64 = 4 << 20;
 
 /// A usable configuration, with its warnings.
 #[derive(Debug)]
-pub struct Loaded {
+pub struct LoadedConfig {
     /// The compiled configuration.
     pub snapshot: Snapshot,
     /// Warnings only.
-    pub warnings: Report,
+    pub warnings: DiagnosticReport,
 }
 
 /// Parses a duration given to a running gateway: as in the configuration, but `15m` also means
@@ -86,13 +90,13 @@ pub fn parse_moment(text: &str) -> Result<SystemTime, String> {
 /// The [`hash`](Snapshot::hash) that [`load`] would compute from the files on disk now, if the file
 /// still names the files in `written`. `None` if it is not a regular file: a pipe cannot be read
 /// twice.
-pub fn fingerprint(path: &Path, written: &Written) -> Option<String> {
+pub fn fingerprint(path: &Path, written: &WrittenConfig) -> Option<String> {
     const MAX_BYTES: u64 = 64 << 20;
     let kind = path.metadata().ok();
     if kind.is_some_and(|kind| !kind.is_file()) {
         return None;
     }
-    let files = read::Files::default();
+    let files = read::ConfigFiles::default();
     for path in written.files.keys() {
         // an unreadable file hashes as empty, as it does in `load`
         let _ = files.bytes(path, MAX_BYTES);
@@ -108,7 +112,7 @@ pub struct Stamps(Vec<Option<[i64; 5]>>);
 
 impl Stamps {
     /// The current stamps of `path` and of the files in `written`.
-    pub fn of(path: &Path, written: &Written) -> Stamps {
+    pub fn of(path: &Path, written: &WrittenConfig) -> Stamps {
         let files = written.files.keys().map(PathBuf::as_path);
         let stamp = |path: &Path| {
             let is = path.metadata().ok()?;
@@ -130,11 +134,11 @@ impl Stamps {
 }
 
 /// Reads and compiles a file. Its relative paths start at its folder. Blocks on disk reads.
-pub fn load(path: &Path) -> Result<Loaded, Report> {
+pub fn load(path: &Path) -> Result<LoadedConfig, DiagnosticReport> {
     let name = path.display().to_string();
     let bytes = read::bytes(path, MAX_FILE_BYTES).map_err(|error| {
         let message = format!("{} cannot be read: {error}", diagnostic::quote(&name));
-        Report::of_file(
+        DiagnosticReport::of_file(
             Code::Unreadable,
             &name,
             message,
@@ -148,11 +152,11 @@ pub fn load(path: &Path) -> Result<Loaded, Report> {
     })
 }
 
-fn not_utf8(name: &str, error: &std::string::FromUtf8Error) -> Report {
+fn not_utf8(name: &str, error: &std::string::FromUtf8Error) -> DiagnosticReport {
     let at = error.utf8_error().valid_up_to();
-    let source = Source::new(name, String::from_utf8_lossy(error.as_bytes()).into_owned());
-    let problem =
-        diagnostic::Problem::new(Code::NotUtf8, "this is not UTF-8").hint("save the file as UTF-8");
+    let source = SourceText::new(name, String::from_utf8_lossy(error.as_bytes()).into_owned());
+    let problem = diagnostic::PendingDiagnostic::new(Code::NotUtf8, "this is not UTF-8")
+        .hint("save the file as UTF-8");
     let problems = Problems::default();
     // lossy conversion keeps everything before the first bad byte, so the position is right
     problems.at(
@@ -172,10 +176,10 @@ pub fn compile(
     text: &str,
     base_dir: &Path,
     env: &dyn Fn(&str) -> Option<String>,
-) -> Result<Loaded, Report> {
-    let source = Source::new(source_name, text.to_owned());
+) -> Result<LoadedConfig, DiagnosticReport> {
+    let source = SourceText::new(source_name, text.to_owned());
     let problems = Problems::default();
-    let files = read::Files::default();
+    let files = read::ConfigFiles::default();
     let document = Document {
         source: &source,
         problems: &problems,
@@ -186,7 +190,7 @@ pub fn compile(
     let snapshot = tables.and_then(|tables| compile::snapshot(document, base_dir, &tables));
     let report = problems.into_report();
     match snapshot {
-        Some(snapshot) if report.errors() == 0 => Ok(Loaded {
+        Some(snapshot) if report.errors() == 0 => Ok(LoadedConfig {
             snapshot,
             warnings: report,
         }),
@@ -198,29 +202,29 @@ pub fn compile(
 #[derive(Debug)]
 pub struct Snapshot {
     /// `[server]`.
-    pub server: Server,
+    pub server: ProcessSettings,
     /// `[[listen]]`, at least one.
-    pub listeners: Vec<listener::Settings>,
+    pub listeners: Vec<listener::ListenerSettings>,
     /// `[client_ip]` and `[[user]]`.
-    pub identity: identity::Settings,
+    pub identity: identity::IdentitySettings,
     /// `[upstream.*]`.
-    pub upstreams: Vec<upstream::Settings>,
+    pub upstreams: Vec<upstream::UpstreamSettings>,
     /// `[limit.*]`, in the order of the file.
-    pub limits: Vec<Limit>,
+    pub limits: Vec<LimitSettings>,
     /// `[gateway] limits`, as indexes into `limits`: they apply to requests without a route.
     pub gateway_limits: Vec<usize>,
     /// `[[route]]`, in the order of the file.
-    pub routes: Vec<Route>,
+    pub routes: Vec<RouteSettings>,
     /// `[response]`.
-    pub response: response::Settings,
+    pub response: response::ResponseSettings,
     /// The path of the quota status page, in normal form.
     pub status_path: Option<String>,
     /// `[overload]`; `None` if load shedding is off.
-    pub overload: Option<overload::Settings>,
+    pub overload: Option<overload::OverloadSettings>,
     /// `[redis]`; `None` if no limit is shared.
-    pub redis: Option<budget::Settings>,
+    pub redis: Option<budget::RedisSettings>,
     /// `[admin]`.
-    pub admin: Admin,
+    pub admin: AdminSettings,
     /// `[log]`.
     pub log: telemetry::LogSettings,
     /// `[trace]`.
@@ -228,12 +232,12 @@ pub struct Snapshot {
     /// A short hash of the text and of the files that it names, for `config_info`.
     pub hash: String,
     /// The configuration as written, to list what the next reload changes.
-    pub written: Written,
+    pub written: WrittenConfig,
 }
 
 /// `[server]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Server {
+pub struct ProcessSettings {
     /// Worker threads; `None` is one per core.
     pub workers: Option<NonZeroUsize>,
     /// How long to keep accepting requests after SIGTERM while `/readyz` already fails.
@@ -252,7 +256,7 @@ pub struct Server {
     pub watch_config: bool,
 }
 
-impl Server {
+impl ProcessSettings {
     /// The number of worker threads.
     pub fn worker_threads(&self) -> usize {
         let cores = || std::thread::available_parallelism().ok();
@@ -262,7 +266,7 @@ impl Server {
 
 /// One `[[route]]` table.
 #[derive(Clone, Debug)]
-pub struct Route {
+pub struct RouteSettings {
     /// The name in the configuration.
     pub name: String,
     /// What it matches.
@@ -282,7 +286,7 @@ pub struct Route {
 
 /// `[admin]`. Its `Debug` form hides the token.
 #[derive(Clone)]
-pub struct Admin {
+pub struct AdminSettings {
     /// The address of the admin listener.
     pub address: SocketAddr,
     /// The bearer token; required unless the address is loopback.
@@ -292,12 +296,12 @@ pub struct Admin {
 }
 
 /// The report for a valid configuration that this process cannot apply.
-pub fn unfit(file: &str, why: String) -> Report {
+pub fn unfit(file: &str, why: String) -> DiagnosticReport {
     let hint = "the previous configuration is still active; fix the cause and reload again";
-    Report::of_file(Code::Unfit, file, why, hint)
+    DiagnosticReport::of_file(Code::Unfit, file, why, hint)
 }
 
-impl fmt::Debug for Admin {
+impl fmt::Debug for AdminSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let token = self.token.as_ref().map(|_| "…");
         f.debug_struct("Admin")

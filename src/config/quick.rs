@@ -1,6 +1,6 @@
 //! Builds a configuration from the command line, `tidegate run --to URL --limit RATE`.
 
-use super::{compile::parse_server, diagnostic::Problem, units};
+use super::{compile::parse_server, diagnostic::PendingDiagnostic, units};
 
 /// The text of the configuration. It is compiled like any other file, with the same diagnostics.
 ///
@@ -43,8 +43,8 @@ pub fn parse_limit(text: &str) -> Result<String, String> {
     checked(text, units::rate(text))
 }
 
-fn checked<T>(text: &str, parsed: Result<T, Problem>) -> Result<String, String> {
-    let said = |problem: Problem| match problem.hint.as_str() {
+fn checked<T>(text: &str, parsed: Result<T, PendingDiagnostic>) -> Result<String, String> {
+    let said = |problem: PendingDiagnostic| match problem.hint.as_str() {
         "" => problem.message,
         hint => format!("{}; {hint}", problem.message),
     };

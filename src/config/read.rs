@@ -19,11 +19,11 @@ const OPENED: [&str; 3] = ["/dev/stdin", "/dev/fd", "/proc/self/fd"];
 /// The files that a configuration names, each with a hash of its content. A change to one of them
 /// is a change to the configuration.
 #[derive(Debug, Default)]
-pub(super) struct Files {
+pub(super) struct ConfigFiles {
     seen: RefCell<BTreeMap<PathBuf, String>>,
 }
 
-impl Files {
+impl ConfigFiles {
     /// The text of a file. The error continues the sentence "… cannot be read: ".
     pub(super) fn text(&self, path: &Path, max_bytes: u64) -> Result<String, String> {
         let bytes = self.bytes(path, max_bytes)?;
@@ -95,11 +95,11 @@ mod tests {
         let path = folder.path().join("file");
         fs::write(&path, "0123456789").expect("it is written");
         assert_eq!(
-            Files::default().text(&path, 10).as_deref(),
+            ConfigFiles::default().text(&path, 10).as_deref(),
             Ok("0123456789")
         );
         assert!(
-            Files::default()
+            ConfigFiles::default()
                 .text(&path, 9)
                 .is_err_and(|error| error.contains("larger"))
         );

@@ -6,17 +6,17 @@
 
 use std::ops::Range;
 
-use super::diagnostic::{MAX_LINE_BYTES, Place};
+use super::diagnostic::{MAX_LINE_BYTES, SourceLocation};
 
 /// A named text with its lines.
 #[derive(Debug)]
-pub(super) struct Source {
+pub(super) struct SourceText {
     name: String,
     text: String,
     line_starts: Vec<usize>,
 }
 
-impl Source {
+impl SourceText {
     pub(super) fn new(name: &str, text: String) -> Self {
         let breaks = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
         let line_starts = std::iter::once(0)
@@ -44,7 +44,7 @@ impl Source {
 
     /// The location of `span` with its line. A span over several lines is marked to the end of
     /// the first.
-    pub(super) fn place(&self, span: Range<usize>) -> Place {
+    pub(super) fn place(&self, span: Range<usize>) -> SourceLocation {
         let start = self.text.floor_char_boundary(span.start);
         let line = self.line(start);
         let line_start = self.line_starts[line - 1];
@@ -57,7 +57,7 @@ impl Source {
             .floor_char_boundary(span.end)
             .saturating_sub(line_start);
         let marked_end = end.clamp(marked_start, text.len());
-        Place {
+        SourceLocation {
             line,
             column: text[..marked_start].chars().count() + 1,
             text: (text.len() <= MAX_LINE_BYTES).then(|| redact(text)),
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_place_counts_characters_and_stays_on_its_line() {
-        let source = Source::new("f", "é = 1\r\nß = \"x\ny\"\n".to_owned());
+        let source = SourceText::new("f", "é = 1\r\nß = \"x\ny\"\n".to_owned());
         let start = source.text().find('"').expect("it is there");
         let place = source.place(start..source.text().len());
         assert_eq!((place.line, place.column), (2, 5));

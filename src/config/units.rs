@@ -4,7 +4,7 @@ use std::{num::NonZeroU64, time::Duration};
 
 use super::{
     code::Code,
-    diagnostic::{Problem, nearest, quote},
+    diagnostic::{PendingDiagnostic, nearest, quote},
 };
 
 /// A rate: units per period.
@@ -54,13 +54,13 @@ const LEAST_BURST: u64 = 10;
 const MAX_PERIOD: Duration = Duration::from_secs(31 * 86_400);
 
 /// Parses `"250ms"`, `"10s"`, `"1min"`, `"1h"`, `"1d"`; zero is allowed.
-pub(super) fn duration(text: &str) -> Result<Duration, Problem> {
+pub(super) fn duration(text: &str) -> Result<Duration, PendingDiagnostic> {
     const HINT: &str =
         r#"write a whole number and a unit, for example "250ms", "10s", "5min" or "1h""#;
-    let bad = |message: String| Problem::new(Code::BadDuration, message).hint(HINT);
+    let bad = |message: String| PendingDiagnostic::new(Code::BadDuration, message).hint(HINT);
     let (count, unit) =
         number(text).ok_or_else(|| bad(format!("{} is not a duration", quote(text))))?;
-    let unit = scale(unit, &TIME_UNITS, "time").map_err(|p| Problem {
+    let unit = scale(unit, &TIME_UNITS, "time").map_err(|p| PendingDiagnostic {
         code: Code::BadDuration,
         ..p
     })?;
@@ -71,13 +71,13 @@ pub(super) fn duration(text: &str) -> Result<Duration, Problem> {
 }
 
 /// Parses a size in bytes: `"64KiB"`, `"10MiB"`, `"1GiB"`, `"512B"`, `"10MB"`.
-pub(super) fn size(text: &str) -> Result<u64, Problem> {
+pub(super) fn size(text: &str) -> Result<u64, PendingDiagnostic> {
     const HINT: &str =
         r#"write a whole number and a unit, for example "512B", "64KiB", "10MiB" or "1GiB""#;
-    let bad = |message: String| Problem::new(Code::BadSize, message).hint(HINT);
+    let bad = |message: String| PendingDiagnostic::new(Code::BadSize, message).hint(HINT);
     let (count, unit) =
         number(text).ok_or_else(|| bad(format!("{} is not a size", quote(text))))?;
-    let unit = scale(unit, &SIZE_UNITS, "size").map_err(|p| Problem {
+    let unit = scale(unit, &SIZE_UNITS, "size").map_err(|p| PendingDiagnostic {
         code: Code::BadSize,
         ..p
     })?;
@@ -86,10 +86,10 @@ pub(super) fn size(text: &str) -> Result<u64, Problem> {
 }
 
 /// Parses `"100/s"`, `"10_000/min"`, `"5/15min"`: at least 1 unit, at most one per nanosecond.
-pub(super) fn rate(text: &str) -> Result<Rate, Problem> {
+pub(super) fn rate(text: &str) -> Result<Rate, PendingDiagnostic> {
     const HINT: &str =
         r#"write COUNT/UNIT or COUNT/DURATION, for example "100/s", "60/min" or "5/15min""#;
-    let bad = |message: String| Problem::new(Code::BadRate, message).hint(HINT);
+    let bad = |message: String| PendingDiagnostic::new(Code::BadRate, message).hint(HINT);
     let not_a_rate = || {
         let problem = bad(format!("{} is not a rate", quote(text)));
         match meant_rate(text) {
@@ -105,7 +105,7 @@ pub(super) fn rate(text: &str) -> Result<Rate, Problem> {
         Some((times, unit)) => (times, unit),
         None => (Some(1), per),
     };
-    let unit = scale(unit, &TIME_UNITS, "time").map_err(|p| Problem {
+    let unit = scale(unit, &TIME_UNITS, "time").map_err(|p| PendingDiagnostic {
         code: Code::BadRate,
         ..p
     })?;
@@ -122,7 +122,8 @@ pub(super) fn rate(text: &str) -> Result<Rate, Problem> {
         })?;
     let amount =
         count.ok_or_else(|| bad(format!("{} is too fast to be represented", quote(text))))?;
-    let zero = |what: &str| Problem::new(Code::ZeroRate, format!("{} {what}", quote(text)));
+    let zero =
+        |what: &str| PendingDiagnostic::new(Code::ZeroRate, format!("{} {what}", quote(text)));
     if period.is_zero() {
         return Err(zero("has a period of zero").hint(HINT));
     }
@@ -212,7 +213,7 @@ fn number(text: &str) -> Option<(Option<u64>, &str)> {
 }
 
 /// The value of a unit; the caller sets the code of the problem.
-fn scale(unit: &str, units: &[(&str, u64)], kind: &str) -> Result<u64, Problem> {
+fn scale(unit: &str, units: &[(&str, u64)], kind: &str) -> Result<u64, PendingDiagnostic> {
     if let Some((_, worth)) = units.iter().find(|(name, _)| *name == unit) {
         return Ok(*worth);
     }
@@ -221,8 +222,9 @@ fn scale(unit: &str, units: &[(&str, u64)], kind: &str) -> Result<u64, Problem> 
         .map(|(name, _)| *name)
         .collect::<Vec<_>>()
         .join(", ");
-    let again =
-        |message: &str, hint: &str| Err(Problem::new(Code::BadDuration, message).hint(hint));
+    let again = |message: &str, hint: &str| {
+        Err(PendingDiagnostic::new(Code::BadDuration, message).hint(hint))
+    };
     if unit.starts_with('.') {
         return again(
             "only whole numbers are accepted",
@@ -240,8 +242,8 @@ fn scale(unit: &str, units: &[(&str, u64)], kind: &str) -> Result<u64, Problem> 
         _ => format!("unknown {kind} unit {}", quote(unit)),
     };
     let hint = meant(unit, units).map(|name| format!("did you mean {}?", quote(name)));
-    let problem =
-        Problem::new(Code::BadDuration, message).label(format!("expected one of {names}"));
+    let problem = PendingDiagnostic::new(Code::BadDuration, message)
+        .label(format!("expected one of {names}"));
     Err(problem.hint(hint.unwrap_or_default()))
 }
 
@@ -280,7 +282,7 @@ fn meant<'a>(unit: &str, units: &[(&'a str, u64)]) -> Option<&'a str> {
 mod tests {
     use super::*;
 
-    fn per(amount: u64, period: Duration) -> Result<Rate, Problem> {
+    fn per(amount: u64, period: Duration) -> Result<Rate, PendingDiagnostic> {
         Ok(Rate {
             amount: NonZeroU64::new(amount).expect("not zero"),
             period,

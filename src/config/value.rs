@@ -19,7 +19,7 @@ use super::{
     Share,
     code::Code,
     date,
-    diagnostic::{Problem, did_you_mean, quote},
+    diagnostic::{PendingDiagnostic, did_you_mean, quote},
     environment,
     file::{Document, Section, not_built},
     keys::{Keys, ValueKind},
@@ -29,16 +29,16 @@ use super::{
 /// How messages name a value. Formatted lazily, because large files have many values and few
 /// messages.
 #[derive(Clone)]
-pub(super) enum What {
+pub(super) enum ValuePath {
     /// `[limit.per_ip]`
     Named(Rc<str>),
     /// "`rate` in [limit.per_ip]": a key and its table.
     Key(&'static str, Rc<str>),
     /// `an item of hosts in [[route]]`.
-    ItemOf(Rc<What>),
+    ItemOf(Rc<ValuePath>),
 }
 
-impl Display for What {
+impl Display for ValuePath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Named(name) => f.write_str(name),
@@ -48,26 +48,26 @@ impl Display for What {
     }
 }
 
-impl From<String> for What {
-    fn from(name: String) -> What {
-        What::Named(name.into())
+impl From<String> for ValuePath {
+    fn from(name: String) -> ValuePath {
+        ValuePath::Named(name.into())
     }
 }
 
 /// One value and its position.
-pub(super) struct Value<'a> {
+pub(super) struct ConfigValue<'a> {
     pub(super) document: Document<'a>,
-    pub(super) what: What,
+    pub(super) what: ValuePath,
     name_span: Range<usize>,
     value: &'a Spanned<DeValue<'a>>,
     /// Its type and range.
     kind: &'static ValueKind,
 }
 
-impl<'a> Value<'a> {
+impl<'a> ConfigValue<'a> {
     pub(super) fn new(
         document: Document<'a>,
-        what: What,
+        what: ValuePath,
         name_span: Range<usize>,
         value: &'a Spanned<DeValue<'a>>,
         kind: &'static ValueKind,
@@ -90,15 +90,15 @@ impl<'a> Value<'a> {
         self.name_span.clone()
     }
 
-    pub(super) fn error(&self, problem: Problem) {
+    pub(super) fn error(&self, problem: PendingDiagnostic) {
         self.document.error(self.span(), problem);
     }
 
-    pub(super) fn warn(&self, problem: Problem) {
+    pub(super) fn warn(&self, problem: PendingDiagnostic) {
         self.document.warn(self.span(), problem);
     }
 
-    pub(super) fn wrong_type(&self, expected: &str) -> Problem {
+    pub(super) fn wrong_type(&self, expected: &str) -> PendingDiagnostic {
         let found = match self.value.get_ref() {
             DeValue::String(_) => "a string",
             DeValue::Integer(_) => "a whole number",
@@ -108,7 +108,7 @@ impl<'a> Value<'a> {
             DeValue::Array(_) => "a list",
             DeValue::Table(_) => "a table",
         };
-        Problem::new(
+        PendingDiagnostic::new(
             Code::WrongType,
             format!("{} must be {expected}, not {found}", self.what),
         )
@@ -127,17 +127,17 @@ impl<'a> Value<'a> {
         self.value.get_ref().is_table()
     }
 
-    pub(super) fn text(&self) -> Option<Text<'a>> {
+    pub(super) fn text(&self) -> Option<ExpandedText<'a>> {
         self.text_like("text in quotes", "")
     }
 
-    fn text_like(&self, expected: &str, hint: &str) -> Option<Text<'a>> {
+    fn text_like(&self, expected: &str, hint: &str) -> Option<ExpandedText<'a>> {
         let Some(raw) = self.value.get_ref().as_str() else {
             self.error(self.wrong_type(expected).hint(hint));
             return None;
         };
         match environment::expand(raw, self.document.env) {
-            Ok(value) => Some(Text {
+            Ok(value) => Some(ExpandedText {
                 document: self.document,
                 from_environment: raw.contains("${"),
                 raw,
@@ -249,7 +249,7 @@ impl<'a> Value<'a> {
                 0 => format!("expected 0 to {most}"),
                 _ => format!("expected more than 0, at most {most}"),
             };
-            self.error(Problem::new(Code::OutOfRange, message).label(expected));
+            self.error(PendingDiagnostic::new(Code::OutOfRange, message).label(expected));
         }
         share
     }
@@ -284,17 +284,17 @@ impl<'a> Value<'a> {
         }
     }
 
-    pub(super) fn array(&self) -> Option<Vec<Value<'a>>> {
+    pub(super) fn array(&self) -> Option<Vec<ConfigValue<'a>>> {
         if !self.is_array() {
             let problem = self.wrong_type("a list");
             self.error(problem.hint("write a list in brackets, even for one item"));
             return None;
         }
-        Some(self.items(&What::ItemOf(Rc::new(self.what.clone()))))
+        Some(self.items(&ValuePath::ItemOf(Rc::new(self.what.clone()))))
     }
 
     /// The items of a list, each named `what` in messages; none if it is not a list.
-    pub(super) fn items(&self, what: &What) -> Vec<Value<'a>> {
+    pub(super) fn items(&self, what: &ValuePath) -> Vec<ConfigValue<'a>> {
         let items = self
             .value
             .get_ref()
@@ -303,7 +303,7 @@ impl<'a> Value<'a> {
             .flat_map(|items| items.iter());
         items
             .map(|item| {
-                Value::new(
+                ConfigValue::new(
                     self.document,
                     what.clone(),
                     item.span(),
@@ -323,14 +323,17 @@ impl<'a> Value<'a> {
     }
 
     /// The entries of a table whose keys are names, in file order.
-    pub(super) fn entries(&self, what: impl Fn(&str) -> String) -> Vec<(Text<'a>, Value<'a>)> {
+    pub(super) fn entries(
+        &self,
+        what: impl Fn(&str) -> String,
+    ) -> Vec<(ExpandedText<'a>, ConfigValue<'a>)> {
         let entries = self.table().into_iter().flat_map(DeTable::iter);
         let mut entries: Vec<_> = entries
             .map(|(name, value)| {
-                let text = Text::plain(self.document, name.get_ref(), name.span());
+                let text = ExpandedText::plain(self.document, name.get_ref(), name.span());
                 (
                     text,
-                    Value::new(
+                    ConfigValue::new(
                         self.document,
                         what(name.get_ref()).into(),
                         name.span(),
@@ -375,13 +378,18 @@ impl<'a> Value<'a> {
     }
 }
 
-fn out_of_range(what: &What, value: &str, from: &impl Display, to: &impl Display) -> Problem {
-    Problem::new(Code::OutOfRange, format!("{what} is out of range: {value}"))
+fn out_of_range(
+    what: &ValuePath,
+    value: &str,
+    from: &impl Display,
+    to: &impl Display,
+) -> PendingDiagnostic {
+    PendingDiagnostic::new(Code::OutOfRange, format!("{what} is out of range: {value}"))
         .label(format!("expected {from} to {to}"))
 }
 
 /// A text with `${NAME}` expanded.
-pub(super) struct Text<'a> {
+pub(super) struct ExpandedText<'a> {
     pub(super) document: Document<'a>,
     pub(super) value: String,
     pub(super) span: Range<usize>,
@@ -390,7 +398,7 @@ pub(super) struct Text<'a> {
     pub(super) from_environment: bool,
 }
 
-impl<'a> Text<'a> {
+impl<'a> ExpandedText<'a> {
     fn plain(document: Document<'a>, raw: &'a str, span: Range<usize>) -> Self {
         Self {
             document,
@@ -411,11 +419,11 @@ impl<'a> Text<'a> {
         quote(self.raw)
     }
 
-    pub(super) fn error(&self, problem: Problem) {
+    pub(super) fn error(&self, problem: PendingDiagnostic) {
         self.document.error(self.span.clone(), problem);
     }
 
-    pub(super) fn warn(&self, problem: Problem) {
+    pub(super) fn warn(&self, problem: PendingDiagnostic) {
         self.document.warn(self.span.clone(), problem);
     }
 
@@ -423,19 +431,19 @@ impl<'a> Text<'a> {
     pub(super) fn parse<T>(
         &self,
         kind: &str,
-        parse: impl Fn(&str) -> Result<T, Problem>,
+        parse: impl Fn(&str) -> Result<T, PendingDiagnostic>,
     ) -> Option<T> {
         parse(&self.value)
             .map_err(|problem| self.error(self.conceal(problem, kind)))
             .ok()
     }
 
-    fn conceal(&self, problem: Problem, kind: &str) -> Problem {
+    fn conceal(&self, problem: PendingDiagnostic, kind: &str) -> PendingDiagnostic {
         if !self.from_environment {
             return problem;
         }
         let message = format!("{} is not {kind}", self.shown());
-        Problem::new(problem.code, message)
+        PendingDiagnostic::new(problem.code, message)
             .hint("correct the environment variable, or the default after `:-`")
     }
 
@@ -454,7 +462,7 @@ impl<'a> Text<'a> {
         self.error(if unbuilt.contains(&self.value.as_str()) {
             not_built(self.shown(), feature).hint(format!("built now: {known}"))
         } else {
-            Problem::new(
+            PendingDiagnostic::new(
                 Code::UnknownChoice,
                 format!("unknown value {}", self.shown()),
             )

@@ -237,7 +237,7 @@ impl<'de> Visitor<'de> for FieldsOf<'_> {
             let count = counts.find(|(known, _)| **known == name && level.has(name));
             if let Some((_, place)) = count {
                 match entries.next_value_seed(Scalar)? {
-                    Given::Count(count) => place.add(count),
+                    GivenBound::Count(count) => place.add(count),
                     _ => place.add(0),
                 }
                 continue;
@@ -247,12 +247,12 @@ impl<'de> Visitor<'de> for FieldsOf<'_> {
                     entries.next_value_seed(FieldsOf(fields, Level::Nested))?;
                 }
                 (Level::Top, "model") => match entries.next_value_seed(Scalar)? {
-                    Given::Text(model) => fields.model.add(model),
+                    GivenBound::Text(model) => fields.model.add(model),
                     _ => fields.model.add(String::new()),
                 },
                 (Level::Top, "stream") => {
                     let value = entries.next_value_seed(Scalar)?;
-                    fields.stream.add(value == Given::Flag(true));
+                    fields.stream.add(value == GivenBound::Flag(true));
                 }
                 (Level::Top, "stream_options") => {
                     entries.next_value::<IgnoredAny>()?;
@@ -267,7 +267,7 @@ impl<'de> Visitor<'de> for FieldsOf<'_> {
 
 /// The type and value of a single field.
 #[derive(Debug, PartialEq, Eq)]
-enum Given {
+enum GivenBound {
     Count(u64),
     Text(String),
     Flag(bool),
@@ -277,57 +277,60 @@ enum Given {
 struct Scalar;
 
 impl<'de> DeserializeSeed<'de> for Scalar {
-    type Value = Given;
+    type Value = GivenBound;
 
-    fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<Given, D::Error> {
+    fn deserialize<D: serde::Deserializer<'de>>(
+        self,
+        deserializer: D,
+    ) -> Result<GivenBound, D::Error> {
         deserializer.deserialize_any(self)
     }
 }
 
 impl<'de> Visitor<'de> for Scalar {
-    type Value = Given;
+    type Value = GivenBound;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("JSON")
     }
 
-    fn visit_bool<E>(self, flag: bool) -> Result<Given, E> {
-        Ok(Given::Flag(flag))
+    fn visit_bool<E>(self, flag: bool) -> Result<GivenBound, E> {
+        Ok(GivenBound::Flag(flag))
     }
 
-    fn visit_u64<E>(self, count: u64) -> Result<Given, E> {
-        Ok(Given::Count(count))
+    fn visit_u64<E>(self, count: u64) -> Result<GivenBound, E> {
+        Ok(GivenBound::Count(count))
     }
 
-    fn visit_i64<E>(self, _: i64) -> Result<Given, E> {
-        Ok(Given::Other)
+    fn visit_i64<E>(self, _: i64) -> Result<GivenBound, E> {
+        Ok(GivenBound::Other)
     }
 
-    fn visit_f64<E>(self, number: f64) -> Result<Given, E> {
+    fn visit_f64<E>(self, number: f64) -> Result<GivenBound, E> {
         // `4096.0` and `1e5` are whole numbers.
         let is_count = number.fract() == 0.0 && (0.0..1e15).contains(&number);
         Ok(match is_count {
-            true => Given::Count(number as u64),
-            false => Given::Other,
+            true => GivenBound::Count(number as u64),
+            false => GivenBound::Other,
         })
     }
 
-    fn visit_str<E>(self, text: &str) -> Result<Given, E> {
-        Ok(Given::Text(text.to_owned()))
+    fn visit_str<E>(self, text: &str) -> Result<GivenBound, E> {
+        Ok(GivenBound::Text(text.to_owned()))
     }
 
-    fn visit_unit<E>(self) -> Result<Given, E> {
-        Ok(Given::Other)
+    fn visit_unit<E>(self) -> Result<GivenBound, E> {
+        Ok(GivenBound::Other)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Given, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<GivenBound, A::Error> {
         while items.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Given::Other)
+        Ok(GivenBound::Other)
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Given, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<GivenBound, A::Error> {
         while entries.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Given::Other)
+        Ok(GivenBound::Other)
     }
 }
 

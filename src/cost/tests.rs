@@ -17,7 +17,7 @@ const VECTORS: &str = include_str!("../../tests/vectors/cost_vectors.json");
 
 /// The result of reading one answer.
 #[derive(Clone, Debug, PartialEq)]
-struct Reading {
+struct VectorReading {
     reported: Option<ReportedUsage>,
     model: Option<String>,
     events: u64,
@@ -25,13 +25,13 @@ struct Reading {
     unread: Option<UnreadBody>,
 }
 
-fn read<'a>(meter: &UsageMeter, pieces: impl IntoIterator<Item = &'a [u8]>) -> Reading {
+fn read<'a>(meter: &UsageMeter, pieces: impl IntoIterator<Item = &'a [u8]>) -> VectorReading {
     let mut meter = meter.clone();
     for piece in pieces {
         meter.feed(piece);
     }
     meter.end();
-    Reading {
+    VectorReading {
         reported: meter.reported(),
         model: meter.model().map(str::to_owned),
         events: meter.events(),
@@ -82,7 +82,7 @@ fn body_of(vector: &Value) -> Vec<u8> {
 }
 
 /// The reported usage as the vectors write it.
-fn told(reading: &Reading) -> Value {
+fn told(reading: &VectorReading) -> Value {
     let mut told = match reading.reported {
         None => return Value::Null,
         Some(ReportedUsage::Units(cost)) => return json!({ "cost": cost }),

@@ -15,12 +15,12 @@ use super::{
     decide::DecisionEffect,
     decision_context::DecisionContext,
     observer::DecisionObserver,
-    slots::{Slot, Slots},
+    slots::{HeldSlot, RequestSlots},
     worker::Worker,
 };
 use crate::{
     config::{Mode, Share},
-    limit::Held,
+    limit::ChargeLocation,
     response::Refusal,
 };
 
@@ -57,7 +57,7 @@ impl Worker {
             if let Err(refusal) = observed.await {
                 // This refusal is immediate: release what the request holds.
                 decision.delay = Duration::ZERO;
-                decision.slots = Slots::default();
+                decision.slots = RequestSlots::default();
                 return Err(refusal);
             }
         } else {
@@ -133,8 +133,8 @@ impl Worker {
                 turn = turn.max(wait);
             }
             let held = finding.held();
-            if held != Held::Nowhere && (rule.holds_slots || delay_ns > 0) {
-                let slot = Slot::of(applied, now_ns, held);
+            if held != ChargeLocation::Nowhere && (rule.holds_slots || delay_ns > 0) {
+                let slot = HeldSlot::of(applied, now_ns, held);
                 decision.slots.add(&self.shared, slot);
             }
         }
@@ -175,8 +175,8 @@ impl Worker {
             } else {
                 decisions.shadow_rejected.increment(1);
             }
-            if rule.holds_slots && finding.held() != Held::Nowhere {
-                let slot = Slot::of(&applied, now_ns, finding.held());
+            if rule.holds_slots && finding.held() != ChargeLocation::Nowhere {
+                let slot = HeldSlot::of(&applied, now_ns, finding.held());
                 decision.slots.add(&self.shared, slot);
             }
         }

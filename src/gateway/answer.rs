@@ -11,7 +11,7 @@ use http_body::Body as _;
 use super::{
     applied_limit::AppliedLimit,
     body::Body,
-    body::Source,
+    body::ResponseSource,
     plan::LimitPlan,
     record::{self, Ours, Record},
     request_context::RequestContext,
@@ -25,11 +25,11 @@ use crate::{
         inbound::InboundBody,
         request::{self},
     },
-    response::{self, Denial, Met, Refusal, X_RATELIMIT_WARNING, X_REQUEST_ID},
+    response::{self, LimitReport, Refusal, StoppedRequest, X_RATELIMIT_WARNING, X_REQUEST_ID},
     upstream::{self, Tunnel, UpstreamError},
 };
 
-impl upstream::headers::Hears for Peer {
+impl upstream::headers::InterimSink for Peer {
     fn hear(&self, status: StatusCode, headers: &HeaderMap) -> bool {
         self.pass_on_interim(status, headers)
     }
@@ -43,7 +43,7 @@ impl Worker {
     pub(super) fn pass_on(
         &self,
         request: &RequestContext<'_>,
-        mut response: Response<Source>,
+        mut response: Response<ResponseSource>,
         mut record: Record,
     ) -> Response<Body> {
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
@@ -71,7 +71,7 @@ impl Worker {
     fn switch(
         &self,
         request: &RequestContext<'_>,
-        mut response: Response<Source>,
+        mut response: Response<ResponseSource>,
         mut tunnel: Tunnel,
         mut record: Record,
     ) -> Response<Body> {
@@ -129,7 +129,7 @@ impl Worker {
         } else {
             reports(request, &standings)
         };
-        let denial = Denial::new(&met, self.return_after_ns(request, &standings));
+        let denial = StoppedRequest::new(&met, self.return_after_ns(request, &standings));
         let settings = &self.shared.plan.response;
         let response = response::too_many_requests(
             &denial,
@@ -203,7 +203,7 @@ impl Worker {
         match record {
             Some(mut record) => {
                 record.refused(refusal);
-                response.map(|body| Body::recorded(Source::authored(body), record, None))
+                response.map(|body| Body::recorded(ResponseSource::authored(body), record, None))
             }
             None => {
                 let (bytes, ours) = (response.body().len() as u64, Ours::Refused(refusal.slug()));
@@ -281,7 +281,7 @@ impl Worker {
 pub(super) fn reports<'a>(
     request: &'a RequestContext<'_>,
     standings: &Standings,
-) -> ArrayVec<Met<'a>, MAX_LIMITS> {
+) -> ArrayVec<LimitReport<'a>, MAX_LIMITS> {
     let binding = standings.binding();
     let limits = request.decision.limits.enforced();
     let others = (0..limits.len()).filter(|&index| Some(index) != binding);
@@ -294,9 +294,9 @@ pub(super) fn reports<'a>(
 }
 
 /// The report to the client about one limit.
-pub(super) fn report<'a>(applied: &AppliedLimit<'a>, standing: &Standing) -> Met<'a> {
+pub(super) fn report<'a>(applied: &AppliedLimit<'a>, standing: &Standing) -> LimitReport<'a> {
     let limit: &'a LimitPlan = applied.limit;
-    Met {
+    LimitReport {
         policy: &limit.rule.policies[applied.tier()],
         remaining: standing.remaining,
         available_ns: standing.retry_after_ns.unwrap_or(standing.next_unit_ns),
@@ -313,9 +313,9 @@ fn is_undisclosed(request: &RequestContext<'_>) -> bool {
     limits.any(|one| one.denies() && !one.applied.limit.rule.settings.disclose)
 }
 
-pub(super) fn asked<'a>(request: &'a RequestContext<'_>) -> response::Asked<'a> {
+pub(super) fn asked<'a>(request: &'a RequestContext<'_>) -> response::RequestFacts<'a> {
     let head = request.head;
-    response::Asked {
+    response::RequestFacts {
         is_head: head.method == Method::HEAD,
         version: head.version,
         request_id: Some(&request.request_id),

@@ -9,17 +9,17 @@ use super::{
     observer::DecisionObserver,
     plan::{LimitPlan, LimitRule},
     refusals::LACKS_KEY,
-    rulings::{Boost, KeyRuling},
+    rulings::{KeyOverride, QuotaGrant},
     worker::Worker,
 };
 use crate::{
     config::{Effect, Mode},
-    identity::{Keyed, Subject},
+    identity::{KeySubject, Keyed},
     response::Refusal,
 };
 
 /// Granted units that this request has taken, by grant.
-pub(super) type GrantedUnits = Vec<(Arc<Boost>, u64)>;
+pub(super) type GrantedUnits = Vec<(Arc<QuotaGrant>, u64)>;
 
 impl Worker {
     /// Finds the applying limits of the route, and takes granted units of their keys.
@@ -78,7 +78,7 @@ impl Worker {
         attributes: &RequestAttributes<'_>,
         limit: &'a LimitPlan,
         guesses: bool,
-        subject: &Subject<'_>,
+        subject: &KeySubject<'_>,
         cost: u64,
     ) -> Applicability<'a> {
         let rule = &*limit.rule;
@@ -104,7 +104,7 @@ impl Worker {
         &self,
         attributes: &RequestAttributes<'_>,
         limit: &'a LimitPlan,
-        subject: &Subject<'_>,
+        subject: &KeySubject<'_>,
         cost: u64,
     ) -> Applicability<'a> {
         let rule = &*limit.rule;
@@ -134,11 +134,11 @@ impl Worker {
             },
         };
         match self.key_override(rule, subject) {
-            Some(KeyRuling {
+            Some(KeyOverride {
                 banned: Some(until),
                 ..
             }) => block = Some(Block { until }),
-            Some(KeyRuling {
+            Some(KeyOverride {
                 boost: Some(boost), ..
             }) => return Applicability::Granted(boost),
             _ => {}
@@ -149,12 +149,12 @@ impl Worker {
 
     /// The runtime override of a request's key.
     #[inline]
-    fn key_override(&self, rule: &LimitRule, subject: &Subject<'_>) -> Option<KeyRuling> {
+    fn key_override(&self, rule: &LimitRule, subject: &KeySubject<'_>) -> Option<KeyOverride> {
         let on_keys = rule.runtime_overrides.in_force().on_keys();
         on_keys.then(|| rule.runtime_overrides.on_key(&self.readable(rule, subject)))?
     }
 
-    fn readable(&self, rule: &LimitRule, subject: &Subject<'_>) -> String {
+    fn readable(&self, rule: &LimitRule, subject: &KeySubject<'_>) -> String {
         rule.key.readable(
             &self.shared.process.hasher,
             self.shared.plan.prefixes,

@@ -6,12 +6,12 @@ use smallvec::SmallVec;
 
 use super::{
     plan::{LimitPlan, LimitRule},
-    rulings::Boost,
+    rulings::QuotaGrant,
 };
 use crate::{
-    budget::{Claim, Source},
+    budget::{DecisionSource, SharedClaim},
     config::Mode,
-    limit::{Charge, Finding, Held, Key, Standing, Standings},
+    limit::{Charge, ChargeLocation, Finding, Key, Standing, Standings},
 };
 
 /// Whether a limit of the route applies to a request.
@@ -33,7 +33,7 @@ pub(super) enum Applicability<'a> {
     /// The key needs the body, and another limit rejects the request before the body is read.
     NotRead,
     /// A runtime override granted the key extra units, which are spent first.
-    Granted(Arc<Boost>),
+    Granted(Arc<QuotaGrant>),
     /// The limit counts the request.
     Applies(AppliedLimit<'a>),
 }
@@ -69,7 +69,7 @@ pub(super) struct LimitOutcome<'a> {
     /// `None` until the limit is asked.
     pub(super) finding: Option<Finding<'a>>,
     /// Where a shared limit was decided; `None` for a local limit.
-    pub(super) source: Option<Source>,
+    pub(super) source: Option<DecisionSource>,
 }
 
 /// The limits that apply to one request, with their outcomes. Enforced limits come first; both
@@ -133,9 +133,9 @@ impl<'a> AppliedLimit<'a> {
     }
 
     /// The same charge as a claim on a shared limit; `None` if the limit is local.
-    pub(super) fn claim(&self) -> Option<Claim<'a>> {
+    pub(super) fn claim(&self) -> Option<SharedClaim<'a>> {
         let limit: &'a LimitPlan = self.limit;
-        Some(Claim {
+        Some(SharedClaim {
             limit: limit.rule.shared.as_ref()?,
             tier: self.tier(),
             key: self.key(),
@@ -176,7 +176,7 @@ impl Block {
             next_unit_ns: retry_after_ns.unwrap_or(0),
             reset_ns: retry_after_ns.unwrap_or(0),
             delay_ns: 0,
-            held: Held::Nowhere,
+            held: ChargeLocation::Nowhere,
             ..open.standing()
         };
         closed.into()

@@ -12,7 +12,7 @@ use super::{
     worker::Worker,
 };
 use crate::{
-    budget::{Budget, Claim, Lent, Name, Source, Unavailable},
+    budget::{Budget, DecisionSource, SharedClaim, SharedKeyName, SlotGuard, Unavailable},
     config::Mode,
     limit::{Charge, Finding, MAX_LIMITS, Verdict},
     response::Refusal,
@@ -23,7 +23,7 @@ type PerLimit<T> = ArrayVec<T, MAX_LIMITS>;
 /// The result of asking limits.
 #[derive(Debug)]
 pub(super) enum Asked {
-    Decided(Vec<Lent>),
+    Decided(Vec<SlotGuard>),
     /// Redis is unavailable, and the limit at this index admits nothing without it.
     Unavailable(usize),
 }
@@ -73,7 +73,7 @@ impl Worker {
         let now: PerLimit<Charge<'a>> = local(limits, false).collect();
         let later: PerLimit<Charge<'a>> = local(limits, true).collect();
         let later = store.peek(now_ns, &later);
-        let claims: PerLimit<Claim<'_>> = shared(limits).map(|(_, claim)| claim).collect();
+        let claims: PerLimit<SharedClaim<'_>> = shared(limits).map(|(_, claim)| claim).collect();
         if is_blocked || !effect.charges() || !later.admitted() {
             let (now, known) = (store.peek(now_ns, &now), budget.peek(now_ns, &claims));
             distribute(limits, now, later, known, &[]);
@@ -81,7 +81,7 @@ impl Worker {
         }
         let name = |index: usize| {
             let asked = shared(limits).nth(index);
-            asked.map_or_else(Name::default, |(at, _)| {
+            asked.map_or_else(SharedKeyName::default, |(at, _)| {
                 self.shared_name(decision, &limits[at].applied)
             })
         };
@@ -99,13 +99,17 @@ impl Worker {
     }
 
     /// The bucket's name in Redis, the same for all gateways.
-    fn shared_name(&self, decision: &DecisionContext<'_>, applied: &AppliedLimit<'_>) -> Name {
+    fn shared_name(
+        &self,
+        decision: &DecisionContext<'_>,
+        applied: &AppliedLimit<'_>,
+    ) -> SharedKeyName {
         let Some(attributes) = &decision.attributes else {
-            return Name::default();
+            return SharedKeyName::default();
         };
         let plan = &self.shared.plan;
         decision.with_subject(&plan.table, attributes, |subject| {
-            Name(applied.limit.rule.key.shared(plan.prefixes, subject))
+            SharedKeyName(applied.limit.rule.key.shared(plan.prefixes, subject))
         })
     }
 }
@@ -129,7 +133,7 @@ fn local<'a>(limits: &[LimitOutcome<'a>], later: bool) -> impl Iterator<Item = C
 }
 
 /// The claims on shared limits, with their indices.
-fn shared<'a>(limits: &[LimitOutcome<'a>]) -> impl Iterator<Item = (usize, Claim<'a>)> {
+fn shared<'a>(limits: &[LimitOutcome<'a>]) -> impl Iterator<Item = (usize, SharedClaim<'a>)> {
     let limits = limits.iter().enumerate();
     limits.filter_map(|(index, one)| Some((index, one.applied.claim()?)))
 }
@@ -140,7 +144,7 @@ fn distribute<'a>(
     now: Verdict<'a>,
     later: Verdict<'a>,
     known: Verdict<'a>,
-    sources: &[Source],
+    sources: &[DecisionSource],
 ) {
     let [mut now, mut later, mut known] =
         [now, later, known].map(|verdict| verdict.findings.into_iter());

@@ -13,7 +13,7 @@ use super::{body_error::BodyError, record::Record, refusals::bad_body};
 use crate::{
     listener::inbound::InboundBody,
     response::Grpc,
-    upstream::{ResponseBody, Tunnel, echo::EchoBody, forward::Answer, http2::StreamBody},
+    upstream::{ResponseBody, Tunnel, echo::EchoBody, forward::ForwardedBody, http2::StreamBody},
 };
 
 /// A response body, with the record of a forwarded request. Kept small because responses are moved
@@ -30,7 +30,7 @@ enum Content {
 
 #[derive(Debug)]
 struct Recorded {
-    source: Source,
+    source: ResponseSource,
     /// Written when the body is dropped: sent in full, or cut short because the client left.
     record: Record,
     /// Set if the response answers a gRPC call.
@@ -49,7 +49,7 @@ impl Drop for Recorded {
 
 /// The origin of the response to a forwarded request.
 #[derive(Debug)]
-pub(super) enum Source {
+pub(super) enum ResponseSource {
     /// We answer in place of the server.
     Authored(Full<Bytes>),
     /// An HTTP/1.1 server.
@@ -99,7 +99,7 @@ impl Body {
         Self(Content::Authored(Full::new(bytes)))
     }
 
-    pub(super) fn recorded(source: Source, record: Record, grpc: Option<Grpc>) -> Self {
+    pub(super) fn recorded(source: ResponseSource, record: Record, grpc: Option<Grpc>) -> Self {
         Self(Content::Recorded(Box::new(Recorded {
             source,
             record,
@@ -109,7 +109,7 @@ impl Body {
     }
 }
 
-impl Source {
+impl ResponseSource {
     pub(super) fn authored(bytes: Bytes) -> Self {
         Self::Authored(Full::new(bytes))
     }
@@ -154,17 +154,17 @@ impl Source {
     }
 }
 
-impl From<Answer<Box<InboundBody>>> for Source {
-    fn from(answer: Answer<Box<InboundBody>>) -> Self {
+impl From<ForwardedBody<Box<InboundBody>>> for ResponseSource {
+    fn from(answer: ForwardedBody<Box<InboundBody>>) -> Self {
         match answer {
-            Answer::Remote(body) => Self::Remote(body),
-            Answer::Stream(body) => Self::Stream(body),
-            Answer::Echo(body) => Self::Echo(body),
+            ForwardedBody::Remote(body) => Self::Remote(body),
+            ForwardedBody::Stream(body) => Self::Stream(body),
+            ForwardedBody::Echo(body) => Self::Echo(body),
         }
     }
 }
 
-impl HttpBody for Source {
+impl HttpBody for ResponseSource {
     type Data = Bytes;
     type Error = BodyError;
 

@@ -28,8 +28,8 @@ use super::{
     record::{self, Ours},
     request_context::LocalReply,
     request_context::RequestContext,
-    shared::Current,
-    shared::Shared,
+    shared::ActiveConfig,
+    shared::ActiveConfigHandle,
     worker::Worker,
 };
 use crate::{
@@ -49,20 +49,20 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// Sends checks to the forward-auth thread. Clones use the same thread.
 #[derive(Clone, Debug)]
-pub struct Desk {
-    questions: mpsc::Sender<Question>,
+pub struct ForwardAuth {
+    questions: mpsc::Sender<CheckRequest>,
 }
 
 #[derive(Debug)]
-struct Question {
+struct CheckRequest {
     described: Described,
     answer: oneshot::Sender<Response<Bytes>>,
 }
 
-impl Desk {
+impl ForwardAuth {
     /// Starts the thread. It decides by the running configuration until the last handle drops.
     /// Fails if the system cannot start a thread.
-    pub fn open(current: Arc<Current>) -> io::Result<Desk> {
+    pub fn open(current: Arc<ActiveConfigHandle>) -> io::Result<ForwardAuth> {
         let (questions, asked) = mpsc::channel(WAITING);
         let work = move || match tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -77,14 +77,14 @@ impl Desk {
         thread::Builder::new()
             .name("check".to_owned())
             .spawn(work)?;
-        Ok(Desk { questions })
+        Ok(ForwardAuth { questions })
     }
 
     /// The client's answer: 200 with the describing fields if the request would be forwarded.
     /// `None` if the thread has failed.
     pub async fn ask(&self, described: Described) -> Option<Response<Bytes>> {
         let (answer, told) = oneshot::channel();
-        let question = Question { described, answer };
+        let question = CheckRequest { described, answer };
         self.questions.send(question).await.ok()?;
         told.await.ok()
     }
@@ -92,32 +92,32 @@ impl Desk {
 
 /// The worker that decides, with the first listener, whose bounds apply to described requests.
 #[derive(Clone, Debug)]
-struct Clerk {
+struct ForwardAuthWorker {
     worker: Rc<Worker>,
-    listener: Rc<listener::Settings>,
+    listener: Rc<listener::ListenerSettings>,
 }
 
-impl Clerk {
-    fn new(shared: Arc<Shared>, previous: Option<&Clerk>) -> Clerk {
+impl ForwardAuthWorker {
+    fn new(shared: Arc<ActiveConfig>, previous: Option<&ForwardAuthWorker>) -> ForwardAuthWorker {
         let listener = Rc::new(shared.snapshot().listeners[0].clone());
         let previous = previous.map(|clerk| &*clerk.worker);
-        Clerk {
+        ForwardAuthWorker {
             worker: Rc::new(Worker::new(shared, previous)),
             listener,
         }
     }
 }
 
-async fn serve(current: &Current, mut asked: mpsc::Receiver<Question>) {
-    let mut clerk = Clerk::new(current.shared(), None);
+async fn serve(current: &ActiveConfigHandle, mut asked: mpsc::Receiver<CheckRequest>) {
+    let mut clerk = ForwardAuthWorker::new(current.shared(), None);
     loop {
         let question = tokio::time::timeout(LOOK, asked.recv()).await;
         let shared = current.shared();
         if !Arc::ptr_eq(&shared, &clerk.worker.shared) {
-            clerk = Clerk::new(shared, Some(&clerk));
+            clerk = ForwardAuthWorker::new(shared, Some(&clerk));
         }
         match question {
-            Ok(Some(Question { described, answer })) => {
+            Ok(Some(CheckRequest { described, answer })) => {
                 let clerk = clerk.clone();
                 // In a task, so that a panic costs only this check: its caller gets `None`.
                 tokio::task::spawn_local(async move {
@@ -136,7 +136,7 @@ impl Worker {
     async fn check(
         &self,
         described: &Described,
-        listener: Rc<listener::Settings>,
+        listener: Rc<listener::ListenerSettings>,
     ) -> Response<Bytes> {
         let from = Peer::described(described.peer, listener, None);
         let token = HeldToken::default();

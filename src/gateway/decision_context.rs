@@ -6,9 +6,9 @@ use std::{borrow::Cow, time::Duration};
 use http::{HeaderMap, Method};
 use tokio::time::Instant;
 
-use super::{applied_limit::LimitOutcomes, plan::RoutePlan, slots::Slots};
+use super::{applied_limit::LimitOutcomes, plan::RoutePlan, slots::RequestSlots};
 use crate::{
-    identity::{BodyFields, Client, Subject},
+    identity::{BodyFields, Client, KeySubject},
     response::Refusal,
     route::RouteTable,
 };
@@ -32,7 +32,7 @@ pub(super) struct DecisionContext<'a> {
     /// The delay before forwarding.
     pub(super) delay: Duration,
     /// Slots and queue places held while in flight.
-    pub(super) slots: Slots,
+    pub(super) slots: RequestSlots,
     /// The name of a limit that is nearly used up.
     pub(super) warning: Option<&'a str>,
     /// Names of tag-mode limits that would have denied the request, for the upstream.
@@ -61,7 +61,7 @@ impl<'a> DecisionContext<'a> {
             decided_at: arrived,
             limits: LimitOutcomes::default(),
             delay: Duration::ZERO,
-            slots: Slots::default(),
+            slots: RequestSlots::default(),
             warning: None,
             tags: Vec::new(),
         }
@@ -72,13 +72,13 @@ impl<'a> DecisionContext<'a> {
         &self,
         table: &RouteTable,
         attributes: &RequestAttributes<'_>,
-        show: impl FnOnce(&Subject<'_>) -> R,
+        show: impl FnOnce(&KeySubject<'_>) -> R,
     ) -> R {
         let params = self
             .route
             .index
             .map(|route| table.params(route, &attributes.path));
-        show(&Subject {
+        show(&KeySubject {
             client: &attributes.client,
             method: attributes.method,
             host: &attributes.host,

@@ -14,7 +14,7 @@ use crate::{
 
 /// The exceptions to one limit, indexed by client.
 #[derive(Debug, Default)]
-pub(super) struct Exceptions {
+pub(super) struct ConfigExceptions {
     exempt_ips: Vec<IpNet>,
     exempt_users: HashSet<String>,
     exempt_tiers: HashSet<String>,
@@ -28,15 +28,15 @@ pub(super) struct Exceptions {
 
 /// The rule for a client that replaces the limit's own.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Exception {
+pub(super) struct ConfigException {
     pub(super) effect: Effect,
     pub(super) until: Option<SystemTime>,
     /// Index among the limit's overrides; `None` for `exempt`.
     pub(super) place: Option<usize>,
 }
 
-impl Exceptions {
-    pub(super) fn of(limit: &config::Limit) -> Self {
+impl ConfigExceptions {
+    pub(super) fn of(limit: &config::LimitSettings) -> Self {
         let mut exceptions = Self {
             exempt_ips: limit.exempt.ips.clone(),
             exempt_users: limit.exempt.users.iter().cloned().collect(),
@@ -66,9 +66,9 @@ impl Exceptions {
         &self,
         client: &Client<'_>,
         readable: impl FnOnce() -> String,
-    ) -> Option<Exception> {
+    ) -> Option<ConfigException> {
         if self.is_exempt(client) {
-            return Some(Exception {
+            return Some(ConfigException {
                 effect: Effect::Exempt,
                 until: None,
                 place: None,
@@ -97,7 +97,7 @@ impl Exceptions {
         let holds = |index: &usize| self.overrides[*index].1.is_none_or(|until| now < until);
         fits.into_iter().filter(holds).min().map(|place| {
             let (effect, until) = self.overrides[place];
-            Exception {
+            ConfigException {
                 effect,
                 until,
                 place: Some(place),

@@ -30,14 +30,14 @@ use super::{
     plan::{LimitPlan, PlanError},
     process::Process,
     request_context::{LocalReply, RequestContext, Resolved, UpstreamTarget},
-    shared::Shared,
+    shared::ActiveConfig,
     worker::Worker,
 };
 use crate::{
     config::{Mode, Snapshot},
     identity::{
-        Certificate, HeldToken, Thought,
-        address::{Doubt, ELEMENTS_MAX, Step},
+        ClientCertificate, HeldToken, Thought,
+        address::{AddressFault, AddressStep, ELEMENTS_MAX},
     },
     limit::Standing,
     listener::{self, Peer, tls::NotTaken},
@@ -47,7 +47,7 @@ use crate::{
 use words::{allowance, came_of, chosen_by, exception, source};
 
 pub use report::*;
-pub use text::Text;
+pub use text::ExplanationText;
 
 /// Why a request cannot be explained.
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +68,7 @@ pub fn explain(mut snapshot: Snapshot, described: &Described) -> Result<Explanat
     snapshot.redis = None;
     snapshot.trace = TraceSettings::default();
     let process = Process::start(&snapshot, Metrics::install()).map_err(PlanError::System)?;
-    let shared = Shared::prepare(&process, Arc::new(snapshot), None)?;
+    let shared = ActiveConfig::prepare(&process, Arc::new(snapshot), None)?;
     let worker = Worker::new(Arc::new(shared), None);
     // Charge these private buckets, so that limits report what is left after the request.
     Ok(worker.explain(described, FRESH, DecisionEffect::Charge)?)
@@ -79,7 +79,7 @@ const FRESH: &str = "if nothing has been spent from them yet";
 const NOW: &str = "as they stand now";
 const THEN: &str = "as they stood when it was decided";
 
-impl Shared {
+impl ActiveConfig {
     /// Explains one request against the gateway's present state. Charges nothing, counts nothing,
     /// opens no connection.
     pub fn explain(&self, described: &Described) -> Result<Explanation, Unexplained> {
@@ -101,7 +101,7 @@ fn at_once<T>(decision: impl Future<Output = Result<T, LocalReply>>) -> Result<T
 #[derive(Debug)]
 struct Notes<'a> {
     worker: &'a Worker,
-    asked: Option<Asked>,
+    asked: Option<ExplainedRequest>,
     limits: Vec<(&'a LimitPlan, Applicability<'a>)>,
 }
 
@@ -142,11 +142,11 @@ impl Worker {
         explained.limits = self.limits(&request, &notes.limits);
         explained.answer = match decided {
             Err(LocalReply::Denied) => denied(&request),
-            Err(LocalReply::Refused(refusal)) => Answer::Refused(refused(&refusal)),
-            Err(LocalReply::OwnQuotas) => Answer::OwnQuotas,
+            Err(LocalReply::Refused(refusal)) => ExplainedOutcome::Refused(refused(&refusal)),
+            Err(LocalReply::OwnQuotas) => ExplainedOutcome::OwnQuotas,
             Ok(target) => match self.sent_on(&request, &target, described.body.bytes()) {
-                Some(forwarded) => Answer::Forwarded(forwarded),
-                None => Answer::Refused(refused(&Refusal::Internal)),
+                Some(forwarded) => ExplainedOutcome::Forwarded(forwarded),
+                None => ExplainedOutcome::Refused(refused(&Refusal::Internal)),
             },
         };
         Ok(explained)
@@ -157,7 +157,7 @@ impl Worker {
     fn enter(
         &self,
         described: &Described,
-    ) -> Result<(&listener::Settings, Option<Certificate>), NotTaken> {
+    ) -> Result<(&listener::ListenerSettings, Option<ClientCertificate>), NotTaken> {
         let listeners = &self.shared.snapshot().listeners;
         let Some(presented) = &described.certificate else {
             return Ok((&listeners[0], None));
@@ -179,7 +179,7 @@ impl Worker {
     fn reason(
         &self,
         peer: IpAddr,
-        certificate: Option<&Certificate>,
+        certificate: Option<&ClientCertificate>,
         headers: &HeaderMap,
         when: &'static str,
     ) -> Explanation {
@@ -194,7 +194,7 @@ impl Worker {
             self.tokens(&held),
             |thought| match thought {
                 Thought::Address(step) => {
-                    seen += usize::from(matches!(step, Step::Element { .. }));
+                    seen += usize::from(matches!(step, AddressStep::Element { .. }));
                     address.push(step.to_string());
                 }
                 Thought::User { place, outcome } => users.push(UserTried {
@@ -220,7 +220,7 @@ impl Worker {
                 header: identity.address_from.name(),
                 steps: address,
                 address: client.address,
-                doubt: client.doubt.map(Doubt::label),
+                doubt: client.doubt.map(AddressFault::label),
                 users,
                 user: client.user.map(str::to_owned),
                 tier: client.tier.map(str::to_owned),
@@ -229,12 +229,12 @@ impl Worker {
             asked: None,
             when,
             limits: Vec::new(),
-            answer: Answer::Refused(refused(&Refusal::Internal)),
+            answer: ExplainedOutcome::Refused(refused(&Refusal::Internal)),
         }
     }
 
     /// Describes the request's target and its route.
-    fn asked(&self, request: &RequestContext<'_>, target: &UpstreamTarget<'_>) -> Asked {
+    fn asked(&self, request: &RequestContext<'_>, target: &UpstreamTarget<'_>) -> ExplainedRequest {
         let plan = &self.shared.plan;
         let (host, path) = request
             .decision
@@ -256,7 +256,7 @@ impl Worker {
             })
         };
         let sent = target.path_and_query.split('?').next().unwrap_or_default();
-        Asked {
+        ExplainedRequest {
             method: request.head.method.to_string(),
             host: host.to_owned(),
             path: request.head.uri.path().to_owned(),
@@ -401,9 +401,9 @@ fn enforced(outcome: &LimitOutcome<'_>) -> Outcome {
 }
 
 /// The 429 answer, with the time of the next possible success.
-fn denied(request: &RequestContext<'_>) -> Answer {
+fn denied(request: &RequestContext<'_>) -> ExplainedOutcome {
     let denial = request.decision.limits.standings().denial();
-    Answer::Denied {
+    ExplainedOutcome::Denied {
         retry_after: denial.and_then(|denial| Some(Duration::from_nanos(denial.retry_after_ns?))),
     }
 }

@@ -17,7 +17,7 @@ const DOMINANT: u32 = COUNT * 4 / 5;
 
 /// The detector for one limit on one worker.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Majority {
+pub(super) struct MajorityVote {
     candidate: u128,
     /// Electing: the candidate's lead. Counting: its occurrences.
     votes: u32,
@@ -25,7 +25,7 @@ pub(super) struct Majority {
     seen: u32,
 }
 
-impl Majority {
+impl MajorityVote {
     /// Adds a sample. After a round with a dominant key, returns true once: at that key's next
     /// sample.
     pub(super) fn note(&mut self, Key(key): Key) -> bool {
@@ -63,7 +63,7 @@ mod tests {
 
     /// Counts how often a sequence yields a dominant key.
     fn found(keys: impl IntoIterator<Item = u128>) -> usize {
-        let mut majority = Majority::default();
+        let mut majority = MajorityVote::default();
         keys.into_iter()
             .filter(|key| majority.note(Key(*key)))
             .count()

@@ -41,7 +41,7 @@ const KEYS_SEEN: usize = 256;
 
 /// A recorded decision.
 #[derive(Clone, Debug)]
-pub struct Remembered {
+pub struct RememberedDecision {
     /// The time of the decision.
     pub at: SystemTime,
     /// The request id that the client received.
@@ -65,28 +65,31 @@ pub struct TopKey {
 
 /// The decision logs of all workers. They survive reloads.
 #[derive(Debug)]
-pub struct Notebooks {
+pub struct DecisionLogs {
     capacity: usize,
-    books: Mutex<Vec<Arc<Notebook>>>,
+    books: Mutex<Vec<Arc<DecisionLog>>>,
 }
 
-impl Notebooks {
-    pub(super) fn new(workers: usize) -> Notebooks {
-        Notebooks {
+impl DecisionLogs {
+    pub(super) fn new(workers: usize) -> DecisionLogs {
+        DecisionLogs {
             capacity: (DECISIONS / workers.max(1)).max(DECISIONS_LEAST),
             books: Mutex::default(),
         }
     }
 
     /// Adds the log of one worker.
-    pub(super) fn open(&self) -> Arc<Notebook> {
-        let book = Arc::new(Notebook::new(self.capacity));
+    pub(super) fn open(&self) -> Arc<DecisionLog> {
+        let book = Arc::new(DecisionLog::new(self.capacity));
         lock(&self.books).push(Arc::clone(&book));
         book
     }
 
     /// The matching decisions of all workers, newest first.
-    pub fn decisions(&self, wanted: impl Fn(&Remembered) -> bool) -> Vec<Remembered> {
+    pub fn decisions(
+        &self,
+        wanted: impl Fn(&RememberedDecision) -> bool,
+    ) -> Vec<RememberedDecision> {
         let mut found = Vec::new();
         for book in &*lock(&self.books) {
             let pages = lock(&book.pages);
@@ -119,16 +122,16 @@ impl Notebooks {
 
 /// The decision log of one worker, its only writer.
 #[derive(Debug)]
-pub(super) struct Notebook {
+pub(super) struct DecisionLog {
     capacity: usize,
-    pages: Mutex<Pages>,
+    pages: Mutex<LogPages>,
 }
 
 #[derive(Debug)]
-struct Pages {
-    decisions: VecDeque<Remembered>,
+struct LogPages {
+    decisions: VecDeque<RememberedDecision>,
     /// Top keys by limit name.
-    tops: Vec<(String, Top)>,
+    tops: Vec<(String, TopKeys)>,
     /// Start of the current second, and the decisions explained in it.
     second: Option<Instant>,
     explained: u32,
@@ -136,11 +139,11 @@ struct Pages {
     of_key: Box<[u8; KEYS_SEEN]>,
 }
 
-impl Notebook {
-    fn new(capacity: usize) -> Notebook {
-        Notebook {
+impl DecisionLog {
+    fn new(capacity: usize) -> DecisionLog {
+        DecisionLog {
             capacity,
-            pages: Mutex::new(Pages {
+            pages: Mutex::new(LogPages {
                 decisions: VecDeque::new(),
                 tops: Vec::new(),
                 second: None,
@@ -173,7 +176,7 @@ impl Notebook {
         true
     }
 
-    pub(super) fn remember(&self, decision: Remembered) {
+    pub(super) fn remember(&self, decision: RememberedDecision) {
         let Ok(mut pages) = self.pages.try_lock() else {
             return;
         };
@@ -196,7 +199,7 @@ impl Notebook {
         };
         let place = pages.tops.iter().position(|(known, _)| known == limit);
         let place = place.unwrap_or_else(|| {
-            pages.tops.push((limit.to_owned(), Top::default()));
+            pages.tops.push((limit.to_owned(), TopKeys::default()));
             pages.tops.len() - 1
         });
         pages.tops[place].1.count(key, now, name);
@@ -229,15 +232,15 @@ impl Admissions {
 /// smallest count, and replaces that key with probability 1/count. A flood of one-time keys thus
 /// does not evict frequent keys.
 #[derive(Debug, Default)]
-struct Top {
-    counts: Vec<Count>,
+struct TopKeys {
+    counts: Vec<KeyCount>,
     began: Option<Instant>,
     /// State of a xorshift generator.
     random: u64,
 }
 
 #[derive(Debug)]
-struct Count {
+struct KeyCount {
     key: Option<Key>,
     name: String,
     /// Counts of the previous window and of the current one.
@@ -245,7 +248,7 @@ struct Count {
     now: u32,
 }
 
-impl Top {
+impl TopKeys {
     fn count(&mut self, key: Option<Key>, now: Instant, name: impl FnOnce() -> String) {
         self.turn(now);
         if let Some(known) = self.counts.iter_mut().find(|count| count.key == key) {
@@ -253,7 +256,7 @@ impl Top {
             return;
         }
         if self.counts.len() < TOP_KEYS {
-            self.counts.push(Count {
+            self.counts.push(KeyCount {
                 key,
                 name: name(),
                 before: 0,
@@ -262,7 +265,7 @@ impl Top {
             return;
         }
         let chance = self.random();
-        let weight = |count: &Count| count.now.saturating_add(count.before);
+        let weight = |count: &KeyCount| count.now.saturating_add(count.before);
         let Some(least) = self.counts.iter_mut().min_by_key(|count| weight(count)) else {
             return;
         };
@@ -294,7 +297,7 @@ impl Top {
             .began
             .map_or(Duration::ZERO, |began| now.duration_since(began));
         let windows = age.as_secs_f64() / WINDOW.as_secs_f64();
-        let rejected = move |count: &Count| match windows {
+        let rejected = move |count: &KeyCount| match windows {
             ..1.0 => f64::from(count.now) + f64::from(count.before) * (1.0 - windows),
             1.0..2.0 => f64::from(count.now) * (2.0 - windows),
             _ => 0.0,
@@ -334,7 +337,7 @@ mod tests {
 
     #[test]
     fn the_keys_that_are_rejected_most_stand_out_of_a_flood_of_others() {
-        let (books, now) = (Notebooks::new(2), Instant::now());
+        let (books, now) = (DecisionLogs::new(2), Instant::now());
         let workers = [books.open(), books.open()];
         let mut fresh = 1_000;
         for turn in 0..3_000_u128 {
@@ -364,7 +367,7 @@ mod tests {
 
     #[test]
     fn rejections_fade_within_two_windows() {
-        let (books, start) = (Notebooks::new(1), Instant::now());
+        let (books, start) = (DecisionLogs::new(1), Instant::now());
         let worker = books.open();
         (0..100).for_each(|_| worker.rejected("a", None, start, || "all".to_owned()));
         let at = |after: u64| {
@@ -380,7 +383,7 @@ mod tests {
 
     #[test]
     fn explanations_are_bounded_in_time_by_key_and_in_number() {
-        let (books, now) = (Notebooks::new(4), Instant::now());
+        let (books, now) = (DecisionLogs::new(4), Instant::now());
         let worker = books.open();
         let of_one = (0..100)
             .filter(|_| worker.may_explain(now, Some(Key(5))))
@@ -392,7 +395,7 @@ mod tests {
         assert_eq!(of_many + of_one, EXPLAINED_PER_SECOND as usize);
         assert!(worker.may_explain(now + seconds(1), Some(Key(5))));
         for id in 0..5_000 {
-            worker.remember(Remembered {
+            worker.remember(RememberedDecision {
                 at: SystemTime::UNIX_EPOCH + seconds(id),
                 request_id: id.to_string(),
                 admitted: false,

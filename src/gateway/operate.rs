@@ -12,12 +12,12 @@ use tokio::time::Instant;
 use super::{
     notebook::TopKey,
     plan::LimitRule,
-    rulings::{About, LimitRulings, Rulings, TooManyRulings},
-    shared::Shared,
+    rulings::{LimitOverrides, OverrideSubject, RuntimeOverrides, TooManyOverrides},
+    shared::ActiveConfig,
 };
 use crate::{
-    budget::Claim,
-    config::{self, Effect, Mode, Override, Whom},
+    budget::SharedClaim,
+    config::{self, ConfigOverride, Effect, Mode, Whom},
     limit::{Charge, Key, Standing},
 };
 
@@ -25,7 +25,7 @@ use crate::{
 #[derive(Debug)]
 pub struct LimitView {
     /// As configured.
-    pub settings: config::Limit,
+    pub settings: config::LimitSettings,
     /// The algorithm's configuration name.
     pub algorithm: &'static str,
     /// The current mode.
@@ -41,7 +41,7 @@ pub struct LimitView {
     /// The most rejected keys.
     pub top: Vec<TopKey>,
     /// Its runtime overrides.
-    pub runtime_overrides: Arc<LimitRulings>,
+    pub runtime_overrides: Arc<LimitOverrides>,
 }
 
 /// The present state of one bucket.
@@ -63,7 +63,7 @@ pub struct KeyView {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Applies {
     /// A configured override names the key.
-    Override(Override),
+    Override(ConfigOverride),
     /// The limit exempts it.
     Exempt,
     /// The tier given in the request.
@@ -111,7 +111,7 @@ pub enum NoKey {
     Name(String, String),
 }
 
-impl Shared {
+impl ActiveConfig {
     /// All limits in configuration order.
     pub fn limits(&self) -> Vec<LimitView> {
         let now = Instant::now();
@@ -178,8 +178,8 @@ impl Shared {
     fn applies(&self, rule: &LimitRule, name: &str, asked: Option<&str>) -> Applies {
         let settings = &rule.settings;
         let now = SystemTime::now();
-        let holds = |one: &&Override| one.until.is_none_or(|until| now < until);
-        let fits = |one: &&Override| is_for(settings, &one.whom, name);
+        let holds = |one: &&ConfigOverride| one.until.is_none_or(|until| now < until);
+        let fits = |one: &&ConfigOverride| is_for(settings, &one.whom, name);
         let known = |tier: &str| settings.tiers.iter().any(|(known, _)| known == tier);
         if is_exempt(settings, name) {
             return Applies::Exempt;
@@ -210,7 +210,7 @@ impl Shared {
         let now_ns = self.process.nanoseconds(Instant::now());
         let verdict = match rule.shared.as_ref().zip(self.budget.as_ref()) {
             Some((limit, budget)) => {
-                let claim = Claim {
+                let claim = SharedClaim {
                     limit,
                     tier,
                     key,
@@ -249,9 +249,9 @@ impl Shared {
     /// apply it within seconds.
     pub fn rule_and_tell(
         &self,
-        about: About<'_>,
-        rule: impl FnOnce(&Rulings) -> Result<(), TooManyRulings>,
-    ) -> Result<Reach, TooManyRulings> {
+        about: OverrideSubject<'_>,
+        rule: impl FnOnce(&RuntimeOverrides) -> Result<(), TooManyOverrides>,
+    ) -> Result<Reach, TooManyOverrides> {
         let apply = || {
             rule(&self.process.runtime_overrides)?;
             Ok(self.process.runtime_overrides.notice(about))
@@ -302,7 +302,7 @@ impl Shared {
 }
 
 /// Splits a key's name into its parts. A user name that contains the separator matches nothing.
-fn parts<'n>(settings: &config::Limit, name: &'n str) -> Vec<(&'n str, &'n str)> {
+fn parts<'n>(settings: &config::LimitSettings, name: &'n str) -> Vec<(&'n str, &'n str)> {
     let one = [name];
     let several: Vec<&str> = name.split(", ").collect();
     let parts = match settings.key.len() {
@@ -316,7 +316,7 @@ fn parts<'n>(settings: &config::Limit, name: &'n str) -> Vec<(&'n str, &'n str)>
 }
 
 /// Whether a configured override names this key.
-fn is_for(settings: &config::Limit, whom: &Whom, name: &str) -> bool {
+fn is_for(settings: &config::LimitSettings, whom: &Whom, name: &str) -> bool {
     let has = |part: &str, value: &str| parts(settings, name).contains(&(part, value));
     match whom {
         Whom::User(user) => has("user", user),
@@ -326,7 +326,7 @@ fn is_for(settings: &config::Limit, whom: &Whom, name: &str) -> bool {
     }
 }
 
-fn is_within(settings: &config::Limit, name: &str, network: &IpNet) -> bool {
+fn is_within(settings: &config::LimitSettings, name: &str, network: &IpNet) -> bool {
     let mut parts = parts(settings, name).into_iter();
     let address = parts.find_map(|(part, value)| (part == "ip").then_some(value));
     address
@@ -334,7 +334,7 @@ fn is_within(settings: &config::Limit, name: &str, network: &IpNet) -> bool {
         .is_some_and(|address| network.contains(&address))
 }
 
-fn is_exempt(settings: &config::Limit, name: &str) -> bool {
+fn is_exempt(settings: &config::LimitSettings, name: &str) -> bool {
     let exempt = &settings.exempt;
     let is_named = |user: &String| parts(settings, name).contains(&("user", user.as_str()));
     exempt.users.iter().any(is_named)

@@ -8,20 +8,21 @@ use std::{collections::HashMap, sync::Arc};
 use metrics::Counter;
 
 use super::{
-    exceptions::Exceptions,
+    exceptions::ConfigExceptions,
     log_once::{LogOnce, UNNAMED_PROXY},
     process::Process,
-    rulings::{LimitRulings, Rulings},
+    rulings::{LimitOverrides, RuntimeOverrides},
     status_limit,
 };
 use crate::{
     budget::{
         SharedLimit, Sync,
-        lease::{self, Terms},
+        lease::{self, LeaseTerms},
     },
     config::{self, Effect, Mode, Over, Snapshot},
     identity::{
-        Client, Credential, Identifier, KeyParts, ManagedFields, Prefixes, Rejected, address::Doubt,
+        Client, Credential, Identifier, KeyParts, ManagedFields, Prefixes, Rejected,
+        address::AddressFault,
     },
     limit::{self, Algorithm, Attached, Store},
     overload::Priority,
@@ -31,7 +32,7 @@ use crate::{
         Metrics,
         handles::{DecisionMetrics, IdentityMetrics, LimitMetrics, RouteMetrics},
     },
-    upstream::{self, Fleet},
+    upstream::{self, UpstreamState},
 };
 
 /// Why a checked configuration cannot run.
@@ -65,8 +66,8 @@ pub(super) struct Plan {
     /// The status page with a caller's own quotas. Only its built-in limit applies.
     pub(super) status: RoutePlan,
     status_path: Option<String>,
-    pub(super) upstreams: Vec<Arc<Fleet>>,
-    pub(super) response: response::Settings,
+    pub(super) upstreams: Vec<Arc<UpstreamState>>,
+    pub(super) response: response::ResponseSettings,
     /// Limits shared with other gateways, used by a route or not.
     pub(super) shared: Vec<Arc<SharedLimit>>,
     /// By credential source.
@@ -114,8 +115,8 @@ pub(super) struct LimitRule {
     pub(super) buckets: Arc<Attached>,
     /// One per tier, as reported to clients.
     pub(super) policies: Vec<Policy>,
-    pub(super) settings: config::Limit,
-    pub(super) exceptions: Exceptions,
+    pub(super) settings: config::LimitSettings,
+    pub(super) exceptions: ConfigExceptions,
     /// The algorithm's configuration name.
     pub(super) algorithm: &'static str,
     /// Whether the charge is released when the request ends.
@@ -125,7 +126,7 @@ pub(super) struct LimitRule {
     pub(super) shared: Option<Arc<SharedLimit>>,
     pub(super) metrics: LimitMetrics,
     /// The runtime overrides of this limit.
-    pub(super) runtime_overrides: Arc<LimitRulings>,
+    pub(super) runtime_overrides: Arc<LimitOverrides>,
     /// Logs a dominant key once.
     pub(super) dominant_key: LogOnce,
 }
@@ -186,7 +187,7 @@ impl Plan {
         let own = rules.len();
         let before = previous.and_then(|plan| plan.limit(status_limit::NAME));
         // No runtime override applies: switching off all limits must not unprotect the status page.
-        let no_overrides = Rulings::default();
+        let no_overrides = RuntimeOverrides::default();
         let rule = bind_limit(
             own,
             &status_limit::limit(),
@@ -244,7 +245,7 @@ impl Plan {
                     .join("; "),
             )
         })?;
-        let address_faults = [&Doubt::LABELS[..], &[UNNAMED_PROXY]].concat();
+        let address_faults = [&AddressFault::LABELS[..], &[UNNAMED_PROXY]].concat();
         Ok(Self {
             counts_addresses: rules[..own].iter().any(|rule| rule.key.has_address()),
             identifier: Identifier::new(&snapshot.identity),
@@ -391,19 +392,22 @@ fn wanted_fields<'a>(rules: impl Iterator<Item = &'a LimitRule>) -> Vec<String> 
     wanted
 }
 
-fn bind_upstream(settings: &upstream::Settings, metrics: &Metrics) -> Result<Fleet, PlanError> {
+fn bind_upstream(
+    settings: &upstream::UpstreamSettings,
+    metrics: &Metrics,
+) -> Result<UpstreamState, PlanError> {
     let servers: Vec<String> = settings.servers.iter().map(ToString::to_string).collect();
     let metrics = metrics.upstream(&settings.name, &servers);
-    Fleet::new(settings.clone(), metrics)
+    UpstreamState::new(settings.clone(), metrics)
         .map_err(|error| PlanError::Unfit(format!("upstream `{}`: {error}", settings.name)))
 }
 
 fn bind_limit(
     place: usize,
-    limit: &config::Limit,
+    limit: &config::LimitSettings,
     store: &Store,
     metrics: &Metrics,
-    runtime_overrides: &Rulings,
+    runtime_overrides: &RuntimeOverrides,
     before: Option<&Arc<LimitRule>>,
 ) -> Result<LimitRule, PlanError> {
     let unfit =
@@ -434,7 +438,7 @@ fn bind_limit(
         buckets,
         policies: policies
             .map_err(|error| PlanError::Unfit(format!("limit `{}`: {error}", limit.name)))?,
-        exceptions: Exceptions::of(limit),
+        exceptions: ConfigExceptions::of(limit),
         algorithm: name_of(limit.algorithm),
         holds_slots: limit.algorithm == Algorithm::Concurrency,
         max_delay_ns: match limit.over {
@@ -449,7 +453,7 @@ fn bind_limit(
 }
 
 /// Maps each quota to the old quota of the same tier or override, else to the old default.
-fn tiers_before(before: &config::Limit, after: &config::Limit) -> Vec<usize> {
+fn tiers_before(before: &config::LimitSettings, after: &config::LimitSettings) -> Vec<usize> {
     let mut was = vec![0; after.quotas.len()];
     for (name, place) in &after.tiers {
         let same = before.tiers.iter().find(|(other, _)| other == name);
@@ -471,7 +475,7 @@ fn tiers_before(before: &config::Limit, after: &config::Limit) -> Vec<usize> {
 
 /// The limit as shared with other gateways. `before` is the number of shared quotas bound so far.
 fn bind_shared(
-    limit: &config::Limit,
+    limit: &config::LimitSettings,
     region_share: f64,
     before: usize,
     metrics: &Metrics,
@@ -479,19 +483,19 @@ fn bind_shared(
     let shared = limit.shared?;
     let algorithm = match limit.algorithm {
         Algorithm::TokenBucket | Algorithm::Gcra | Algorithm::LeakyBucket => {
-            lease::Algorithm::Bucket
+            lease::LeaseAlgorithm::Bucket
         }
-        Algorithm::FixedWindow => lease::Algorithm::Fixed,
-        Algorithm::SlidingWindow => lease::Algorithm::Sliding,
-        Algorithm::SlidingLog => lease::Algorithm::Log,
-        Algorithm::Concurrency => lease::Algorithm::Slots,
+        Algorithm::FixedWindow => lease::LeaseAlgorithm::Fixed,
+        Algorithm::SlidingWindow => lease::LeaseAlgorithm::Sliding,
+        Algorithm::SlidingLog => lease::LeaseAlgorithm::Log,
+        Algorithm::Concurrency => lease::LeaseAlgorithm::Slots,
     };
     let ahead = shared.sync == Sync::Lease;
     let terms = limit.quotas.iter().map(|quota| {
         let (amount, burst) = (quota.amount.get(), quota.burst.get());
         let terms = match algorithm {
-            lease::Algorithm::Slots => Terms::slots(amount, ahead),
-            _ => Terms::new(algorithm, amount, quota.period, burst, ahead),
+            lease::LeaseAlgorithm::Slots => LeaseTerms::slots(amount, ahead),
+            _ => LeaseTerms::new(algorithm, amount, quota.period, burst, ahead),
         };
         terms.part(region_share)
     });

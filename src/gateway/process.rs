@@ -13,7 +13,7 @@ use std::{
 use metrics::{Counter, Histogram};
 use tokio::time::Instant;
 
-use super::{log_once::LogOnce, notebook::Notebooks, rulings::Rulings};
+use super::{log_once::LogOnce, notebook::DecisionLogs, rulings::RuntimeOverrides};
 use crate::{
     config::Snapshot,
     identity::KeyHasher,
@@ -41,8 +41,8 @@ pub struct Process {
     pub(super) decision_seconds: Histogram,
     /// Our name in `Via`, random per process: it distinguishes a loop from two gateways in a row.
     pub(super) pseudonym: String,
-    pub(super) runtime_overrides: Arc<Rulings>,
-    pub(super) notebooks: Notebooks,
+    pub(super) runtime_overrides: Arc<RuntimeOverrides>,
+    pub(super) notebooks: DecisionLogs,
     /// Logs one warning about a proxy that `trusted_proxies` does not list.
     pub(super) unnamed_proxy: Arc<LogOnce>,
     metrics: Metrics,
@@ -79,7 +79,7 @@ impl Process {
             decision_seconds: metrics.decision_seconds(),
             pseudonym: pseudonym(),
             runtime_overrides: Arc::default(),
-            notebooks: Notebooks::new(first.server.worker_threads()),
+            notebooks: DecisionLogs::new(first.server.worker_threads()),
             unnamed_proxy: Arc::default(),
             access: OnceLock::new(),
             rejected_lines: LineCap::default(),
@@ -102,7 +102,7 @@ impl Process {
             decision_seconds: Histogram::noop(),
             pseudonym: self.pseudonym.clone(),
             runtime_overrides: Arc::clone(&self.runtime_overrides),
-            notebooks: Notebooks::new(1),
+            notebooks: DecisionLogs::new(1),
             unnamed_proxy: Arc::clone(&self.unnamed_proxy),
             access: OnceLock::new(),
             rejected_lines: LineCap::default(),
@@ -141,12 +141,12 @@ impl Process {
     }
 
     /// The runtime overrides.
-    pub fn runtime_overrides(&self) -> &Rulings {
+    pub fn runtime_overrides(&self) -> &RuntimeOverrides {
         &self.runtime_overrides
     }
 
     /// The workers' decision logs.
-    pub fn notebooks(&self) -> &Notebooks {
+    pub fn notebooks(&self) -> &DecisionLogs {
         &self.notebooks
     }
 

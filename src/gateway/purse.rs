@@ -15,33 +15,33 @@ use super::{
     process::Process,
 };
 use crate::{
-    budget::{self, Budget, KeeperThread, Reader, SharedLimit},
+    budget::{self, Budget, LeaseManagerThread, OverrideReader, SharedLimit},
     config::Snapshot,
 };
 
 /// A budget with the settings that it was built from.
 #[derive(Debug)]
-pub(super) struct Purse {
+pub(super) struct SharedBudget {
     budget: Budget,
-    keeper: Mutex<Option<KeeperThread>>,
+    keeper: Mutex<Option<LeaseManagerThread>>,
     limits: Vec<Arc<SharedLimit>>,
     redis: serde_json::Value,
 }
 
-impl Purse {
+impl SharedBudget {
     /// The budget of a plan, if it shares limits: the previous plan's, or a new one. Blocks until
     /// the first attempt to reach Redis ends.
     pub(super) fn of(
         snapshot: &Snapshot,
         plan: &Plan,
         process: &Process,
-        previous: Option<&Arc<Purse>>,
-    ) -> Result<Option<Arc<Purse>>, PlanError> {
+        previous: Option<&Arc<SharedBudget>>,
+    ) -> Result<Option<Arc<SharedBudget>>, PlanError> {
         let Some(redis) = snapshot.redis.as_ref().filter(|_| !plan.shared.is_empty()) else {
             return Ok(None);
         };
         let written = &snapshot.written.tables["redis"];
-        let is_same = |purse: &&Arc<Purse>| {
+        let is_same = |purse: &&Arc<SharedBudget>| {
             let pairs = purse.limits.iter().zip(&plan.shared);
             purse.redis == *written
                 && purse.limits.len() == plan.shared.len()
@@ -53,11 +53,12 @@ impl Purse {
         let counted = process.metrics().budget(&budget::FAILURES, &budget::LOSSES);
         let max_keys = snapshot.server.max_keys;
         let runtime_overrides = Arc::clone(&process.runtime_overrides);
-        let reader = Reader::new(move |posted, is_news| runtime_overrides.read(&posted, is_news));
+        let reader =
+            OverrideReader::new(move |posted, is_news| runtime_overrides.read(&posted, is_news));
         let limits = &plan.shared;
         let (budget, keeper) =
             budget::start(redis, max_keys, limits, process.epoch(), counted, reader)?;
-        Ok(Some(Arc::new(Purse {
+        Ok(Some(Arc::new(SharedBudget {
             budget,
             keeper: Mutex::new(Some(keeper)),
             limits: plan.shared.clone(),
@@ -75,7 +76,7 @@ impl Purse {
     }
 }
 
-impl Deref for Purse {
+impl Deref for SharedBudget {
     type Target = Budget;
 
     fn deref(&self) -> &Budget {

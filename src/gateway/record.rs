@@ -9,26 +9,26 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use tokio::time::Instant;
 
 use super::{
-    body_error::BodyError, request_context::RequestContext, request_context::Traced, slots::Slots,
-    worker::Worker,
+    body_error::BodyError, request_context::RequestContext, request_context::Traced,
+    slots::RequestSlots, worker::Worker,
 };
 use crate::{
-    budget::Source,
+    budget::DecisionSource,
     identity::Client,
     response::{self, Refusal},
     telemetry::{
-        access::{AccessLog, LimitPart, Line, Went},
-        handles::{Held, RouteMetrics},
+        access::{AccessLine, AccessLog, LimitPart, Went},
+        handles::{GaugeGuard, RouteMetrics},
         trace::{self, Spans},
     },
-    upstream::{Fleet, abandoned::Custody},
+    upstream::{UpstreamState, abandoned::Custody},
 };
 
 /// A forwarded request, until its answer is sent or the client leaves. Written when dropped.
 #[derive(Debug)]
 pub(super) struct Record {
     metrics: Arc<RouteMetrics>,
-    fleet: Arc<Fleet>,
+    fleet: Arc<UpstreamState>,
     /// The last server tried.
     server: Option<usize>,
     /// How that server failed.
@@ -39,9 +39,9 @@ pub(super) struct Record {
     /// `None` until the answer begins.
     status: Option<StatusCode>,
     bytes: u64,
-    _in_flight: Held,
+    _in_flight: GaugeGuard,
     /// Released when both the answer and the server's work have ended.
-    slots: Slots,
+    slots: RequestSlots,
     /// Exchanges that ended for the client, but perhaps not for the server.
     custody: Custody,
     /// `Some` if the request gets an access line or a span.
@@ -50,7 +50,11 @@ pub(super) struct Record {
 
 impl Record {
     /// Starts the record; call it just before forwarding.
-    pub(super) fn begin(worker: &Worker, request: &RequestContext<'_>, slots: Slots) -> Self {
+    pub(super) fn begin(
+        worker: &Worker,
+        request: &RequestContext<'_>,
+        slots: RequestSlots,
+    ) -> Self {
         let route = request.decision.route;
         let fleet = &worker.shared.plan.upstreams[route.upstream];
         Self {
@@ -97,7 +101,7 @@ impl Record {
     }
 
     /// Counts the connection as a tunnel until the guard drops.
-    pub(super) fn open_tunnel(&self) -> Held {
+    pub(super) fn open_tunnel(&self) -> GaugeGuard {
         self.metrics.enter_tunnel()
     }
 
@@ -180,12 +184,12 @@ pub(super) fn note(
 #[derive(Debug)]
 struct Told {
     access: Option<AccessLog>,
-    span: Option<(Spans, trace::Place)>,
+    span: Option<(Spans, trace::SpanContext)>,
     /// No limit rejects the request.
     allowed: bool,
     /// Earlier rejections whose lines were suppressed.
     lines_dropped: u64,
-    kept: Kept,
+    kept: AccessRecord,
 }
 
 impl Told {
@@ -211,7 +215,7 @@ impl Told {
                 span,
                 allowed,
                 lines_dropped: lines_dropped.unwrap_or(0),
-                kept: Kept::of(worker, request, retry_after),
+                kept: AccessRecord::of(worker, request, retry_after),
             }
         })
     }
@@ -224,7 +228,7 @@ impl Told {
         bytes: u64,
         duration: Duration,
     ) {
-        let line = Line {
+        let line = AccessLine {
             error: refused,
             trace: self.span.as_ref().map(|(_, place)| place.trace_id()),
             lines_dropped: self.lines_dropped,
@@ -266,7 +270,7 @@ impl Worker {
         if !sampled {
             return None;
         }
-        let place = trace::Place::below(caller, || self.request_ids.draw());
+        let place = trace::SpanContext::below(caller, || self.request_ids.draw());
         let traceparent = place.traceparent()?;
         Some(Traced { place, traceparent })
     }
@@ -277,7 +281,7 @@ impl Worker {
         request: &RequestContext<'_>,
         wait: impl Future<Output = T>,
     ) -> T {
-        let mut waiting = Waiting {
+        let mut waiting = WaitingRequest {
             worker: self,
             request,
             stayed: false,
@@ -289,13 +293,13 @@ impl Worker {
 }
 
 /// A request waiting in the gateway. If it drops before the wait ends, the client has left.
-struct Waiting<'a, 'b> {
+struct WaitingRequest<'a, 'b> {
     worker: &'a Worker,
     request: &'a RequestContext<'b>,
     stayed: bool,
 }
 
-impl Drop for Waiting<'_, '_> {
+impl Drop for WaitingRequest<'_, '_> {
     fn drop(&mut self) {
         if !self.stayed {
             let gone = response::client_gone();
@@ -306,7 +310,7 @@ impl Drop for Waiting<'_, '_> {
 
 /// The content of an access line, stored until the line is written.
 #[derive(Debug)]
-struct Kept {
+struct AccessRecord {
     time: SystemTime,
     request_id: HeaderValue,
     client_ip: Option<std::net::IpAddr>,
@@ -334,7 +338,7 @@ struct KeptLimit {
     source: &'static str,
 }
 
-impl Kept {
+impl AccessRecord {
     fn of(worker: &Worker, request: &RequestContext<'_>, retry_after: Option<u32>) -> Self {
         let asked = request.decision.attributes.as_ref();
         let client = asked.map(|asked| &asked.client);
@@ -362,7 +366,7 @@ impl Kept {
         went: Option<Went<'a>>,
         bytes: u64,
         duration: Duration,
-    ) -> Line<'a> {
+    ) -> AccessLine<'a> {
         let limit = self.limit.as_ref().map(|limit| LimitPart {
             name: &limit.name,
             key: limit.key.as_bytes(),
@@ -374,7 +378,7 @@ impl Kept {
             retry_after: limit.retry_after,
             source: limit.source,
         });
-        Line {
+        AccessLine {
             time: self.time,
             request_id: self.request_id.as_bytes(),
             client_ip: self.client_ip,
@@ -424,9 +428,9 @@ impl KeptLimit {
             retry_after,
             source: match outcome.source {
                 None => "local",
-                Some(Source::Lease) => "lease",
-                Some(Source::Redis) => "redis",
-                Some(Source::Fallback) => "fallback",
+                Some(DecisionSource::Lease) => "lease",
+                Some(DecisionSource::Redis) => "redis",
+                Some(DecisionSource::Fallback) => "fallback",
             },
         })
     }

@@ -37,7 +37,7 @@ pub(super) struct RequestContext<'a> {
 /// The span of a sampled request.
 #[derive(Clone, Debug)]
 pub(super) struct Traced {
-    pub(super) place: trace::Place,
+    pub(super) place: trace::SpanContext,
     /// The `traceparent` for the upstream.
     pub(super) traceparent: HeaderValue,
 }

@@ -14,7 +14,7 @@ use super::{
     worker::Worker,
 };
 use crate::{
-    identity::{HeldToken, Tokens},
+    identity::{HeldToken, TokenWorkspace},
     listener::request::{self, Addressed},
     response::Refusal,
     route::{Found, host, path},
@@ -22,8 +22,8 @@ use crate::{
 
 impl Worker {
     /// The cache and the clock for checking tokens.
-    pub(super) fn tokens<'a>(&'a self, held: &'a HeldToken) -> Tokens<'a> {
-        Tokens {
+    pub(super) fn tokens<'a>(&'a self, held: &'a HeldToken) -> TokenWorkspace<'a> {
+        TokenWorkspace {
             cache: &self.tokens,
             held,
             now: SystemTime::now,

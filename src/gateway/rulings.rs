@@ -6,7 +6,7 @@
 //! - **Bounds.** [`KEYS_MAX`] keys per limit.
 //! - **Reach.** Gateways that share limits exchange overrides through Redis within seconds
 //!   (the override sync of `budget`). Each counts the rest of a grant on its own.
-//! - **Time.** An override expires by itself. The process calls [`Rulings::refresh`] every second,
+//! - **Time.** An override expires by itself. The process calls [`RuntimeOverrides::refresh`] every second,
 //!   so expiry is up to a second late.
 //!
 //! Reloads change nothing here. A restart drops all overrides.
@@ -24,7 +24,7 @@ use arc_swap::ArcSwap;
 use serde_json::{Value, json};
 
 use crate::{
-    budget::{Notice, Posted},
+    budget::{OverrideEntry, OverrideSnapshot},
     config::Mode,
 };
 
@@ -36,22 +36,22 @@ pub type Until = Option<SystemTime>;
 
 /// All runtime overrides of a process, by limit. They survive reloads.
 #[derive(Debug, Default)]
-pub struct Rulings {
-    state: Mutex<State>,
+pub struct RuntimeOverrides {
+    state: Mutex<OverrideState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct OverrideState {
     /// Applies to every limit, including limits that a reload adds.
-    all: Option<Acting>,
+    all: Option<ModeOverride>,
     /// The same for this gateway only; not shared.
-    all_here: Option<Acting>,
-    limits: BTreeMap<String, Arc<LimitRulings>>,
+    all_here: Option<ModeOverride>,
+    limits: BTreeMap<String, Arc<LimitOverrides>>,
 }
 
 /// A mode that replaces the configured one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Acting {
+pub struct ModeOverride {
     /// [`Mode::Off`] or [`Mode::Shadow`].
     pub mode: Mode,
     /// Expiry.
@@ -60,16 +60,16 @@ pub struct Acting {
 
 /// An override for one key.
 #[derive(Clone, Debug, Default)]
-pub struct KeyRuling {
+pub struct KeyOverride {
     /// Set if the key is banned: nothing is admitted.
     pub banned: Option<Until>,
     /// Extra units.
-    pub boost: Option<Arc<Boost>>,
+    pub boost: Option<Arc<QuotaGrant>>,
 }
 
 /// Units that a key may spend before its limit counts again.
 #[derive(Debug)]
-pub struct Boost {
+pub struct QuotaGrant {
     /// Identifies the grant among gateways.
     pub id: u64,
     /// Units granted.
@@ -79,16 +79,16 @@ pub struct Boost {
     left: AtomicU64,
 }
 
-impl Boost {
+impl QuotaGrant {
     /// A new grant with all units unspent.
-    pub fn new(amount: u64, until: Until) -> Boost {
+    pub fn new(amount: u64, until: Until) -> QuotaGrant {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let id = now.unwrap_or_default().as_micros();
-        Boost::of(u64::try_from(id).unwrap_or(u64::MAX), amount, until)
+        QuotaGrant::of(u64::try_from(id).unwrap_or(u64::MAX), amount, until)
     }
 
-    fn of(id: u64, amount: u64, until: Until) -> Boost {
-        Boost {
+    fn of(id: u64, amount: u64, until: Until) -> QuotaGrant {
+        QuotaGrant {
             id,
             amount,
             until,
@@ -115,17 +115,17 @@ impl Boost {
 /// The limit has no room for another key's override.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this limit already has runtime overrides for {KEYS_MAX} keys")]
-pub struct TooManyRulings;
+pub struct TooManyOverrides;
 
 /// The overrides of one limit, as decisions read them.
 #[derive(Debug, Default)]
-pub struct LimitRulings {
+pub struct LimitOverrides {
     /// One of the mode constants below, plus `ON_KEYS`.
     in_force: AtomicU8,
-    acting: Mutex<Option<Acting>>,
+    acting: Mutex<Option<ModeOverride>>,
     /// The same for this gateway only; not shared.
-    acting_here: Mutex<Option<Acting>>,
-    keys: ArcSwap<HashMap<String, KeyRuling>>,
+    acting_here: Mutex<Option<ModeOverride>>,
+    keys: ArcSwap<HashMap<String, KeyOverride>>,
 }
 
 const OFF: u8 = 1;
@@ -153,26 +153,26 @@ impl InForce {
     }
 }
 
-impl LimitRulings {
+impl LimitOverrides {
     #[inline]
     pub(super) fn in_force(&self) -> InForce {
         InForce(self.in_force.load(Relaxed))
     }
 
     /// The override of a key, named as in access lines.
-    pub fn on_key(&self, readable: &str) -> Option<KeyRuling> {
+    pub fn on_key(&self, readable: &str) -> Option<KeyOverride> {
         let key_override = self.known(readable)?.now(SystemTime::now());
         key_override.says_something().then_some(key_override)
     }
 
     /// Like `on_key`, but includes spent grants.
-    fn known(&self, readable: &str) -> Option<KeyRuling> {
+    fn known(&self, readable: &str) -> Option<KeyOverride> {
         let key_override = self.keys.load().get(readable).cloned();
         key_override.filter(|key_override| key_override.is_in_force(SystemTime::now()))
     }
 
     /// All overrides of keys in force.
-    pub fn on_keys(&self) -> Vec<(String, KeyRuling)> {
+    pub fn on_keys(&self) -> Vec<(String, KeyOverride)> {
         let now = SystemTime::now();
         let keys = self.keys.load();
         let in_force = keys
@@ -187,12 +187,12 @@ impl LimitRulings {
     }
 
     /// The mode override for all gateways that share limits with this one.
-    pub fn acting(&self) -> Option<Acting> {
+    pub fn acting(&self) -> Option<ModeOverride> {
         *lock(&self.acting)
     }
 
     /// The mode override for this gateway only.
-    pub fn acting_here(&self) -> Option<Acting> {
+    pub fn acting_here(&self) -> Option<ModeOverride> {
         *lock(&self.acting_here)
     }
 
@@ -200,7 +200,7 @@ impl LimitRulings {
         self.acting().is_some() || self.acting_here().is_some() || !self.keys.load().is_empty()
     }
 
-    fn refresh(&self, all: [Option<Acting>; 2], now: SystemTime) {
+    fn refresh(&self, all: [Option<ModeOverride>; 2], now: SystemTime) {
         let (mut acting, mut here) = (lock(&self.acting), lock(&self.acting_here));
         for acting in [&mut *acting, &mut *here] {
             if acting.is_some_and(|acting| !lasts(acting.until, now)) {
@@ -235,7 +235,7 @@ impl LimitRulings {
     }
 }
 
-impl KeyRuling {
+impl KeyOverride {
     fn is_in_force(&self, now: SystemTime) -> bool {
         // Keep a spent grant, or the copy from another gateway would grant it again.
         let has_boost = self
@@ -250,8 +250,8 @@ impl KeyRuling {
     }
 
     /// The override without its expired parts.
-    fn now(&self, now: SystemTime) -> KeyRuling {
-        KeyRuling {
+    fn now(&self, now: SystemTime) -> KeyOverride {
+        KeyOverride {
             banned: self.banned.filter(|until| lasts(*until, now)),
             boost: self
                 .boost
@@ -263,7 +263,7 @@ impl KeyRuling {
 
 /// The subject of an override, as sent to other gateways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum About<'a> {
+pub enum OverrideSubject<'a> {
     /// Every limit.
     All,
     /// The mode of one limit.
@@ -272,23 +272,23 @@ pub enum About<'a> {
     Key(&'a str, &'a str),
 }
 
-impl About<'_> {
+impl OverrideSubject<'_> {
     fn subject(self) -> String {
         match self {
-            About::All => "all".to_owned(),
-            About::Limit(limit) => format!("limit {limit}"),
-            About::Key(limit, key) => format!("key {limit} {key}"),
+            OverrideSubject::All => "all".to_owned(),
+            OverrideSubject::Limit(limit) => format!("limit {limit}"),
+            OverrideSubject::Key(limit, key) => format!("key {limit} {key}"),
         }
     }
 
     /// Limit names contain no spaces; key names may.
-    fn of(subject: &str) -> Option<About<'_>> {
+    fn of(subject: &str) -> Option<OverrideSubject<'_>> {
         match subject.split_once(' ') {
-            None => (subject == "all").then_some(About::All),
-            Some(("limit", limit)) => Some(About::Limit(limit)),
+            None => (subject == "all").then_some(OverrideSubject::All),
+            Some(("limit", limit)) => Some(OverrideSubject::Limit(limit)),
             Some(("key", rest)) => {
                 let (limit, key) = rest.split_once(' ')?;
-                Some(About::Key(limit, key))
+                Some(OverrideSubject::Key(limit, key))
             }
             Some(_) => None,
         }
@@ -296,13 +296,13 @@ impl About<'_> {
 }
 
 /// Exchange with other gateways.
-impl Rulings {
+impl RuntimeOverrides {
     /// The override of a subject, for other gateways.
-    pub fn notice(&self, about: About<'_>) -> Notice {
+    pub fn notice(&self, about: OverrideSubject<'_>) -> OverrideEntry {
         let value = match about {
-            About::All => self.on_all().map(acting_json),
-            About::Limit(limit) => self.on(limit).acting().map(acting_json),
-            About::Key(limit, key) => self.on(limit).known(key).map(|key| key_json(&key)),
+            OverrideSubject::All => self.on_all().map(acting_json),
+            OverrideSubject::Limit(limit) => self.on(limit).acting().map(acting_json),
+            OverrideSubject::Key(limit, key) => self.on(limit).known(key).map(|key| key_json(&key)),
         };
         let ends = value.as_ref().map(|value| {
             let ends = [
@@ -317,7 +317,7 @@ impl Rulings {
             let last = ends.into_iter().filter_map(Value::as_u64).max();
             if endless { 0 } else { last.unwrap_or(0) }
         });
-        Notice {
+        OverrideEntry {
             subject: about.subject(),
             value: value.map(|value| value.to_string()),
             until_ms: ends.unwrap_or(0),
@@ -326,11 +326,11 @@ impl Rulings {
 
     /// Adopts the shared overrides, and removes those no longer shared. If the shared state is new
     /// (`is_news`), removes none and returns the overrides it lacks.
-    pub(super) fn read(&self, posted: &Posted, is_news: bool) -> Vec<Notice> {
+    pub(super) fn read(&self, posted: &OverrideSnapshot, is_news: bool) -> Vec<OverrideEntry> {
         let mut lacking = Vec::new();
         for notice in self.notices() {
             if !posted.contains_key(&notice.subject) {
-                match (is_news, About::of(&notice.subject)) {
+                match (is_news, OverrideSubject::of(&notice.subject)) {
                     (true, _) => lacking.push(notice),
                     (false, Some(about)) => self.accept(about, &Value::Null),
                     (false, None) => {}
@@ -339,26 +339,26 @@ impl Rulings {
         }
         for (subject, value) in posted {
             let value = serde_json::from_str(value).unwrap_or_default();
-            if let Some(about) = About::of(subject) {
+            if let Some(about) = OverrideSubject::of(subject) {
                 self.accept(about, &value);
             }
         }
         lacking
     }
 
-    fn notices(&self) -> Vec<Notice> {
-        let limits: Vec<(String, Arc<LimitRulings>)> = {
+    fn notices(&self) -> Vec<OverrideEntry> {
+        let limits: Vec<(String, Arc<LimitOverrides>)> = {
             let state = lock(&self.state);
             let limits = state.limits.iter();
             limits
                 .map(|(name, runtime_overrides)| (name.clone(), Arc::clone(runtime_overrides)))
                 .collect()
         };
-        let mut notices = vec![self.notice(About::All)];
+        let mut notices = vec![self.notice(OverrideSubject::All)];
         for (limit, runtime_overrides) in &limits {
-            notices.push(self.notice(About::Limit(limit)));
+            notices.push(self.notice(OverrideSubject::Limit(limit)));
             for key in runtime_overrides.keys.load().keys() {
-                notices.push(self.notice(About::Key(limit, key)));
+                notices.push(self.notice(OverrideSubject::Key(limit, key)));
             }
         }
         notices.retain(|notice| notice.value.is_some());
@@ -366,7 +366,7 @@ impl Rulings {
     }
 
     /// Applies another gateway's override; `null` removes it.
-    fn accept(&self, about: About<'_>, value: &Value) {
+    fn accept(&self, about: OverrideSubject<'_>, value: &Value) {
         let mode = match value["mode"].as_str() {
             None => None,
             Some("off") => Some(Mode::Off),
@@ -377,7 +377,7 @@ impl Rulings {
                 return;
             }
         };
-        let acting = mode.map(|mode| Acting {
+        let acting = mode.map(|mode| ModeOverride {
             mode,
             until: moment(&value["until"]),
         });
@@ -389,9 +389,9 @@ impl Rulings {
         let subject = about.subject();
         tracing::warn!(subject, runtime_override = %value, "applied a runtime override of another gateway");
         match about {
-            About::All => self.rule_all(acting),
-            About::Limit(limit) => self.rule(limit, acting),
-            About::Key(limit, key) => {
+            OverrideSubject::All => self.rule_all(acting),
+            OverrideSubject::Limit(limit) => self.rule(limit, acting),
+            OverrideSubject::Key(limit, key) => {
                 let applied = self.rule_key(limit, key, |key_override| {
                     let banned = &value["banned"];
                     key_override.banned = banned.is_object().then(|| moment(&banned["until"]));
@@ -400,7 +400,7 @@ impl Rulings {
                     let (id, until) = (boost["id"].as_u64().unwrap_or(0), moment(&boost["until"]));
                     let known = key_override.boost.take().filter(|known| known.id == id);
                     key_override.boost = amount.map(|amount| {
-                        known.unwrap_or_else(|| Arc::new(Boost::of(id, amount, until)))
+                        known.unwrap_or_else(|| Arc::new(QuotaGrant::of(id, amount, until)))
                     });
                 });
                 if let Err(full) = applied {
@@ -415,7 +415,7 @@ impl Rulings {
     }
 }
 
-fn acting_json(acting: Acting) -> Value {
+fn acting_json(acting: ModeOverride) -> Value {
     let mode = if acting.mode == Mode::Off {
         "off"
     } else {
@@ -425,7 +425,7 @@ fn acting_json(acting: Acting) -> Value {
 }
 
 /// Leaves out the unspent units: each gateway counts its own.
-fn key_json(key: &KeyRuling) -> Value {
+fn key_json(key: &KeyOverride) -> Value {
     let banned = key
         .banned
         .map(|until| json!({ "until": milliseconds(until) }));
@@ -444,13 +444,13 @@ fn moment(milliseconds: &Value) -> Until {
     UNIX_EPOCH.checked_add(Duration::from_millis(milliseconds.as_u64()?))
 }
 
-impl Rulings {
+impl RuntimeOverrides {
     /// The overrides of the limit of this name.
-    pub fn on(&self, limit: &str) -> Arc<LimitRulings> {
+    pub fn on(&self, limit: &str) -> Arc<LimitOverrides> {
         let mut state = lock(&self.state);
         let all = [state.all, state.all_here];
         let runtime_overrides = state.limits.entry(limit.to_owned()).or_insert_with(|| {
-            let fresh = LimitRulings::default();
+            let fresh = LimitOverrides::default();
             fresh.refresh(all, SystemTime::now());
             Arc::new(fresh)
         });
@@ -458,35 +458,35 @@ impl Rulings {
     }
 
     /// The mode override for all limits.
-    pub fn on_all(&self) -> Option<Acting> {
+    pub fn on_all(&self) -> Option<ModeOverride> {
         lock(&self.state).all
     }
 
     /// The mode override for all limits on this gateway only.
-    pub fn on_all_here(&self) -> Option<Acting> {
+    pub fn on_all_here(&self) -> Option<ModeOverride> {
         lock(&self.state).all_here
     }
 
     /// Overrides the mode of all limits; `None` restores the configured modes.
-    pub fn rule_all(&self, acting: Option<Acting>) {
+    pub fn rule_all(&self, acting: Option<ModeOverride>) {
         lock(&self.state).all = acting;
         self.refresh();
     }
 
     /// The same for this gateway only. It is not sent to other gateways, and theirs do not end it.
-    pub fn rule_all_here(&self, acting: Option<Acting>) {
+    pub fn rule_all_here(&self, acting: Option<ModeOverride>) {
         lock(&self.state).all_here = acting;
         self.refresh();
     }
 
     /// Overrides the mode of one limit; `None` restores the configured mode.
-    pub fn rule(&self, limit: &str, acting: Option<Acting>) {
+    pub fn rule(&self, limit: &str, acting: Option<ModeOverride>) {
         *lock(&self.on(limit).acting) = acting;
         self.refresh();
     }
 
     /// The same for this gateway only.
-    pub fn rule_here(&self, limit: &str, acting: Option<Acting>) {
+    pub fn rule_here(&self, limit: &str, acting: Option<ModeOverride>) {
         *lock(&self.on(limit).acting_here) = acting;
         self.refresh();
     }
@@ -496,8 +496,8 @@ impl Rulings {
         &self,
         limit: &str,
         key: &str,
-        change: impl FnOnce(&mut KeyRuling),
-    ) -> Result<(), TooManyRulings> {
+        change: impl FnOnce(&mut KeyOverride),
+    ) -> Result<(), TooManyOverrides> {
         let runtime_overrides = self.on(limit);
         // One writer at a time.
         let state = lock(&self.state);
@@ -506,7 +506,7 @@ impl Rulings {
         change(&mut key_override);
         if key_override.is_in_force(SystemTime::now()) {
             if keys.len() >= KEYS_MAX {
-                return Err(TooManyRulings);
+                return Err(TooManyOverrides);
             }
             keys.insert(key.to_owned(), key_override);
         }
@@ -520,7 +520,7 @@ impl Rulings {
     pub fn refresh(&self) {
         let now = SystemTime::now();
         let mut state = lock(&self.state);
-        let State { all, all_here, .. } = &mut *state;
+        let OverrideState { all, all_here, .. } = &mut *state;
         for all in [all, all_here] {
             if all.is_some_and(|all| !lasts(all.until, now)) {
                 *all = None;
@@ -556,13 +556,13 @@ mod tests {
         Some(if seconds < 0 { now - span } else { now + span })
     }
 
-    fn acting(mode: Mode, until: Until) -> Option<Acting> {
-        Some(Acting { mode, until })
+    fn acting(mode: Mode, until: Until) -> Option<ModeOverride> {
+        Some(ModeOverride { mode, until })
     }
 
     #[test]
     fn a_limit_is_as_configured_until_it_is_ruled_on_and_after() {
-        let runtime_overrides = Rulings::default();
+        let runtime_overrides = RuntimeOverrides::default();
         let limit = runtime_overrides.on("a");
         assert_eq!(limit.in_force().mode(), None);
         runtime_overrides.rule("a", acting(Mode::Shadow, from_now(60)));
@@ -582,7 +582,7 @@ mod tests {
 
     #[test]
     fn what_is_ruled_for_one_gateway_is_not_told_to_others_nor_ended_by_them() {
-        let runtime_overrides = Rulings::default();
+        let runtime_overrides = RuntimeOverrides::default();
         let mode = || runtime_overrides.on("a").in_force().mode();
         runtime_overrides.rule_here("a", acting(Mode::Shadow, from_now(60)));
         runtime_overrides.rule_all_here(acting(Mode::Off, from_now(60)));
@@ -590,7 +590,7 @@ mod tests {
             (mode(), runtime_overrides.notices().len()),
             (Some(Mode::Off), 0)
         );
-        runtime_overrides.read(&Posted::new(), false);
+        runtime_overrides.read(&OverrideSnapshot::new(), false);
         assert_eq!(mode(), Some(Mode::Off));
         runtime_overrides.rule_all_here(None);
         assert_eq!(mode(), Some(Mode::Shadow));
@@ -600,10 +600,10 @@ mod tests {
 
     #[test]
     fn a_boost_is_spent_or_expires_and_a_ban_goes_on() {
-        let runtime_overrides = Rulings::default();
+        let runtime_overrides = RuntimeOverrides::default();
         let limit = runtime_overrides.on("a");
         let boost = |amount, until| {
-            let boost = Arc::new(Boost::new(amount, until));
+            let boost = Arc::new(QuotaGrant::new(amount, until));
             runtime_overrides.rule_key("a", "ip=1", |key| key.boost = Some(boost))
         };
         boost(3, from_now(60)).expect("there is room");
@@ -627,9 +627,10 @@ mod tests {
 
     #[test]
     fn a_ruling_of_another_gateway_is_taken_over_and_one_that_is_not_understood_changes_nothing() {
-        let runtime_overrides = Rulings::default();
-        let posted =
-            |mode: &str| Posted::from([("limit a".to_owned(), format!("{{\"mode\":\"{mode}\"}}"))]);
+        let runtime_overrides = RuntimeOverrides::default();
+        let posted = |mode: &str| {
+            OverrideSnapshot::from([("limit a".to_owned(), format!("{{\"mode\":\"{mode}\"}}"))])
+        };
         let mode = || runtime_overrides.on("a").in_force().mode();
         runtime_overrides.read(&posted("off"), false);
         assert_eq!(mode(), Some(Mode::Off));
@@ -637,13 +638,13 @@ mod tests {
         assert_eq!(mode(), Some(Mode::Off));
         runtime_overrides.read(&posted("shadow"), false);
         assert_eq!(mode(), Some(Mode::Shadow));
-        runtime_overrides.read(&Posted::new(), false);
+        runtime_overrides.read(&OverrideSnapshot::new(), false);
         assert_eq!(mode(), None);
     }
 
     #[test]
     fn rulings_on_keys_are_bounded_and_what_is_over_makes_room() {
-        let runtime_overrides = Rulings::default();
+        let runtime_overrides = RuntimeOverrides::default();
         let ban = |key: usize, until| {
             runtime_overrides.rule_key("a", &key.to_string(), |key_override| {
                 key_override.banned = Some(until)
@@ -652,7 +653,7 @@ mod tests {
         for key in 0..KEYS_MAX {
             ban(key, from_now(60)).expect("there is room");
         }
-        assert_eq!(ban(KEYS_MAX, None), Err(TooManyRulings));
+        assert_eq!(ban(KEYS_MAX, None), Err(TooManyOverrides));
         assert_eq!(ban(7, None), Ok(()), "that one is there");
         ban(7, from_now(-1)).expect("it is lifted");
         assert_eq!(ban(KEYS_MAX, None), Ok(()));

@@ -1,10 +1,10 @@
 //! The active configuration: its plan, its shared budget, its bound on requests in flight. A reload
 //! replaces all of it and keeps the [`Process`].
 //!
-//! Starting and reloading take the same two steps. [`Shared::prepare`] builds the next
-//! configuration without touching the running one. [`Shared::take_over`] moves the counters to it.
+//! Starting and reloading take the same two steps. [`ActiveConfig::prepare`] builds the next
+//! configuration without touching the running one. [`ActiveConfig::take_over`] moves the counters to it.
 //! Workers switch one by one, and a request keeps the configuration it began with. All other code
-//! uses [`Current`].
+//! uses [`ActiveConfigHandle`].
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use tokio::{task::JoinSet, time::Instant};
 use super::{
     plan::{Plan, PlanError},
     process::Process,
-    purse::Purse,
+    purse::SharedBudget,
 };
 use crate::{
     config::Snapshot,
@@ -25,11 +25,11 @@ use crate::{
 
 /// A running configuration, shared by all workers. Requests take no lock in it.
 #[derive(Debug)]
-pub struct Shared {
+pub struct ActiveConfig {
     pub(super) process: Arc<Process>,
     pub(super) plan: Plan,
     /// The budget shared with other gateways.
-    pub(super) budget: Option<Arc<Purse>>,
+    pub(super) budget: Option<Arc<SharedBudget>>,
     /// Bounds the requests in flight.
     pub(super) overload: Option<Arc<Overload>>,
     snapshot: Arc<Snapshot>,
@@ -42,14 +42,14 @@ pub struct OverflowSeen(HashMap<String, (u64, Option<Instant>)>);
 /// How long closing Redis, the collector and standard output may take, each.
 const CLOSING: Duration = Duration::from_secs(1);
 
-impl Shared {
+impl ActiveConfig {
     /// Prepares a configuration without affecting `previous`, which keeps running. Shared limits
     /// also need
     /// [`connect`](Self::connect).
     pub fn prepare(
         process: &Arc<Process>,
         snapshot: Arc<Snapshot>,
-        previous: Option<&Shared>,
+        previous: Option<&ActiveConfig>,
     ) -> Result<Self, PlanError> {
         let plan = Plan::bind(&snapshot, process, previous.map(|shared| &shared.plan))?;
         process.start_access_log(&snapshot)?;
@@ -73,9 +73,9 @@ impl Shared {
     /// Connects to Redis if the configuration shares limits, or reuses the connection of
     /// `previous`. Blocks until Redis answers or its timeout passes. Do not call it on a
     /// low-priority thread: the lease manager's thread would inherit the priority.
-    pub fn connect(&mut self, previous: Option<&Shared>) -> Result<(), PlanError> {
+    pub fn connect(&mut self, previous: Option<&ActiveConfig>) -> Result<(), PlanError> {
         let previous = previous.and_then(|shared| shared.budget.as_ref());
-        self.budget = Purse::of(&self.snapshot, &self.plan, &self.process, previous)?;
+        self.budget = SharedBudget::of(&self.snapshot, &self.plan, &self.process, previous)?;
         Ok(())
     }
 
@@ -101,7 +101,7 @@ impl Shared {
 
     /// Moves the usage from the previous plan's buckets to this plan's. Call it once, before any
     /// worker uses this configuration.
-    pub fn take_over(&self, before: &Shared) {
+    pub fn take_over(&self, before: &ActiveConfig) {
         let process = &self.process;
         process
             .body_buffers
@@ -137,7 +137,7 @@ impl Shared {
 
     /// Returns leased tokens to Redis, unless `after` reuses the budget. Blocks: call it outside
     /// any runtime, once no worker uses this configuration.
-    pub fn retire(&self, after: &Shared) {
+    pub fn retire(&self, after: &ActiveConfig) {
         let is_kept = |budget| {
             let kept = after.budget.as_ref();
             kept.is_some_and(|kept| Arc::ptr_eq(kept, budget))
@@ -199,13 +199,13 @@ impl Shared {
 
 /// The running configuration.
 #[derive(Debug)]
-pub struct Current {
-    shared: ArcSwap<Shared>,
+pub struct ActiveConfigHandle {
+    shared: ArcSwap<ActiveConfig>,
 }
 
-impl Current {
+impl ActiveConfigHandle {
     /// Starts with the first configuration.
-    pub fn new(shared: Arc<Shared>) -> Arc<Self> {
+    pub fn new(shared: Arc<ActiveConfig>) -> Arc<Self> {
         let current = Arc::new(Self {
             shared: ArcSwap::new(shared),
         });
@@ -226,12 +226,12 @@ impl Current {
     }
 
     /// The running configuration. Do not store it: a reload replaces it.
-    pub fn shared(&self) -> Arc<Shared> {
+    pub fn shared(&self) -> Arc<ActiveConfig> {
         self.shared.load_full()
     }
 
     /// Replaces the running configuration.
-    pub fn replace(&self, shared: Arc<Shared>) {
+    pub fn replace(&self, shared: Arc<ActiveConfig>) {
         let previous = self.shared.swap(shared);
         let shared = self.shared();
         for rule in &previous.plan.limits {

@@ -2,41 +2,41 @@
 //! finishes, and queue places until its turn.
 //!
 //! Every exit releases them: the guard drops with the response body or with a panic. If the client
-//! leaves while the server works, the task that waits for the server drops it ([`Slots::outlast`]).
+//! leaves while the server works, the task that waits for the server drops it ([`RequestSlots::outlast`]).
 
 use std::sync::Arc;
 
-use super::{applied_limit::AppliedLimit, plan::LimitRule, shared::Shared};
+use super::{applied_limit::AppliedLimit, plan::LimitRule, shared::ActiveConfig};
 use crate::{
-    budget::Lent,
-    limit::{Charge, Held, Key},
-    overload::Place,
+    budget::SlotGuard,
+    limit::{Charge, ChargeLocation, Key},
+    overload::OverloadPermit,
     telemetry::handles,
     upstream::abandoned::Abandoned,
 };
 
 /// Everything that one request holds. Usually empty, and then without an allocation.
 #[derive(Debug, Default)]
-pub(super) struct Slots {
-    held: Vec<(Arc<Shared>, Slot)>,
-    lent: Vec<Lent>,
+pub(super) struct RequestSlots {
+    held: Vec<(Arc<ActiveConfig>, HeldSlot)>,
+    lent: Vec<SlotGuard>,
     /// The place among all requests in flight.
-    place: Option<Place>,
+    place: Option<OverloadPermit>,
 }
 
 /// A charge on one limit, released with the request.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct HeldSlot {
     rule: Arc<LimitRule>,
     tier: usize,
     key: Option<Key>,
     cost: u64,
-    held: Held,
+    held: ChargeLocation,
     charged_at_ns: u64,
 }
 
-impl Slot {
-    pub(super) fn of(applied: &AppliedLimit<'_>, now_ns: u64, held: Held) -> Self {
+impl HeldSlot {
+    pub(super) fn of(applied: &AppliedLimit<'_>, now_ns: u64, held: ChargeLocation) -> Self {
         Self {
             rule: Arc::clone(&applied.limit.rule),
             tier: applied.tier(),
@@ -48,22 +48,22 @@ impl Slot {
     }
 }
 
-impl Slots {
+impl RequestSlots {
     pub(super) fn is_empty(&self) -> bool {
         self.held.is_empty() && self.lent.is_empty() && self.place.is_none()
     }
 
     /// Holds the request's place among all requests in flight.
-    pub(super) fn occupy(&mut self, place: Place) {
+    pub(super) fn occupy(&mut self, place: OverloadPermit) {
         self.place = Some(place);
     }
 
-    pub(super) fn add(&mut self, shared: &Arc<Shared>, slot: Slot) {
+    pub(super) fn add(&mut self, shared: &Arc<ActiveConfig>, slot: HeldSlot) {
         self.held.push((Arc::clone(shared), slot));
     }
 
     /// Holds slots of limits that gateways share.
-    pub(super) fn lend(&mut self, mut lent: Vec<Lent>) {
+    pub(super) fn lend(&mut self, mut lent: Vec<SlotGuard>) {
         if self.lent.is_empty() {
             self.lent = lent;
         } else {
@@ -73,7 +73,7 @@ impl Slots {
 
     /// Spawns a task that holds everything until the server finishes these exchanges. The
     /// upstream's `abandoned_timeout` bounds it.
-    pub(super) fn outlast(self, abandoned: Vec<Abandoned>, counted: handles::Held) {
+    pub(super) fn outlast(self, abandoned: Vec<Abandoned>, counted: handles::GaugeGuard) {
         tokio::task::spawn_local(async move {
             for exchange in abandoned {
                 exchange.ended().await;
@@ -88,7 +88,7 @@ impl Slots {
     }
 }
 
-impl Drop for Slots {
+impl Drop for RequestSlots {
     fn drop(&mut self) {
         for (shared, slot) in &self.held {
             let charge = Charge {

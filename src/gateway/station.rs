@@ -9,25 +9,25 @@ use std::{cell::RefCell, rc::Rc, sync::Arc};
 use http::{Request, Response};
 use tokio::time::Instant;
 
-use super::{body::Body, shared::Shared, worker::Worker};
+use super::{body::Body, shared::ActiveConfig, worker::Worker};
 use crate::listener::{Handler, Peer, inbound::RequestBody};
 
 /// The request service of one worker thread.
 #[derive(Debug)]
-pub struct Station {
+pub struct WorkerService {
     worker: RefCell<Rc<Worker>>,
 }
 
-impl Station {
+impl WorkerService {
     /// Starts with this configuration.
-    pub fn new(shared: Arc<Shared>) -> Self {
+    pub fn new(shared: Arc<ActiveConfig>) -> Self {
         Self {
             worker: RefCell::new(Rc::new(Worker::new(shared, None))),
         }
     }
 
     /// Serves requests that arrive from now on with the new configuration.
-    pub fn adopt(&self, shared: Arc<Shared>) {
+    pub fn adopt(&self, shared: Arc<ActiveConfig>) {
         let previous = self.current();
         self.worker
             .replace(Rc::new(Worker::new(shared, Some(&previous))));
@@ -43,7 +43,7 @@ impl Station {
     }
 }
 
-impl Handler for Station {
+impl Handler for WorkerService {
     type Body = Body;
 
     fn handle<R, F: FnOnce(Response<Body>) -> R>(
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn a_request_under_way_is_small_enough_to_be_moved() {
         // The whole future is copied into its task when a request begins, used or not.
-        let size = size_of_future(<Station as Handler>::handle::<(), fn(Response<Body>)>);
+        let size = size_of_future(<WorkerService as Handler>::handle::<(), fn(Response<Body>)>);
         assert!(size <= 3_456, "{size} bytes");
     }
 }

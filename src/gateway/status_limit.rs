@@ -15,14 +15,14 @@ use crate::{
 pub(super) const NAME: &str = "(status)";
 
 /// The page's limit per address: one request a second, with a burst of ten.
-pub(super) fn limit() -> config::Limit {
+pub(super) fn limit() -> config::LimitSettings {
     const TEN: NonZeroU64 = NonZeroU64::new(10).expect("ten is not zero");
     let quota = Quota {
         amount: NonZeroU64::MIN,
         period: Duration::from_secs(1),
         burst: TEN,
     };
-    config::Limit::new(NAME, vec![KeyPart::Ip], Algorithm::TokenBucket, vec![quota])
+    config::LimitSettings::new(NAME, vec![KeyPart::Ip], Algorithm::TokenBucket, vec![quota])
 }
 
 /// 405 unless the page supports this method.

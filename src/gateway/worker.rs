@@ -14,45 +14,45 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    majority::Majority,
-    notebook::{Admissions, Notebook},
+    majority::MajorityVote,
+    notebook::{Admissions, DecisionLog},
     request_id::RequestIds,
-    shared::Shared,
+    shared::ActiveConfig,
 };
 use crate::{
     identity::TokenCache,
     response::FieldWriter,
     telemetry::{access::AccessLog, log::Throttle, trace::Spans},
-    upstream::{SpareTable, Upstream},
+    upstream::{SpareHeaderMap, Upstream},
 };
 
 /// The gateway on one worker thread, with one configuration.
 #[derive(Debug)]
 pub(super) struct Worker {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<ActiveConfig>,
     pub(super) upstreams: Vec<Rc<Upstream>>,
     pub(super) request_ids: RequestIds,
     pub(super) fields: RefCell<FieldWriter>,
-    pub(super) spare: SpareTable,
+    pub(super) spare: SpareHeaderMap,
     pub(super) access: Option<AccessLog>,
     pub(super) spans: Option<Spans>,
     pub(super) tokens: TokenCache,
     /// Number of decisions, used to sample their durations and keys.
     pub(super) decisions: Cell<u32>,
     /// Dominant-key detectors, by limit.
-    pub(super) majorities: RefCell<Box<[Majority]>>,
+    pub(super) majorities: RefCell<Box<[MajorityVote]>>,
     /// Throttles the warnings about each upstream.
     pub(super) warnings: Vec<Throttle>,
     /// Throttles the warnings about shed requests.
     pub(super) shedding: Throttle,
-    pub(super) notebook: Arc<Notebook>,
+    pub(super) notebook: Arc<DecisionLog>,
     pub(super) admissions: Admissions,
 }
 
 impl Worker {
     /// Creates the worker without opening connections. Unchanged upstreams keep the previous
     /// worker's connections.
-    pub(super) fn new(shared: Arc<Shared>, previous: Option<&Worker>) -> Self {
+    pub(super) fn new(shared: Arc<ActiveConfig>, previous: Option<&Worker>) -> Self {
         let request_ids = RequestIds::new();
         let upstreams = shared.plan.upstreams.iter().map(|fleet| {
             let mut before = previous.iter().flat_map(|worker| &worker.upstreams);
@@ -74,14 +74,14 @@ impl Worker {
             upstreams,
             request_ids,
             fields: RefCell::default(),
-            spare: SpareTable::default(),
+            spare: SpareHeaderMap::default(),
             access: shared.access_log(),
             spans: shared.process.spans().cloned(),
             tokens: TokenCache::new(shared.process.token_secret),
             decisions: Cell::new(0),
             majorities: RefCell::new(
                 // One more for the limit of the status page.
-                vec![Majority::default(); shared.snapshot().limits.len() + 1].into(),
+                vec![MajorityVote::default(); shared.snapshot().limits.len() + 1].into(),
             ),
             shared,
         }

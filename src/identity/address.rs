@@ -35,7 +35,7 @@ pub(super) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwar
 
 /// The addresses of one request, canonical.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Addresses {
+pub struct RequestAddresses {
     /// The address that limits count.
     pub client: IpAddr,
     /// The address at the other end of the connection.
@@ -43,12 +43,12 @@ pub struct Addresses {
     /// The peer is a trusted proxy.
     pub peer_trusted: bool,
     /// A trusted proxy forwarded something unreadable, so `client` may stand for several clients.
-    pub doubt: Option<Doubt>,
+    pub doubt: Option<AddressFault>,
 }
 
 /// Why the search ended before it found an address outside the trusted networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Doubt {
+pub enum AddressFault {
     /// Something is not an address, or the field does not follow its grammar.
     Malformed,
     /// A field that may occur only once is repeated.
@@ -61,7 +61,7 @@ pub enum Doubt {
 
 /// One step towards the client's address, for `explain`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step<'a> {
+pub enum AddressStep<'a> {
     /// The peer. Headers are read only if it is a trusted proxy.
     Peer {
         /// The canonical address.
@@ -74,10 +74,10 @@ pub enum Step<'a> {
         /// The element's text, trimmed.
         text: &'a [u8],
         /// How the element was interpreted.
-        verdict: Verdict,
+        verdict: ElementVerdict,
     },
     /// The header as a whole cannot be used.
-    Unusable(Doubt),
+    Unusable(AddressFault),
     /// Hops are counted, and the list ended too early.
     TooFew {
         /// The number of elements in the list.
@@ -89,7 +89,7 @@ pub enum Step<'a> {
 
 /// How one element was interpreted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ElementVerdict {
     /// Empty between two commas: skipped.
     Empty,
     /// A trusted proxy: the walk continues to its left.
@@ -101,7 +101,7 @@ pub enum Verdict {
     Hop,
     /// Not an address. The walk ends, and the client is the last trusted address.
     NotAnAddress,
-    /// One element beyond [`ELEMENTS_MAX`]. The walk ends as for [`Verdict::NotAnAddress`].
+    /// One element beyond [`ELEMENTS_MAX`]. The walk ends as for [`ElementVerdict::NotAnAddress`].
     TooMany,
 }
 
@@ -124,11 +124,11 @@ impl Chain {
         &self,
         peer: IpAddr,
         headers: &'a HeaderMap,
-        mut visit: impl FnMut(Step<'a>),
-    ) -> Addresses {
+        mut visit: impl FnMut(AddressStep<'a>),
+    ) -> RequestAddresses {
         let peer = peer.to_canonical();
         let peer_trusted = self.believes(peer);
-        visit(Step::Peer {
+        visit(AddressStep::Peer {
             address: peer,
             trusted: peer_trusted,
         });
@@ -139,13 +139,13 @@ impl Chain {
             AddressSource::Forwarded => match forwarded::elements(headers) {
                 Ok(elements) => self.read(elements, peer, visit),
                 Err(doubt) => {
-                    visit(Step::Unusable(doubt));
+                    visit(AddressStep::Unusable(doubt));
                     (peer, Some(doubt))
                 }
             },
             AddressSource::Single(name) => single(headers, name, &self.trusted, peer, visit),
         };
-        Addresses {
+        RequestAddresses {
             client,
             peer,
             peer_trusted,
@@ -178,8 +178,8 @@ impl Chain {
         &self,
         elements: impl Iterator<Item = Element<'a>>,
         peer: IpAddr,
-        visit: impl FnMut(Step<'a>),
-    ) -> (IpAddr, Option<Doubt>) {
+        visit: impl FnMut(AddressStep<'a>),
+    ) -> (IpAddr, Option<AddressFault>) {
         match self.hops {
             None => walk(elements, &self.trusted, peer, visit),
             Some(hops) => count(elements, hops, peer, visit),
@@ -213,27 +213,27 @@ fn walk<'a>(
     elements: impl Iterator<Item = Element<'a>>,
     trusted: &TrustedProxies,
     peer: IpAddr,
-    mut visit: impl FnMut(Step<'a>),
-) -> (IpAddr, Option<Doubt>) {
+    mut visit: impl FnMut(AddressStep<'a>),
+) -> (IpAddr, Option<AddressFault>) {
     let mut vouched_for = peer;
     for (count, Element { text, address }) in elements.enumerate() {
-        let mut judge = |verdict| visit(Step::Element { text, verdict });
+        let mut judge = |verdict| visit(AddressStep::Element { text, verdict });
         match address {
             _ if count == ELEMENTS_MAX => {
-                judge(Verdict::TooMany);
-                return (vouched_for, Some(Doubt::TooLong));
+                judge(ElementVerdict::TooMany);
+                return (vouched_for, Some(AddressFault::TooLong));
             }
-            None if text.is_empty() => judge(Verdict::Empty),
+            None if text.is_empty() => judge(ElementVerdict::Empty),
             None => {
-                judge(Verdict::NotAnAddress);
-                return (vouched_for, Some(Doubt::Malformed));
+                judge(ElementVerdict::NotAnAddress);
+                return (vouched_for, Some(AddressFault::Malformed));
             }
             Some(address) if trusted.contains(address) => {
-                judge(Verdict::Trusted(address));
+                judge(ElementVerdict::Trusted(address));
                 vouched_for = address;
             }
             Some(address) => {
-                judge(Verdict::Client(address));
+                judge(ElementVerdict::Client(address));
                 return (address, None);
             }
         }
@@ -246,41 +246,41 @@ fn count<'a>(
     elements: impl Iterator<Item = Element<'a>>,
     hops: u8,
     peer: IpAddr,
-    mut visit: impl FnMut(Step<'a>),
-) -> (IpAddr, Option<Doubt>) {
+    mut visit: impl FnMut(AddressStep<'a>),
+) -> (IpAddr, Option<AddressFault>) {
     let mut found = 0;
     for (looked_at, Element { text, address }) in elements.enumerate() {
-        let mut judge = |verdict| visit(Step::Element { text, verdict });
+        let mut judge = |verdict| visit(AddressStep::Element { text, verdict });
         if found == usize::from(hops) {
             break;
         }
         if looked_at == ELEMENTS_MAX {
-            judge(Verdict::TooMany);
-            return (peer, Some(Doubt::TooLong));
+            judge(ElementVerdict::TooMany);
+            return (peer, Some(AddressFault::TooLong));
         }
         if text.is_empty() {
-            judge(Verdict::Empty);
+            judge(ElementVerdict::Empty);
             continue;
         }
         found += 1;
         match address {
-            _ if found < usize::from(hops) => judge(Verdict::Hop),
+            _ if found < usize::from(hops) => judge(ElementVerdict::Hop),
             Some(address) => {
-                judge(Verdict::Client(address));
+                judge(ElementVerdict::Client(address));
                 return (address, None);
             }
             None => {
-                judge(Verdict::NotAnAddress);
-                return (peer, Some(Doubt::Malformed));
+                judge(ElementVerdict::NotAnAddress);
+                return (peer, Some(AddressFault::Malformed));
             }
         }
     }
     if found < usize::from(hops) {
-        visit(Step::TooFew { found, hops });
+        visit(AddressStep::TooFew { found, hops });
     }
     // no list at all is a proxy's own request, such as a health check
     let doubt = (1..usize::from(hops)).contains(&found);
-    (peer, doubt.then_some(Doubt::TooShort))
+    (peer, doubt.then_some(AddressFault::TooShort))
 }
 
 /// Reads a header that must hold exactly one address on exactly one line.
@@ -289,38 +289,38 @@ fn single<'a>(
     name: &HeaderName,
     trusted: &TrustedProxies,
     peer: IpAddr,
-    mut visit: impl FnMut(Step<'a>),
-) -> (IpAddr, Option<Doubt>) {
+    mut visit: impl FnMut(AddressStep<'a>),
+) -> (IpAddr, Option<AddressFault>) {
     let mut lines = headers.get_all(name).into_iter().map(HeaderValue::as_bytes);
     let Some(line) = lines.next() else {
         return (peer, None);
     };
     if lines.next().is_some() {
-        visit(Step::Unusable(Doubt::Repeated));
-        return (peer, Some(Doubt::Repeated));
+        visit(AddressStep::Unusable(AddressFault::Repeated));
+        return (peer, Some(AddressFault::Repeated));
     }
     let text = trim(line);
     match parse(text) {
         Some(address) if trusted.contains(address) => {
-            visit(Step::Element {
+            visit(AddressStep::Element {
                 text,
-                verdict: Verdict::Trusted(address),
+                verdict: ElementVerdict::Trusted(address),
             });
             (address, None)
         }
         Some(address) => {
-            visit(Step::Element {
+            visit(AddressStep::Element {
                 text,
-                verdict: Verdict::Client(address),
+                verdict: ElementVerdict::Client(address),
             });
             (address, None)
         }
         None => {
-            visit(Step::Element {
+            visit(AddressStep::Element {
                 text,
-                verdict: Verdict::NotAnAddress,
+                verdict: ElementVerdict::NotAnAddress,
             });
-            (peer, Some(Doubt::Malformed))
+            (peer, Some(AddressFault::Malformed))
         }
     }
 }
@@ -416,41 +416,43 @@ impl Prefixes {
     }
 }
 
-impl Doubt {
+impl AddressFault {
     /// The metric labels of all variants.
     pub const LABELS: [&str; 4] = ["malformed", "repeated", "too_long", "too_short"];
 
     /// The metric label.
     pub fn label(self) -> &'static str {
         match self {
-            Doubt::Malformed => "malformed",
-            Doubt::Repeated => "repeated",
-            Doubt::TooLong => "too_long",
-            Doubt::TooShort => "too_short",
+            AddressFault::Malformed => "malformed",
+            AddressFault::Repeated => "repeated",
+            AddressFault::TooLong => "too_long",
+            AddressFault::TooShort => "too_short",
         }
     }
 }
 
-impl fmt::Display for Step<'_> {
+impl fmt::Display for AddressStep<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Step::Peer {
+            AddressStep::Peer {
                 address,
                 trusted: true,
             } => write!(f, "peer {address} is a trusted proxy"),
-            Step::Peer {
+            AddressStep::Peer {
                 address,
                 trusted: false,
             } => write!(
                 f,
                 "peer {address} is not a trusted proxy: it is the client, and its forwarding headers are ignored"
             ),
-            Step::Element { text, verdict } => write!(f, "\"{}\" {verdict}", text.escape_ascii()),
-            Step::Unusable(Doubt::Repeated) => {
+            AddressStep::Element { text, verdict } => {
+                write!(f, "\"{}\" {verdict}", text.escape_ascii())
+            }
+            AddressStep::Unusable(AddressFault::Repeated) => {
                 write!(f, "the header occurs more than once: it is ignored")
             }
-            Step::Unusable(_) => write!(f, "the header is malformed: it is ignored"),
-            Step::TooFew { found, hops } => write!(
+            AddressStep::Unusable(_) => write!(f, "the header is malformed: it is ignored"),
+            AddressStep::TooFew { found, hops } => write!(
                 f,
                 "the list has {found} of the {hops} elements that `trusted_hops` expects: the peer is the client"
             ),
@@ -458,20 +460,20 @@ impl fmt::Display for Step<'_> {
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for ElementVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Verdict::Empty => write!(f, "is empty: skipped"),
-            Verdict::Trusted(address) => {
+            ElementVerdict::Empty => write!(f, "is empty: skipped"),
+            ElementVerdict::Trusted(address) => {
                 write!(f, "is the trusted proxy {address}: continue to its left")
             }
-            Verdict::Client(address) => write!(f, "is {address}: the client"),
-            Verdict::Hop => write!(f, "was written by a proxy in front: counted as a hop"),
-            Verdict::NotAnAddress => write!(
+            ElementVerdict::Client(address) => write!(f, "is {address}: the client"),
+            ElementVerdict::Hop => write!(f, "was written by a proxy in front: counted as a hop"),
+            ElementVerdict::NotAnAddress => write!(
                 f,
                 "is not an address: it and everything to its left are ignored"
             ),
-            Verdict::TooMany => write!(
+            ElementVerdict::TooMany => write!(
                 f,
                 "is beyond the first {ELEMENTS_MAX} elements: it and everything to its left are ignored"
             ),

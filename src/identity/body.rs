@@ -4,7 +4,7 @@
 //! selects the same bucket whether the body is JSON or a form.
 //!
 //! tidegate cannot know how the upstream parses a body. So every field that some parser reads as
-//! the wanted one counts as an occurrence. Occurrences that differ become `Given::Unclear`, one
+//! the wanted one counts as an occurrence. Occurrences that differ become `FieldValue::Unclear`, one
 //! shared value.
 //!
 //! A body is unclear as a whole if parsers would disagree about all of it:
@@ -26,28 +26,28 @@ use http::{
     header::{CONTENT_ENCODING, CONTENT_TYPE},
 };
 
-use super::text::Given;
+use super::text::FieldValue;
 
 /// The wanted fields of one body.
 #[derive(Debug, PartialEq, Eq)]
-pub struct BodyFields(Fields);
+pub struct BodyFields(FieldValues);
 
 #[derive(PartialEq, Eq)]
-enum Fields {
-    Read(Vec<(String, Given)>),
+enum FieldValues {
+    Read(Vec<(String, FieldValue)>),
     /// Every wanted field is unclear.
     Unclear,
 }
 
 /// Shows field names only; the values may be secret.
-impl fmt::Debug for Fields {
+impl fmt::Debug for FieldValues {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Fields::Read(fields) => f
+            FieldValues::Read(fields) => f
                 .debug_set()
                 .entries(fields.iter().map(|(name, _)| name))
                 .finish(),
-            Fields::Unclear => f.write_str("Unclear"),
+            FieldValues::Unclear => f.write_str("Unclear"),
         }
     }
 }
@@ -109,10 +109,10 @@ impl BodyFormat {
     /// an empty body has no values. Time is linear in the body for each wanted field; memory is
     /// bounded by the body.
     pub fn read<S: AsRef<str>>(&self, bytes: &[u8], wanted: &[S]) -> BodyFields {
-        let nothing = |name: &S| (name.as_ref().to_owned(), Given::Nothing);
+        let nothing = |name: &S| (name.as_ref().to_owned(), FieldValue::Nothing);
         let mut fields: Vec<_> = wanted.iter().map(nothing).collect();
         if bytes.trim_ascii().is_empty() {
-            return BodyFields(Fields::Read(fields));
+            return BodyFields(FieldValues::Read(fields));
         }
         let read = match self {
             BodyFormat::Json => json::read(bytes, &mut fields),
@@ -121,7 +121,7 @@ impl BodyFormat {
             BodyFormat::Unclear => None,
         };
         match read {
-            Some(()) => BodyFields(Fields::Read(fields)),
+            Some(()) => BodyFields(FieldValues::Read(fields)),
             None => BodyFields::unclear(),
         }
     }
@@ -141,17 +141,17 @@ impl BodyFields {
 
     /// The fields of a body that was not read completely: all unclear.
     pub fn unclear() -> BodyFields {
-        BodyFields(Fields::Unclear)
+        BodyFields(FieldValues::Unclear)
     }
 
     /// The value of a wanted field.
-    pub(super) fn get(&self, name: &str) -> Given {
+    pub(super) fn get(&self, name: &str) -> FieldValue {
         match &self.0 {
-            Fields::Unclear => Given::Unclear,
-            Fields::Read(fields) => fields
+            FieldValues::Unclear => FieldValue::Unclear,
+            FieldValues::Read(fields) => fields
                 .iter()
                 .find(|(wanted, _)| wanted == name)
-                .map_or(Given::Nothing, |(_, given)| given.clone()),
+                .map_or(FieldValue::Nothing, |(_, given)| given.clone()),
         }
     }
 }

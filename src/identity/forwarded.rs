@@ -9,14 +9,16 @@ use std::{borrow::Cow, net::IpAddr};
 use arrayvec::ArrayVec;
 use http::{HeaderMap, header::FORWARDED};
 
-use super::address::{self, Doubt, ELEMENTS_MAX, Element, trim};
+use super::address::{self, AddressFault, ELEMENTS_MAX, Element, trim};
 
 /// The longest quoted value that is unescaped; longer than any node with a port.
 const VALUE_MAX_BYTES: usize = 256;
 
 /// The rightmost elements of the field, from the right: at most [`ELEMENTS_MAX`] plus one. All
 /// lines form one list. Linear in the field's length. Allocates only for values with backslashes.
-pub(super) fn elements(headers: &HeaderMap) -> Result<impl Iterator<Item = Element<'_>>, Doubt> {
+pub(super) fn elements(
+    headers: &HeaderMap,
+) -> Result<impl Iterator<Item = Element<'_>>, AddressFault> {
     const KEPT: usize = ELEMENTS_MAX + 1;
     // ring buffer: element n is stored at n modulo its length, so the last ones survive
     let mut ring = ArrayVec::<Raw<'_>, KEPT>::new();
@@ -24,7 +26,7 @@ pub(super) fn elements(headers: &HeaderMap) -> Result<impl Iterator<Item = Eleme
     for line in headers.get_all(FORWARDED) {
         let mut rest = Some(line.as_bytes());
         while let Some(text) = rest {
-            let (element, after) = element(text).ok_or(Doubt::Malformed)?;
+            let (element, after) = element(text).ok_or(AddressFault::Malformed)?;
             if let Err(full) = ring.try_push(element) {
                 ring[count % KEPT] = full.element();
             }
@@ -41,12 +43,12 @@ pub(super) fn elements(headers: &HeaderMap) -> Result<impl Iterator<Item = Eleme
 struct Raw<'a> {
     text: &'a [u8],
     /// The value of its `for` parameter.
-    node: Option<Value<'a>>,
+    node: Option<ParameterValue<'a>>,
 }
 
 impl<'a> Raw<'a> {
     fn read(self) -> Element<'a> {
-        let node = self.node.and_then(Value::unescape);
+        let node = self.node.and_then(ParameterValue::unescape);
         Element {
             text: self.text,
             address: node.and_then(|node| node_address(&node)),
@@ -58,7 +60,7 @@ impl<'a> Raw<'a> {
 /// the element and the text after its comma. `None` on a syntax error.
 fn element(text: &[u8]) -> Option<(Raw<'_>, Option<&[u8]>)> {
     let mut rest = skip_whitespace(text);
-    let mut seen = Seen::default();
+    let mut seen = ParametersSeen::default();
     let mut node = None;
     loop {
         if let [b',' | b';' | b' ' | b'\t', ..] | [] = rest {
@@ -99,12 +101,12 @@ fn skip_whitespace(mut text: &[u8]) -> &[u8] {
 
 /// The registered parameters that an element has so far. Each may occur once (RFC 7239 §4).
 #[derive(Default)]
-struct Seen([bool; REGISTERED.len()]);
+struct ParametersSeen([bool; REGISTERED.len()]);
 
 const REGISTERED: [&[u8]; 4] = [b"for", b"by", b"host", b"proto"];
 const FOR: usize = 0;
 
-impl Seen {
+impl ParametersSeen {
     /// The index of `name` in [`REGISTERED`], if any. `None` if the parameter is repeated.
     fn note(&mut self, name: &[u8]) -> Option<Option<usize>> {
         let at = REGISTERED
@@ -117,20 +119,20 @@ impl Seen {
 
 /// A parameter value as written.
 #[derive(Clone, Copy)]
-enum Value<'a> {
+enum ParameterValue<'a> {
     Token(&'a [u8]),
     /// Without its quotes, but still escaped.
     Quoted(&'a [u8]),
 }
 
-impl<'a> Value<'a> {
+impl<'a> ParameterValue<'a> {
     /// The unescaped value; `None` if it is too long to be a node.
     fn unescape(self) -> Option<Cow<'a, [u8]>> {
         match self {
-            Value::Token(text) => Some(Cow::Borrowed(text)),
-            Value::Quoted(text) if text.len() > VALUE_MAX_BYTES => None,
-            Value::Quoted(text) if !text.contains(&b'\\') => Some(Cow::Borrowed(text)),
-            Value::Quoted(text) => {
+            ParameterValue::Token(text) => Some(Cow::Borrowed(text)),
+            ParameterValue::Quoted(text) if text.len() > VALUE_MAX_BYTES => None,
+            ParameterValue::Quoted(text) if !text.contains(&b'\\') => Some(Cow::Borrowed(text)),
+            ParameterValue::Quoted(text) => {
                 let mut bytes = text.iter().copied();
                 let next = || match bytes.next() {
                     Some(b'\\') => bytes.next(),
@@ -143,17 +145,23 @@ impl<'a> Value<'a> {
 }
 
 /// Parses `token "=" ( token | quoted-string )` into name, value and the remaining text.
-fn pair(text: &[u8]) -> Option<(&[u8], Value<'_>, &[u8])> {
+fn pair(text: &[u8]) -> Option<(&[u8], ParameterValue<'_>, &[u8])> {
     let (name, rest) = token(text)?;
     let rest = rest.strip_prefix(b"=")?;
     let Some(quoted) = rest.strip_prefix(b"\"") else {
         let (value, rest) = token(rest)?;
-        return Some((name, Value::Token(value), rest));
+        return Some((name, ParameterValue::Token(value), rest));
     };
     let mut at = 0;
     loop {
         match *quoted.get(at)? {
-            b'"' => return Some((name, Value::Quoted(&quoted[..at]), &quoted[at + 1..])),
+            b'"' => {
+                return Some((
+                    name,
+                    ParameterValue::Quoted(&quoted[..at]),
+                    &quoted[at + 1..],
+                ));
+            }
             // a backslash escapes the next byte (RFC 9110 §5.6.4)
             b'\\' => {
                 is_text(*quoted.get(at + 1)?).then_some(())?;
@@ -222,7 +230,7 @@ mod tests {
 
     use super::*;
 
-    fn read(lines: &[&str]) -> Result<Vec<(String, Option<String>)>, Doubt> {
+    fn read(lines: &[&str]) -> Result<Vec<(String, Option<String>)>, AddressFault> {
         let mut headers = HeaderMap::new();
         for line in lines {
             headers.append(FORWARDED, HeaderValue::from_str(line).expect("a value"));
@@ -236,7 +244,7 @@ mod tests {
         Ok(elements(&headers)?.map(shown).collect())
     }
 
-    fn addresses(lines: &[&str]) -> Result<Vec<Option<String>>, Doubt> {
+    fn addresses(lines: &[&str]) -> Result<Vec<Option<String>>, AddressFault> {
         Ok(read(lines)?
             .into_iter()
             .map(|(_, address)| address)
@@ -301,7 +309,7 @@ mod tests {
         ] {
             assert_eq!(
                 addresses(&["for=2.2.2.2", value]),
-                Err(Doubt::Malformed),
+                Err(AddressFault::Malformed),
                 "{value}"
             );
         }
@@ -309,7 +317,7 @@ mod tests {
 
     #[test]
     fn quoted_string_does_not_span_lines() {
-        assert_eq!(addresses(&["for=\"a", "b\""]), Err(Doubt::Malformed));
+        assert_eq!(addresses(&["for=\"a", "b\""]), Err(AddressFault::Malformed));
     }
 
     #[test]

@@ -29,7 +29,7 @@ use siphasher::sip128::{Hasher128, SipHasher24};
 use super::{
     BodyFields, Client, KeyPart,
     address::{Prefixes, trim},
-    text::{self, Given},
+    text::{self, FieldValue},
 };
 use crate::limit::Key;
 
@@ -55,7 +55,7 @@ impl fmt::Debug for KeyHasher {
 
 /// The request data from which keys are built.
 #[derive(Clone, Copy)]
-pub struct Subject<'a> {
+pub struct KeySubject<'a> {
     /// The client of the request.
     pub client: &'a Client<'a>,
     /// The request's method.
@@ -77,7 +77,7 @@ pub struct Subject<'a> {
 }
 
 /// Omits data that may be secret: headers, query and body.
-impl fmt::Debug for Subject<'_> {
+impl fmt::Debug for KeySubject<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Subject")
             .field("client", &self.client)
@@ -123,7 +123,7 @@ pub struct KeyParts {
 }
 
 /// The value of a part in one request.
-enum Value<'a> {
+enum PartValue<'a> {
     Address(IpNet),
     User(&'a str),
     Text(&'a str),
@@ -202,14 +202,14 @@ impl KeyParts {
         missing: Missing,
         hasher: &KeyHasher,
         prefixes: Prefixes,
-        subject: &Subject<'_>,
+        subject: &KeySubject<'_>,
     ) -> Keyed<'_> {
         let mut hash = hasher.0;
         hash.write_u64(self.limit);
         for (place, part) in self.parts.iter().enumerate() {
             match (value(part, prefixes, subject), missing) {
                 (Some(value), _) => value.absorb(place, &mut hash),
-                (None, Missing::Shared) => Value::Absent.absorb(place, &mut hash),
+                (None, Missing::Shared) => PartValue::Absent.absorb(place, &mut hash),
                 (None, Missing::Skip) => return Keyed::Skip,
                 (None, Missing::Reject) => return Keyed::Missing(part),
             }
@@ -221,11 +221,11 @@ impl KeyParts {
     /// gateways have none in common. Nobody can force two clients into one bucket, but a reader of
     /// the key can test guesses. Call it only if [`KeyParts::key`] returned a bucket. Takes
     /// hundreds of nanoseconds.
-    pub fn shared(&self, prefixes: Prefixes, subject: &Subject<'_>) -> [u8; 16] {
+    pub fn shared(&self, prefixes: Prefixes, subject: &KeySubject<'_>) -> [u8; 16] {
         let mut hash = Portable(Sha256::new());
         hash.write_u64(self.limit);
         for (place, part) in self.parts.iter().enumerate() {
-            let value = value(part, prefixes, subject).unwrap_or(Value::Absent);
+            let value = value(part, prefixes, subject).unwrap_or(PartValue::Absent);
             value.absorb(place, &mut hash);
         }
         let digest: [u8; 32] = hash.0.finalize().into();
@@ -294,25 +294,25 @@ impl KeyParts {
                 KeyPart::Ip | KeyPart::UserOrIp if name == "ip" => {
                     let network = text.parse::<IpNet>().ok();
                     let address = network.map(|network| network.addr());
-                    Value::Address(prefixes.aggregate(address.or_else(|| text.parse().ok())?))
+                    PartValue::Address(prefixes.aggregate(address.or_else(|| text.parse().ok())?))
                 }
-                KeyPart::User | KeyPart::UserOrIp => Value::User(text),
+                KeyPart::User | KeyPart::UserOrIp => PartValue::User(text),
                 KeyPart::Param(_) => {
                     folded = text::folded_param(text);
-                    Value::Param(text, folded)
+                    PartValue::Param(text, folded)
                 }
                 KeyPart::UserAgent
                 | KeyPart::Header(_)
                 | KeyPart::Query(_)
                 | KeyPart::Cookie(_)
                 | KeyPart::Body(_) => return None,
-                _ => Value::Text(text),
+                _ => PartValue::Text(text),
             };
             if !full.is_empty() {
                 full.push_str(", ");
             }
             match &value {
-                Value::Address(network) => write!(full, "ip={network}").ok()?,
+                PartValue::Address(network) => write!(full, "ip={network}").ok()?,
                 _ => write!(full, "{name}={text}").ok()?,
             }
             value.absorb(place, &mut hash);
@@ -327,7 +327,7 @@ impl KeyParts {
         &self,
         hasher: &KeyHasher,
         prefixes: Prefixes,
-        subject: &Subject<'_>,
+        subject: &KeySubject<'_>,
     ) -> String {
         if self.parts.is_empty() {
             return "all".to_owned();
@@ -338,14 +338,14 @@ impl KeyParts {
                 out.push_str(", ");
             }
             let written = match value(part, prefixes, subject) {
-                None | Some(Value::Absent) => write!(out, "{part}=-"),
-                Some(Value::Unclear) => write!(out, "{part}=?"),
-                Some(Value::Address(network)) => write!(out, "ip={network}"),
-                Some(Value::User(user)) => write!(out, "user={user}"),
-                Some(Value::Text(text) | Value::Param(text, _)) => {
+                None | Some(PartValue::Absent) => write!(out, "{part}=-"),
+                Some(PartValue::Unclear) => write!(out, "{part}=?"),
+                Some(PartValue::Address(network)) => write!(out, "ip={network}"),
+                Some(PartValue::User(user)) => write!(out, "user={user}"),
+                Some(PartValue::Text(text) | PartValue::Param(text, _)) => {
                     write!(out, "{part}={}", shortened(text))
                 }
-                Some(secret @ (Value::Field(_) | Value::Folded(_))) => {
+                Some(secret @ (PartValue::Field(_) | PartValue::Folded(_))) => {
                     let mut hash = hasher.0;
                     secret.absorb(0, &mut hash);
                     let short = hash.finish() >> 32;
@@ -379,20 +379,24 @@ impl Hasher for Portable {
     }
 }
 
-fn value<'a>(part: &KeyPart, prefixes: Prefixes, subject: &Subject<'a>) -> Option<Value<'a>> {
-    let address = || Value::Address(prefixes.aggregate(subject.client.address));
+fn value<'a>(
+    part: &KeyPart,
+    prefixes: Prefixes,
+    subject: &KeySubject<'a>,
+) -> Option<PartValue<'a>> {
+    let address = || PartValue::Address(prefixes.aggregate(subject.client.address));
     match part {
         KeyPart::Ip => Some(address()),
-        KeyPart::User => subject.client.user.map(Value::User),
-        KeyPart::UserOrIp => Some(subject.client.user.map_or_else(address, Value::User)),
-        KeyPart::Tenant => subject.client.tenant.map(Value::Text),
-        KeyPart::Tier => subject.client.tier.map(Value::Text),
+        KeyPart::User => subject.client.user.map(PartValue::User),
+        KeyPart::UserOrIp => Some(subject.client.user.map_or_else(address, PartValue::User)),
+        KeyPart::Tenant => subject.client.tenant.map(PartValue::Text),
+        KeyPart::Tier => subject.client.tier.map(PartValue::Text),
         // HEAD costs the upstream as much as GET, so both count as one method
-        KeyPart::Method if subject.method == Method::HEAD => Some(Value::Text("GET")),
-        KeyPart::Method => Some(Value::Text(subject.method.as_str())),
-        KeyPart::Host => Some(Value::Text(subject.host)),
-        KeyPart::Route => Some(Value::Text(subject.route)),
-        KeyPart::Path => Some(Value::Text(subject.path)),
+        KeyPart::Method if subject.method == Method::HEAD => Some(PartValue::Text("GET")),
+        KeyPart::Method => Some(PartValue::Text(subject.method.as_str())),
+        KeyPart::Host => Some(PartValue::Text(subject.host)),
+        KeyPart::Route => Some(PartValue::Text(subject.route)),
+        KeyPart::Path => Some(PartValue::Text(subject.path)),
         KeyPart::UserAgent => field(subject.headers.get_all(USER_AGENT)),
         KeyPart::Header(header) => field(subject.headers.get_all(header)),
         KeyPart::Query(name) => given(text::in_query(subject.query?, name)),
@@ -400,16 +404,16 @@ fn value<'a>(part: &KeyPart, prefixes: Prefixes, subject: &Subject<'a>) -> Optio
             subject.headers.get_all(COOKIE).iter(),
             name,
         )),
-        KeyPart::Claim(name) => subject.client.claim(name).map(Value::Text),
+        KeyPart::Claim(name) => subject.client.claim(name).map(PartValue::Text),
         KeyPart::Param(name) => {
             let raw = (subject.params)(name)?;
             let folded = text::folded_param(raw);
-            (!folded.is_empty()).then_some(Value::Param(raw, folded))
+            (!folded.is_empty()).then_some(PartValue::Param(raw, folded))
         }
         KeyPart::Body(name) => {
             let mut found = subject
                 .body
-                .map_or_else(Given::default, |body| body.get(name));
+                .map_or_else(FieldValue::default, |body| body.get(name));
             // many frameworks merge the fields of the body and the query
             if let Some(query) = subject.query {
                 found.add_form(query.as_bytes(), name);
@@ -419,22 +423,22 @@ fn value<'a>(part: &KeyPart, prefixes: Prefixes, subject: &Subject<'a>) -> Optio
     }
 }
 
-fn given(given: Given) -> Option<Value<'static>> {
+fn given(given: FieldValue) -> Option<PartValue<'static>> {
     match given {
-        Given::Nothing => None,
-        Given::Text(text) => Some(Value::Folded(text)),
-        Given::Unclear => Some(Value::Unclear),
+        FieldValue::Nothing => None,
+        FieldValue::Text(text) => Some(PartValue::Folded(text)),
+        FieldValue::Unclear => Some(PartValue::Unclear),
     }
 }
 
 /// An absent or blank field has no value. An empty value would put all clients without the field
 /// into one bucket.
-fn field(lines: http::header::GetAll<'_, HeaderValue>) -> Option<Value<'_>> {
+fn field(lines: http::header::GetAll<'_, HeaderValue>) -> Option<PartValue<'_>> {
     let says_something = lines.iter().any(|line| !trim(line.as_bytes()).is_empty());
-    says_something.then_some(Value::Field(lines))
+    says_something.then_some(PartValue::Field(lines))
 }
 
-impl Value<'_> {
+impl PartValue<'_> {
     /// Writes an injective encoding of the value.
     fn absorb(&self, place: usize, hash: &mut impl Hasher) {
         let mut write = |kind: u64, bytes: &[u8]| {
@@ -442,16 +446,16 @@ impl Value<'_> {
             hash.write(bytes);
         };
         match self {
-            Value::Address(IpNet::V4(network)) => write(1, &network.network().octets()),
-            Value::Address(IpNet::V6(network)) => write(2, &network.network().octets()),
-            Value::User(user) => write(3, user.as_bytes()),
-            Value::Text(text) => write(4, text.as_bytes()),
-            Value::Field(lines) => lines
+            PartValue::Address(IpNet::V4(network)) => write(1, &network.network().octets()),
+            PartValue::Address(IpNet::V6(network)) => write(2, &network.network().octets()),
+            PartValue::User(user) => write(3, user.as_bytes()),
+            PartValue::Text(text) => write(4, text.as_bytes()),
+            PartValue::Field(lines) => lines
                 .iter()
                 .for_each(|line| write(5, trim(line.as_bytes()))),
-            Value::Param(_, text) | Value::Folded(text) => write(6, text.as_bytes()),
-            Value::Unclear => write(7, &[]),
-            Value::Absent => write(8, &[]),
+            PartValue::Param(_, text) | PartValue::Folded(text) => write(6, text.as_bytes()),
+            PartValue::Unclear => write(7, &[]),
+            PartValue::Absent => write(8, &[]),
         }
     }
 }

@@ -6,7 +6,7 @@
 //! that [`ManagedFields::contains`] from untrusted peers, and every [`ManagedFields::alias`] from
 //! any peer.
 
-use super::{AddressSource, Settings, UserSource};
+use super::{AddressSource, IdentitySettings, UserSource};
 
 /// Fields that tidegate sends to the upstream or reads from trusted proxies in every configuration.
 const ALWAYS: [&str; 7] = [
@@ -34,7 +34,7 @@ pub struct ManagedFields {
 
 impl ManagedFields {
     /// Collects the fixed names and the configured names for addresses, users and tiers.
-    pub fn new(settings: &Settings) -> ManagedFields {
+    pub fn new(settings: &IdentitySettings) -> ManagedFields {
         let mut names: Vec<Box<str>> = ALWAYS.map(Box::from).into();
         if let AddressSource::Single(name) = &settings.address_from {
             names.push(name.as_str().into());
@@ -134,13 +134,13 @@ mod tests {
     use super::*;
 
     fn managed() -> ManagedFields {
-        ManagedFields::new(&Settings {
+        ManagedFields::new(&IdentitySettings {
             address_from: AddressSource::Single(HeaderName::from_static("cf-connecting-ip")),
             users: vec![UserSource::Header {
                 header: HeaderName::from_static("x_auth_user"),
                 tier_header: Some(HeaderName::from_static("x-user-tier")),
             }],
-            ..Settings::default()
+            ..IdentitySettings::default()
         })
     }
 
@@ -201,9 +201,9 @@ mod tests {
             header: HeaderName::from_static(name),
             tier_header: None,
         };
-        let managed = ManagedFields::new(&Settings {
+        let managed = ManagedFields::new(&IdentitySettings {
             users: vec![header("a-b"), header("a_b")],
-            ..Settings::default()
+            ..IdentitySettings::default()
         });
         assert!(!managed.alias("a-b") && !managed.alias("A_B") && managed.alias("a.b"));
     }

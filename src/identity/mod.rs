@@ -23,19 +23,19 @@ pub use address::Prefixes;
 pub use body::{BodyFields, BodyFormat};
 pub use credential::jwt::{
     self, ClaimRules, HeldToken, KeyRing, KeySet, KeySource, KeysUrl, TokenCache, TokenSource,
-    Tokens,
+    TokenWorkspace,
 };
-pub use key::{KeyHasher, KeyParts, Keyed, Missing, Subject};
+pub use key::{KeyHasher, KeyParts, KeySubject, Keyed, Missing};
 pub use managed::ManagedFields;
 pub use trusted::TrustedProxies;
 
-use address::{Chain, Doubt, Step};
+use address::{AddressFault, AddressStep, Chain};
 pub use credential::KnownKeys;
-use credential::{ApiKeys, Fault, Jwt, User, UserHeader, client_cert};
+use credential::{ApiKeys, CredentialFault, Jwt, User, UserHeader, client_cert};
 
 /// How to find the client's address and user.
 #[derive(Debug)]
-pub struct Settings {
+pub struct IdentitySettings {
     /// Networks whose forwarding headers are trusted.
     pub trusted_proxies: Vec<IpNet>,
     /// Where a trusted proxy writes the client's address.
@@ -51,11 +51,11 @@ pub struct Settings {
     pub users: Vec<UserSource>,
 }
 
-impl Default for Settings {
+impl Default for IdentitySettings {
     /// No trusted proxies, no users, and addresses aggregated to /32 and /64.
-    fn default() -> Settings {
+    fn default() -> IdentitySettings {
         let Prefixes { ipv4, ipv6 } = Prefixes::default();
-        Settings {
+        IdentitySettings {
             trusted_proxies: Vec::new(),
             address_from: AddressSource::default(),
             trusted_hops: None,
@@ -66,7 +66,7 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl IdentitySettings {
     /// How addresses are aggregated when they key a limit.
     pub fn prefixes(&self) -> Prefixes {
         Prefixes {
@@ -163,7 +163,7 @@ impl CertificateField {
 
 /// Names in a verified client certificate: all values of each field, in certificate order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Certificate {
+pub struct ClientCertificate {
     /// Subject common names; a value that is not text becomes an empty string.
     pub common_names: Vec<String>,
     /// DNS names, in lower case.
@@ -312,12 +312,12 @@ impl KeyPart {
 #[derive(Debug)]
 pub struct Identifier {
     chain: Chain,
-    users: Vec<Source>,
+    users: Vec<UserLookup>,
 }
 
 /// A [`UserSource`] compiled for lookup.
 #[derive(Debug)]
-enum Source {
+enum UserLookup {
     ApiKey(ApiKeys),
     Jwt(Box<Jwt>),
     Header(UserHeader),
@@ -335,7 +335,7 @@ pub struct Client<'a> {
     /// The peer is a trusted proxy, so its forwarding headers are read.
     pub peer_trusted: bool,
     /// A trusted proxy forwarded an address that could not be read. Counted in a metric.
-    pub doubt: Option<Doubt>,
+    pub doubt: Option<AddressFault>,
     /// The verified user.
     pub user: Option<&'a str>,
     /// The user's tier.
@@ -372,7 +372,7 @@ impl<'a> Client<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thought<'a> {
     /// A step towards the address.
-    Address(Step<'a>),
+    Address(AddressStep<'a>),
     /// A step towards the user.
     User {
         /// Index of the source in the configuration.
@@ -419,7 +419,7 @@ impl Rejected {
             Credential::Bearer => "Bearer",
             Credential::ApiKey | Credential::Header => "ApiKey",
             Credential::ClientCert => "ClientCertificate",
-            Credential::Token if self.kind == Fault::Expired.label() => {
+            Credential::Token if self.kind == CredentialFault::Expired.label() => {
                 r#"Bearer error="invalid_token", error_description="The token has expired""#
             }
             Credential::Token => r#"Bearer error="invalid_token""#,
@@ -473,14 +473,14 @@ impl Credential {
 
 impl Identifier {
     /// Compiles the settings; indexes the trusted networks.
-    pub fn new(settings: &Settings) -> Identifier {
+    pub fn new(settings: &IdentitySettings) -> Identifier {
         let source = |(place, source): (usize, &UserSource)| match source {
-            UserSource::Jwt(source) => Source::Jwt(Box::new(Jwt::new(source, place))),
+            UserSource::Jwt(source) => UserLookup::Jwt(Box::new(Jwt::new(source, place))),
             UserSource::ApiKey {
                 header,
                 keys,
                 invalid,
-            } => Source::ApiKey(ApiKeys {
+            } => UserLookup::ApiKey(ApiKeys {
                 header: header.clone(),
                 keys: keys.clone(),
                 invalid: *invalid,
@@ -488,11 +488,11 @@ impl Identifier {
             UserSource::Header {
                 header,
                 tier_header,
-            } => Source::Header(UserHeader {
+            } => UserLookup::Header(UserHeader {
                 user: header.clone(),
                 tier: tier_header.clone(),
             }),
-            UserSource::ClientCert(field) => Source::ClientCert(*field),
+            UserSource::ClientCert(field) => UserLookup::ClientCert(*field),
         };
         Identifier {
             chain: Chain {
@@ -513,9 +513,9 @@ impl Identifier {
     pub fn identify<'a>(
         &'a self,
         peer: IpAddr,
-        certificate: Option<&'a Certificate>,
+        certificate: Option<&'a ClientCertificate>,
         headers: &'a HeaderMap,
-        tokens: Tokens<'a>,
+        tokens: TokenWorkspace<'a>,
     ) -> Result<Client<'a>, Rejected> {
         self.reason(peer, certificate, headers, tokens, |_| ())
     }
@@ -524,13 +524,13 @@ impl Identifier {
     pub fn reason<'a>(
         &'a self,
         peer: IpAddr,
-        certificate: Option<&'a Certificate>,
+        certificate: Option<&'a ClientCertificate>,
         headers: &'a HeaderMap,
-        tokens: Tokens<'a>,
+        tokens: TokenWorkspace<'a>,
         mut visit: impl FnMut(Thought<'a>),
     ) -> Result<Client<'a>, Rejected> {
         let client = self.locate(peer, headers, |step| visit(Thought::Address(step)));
-        let rejected = |source, fault: Fault| Rejected {
+        let rejected = |source, fault: CredentialFault| Rejected {
             client,
             source,
             kind: fault.label(),
@@ -538,7 +538,7 @@ impl Identifier {
         for (place, source) in self.users.iter().enumerate() {
             let mut tried = |outcome| visit(Thought::User { place, outcome });
             let found = match source {
-                Source::ApiKey(keys) => match (keys.user(headers), keys.invalid) {
+                UserLookup::ApiKey(keys) => match (keys.user(headers), keys.invalid) {
                     (Err(fault), OnInvalid::Anonymous) => {
                         tried(Tried::Ignored(fault.label()));
                         continue;
@@ -548,7 +548,7 @@ impl Identifier {
                         rejected(keys.credential(), fault)
                     })?,
                 },
-                Source::Jwt(jwt) => match (jwt.user(headers, tokens), jwt.invalid) {
+                UserLookup::Jwt(jwt) => match (jwt.user(headers, tokens), jwt.invalid) {
                     (Err(fault), OnInvalid::Anonymous) => {
                         tried(Tried::Ignored(fault.label()));
                         continue;
@@ -558,15 +558,15 @@ impl Identifier {
                         rejected(Credential::Token, fault)
                     })?,
                 },
-                Source::Header(_) if !client.peer_trusted => {
+                UserLookup::Header(_) if !client.peer_trusted => {
                     tried(Tried::NotFromHere);
                     continue;
                 }
-                Source::Header(header) => header.user(headers).map_err(|fault| {
+                UserLookup::Header(header) => header.user(headers).map_err(|fault| {
                     tried(Tried::Rejected(fault.label()));
                     rejected(Credential::Header, fault)
                 })?,
-                Source::ClientCert(field) => match certificate {
+                UserLookup::ClientCert(field) => match certificate {
                     Some(certificate) => {
                         client_cert::user(*field, certificate).map_err(|fault| {
                             tried(Tried::Rejected(fault.label()));
@@ -600,8 +600,8 @@ impl Identifier {
     /// first fetch, and tokens for it are rejected.
     pub fn published_keys(&self) -> impl Iterator<Item = (&KeysUrl, &Arc<KeyRing>)> {
         self.users.iter().filter_map(|source| match source {
-            Source::Jwt(jwt) => Some((jwt.url.as_ref()?, &jwt.keys)),
-            Source::ApiKey(_) | Source::Header(_) | Source::ClientCert(_) => None,
+            UserLookup::Jwt(jwt) => Some((jwt.url.as_ref()?, &jwt.keys)),
+            UserLookup::ApiKey(_) | UserLookup::Header(_) | UserLookup::ClientCert(_) => None,
         })
     }
 
@@ -615,7 +615,7 @@ impl Identifier {
         &self,
         peer: IpAddr,
         headers: &'a HeaderMap,
-        visit: impl FnMut(Step<'a>),
+        visit: impl FnMut(AddressStep<'a>),
     ) -> Client<'static> {
         let found = self.chain.resolve(peer, headers, visit);
         Client {

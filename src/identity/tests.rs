@@ -30,23 +30,23 @@ fn user_header() -> UserSource {
 }
 
 fn identifier(users: Vec<UserSource>) -> Identifier {
-    Identifier::new(&Settings {
+    Identifier::new(&IdentitySettings {
         trusted_proxies: vec!["10.0.0.0/8".parse().expect("a network")],
         users,
-        ..Settings::default()
+        ..IdentitySettings::default()
     })
 }
 
 /// A worker's token cache and a request's token slot.
 #[derive(Default)]
-struct Memory {
+struct WorkerMemory {
     cache: Option<TokenCache>,
     held: HeldToken,
 }
 
-impl Memory {
-    fn tokens(&mut self) -> Tokens<'_> {
-        Tokens {
+impl WorkerMemory {
+    fn tokens(&mut self) -> TokenWorkspace<'_> {
+        TokenWorkspace {
             cache: self.cache.insert(TokenCache::new([1; 32])),
             held: &self.held,
             now: std::time::SystemTime::now,
@@ -77,7 +77,7 @@ fn user(
             peer.parse().expect("an address"),
             None,
             &headers,
-            Memory::default().tokens(),
+            WorkerMemory::default().tokens(),
         )?
         .user
         .map(str::to_owned))
@@ -85,12 +85,12 @@ fn user(
 
 #[test]
 fn default_settings_trust_nobody_and_keep_addresses_apart() {
-    let settings = Settings::default();
+    let settings = IdentitySettings::default();
     assert_eq!((settings.ipv4_prefix, settings.ipv6_prefix), (32, 64));
     let headers = headers(&[("x-forwarded-for", "198.51.100.7"), ("x-user-id", "alice")]);
     let peer: IpAddr = "127.0.0.1".parse().expect("an address");
     assert_eq!(
-        Identifier::new(&settings).identify(peer, None, &headers, Memory::default().tokens()),
+        Identifier::new(&settings).identify(peer, None, &headers, WorkerMemory::default().tokens()),
         Ok(Client::anonymous(peer))
     );
 }
@@ -104,7 +104,7 @@ fn api_key_brings_user_tier_and_tenant() {
         OnInvalid::Reject,
     )]);
     let headers = headers(&[("x-api-key", "alpha"), ("x-forwarded-for", "198.51.100.7")]);
-    let mut memory = Memory::default();
+    let mut memory = WorkerMemory::default();
     let client = identifier
         .identify(
             TRUSTED.parse().expect("an address"),
@@ -138,7 +138,7 @@ fn rejected_credential_still_says_whose_address_it_came_from() {
             TRUSTED.parse().expect("an address"),
             None,
             &headers,
-            Memory::default().tokens(),
+            WorkerMemory::default().tokens(),
         )
         .expect_err("the key is unknown");
     assert_eq!(

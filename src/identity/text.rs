@@ -12,7 +12,7 @@
 //!
 //! Some parsers take the first of several values, others the last. If all of them were part of the
 //! key, a client could add a random value each time to get a new bucket. So differing values become
-//! the single value [`Given::Unclear`], which adds one bucket in total.
+//! the single value [`FieldValue::Unclear`], which adds one bucket in total.
 
 use std::borrow::Cow;
 
@@ -21,7 +21,7 @@ use icu_normalizer::DecomposingNormalizerBorrowed;
 
 /// The value of one name in a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum Given {
+pub(super) enum FieldValue {
     /// No value, or only white space.
     #[default]
     Nothing,
@@ -31,19 +31,19 @@ pub(super) enum Given {
     Unclear,
 }
 
-impl Given {
+impl FieldValue {
     /// Adds one occurrence, decoded but not yet folded. A control character makes it unclear:
     /// parsers end the text there, drop the character or keep it.
     pub(super) fn add(&mut self, value: &str) {
         let folded = folded(value);
         match self {
             _ if folded.contains(|c: char| c.is_control() || c == char::REPLACEMENT_CHARACTER) => {
-                *self = Given::Unclear;
+                *self = FieldValue::Unclear;
             }
             _ if folded.is_empty() => {}
-            Given::Nothing => *self = Given::Text(folded),
-            Given::Text(known) if *known == folded => {}
-            Given::Text(_) | Given::Unclear => *self = Given::Unclear,
+            FieldValue::Nothing => *self = FieldValue::Text(folded),
+            FieldValue::Text(known) if *known == folded => {}
+            FieldValue::Text(_) | FieldValue::Unclear => *self = FieldValue::Unclear,
         }
     }
 
@@ -53,24 +53,24 @@ impl Given {
         if form.contains(&b';') {
             // some parsers treat `;` as a separator
             let split = form.split(|byte| matches!(byte, b'&' | b';'));
-            split.for_each(|pair| self.add_pair(&Pair::decode(pair), wanted));
+            split.for_each(|pair| self.add_pair(&FormField::decode(pair), wanted));
         }
     }
 
     /// Adds one form field if it may be the wanted one.
-    pub(super) fn add_pair(&mut self, pair: &Pair<'_>, wanted: &str) {
+    pub(super) fn add_pair(&mut self, pair: &FormField<'_>, wanted: &str) {
         match (pair.name.exact, may_mean(&pair.name.text, wanted)) {
             (true, false) => {}
             (true, true) if pair.value.exact => self.add(&pair.value.text),
-            _ => *self = Given::Unclear,
+            _ => *self = FieldValue::Unclear,
         }
     }
 }
 
 /// The query parameters with this name (`application/x-www-form-urlencoded`, WHATWG URL §5.1).
 /// Linear in the query.
-pub(super) fn in_query(query: &str, name: &str) -> Given {
-    let mut given = Given::default();
+pub(super) fn in_query(query: &str, name: &str) -> FieldValue {
+    let mut given = FieldValue::default();
     given.add_form(query.as_bytes(), name);
     given
 }
@@ -79,8 +79,11 @@ pub(super) fn in_query(query: &str, name: &str) -> Given {
 /// removed, as many upstreams do. A backslash or an inner quote makes the value unclear. Neither is
 /// allowed in a `cookie-octet` (RFC 6265), and servers differ: Python's `http.cookies` reads
 /// `"\141"` as `a`. Linear in the lines.
-pub(super) fn in_cookies<'h>(lines: impl Iterator<Item = &'h HeaderValue>, name: &str) -> Given {
-    let mut given = Given::default();
+pub(super) fn in_cookies<'h>(
+    lines: impl Iterator<Item = &'h HeaderValue>,
+    name: &str,
+) -> FieldValue {
+    let mut given = FieldValue::default();
     let cookies = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
     for cookie in cookies {
         let (found, value) = split_pair(cookie);
@@ -91,7 +94,7 @@ pub(super) fn in_cookies<'h>(lines: impl Iterator<Item = &'h HeaderValue>, name:
                 .and_then(|value| value.strip_suffix(b"\""));
             let value = unquoted.unwrap_or(value);
             if value.iter().any(|byte| matches!(byte, b'\\' | b'"')) {
-                given = Given::Unclear;
+                given = FieldValue::Unclear;
             }
             given.add(&decode(value, false).text);
         }
@@ -105,22 +108,22 @@ pub(super) fn folded_param(raw: &str) -> String {
 }
 
 /// One form field, decoded.
-pub(super) struct Pair<'f> {
-    pub(super) name: Decoded<'f>,
-    pub(super) value: Decoded<'f>,
+pub(super) struct FormField<'f> {
+    pub(super) name: DecodedText<'f>,
+    pub(super) value: DecodedText<'f>,
 }
 
 /// A text with its escapes decoded.
-pub(super) struct Decoded<'t> {
+pub(super) struct DecodedText<'t> {
     pub(super) text: Cow<'t, str>,
     /// All escapes are well-formed and the bytes are UTF-8, so every parser reads the same text.
     pub(super) exact: bool,
 }
 
-impl<'f> Pair<'f> {
+impl<'f> FormField<'f> {
     fn decode(pair: &'f [u8]) -> Self {
         let (name, value) = split_pair(pair);
-        Pair {
+        FormField {
             name: decode(name, true),
             value: decode(value, true),
         }
@@ -128,8 +131,8 @@ impl<'f> Pair<'f> {
 }
 
 /// The fields of a form.
-pub(super) fn pairs(form: &[u8]) -> impl Iterator<Item = Pair<'_>> {
-    form.split(|byte| *byte == b'&').map(Pair::decode)
+pub(super) fn pairs(form: &[u8]) -> impl Iterator<Item = FormField<'_>> {
+    form.split(|byte| *byte == b'&').map(FormField::decode)
 }
 
 /// Whether two names are equal when folded.
@@ -242,12 +245,12 @@ fn split_pair(pair: &[u8]) -> (&[u8], &[u8]) {
 
 /// Percent-decodes once. A `%` without two hexadecimal digits is kept, and invalid UTF-8 becomes
 /// U+FFFD.
-fn decode(text: &[u8], plus_is_space: bool) -> Decoded<'_> {
+fn decode(text: &[u8], plus_is_space: bool) -> DecodedText<'_> {
     let is_escape = |byte: &u8| *byte == b'%' || *byte == b'+' && plus_is_space;
     if !text.iter().any(is_escape) {
         let text = String::from_utf8_lossy(text);
         let exact = matches!(text, Cow::Borrowed(_));
-        return Decoded { text, exact };
+        return DecodedText { text, exact };
     }
     let mut out = Vec::with_capacity(text.len());
     let mut exact = true;
@@ -267,11 +270,11 @@ fn decode(text: &[u8], plus_is_space: bool) -> Decoded<'_> {
         }
     }
     match String::from_utf8(out) {
-        Ok(text) => Decoded {
+        Ok(text) => DecodedText {
             text: Cow::Owned(text),
             exact,
         },
-        Err(invalid) => Decoded {
+        Err(invalid) => DecodedText {
             text: Cow::Owned(String::from_utf8_lossy(invalid.as_bytes()).into_owned()),
             exact: false,
         },
@@ -289,11 +292,11 @@ mod tests {
 
     use super::*;
 
-    fn text(text: &str) -> Given {
-        Given::Text(text.to_owned())
+    fn text(text: &str) -> FieldValue {
+        FieldValue::Text(text.to_owned())
     }
 
-    fn cookies(lines: &[&'static str], name: &str) -> Given {
+    fn cookies(lines: &[&'static str], name: &str) -> FieldValue {
         let lines: Vec<_> = lines
             .iter()
             .map(|line| HeaderValue::from_static(line))
@@ -332,7 +335,7 @@ mod tests {
     #[test]
     fn differing_values_are_one_value_whatever_they_are() {
         let one = in_query("user=alice&user=x1", "user");
-        assert_eq!(one, Given::Unclear);
+        assert_eq!(one, FieldValue::Unclear);
         assert_eq!(in_query("user=x2&user=alice&user=alice", "user"), one);
         assert_eq!(cookies(&["user=a; user=b"], "user"), one);
         assert_eq!(cookies(&["user=a", "user=b"], "user"), one);
@@ -355,7 +358,7 @@ mod tests {
             "a=user",
             "[=a",
         ] {
-            assert_eq!(in_query(query, "user"), Given::Nothing, "{query}");
+            assert_eq!(in_query(query, "user"), FieldValue::Nothing, "{query}");
         }
     }
 
@@ -381,7 +384,7 @@ mod tests {
             "a=b;c",
             "a[x]=b&a[y]=c",
         ] {
-            assert_eq!(in_query(query, "a"), Given::Unclear, "{query}");
+            assert_eq!(in_query(query, "a"), FieldValue::Unclear, "{query}");
         }
         assert_eq!(in_query("a=b&c=%ff&d=%zz", "a"), text("b"));
     }
@@ -454,9 +457,9 @@ mod tests {
             r#"sid=a"b"#,
             r#"sid="";sid=ab\"#,
         ] {
-            assert_eq!(cookies(&[line], "sid"), Given::Unclear, "{line}");
+            assert_eq!(cookies(&[line], "sid"), FieldValue::Unclear, "{line}");
         }
-        assert_eq!(cookies(&["xsid=ab; x=sid"], "sid"), Given::Nothing);
+        assert_eq!(cookies(&["xsid=ab; x=sid"], "sid"), FieldValue::Nothing);
     }
 
     #[test]

@@ -20,9 +20,9 @@ fn requests() -> u64 {
     })
 }
 
-struct Random(u64);
+struct AccuracyRandom(u64);
 
-impl Random {
+impl AccuracyRandom {
     fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -60,7 +60,7 @@ impl Zipf {
         self.0.last().copied().unwrap_or(0.0)
     }
 
-    fn draw(&self, random: &mut Random) -> usize {
+    fn draw(&self, random: &mut AccuracyRandom) -> usize {
         let drawn = random.share() * self.sum();
         self.0.partition_point(|&upper| upper <= drawn)
     }
@@ -121,7 +121,7 @@ fn judge(limit: u64, clients: usize, requests: impl Iterator<Item = (u64, usize)
 }
 
 /// Arrival times of a Poisson process with this rate.
-fn arrivals(count: u64, per_second: f64, random: &mut Random) -> Vec<u64> {
+fn arrivals(count: u64, per_second: f64, random: &mut AccuracyRandom) -> Vec<u64> {
     let mut now = SECOND as f64;
     let mut next = || {
         now -= random.share().max(1e-12).ln() * SECOND as f64 / per_second;
@@ -133,7 +133,7 @@ fn arrivals(count: u64, per_second: f64, random: &mut Random) -> Vec<u64> {
 #[test]
 fn sliding_window_judges_at_most_three_in_a_hundred_thousand_otherwise_where_most_are_below_their_limit()
  {
-    let mut random = Random(0x1234_5678_9ABC_DEF1);
+    let mut random = AccuracyRandom(0x1234_5678_9ABC_DEF1);
     let zipf = Zipf::new(20_000);
     // on average client n sends `busiest / n` of its limit
     let limit = 1_000;
@@ -163,7 +163,7 @@ fn sliding_window_judges_at_most_three_in_a_hundred_thousand_otherwise_where_mos
 
 #[test]
 fn sliding_window_judges_otherwise_at_the_limit_as_documented() {
-    let mut random = Random(0x0FED_CBA9_8765_4321);
+    let mut random = AccuracyRandom(0x0FED_CBA9_8765_4321);
     for (load, bound) in [(1.0, 0.2), (1.5, 0.4), (4.0, 0.4)] {
         let (limit, clients) = (100, 500);
         let per_second = load * (limit * clients) as f64 / WINDOW.as_secs_f64();
@@ -237,7 +237,7 @@ fn sliding_window_judges_a_day_of_many_sources_and_a_few_abusers_as_documented()
     // requests a day, ten sources exceed the limit (the first tenfold), and all but 50 stay below a
     // fifth of it
     let (sources, limit, a_day, requests_a_day) = (270_000, 50, 86_400.0, 10_000_000.0);
-    let mut random = Random(0x0123_4567_89AB_CDEF);
+    let mut random = AccuracyRandom(0x0123_4567_89AB_CDEF);
     let zipf = Zipf::new(sources);
     let moments = arrivals(requests(), requests_a_day / a_day, &mut random);
     let drawn = moments

@@ -43,10 +43,10 @@
 use std::num::NonZeroU64;
 
 use super::{
-    Held, Quota, QuotaError, Standing,
+    ChargeLocation, Quota, QuotaError, Standing,
     overdraft::{Claimed, Overdraft},
     quota::MAX_FILL,
-    words::Ask,
+    words::WordRequest,
 };
 
 /// A `now` less than this behind the latest one is taken for a slow thread, not for a clock step.
@@ -108,7 +108,7 @@ fn gcd(a: NonZeroU64, b: u64) -> NonZeroU64 {
 
 /// One tier's bucket, in the limit's unit of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Bucket {
+struct TierBucket {
     /// T: time in which one unit refills.
     interval: NonZeroU64,
     /// B: capacity in units.
@@ -121,8 +121,8 @@ struct Bucket {
     deepest: u64,
 }
 
-impl Bucket {
-    fn new(quota: &Quota, scale: Scale, overdraft: Option<Overdraft>) -> Option<Bucket> {
+impl TierBucket {
+    fn new(quota: &Quota, scale: Scale, overdraft: Option<Overdraft>) -> Option<TierBucket> {
         let span = u128::from(quota.period_ns()).checked_mul(u128::from(scale.0.get()))?;
         let interval = u64::try_from(span.div_ceil(u128::from(quota.amount.get()))).ok()?;
         let burst = quota.burst.get();
@@ -138,7 +138,7 @@ impl Bucket {
                 (NonZeroU64::new(overdraft.reach(burst)?), deepest)
             }
         };
-        Some(Bucket {
+        Some(TierBucket {
             interval: NonZeroU64::new(interval)?,
             burst,
             fill,
@@ -150,7 +150,7 @@ impl Bucket {
 
 /// How a delayed request waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
+pub(super) enum BucketKind {
     /// The burst passes at once; only the excess is held.
     Burst,
     /// Every request is held until its turn.
@@ -162,7 +162,7 @@ pub(super) enum Shape {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Buckets {
     scale: Scale,
-    shape: Shape,
+    shape: BucketKind,
     /// The largest B·T of the tiers, debt included.
     deepest: u64,
     /// A TAT further ahead than this means that the clock stepped back.
@@ -170,27 +170,28 @@ pub(super) struct Buckets {
     /// The last `now` from which every new TAT is representable.
     last: u64,
     /// The default tier, stored inline so that the usual decision follows no pointer.
-    default: Bucket,
-    others: Box<[Bucket]>,
+    default: TierBucket,
+    others: Box<[TierBucket]>,
 }
 
 impl Buckets {
     /// One bucket per quota; the first is the default. With an `overdraft`, requests are charged by
     /// estimates.
     pub(super) fn new(
-        shape: Shape,
+        shape: BucketKind,
         quotas: &[Quota],
         overdraft: Option<Overdraft>,
     ) -> Result<Buckets, QuotaError> {
         quotas.iter().try_for_each(Quota::check)?;
         let scale = Scale::of(quotas);
-        let bucket = |quota| Bucket::new(quota, scale, overdraft).ok_or(QuotaError::FillTooLong);
+        let bucket =
+            |quota| TierBucket::new(quota, scale, overdraft).ok_or(QuotaError::FillTooLong);
         let (default, others) = quotas.split_first().ok_or(QuotaError::NoQuota)?;
         let default = bucket(default)?;
         let others = others
             .iter()
             .map(bucket)
-            .collect::<Result<Box<[Bucket]>, _>>()?;
+            .collect::<Result<Box<[TierBucket]>, _>>()?;
         let deepest = others
             .iter()
             .fold(default.deepest, |deepest, tier| deepest.max(tier.deepest));
@@ -233,7 +234,7 @@ impl Buckets {
     /// Returns the word after a charge. On denial it is the unchanged word, corrected if the clock
     /// stepped back. A cost of 0 always fits and changes nothing.
     #[inline(always)]
-    pub(super) fn charge(&self, ask: &Ask, tat: u64) -> Result<u64, u64> {
+    pub(super) fn charge(&self, ask: &WordRequest, tat: u64) -> Result<u64, u64> {
         let bucket = self.bucket(ask.tier);
         let now = self.scale.units(ask.now_ns);
         let span = bucket.interval.get().saturating_mul(ask.cost);
@@ -249,7 +250,7 @@ impl Buckets {
 
     /// Slow path: delayed or denied charges, zero costs, and clock steps.
     #[inline(never)]
-    fn charge_unusual(&self, ask: &Ask, tat: u64) -> Result<u64, u64> {
+    fn charge_unusual(&self, ask: &WordRequest, tat: u64) -> Result<u64, u64> {
         if ask.cost == 0 {
             return Ok(tat);
         }
@@ -274,7 +275,7 @@ impl Buckets {
     }
 
     /// The word after an unconditional charge. At worst the bucket is empty.
-    pub(super) fn charge_anyway(&self, ask: &Ask, tat: u64) -> u64 {
+    pub(super) fn charge_anyway(&self, ask: &WordRequest, tat: u64) -> u64 {
         let bucket = self.bucket(ask.tier);
         let now = self.scale.units(ask.now_ns);
         let debt = self.debt(now, tat, self.scale.units(ask.max_delay_ns));
@@ -288,7 +289,7 @@ impl Buckets {
 
     /// The word after an unconditional charge that may go into debt, and the units beyond the debt
     /// bound, which are forgiven.
-    pub(super) fn overdraw(&self, ask: &Ask, tat: u64) -> (u64, u64) {
+    pub(super) fn overdraw(&self, ask: &WordRequest, tat: u64) -> (u64, u64) {
         let bucket = self.bucket(ask.tier);
         let now = self.scale.units(ask.now_ns);
         let debt = self.debt(now, tat, 0);
@@ -304,7 +305,7 @@ impl Buckets {
     }
 
     /// Units owed, rounded up.
-    pub(super) fn owed(&self, ask: &Ask, tat: u64) -> u64 {
+    pub(super) fn owed(&self, ask: &WordRequest, tat: u64) -> u64 {
         let bucket = self.bucket(ask.tier);
         let debt = self.debt(self.scale.units(ask.now_ns), tat, 0);
         let most = bucket.reach.map_or(bucket.burst, NonZeroU64::get);
@@ -319,14 +320,14 @@ impl Buckets {
 
     /// The word after a refund. Exact if the bucket has been in debt ever since the charge; if it
     /// filled in between, the refund forgives part of a later charge.
-    pub(super) fn refund(&self, ask: &Ask, tat: u64) -> u64 {
+    pub(super) fn refund(&self, ask: &WordRequest, tat: u64) -> u64 {
         let interval = self.bucket(ask.tier).interval.get();
         tat.saturating_sub(interval.saturating_mul(ask.cost))
     }
 
     /// Status of a bucket with this word for a request that was not charged.
     #[inline]
-    pub(super) fn standing(&self, ask: &Ask, tat: u64) -> Standing {
+    pub(super) fn standing(&self, ask: &WordRequest, tat: u64) -> Standing {
         let bucket = self.bucket(ask.tier);
         let interval = bucket.interval.get();
         let delay = self.scale.units(ask.max_delay_ns);
@@ -334,7 +335,7 @@ impl Buckets {
         let claimed = Claimed::new(ask.cost, bucket.burst, bucket.reach);
         let needs = claimed.map_or(ask.cost, |claimed| claimed.needs);
         let after = debt.saturating_add(interval.saturating_mul(needs));
-        let late = self.shape == Shape::Queue && delay > 0 && debt > delay;
+        let late = self.shape == BucketKind::Queue && delay > 0 && debt > delay;
         let room = match late {
             true => 0,
             false => bucket.fill.saturating_sub(debt),
@@ -344,8 +345,8 @@ impl Buckets {
         let denied = ask.cost > 0 && (excess > 0 || never);
         let held = match self.shape {
             _ if denied || ask.cost == 0 || delay == 0 => 0,
-            Shape::Burst => after.saturating_sub(bucket.fill),
-            Shape::Queue => debt,
+            BucketKind::Burst => after.saturating_sub(bucket.fill),
+            BucketKind::Queue => debt,
         };
         let next_unit = match debt.checked_sub(bucket.fill) {
             _ if debt == 0 => 0,
@@ -362,20 +363,22 @@ impl Buckets {
             next_unit_ns: self.scale.wait_ns(next_unit),
             reset_ns: self.scale.wait_ns(debt),
             delay_ns: self.scale.wait_ns(held),
-            held: Held::Nowhere,
+            held: ChargeLocation::Nowhere,
         }
     }
 
     /// How long to hold the request whose charge has just produced this word.
-    pub(super) fn delay_ns(&self, ask: &Ask, tat: u64) -> u64 {
+    pub(super) fn delay_ns(&self, ask: &WordRequest, tat: u64) -> u64 {
         if ask.cost == 0 || ask.max_delay_ns == 0 {
             return 0;
         }
         let bucket = self.bucket(ask.tier);
         let after = tat.saturating_sub(self.scale.units(ask.now_ns));
         let held = match self.shape {
-            Shape::Burst => after.saturating_sub(bucket.fill),
-            Shape::Queue => after.saturating_sub(bucket.interval.get().saturating_mul(ask.cost)),
+            BucketKind::Burst => after.saturating_sub(bucket.fill),
+            BucketKind::Queue => {
+                after.saturating_sub(bucket.interval.get().saturating_mul(ask.cost))
+            }
         };
         self.scale.wait_ns(held)
     }
@@ -383,10 +386,10 @@ impl Buckets {
     /// How much too early a request comes that would move the debt to `after` and may wait for
     /// `delay`.
     #[inline]
-    fn excess(&self, bucket: &Bucket, debt: u64, after: u64, delay: u64) -> u64 {
+    fn excess(&self, bucket: &TierBucket, debt: u64, after: u64, delay: u64) -> u64 {
         match self.shape {
-            Shape::Burst => after.saturating_sub(bucket.fill.saturating_add(delay)),
-            Shape::Queue => {
+            BucketKind::Burst => after.saturating_sub(bucket.fill.saturating_add(delay)),
+            BucketKind::Queue => {
                 let full = after.saturating_sub(bucket.fill);
                 let late = debt.saturating_sub(delay);
                 if delay == 0 { full } else { full.max(late) }
@@ -407,7 +410,7 @@ impl Buckets {
 
     /// A tier that does not exist is treated as the default tier.
     #[inline]
-    fn bucket(&self, tier: usize) -> &Bucket {
+    fn bucket(&self, tier: usize) -> &TierBucket {
         let other = tier.checked_sub(1).and_then(|index| self.others.get(index));
         other.unwrap_or(&self.default)
     }
@@ -425,9 +428,9 @@ mod tests {
         Quota::new(amount, Duration::from_nanos(period_ns), burst).unwrap()
     }
 
-    fn ask(tier: usize, now_ns: u64, cost: u64) -> Ask {
+    fn ask(tier: usize, now_ns: u64, cost: u64) -> WordRequest {
         let (max_delay_ns, spread) = (0, 0);
-        Ask {
+        WordRequest {
             tier,
             now_ns,
             cost,
@@ -463,7 +466,7 @@ mod tests {
     fn rounded_interval_is_never_shorter_than_the_exact_one_and_by_less_than_a_unit_of_time_longer()
     {
         for amount in [67, 71, 1_000_003, 999_999_999] {
-            let bucket = Buckets::new(Shape::Burst, &[quota(amount, SECOND, 1)], None)
+            let bucket = Buckets::new(BucketKind::Burst, &[quota(amount, SECOND, 1)], None)
                 .unwrap()
                 .default;
             let (given, exact) = (
@@ -487,7 +490,7 @@ mod tests {
             (1_000_000_000, SECOND, u64::MAX >> 8),
         ] {
             assert!(
-                Buckets::new(Shape::Burst, &[quota(amount, period_ns, burst)], None).is_ok(),
+                Buckets::new(BucketKind::Burst, &[quota(amount, period_ns, burst)], None).is_ok(),
                 "{amount} per {period_ns}"
             );
         }
@@ -502,11 +505,11 @@ mod tests {
             burst: one,
         };
         assert_eq!(
-            Buckets::new(Shape::Burst, &[hand], None),
+            Buckets::new(BucketKind::Burst, &[hand], None),
             Err(QuotaError::PeriodTooShort)
         );
         assert_eq!(
-            Buckets::new(Shape::Burst, &[], None),
+            Buckets::new(BucketKind::Burst, &[], None),
             Err(QuotaError::NoQuota)
         );
     }
@@ -514,7 +517,7 @@ mod tests {
     #[test]
     fn key_that_moves_to_a_smaller_tier_and_back_keeps_its_debt() {
         let tiers = Buckets::new(
-            Shape::Burst,
+            BucketKind::Burst,
             &[quota(1, SECOND, 500), quota(1, SECOND, 5)],
             None,
         )
@@ -530,7 +533,8 @@ mod tests {
 
     #[test]
     fn slower_thread_gives_no_debt_away() {
-        let bucket = Buckets::new(Shape::Burst, &[quota(1_000_000, SECOND, 10)], None).unwrap();
+        let bucket =
+            Buckets::new(BucketKind::Burst, &[quota(1_000_000, SECOND, 10)], None).unwrap();
         let tat = bucket.charge(&ask(0, 20 * SECOND, 10), 0).unwrap();
         for behind_ns in [1, SECOND, STEP_BACK_NS] {
             assert_eq!(
@@ -549,7 +553,7 @@ mod tests {
     #[test]
     fn at_the_end_of_time_everything_is_denied() {
         let bucket = Buckets::new(
-            Shape::Burst,
+            BucketKind::Burst,
             &[quota(7, 60 * SECOND, 3), quota(1, SECOND, 9)],
             None,
         )

@@ -6,7 +6,7 @@ use arrayvec::ArrayVec;
 
 use super::{
     MAX_LIMITS,
-    words::{Ask, Words},
+    words::{WordAlgorithm, WordRequest},
 };
 
 /// Status of one limit for one request. Times are whole nanoseconds from the request's `now`,
@@ -33,12 +33,12 @@ pub struct Standing {
     /// How long to hold the request before it is forwarded; 0 unless the charge allows a delay.
     pub delay_ns: u64,
     /// Which bucket was charged; pass it to [`Store::release`](super::Store::release).
-    pub held: Held,
+    pub held: ChargeLocation,
 }
 
 /// Where an admitted request's units were charged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Held {
+pub enum ChargeLocation {
     /// Nowhere: nothing was charged.
     #[default]
     Nowhere,
@@ -70,7 +70,7 @@ impl Standing {
             next_unit_ns: fewer.map_or(0, &wait_ns),
             reset_ns: if used == 0 { 0 } else { wait_ns(0) },
             delay_ns: 0,
-            held: Held::Nowhere,
+            held: ChargeLocation::Nowhere,
         }
     }
 
@@ -95,7 +95,7 @@ pub struct Verdict<'a> {
 pub struct Finding<'a> {
     basis: Basis<'a>,
     denied: bool,
-    held: Held,
+    held: ChargeLocation,
 }
 
 /// The data from which the standing is computed.
@@ -103,8 +103,8 @@ pub struct Finding<'a> {
 enum Basis<'a> {
     /// A key's word after the request.
     Word {
-        words: &'a Words,
-        ask: Ask,
+        words: &'a WordAlgorithm,
+        ask: WordRequest,
         word: u64,
     },
     /// The standing itself, where it had to be computed at once.
@@ -114,17 +114,22 @@ enum Basis<'a> {
 impl<'a> Finding<'a> {
     /// An outcome for a word that the request has not charged.
     #[inline(always)]
-    pub(super) fn found(words: &'a Words, ask: Ask, word: u64, denied: bool) -> Finding<'a> {
+    pub(super) fn found(
+        words: &'a WordAlgorithm,
+        ask: WordRequest,
+        word: u64,
+        denied: bool,
+    ) -> Finding<'a> {
         Finding {
             basis: Basis::Word { words, ask, word },
             denied,
-            held: Held::Nowhere,
+            held: ChargeLocation::Nowhere,
         }
     }
 
     /// An outcome for the word that the request's charge produced.
     #[inline(always)]
-    pub(super) fn charge(&mut self, new: u64, held: Held) {
+    pub(super) fn charge(&mut self, new: u64, held: ChargeLocation) {
         if let Basis::Word { word, .. } = &mut self.basis {
             *word = new;
             self.held = held;
@@ -139,7 +144,7 @@ impl<'a> Finding<'a> {
 
     /// As [`Standing::held`].
     #[inline]
-    pub fn held(&self) -> Held {
+    pub fn held(&self) -> ChargeLocation {
         self.held
     }
 
@@ -155,7 +160,7 @@ impl<'a> Finding<'a> {
     pub fn standing(&self) -> Standing {
         let standing = match &self.basis {
             Basis::Said(standing) => *standing,
-            Basis::Word { words, ask, word } if self.held == Held::Nowhere => {
+            Basis::Word { words, ask, word } if self.held == ChargeLocation::Nowhere => {
                 words.standing(ask, *word)
             }
             Basis::Word { words, ask, word } => words.standing_charged(ask, *word),
@@ -288,7 +293,7 @@ mod tests {
             next_unit_ns: 1,
             reset_ns: 1,
             delay_ns: 0,
-            held: Held::Nowhere,
+            held: ChargeLocation::Nowhere,
         }
     }
 

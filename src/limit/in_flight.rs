@@ -6,24 +6,24 @@
 //! limit is never exceeded. A word of 0 carries no information, and a key that holds a slot is
 //! never evicted.
 
-use super::{Held, Quota, QuotaError, Standing, words::Ask};
+use super::{ChargeLocation, Quota, QuotaError, Standing, words::WordRequest};
 
 /// Retry time of a denial: 1 s. Slots return when other requests end, which nothing can predict.
 pub const RETRY_NS: u64 = 1_000_000_000;
 
 /// The slots of one limit, by tier. A key keeps the slots that it holds when its tier changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct InFlight {
+pub(super) struct SlotCounters {
     slots: Box<[u64]>,
     default: u64,
 }
 
-impl InFlight {
-    pub(super) fn new(quotas: &[Quota]) -> Result<InFlight, QuotaError> {
+impl SlotCounters {
+    pub(super) fn new(quotas: &[Quota]) -> Result<SlotCounters, QuotaError> {
         quotas.iter().try_for_each(Quota::check_slots)?;
         let default = quotas.first().ok_or(QuotaError::NoQuota)?.amount.get();
         let slots = quotas.iter().map(|quota| quota.amount.get()).collect();
-        Ok(InFlight { slots, default })
+        Ok(SlotCounters { slots, default })
     }
 
     pub(super) fn tiers(&self) -> usize {
@@ -35,7 +35,7 @@ impl InFlight {
         self.slots.get(tier).copied().unwrap_or(self.default)
     }
 
-    pub(super) fn charge(&self, ask: &Ask, used: u64) -> Result<u64, u64> {
+    pub(super) fn charge(&self, ask: &WordRequest, used: u64) -> Result<u64, u64> {
         let after = used.saturating_add(ask.cost);
         if ask.cost == 0 || after <= self.slots(ask.tier) {
             Ok(after)
@@ -44,11 +44,11 @@ impl InFlight {
         }
     }
 
-    pub(super) fn refund(&self, ask: &Ask, used: u64) -> u64 {
+    pub(super) fn refund(&self, ask: &WordRequest, used: u64) -> u64 {
         used.saturating_sub(ask.cost)
     }
 
-    pub(super) fn standing(&self, ask: &Ask, used: u64) -> Standing {
+    pub(super) fn standing(&self, ask: &WordRequest, used: u64) -> Standing {
         let capacity = self.slots(ask.tier);
         let never = ask.cost > capacity;
         let denied = ask.cost > 0 && used.saturating_add(ask.cost) > capacity;
@@ -61,7 +61,7 @@ impl InFlight {
             next_unit_ns: 0,
             reset_ns: 0,
             delay_ns: 0,
-            held: Held::Nowhere,
+            held: ChargeLocation::Nowhere,
         }
     }
 }

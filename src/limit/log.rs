@@ -37,8 +37,8 @@ use super::{
     bucket::STEP_BACK_NS,
     quota::MAX_LOG,
     share::{Occupancy, SharedCapacity},
-    succession::Spent,
-    words::{Ask, Form},
+    succession::SpentUnits,
+    words::{StateFormat, WordRequest},
 };
 
 /// Entries that all rings may reserve, per key of the store's `max_keys`.
@@ -103,15 +103,15 @@ impl Logs {
         self.others.len().saturating_add(1)
     }
 
-    pub(super) fn form(&self, tier: usize) -> Form {
+    pub(super) fn form(&self, tier: usize) -> StateFormat {
         let window_ns = self.log(tier).window_ns;
-        Form::Log { window_ns }
+        StateFormat::Log { window_ns }
     }
 }
 
 impl Logs {
     /// The status of an owner without a ring.
-    pub(super) fn standing_unknown(&self, ask: &Ask) -> Standing {
+    pub(super) fn standing_unknown(&self, ask: &WordRequest) -> Standing {
         let log = self.log(ask.tier);
         let ring = Ring::new(log, self.longest);
         ring.standing(&ring.view(ask.now_ns), log.limit, ask)
@@ -126,7 +126,7 @@ impl Logs {
     }
 
     /// The part of `spent` that still counts at a later moment.
-    pub(super) fn still_spent(&self, spent: Spent, tier: usize, at_ns: u64) -> u64 {
+    pub(super) fn still_spent(&self, spent: SpentUnits, tier: usize, at_ns: u64) -> u64 {
         let log = self.log(tier);
         match at_ns.saturating_sub(spent.at_ns) < log.window_ns {
             true => spent.units.min(log.limit),
@@ -137,7 +137,7 @@ impl Logs {
 
 /// The owner of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Owner {
+pub(super) enum RingOwner {
     /// The limit's single ring for requests without a key.
     Everybody,
     Key(Key),
@@ -145,11 +145,11 @@ pub(super) enum Owner {
     Overflow(u8),
 }
 
-impl Owner {
+impl RingOwner {
     /// The overflow ring of this key.
-    pub(super) fn overflow(key: Option<Key>) -> Owner {
+    pub(super) fn overflow(key: Option<Key>) -> RingOwner {
         let low = key.map_or(0, |key| key.0 as u8);
-        Owner::Overflow(low & (OVERFLOW_RINGS - 1))
+        RingOwner::Overflow(low & (OVERFLOW_RINGS - 1))
     }
 }
 
@@ -171,7 +171,7 @@ pub(super) enum Deed {
 /// The rings of all limits.
 #[derive(Debug)]
 pub(super) struct Rings {
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Mutex<RingShard>]>,
     set_aside: AtomicUsize,
     most: usize,
     /// How limits divide the memory.
@@ -182,7 +182,7 @@ pub(super) struct Rings {
 
 /// How a visit changed a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum RingChange {
     /// Not at all.
     None,
     Made,
@@ -190,13 +190,13 @@ pub(super) enum Change {
 }
 
 /// A ring is identified by its limit's id and its owner.
-type Name = (u16, Owner);
+type RingName = (u16, RingOwner);
 
 #[derive(Debug, Default)]
-struct Shard {
-    rings: HashMap<Name, Ring>,
+struct RingShard {
+    rings: HashMap<RingName, Ring>,
     /// The sweep order of the rings.
-    turns: VecDeque<Name>,
+    turns: VecDeque<RingName>,
 }
 
 impl Rings {
@@ -236,12 +236,12 @@ impl Rings {
     /// limit of every ring created (true) or dropped (false), and returns its occupancy.
     pub(super) fn visit<'s>(
         &self,
-        name: Name,
+        name: RingName,
         logs: &Logs,
-        ask: &Ask,
+        ask: &WordRequest,
         deed: Deed,
-        inherited: Option<Spent>,
-        count: impl Fn(u16, Change) -> Option<&'s Occupancy>,
+        inherited: Option<SpentUnits>,
+        count: impl Fn(u16, RingChange) -> Option<&'s Occupancy>,
     ) -> Option<Standing> {
         let first = self.visit_now(name, logs, ask, deed, inherited, &count);
         first.or_else(|| {
@@ -257,7 +257,12 @@ impl Rings {
     }
 
     /// The status of a ring, if there is one; changes nothing.
-    pub(super) fn look(&self, (id, owner): Name, logs: &Logs, ask: &Ask) -> Option<Standing> {
+    pub(super) fn look(
+        &self,
+        (id, owner): RingName,
+        logs: &Logs,
+        ask: &WordRequest,
+    ) -> Option<Standing> {
         let shard = self.shards.get(shard_of(id, owner))?;
         let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
         let ring = shard.rings.get(&(id, owner))?;
@@ -266,7 +271,7 @@ impl Rings {
     }
 
     /// Drops the entries of a ring. The ring itself stays until it is swept.
-    pub(super) fn clear(&self, (id, owner): Name) {
+    pub(super) fn clear(&self, (id, owner): RingName) {
         let shard = self.shards.get(shard_of(id, owner));
         let Some(mut shard) =
             shard.map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner))
@@ -281,12 +286,12 @@ impl Rings {
 
     fn visit_now<'s>(
         &self,
-        (id, owner): Name,
+        (id, owner): RingName,
         logs: &Logs,
-        ask: &Ask,
+        ask: &WordRequest,
         deed: Deed,
-        inherited: Option<Spent>,
-        count: &impl Fn(u16, Change) -> Option<&'s Occupancy>,
+        inherited: Option<SpentUnits>,
+        count: &impl Fn(u16, RingChange) -> Option<&'s Occupancy>,
     ) -> Option<Standing> {
         let log = logs.log(ask.tier);
         let shard = self.shards.get(shard_of(id, owner))?;
@@ -294,7 +299,7 @@ impl Rings {
         if let Some(ring) = shard.rings.get_mut(&(id, owner)) {
             // the limit was raised: reserve more if there is room
             let more = logs.longest.saturating_sub(ring.room);
-            let holder = (more > 0).then(|| count(id, Change::None)).flatten();
+            let holder = (more > 0).then(|| count(id, RingChange::None)).flatten();
             if more > 0 && (!owner.is_key() || self.set_aside(holder, more)) {
                 ring.room = logs.longest;
             }
@@ -304,7 +309,7 @@ impl Rings {
         if owner.is_key() {
             self.sweep(&mut shard, ask.now_ns, count);
             let held = self.set_aside.load(Relaxed).saturating_add(needed);
-            if held > self.most || !self.may_grow(count(id, Change::None), needed) {
+            if held > self.most || !self.may_grow(count(id, RingChange::None), needed) {
                 return None;
             }
         }
@@ -315,11 +320,11 @@ impl Rings {
         let standing = ring.perform(log, ask, deed);
         if ring.used > 0 {
             if owner.is_key() {
-                if !self.set_aside(count(id, Change::None), needed) {
+                if !self.set_aside(count(id, RingChange::None), needed) {
                     return None;
                 }
                 shard.turns.push_back((id, owner));
-                count(id, Change::Made);
+                count(id, RingChange::Made);
             }
             shard.rings.insert((id, owner), ring);
         }
@@ -329,9 +334,9 @@ impl Rings {
     /// Examines the next few rings and drops those whose entries have all expired.
     fn sweep<'s>(
         &self,
-        shard: &mut Shard,
+        shard: &mut RingShard,
         now_ns: u64,
-        count: &impl Fn(u16, Change) -> Option<&'s Occupancy>,
+        count: &impl Fn(u16, RingChange) -> Option<&'s Occupancy>,
     ) {
         for _ in 0..LOOK.min(shard.turns.len()) {
             let Some(name) = shard.turns.pop_front() else {
@@ -343,7 +348,7 @@ impl Rings {
             } else if let Some(ring) = shard.rings.remove(&name) {
                 let room = ring.room.saturating_add(RING_ENTRIES);
                 self.set_aside.fetch_sub(room, Relaxed);
-                if let Some(holder) = count(name.0, Change::Dropped) {
+                if let Some(holder) = count(name.0, RingChange::Dropped) {
                     self.capacity.shrink(holder, room as u64);
                 }
             }
@@ -372,24 +377,24 @@ impl Rings {
     }
 }
 
-impl Owner {
+impl RingOwner {
     fn is_key(self) -> bool {
-        matches!(self, Owner::Key(_))
+        matches!(self, RingOwner::Key(_))
     }
 }
 
-fn shard_of(id: u16, owner: Owner) -> usize {
+fn shard_of(id: u16, owner: RingOwner) -> usize {
     let hash = match owner {
-        Owner::Key(key) => (key.0 as u64) ^ ((key.0 >> 64) as u64).rotate_left(32),
-        Owner::Everybody => u64::from(id),
-        Owner::Overflow(index) => u64::from(id) ^ u64::from(index) << 16,
+        RingOwner::Key(key) => (key.0 as u64) ^ ((key.0 >> 64) as u64).rotate_left(32),
+        RingOwner::Everybody => u64::from(id),
+        RingOwner::Overflow(index) => u64::from(id) ^ u64::from(index) << 16,
     };
     (hash.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize % SHARDS
 }
 
 /// A ring as it is at one moment.
 #[derive(Debug)]
-struct View {
+struct RingView {
     /// How far the clock stepped back; 0 if it did not.
     back: u64,
     /// Entries that no longer count.
@@ -420,7 +425,7 @@ impl Ring {
         }
     }
 
-    fn perform(&mut self, log: &Log, ask: &Ask, deed: Deed) -> Standing {
+    fn perform(&mut self, log: &Log, ask: &WordRequest, deed: Deed) -> Standing {
         let limit = log.limit.min(self.room as u64);
         let view = self.view(ask.now_ns);
         if deed == Deed::Look {
@@ -431,7 +436,7 @@ impl Ring {
         match deed {
             Deed::Charge if ask.cost <= free => {
                 self.add(ask.now_ns, ask.cost);
-                let after = Ask { cost: 0, ..*ask };
+                let after = WordRequest { cost: 0, ..*ask };
                 return self.standing(&self.view(ask.now_ns), limit, &after);
             }
             Deed::Look | Deed::Ask | Deed::Charge => {}
@@ -441,10 +446,10 @@ impl Ring {
         self.standing(&self.view(ask.now_ns), limit, ask)
     }
 
-    fn view(&self, now_ns: u64) -> View {
+    fn view(&self, now_ns: u64) -> RingView {
         let back = self.newest_ns().saturating_sub(now_ns);
         let back = if back > STEP_BACK_NS { back } else { 0 };
-        let mut view = View {
+        let mut view = RingView {
             back,
             gone: 0,
             used: self.used,
@@ -470,7 +475,7 @@ impl Ring {
     }
 
     /// Drops the entries that no longer count.
-    fn age(&mut self, view: &View) {
+    fn age(&mut self, view: &RingView) {
         self.entries.drain(..view.gone);
         self.used = view.used;
         if view.back > 0 {
@@ -518,13 +523,13 @@ impl Ring {
         }
     }
 
-    fn standing(&self, view: &View, limit: u64, ask: &Ask) -> Standing {
+    fn standing(&self, view: &RingView, limit: u64, ask: &WordRequest) -> Standing {
         let wait_ns = |target| self.wait_ns(view, ask.now_ns, target);
         Standing::of_count(view.used, limit, ask.cost, wait_ns)
     }
 
     /// The least wait until at most `target` units count; `target` is below the present count.
-    fn wait_ns(&self, view: &View, now_ns: u64, target: u64) -> u64 {
+    fn wait_ns(&self, view: &RingView, now_ns: u64, target: u64) -> u64 {
         let mut used = view.used;
         let last = self.entries.iter().skip(view.gone).find(|(_, units)| {
             used = used.saturating_sub(u64::from(*units));

@@ -35,7 +35,7 @@ mod model;
 #[cfg(test)]
 mod properties;
 
-pub use decision::{Denial, Finding, Held, Standing, Standings, Verdict};
+pub use decision::{ChargeLocation, Denial, Finding, Standing, Standings, Verdict};
 pub use overdraft::Overdraft;
 pub use quota::{Quota, QuotaError};
 pub use registry::{Attached, TooManyLimits};
@@ -57,7 +57,7 @@ impl Key {
     /// without a key have no offset.
     pub fn window_offset(self, window: Duration) -> Duration {
         let window_ns = u64::try_from(window.as_nanos()).unwrap_or(u64::MAX);
-        let spread = table::Address::new(self, 0).spread();
+        let spread = table::TableAddress::new(self, 0).spread();
         Duration::from_nanos(window::offset_ns(window_ns, spread))
     }
 }
@@ -103,7 +103,7 @@ pub struct Limit {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Rule {
     /// One word per key, in the table.
-    Words(words::Words),
+    Words(words::WordAlgorithm),
     /// A ring per key, in a separate store.
     Logs(log::Logs),
 }
@@ -111,7 +111,7 @@ enum Rule {
 impl Limit {
     /// A limit that counts by `algorithm`. `quotas` has one entry per tier, the first is the default.
     pub fn new(name: &str, algorithm: Algorithm, quotas: &[Quota]) -> Result<Limit, QuotaError> {
-        let rule = match words::Words::new(algorithm, quotas, None) {
+        let rule = match words::WordAlgorithm::new(algorithm, quotas, None) {
             Some(words) => Rule::Words(words?),
             None => Rule::Logs(log::Logs::new(quotas)?),
         };
@@ -128,7 +128,7 @@ impl Limit {
         quotas: &[Quota],
         overdraft: Overdraft,
     ) -> Result<Limit, QuotaError> {
-        match words::Words::new(algorithm, quotas, Some(overdraft)) {
+        match words::WordAlgorithm::new(algorithm, quotas, Some(overdraft)) {
             Some(words) if algorithm != Algorithm::Concurrency => Ok(Limit {
                 name: name.into(),
                 rule: Rule::Words(words?),
@@ -143,7 +143,7 @@ impl Limit {
     }
 
     /// The format of this tier's counters.
-    fn form(&self, tier: usize) -> words::Form {
+    fn form(&self, tier: usize) -> words::StateFormat {
         match &self.rule {
             Rule::Words(words) => words.form(tier),
             Rule::Logs(logs) => logs.form(tier),

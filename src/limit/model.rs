@@ -11,8 +11,8 @@ use shuttle::{check_pct, check_random, thread};
 
 use super::{
     Key, Quota,
-    bucket::{Buckets, Shape},
-    words::Ask,
+    bucket::{BucketKind, Buckets},
+    words::WordRequest,
 };
 
 mod sync {
@@ -36,7 +36,7 @@ mod sync {
 #[expect(dead_code, reason = "the model uses only part of it")]
 mod table;
 
-use table::{Address, Cell, Insertion, Owner, Table};
+use table::{Cell, Insertion, SlotOwner, Table, TableAddress};
 
 const SECOND: u64 = 1_000_000_000;
 const ITERATIONS: usize = 3_000;
@@ -46,19 +46,19 @@ fn table() -> Table {
     Table::new(1)
 }
 
-fn address(n: u64, limit: u16) -> Address {
+fn address(n: u64, limit: u16) -> TableAddress {
     let mixed = u128::from(n + 1).wrapping_mul(0xDA94_2042_E4DD_58B5_9E37_79B9_7F4A_7C15);
-    Address::new(Key(mixed ^ (mixed >> 61)), limit)
+    TableAddress::new(Key(mixed ^ (mixed >> 61)), limit)
 }
 
 /// A bucket of this burst that refills one unit per second.
 fn bucket(burst: u64) -> Buckets {
     let quota = Quota::new(1, std::time::Duration::from_secs(1), burst).unwrap();
-    Buckets::new(Shape::Burst, &[quota], None).unwrap()
+    Buckets::new(BucketKind::Burst, &[quota], None).unwrap()
 }
 
-fn ask(now_ns: u64) -> Ask {
-    Ask {
+fn ask(now_ns: u64) -> WordRequest {
+    WordRequest {
         tier: 0,
         now_ns,
         cost: 1,
@@ -68,7 +68,7 @@ fn ask(now_ns: u64) -> Ask {
 }
 
 /// TATs for limit 1, slots in use for limit 2.
-fn idle(now_ns: u64) -> impl Fn(Option<Owner>, u64) -> bool {
+fn idle(now_ns: u64) -> impl Fn(Option<SlotOwner>, u64) -> bool {
     move |owner, word| owner.is_none_or(|owner| word <= if owner.limit == 1 { now_ns } else { 0 })
 }
 
@@ -83,7 +83,7 @@ enum Charged {
 /// The store's loop: find, change, insert.
 fn charge(
     table: &Table,
-    address: &Address,
+    address: &TableAddress,
     now_ns: u64,
     next: impl Fn(u64) -> Result<u64, u64>,
     swap: impl Fn(Cell<'_>, u64, u64) -> bool,
@@ -255,7 +255,7 @@ fn slot_in_flight_is_not_taken_from_a_key_whose_slot_is_given_up() {
         let seen = Arc::clone(&table);
         in_threads(3, move |thread| {
             if thread == 0 {
-                let gives = |owner: Option<Owner>, word| owner.is_some() && word == 0;
+                let gives = |owner: Option<SlotOwner>, word| owner.is_some() && word == 0;
                 seen.vacate(&address(9, 2), gives);
                 return;
             }

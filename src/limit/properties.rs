@@ -18,27 +18,27 @@ use super::{Attached, Charge, Key, Limit, Quota, Standing, Store, bucket::STEP_B
 
 mod models;
 
-use models::{ALGORITHMS, Algorithm, Model};
+use models::{ALGORITHMS, KeyModel, ModelAlgorithm};
 
 /// After 5 years a limit may deny everything, because its words have reached their range.
 const LATE_NS: u64 = 5 * 365 * 24 * 3_600 * 1_000_000_000;
 
 /// One limit in its own store, its model, and the key under test.
-struct Subject {
-    algorithm: &'static dyn Algorithm,
+struct PropertySubject {
+    algorithm: &'static dyn ModelAlgorithm,
     quota: Quota,
     store: Store,
     limit: Arc<Attached>,
-    model: Box<dyn Model>,
+    model: Box<dyn KeyModel>,
     key: Option<Key>,
 }
 
-impl Subject {
-    fn new(algorithm: &'static dyn Algorithm, quota: Quota, keyed: bool) -> Subject {
+impl PropertySubject {
+    fn new(algorithm: &'static dyn ModelAlgorithm, quota: Quota, keyed: bool) -> PropertySubject {
         let store = Store::new(8);
         let limit = store.attach(&limit(algorithm, "subject", quota)).unwrap();
         let key = keyed.then_some(KEY);
-        Subject {
+        PropertySubject {
             algorithm,
             quota,
             store,
@@ -73,11 +73,11 @@ impl Subject {
 
 const KEY: Key = Key(0x0123_4567_89AB_CDEF_0011_2233_4455_6677);
 
-fn limit(algorithm: &dyn Algorithm, name: &str, quota: Quota) -> Limit {
+fn limit(algorithm: &dyn ModelAlgorithm, name: &str, quota: Quota) -> Limit {
     Limit::new(name, algorithm.algorithm(), &[quota]).unwrap()
 }
 
-fn model(algorithm: &dyn Algorithm, quota: Quota, key: Option<Key>) -> Box<dyn Model> {
+fn model(algorithm: &dyn ModelAlgorithm, quota: Quota, key: Option<Key>) -> Box<dyn KeyModel> {
     let offset = key.map_or(Duration::ZERO, |key| key.window_offset(quota.period));
     algorithm.model(quota, offset.as_nanos() as u64)
 }
@@ -175,7 +175,7 @@ fn back_and_forth(&(quota, _, start, ref draws): &Trace) -> Vec<(u64, u64)> {
 }
 
 /// Runs a property over random traces of each algorithm.
-fn for_each_algorithm(property: impl Fn(&'static dyn Algorithm, Trace) -> TestCaseResult) {
+fn for_each_algorithm(property: impl Fn(&'static dyn ModelAlgorithm, Trace) -> TestCaseResult) {
     for_each_drawn(traces(), |algorithm, (quota, keyed, start, draws)| {
         property(algorithm, (algorithm.fit(quota), keyed, start, draws))
     });
@@ -184,7 +184,7 @@ fn for_each_algorithm(property: impl Fn(&'static dyn Algorithm, Trace) -> TestCa
 /// Runs a property over inputs drawn from another strategy.
 fn for_each_drawn<T: Debug>(
     drawn: impl Strategy<Value = T>,
-    property: impl Fn(&'static dyn Algorithm, T) -> TestCaseResult,
+    property: impl Fn(&'static dyn ModelAlgorithm, T) -> TestCaseResult,
 ) {
     let config = Config {
         cases: 10_000,
@@ -202,7 +202,7 @@ fn for_each_drawn<T: Debug>(
 
 /// Sends a trace and checks that no interval between two admitted requests exceeds its bound. Only
 /// forward time counts: stepping back neither gains nor loses units.
-fn check_windows(subject: &Subject, trace: &[(u64, u64)]) -> TestCaseResult {
+fn check_windows(subject: &PropertySubject, trace: &[(u64, u64)]) -> TestCaseResult {
     let (mut elapsed_ns, mut before) = (0, 0);
     let mut admitted: Vec<(u128, u64)> = Vec::new();
     for &(now_ns, cost) in trace {
@@ -230,14 +230,17 @@ fn check_windows(subject: &Subject, trace: &[(u64, u64)]) -> TestCaseResult {
 #[test]
 fn never_over_quota_in_any_window() {
     for_each_algorithm(|algorithm, trace| {
-        check_windows(&Subject::new(algorithm, trace.0, trace.1), &forward(&trace))
+        check_windows(
+            &PropertySubject::new(algorithm, trace.0, trace.1),
+            &forward(&trace),
+        )
     });
 }
 
 #[test]
 fn decisions_and_remaining_are_the_models() {
     for_each_algorithm(|algorithm, trace| {
-        let mut subject = Subject::new(algorithm, trace.0, trace.1);
+        let mut subject = PropertySubject::new(algorithm, trace.0, trace.1);
         for (now_ns, cost) in forward(&trace) {
             let standing = subject.admit(now_ns, cost);
             prop_assert_eq!(standing.denied, !subject.model.admits(now_ns, cost));
@@ -261,7 +264,7 @@ fn decisions_and_remaining_are_the_models() {
 #[test]
 fn advertised_waits_are_exact() {
     for_each_algorithm(|algorithm, trace| {
-        let mut subject = Subject::new(algorithm, trace.0, trace.1);
+        let mut subject = PropertySubject::new(algorithm, trace.0, trace.1);
         for (now_ns, cost) in forward(&trace) {
             let standing = subject.admit(now_ns, cost);
             if !standing.denied {
@@ -297,7 +300,8 @@ fn advertised_waits_are_exact() {
 #[test]
 fn denial_changes_no_state() {
     for_each_algorithm(|algorithm, trace| {
-        let [all, admitted_only] = [(); 2].map(|()| Subject::new(algorithm, trace.0, trace.1));
+        let [all, admitted_only] =
+            [(); 2].map(|()| PropertySubject::new(algorithm, trace.0, trace.1));
         for (now_ns, cost) in forward(&trace) {
             let expected = admitted_only.peek(now_ns, cost);
             let standing = all.admit(now_ns, cost);
@@ -315,7 +319,7 @@ fn denial_changes_no_state() {
 #[test]
 fn remaining_is_what_is_admitted_now() {
     for_each_algorithm(|algorithm, trace| {
-        let subject = Subject::new(algorithm, trace.0, trace.1);
+        let subject = PropertySubject::new(algorithm, trace.0, trace.1);
         let mut end = 0;
         for (now_ns, cost) in forward(&trace) {
             let remaining = subject.admit(now_ns, cost).remaining;
@@ -344,7 +348,7 @@ fn remaining_is_what_is_admitted_now() {
 #[test]
 fn cost_zero_is_admitted_and_changes_nothing_and_a_cost_over_the_capacity_never_is() {
     for_each_algorithm(|algorithm, trace| {
-        let subject = Subject::new(algorithm, trace.0, trace.1);
+        let subject = PropertySubject::new(algorithm, trace.0, trace.1);
         for (now_ns, cost) in back_and_forth(&trace) {
             subject.admit(now_ns, cost);
             let before = subject.peek(now_ns, 1);
@@ -365,7 +369,7 @@ fn cost_zero_is_admitted_and_changes_nothing_and_a_cost_over_the_capacity_never_
 fn clock_that_steps_anywhere_mints_nothing() {
     for_each_algorithm(|algorithm, trace| {
         check_windows(
-            &Subject::new(algorithm, trace.0, trace.1),
+            &PropertySubject::new(algorithm, trace.0, trace.1),
             &back_and_forth(&trace),
         )
     });
@@ -374,7 +378,7 @@ fn clock_that_steps_anywhere_mints_nothing() {
 #[test]
 fn wait_after_a_step_back_is_bounded_and_true() {
     for_each_algorithm(|algorithm, trace| {
-        let subject = Subject::new(algorithm, trace.0, trace.1);
+        let subject = PropertySubject::new(algorithm, trace.0, trace.1);
         let (unit, fill) = spans(trace.0);
         for (now_ns, cost) in back_and_forth(&trace) {
             let standing = subject.admit(now_ns, cost);
@@ -409,13 +413,14 @@ fn several_limits_admit_together_or_cost_nothing() {
         let rules = algorithms
             .zip(quotas)
             .map(|(&algorithm, quota)| (algorithm, algorithm.fit(quota)));
-        let rules: Vec<(&dyn Algorithm, Quota)> = rules.collect();
-        let attach = |(index, &(algorithm, quota)): (usize, &(&dyn Algorithm, Quota))| {
+        let rules: Vec<(&dyn ModelAlgorithm, Quota)> = rules.collect();
+        let attach = |(index, &(algorithm, quota)): (usize, &(&dyn ModelAlgorithm, Quota))| {
             let limit = limit(algorithm, &format!("limit {index}"), quota);
             store.attach(&limit).unwrap()
         };
         let limits: Vec<_> = rules.iter().enumerate().map(attach).collect();
-        let of_rule = |&(algorithm, quota): &(&dyn Algorithm, Quota)| model(algorithm, quota, key);
+        let of_rule =
+            |&(algorithm, quota): &(&dyn ModelAlgorithm, Quota)| model(algorithm, quota, key);
         let mut models: Vec<_> = rules.iter().map(of_rule).collect();
         for (step, (now_ns, cost)) in forward(&trace).into_iter().enumerate() {
             // a subset of the limits, in one order or the other

@@ -1,6 +1,6 @@
 //! The limits that a store knows: counters that outlive configurations.
 //!
-//! A limit has one set of counters for each [`Form`] of its words: for a bucket its unit of time,
+//! A limit has one set of counters for each [`StateFormat`] of its words: for a bucket its unit of time,
 //! for a window its length. Tiers share counters, except where their windows differ in length. An
 //! id is never reused for other counters, because slots of the table may carry it for the life of
 //! the process. After a reload the limit keeps its counters if the new rule reads them alike.
@@ -17,8 +17,8 @@ use std::sync::{
 use super::{
     Limit, Rule,
     share::Occupancy,
-    succession::{self, Former},
-    words::Form,
+    succession::{self, PreviousRule},
+    words::StateFormat,
 };
 
 /// Ids per chunk; 256 chunks of 256.
@@ -36,15 +36,15 @@ pub struct TooManyLimits;
 /// A word alone on its cache line, for cells that every request of a limit may touch.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-pub(super) struct Line(pub(super) AtomicU64);
+pub(super) struct CacheLine(pub(super) AtomicU64);
 
 /// The counters of one limit.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct LimitCounters {
     pub(super) id: u16,
-    pub(super) form: Form,
+    pub(super) form: StateFormat,
     /// The bucket for charges without a key.
-    pub(super) unkeyed: Line,
+    pub(super) unkeyed: CacheLine,
     /// The buckets that keys without a slot share, by hash; allocated on first use.
     overflow: OnceLock<Box<[AtomicU64]>>,
     /// The memory that the limit holds, under this rule and previous ones.
@@ -80,7 +80,7 @@ pub(super) fn overflow_index(spread: u64) -> usize {
     (spread as usize) & (OVERFLOW_BUCKETS - 1)
 }
 
-impl State {
+impl LimitCounters {
     /// The overflow bucket for keys with this hash; allocates the buckets if needed.
     #[cold]
     pub(super) fn overflow(&self, spread: u64) -> Option<OverflowBucket<'_>> {
@@ -110,11 +110,11 @@ pub struct Attached {
     name: Box<str>,
     pub(super) rule: Rule,
     /// The counters of the default tier, and of those that share them.
-    state: Arc<State>,
+    state: Arc<LimitCounters>,
     /// The counters of the other tiers, in their order.
-    others: Box<[Arc<State>]>,
+    others: Box<[Arc<LimitCounters>]>,
     /// Previous rules whose counters it could not keep; latest first.
-    pub(super) past: Box<[Former]>,
+    pub(super) past: Box<[PreviousRule]>,
 }
 
 impl Attached {
@@ -155,7 +155,7 @@ impl Attached {
 
     /// The counters of a tier; of the default tier, if it does not exist.
     #[inline]
-    pub(super) fn state(&self, tier: usize) -> &Arc<State> {
+    pub(super) fn state(&self, tier: usize) -> &Arc<LimitCounters> {
         let other = tier.checked_sub(1).and_then(|index| self.others.get(index));
         other.unwrap_or(&self.state)
     }
@@ -165,8 +165,9 @@ impl Attached {
     }
 
     /// Its distinct counters.
-    pub(super) fn states(&self) -> Vec<&Arc<State>> {
-        let mut states: Vec<&Arc<State>> = self.others.iter().chain([&self.state]).collect();
+    pub(super) fn states(&self) -> Vec<&Arc<LimitCounters>> {
+        let mut states: Vec<&Arc<LimitCounters>> =
+            self.others.iter().chain([&self.state]).collect();
         states.sort_unstable_by_key(|state| state.id);
         states.dedup_by_key(|state| state.id);
         states
@@ -183,14 +184,14 @@ impl Attached {
         }
     }
 
-    fn sum(&self, count: impl Fn(&State) -> &AtomicU64) -> u64 {
+    fn sum(&self, count: impl Fn(&LimitCounters) -> &AtomicU64) -> u64 {
         let counts = self.states().into_iter();
         let counts = counts.map(|state| count(state).load(Relaxed));
         counts.fold(0, u64::saturating_add)
     }
 }
 
-type Chunk = Box<[OnceLock<Arc<State>>]>;
+type Chunk = Box<[OnceLock<Arc<LimitCounters>>]>;
 
 /// All counters by id.
 #[derive(Debug)]
@@ -218,7 +219,7 @@ impl Registry {
         let kept = before.filter(|(before, was)| limit.rule.continues(&before.rule, was));
         let occupied = before.map(|(before, _)| Arc::clone(before.occupancy()));
         let occupied = occupied.unwrap_or_default();
-        let mut states: Vec<Arc<State>> = Vec::with_capacity(limit.tiers());
+        let mut states: Vec<Arc<LimitCounters>> = Vec::with_capacity(limit.tiers());
         for tier in 0..limit.tiers() {
             let form = limit.form(tier);
             let known = match kept {
@@ -245,7 +246,7 @@ impl Registry {
     }
 
     /// The counters with this id; `None` for an id never assigned.
-    pub(super) fn by_id(&self, id: u16) -> Option<&Arc<State>> {
+    pub(super) fn by_id(&self, id: u16) -> Option<&Arc<LimitCounters>> {
         let [chunk, index] = id.to_be_bytes();
         self.by_id
             .get(usize::from(chunk))?
@@ -264,7 +265,11 @@ impl Registry {
         all
     }
 
-    fn enter(&self, form: Form, occupied: &Arc<Occupied>) -> Result<Arc<State>, TooManyLimits> {
+    fn enter(
+        &self,
+        form: StateFormat,
+        occupied: &Arc<Occupied>,
+    ) -> Result<Arc<LimitCounters>, TooManyLimits> {
         let next = |ids: u32| ids.checked_add(1).filter(|&id| id <= u32::from(u16::MAX));
         let given = self.ids.fetch_update(Relaxed, Relaxed, next);
         let id = given
@@ -272,10 +277,10 @@ impl Registry {
             .and_then(next)
             .and_then(|id| u16::try_from(id).ok());
         let id = id.ok_or(TooManyLimits)?;
-        let state = Arc::new(State {
+        let state = Arc::new(LimitCounters {
             id,
             form,
-            unkeyed: Line::default(),
+            unkeyed: CacheLine::default(),
             overflow: OnceLock::new(),
             occupancy: Arc::clone(occupied),
             keys: AtomicU64::new(0),

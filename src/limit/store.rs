@@ -25,12 +25,12 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 use arrayvec::ArrayVec;
 
 use super::{
-    Finding, Held, Key, Limit, MAX_LIMITS, Rule, Standing, Verdict,
+    ChargeLocation, Finding, Key, Limit, MAX_LIMITS, Rule, Standing, Verdict,
     log::{Deed, Rings},
-    registry::{Attached, Registry, State, TooManyLimits},
+    registry::{Attached, LimitCounters, Registry, TooManyLimits},
     share::SharedCapacity,
-    table::{Owner, Table},
-    words::{Ask, Form, Words},
+    table::{SlotOwner, Table},
+    words::{StateFormat, WordAlgorithm, WordRequest},
 };
 
 /// One request's demand on one limit.
@@ -147,7 +147,7 @@ impl Store {
         for limit in before {
             for state in limit.states() {
                 let goes_on = |after: &Attached| after.remembers(state.id);
-                if state.form != Form::Slots && !after.clone().any(goes_on) {
+                if state.form != StateFormat::Slots && !after.clone().any(goes_on) {
                     state.retire(now_ns, now_ns);
                 }
             }
@@ -191,7 +191,7 @@ impl Store {
     /// just spent everything. Slots are not charged, because no request would return them.
     pub fn charge(&self, now_ns: u64, charge: &Charge<'_>) {
         match &charge.limit.rule {
-            Rule::Words(words) => Word::new(charge, words, now_ns).charge_anyway(self),
+            Rule::Words(words) => WordAttempt::new(charge, words, now_ns).charge_anyway(self),
             Rule::Logs(logs) => _ = self.visit(charge, logs, now_ns, Deed::ChargeAnyway),
         }
     }
@@ -201,7 +201,7 @@ impl Store {
     /// forgiven. To refund, call [`Store::release`] with the moment of the charge.
     pub fn overdraw(&self, now_ns: u64, charge: &Charge<'_>) -> u64 {
         match &charge.limit.rule {
-            Rule::Words(words) => Word::new(charge, words, now_ns).overdraw(self),
+            Rule::Words(words) => WordAttempt::new(charge, words, now_ns).overdraw(self),
             Rule::Logs(_) => charge.cost,
         }
     }
@@ -209,13 +209,13 @@ impl Store {
     /// Returns an admitted request's charge to one limit: slots when the request ends, or a queue
     /// position when its client disconnects. Call exactly once, with the charge and `now_ns` given
     /// to [`Store::admit`], and the resulting [`Standing::held`].
-    pub fn release(&self, now_ns: u64, charge: &Charge<'_>, held: Held) {
+    pub fn release(&self, now_ns: u64, charge: &Charge<'_>, held: ChargeLocation) {
         match (&charge.limit.rule, held) {
-            (_, Held::Nowhere) => {}
-            (Rule::Words(words), Held::Own | Held::Overflow) => {
-                Word::new(charge, words, now_ns).release(self, held);
+            (_, ChargeLocation::Nowhere) => {}
+            (Rule::Words(words), ChargeLocation::Own | ChargeLocation::Overflow) => {
+                WordAttempt::new(charge, words, now_ns).release(self, held);
             }
-            (Rule::Logs(logs), Held::Own | Held::Overflow) => {
+            (Rule::Logs(logs), ChargeLocation::Own | ChargeLocation::Overflow) => {
                 self.refund_ring(now_ns, charge, logs, held);
             }
         }
@@ -235,16 +235,16 @@ impl Store {
         &self,
         now_ns: u64,
         charge: &Charge<'a>,
-        words: &'a Words,
+        words: &'a WordAlgorithm,
         verdict: &mut Verdict<'a>,
     ) {
-        let asked = Word::new(charge, words, now_ns);
+        let asked = WordAttempt::new(charge, words, now_ns);
         let findings = &mut verdict.findings;
         if let Some((cell, old)) = asked.own(self) {
             let proposed = asked.proposed(old);
             match proposed {
                 Ok(new) if new != old && word::swap(cell, words, charge.cost, old, new) => {
-                    return push(findings, asked.charged(new, Held::Own));
+                    return push(findings, asked.charged(new, ChargeLocation::Own));
                 }
                 Ok(kept) | Err(kept) if kept == old => {
                     return push(findings, asked.finding(old, proposed.is_err()));
@@ -258,8 +258,13 @@ impl Store {
     /// Slow path: a key without a slot, a contended word, or a clock that stepped back.
     #[cold]
     #[inline(never)]
-    fn admit_unusual<'a>(&self, now_ns: u64, charge: &Charge<'a>, words: &'a Words) -> Finding<'a> {
-        let mut asked = Word::new(charge, words, now_ns);
+    fn admit_unusual<'a>(
+        &self,
+        now_ns: u64,
+        charge: &Charge<'a>,
+        words: &'a WordAlgorithm,
+    ) -> Finding<'a> {
+        let mut asked = WordAttempt::new(charge, words, now_ns);
         let (place, old, proposed) = asked.propose(self);
         match proposed {
             Ok(_) if charge.cost > 0 => asked.charge(self, place),
@@ -287,7 +292,7 @@ impl Store {
                     continue;
                 }
             };
-            let mut asked = Word::new(charge, words, now_ns);
+            let mut asked = WordAttempt::new(charge, words, now_ns);
             let (place, old, proposed) = asked.propose(self);
             admitted &= proposed.is_ok();
             push(findings, asked.finding(old, proposed.is_err()));
@@ -306,7 +311,7 @@ impl Store {
         }
         for charge in charges {
             let finding = match &charge.limit.rule {
-                Rule::Words(words) => Word::new(charge, words, now_ns).look(self),
+                Rule::Words(words) => WordAttempt::new(charge, words, now_ns).look(self),
                 Rule::Logs(logs) => self.ask_ring(now_ns, charge, logs, Deed::Look),
             };
             push(&mut verdict.findings, finding);
@@ -340,9 +345,14 @@ impl Store {
 
     /// Slow path: charges a ring, a key without a slot, or a contended word.
     #[cold]
-    fn charge_late<'a>(&self, now_ns: u64, charge: &Charge<'a>, place: Place<'_>) -> Finding<'a> {
+    fn charge_late<'a>(
+        &self,
+        now_ns: u64,
+        charge: &Charge<'a>,
+        place: ChargedWord<'_>,
+    ) -> Finding<'a> {
         match &charge.limit.rule {
-            Rule::Words(words) => Word::new(charge, words, now_ns).charge(self, place),
+            Rule::Words(words) => WordAttempt::new(charge, words, now_ns).charge(self, place),
             Rule::Logs(logs) => self.charge_ring(now_ns, charge, logs),
         }
     }
@@ -371,9 +381,9 @@ impl Store {
     /// those whose word carries no information at `now_ns`.
     fn takes<'s>(
         &'s self,
-        state: &'s State,
+        state: &'s LimitCounters,
         now_ns: u64,
-    ) -> impl Fn(Option<Owner>, u64) -> bool + 's {
+    ) -> impl Fn(Option<SlotOwner>, u64) -> bool + 's {
         let occupied = &state.occupancy;
         let may_grow = self.slots.may_grow(&occupied.slots, 1);
         move |owner, word| {
@@ -391,9 +401,9 @@ impl Store {
     /// The limit's own slots whose words carry no information.
     fn gives<'s>(
         &'s self,
-        state: &'s State,
+        state: &'s LimitCounters,
         now_ns: u64,
-    ) -> impl Fn(Option<Owner>, u64) -> bool + 's {
+    ) -> impl Fn(Option<SlotOwner>, u64) -> bool + 's {
         let occupied = &state.occupancy;
         move |owner, word| {
             let Some(owner) = owner else { return false };
@@ -403,7 +413,7 @@ impl Store {
         }
     }
 
-    fn count(&self, limit: &State, previous: Option<u16>) {
+    fn count(&self, limit: &LimitCounters, previous: Option<u16>) {
         limit.keys.fetch_add(1, Relaxed);
         self.slots.grow(&limit.occupancy.slots, 1);
         if let Some(previous) = previous {
@@ -424,7 +434,7 @@ impl Store {
 #[derive(Debug, Default)]
 struct Proposal<'s> {
     /// The location of the word.
-    place: Place<'s>,
+    place: ChargedWord<'s>,
     /// Its old value.
     old: u64,
     /// Its new value.
@@ -473,8 +483,8 @@ fn refuse(now_ns: u64, charges: &[Charge<'_>], verdict: &mut Verdict<'_>) {
 
 impl Charge<'_> {
     #[inline]
-    fn ask(&self, now_ns: u64, spread: u64) -> Ask {
-        Ask {
+    fn ask(&self, now_ns: u64, spread: u64) -> WordRequest {
+        WordRequest {
             tier: self.tier,
             now_ns,
             cost: self.cost,
@@ -487,7 +497,7 @@ impl Charge<'_> {
 mod ring;
 mod word;
 
-use word::{Place, Word};
+use word::{ChargedWord, WordAttempt};
 
 #[cfg(test)]
 mod tests;

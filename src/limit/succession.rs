@@ -34,9 +34,9 @@ use arrayvec::ArrayVec;
 
 use super::{
     Key, Rule, Standing, Store,
-    registry::{Attached, OVERFLOW_BUCKETS, State},
-    table::Address,
-    words::{Ask, Words},
+    registry::{Attached, LimitCounters, OVERFLOW_BUCKETS},
+    table::TableAddress,
+    words::{WordAlgorithm, WordRequest},
 };
 
 /// Previous rules that a limit remembers.
@@ -44,24 +44,24 @@ const GENERATIONS: usize = 8;
 
 /// A limit's rule until some moment.
 #[derive(Clone, Debug)]
-pub(super) struct Former {
+pub(super) struct PreviousRule {
     limit: Arc<Attached>,
     /// Maps each tier of the next rule to its tier here.
     tiers: Box<[usize]>,
-    change: Arc<Change>,
+    change: Arc<RuleChange>,
 }
 
 /// When one rule replaced another; `u64::MAX` while the change is only planned.
 #[derive(Debug)]
-struct Change {
+struct RuleChange {
     at_ns: AtomicU64,
     /// From then on earlier usage does not matter.
     until_ns: AtomicU64,
 }
 
-impl Change {
-    fn planned() -> Arc<Change> {
-        Arc::new(Change {
+impl RuleChange {
+    fn planned() -> Arc<RuleChange> {
+        Arc::new(RuleChange {
             at_ns: AtomicU64::new(u64::MAX),
             until_ns: AtomicU64::new(u64::MAX),
         })
@@ -70,18 +70,18 @@ impl Change {
 
 /// Units spent at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Spent {
+pub(super) struct SpentUnits {
     pub(super) at_ns: u64,
     pub(super) units: u64,
 }
 
 /// The previous rules of a limit that replaces `before` with fresh counters; `tiers` maps each of
 /// its tiers to its old tier.
-pub(super) fn formers(before: &Attached, tiers: &[usize]) -> Box<[Former]> {
-    let direct = Former {
+pub(super) fn formers(before: &Attached, tiers: &[usize]) -> Box<[PreviousRule]> {
+    let direct = PreviousRule {
         limit: Arc::new(before.without_past()),
         tiers: tiers.into(),
-        change: Change::planned(),
+        change: RuleChange::planned(),
     };
     let earlier = before.past.iter().cloned();
     [direct]
@@ -92,7 +92,7 @@ pub(super) fn formers(before: &Attached, tiers: &[usize]) -> Box<[Former]> {
 }
 
 /// The previous rules of a limit that keeps the counters of `before`.
-pub(super) fn inherited(before: &Attached, tiers: &[usize]) -> Box<[Former]> {
+pub(super) fn inherited(before: &Attached, tiers: &[usize]) -> Box<[PreviousRule]> {
     let mut past = before.past.clone();
     if let Some(direct) = past.first_mut() {
         direct.tiers = tiers.iter().map(|&tier| direct.was(tier)).collect();
@@ -100,7 +100,7 @@ pub(super) fn inherited(before: &Attached, tiers: &[usize]) -> Box<[Former]> {
     past
 }
 
-impl Former {
+impl PreviousRule {
     fn was(&self, tier: usize) -> usize {
         self.tiers.get(tier).copied().unwrap_or(0)
     }
@@ -114,7 +114,7 @@ impl Former {
                 let (word, spread) = match key {
                     None => (state.unkeyed.0.load(Relaxed), 0),
                     Some(key) => {
-                        let address = Address::new(key, state.id);
+                        let address = TableAddress::new(key, state.id);
                         (store.table.find(&address)?.load()?, address.spread())
                     }
                 };
@@ -137,7 +137,7 @@ impl Attached {
         key: Option<Key>,
         tier: usize,
         now_ns: u64,
-    ) -> Option<Spent> {
+    ) -> Option<SpentUnits> {
         if self.counts_slots() {
             return None;
         }
@@ -168,9 +168,9 @@ impl Attached {
     pub(super) fn first_word(
         &self,
         store: &Store,
-        words: &Words,
+        words: &WordAlgorithm,
         key: Option<Key>,
-        ask: &Ask,
+        ask: &WordRequest,
     ) -> u64 {
         if self.past.is_empty() {
             return 0;
@@ -218,7 +218,8 @@ impl Attached {
                     Rule::Words(_) => match key {
                         None => state.unkeyed.0.store(0, Relaxed),
                         Some(key) => {
-                            if let Some(cell) = store.table.find(&Address::new(key, state.id)) {
+                            if let Some(cell) = store.table.find(&TableAddress::new(key, state.id))
+                            {
                                 cell.clear();
                             }
                         }
@@ -240,12 +241,12 @@ impl Attached {
     }
 }
 
-impl Former {
+impl PreviousRule {
     /// Keys without a slot inherit what the keys of their overflow bucket had spent.
     fn carry_overflow(
         &self,
-        (words, before): (&Words, &Words),
-        (state, tier): (&State, usize),
+        (words, before): (&WordAlgorithm, &WordAlgorithm),
+        (state, tier): (&LimitCounters, usize),
         was: usize,
         now_ns: u64,
     ) {
@@ -264,13 +265,13 @@ impl Former {
         }
     }
 
-    fn at(&self, units: u64) -> Spent {
+    fn at(&self, units: u64) -> SpentUnits {
         let at_ns = self.change.at_ns.load(Relaxed);
-        Spent { at_ns, units }
+        SpentUnits { at_ns, units }
     }
 }
 
-impl State {
+impl LimitCounters {
     /// Freezes these counters at `now_ns`; they matter until `until_ns`.
     pub(super) fn retire(&self, now_ns: u64, until_ns: u64) {
         self.succeeded_ns.store(now_ns, Relaxed);
@@ -306,10 +307,10 @@ impl Rule {
     }
 
     /// The part of `spent` that still counts at a later moment, if nothing else was spent.
-    fn still_spent(&self, spent: Spent, key: Option<Key>, tier: usize, at_ns: u64) -> u64 {
+    fn still_spent(&self, spent: SpentUnits, key: Option<Key>, tier: usize, at_ns: u64) -> u64 {
         match self {
             Rule::Words(words) => {
-                let spread = key.map_or(0, |key| Address::new(key, 0).spread());
+                let spread = key.map_or(0, |key| TableAddress::new(key, 0).spread());
                 let word = words.spent(spent, tier, spread);
                 words.owed(&ask(tier, at_ns, spread), word)
             }
@@ -318,16 +319,16 @@ impl Rule {
     }
 }
 
-impl Words {
+impl WordAlgorithm {
     /// The word of a key that has spent these units just now and nothing else.
-    pub(super) fn spent_now(&self, ask: &Ask, units: u64) -> u64 {
+    pub(super) fn spent_now(&self, ask: &WordRequest, units: u64) -> u64 {
         let at_ns = ask.now_ns;
-        self.spent(Spent { at_ns, units }, ask.tier, ask.spread)
+        self.spent(SpentUnits { at_ns, units }, ask.tier, ask.spread)
     }
 
     /// The word of a key that has spent this and nothing else.
-    fn spent(&self, spent: Spent, tier: usize, spread: u64) -> u64 {
-        let ask = Ask {
+    fn spent(&self, spent: SpentUnits, tier: usize, spread: u64) -> u64 {
+        let ask = WordRequest {
             cost: spent.units,
             ..ask(tier, spent.at_ns, spread)
         };
@@ -335,8 +336,8 @@ impl Words {
     }
 }
 
-fn ask(tier: usize, now_ns: u64, spread: u64) -> Ask {
-    Ask {
+fn ask(tier: usize, now_ns: u64, spread: u64) -> WordRequest {
+    WordRequest {
         tier,
         now_ns,
         cost: 0,

@@ -83,23 +83,23 @@ const VACATED: u64 = u64::MAX - 1;
 
 /// The possible locations of a key, and its tag.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Address {
+pub(super) struct TableAddress {
     tag: u64,
     start: u32,
     stride: u32,
 }
 
-impl Address {
+impl TableAddress {
     /// The address of a key of the limit `id`. A good hash needs no mixing; two multiplications
     /// make the table independent of how its halves were filled.
     #[inline]
-    pub(super) fn new(key: Key, id: u16) -> Address {
+    pub(super) fn new(key: Key, id: u16) -> TableAddress {
         let high = (key.0 >> 64) as u64;
         let low = key.0 as u64;
         let place = (low ^ u64::from(id).wrapping_mul(0xD6E8_FEB8_6659_FD93))
             .wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let look = (high ^ low.rotate_left(32)).wrapping_mul(0xC2B2_AE3D_27D4_EB4F);
-        Address {
+        TableAddress {
             tag: (look & !0xFFFF) | u64::from(id),
             start: (place >> 32) as u32,
             stride: place as u32 | 1,
@@ -135,7 +135,7 @@ impl<'a> Cell<'a> {
     }
 
     #[inline]
-    fn slot((tag, word): Slot<'a>, expected: u64) -> Cell<'a> {
+    fn slot((tag, word): TableSlot<'a>, expected: u64) -> Cell<'a> {
         let tag = Some(tag);
         Cell {
             word,
@@ -190,17 +190,17 @@ impl<'a> Cell<'a> {
 
 /// A slot's owner, as far as its tag identifies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Owner {
+pub(super) struct SlotOwner {
     /// The id of the limit.
     pub(super) limit: u16,
-    /// As [`Address::spread`].
+    /// As [`TableAddress::spread`].
     pub(super) spread: u64,
 }
 
-impl Owner {
+impl SlotOwner {
     /// `None` for an unowned slot.
-    fn of(tag: u64) -> Option<Owner> {
-        (tag != UNUSED).then(|| Owner {
+    fn of(tag: u64) -> Option<SlotOwner> {
+        (tag != UNUSED).then(|| SlotOwner {
             limit: limit_of(tag),
             spread: spread_of(tag),
         })
@@ -251,7 +251,7 @@ impl Table {
 
     /// The slot of a key, if it has one.
     #[inline(always)]
-    pub(super) fn find(&self, address: &Address) -> Option<Cell<'_>> {
+    pub(super) fn find(&self, address: &TableAddress) -> Option<Cell<'_>> {
         let first = self.choices(address).next()?;
         let slot = match find_in(first, address.tag) {
             Some(slot) => slot,
@@ -261,7 +261,7 @@ impl Table {
     }
 
     #[inline(never)]
-    fn find_beyond_first(&self, address: Address) -> Option<Slot<'_>> {
+    fn find_beyond_first(&self, address: TableAddress) -> Option<TableSlot<'_>> {
         let mut others = self.choices(&address).skip(1);
         others.find_map(|group| find_in(group, address.tag))
     }
@@ -270,8 +270,8 @@ impl Table {
     /// unowned) and word whether it may be taken.
     pub(super) fn has_room(
         &self,
-        address: &Address,
-        takes: impl Fn(Option<Owner>, u64) -> bool,
+        address: &TableAddress,
+        takes: impl Fn(Option<SlotOwner>, u64) -> bool,
     ) -> bool {
         self.choices(address)
             .any(|group| slots(group).any(|slot| free(slot, &takes).is_some()))
@@ -280,8 +280,8 @@ impl Table {
     /// Whether [`Table::vacate`] would find a slot.
     pub(super) fn can_vacate(
         &self,
-        address: &Address,
-        gives: impl Fn(Option<Owner>, u64) -> bool,
+        address: &TableAddress,
+        gives: impl Fn(Option<SlotOwner>, u64) -> bool,
     ) -> bool {
         self.sweep(address)
             .any(|group| slots(group).any(|slot| free(slot, &gives).is_some()))
@@ -291,8 +291,8 @@ impl Table {
     /// when there is no such slot.
     pub(super) fn vacate(
         &self,
-        address: &Address,
-        gives: impl Fn(Option<Owner>, u64) -> bool,
+        address: &TableAddress,
+        gives: impl Fn(Option<SlotOwner>, u64) -> bool,
     ) -> Option<u16> {
         let mut near = self.sweep(address).flat_map(slots);
         let previous = near.find_map(|slot| take(slot, UNUSED, VACATED, &gives));
@@ -302,9 +302,9 @@ impl Table {
     /// Gives a key a slot with `word` in it, unless it has one by now.
     pub(super) fn insert(
         &self,
-        address: &Address,
+        address: &TableAddress,
         word: u64,
-        takes: impl Fn(Option<Owner>, u64) -> bool,
+        takes: impl Fn(Option<SlotOwner>, u64) -> bool,
     ) -> Insertion<'_> {
         let turn = (address.start as usize).checked_rem(self.locks.len());
         let lock = turn.and_then(|turn| self.locks.get(turn));
@@ -326,12 +326,12 @@ impl Table {
     /// The slot that a fresh key should take: an unowned one, otherwise one that may be reassigned.
     fn vacancy(
         &self,
-        address: &Address,
-        takes: &impl Fn(Option<Owner>, u64) -> bool,
-    ) -> Option<Slot<'_>> {
+        address: &TableAddress,
+        takes: &impl Fn(Option<SlotOwner>, u64) -> bool,
+    ) -> Option<TableSlot<'_>> {
         let unused =
-            |slot: &Slot<'_>| slot.0.load(Relaxed) == UNUSED && free(*slot, takes).is_some();
-        let any = |slot: &Slot<'_>| free(*slot, takes).is_some();
+            |slot: &TableSlot<'_>| slot.0.load(Relaxed) == UNUSED && free(*slot, takes).is_some();
+        let any = |slot: &TableSlot<'_>| free(*slot, takes).is_some();
         if let Some(group) = self.roomiest(address, unused) {
             return slots(group).find(unused);
         }
@@ -345,8 +345,8 @@ impl Table {
     /// the one with the most.
     fn roomiest<'a>(
         &'a self,
-        address: &Address,
-        vacant: impl Fn(&Slot<'a>) -> bool,
+        address: &TableAddress,
+        vacant: impl Fn(&TableSlot<'a>) -> bool,
     ) -> Option<&'a Group> {
         let mut best: Option<(usize, &Group)> = None;
         for (choice, group) in self.choices(address).enumerate() {
@@ -363,17 +363,17 @@ impl Table {
 
     /// The groups of a key, the preferred one first.
     #[inline]
-    fn choices(&self, address: &Address) -> impl Iterator<Item = &Group> {
+    fn choices(&self, address: &TableAddress) -> impl Iterator<Item = &Group> {
         self.groups_of(address, 0..CHOICES)
     }
 
     /// The groups in which a key's limit searches for a slot to vacate.
-    fn sweep(&self, address: &Address) -> impl Iterator<Item = &Group> {
+    fn sweep(&self, address: &TableAddress) -> impl Iterator<Item = &Group> {
         self.groups_of(address, CHOICES..CHOICES.saturating_add(SWEEP))
     }
 
     #[inline]
-    fn groups_of(&self, address: &Address, range: Range<u32>) -> impl Iterator<Item = &Group> {
+    fn groups_of(&self, address: &TableAddress, range: Range<u32>) -> impl Iterator<Item = &Group> {
         let (start, stride, count) = (address.start, address.stride, u64::from(self.groups));
         range.filter_map(move |choice| {
             let hash = start.wrapping_add(stride.wrapping_mul(choice));
@@ -386,9 +386,9 @@ impl Table {
 }
 
 /// A slot: its tag and its word.
-type Slot<'a> = (&'a AtomicU64, &'a AtomicU64);
+type TableSlot<'a> = (&'a AtomicU64, &'a AtomicU64);
 
-fn slots(group: &Group) -> impl Iterator<Item = Slot<'_>> + Clone {
+fn slots(group: &Group) -> impl Iterator<Item = TableSlot<'_>> + Clone {
     let (tags, words) = group.split_at(WAYS);
     tags.iter().zip(words)
 }
@@ -403,7 +403,7 @@ fn limit_of(tag: u64) -> u16 {
 
 /// Branch-free in the slot's position: a branch would mispredict three times in four.
 #[inline(always)]
-fn find_in(group: &Group, expected: u64) -> Option<Slot<'_>> {
+fn find_in(group: &Group, expected: u64) -> Option<TableSlot<'_>> {
     let (tags, words) = group.split_at(WAYS);
     let mut matches = 0_usize;
     for (way, tag) in tags.iter().enumerate() {
@@ -423,27 +423,30 @@ fn settle(cell: Cell<'_>) -> Option<Cell<'_>> {
 }
 
 /// The word of a slot that may be reassigned.
-fn free((tag, word): Slot<'_>, takes: &impl Fn(Option<Owner>, u64) -> bool) -> Option<u64> {
+fn free(
+    (tag, word): TableSlot<'_>,
+    takes: &impl Fn(Option<SlotOwner>, u64) -> bool,
+) -> Option<u64> {
     let owner = tag.load(Acquire);
     let seen = word.load(Acquire);
     let stable = seen != RESERVED && tag.load(Acquire) == owner;
-    (stable && takes(Owner::of(owner), seen)).then_some(seen)
+    (stable && takes(SlotOwner::of(owner), seen)).then_some(seen)
 }
 
 /// Takes a free slot and returns its former tag; `None` when it is not free or another thread was
 /// faster.
 fn take(
-    slot: Slot<'_>,
+    slot: TableSlot<'_>,
     new_tag: u64,
     new_word: u64,
-    takes: &impl Fn(Option<Owner>, u64) -> bool,
+    takes: &impl Fn(Option<SlotOwner>, u64) -> bool,
 ) -> Option<u64> {
     let seen = free(slot, takes)?;
     let (tag, word) = slot;
     word.compare_exchange(seen, RESERVED, AcqRel, Relaxed)
         .ok()?;
     let owner = tag.load(Acquire);
-    if !takes(Owner::of(owner), seen) {
+    if !takes(SlotOwner::of(owner), seen) {
         // since the check it went to another limit's key, whose word happens to be equal
         word.store(seen, Release);
         return None;

@@ -57,7 +57,7 @@ use super::{
     Quota, QuotaError, Standing,
     bucket::STEP_BACK_NS,
     overdraft::{Claimed, Overdraft},
-    words::Ask,
+    words::WordRequest,
 };
 
 /// The uptime for which every index fits: 9 years.
@@ -66,21 +66,21 @@ const UPTIME_NS: u64 = 9 * 366 * 24 * 3_600 * 1_000_000_000;
 /// The layout of a word (index and counts), and the window that an index names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Layout {
-    kind: Kind,
+    kind: WindowKind,
     window_ns: NonZeroU64,
     /// Width of one count.
     bits: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Kind {
+enum WindowKind {
     Fixed,
     Sliding,
 }
 
 /// A word's meaning at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct View {
+struct WindowView {
     index: u64,
     prev: u64,
     cur: u64,
@@ -93,12 +93,12 @@ struct View {
 }
 
 impl Layout {
-    fn new(kind: Kind, window_ns: NonZeroU64) -> Layout {
+    fn new(kind: WindowKind, window_ns: NonZeroU64) -> Layout {
         let last = (UPTIME_NS / window_ns).saturating_add(4);
         let free = last.leading_zeros();
         let bits = match kind {
-            Kind::Fixed => free,
-            Kind::Sliding => free / 2,
+            WindowKind::Fixed => free,
+            WindowKind::Sliding => free / 2,
         };
         Layout {
             kind,
@@ -114,8 +114,8 @@ impl Layout {
 
     fn count_bits(self) -> u32 {
         match self.kind {
-            Kind::Fixed => self.bits,
-            Kind::Sliding => self.bits.saturating_mul(2),
+            WindowKind::Fixed => self.bits,
+            WindowKind::Sliding => self.bits.saturating_mul(2),
         }
     }
 
@@ -127,8 +127,8 @@ impl Layout {
     #[inline]
     fn pack(self, index: u64, prev: u64, cur: u64) -> u64 {
         let counts = match self.kind {
-            Kind::Fixed => cur,
-            Kind::Sliding => (prev << self.bits) | cur,
+            WindowKind::Fixed => cur,
+            WindowKind::Sliding => (prev << self.bits) | cur,
         };
         (index << self.count_bits()) | counts
     }
@@ -136,8 +136,8 @@ impl Layout {
     #[inline]
     fn unpack(self, word: u64) -> (u64, u64, u64) {
         let prev = match self.kind {
-            Kind::Fixed => 0,
-            Kind::Sliding => (word >> self.bits) & self.most(),
+            WindowKind::Fixed => 0,
+            WindowKind::Sliding => (word >> self.bits) & self.most(),
         };
         (word >> self.count_bits(), prev, word & self.most())
     }
@@ -153,10 +153,10 @@ impl Layout {
     }
 
     #[inline]
-    fn view(self, now_ns: u64, spread: u64, word: u64) -> View {
+    fn view(self, now_ns: u64, spread: u64, word: u64) -> WindowView {
         let (now, position) = self.locate(now_ns, spread);
         let (index, prev, cur) = self.unpack(word);
-        let here = View {
+        let here = WindowView {
             index: now,
             prev,
             cur,
@@ -167,19 +167,19 @@ impl Layout {
         if now > self.last_index() {
             // beyond the representable range: full for good
             let cur = u64::MAX;
-            return View { cur, ..here };
+            return WindowView { cur, ..here };
         }
         let Some(behind) = now.checked_sub(index) else {
             return self.view_ahead(here, index);
         };
         match (behind, self.kind) {
             (0, _) => here,
-            (1, Kind::Sliding) => View {
+            (1, WindowKind::Sliding) => WindowView {
                 prev: cur,
                 cur: 0,
                 ..here
             },
-            _ => View {
+            _ => WindowView {
                 prev: 0,
                 cur: 0,
                 ..here
@@ -189,7 +189,7 @@ impl Layout {
 
     /// Decodes a word whose window begins after `now`.
     #[cold]
-    fn view_ahead(self, here: View, index: u64) -> View {
+    fn view_ahead(self, here: WindowView, index: u64) -> WindowView {
         let window = self.window_ns.get();
         let ahead = |index: u64| {
             let windows = index.saturating_sub(here.index);
@@ -198,7 +198,7 @@ impl Layout {
         let next = here.index.saturating_add(1);
         let moved = index > next && ahead(index) > STEP_BACK_NS;
         let index = if moved { next } else { index };
-        View {
+        WindowView {
             index,
             position: 0,
             ahead: ahead(index),
@@ -208,20 +208,20 @@ impl Layout {
     }
 
     #[inline]
-    fn used(self, view: &View) -> u64 {
+    fn used(self, view: &WindowView) -> u64 {
         let left = self.window_ns.get().saturating_sub(view.position);
         share(view.prev, left, self.window_ns).saturating_add(view.cur)
     }
 
     /// The least wait until at most `target` units are used; `target` is below the present usage.
-    fn wait_ns(self, view: &View, target: u64) -> u64 {
+    fn wait_ns(self, view: &WindowView, target: u64) -> u64 {
         let window = self.window_ns.get();
         let wait = match (target.checked_sub(view.cur), self.kind) {
             (Some(spare), _) => self
                 .faded_at(view.prev, spare)
                 .saturating_sub(view.position),
-            (None, Kind::Fixed) => window.saturating_sub(view.position),
-            (None, Kind::Sliding) => window
+            (None, WindowKind::Fixed) => window.saturating_sub(view.position),
+            (None, WindowKind::Sliding) => window
                 .saturating_sub(view.position)
                 .saturating_add(self.faded_at(view.cur, target)),
         };
@@ -276,7 +276,7 @@ fn low_bits(bits: u32) -> u64 {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Window {
+struct WindowWord {
     layout: Layout,
     limit: u64,
     /// Capacity plus largest debt, where requests are charged by estimates.
@@ -286,8 +286,8 @@ struct Window {
 /// The windows of one limit: one per tier. Tiers with different window lengths count separately.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Windows {
-    default: Window,
-    others: Box<[Window]>,
+    default: WindowWord,
+    others: Box<[WindowWord]>,
 }
 
 impl Windows {
@@ -295,18 +295,18 @@ impl Windows {
         quotas: &[Quota],
         overdraft: Option<Overdraft>,
     ) -> Result<Windows, QuotaError> {
-        Windows::new(Kind::Fixed, quotas, overdraft)
+        Windows::new(WindowKind::Fixed, quotas, overdraft)
     }
 
     pub(super) fn sliding(
         quotas: &[Quota],
         overdraft: Option<Overdraft>,
     ) -> Result<Windows, QuotaError> {
-        Windows::new(Kind::Sliding, quotas, overdraft)
+        Windows::new(WindowKind::Sliding, quotas, overdraft)
     }
 
     fn new(
-        kind: Kind,
+        kind: WindowKind,
         quotas: &[Quota],
         overdraft: Option<Overdraft>,
     ) -> Result<Windows, QuotaError> {
@@ -322,7 +322,7 @@ impl Windows {
                 return Err(QuotaError::WindowTooFull { most });
             }
             let reach = overdraft.and_then(|overdraft| overdraft.reach(limit));
-            Ok(Window {
+            Ok(WindowWord {
                 layout,
                 limit,
                 reach: reach.and_then(NonZeroU64::new),
@@ -337,7 +337,7 @@ impl Windows {
 
     /// A tier that does not exist is treated as the default tier.
     #[inline]
-    fn window(&self, tier: usize) -> &Window {
+    fn window(&self, tier: usize) -> &WindowWord {
         let other = tier.checked_sub(1).and_then(|index| self.others.get(index));
         other.unwrap_or(&self.default)
     }
@@ -359,12 +359,12 @@ impl Windows {
     /// The word after a charge; on denial, the word to keep. A cost of 0 always fits and changes
     /// nothing.
     #[inline(never)]
-    pub(super) fn charge(&self, ask: &Ask, word: u64) -> Result<u64, u64> {
+    pub(super) fn charge(&self, ask: &WordRequest, word: u64) -> Result<u64, u64> {
         if ask.cost == 0 {
             return Ok(word);
         }
         let window = self.window(ask.tier);
-        let Window { layout, limit, .. } = *window;
+        let WindowWord { layout, limit, .. } = *window;
         let view = layout.view(ask.now_ns, ask.spread, word);
         if let Some(claimed) = Claimed::new(ask.cost, limit, window.reach)
             && layout.used(&view).saturating_add(claimed.needs) <= limit
@@ -380,8 +380,8 @@ impl Windows {
     }
 
     /// The word after an unconditional charge; at worst nothing remains.
-    pub(super) fn charge_anyway(&self, ask: &Ask, word: u64) -> u64 {
-        let Window { layout, limit, .. } = *self.window(ask.tier);
+    pub(super) fn charge_anyway(&self, ask: &WordRequest, word: u64) -> u64 {
+        let WindowWord { layout, limit, .. } = *self.window(ask.tier);
         let view = layout.view(ask.now_ns, ask.spread, word);
         if ask.cost == 0 || view.index > layout.last_index() {
             return word;
@@ -392,7 +392,7 @@ impl Windows {
 
     /// The word after an unconditional charge that may go into debt, and the units beyond the debt
     /// bound, which are forgiven. Charges the present window.
-    pub(super) fn overdraw(&self, ask: &Ask, word: u64) -> (u64, u64) {
+    pub(super) fn overdraw(&self, ask: &WordRequest, word: u64) -> (u64, u64) {
         let layout = self.layout(ask.tier);
         let view = layout.view(ask.now_ns, ask.spread, word);
         if ask.cost == 0 || view.index > layout.last_index() {
@@ -406,7 +406,7 @@ impl Windows {
     }
 
     /// Units that count now.
-    pub(super) fn owed(&self, ask: &Ask, word: u64) -> u64 {
+    pub(super) fn owed(&self, ask: &WordRequest, word: u64) -> u64 {
         let layout = self.layout(ask.tier);
         let used = layout.used(&layout.view(ask.now_ns, ask.spread, word));
         used.min(self.largest_claim(ask.tier))
@@ -420,7 +420,7 @@ impl Windows {
 
     /// The word after a refund of a charge made with this `ask`; exact whichever count holds it by
     /// now.
-    pub(super) fn refund(&self, ask: &Ask, word: u64) -> u64 {
+    pub(super) fn refund(&self, ask: &WordRequest, word: u64) -> u64 {
         let layout = self.layout(ask.tier);
         let (charged, _) = layout.locate(ask.now_ns, ask.spread);
         let (index, prev, cur) = layout.unpack(word);
@@ -433,9 +433,9 @@ impl Windows {
 
     /// Status of a window with this word for a request that was not charged.
     #[inline]
-    pub(super) fn standing(&self, ask: &Ask, word: u64) -> Standing {
+    pub(super) fn standing(&self, ask: &WordRequest, word: u64) -> Standing {
         let window = self.window(ask.tier);
-        let Window { layout, limit, .. } = *window;
+        let WindowWord { layout, limit, .. } = *window;
         let view = layout.view(ask.now_ns, ask.spread, word);
         let wait_ns = |target| layout.wait_ns(&view, target);
         let claimed = Claimed::new(ask.cost, limit, window.reach);

@@ -2,20 +2,20 @@
 //! word.
 //!
 //! 0 is a key never seen; `u64::MAX` is not a word, because the table reserves it. A word's meaning
-//! is its [`Form`]. Words of one form stay readable when a limit's amounts change; words of another
+//! is its [`StateFormat`]. Words of one form stay readable when a limit's amounts change; words of another
 //! form are never read.
 
 use super::{
     Algorithm, Quota, QuotaError, Standing,
-    bucket::{Buckets, Scale, Shape},
-    in_flight::InFlight,
+    bucket::{BucketKind, Buckets, Scale},
+    in_flight::SlotCounters,
     overdraft::Overdraft,
     window::{Layout, Windows},
 };
 
 /// A request's demand on a word.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ask {
+pub(super) struct WordRequest {
     pub(super) tier: usize,
     pub(super) now_ns: u64,
     pub(super) cost: u64,
@@ -26,15 +26,15 @@ pub(super) struct Ask {
 
 /// One quota per tier, ready to decide over a word.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Words {
+pub(super) enum WordAlgorithm {
     Bucket(Buckets),
     Window(Windows),
-    InFlight(InFlight),
+    InFlight(SlotCounters),
 }
 
 /// The meaning of a limit's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Form {
+pub(super) enum StateFormat {
     /// A TAT in this unit of time.
     Tat(Scale),
     /// A window's index and counts.
@@ -45,67 +45,69 @@ pub(super) enum Form {
     Log { window_ns: u64 },
 }
 
-impl Form {
+impl StateFormat {
     /// Whether a word carries no information at `now_ns`: an unseen key would have the same status.
     #[inline]
     pub(super) fn is_idle(self, now_ns: u64, spread: u64, word: u64) -> bool {
         match self {
-            Form::Tat(scale) => scale.is_full(now_ns, word),
-            Form::Window(layout) => layout.is_idle(now_ns, spread, word),
-            Form::Slots | Form::Log { .. } => word == 0,
+            StateFormat::Tat(scale) => scale.is_full(now_ns, word),
+            StateFormat::Window(layout) => layout.is_idle(now_ns, spread, word),
+            StateFormat::Slots | StateFormat::Log { .. } => word == 0,
         }
     }
 }
 
-impl Words {
+impl WordAlgorithm {
     /// `None` for the algorithm without a word. With an `overdraft`, requests are charged by
     /// estimates; slots are not.
     pub(super) fn new(
         algorithm: Algorithm,
         quotas: &[Quota],
         overdraft: Option<Overdraft>,
-    ) -> Option<Result<Words, QuotaError>> {
+    ) -> Option<Result<WordAlgorithm, QuotaError>> {
         Some(match algorithm {
             Algorithm::TokenBucket | Algorithm::Gcra => {
-                Buckets::new(Shape::Burst, quotas, overdraft).map(Words::Bucket)
+                Buckets::new(BucketKind::Burst, quotas, overdraft).map(WordAlgorithm::Bucket)
             }
             Algorithm::LeakyBucket => {
-                Buckets::new(Shape::Queue, quotas, overdraft).map(Words::Bucket)
+                Buckets::new(BucketKind::Queue, quotas, overdraft).map(WordAlgorithm::Bucket)
             }
-            Algorithm::FixedWindow => Windows::fixed(quotas, overdraft).map(Words::Window),
-            Algorithm::SlidingWindow => Windows::sliding(quotas, overdraft).map(Words::Window),
-            Algorithm::Concurrency => InFlight::new(quotas).map(Words::InFlight),
+            Algorithm::FixedWindow => Windows::fixed(quotas, overdraft).map(WordAlgorithm::Window),
+            Algorithm::SlidingWindow => {
+                Windows::sliding(quotas, overdraft).map(WordAlgorithm::Window)
+            }
+            Algorithm::Concurrency => SlotCounters::new(quotas).map(WordAlgorithm::InFlight),
             Algorithm::SlidingLog => return None,
         })
     }
 
-    pub(super) fn form(&self, tier: usize) -> Form {
+    pub(super) fn form(&self, tier: usize) -> StateFormat {
         match self {
-            Words::Bucket(buckets) => Form::Tat(buckets.scale()),
-            Words::Window(windows) => Form::Window(windows.layout(tier)),
-            Words::InFlight(_) => Form::Slots,
+            WordAlgorithm::Bucket(buckets) => StateFormat::Tat(buckets.scale()),
+            WordAlgorithm::Window(windows) => StateFormat::Window(windows.layout(tier)),
+            WordAlgorithm::InFlight(_) => StateFormat::Slots,
         }
     }
 
     pub(super) fn tiers(&self) -> usize {
         match self {
-            Words::Bucket(buckets) => buckets.tiers(),
-            Words::Window(windows) => windows.tiers(),
-            Words::InFlight(slots) => slots.tiers(),
+            WordAlgorithm::Bucket(buckets) => buckets.tiers(),
+            WordAlgorithm::Window(windows) => windows.tiers(),
+            WordAlgorithm::InFlight(slots) => slots.tiers(),
         }
     }
 
     /// Whether words of `before` mean the same here; `was` maps each tier to its tier in `before`.
-    pub(super) fn continues(&self, before: &Words, was: &[usize]) -> bool {
+    pub(super) fn continues(&self, before: &WordAlgorithm, was: &[usize]) -> bool {
         let mut pairs = was.iter().enumerate();
         match (self, before) {
-            (Words::Bucket(buckets), Words::Bucket(before)) => {
+            (WordAlgorithm::Bucket(buckets), WordAlgorithm::Bucket(before)) => {
                 pairs.all(|(tier, &was)| buckets.continues(tier, before, was))
             }
-            (Words::Window(windows), Words::Window(before)) => {
+            (WordAlgorithm::Window(windows), WordAlgorithm::Window(before)) => {
                 pairs.all(|(tier, &was)| windows.layout(tier) == before.layout(was))
             }
-            (Words::InFlight(_), Words::InFlight(_)) => true,
+            (WordAlgorithm::InFlight(_), WordAlgorithm::InFlight(_)) => true,
             _ => false,
         }
     }
@@ -113,9 +115,9 @@ impl Words {
     /// The time after which nothing spent now counts any more.
     pub(super) fn recovery_ns(&self) -> u64 {
         match self {
-            Words::Bucket(buckets) => buckets.recovery_ns(),
-            Words::Window(windows) => windows.recovery_ns(),
-            Words::InFlight(_) => 0,
+            WordAlgorithm::Bucket(buckets) => buckets.recovery_ns(),
+            WordAlgorithm::Window(windows) => windows.recovery_ns(),
+            WordAlgorithm::InFlight(_) => 0,
         }
     }
 
@@ -124,76 +126,76 @@ impl Words {
     ///
     /// Non-inlined callees take a copy of `ask` so the original stays in registers.
     #[inline(always)]
-    pub(super) fn charge(&self, ask: &Ask, word: u64) -> Result<u64, u64> {
+    pub(super) fn charge(&self, ask: &WordRequest, word: u64) -> Result<u64, u64> {
         match self {
-            Words::Bucket(buckets) => buckets.charge(ask, word),
-            Words::Window(windows) => windows.charge(&{ *ask }, word),
-            Words::InFlight(slots) => slots.charge(&{ *ask }, word),
+            WordAlgorithm::Bucket(buckets) => buckets.charge(ask, word),
+            WordAlgorithm::Window(windows) => windows.charge(&{ *ask }, word),
+            WordAlgorithm::InFlight(slots) => slots.charge(&{ *ask }, word),
         }
     }
 
     /// The word after an unconditional charge; at worst nothing remains. Slots cannot be charged
     /// this way, because no request would return them.
-    pub(super) fn charge_anyway(&self, ask: &Ask, word: u64) -> u64 {
+    pub(super) fn charge_anyway(&self, ask: &WordRequest, word: u64) -> u64 {
         match self {
-            Words::Bucket(buckets) => buckets.charge_anyway(ask, word),
-            Words::Window(windows) => windows.charge_anyway(ask, word),
-            Words::InFlight(_) => word,
+            WordAlgorithm::Bucket(buckets) => buckets.charge_anyway(ask, word),
+            WordAlgorithm::Window(windows) => windows.charge_anyway(ask, word),
+            WordAlgorithm::InFlight(_) => word,
         }
     }
 
     /// The word after an unconditional charge that may go into debt, and the units beyond the debt
     /// bound, which are forgiven.
-    pub(super) fn overdraw(&self, ask: &Ask, word: u64) -> (u64, u64) {
+    pub(super) fn overdraw(&self, ask: &WordRequest, word: u64) -> (u64, u64) {
         match self {
-            Words::Bucket(buckets) => buckets.overdraw(ask, word),
-            Words::Window(windows) => windows.overdraw(ask, word),
-            Words::InFlight(_) => (word, ask.cost),
+            WordAlgorithm::Bucket(buckets) => buckets.overdraw(ask, word),
+            WordAlgorithm::Window(windows) => windows.overdraw(ask, word),
+            WordAlgorithm::InFlight(_) => (word, ask.cost),
         }
     }
 
     /// Units that a word owes: spent and not yet refilled.
-    pub(super) fn owed(&self, ask: &Ask, word: u64) -> u64 {
+    pub(super) fn owed(&self, ask: &WordRequest, word: u64) -> u64 {
         match self {
-            Words::Bucket(buckets) => buckets.owed(ask, word),
-            Words::Window(windows) => windows.owed(ask, word),
-            Words::InFlight(_) => word,
+            WordAlgorithm::Bucket(buckets) => buckets.owed(ask, word),
+            WordAlgorithm::Window(windows) => windows.owed(ask, word),
+            WordAlgorithm::InFlight(_) => word,
         }
     }
 
     /// The largest charge of one estimate.
     pub(super) fn largest_claim(&self, tier: usize) -> u64 {
         match self {
-            Words::Bucket(buckets) => buckets.largest_claim(tier),
-            Words::Window(windows) => windows.largest_claim(tier),
-            Words::InFlight(_) => 1,
+            WordAlgorithm::Bucket(buckets) => buckets.largest_claim(tier),
+            WordAlgorithm::Window(windows) => windows.largest_claim(tier),
+            WordAlgorithm::InFlight(_) => 1,
         }
     }
 
     /// The word after a refund of a charge made with this same `ask`.
-    pub(super) fn refund(&self, ask: &Ask, word: u64) -> u64 {
+    pub(super) fn refund(&self, ask: &WordRequest, word: u64) -> u64 {
         match self {
-            Words::Bucket(buckets) => buckets.refund(ask, word),
-            Words::Window(windows) => windows.refund(ask, word),
-            Words::InFlight(slots) => slots.refund(ask, word),
+            WordAlgorithm::Bucket(buckets) => buckets.refund(ask, word),
+            WordAlgorithm::Window(windows) => windows.refund(ask, word),
+            WordAlgorithm::InFlight(slots) => slots.refund(ask, word),
         }
     }
 
     /// Status of a word for a request that was not charged.
-    pub(super) fn standing(&self, ask: &Ask, word: u64) -> Standing {
+    pub(super) fn standing(&self, ask: &WordRequest, word: u64) -> Standing {
         match self {
-            Words::Bucket(buckets) => buckets.standing(ask, word),
-            Words::Window(windows) => windows.standing(ask, word),
-            Words::InFlight(slots) => slots.standing(ask, word),
+            WordAlgorithm::Bucket(buckets) => buckets.standing(ask, word),
+            WordAlgorithm::Window(windows) => windows.standing(ask, word),
+            WordAlgorithm::InFlight(slots) => slots.standing(ask, word),
         }
     }
 
     /// Status of the word that the request's charge has just produced.
-    pub(super) fn standing_charged(&self, ask: &Ask, word: u64) -> Standing {
-        let after = Ask { cost: 0, ..*ask };
+    pub(super) fn standing_charged(&self, ask: &WordRequest, word: u64) -> Standing {
+        let after = WordRequest { cost: 0, ..*ask };
         let delay_ns = match self {
-            Words::Bucket(buckets) => buckets.delay_ns(ask, word),
-            Words::Window(_) | Words::InFlight(_) => 0,
+            WordAlgorithm::Bucket(buckets) => buckets.delay_ns(ask, word),
+            WordAlgorithm::Window(_) | WordAlgorithm::InFlight(_) => 0,
         };
         Standing {
             delay_ns,
@@ -205,6 +207,6 @@ impl Words {
     /// released is lost for good, while a unit of time refills by itself.
     #[inline]
     pub(super) fn is_slots(&self) -> bool {
-        matches!(self, Words::InFlight(_))
+        matches!(self, WordAlgorithm::InFlight(_))
     }
 }

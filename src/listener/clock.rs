@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::{
     http2::FrameHead,
-    ledger::{Cut, Ledger},
+    ledger::{AbuseAccount, AbuseReason},
 };
 
 /// The phase of a connection, and when that phase began.
@@ -35,8 +35,8 @@ pub(super) struct Clock {
     holds_back: Cell<bool>,
     /// Response to a head that does not arrive in time; empty in HTTP/2, which has none.
     timeout_answer: Cell<&'static [u8]>,
-    ledger: Ledger,
-    cut: Cell<Option<Cut>>,
+    ledger: AbuseAccount,
+    cut: Cell<Option<AbuseReason>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +71,7 @@ impl Clock {
             body_left_unread: Cell::new(false),
             holds_back: Cell::new(false),
             timeout_answer: Cell::new(b""),
-            ledger: Ledger::new(Instant::now()),
+            ledger: AbuseAccount::new(Instant::now()),
             cut: Cell::new(None),
         }
     }
@@ -106,11 +106,11 @@ impl Clock {
 
     /// Marks a request as in the handler until the guard is dropped. No client deadline runs
     /// meanwhile.
-    pub(super) fn request(self: &Rc<Self>) -> InFlight {
+    pub(super) fn request(self: &Rc<Self>) -> RequestInFlight {
         self.in_flight.set(self.in_flight.get() + 1);
         self.body_left_unread.set(false);
         self.ledger.request();
-        InFlight {
+        RequestInFlight {
             clock: Rc::clone(self),
             finished: Cell::new(false),
         }
@@ -166,7 +166,7 @@ impl Clock {
     }
 
     /// Closes the connection at the next opportunity if `outcome` is an error.
-    pub(super) fn settle(&self, outcome: Result<(), Cut>) {
+    pub(super) fn settle(&self, outcome: Result<(), AbuseReason>) {
         if let Err(cut) = outcome {
             self.cut.set(Some(cut));
         }
@@ -178,12 +178,12 @@ impl Clock {
     }
 
     /// Why the connection is being closed early, by us or by the h2 crate; `None` if it is not.
-    pub(super) fn why_cut(&self, error: &h2::Error) -> Option<Cut> {
+    pub(super) fn why_cut(&self, error: &h2::Error) -> Option<AbuseReason> {
         self.cut.get().or_else(|| self.ledger.ended_by(error))
     }
 
     /// Why the connection is being closed early; `None` if it is not.
-    pub(super) fn cut(&self) -> Option<Cut> {
+    pub(super) fn cut(&self) -> Option<AbuseReason> {
         self.cut.get()
     }
 
@@ -262,12 +262,12 @@ impl Clock {
 
 /// One request in the handler, until its response body has ended.
 #[derive(Debug)]
-pub(super) struct InFlight {
+pub(super) struct RequestInFlight {
     clock: Rc<Clock>,
     finished: Cell<bool>,
 }
 
-impl InFlight {
+impl RequestInFlight {
     pub(super) fn clock(&self) -> &Rc<Clock> {
         &self.clock
     }
@@ -278,7 +278,7 @@ impl InFlight {
     }
 }
 
-impl Drop for InFlight {
+impl Drop for RequestInFlight {
     fn drop(&mut self) {
         let clock = &self.clock;
         let left = clock.in_flight.get() - 1;

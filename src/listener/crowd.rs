@@ -16,7 +16,7 @@ use crate::identity::{Prefixes, TrustedProxies};
 
 /// Bound on the connections of one address.
 #[derive(Clone, Debug)]
-pub struct PerAddress {
+pub struct AddressLimits {
     /// Most connections open at once.
     pub most: usize,
     /// Prefix lengths that make up one address.
@@ -25,7 +25,7 @@ pub struct PerAddress {
     pub trusted: Option<Arc<TrustedProxies>>,
 }
 
-impl PerAddress {
+impl AddressLimits {
     /// The network that counts for `ip`; `None` if `ip` is exempt.
     fn network(&self, ip: IpAddr) -> Option<IpNet> {
         let trusted = self.trusted.as_ref()?;
@@ -35,13 +35,17 @@ impl PerAddress {
 
 /// Open connections by network.
 #[derive(Debug, Default)]
-pub struct Crowd(Mutex<HashMap<IpNet, usize>>);
+pub struct ConnectionsPerAddress(Mutex<HashMap<IpNet, usize>>);
 
-impl Crowd {
+impl ConnectionsPerAddress {
     /// Reserves a connection until the permit is dropped; `None` if the address is at its bound.
-    pub(super) fn enter(self: &Arc<Self>, ip: IpAddr, bound: &PerAddress) -> Option<Place> {
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        ip: IpAddr,
+        bound: &AddressLimits,
+    ) -> Option<ConnectionPermit> {
         let Some(network) = bound.network(ip) else {
-            return Some(Place(None));
+            return Some(ConnectionPermit(None));
         };
         let mut open = self.open();
         let count = open.entry(network).or_default();
@@ -49,7 +53,7 @@ impl Crowd {
             return None;
         }
         *count += 1;
-        Some(Place(Some((Arc::clone(self), network))))
+        Some(ConnectionPermit(Some((Arc::clone(self), network))))
     }
 
     fn open(&self) -> MutexGuard<'_, HashMap<IpNet, usize>> {
@@ -60,9 +64,9 @@ impl Crowd {
 
 /// One counted connection of an address.
 #[derive(Debug)]
-pub(super) struct Place(Option<(Arc<Crowd>, IpNet)>);
+pub(super) struct ConnectionPermit(Option<(Arc<ConnectionsPerAddress>, IpNet)>);
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         if let Some((crowd, network)) = &self.0
             && let Entry::Occupied(mut open) = crowd.open().entry(*network)
@@ -79,12 +83,12 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
-    fn bound(most: usize, trusted: Option<&[&str]>) -> PerAddress {
+    fn bound(most: usize, trusted: Option<&[&str]>) -> AddressLimits {
         let networks = |texts: &[&str]| -> Vec<IpNet> {
             let parsed = texts.iter().map(|text| text.parse().expect("a network"));
             parsed.collect()
         };
-        PerAddress {
+        AddressLimits {
             most,
             prefixes: Prefixes::default(),
             trusted: trusted.map(|texts| Arc::new(TrustedProxies::new(&networks(texts)))),
@@ -97,7 +101,10 @@ mod tests {
 
     #[test]
     fn an_address_has_so_many_places_and_gets_them_back() {
-        let (crowd, bound) = (Arc::new(Crowd::default()), bound(2, Some(&[])));
+        let (crowd, bound) = (
+            Arc::new(ConnectionsPerAddress::default()),
+            bound(2, Some(&[])),
+        );
         let one = crowd.enter(ip("192.0.2.1"), &bound);
         let two = crowd.enter(ip("::ffff:192.0.2.1"), &bound);
         assert!(one.is_some() && two.is_some());
@@ -114,7 +121,10 @@ mod tests {
 
     #[test]
     fn a_home_has_one_share_however_many_addresses_it_has() {
-        let (crowd, bound) = (Arc::new(Crowd::default()), bound(1, Some(&[])));
+        let (crowd, bound) = (
+            Arc::new(ConnectionsPerAddress::default()),
+            bound(1, Some(&[])),
+        );
         let _held = crowd.enter(ip("2001:db8::1"), &bound);
         assert!(crowd.enter(ip("2001:db8::2"), &bound).is_none());
         assert!(crowd.enter(ip("2001:db8:0:1::1"), &bound).is_some());
@@ -122,7 +132,7 @@ mod tests {
 
     #[test]
     fn proxies_are_not_counted() {
-        let crowd = Arc::new(Crowd::default());
+        let crowd = Arc::new(ConnectionsPerAddress::default());
         for bound in [bound(1, Some(&["10.0.0.0/8"])), bound(1, None)] {
             let places: Vec<_> = (0..3)
                 .map(|_| crowd.enter(ip("10.1.2.3"), &bound))

@@ -30,7 +30,7 @@ const LAST_CALL: Duration = Duration::from_secs(1);
 /// The open connections of one listener on one worker.
 #[derive(Debug, Default)]
 pub struct Drain {
-    stage: Cell<Stage>,
+    stage: Cell<DrainStage>,
     next: Cell<u64>,
     open: RefCell<HashMap<u64, Option<Waker>>>,
     empty: Notify,
@@ -38,7 +38,7 @@ pub struct Drain {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
+enum DrainStage {
     #[default]
     Open,
     Closing,
@@ -47,11 +47,11 @@ enum Stage {
 
 impl Drain {
     /// Counts a connection as open until the ticket is dropped.
-    pub(super) fn enter(self: &Rc<Self>) -> Ticket {
+    pub(super) fn enter(self: &Rc<Self>) -> ConnectionGuard {
         let id = self.next.get();
         self.next.set(id + 1);
         self.open.borrow_mut().insert(id, None);
-        Ticket {
+        ConnectionGuard {
             id,
             drain: Rc::clone(self),
         }
@@ -70,7 +70,7 @@ impl Drain {
 
     /// Closes the listener: it accepts no more, and every connection announces its end.
     pub fn begin(&self) {
-        self.enter_stage(Stage::Closing);
+        self.enter_stage(DrainStage::Closing);
     }
 
     /// Number of open connections.
@@ -80,19 +80,19 @@ impl Drain {
 
     /// Returns when the listener closes.
     pub(super) async fn begun(&self) {
-        while self.stage.get() == Stage::Open {
+        while self.stage.get() == DrainStage::Open {
             self.changed.notified().await;
         }
     }
 
     /// Closes idle connections now.
     pub fn end(&self) {
-        self.enter_stage(Stage::Ended);
+        self.enter_stage(DrainStage::Ended);
     }
 
     /// Returns when idle connections must end.
     pub(super) async fn ended(&self) {
-        while self.stage.get() != Stage::Ended {
+        while self.stage.get() != DrainStage::Ended {
             self.changed.notified().await;
         }
     }
@@ -103,7 +103,7 @@ impl Drain {
         }
     }
 
-    fn enter_stage(&self, stage: Stage) {
+    fn enter_stage(&self, stage: DrainStage) {
         self.stage.set(stage.max(self.stage.get()));
         let wakers: Vec<Waker> = self
             .open
@@ -118,20 +118,20 @@ impl Drain {
 
 /// One open connection.
 #[derive(Debug)]
-pub(super) struct Ticket {
+pub(super) struct ConnectionGuard {
     id: u64,
     drain: Rc<Drain>,
 }
 
-impl Ticket {
+impl ConnectionGuard {
     /// Whether the connection should announce its end to the client.
     pub(super) fn is_closing(&self) -> bool {
-        self.drain.stage.get() != Stage::Open
+        self.drain.stage.get() != DrainStage::Open
     }
 
     /// Whether the connection should end after the current request.
     pub(super) fn should_end(&self) -> bool {
-        self.drain.stage.get() == Stage::Ended
+        self.drain.stage.get() == DrainStage::Ended
     }
 
     /// Drops the waker: a parked connection has no task.
@@ -148,10 +148,10 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         self.drain.open.borrow_mut().remove(&self.id);
-        if self.drain.stage.get() != Stage::Open && self.drain.open() == 0 {
+        if self.drain.stage.get() != DrainStage::Open && self.drain.open() == 0 {
             self.drain.empty.notify_waiters();
         }
     }

@@ -22,8 +22,8 @@ use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWrite as _;
 
 use super::{
-    Settings,
-    drain::Ticket,
+    ListenerSettings,
+    drain::ConnectionGuard,
     handover::ClientEnd,
     inbound::RequestBody,
     serve::{Handler, Peer, run},
@@ -44,7 +44,7 @@ pub(super) async fn serve<H: Handler>(
     mut io: Box<TimedIo>,
     peer: &Rc<Peer>,
     handler: &Rc<H>,
-    ticket: &Ticket,
+    ticket: &ConnectionGuard,
 ) -> hyper::Result<Option<Box<TimedIo>>> {
     peer.clock
         .answer_timeout_with(handler.head_timeout_answer());
@@ -76,7 +76,7 @@ async fn busy<H: Handler>(
     io: Box<TimedIo>,
     peer: &Rc<Peer>,
     handler: &Rc<H>,
-    ticket: &Ticket,
+    ticket: &ConnectionGuard,
 ) -> hyper::Result<Option<Box<TimedIo>>> {
     let service = service_fn(|request: Request<Incoming>| {
         let in_flight = peer.clock.request();
@@ -96,7 +96,7 @@ async fn busy<H: Handler>(
     });
     let mut connection = builder(&peer.listener).serve_connection(TokioIo::new(io), service);
     let end = http1::Connection::graceful_shutdown;
-    let is_time = Ticket::should_end;
+    let is_time = ConnectionGuard::should_end;
     let ended = run(Pin::new(&mut connection), ticket, &peer.clock, is_time, end).await;
     let left = connection.into_parts();
     let mut io = left.io.into_inner();
@@ -141,7 +141,7 @@ async fn close(io: &mut TimedIo) {
     let _ = poll_fn(|cx| Pin::new(&mut *io).poll_shutdown(cx)).await;
 }
 
-fn builder(settings: &Settings) -> http1::Builder {
+fn builder(settings: &ListenerSettings) -> http1::Builder {
     /// Slack above our bounds on heads, so that slightly oversized ones get our response instead of
     /// a closed connection.
     const HEADROOM: usize = 32 * 1024;

@@ -24,12 +24,12 @@ use http::Request;
 pub use request_body::StreamRequestBody;
 
 use super::{
-    Settings,
-    drain::Ticket,
+    ListenerSettings,
+    drain::ConnectionGuard,
     inbound::RequestBody,
     ledger,
     serve::{Handler, Peer, run},
-    streams::{self, Portion, Tracked, Waiting},
+    streams::{self, Portion, StreamState, Tracked},
     timed_io::TimedIo,
 };
 use crate::receive_buffer::{
@@ -53,13 +53,13 @@ pub(super) async fn serve<H: Handler>(
     io: Box<TimedIo>,
     peer: Rc<Peer>,
     handler: Rc<H>,
-    ticket: &Ticket,
+    ticket: &ConnectionGuard,
 ) -> Result<(), h2::Error> {
     let clock = Rc::clone(&peer.clock);
     clock.bytes_are_frames();
-    let connection = pin!(Connection::begin(io, peer, handler));
+    let connection = pin!(Http2Connection::begin(io, peer, handler));
     // RFC 9113 §6.8: GOAWAY lets requests in flight finish, so send it at once
-    let is_time = Ticket::is_closing;
+    let is_time = ConnectionGuard::is_closing;
     let ended = run(connection, ticket, &clock, is_time, |mut connection| {
         connection.end();
     });
@@ -67,25 +67,25 @@ pub(super) async fn serve<H: Handler>(
 }
 
 /// One connection, and the context that its streams need.
-struct Connection<H> {
-    state: State,
+struct Http2Connection<H> {
+    state: ConnectionPhase,
     is_ending: bool,
     buffers: Rc<ReceiveBuffers>,
     peer: Rc<Peer>,
     handler: Rc<H>,
 }
 
-enum State {
+enum ConnectionPhase {
     Greeting(Handshake<FrameIo, Portion>),
     Open(server::Connection<FrameIo, Portion>),
 }
 
-impl<H: Handler> Connection<H> {
+impl<H: Handler> Http2Connection<H> {
     fn begin(io: Box<TimedIo>, peer: Rc<Peer>, handler: Rc<H>) -> Self {
         let buffers = Rc::new(ReceiveBuffers::default());
         let io = FrameIo::new(io, Rc::clone(&buffers), Rc::clone(&peer.clock));
         Self {
-            state: State::Greeting(builder(&peer.listener).handshake(io)),
+            state: ConnectionPhase::Greeting(builder(&peer.listener).handshake(io)),
             is_ending: false,
             buffers,
             peer,
@@ -96,7 +96,7 @@ impl<H: Handler> Connection<H> {
     /// Accepts no new requests, and ends once those in flight are answered.
     fn end(&mut self) {
         self.is_ending = true;
-        if let State::Open(connection) = &mut self.state {
+        if let ConnectionPhase::Open(connection) = &mut self.state {
             connection.graceful_shutdown();
         }
     }
@@ -104,15 +104,15 @@ impl<H: Handler> Connection<H> {
     fn poll_requests(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), h2::Error>> {
         loop {
             let connection = match &mut self.state {
-                State::Greeting(handshake) => {
+                ConnectionPhase::Greeting(handshake) => {
                     let mut connection = ready!(Pin::new(handshake).poll(cx))?;
                     if self.is_ending {
                         connection.graceful_shutdown();
                     }
-                    self.state = State::Open(connection);
+                    self.state = ConnectionPhase::Open(connection);
                     continue;
                 }
-                State::Open(connection) => connection,
+                ConnectionPhase::Open(connection) => connection,
             };
             let Some(accepted) = ready!(connection.poll_accept(cx)) else {
                 return Poll::Ready(Ok(()));
@@ -125,7 +125,7 @@ impl<H: Handler> Connection<H> {
     fn serve_stream(&self, request: Request<RecvStream>, respond: SendResponse<Portion>) {
         let clock = &self.peer.clock;
         let in_flight = clock.request();
-        let waiting = Rc::new(Waiting::default());
+        let waiting = Rc::new(StreamState::default());
         let (head, stream) = request.into_parts();
         let body = StreamRequestBody::new(stream, &head.headers, &self.buffers);
         let request = Request::from_parts(head, RequestBody::Http2(body));
@@ -139,7 +139,7 @@ impl<H: Handler> Connection<H> {
     }
 }
 
-impl<H: Handler> Future for Connection<H> {
+impl<H: Handler> Future for Http2Connection<H> {
     type Output = Result<(), h2::Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -160,7 +160,7 @@ impl<H: Handler> Future for Connection<H> {
     }
 }
 
-fn builder(settings: &Settings) -> server::Builder {
+fn builder(settings: &ListenerSettings) -> server::Builder {
     let head_bytes = settings.max_header_bytes + settings.max_uri_bytes + HEAD_HEADROOM;
     let mut builder = server::Builder::new();
     builder

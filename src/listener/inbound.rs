@@ -26,7 +26,7 @@ use super::{
     Peer,
     body_buffers::{BodyBuffer, BodyBuffers},
     http2::StreamRequestBody,
-    ledger::Cut,
+    ledger::AbuseReason,
 };
 use crate::identity::ManagedFields;
 
@@ -56,7 +56,7 @@ pub enum InboundError {
     Left(h2::Error),
     /// The whole connection was closed early for abuse.
     #[error("{0}")]
-    Cut(Cut),
+    Cut(AbuseReason),
 }
 
 /// Why a request body cannot be read.

@@ -9,7 +9,7 @@
 //! DATA with content is not counted: flow control bounds its amount, and the body's own bounds
 //! (size, pace) apply. [`check_discarded`] bounds DATA for closed streams. The h2 crate bounds
 //! single frames and field blocks (CONTINUATION, field lists, empty DATA). A connection that it
-//! closes for that is a [`Cut`] like ours.
+//! closes for that is a [`AbuseReason`] like ours.
 
 use std::{cell::Cell, time::Duration};
 
@@ -39,19 +39,19 @@ const MAX_DISCARDED_BYTES: u64 = 4 << 20;
 /// Bounds the DATA for closed streams. A client may have sent a whole window for each before it saw
 /// the response. More means that it ignores flow control, which the h2 crate no longer checks on a
 /// closed stream.
-pub(super) fn check_discarded(bytes: u64, streams: u64, window: u64) -> Result<(), Cut> {
+pub(super) fn check_discarded(bytes: u64, streams: u64, window: u64) -> Result<(), AbuseReason> {
     let explained = streams
         .saturating_mul(window)
         .saturating_add(MAX_DISCARDED_BYTES);
     match bytes <= explained {
         true => Ok(()),
-        false => Err(Cut::Frames),
+        false => Err(AbuseReason::Frames),
     }
 }
 
 /// Why a connection is closed early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Cut {
+pub enum AbuseReason {
     /// Most of its requests were abandoned.
     #[error("the client abandons most of its requests")]
     Resets,
@@ -69,7 +69,7 @@ pub enum Cut {
     Crowded,
 }
 
-impl Cut {
+impl AbuseReason {
     /// All values of [`label`](Self::label).
     pub const LABELS: [&'static str; 5] = ["resets", "frames", "stalled", "protocol", "crowded"];
 
@@ -87,7 +87,7 @@ impl Cut {
 
 /// The account of one connection.
 #[derive(Debug)]
-pub(super) struct Ledger {
+pub(super) struct AbuseAccount {
     began: Instant,
     arrived_bytes: Cell<u64>,
     useful_bytes: Cell<u64>,
@@ -100,7 +100,7 @@ pub(super) struct Ledger {
     abandoned: Cell<u32>,
 }
 
-impl Ledger {
+impl AbuseAccount {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             began: now,
@@ -136,7 +136,7 @@ impl Ledger {
         &self,
         frame: &FrameHead,
         now: impl FnOnce() -> Instant,
-    ) -> Result<(), Cut> {
+    ) -> Result<(), AbuseReason> {
         self.last_kind.set(frame.kind);
         let ends = frame.flags & FrameHead::END_STREAM != 0;
         match frame.kind {
@@ -151,7 +151,7 @@ impl Ledger {
     }
 
     /// Why the h2 crate closed the connection; `None` if it did not.
-    pub(super) fn ended_by(&self, error: &h2::Error) -> Option<Cut> {
+    pub(super) fn ended_by(&self, error: &h2::Error) -> Option<AbuseReason> {
         if !error.is_library() || !error.is_go_away() {
             return None;
         }
@@ -160,15 +160,15 @@ impl Ledger {
             (
                 Some(Reason::ENHANCE_YOUR_CALM),
                 FrameHead::HEADERS | FrameHead::RST_STREAM | FrameHead::WINDOW_UPDATE,
-            ) => Cut::Resets,
-            (Some(Reason::ENHANCE_YOUR_CALM), _) => Cut::Frames,
-            _ => Cut::Protocol,
+            ) => AbuseReason::Resets,
+            (Some(Reason::ENHANCE_YOUR_CALM), _) => AbuseReason::Frames,
+            _ => AbuseReason::Protocol,
         })
     }
 
     /// Records bytes that need an explanation. Reads the clock only when they exceed the bytes
     /// explained so far.
-    fn arrived(&self, bytes: u64, now: impl FnOnce() -> Instant) -> Result<(), Cut> {
+    fn arrived(&self, bytes: u64, now: impl FnOnce() -> Instant) -> Result<(), AbuseReason> {
         let arrived = self.arrived_bytes.get().saturating_add(bytes);
         self.arrived_bytes.set(arrived);
         if arrived <= self.checked_up_to.get() {
@@ -178,7 +178,7 @@ impl Ledger {
         self.checked_up_to.set(explained);
         match arrived <= explained {
             true => Ok(()),
-            false => Err(Cut::Frames),
+            false => Err(AbuseReason::Frames),
         }
     }
 
@@ -194,11 +194,11 @@ impl Ledger {
     }
 
     /// A request ended before its response, reset by either side.
-    pub(super) fn abandoned(&self) -> Result<(), Cut> {
+    pub(super) fn abandoned(&self) -> Result<(), AbuseReason> {
         let abandoned = self.abandoned.get().saturating_add(1);
         self.abandoned.set(abandoned);
         match abandoned > MAX_ABANDONED && abandoned > self.finished.get() {
-            true => Err(Cut::Resets),
+            true => Err(AbuseReason::Resets),
             false => Ok(()),
         }
     }
@@ -208,9 +208,9 @@ impl Ledger {
 mod tests {
     use super::*;
 
-    fn ledger() -> (Ledger, Instant) {
+    fn ledger() -> (AbuseAccount, Instant) {
         let now = Instant::now();
-        (Ledger::new(now), now)
+        (AbuseAccount::new(now), now)
     }
 
     #[test]
@@ -220,7 +220,7 @@ mod tests {
             ledger.finished();
             assert_eq!(ledger.abandoned(), Ok(()));
         }
-        assert_eq!(ledger.abandoned(), Err(Cut::Resets));
+        assert_eq!(ledger.abandoned(), Err(AbuseReason::Resets));
     }
 
     #[test]
@@ -229,7 +229,7 @@ mod tests {
         for _ in 0..MAX_ABANDONED {
             assert_eq!(ledger.abandoned(), Ok(()));
         }
-        assert_eq!(ledger.abandoned(), Err(Cut::Resets));
+        assert_eq!(ledger.abandoned(), Err(AbuseReason::Resets));
     }
 
     const PING: FrameHead = FrameHead {
@@ -240,7 +240,7 @@ mod tests {
     };
 
     /// How many of these frames are accepted.
-    fn taken(ledger: &Ledger, frame: FrameHead, now: Instant) -> u64 {
+    fn taken(ledger: &AbuseAccount, frame: FrameHead, now: Instant) -> u64 {
         (0..10_000_000)
             .take_while(|_| ledger.frame(&frame, || now).is_ok())
             .count() as u64

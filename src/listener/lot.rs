@@ -33,32 +33,32 @@ use tokio::{
 const AT_ONCE: usize = 256;
 
 /// The idle connections of one worker.
-pub(super) struct Lot<T> {
+pub(super) struct IdleConnections<T> {
     registry: Registry,
-    places: RefCell<Places<T>>,
+    places: RefCell<IdleSlots<T>>,
     /// A new deadline precedes all others.
     sooner: Notify,
 }
 
-/// The poller of the parked descriptors: for [`Lot::watch`].
-pub(super) struct Watch(AsyncFd<Poll>);
+/// The poller of the parked descriptors: for [`IdleConnections::watch`].
+pub(super) struct IdlePoller(AsyncFd<Poll>);
 
-struct Places<T> {
+struct IdleSlots<T> {
     taken: Slab<(Instant, T)>,
     /// Earliest deadline first. May contain slots that have been freed since.
     deadlines: BinaryHeap<Reverse<(Instant, usize)>>,
 }
 
-impl<T> fmt::Debug for Lot<T> {
+impl<T> fmt::Debug for IdleConnections<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parked = self.places.borrow().taken.len();
         f.debug_struct("Lot").field("parked", &parked).finish()
     }
 }
 
-impl<T: AsRawFd> Lot<T> {
+impl<T: AsRawFd> IdleConnections<T> {
     /// An empty table. Uses two descriptors, and fails if none are left. Needs a runtime.
-    pub(super) fn new() -> io::Result<(Self, Watch)> {
+    pub(super) fn new() -> io::Result<(Self, IdlePoller)> {
         let poll = Poll::new()?;
         let lot = Self {
             registry: poll.registry().try_clone()?,
@@ -69,7 +69,7 @@ impl<T: AsRawFd> Lot<T> {
         // SAFETY: the descriptor stays open as long as the `Poll` lives, and the `Poll` is never
         // replaced
         let watched = unsafe { AsyncFd::register_with_interest(poll, Watched::READABLE) };
-        Ok((lot, Watch(watched?)))
+        Ok((lot, IdlePoller(watched?)))
     }
 
     /// Parks `what` until its descriptor is readable or `until` has passed. Drops it if the system
@@ -92,7 +92,7 @@ impl<T: AsRawFd> Lot<T> {
     /// Returns connections that are readable or due; once `ended` resolves, all of them.
     pub(super) async fn watch(
         &self,
-        watch: Watch,
+        watch: IdlePoller,
         ended: impl Future<Output = ()>,
         hand_out: impl Fn(T),
     ) {
@@ -138,7 +138,7 @@ async fn time(at: Option<Instant>) {
     }
 }
 
-impl Watch {
+impl IdlePoller {
     /// Waits until at least one descriptor is readable.
     async fn next(&mut self, events: &mut Events) -> io::Result<()> {
         loop {
@@ -158,7 +158,7 @@ impl Watch {
     }
 }
 
-impl<T> Default for Places<T> {
+impl<T> Default for IdleSlots<T> {
     fn default() -> Self {
         Self {
             taken: Slab::new(),
@@ -167,7 +167,7 @@ impl<T> Default for Places<T> {
     }
 }
 
-impl<T> Places<T> {
+impl<T> IdleSlots<T> {
     fn take(&mut self, what: T, until: Instant) {
         let key = self.taken.insert((until, what));
         self.deadlines.push(Reverse((until, key)));
@@ -225,8 +225,8 @@ mod tests {
 
     /// Watches until the given number were returned; returns them in order.
     async fn handed_out(
-        lot: &Lot<UnixStream>,
-        watch: &mut Option<Watch>,
+        lot: &IdleConnections<UnixStream>,
+        watch: &mut Option<IdlePoller>,
         count: usize,
         ended: impl Future<Output = ()>,
     ) -> Vec<RawFd> {
@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn whoever_can_be_read_comes_out_and_the_others_stay() {
         run(async {
-            let (lot, watch) = Lot::new().expect("descriptors");
+            let (lot, watch) = IdleConnections::new().expect("descriptors");
             let [(a, _near), (b, mut far), (c, gone)] = sockets();
             let readable = [b.as_raw_fd(), c.as_raw_fd()];
             for socket in [a, b, c] {
@@ -286,7 +286,7 @@ mod tests {
     #[test]
     fn whose_time_has_come_comes_out_the_earliest_first() {
         run(async {
-            let (lot, watch) = Lot::new().expect("descriptors");
+            let (lot, watch) = IdleConnections::new().expect("descriptors");
             let [(a, _a), (b, _b), (c, _c)] = sockets();
             let due = [b.as_raw_fd(), a.as_raw_fd()];
             let after = |millis| Instant::now() + Duration::from_millis(millis);
@@ -301,7 +301,7 @@ mod tests {
     #[test]
     fn one_that_is_parked_while_others_are_watched_is_watched_too() {
         run(async {
-            let (lot, watch) = Lot::new().expect("descriptors");
+            let (lot, watch) = IdleConnections::new().expect("descriptors");
             let [(a, _a), (b, _b), _] = sockets();
             let due = b.as_raw_fd();
             lot.park(a, Instant::now() + LATER).expect("room");
@@ -320,7 +320,7 @@ mod tests {
     #[test]
     fn in_the_end_all_come_out() {
         run(async {
-            let (lot, watch) = Lot::new().expect("descriptors");
+            let (lot, watch) = IdleConnections::new().expect("descriptors");
             let [(a, _a), (b, _b), (c, _c)] = sockets();
             for socket in [a, b, c] {
                 lot.park(socket, Instant::now() + LATER).expect("room");
@@ -334,7 +334,7 @@ mod tests {
     #[test]
     fn one_that_cannot_be_watched_is_dropped() {
         run(async {
-            let (lot, _watch) = Lot::new().expect("descriptors");
+            let (lot, _watch) = IdleConnections::new().expect("descriptors");
             assert!(lot.park(Closed, Instant::now() + LATER).is_err());
             assert!(lot.places.borrow().taken.is_empty());
         });
@@ -342,7 +342,7 @@ mod tests {
 
     #[test]
     fn places_that_were_left_take_no_room() {
-        let (now, mut places) = (Instant::now(), Places::default());
+        let (now, mut places) = (Instant::now(), IdleSlots::default());
         places.take("stays", now + LATER * 2);
         for second in 0..10_000 {
             let before = places.taken.vacant_key();

@@ -46,16 +46,16 @@ pub use drain::Drain;
 pub use handover::ClientEnd;
 pub use http1::parked;
 pub use http2::StreamRequestBody;
-pub use ledger::Cut;
+pub use ledger::AbuseReason;
 pub use proxy_protocol::ProxyProtocol;
 pub use serve::{Accepted, Handler, Peer};
-pub use tls::{Handshakes, Tls};
+pub use tls::{Handshakes, ListenerTls};
 
 /// One `[[listen]]` table.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ListenerSettings {
     /// Where to listen.
-    pub address: Address,
+    pub address: BindAddress,
     /// Whether to accept HTTP/2 besides HTTP/1.1: by ALPN over TLS, with prior knowledge in
     /// cleartext.
     pub http2: bool,
@@ -80,14 +80,14 @@ pub struct Settings {
     /// Most concurrent HTTP/2 streams per connection.
     pub max_streams: u32,
     /// Bound on connections per address.
-    pub per_address: crowd::PerAddress,
+    pub per_address: crowd::AddressLimits,
     /// TLS; `None` for cleartext.
-    pub tls: Option<tls::Settings>,
+    pub tls: Option<tls::TlsSettings>,
 }
 
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Address {
+pub enum BindAddress {
     /// A TCP address.
     Tcp(SocketAddr),
     /// A Unix domain socket.
@@ -98,14 +98,14 @@ pub enum Address {
 
 /// Whether another process may listen on the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Company {
+pub enum BindMode {
     /// No: an address in use is an error.
     Alone,
     /// Another gateway of the same user may, which this one will replace.
     Beside,
 }
 
-impl std::fmt::Display for Address {
+impl std::fmt::Display for BindAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Tcp(address) => write!(f, "{address}"),
@@ -117,9 +117,9 @@ impl std::fmt::Display for Address {
 
 /// A bound address: one listening socket for each worker.
 #[derive(Debug)]
-pub struct Bound {
+pub struct BoundListener {
     /// The actual address: port 0 is resolved.
-    pub address: Address,
+    pub address: BindAddress,
     /// One per worker.
     pub sockets: Vec<ListeningSocket>,
 }
@@ -141,15 +141,19 @@ pub const UNIX_PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const BACKLOG: i32 = 4096;
 
 /// Binds one address for `workers` workers. Fails if the address is in use or may not be bound.
-pub fn bind(address: &Address, workers: usize, company: Company) -> io::Result<Bound> {
+pub fn bind(address: &BindAddress, workers: usize, company: BindMode) -> io::Result<BoundListener> {
     match address {
-        Address::Tcp(address) => bind_tcp(*address, workers, company),
-        Address::Unix(path) => bind_unix(path, workers),
-        Address::Systemd(name) => take_up(name, workers),
+        BindAddress::Tcp(address) => bind_tcp(*address, workers, company),
+        BindAddress::Unix(path) => bind_unix(path, workers),
+        BindAddress::Systemd(name) => take_up(name, workers),
     }
 }
 
-fn bind_tcp(mut address: SocketAddr, workers: usize, company: Company) -> io::Result<Bound> {
+fn bind_tcp(
+    mut address: SocketAddr,
+    workers: usize,
+    company: BindMode,
+) -> io::Result<BoundListener> {
     probe(address, company)?;
     let mut sockets = Vec::with_capacity(workers);
     for _ in 0..workers {
@@ -157,17 +161,17 @@ fn bind_tcp(mut address: SocketAddr, workers: usize, company: Company) -> io::Re
         address = listener.local_addr()?;
         sockets.push(ListeningSocket::Tcp(listener));
     }
-    Ok(Bound {
-        address: Address::Tcp(address),
+    Ok(BoundListener {
+        address: BindAddress::Tcp(address),
         sockets,
     })
 }
 
 /// Without this probe a second process would silently share the port: SO_REUSEPORT allows it.
-fn probe(address: SocketAddr, company: Company) -> io::Result<()> {
+fn probe(address: SocketAddr, company: BindMode) -> io::Result<()> {
     match company {
-        Company::Alone => std::net::TcpListener::bind(address).map(drop),
-        Company::Beside => Ok(()),
+        BindMode::Alone => std::net::TcpListener::bind(address).map(drop),
+        BindMode::Beside => Ok(()),
     }
 }
 
@@ -190,19 +194,19 @@ fn shared_listener(address: SocketAddr) -> io::Result<std::net::TcpListener> {
 }
 
 /// A single listening socket, for pages that no worker serves.
-pub fn bind_one(address: SocketAddr, company: Company) -> io::Result<std::net::TcpListener> {
+pub fn bind_one(address: SocketAddr, company: BindMode) -> io::Result<std::net::TcpListener> {
     probe(address, company)?;
     shared_listener(address)
 }
 
 /// The inherited sockets of this name. Workers share them if there are fewer sockets than workers.
-fn take_up(name: &str, workers: usize) -> io::Result<Bound> {
+fn take_up(name: &str, workers: usize) -> io::Result<BoundListener> {
     let handed_over = inherited::named(name)?;
     let local = handed_over[0].local_addr()?;
     let address = match (local.as_socket(), local.as_pathname()) {
-        (Some(address), _) => Address::Tcp(address),
-        (None, Some(path)) => Address::Unix(path.to_owned()),
-        (None, None) => Address::Systemd(name.to_owned()),
+        (Some(address), _) => BindAddress::Tcp(address),
+        (None, Some(path)) => BindAddress::Unix(path.to_owned()),
+        (None, None) => BindAddress::Systemd(name.to_owned()),
     };
     if handed_over.len() > workers {
         let why = format!(
@@ -215,17 +219,17 @@ fn take_up(name: &str, workers: usize) -> io::Result<Bound> {
     let sockets = each.map(|socket| {
         let socket = socket.try_clone()?;
         Ok(match address {
-            Address::Tcp(_) => ListeningSocket::Tcp(socket.into()),
-            Address::Unix(_) | Address::Systemd(_) => ListeningSocket::Unix(socket.into()),
+            BindAddress::Tcp(_) => ListeningSocket::Tcp(socket.into()),
+            BindAddress::Unix(_) | BindAddress::Systemd(_) => ListeningSocket::Unix(socket.into()),
         })
     });
-    Ok(Bound {
+    Ok(BoundListener {
         sockets: sockets.collect::<io::Result<_>>()?,
         address,
     })
 }
 
-fn bind_unix(path: &Path, workers: usize) -> io::Result<Bound> {
+fn bind_unix(path: &Path, workers: usize) -> io::Result<BoundListener> {
     if let Ok(there) = std::fs::symlink_metadata(path) {
         if !there.file_type().is_socket() {
             let why = "the path exists and is not a socket; remove it or choose another path";
@@ -244,8 +248,8 @@ fn bind_unix(path: &Path, workers: usize) -> io::Result<Bound> {
     let sockets = (0..workers)
         .map(|_| listener.try_clone().map(ListeningSocket::Unix))
         .collect::<io::Result<_>>()?;
-    Ok(Bound {
-        address: Address::Unix(path.to_owned()),
+    Ok(BoundListener {
+        address: BindAddress::Unix(path.to_owned()),
         sockets,
     })
 }
@@ -259,41 +263,41 @@ pub trait Observer {
     /// An accept failed; the loop continues.
     fn accept_failed(&self, error: &io::Error);
     /// A connection was closed early because of its client's behavior.
-    fn cut(&self, why: Cut);
+    fn cut(&self, why: AbuseReason);
     /// A connection was closed unserved: its address has too many.
     fn crowded(&self, ip: IpAddr);
     /// A connection was closed unserved: its PROXY header was rejected.
-    fn not_believed(&self, peer: IpAddr, fault: proxy_protocol::Fault);
+    fn not_believed(&self, peer: IpAddr, fault: proxy_protocol::ProxyProtocolFault);
 }
 
 /// One listening socket on one worker.
 #[derive(Debug)]
-pub struct Entrance {
+pub struct Listener {
     /// Apply to connections accepted from now on.
-    terms: RefCell<Terms>,
+    terms: RefCell<ConnectionTerms>,
     drain: Rc<Drain>,
 }
 
 /// The settings of a connection.
 #[derive(Clone, Debug)]
-struct Terms {
-    settings: Rc<Settings>,
+struct ConnectionTerms {
+    settings: Rc<ListenerSettings>,
     /// For connections with TLS.
     handshakes: Option<Rc<Handshakes>>,
     /// Counts the connections per address.
-    crowd: Arc<crowd::Crowd>,
+    crowd: Arc<crowd::ConnectionsPerAddress>,
 }
 
-impl Entrance {
+impl Listener {
     /// Does not accept yet.
     pub fn new(
-        settings: Settings,
+        settings: ListenerSettings,
         handshakes: Option<Rc<Handshakes>>,
-        crowd: Arc<crowd::Crowd>,
+        crowd: Arc<crowd::ConnectionsPerAddress>,
     ) -> Rc<Self> {
         let settings = Rc::new(settings);
         Rc::new(Self {
-            terms: RefCell::new(Terms {
+            terms: RefCell::new(ConnectionTerms {
                 settings,
                 handshakes,
                 crowd,
@@ -303,7 +307,7 @@ impl Entrance {
     }
 
     /// Changes the settings of connections accepted from now on.
-    pub fn change(&self, settings: Settings, handshakes: Option<Rc<Handshakes>>) {
+    pub fn change(&self, settings: ListenerSettings, handshakes: Option<Rc<Handshakes>>) {
         let settings = Rc::new(settings);
         let mut terms = self.terms.borrow_mut();
         terms.settings = settings;
@@ -326,8 +330,8 @@ impl Entrance {
     ) -> io::Result<()> {
         let failed = |error: &io::Error| observer.accept_failed(error);
         let acceptor = Acceptor::register(socket).inspect_err(failed)?;
-        let (lot, watch) = lot::Lot::new().inspect_err(failed)?;
-        let house = Rc::new(serve::House {
+        let (lot, watch) = lot::IdleConnections::new().inspect_err(failed)?;
+        let house = Rc::new(serve::ConnectionContext {
             handler,
             observer,
             lot,
@@ -363,10 +367,11 @@ impl Entrance {
     fn serve<H: Handler, O: Observer + 'static>(
         &self,
         accepted: Accepted,
-        house: &Rc<serve::House<H, O>>,
+        house: &Rc<serve::ConnectionContext<H, O>>,
         permit: Option<OwnedSemaphorePermit>,
     ) {
-        let held = serve::Held::new(self.drain.enter(), permit, house.observer.opened());
+        let held =
+            serve::ConnectionResources::new(self.drain.enter(), permit, house.observer.opened());
         let terms = self.terms.borrow().clone();
         let serving = serve::connection(accepted, terms, Rc::clone(house), held);
         // a panic costs only this connection, which drops its resources; the panic hook has counted
@@ -377,9 +382,9 @@ impl Entrance {
 
 /// Resumes parked connections when they are readable or due, until the last has ended.
 async fn watch_over<H: Handler, O: Observer + 'static>(
-    house: Rc<serve::House<H, O>>,
-    watch: lot::Watch,
-    entrance: Rc<Entrance>,
+    house: Rc<serve::ConnectionContext<H, O>>,
+    watch: lot::IdlePoller,
+    entrance: Rc<Listener>,
 ) {
     let again = |parked| {
         tokio::task::spawn_local(serve::again(parked, Rc::clone(&house)));

@@ -24,7 +24,7 @@ use std::{
 
 use tokio::io::{AsyncRead, ReadBuf};
 
-use super::drain::Ticket;
+use super::drain::ConnectionGuard;
 use crate::identity::TrustedProxies;
 
 /// Whether connections begin with a PROXY header.
@@ -69,7 +69,7 @@ pub enum Parsed {
 
 /// Why a connection is closed before it is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum ProxyProtocolFault {
     /// The socket's peer is not trusted to send the header.
     #[error("the peer is not in client_ip.trusted_proxies")]
     Untrusted,
@@ -90,7 +90,7 @@ pub enum Fault {
     Incomplete,
 }
 
-impl Fault {
+impl ProxyProtocolFault {
     /// All values of the metric's label.
     pub const LABELS: [&str; 6] = [
         "untrusted",
@@ -123,28 +123,28 @@ pub(super) async fn receive<S: AsyncRead + Unpin>(
     peer: IpAddr,
     stream: &mut S,
     patience: Duration,
-    ticket: &Ticket,
-) -> Result<Received, Fault> {
+    ticket: &ConnectionGuard,
+) -> Result<Received, ProxyProtocolFault> {
     let ProxyProtocol::Required(trusted) = required else {
         return Ok(Received::From(peer));
     };
     if !trusted.contains(peer.to_canonical()) {
-        return Err(Fault::Untrusted);
+        return Err(ProxyProtocolFault::Untrusted);
     }
     // boxed, so that connections without a header reserve no memory for it
     match Box::pin(tokio::time::timeout(patience, read(stream, ticket))).await {
         Ok(Ok(Some(source))) => Ok(Received::From(source.map_or(peer, |source| source.ip()))),
         Ok(Ok(None)) => Ok(Received::Nothing),
         Ok(Err(fault)) => Err(fault),
-        Err(_) => Err(Fault::Timeout),
+        Err(_) => Err(ProxyProtocolFault::Timeout),
     }
 }
 
 /// Reads the header; `None` if the connection ends before the first byte.
 async fn read<S: AsyncRead + Unpin>(
     stream: &mut S,
-    ticket: &Ticket,
-) -> Result<Option<Option<SocketAddr>>, Fault> {
+    ticket: &ConnectionGuard,
+) -> Result<Option<Option<SocketAddr>>, ProxyProtocolFault> {
     let mut header = Vec::with_capacity(MAX_BYTES_V1);
     let mut wanted = MIN_BYTES;
     loop {
@@ -164,7 +164,7 @@ async fn read<S: AsyncRead + Unpin>(
         header.truncate(seen + read.unwrap_or(0));
         match header.len() {
             0 => return Ok(None),
-            length if length == seen => return Err(Fault::Incomplete),
+            length if length == seen => return Err(ProxyProtocolFault::Incomplete),
             _ => {}
         }
         match parse(&header)? {
@@ -176,7 +176,7 @@ async fn read<S: AsyncRead + Unpin>(
 
 /// Parses a header from the first bytes of a connection; rejects other input as early as possible.
 /// Linear in the number of bytes.
-pub fn parse(bytes: &[u8]) -> Result<Parsed, Fault> {
+pub fn parse(bytes: &[u8]) -> Result<Parsed, ProxyProtocolFault> {
     let begins = |signature: &[u8]| {
         let both = bytes.len().min(signature.len());
         bytes[..both] == signature[..both]
@@ -186,15 +186,15 @@ pub fn parse(bytes: &[u8]) -> Result<Parsed, Fault> {
     } else if begins(SIGNATURE_V1) {
         parse_v1(bytes)
     } else {
-        Err(Fault::Malformed)
+        Err(ProxyProtocolFault::Malformed)
     }
 }
 
 /// `PROXY TCP4 192.0.2.1 198.51.100.7 56324 443` and CRLF.
-fn parse_v1(bytes: &[u8]) -> Result<Parsed, Fault> {
+fn parse_v1(bytes: &[u8]) -> Result<Parsed, ProxyProtocolFault> {
     let line = &bytes[..bytes.len().min(MAX_BYTES_V1)];
     if let Some(end) = line.windows(2).position(|two| two == b"\r\n") {
-        let source = source_v1(&line[..end]).ok_or(Fault::Malformed)?;
+        let source = source_v1(&line[..end]).ok_or(ProxyProtocolFault::Malformed)?;
         let length = end + 2;
         return Ok(Parsed::Whole { source, length });
     }
@@ -205,7 +205,7 @@ fn parse_v1(bytes: &[u8]) -> Result<Parsed, Fault> {
     };
     let says_nothing = line.starts_with(b"PROXY UNKNOWN ");
     if line.len() + ending > MAX_BYTES_V1 || !(says_nothing || text.iter().all(is_sane)) {
-        return Err(Fault::Malformed);
+        return Err(ProxyProtocolFault::Malformed);
     }
     Ok(Parsed::Longer((line.len() + ending).max(MIN_BYTES)))
 }
@@ -246,12 +246,12 @@ fn port(text: &str) -> Option<u16> {
     plain.then(|| text.parse().ok()).flatten()
 }
 
-fn parse_v2(bytes: &[u8]) -> Result<Parsed, Fault> {
+fn parse_v2(bytes: &[u8]) -> Result<Parsed, ProxyProtocolFault> {
     const LOCAL: u8 = 0x20;
     const PROXY: u8 = 0x21;
     let command = bytes.get(12).copied();
     if command.is_some_and(|command| !matches!(command, LOCAL | PROXY)) {
-        return Err(Fault::Malformed);
+        return Err(ProxyProtocolFault::Malformed);
     }
     let Some((&[.., family, high, low], rest)) = bytes.split_first_chunk::<FIXED_BYTES_V2>() else {
         let least = if bytes.len() < SIGNATURE_V2.len() {
@@ -267,13 +267,13 @@ fn parse_v2(bytes: &[u8]) -> Result<Parsed, Fault> {
         (_, 0x11 | 0x12) => Some(4 + 4 + 2 + 2),
         (_, 0x21 | 0x22) => Some(16 + 16 + 2 + 2),
         (_, 0x31 | 0x32) => Some(108 + 108),
-        _ => return Err(Fault::Malformed),
+        _ => return Err(ProxyProtocolFault::Malformed),
     };
     if addresses.is_some_and(|addresses| length < FIXED_BYTES_V2 + addresses) {
-        return Err(Fault::Malformed);
+        return Err(ProxyProtocolFault::Malformed);
     }
     if length > MAX_BYTES {
-        return Err(Fault::TooLong);
+        return Err(ProxyProtocolFault::TooLong);
     }
     let Some(header) = bytes.get(..length) else {
         return Ok(Parsed::Longer(length));
@@ -297,19 +297,23 @@ fn source_v2(family: u8, block: &[u8]) -> Option<SocketAddr> {
 }
 
 /// Checks that the TLVs fill the header exactly, and the checksum if there is one.
-fn check_tlvs(header: &[u8], mut at: usize) -> Result<(), Fault> {
+fn check_tlvs(header: &[u8], mut at: usize) -> Result<(), ProxyProtocolFault> {
     const CHECKSUM: u8 = 0x03;
     let mut checksum = None;
     while at < header.len() {
         let Some([kind, high, low]) = header.get(at..at + 3) else {
-            return Err(Fault::Malformed);
+            return Err(ProxyProtocolFault::Malformed);
         };
         let value = at + 3..at + 3 + usize::from(u16::from_be_bytes([*high, *low]));
-        let written = header.get(value.clone()).ok_or(Fault::Malformed)?;
+        let written = header
+            .get(value.clone())
+            .ok_or(ProxyProtocolFault::Malformed)?;
         if *kind == CHECKSUM {
-            let written: [u8; 4] = written.try_into().map_err(|_| Fault::Malformed)?;
+            let written: [u8; 4] = written
+                .try_into()
+                .map_err(|_| ProxyProtocolFault::Malformed)?;
             if checksum.replace((value.start, written)).is_some() {
-                return Err(Fault::Malformed);
+                return Err(ProxyProtocolFault::Malformed);
             }
         }
         at = value.end;
@@ -324,7 +328,7 @@ fn check_tlvs(header: &[u8], mut at: usize) -> Result<(), Fault> {
     if crc32c(zeroed) == u32::from_be_bytes(written) {
         Ok(())
     } else {
-        Err(Fault::Checksum)
+        Err(ProxyProtocolFault::Checksum)
     }
 }
 
@@ -356,7 +360,7 @@ mod tests {
 
     const INET: [u8; 12] = [192, 0, 2, 1, 198, 51, 100, 7, 0xdc, 4, 1, 0xbb];
 
-    fn source(bytes: &[u8]) -> Result<Option<String>, Fault> {
+    fn source(bytes: &[u8]) -> Result<Option<String>, ProxyProtocolFault> {
         match parse(bytes)? {
             Parsed::Whole { source, length } if length == bytes.len() => {
                 Ok(source.map(|source| source.to_string()))
@@ -404,7 +408,7 @@ mod tests {
             "UDP4 1.2.3.4 5.6.7.8 1 2",
             "",
         ] {
-            assert_eq!(named(line), Err(Fault::Malformed), "{line:?}");
+            assert_eq!(named(line), Err(ProxyProtocolFault::Malformed), "{line:?}");
         }
     }
 
@@ -421,10 +425,10 @@ mod tests {
             b"\r\n\r\n\0\r\nQUIT\n\x22",
         ] {
             let shown = bytes.escape_ascii();
-            assert_eq!(parse(bytes), Err(Fault::Malformed), "{shown}");
+            assert_eq!(parse(bytes), Err(ProxyProtocolFault::Malformed), "{shown}");
         }
         let endless = [b"PROXY UNKNOWN ".to_vec(), vec![b'x'; MAX_BYTES_V1]].concat();
-        assert_eq!(parse(&endless), Err(Fault::Malformed));
+        assert_eq!(parse(&endless), Err(ProxyProtocolFault::Malformed));
     }
 
     #[test]
@@ -433,12 +437,12 @@ mod tests {
             let fixed = [SIGNATURE_V2, &[0x21, 0x11], &length.to_be_bytes()].concat();
             parse(&fixed)
         };
-        assert_eq!(announced(11), Err(Fault::Malformed));
+        assert_eq!(announced(11), Err(ProxyProtocolFault::Malformed));
         assert_eq!(announced(12), Ok(Parsed::Longer(28)));
         let most = u16::try_from(MAX_BYTES - FIXED_BYTES_V2).expect("within 64 KiB");
         assert_eq!(announced(most), Ok(Parsed::Longer(MAX_BYTES)));
-        assert_eq!(announced(most + 1), Err(Fault::TooLong));
-        assert_eq!(announced(u16::MAX), Err(Fault::TooLong));
+        assert_eq!(announced(most + 1), Err(ProxyProtocolFault::TooLong));
+        assert_eq!(announced(u16::MAX), Err(ProxyProtocolFault::TooLong));
     }
 
     #[test]
@@ -455,7 +459,7 @@ mod tests {
         for family in [0x01, 0x10, 0x13, 0x30, 0x41] {
             assert_eq!(
                 source(&v2(0x21, family, &[0; 216])),
-                Err(Fault::Malformed),
+                Err(ProxyProtocolFault::Malformed),
                 "{family:#x}"
             );
         }
@@ -465,12 +469,18 @@ mod tests {
     fn tlvs_fill_the_header_and_one_checksum_at_most_is_right() {
         let with = |tlvs: &[u8]| source(&v2(0x21, 0x11, &[&INET[..], tlvs].concat()));
         assert!(with(&[0x04, 0, 0, 0xea, 0, 2, 1, 2]).is_ok());
-        assert_eq!(with(&[0x04, 0]), Err(Fault::Malformed));
-        assert_eq!(with(&[0x04, 0, 1]), Err(Fault::Malformed));
-        assert_eq!(with(&[0x03, 0, 3, 1, 2, 3]), Err(Fault::Malformed));
-        assert_eq!(with(&[0x03, 0, 4, 1, 2, 3, 4]), Err(Fault::Checksum));
+        assert_eq!(with(&[0x04, 0]), Err(ProxyProtocolFault::Malformed));
+        assert_eq!(with(&[0x04, 0, 1]), Err(ProxyProtocolFault::Malformed));
+        assert_eq!(
+            with(&[0x03, 0, 3, 1, 2, 3]),
+            Err(ProxyProtocolFault::Malformed)
+        );
+        assert_eq!(
+            with(&[0x03, 0, 4, 1, 2, 3, 4]),
+            Err(ProxyProtocolFault::Checksum)
+        );
         let twice = [0x03, 0, 4, 0, 0, 0, 0, 0x03, 0, 4, 0, 0, 0, 0];
-        assert_eq!(with(&twice), Err(Fault::Malformed));
+        assert_eq!(with(&twice), Err(ProxyProtocolFault::Malformed));
         // RFC 3720 §B.4
         assert_eq!(crc32c([0; 32].iter()), 0x8a91_36aa);
         assert_eq!(crc32c([0xff; 32].iter()), 0x62a8_ab43);
@@ -548,12 +558,21 @@ mod tests {
         let client = Ok(Received::From(address("192.0.2.1")));
         assert_eq!(received("10.0.0.1", good, false), client);
         assert_eq!(received("::ffff:10.0.0.1", good, false), client);
-        assert_eq!(received("11.0.0.1", good, false), Err(Fault::Untrusted));
-        assert_eq!(received("10.0.0.1", b"", false), Err(Fault::Timeout));
-        assert_eq!(received("10.0.0.1", b"PROXY ", false), Err(Fault::Timeout));
+        assert_eq!(
+            received("11.0.0.1", good, false),
+            Err(ProxyProtocolFault::Untrusted)
+        );
+        assert_eq!(
+            received("10.0.0.1", b"", false),
+            Err(ProxyProtocolFault::Timeout)
+        );
+        assert_eq!(
+            received("10.0.0.1", b"PROXY ", false),
+            Err(ProxyProtocolFault::Timeout)
+        );
         assert_eq!(
             received("10.0.0.1", b"PROXY ", true),
-            Err(Fault::Incomplete)
+            Err(ProxyProtocolFault::Incomplete)
         );
         assert_eq!(received("10.0.0.1", b"", true), Ok(Received::Nothing));
     }

@@ -9,7 +9,7 @@ use http::{
     request::Parts,
 };
 
-use super::Settings;
+use super::ListenerSettings;
 
 /// Why a request is rejected as malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -51,7 +51,10 @@ pub struct Addressed<'a> {
 }
 
 /// Validates a request and returns its target. Allocates nothing.
-pub fn check<'a>(parts: &'a Parts, settings: &Settings) -> Result<Addressed<'a>, Malformed> {
+pub fn check<'a>(
+    parts: &'a Parts,
+    settings: &ListenerSettings,
+) -> Result<Addressed<'a>, Malformed> {
     let seen = check_size(parts, settings)?;
     match parts.method {
         Method::CONNECT => return Err(Malformed::Tunnel),
@@ -130,12 +133,12 @@ fn check_handshake(parts: &Parts) -> Result<(), Malformed> {
 
 /// Rare fields that need a check of their own when present.
 #[derive(Debug, Default)]
-struct Seen {
+struct RareFields {
     coding: bool,
     upgrade: bool,
 }
 
-fn check_size(parts: &Parts, settings: &Settings) -> Result<Seen, Malformed> {
+fn check_size(parts: &Parts, settings: &ListenerSettings) -> Result<RareFields, Malformed> {
     let target = parts
         .uri
         .path_and_query()
@@ -146,7 +149,7 @@ fn check_size(parts: &Parts, settings: &Settings) -> Result<Seen, Malformed> {
     if parts.headers.len() > settings.max_header_count {
         return Err(Malformed::FieldsTooLarge);
     }
-    let mut seen = Seen::default();
+    let mut seen = RareFields::default();
     let mut bytes = target;
     for (name, value) in &parts.headers {
         // a line is its name, ": ", its value and CR LF
@@ -200,9 +203,9 @@ fn check_framing(headers: &HeaderMap) -> Result<(), Malformed> {
 }
 
 /// An authority, and its host.
-type Named<'a> = (&'a str, &'a str);
+type AuthorityAndHost<'a> = (&'a str, &'a str);
 
-fn named(authority: &str) -> Result<Named<'_>, Malformed> {
+fn named(authority: &str) -> Result<AuthorityAndHost<'_>, Malformed> {
     match host_of(authority) {
         Some(host) => Ok((authority, host)),
         None => Err(Malformed::Invalid("The host is not valid.")),
@@ -210,7 +213,7 @@ fn named(authority: &str) -> Result<Named<'_>, Malformed> {
 }
 
 /// The one `Host`, unless the target is absolute: then the target's authority (RFC 9112 §3.2.2).
-fn authority_http1(parts: &Parts) -> Result<Named<'_>, Malformed> {
+fn authority_http1(parts: &Parts) -> Result<AuthorityAndHost<'_>, Malformed> {
     let mut lines = parts.headers.get_all(HOST).iter();
     let line = lines.next();
     if lines.next().is_some() {

@@ -22,21 +22,21 @@ use tokio::{
 };
 
 use super::{
-    Observer, Settings, Terms,
+    ConnectionTerms, ListenerSettings, Observer,
     clock::Clock,
-    crowd::Place,
-    drain::Ticket,
+    crowd::ConnectionPermit,
+    drain::ConnectionGuard,
     handover::Takeover,
     http1, http2,
     inbound::{ReadError, RequestBody},
     interim::Interim,
-    ledger::Cut,
-    lot::Lot,
+    ledger::AbuseReason,
+    lot::IdleConnections,
     proxy_protocol::{self, Received},
-    stream::Stream,
+    stream::ClientStream,
     timed_io::TimedIo,
 };
-use crate::identity::Certificate;
+use crate::identity::ClientCertificate;
 
 /// Turns a request into a response; one per worker.
 pub trait Handler: 'static {
@@ -70,9 +70,9 @@ pub struct Peer {
     /// The client's address: the socket's, or that of a PROXY header.
     pub ip: IpAddr,
     /// The listener's settings.
-    pub listener: Rc<Settings>,
+    pub listener: Rc<ListenerSettings>,
     /// The verified client certificate.
-    pub certificate: Option<Rc<Certificate>>,
+    pub certificate: Option<Rc<ClientCertificate>>,
     pub(super) clock: Rc<Clock>,
     interim: Rc<Interim>,
     takeover: RefCell<Option<Takeover>>,
@@ -89,8 +89,8 @@ impl fmt::Debug for Peer {
 impl Peer {
     fn new(
         ip: IpAddr,
-        listener: Rc<Settings>,
-        certificate: Option<Rc<Certificate>>,
+        listener: Rc<ListenerSettings>,
+        certificate: Option<Rc<ClientCertificate>>,
         clock: Clock,
     ) -> Self {
         Self {
@@ -106,8 +106,8 @@ impl Peer {
     /// A peer without a connection, to explain hypothetical requests.
     pub fn described(
         ip: IpAddr,
-        listener: Rc<Settings>,
-        certificate: Option<Rc<Certificate>>,
+        listener: Rc<ListenerSettings>,
+        certificate: Option<Rc<ClientCertificate>>,
     ) -> Self {
         let clock = Clock::new(listener.header_timeout, listener.idle_timeout);
         Self::new(ip, listener, certificate, clock)
@@ -146,7 +146,7 @@ impl Peer {
     }
 
     /// Why an HTTP/2 stream failed, if its connection was closed early.
-    pub(super) fn why_cut(&self, error: &h2::Error) -> Option<Cut> {
+    pub(super) fn why_cut(&self, error: &h2::Error) -> Option<AbuseReason> {
         self.clock.why_cut(error)
     }
 
@@ -160,21 +160,21 @@ impl Peer {
 /// An accepted connection, not yet served.
 #[derive(Debug)]
 pub struct Accepted {
-    stream: Stream,
+    stream: ClientStream,
     peer: IpAddr,
 }
 
 impl Accepted {
     pub(super) fn tcp(stream: TcpStream, peer: IpAddr) -> Self {
         Self {
-            stream: Stream::Tcp(stream),
+            stream: ClientStream::Tcp(stream),
             peer,
         }
     }
 
     pub(super) fn unix(stream: UnixStream, peer: IpAddr) -> Self {
         Self {
-            stream: Stream::Unix(stream),
+            stream: ClientStream::Unix(stream),
             peer,
         }
     }
@@ -182,9 +182,9 @@ impl Accepted {
     /// The client's address, from the PROXY header if one is required.
     async fn announced(
         &mut self,
-        settings: &Settings,
-        ticket: &Ticket,
-    ) -> Result<Received, proxy_protocol::Fault> {
+        settings: &ListenerSettings,
+        ticket: &ConnectionGuard,
+    ) -> Result<Received, proxy_protocol::ProxyProtocolFault> {
         let (required, patience) = (&settings.proxy_protocol, settings.header_timeout);
         let peer = self.peer;
         proxy_protocol::receive(required, peer, &mut self.stream, patience, ticket).await
@@ -192,24 +192,28 @@ impl Accepted {
 }
 
 /// Context of all connections of one listener.
-pub(super) struct House<H, O: Observer> {
+pub(super) struct ConnectionContext<H, O: Observer> {
     pub(super) handler: Rc<H>,
     pub(super) observer: Rc<O>,
     /// The idle connections.
-    pub(super) lot: Lot<Parked<O::Open>>,
+    pub(super) lot: IdleConnections<Parked<O::Open>>,
 }
 
 /// Resources of a connection from accept to close.
-pub(super) struct Held<K> {
-    ticket: Ticket,
+pub(super) struct ConnectionResources<K> {
+    ticket: ConnectionGuard,
     /// Counts it among the connections of its address.
-    place: Option<Place>,
+    place: Option<ConnectionPermit>,
     _permit: Option<OwnedSemaphorePermit>,
     _open: K,
 }
 
-impl<K> Held<K> {
-    pub(super) fn new(ticket: Ticket, permit: Option<OwnedSemaphorePermit>, open: K) -> Self {
+impl<K> ConnectionResources<K> {
+    pub(super) fn new(
+        ticket: ConnectionGuard,
+        permit: Option<OwnedSemaphorePermit>,
+        open: K,
+    ) -> Self {
         Self {
             ticket,
             place: None,
@@ -221,12 +225,12 @@ impl<K> Held<K> {
 
 /// An idle connection: all its remaining state.
 pub(super) struct Parked<K> {
-    stream: Stream,
+    stream: ClientStream,
     since: Instant,
     ip: IpAddr,
-    listener: Rc<Settings>,
-    certificate: Option<Rc<Certificate>>,
-    held: Held<K>,
+    listener: Rc<ListenerSettings>,
+    certificate: Option<Rc<ClientCertificate>>,
+    held: ConnectionResources<K>,
 }
 
 impl<K> AsRawFd for Parked<K> {
@@ -241,9 +245,9 @@ impl<K> AsRawFd for Parked<K> {
 /// one protocol is boxed: allocated when needed, freed when done.
 pub(super) async fn connection<H: Handler, O: Observer>(
     accepted: Accepted,
-    terms: Terms,
-    house: Rc<House<H, O>>,
-    held: Held<O::Open>,
+    terms: ConnectionTerms,
+    house: Rc<ConnectionContext<H, O>>,
+    held: ConnectionResources<O::Open>,
 ) {
     let begun = Box::pin(begin(accepted, terms, &*house.observer, held)).await;
     let Some((stream, agreed, peer, held)) = begun else {
@@ -261,7 +265,7 @@ pub(super) async fn connection<H: Handler, O: Observer>(
 /// Resumes a parked connection: it is readable or due.
 pub(super) async fn again<H: Handler, O: Observer>(
     parked: Parked<O::Open>,
-    house: Rc<House<H, O>>,
+    house: Rc<ConnectionContext<H, O>>,
 ) {
     let Parked {
         mut stream,
@@ -287,11 +291,16 @@ pub(super) async fn again<H: Handler, O: Observer>(
 /// these closes it.
 async fn begin<O: Observer>(
     mut accepted: Accepted,
-    terms: Terms,
+    terms: ConnectionTerms,
     observer: &O,
-    mut held: Held<O::Open>,
-) -> Option<(Stream, Option<Protocol>, Rc<Peer>, Held<O::Open>)> {
-    let Terms {
+    mut held: ConnectionResources<O::Open>,
+) -> Option<(
+    ClientStream,
+    Option<Protocol>,
+    Rc<Peer>,
+    ConnectionResources<O::Open>,
+)> {
+    let ConnectionTerms {
         settings,
         handshakes,
         crowd,
@@ -305,7 +314,7 @@ async fn begin<O: Observer>(
         }
     };
     // peers on a Unix socket all have one address
-    if matches!(accepted.stream, Stream::Tcp(_)) || ip != accepted.peer {
+    if matches!(accepted.stream, ClientStream::Tcp(_)) || ip != accepted.peer {
         held.place = crowd.enter(ip, &settings.per_address);
         if held.place.is_none() {
             observer.crowded(ip);
@@ -325,7 +334,7 @@ async fn begin<O: Observer>(
     Some((stream, agreed, peer, held))
 }
 
-fn timed(stream: Stream, peer: &Peer) -> Box<TimedIo> {
+fn timed(stream: ClientStream, peer: &Peer) -> Box<TimedIo> {
     let (clock, interim) = (Rc::clone(&peer.clock), Rc::clone(&peer.interim));
     Box::new(TimedIo::new(stream, clock, interim))
 }
@@ -335,8 +344,8 @@ async fn speak<H: Handler, O: Observer>(
     io: Box<TimedIo>,
     protocol: Protocol,
     peer: Rc<Peer>,
-    house: Rc<House<H, O>>,
-    held: Held<O::Open>,
+    house: Rc<ConnectionContext<H, O>>,
+    held: ConnectionResources<O::Open>,
 ) {
     let (handler, ticket) = (&house.handler, &held.ticket);
     let served = match protocol {
@@ -368,10 +377,10 @@ async fn speak<H: Handler, O: Observer>(
 }
 
 fn park<H, O: Observer>(
-    mut stream: Stream,
+    mut stream: ClientStream,
     peer: &Peer,
-    house: &House<H, O>,
-    held: Held<O::Open>,
+    house: &ConnectionContext<H, O>,
+    held: ConnectionResources<O::Open>,
 ) -> io::Result<()> {
     let since = peer.clock.idle_since().unwrap_or_else(Instant::now);
     let until = since + peer.clock.idle_timeout();
@@ -392,9 +401,9 @@ fn park<H, O: Observer>(
 /// too long an idle time (RFC 9113 §6.8). `None` if it must be parked instead.
 pub(super) async fn run<C>(
     mut connection: Pin<&mut C>,
-    ticket: &Ticket,
+    ticket: &ConnectionGuard,
     clock: &Clock,
-    is_time: impl Fn(&Ticket) -> bool,
+    is_time: impl Fn(&ConnectionGuard) -> bool,
     graceful_shutdown: impl Fn(Pin<&mut C>),
 ) -> Option<C::Output>
 where
@@ -431,7 +440,7 @@ where
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// Reads just enough to tell HTTP/2 from HTTP/1, and unreads it. Bounded by the header timeout.
-async fn first_protocol(io: &mut TimedIo, ticket: &Ticket) -> Protocol {
+async fn first_protocol(io: &mut TimedIo, ticket: &ConnectionGuard) -> Protocol {
     let mut seen = BytesMut::new();
     while seen.len() < PREFACE.len() && PREFACE.starts_with(&seen) {
         let is_first = seen.is_empty();

@@ -18,11 +18,11 @@ use tokio_rustls::server::TlsStream;
 
 /// One type for all, so that the code above it is compiled once.
 #[derive(Debug)]
-pub(super) enum Stream {
+pub(super) enum ClientStream {
     Tcp(TcpStream),
     Unix(UnixStream),
     /// Boxed: a TLS session is large and would be moved often.
-    Tls(Box<TlsStream<Stream>>),
+    Tls(Box<TlsStream<ClientStream>>),
     /// Deregistered from the runtime, which holds no memory for it.
     Resting(Resting),
     /// Deregistering or registering failed: closed.
@@ -36,7 +36,7 @@ pub(super) enum Resting {
     Unix(unix::net::UnixStream),
 }
 
-impl Stream {
+impl ClientStream {
     /// The socket below TLS, if any.
     pub(super) fn socket_mut(&mut self) -> &mut Self {
         match self {
@@ -73,7 +73,7 @@ impl Stream {
     }
 }
 
-impl AsRawFd for Stream {
+impl AsRawFd for ClientStream {
     fn as_raw_fd(&self) -> RawFd {
         match self {
             Self::Tcp(socket) => socket.as_raw_fd(),
@@ -97,7 +97,7 @@ macro_rules! each {
     };
 }
 
-impl AsyncRead for Stream {
+impl AsyncRead for ClientStream {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -107,7 +107,7 @@ impl AsyncRead for Stream {
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for ClientStream {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,

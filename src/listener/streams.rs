@@ -18,11 +18,11 @@ use bytes::{Buf, Bytes};
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
-use super::clock::{Clock, InFlight};
+use super::clock::{Clock, RequestInFlight};
 
 /// State of a stream, shared with its body.
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
+pub(super) struct StreamState {
     /// When the wait began for the client to accept the last body frame.
     since: Cell<Option<Instant>>,
     /// Set when its [`Marker`] has been sent.
@@ -35,7 +35,7 @@ pub(super) struct Waiting {
 /// discards its queue when a stream is reset. It drops the marker once everything before it has
 /// been written.
 #[derive(Debug)]
-pub(super) struct Marker(Rc<Waiting>);
+pub(super) struct Marker(Rc<StreamState>);
 
 impl Drop for Marker {
     fn drop(&mut self) {
@@ -77,11 +77,11 @@ impl Buf for Portion {
 }
 
 /// Spawns a task for a stream.
-pub(super) fn spawn<F>(stream: F, clock: &Rc<Clock>, waiting: Rc<Waiting>)
+pub(super) fn spawn<F>(stream: F, clock: &Rc<Clock>, waiting: Rc<StreamState>)
 where
     F: Future<Output = ()> + 'static,
 {
-    tokio::task::spawn_local(Stream {
+    tokio::task::spawn_local(StreamTask {
         stream,
         clock: Rc::clone(clock),
         waiting,
@@ -90,16 +90,16 @@ where
 }
 
 pin_project_lite::pin_project! {
-    struct Stream<F> {
+    struct StreamTask<F> {
         #[pin]
         stream: F,
         clock: Rc<Clock>,
-        waiting: Rc<Waiting>,
+        waiting: Rc<StreamState>,
         timer: Option<Pin<Box<Sleep>>>,
     }
 }
 
-impl<F: Future<Output = ()>> Future for Stream<F> {
+impl<F: Future<Output = ()>> Future for StreamTask<F> {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
@@ -135,16 +135,20 @@ pin_project_lite::pin_project! {
     pub(super) struct Tracked<B: Body> {
         #[pin]
         body: B,
-        in_flight: InFlight,
+        in_flight: RequestInFlight,
         // HTTP/2 only
-        waiting: Option<Rc<Waiting>>,
+        waiting: Option<Rc<StreamState>>,
         // why the body broke off
         broken: Option<B::Error>,
     }
 }
 
 impl<B: Body> Tracked<B> {
-    pub(super) fn new(body: B, in_flight: InFlight, waiting: Option<Rc<Waiting>>) -> Self {
+    pub(super) fn new(
+        body: B,
+        in_flight: RequestInFlight,
+        waiting: Option<Rc<StreamState>>,
+    ) -> Self {
         if body.is_end_stream() {
             in_flight.finished();
         }
@@ -213,7 +217,7 @@ impl<B: Body<Data = Bytes>> Body for Tracked<B> {
     }
 }
 
-impl Waiting {
+impl StreamState {
     /// Ready when the marker, and everything before it, has been sent.
     fn poll_marker(&self, cx: &Context<'_>) -> Poll<()> {
         if self.marker_left.get() {

@@ -25,7 +25,10 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
-use super::{clock::Clock, drain::Ticket, interim::Interim, ledger::Cut, stream::Stream};
+use super::{
+    clock::Clock, drain::ConnectionGuard, interim::Interim, ledger::AbuseReason,
+    stream::ClientStream,
+};
 
 /// How long a response may take for a client that has closed its side.
 const HALF_CLOSED_PATIENCE: Duration = Duration::from_secs(2);
@@ -33,7 +36,7 @@ const HALF_CLOSED_PATIENCE: Duration = Duration::from_secs(2);
 /// A socket and its [`Clock`].
 #[derive(Debug)]
 pub(super) struct TimedIo {
-    io: Stream,
+    io: ClientStream,
     /// Bytes read before the protocol was known.
     prefix: Bytes,
     clock: Rc<Clock>,
@@ -52,7 +55,7 @@ pub(super) struct TimedIo {
 }
 
 impl TimedIo {
-    pub(super) fn new(io: Stream, clock: Rc<Clock>, interim: Rc<Interim>) -> Self {
+    pub(super) fn new(io: ClientStream, clock: Rc<Clock>, interim: Rc<Interim>) -> Self {
         Self {
             io,
             prefix: Bytes::new(),
@@ -68,7 +71,7 @@ impl TimedIo {
     }
 
     /// Removes the timeouts.
-    pub(super) fn into_stream(self) -> Stream {
+    pub(super) fn into_stream(self) -> ClientStream {
         self.io
     }
 
@@ -86,7 +89,7 @@ impl TimedIo {
     /// connection must end and `is_first` says that no data would be lost.
     pub(super) fn poll_read_some(
         &mut self,
-        ticket: &Ticket,
+        ticket: &ConnectionGuard,
         is_first: bool,
         into: &mut BytesMut,
         cx: &mut Context<'_>,
@@ -146,7 +149,7 @@ impl TimedIo {
             .stalled
             .get_or_insert_with(|| Box::pin(tokio::time::sleep(self.clock.idle_timeout())));
         ready!(timer.as_mut().poll(cx));
-        self.clock.settle(Err(Cut::Stalled));
+        self.clock.settle(Err(AbuseReason::Stalled));
         Poll::Ready(io::ErrorKind::TimedOut.into())
     }
 

@@ -11,7 +11,9 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use http::StatusCode;
 
-use super::{Asked, BodyStyle, Denial, OwnQuota, Policy, Refusal, policy::put_number};
+use super::{
+    BodyStyle, OwnQuota, Policy, Refusal, RequestFacts, StoppedRequest, policy::put_number,
+};
 use crate::telemetry::json;
 
 /// No value in a body is longer: names come from the configuration, IDs from tidegate or a trusted
@@ -24,7 +26,7 @@ const ABNORMAL_USAGE: &str = r#"{"type":"https://iana.org/assignments/http-probl
 const REDUCED_CAPACITY: &str = r#"{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"Temporary Reduced Capacity","status":503,"detail":"#;
 
 /// The body of a refusal. Allocates once.
-pub(super) fn of_refusal(style: BodyStyle, refusal: &Refusal, asked: &Asked<'_>) -> Bytes {
+pub(super) fn of_refusal(style: BodyStyle, refusal: &Refusal, asked: &RequestFacts<'_>) -> Bytes {
     let mut out = BytesMut::with_capacity(384);
     let status = refusal.status();
     match style {
@@ -64,8 +66,8 @@ pub(super) fn of_refusal(style: BodyStyle, refusal: &Refusal, asked: &Asked<'_>)
 pub(super) fn put_denial(
     out: &mut BytesMut,
     style: BodyStyle,
-    denial: &Denial<'_>,
-    asked: &Asked<'_>,
+    denial: &StoppedRequest<'_>,
+    asked: &RequestFacts<'_>,
 ) {
     let retry_after = denial.retry_after();
     let error = match denial.named() {
@@ -119,7 +121,7 @@ pub(super) fn put_denial(
 
 /// `The limit per_ip (100/s, at most 200 at once) is exceeded. Try again in 3 s.` If the limit is
 /// not disclosed, the text has only the wait.
-fn put_sentence(out: &mut BytesMut, denial: &Denial<'_>, in_json: bool) {
+fn put_sentence(out: &mut BytesMut, denial: &StoppedRequest<'_>, in_json: bool) {
     let retry_after = denial.retry_after();
     let (before, after) = match denial.named() {
         None => ("Too many requests.", ""),
@@ -154,7 +156,7 @@ fn put_blank(out: &mut BytesMut, status: StatusCode) {
     out.put_slice(b",\"detail\":");
 }
 
-fn put_request_id_and_end(out: &mut BytesMut, asked: &Asked<'_>) {
+fn put_request_id_and_end(out: &mut BytesMut, asked: &RequestFacts<'_>) {
     if let Some(id) = asked.request_id {
         out.put_slice(b",\"request_id\":");
         json::put_string(out, id.as_bytes(), VALUE_MAX_BYTES);
@@ -188,7 +190,7 @@ fn put(out: &mut BytesMut, text: &str) {
 
 /// The body of the page that shows a caller's quotas. Allocates once, or a few times if there are
 /// many limits.
-pub(super) fn of_quotas(quotas: &[OwnQuota<'_>], asked: &Asked<'_>) -> Bytes {
+pub(super) fn of_quotas(quotas: &[OwnQuota<'_>], asked: &RequestFacts<'_>) -> Bytes {
     let mut out = BytesMut::with_capacity(256 + 192 * quotas.len());
     out.put_slice(b"{\"limits\":[");
     for (at, quota) in quotas.iter().enumerate() {

@@ -3,8 +3,8 @@
 //! | family | fields | value |
 //! |---|---|---|
 //! | `ratelimit` | `RateLimit`, `RateLimit-Policy` | every limit that applies, the binding one first |
-//! | `ratelimit_triple` | `RateLimit-Limit`, `-Remaining`, `-Reset` | the binding limit; reset in seconds from now |
-//! | `x_ratelimit` | `X-RateLimit-Limit`, `-Remaining`, `-Reset` | the binding limit; reset in seconds since 1970 |
+//! | `ratelimit_triple` | `RateLimit-LimitSettings`, `-Remaining`, `-Reset` | the binding limit; reset in seconds from now |
+//! | `x_ratelimit` | `X-RateLimit-LimitSettings`, `-Remaining`, `-Reset` | the binding limit; reset in seconds since 1970 |
 //!
 //! `ratelimit` follows draft-ietf-httpapi-ratelimit-headers-11, called draft-11 below.
 //!
@@ -30,9 +30,11 @@ use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::RETRY_AFTER};
 
 use super::{
-    Asked, BodyStyle, FieldFamilies, Settings, authored_head, body,
+    BodyStyle, FieldFamilies, RequestFacts, ResponseSettings, authored_head, body,
     members::{self, Listed},
-    policy::{Denial, INTEGER_MAX, Met, NS_PER_SECOND, Policy, put_number, value_of},
+    policy::{
+        INTEGER_MAX, LimitReport, NS_PER_SECOND, Policy, StoppedRequest, put_number, value_of,
+    },
 };
 use crate::limit::MAX_LIMITS;
 
@@ -74,7 +76,7 @@ type Places = ArrayVec<usize, MAX_LIMITS>;
 /// Everything that a rejection's head depends on, apart from the blanks.
 #[derive(Debug, PartialEq, Eq)]
 struct Rejection {
-    settings: Settings,
+    settings: ResponseSettings,
     has_id: bool,
     may_return: bool,
     places: Places,
@@ -113,8 +115,8 @@ impl FieldWriter {
         &mut self,
         headers: &mut HeaderMap,
         status: StatusCode,
-        met: &[Met<'_>],
-        settings: &Settings,
+        met: &[LimitReport<'_>],
+        settings: &ResponseSettings,
         now: SystemTime,
     ) {
         let denied = met.iter().any(|met| met.denied);
@@ -144,9 +146,9 @@ impl FieldWriter {
     /// header table costs a sixth of building one.
     pub(super) fn rejection(
         &mut self,
-        denial: &Denial<'_>,
-        asked: &Asked<'_>,
-        settings: &Settings,
+        denial: &StoppedRequest<'_>,
+        asked: &RequestFacts<'_>,
+        settings: &ResponseSettings,
         now: SystemTime,
     ) -> HeaderMap {
         self.buffer.reserve(ANSWER_BYTES);
@@ -180,10 +182,10 @@ impl FieldWriter {
     /// The cached head for a rejection by these limits, with blanks.
     fn form(
         &mut self,
-        denial: &Denial<'_>,
-        asked: &Asked<'_>,
-        settings: &Settings,
-        met: &[Met<'_>],
+        denial: &StoppedRequest<'_>,
+        asked: &RequestFacts<'_>,
+        settings: &ResponseSettings,
+        met: &[LimitReport<'_>],
     ) -> &HeaderMap {
         let (has_id, may_return) = (asked.request_id.is_some(), denial.retry_after().is_some());
         let known = self.forms.iter().position(|(known, _)| {
@@ -229,8 +231,8 @@ impl FieldWriter {
     pub(super) fn body(
         &mut self,
         style: BodyStyle,
-        denial: &Denial<'_>,
-        asked: &Asked<'_>,
+        denial: &StoppedRequest<'_>,
+        asked: &RequestFacts<'_>,
     ) -> Bytes {
         self.buffer.reserve(2 * ANSWER_BYTES);
         body::put_denial(&mut self.buffer, style, denial, asked);
@@ -248,7 +250,7 @@ impl FieldWriter {
     }
 
     /// Appends the two list fields after the upstream's own members.
-    fn list(&mut self, headers: &mut HeaderMap, met: &[Met<'_>]) {
+    fn list(&mut self, headers: &mut HeaderMap, met: &[LimitReport<'_>]) {
         let fields = [
             (&RATELIMIT_POLICY, Listed::Policies),
             (&RATELIMIT, Listed::Standings),
@@ -273,7 +275,7 @@ impl FieldWriter {
         }
     }
 
-    fn policies(&mut self, met: &[Met<'_>], taken: &[String]) -> HeaderValue {
+    fn policies(&mut self, met: &[LimitReport<'_>], taken: &[String]) -> HeaderValue {
         if let ([only], []) = (met, taken) {
             return only.policy.member().clone();
         }
@@ -295,7 +297,7 @@ impl FieldWriter {
         value
     }
 
-    fn policies_beside(&mut self, met: &[Met<'_>], taken: &[String]) -> HeaderValue {
+    fn policies_beside(&mut self, met: &[LimitReport<'_>], taken: &[String]) -> HeaderValue {
         for (at, met) in met.iter().enumerate() {
             self.separate(at);
             self.name(met.policy, taken);
@@ -305,7 +307,7 @@ impl FieldWriter {
         self.value()
     }
 
-    fn standings(&mut self, met: &[Met<'_>], taken: &[String]) -> HeaderValue {
+    fn standings(&mut self, met: &[LimitReport<'_>], taken: &[String]) -> HeaderValue {
         for (at, met) in met.iter().enumerate() {
             self.separate(at);
             match taken {
@@ -360,8 +362,8 @@ fn clashes(policy: &Policy, taken: &[String]) -> usize {
 
 /// The configured three-field families, each with its reset: seconds from now, or since 1970.
 fn families_of_three(
-    settings: &Settings,
-    binding: &Met<'_>,
+    settings: &ResponseSettings,
+    binding: &LimitReport<'_>,
     now: SystemTime,
 ) -> impl Iterator<Item = (&'static [HeaderName; 3], u64)> {
     let FieldFamilies {
@@ -380,12 +382,12 @@ fn families_of_three(
     from_now.into_iter().chain(since_1970)
 }
 
-fn places(met: &[Met<'_>]) -> Places {
+fn places(met: &[LimitReport<'_>]) -> Places {
     let in_order = met.iter().take(MAX_LIMITS);
     in_order.map(|met| place(met.policy)).collect()
 }
 
-fn are_at(met: &[Met<'_>], places: &Places) -> bool {
+fn are_at(met: &[LimitReport<'_>], places: &Places) -> bool {
     let in_order = met.iter().map(|met| place(met.policy));
     in_order.eq(places.iter().copied())
 }

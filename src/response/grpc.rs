@@ -16,7 +16,7 @@ use http::{
 
 use prost::Message as _;
 
-use super::{Asked, Denial, Refusal, X_REQUEST_ID};
+use super::{Refusal, RequestFacts, StoppedRequest, X_REQUEST_ID};
 
 static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 static GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
@@ -61,8 +61,8 @@ impl Grpc {
     /// RESOURCE_EXHAUSTED with the exact wait, or without one if waiting does not help.
     pub(super) fn too_many_requests(
         self,
-        denial: &Denial<'_>,
-        asked: &Asked<'_>,
+        denial: &StoppedRequest<'_>,
+        asked: &RequestFacts<'_>,
     ) -> Response<Bytes> {
         let mut response = self.refused(RESOURCE_EXHAUSTED, EXHAUSTED, asked);
         let headers = response.headers_mut();
@@ -78,7 +78,7 @@ impl Grpc {
         response
     }
 
-    pub(super) fn refuse(self, refusal: &Refusal, asked: &Asked<'_>) -> Response<Bytes> {
+    pub(super) fn refuse(self, refusal: &Refusal, asked: &RequestFacts<'_>) -> Response<Bytes> {
         self.refused(status_of(refusal), refusal.sentence(), asked)
     }
 
@@ -97,7 +97,7 @@ impl Grpc {
         })
     }
 
-    fn refused(self, status: u8, message: &str, asked: &Asked<'_>) -> Response<Bytes> {
+    fn refused(self, status: u8, message: &str, asked: &RequestFacts<'_>) -> Response<Bytes> {
         let mut headers = HeaderMap::with_capacity(8);
         headers.insert(CONTENT_TYPE, self.content_type());
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -155,7 +155,7 @@ fn percent_encoded(text: &str) -> Bytes {
     out.freeze()
 }
 
-/// The value of `grpc-status-details-bin`: a `google.rpc.Status` with one `RetryInfo`, in unpadded
+/// The value of `grpc-status-details-bin`: a `google.rpc.GrpcStatus` with one `RetryInfo`, in unpadded
 /// Base64.
 fn details(wait_ms: u64) -> String {
     let retry_info = RetryInfo {
@@ -165,7 +165,7 @@ fn details(wait_ms: u64) -> String {
             nanos: (wait_ms % 1000 * 1_000_000) as i32,
         }),
     };
-    let status = Status {
+    let status = GrpcStatus {
         code: i32::from(RESOURCE_EXHAUSTED),
         message: EXHAUSTED.to_owned(),
         details: vec![Any {
@@ -176,9 +176,9 @@ fn details(wait_ms: u64) -> String {
     BASE64_STANDARD_NO_PAD.encode(status.encode_to_vec())
 }
 
-/// `google.rpc.Status`.
+/// `google.rpc.GrpcStatus`.
 #[derive(prost::Message)]
-struct Status {
+struct GrpcStatus {
     #[prost(int32, tag = "1")]
     code: i32,
     #[prost(string, tag = "2")]

@@ -22,7 +22,7 @@ use http::{
 
 pub use fields::FieldWriter;
 pub use grpc::Grpc;
-pub use policy::{BadPolicyName, Denial, Met, Policy};
+pub use policy::{BadPolicyName, LimitReport, Policy, StoppedRequest};
 pub use refusal::Refusal;
 
 /// `X-Request-Id`.
@@ -33,7 +33,7 @@ pub static X_RATELIMIT_WARNING: HeaderName = HeaderName::from_static("x-ratelimi
 
 /// Request data that a response depends on.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
+pub struct RequestFacts<'a> {
     /// A response to HEAD has no body.
     pub is_head: bool,
     /// `Connection` exists only in HTTP/1.
@@ -47,7 +47,7 @@ pub struct Asked<'a> {
 /// The response to a request that is not served.
 ///
 /// If the framing of an HTTP/1 connection is in doubt, the response has `Connection: close`.
-pub fn refuse(refusal: &Refusal, asked: &Asked<'_>, style: BodyStyle) -> Response<Bytes> {
+pub fn refuse(refusal: &Refusal, asked: &RequestFacts<'_>, style: BodyStyle) -> Response<Bytes> {
     if let Some(grpc) = asked.grpc {
         return grpc.refuse(refusal, asked);
     }
@@ -84,9 +84,9 @@ pub fn refuse(refusal: &Refusal, asked: &Asked<'_>, style: BodyStyle) -> Respons
 /// `Retry-After` is present unless waiting does not help. Values and body are slices of the
 /// writer's buffer. Once earlier responses are sent, only the header table is allocated.
 pub fn too_many_requests(
-    denial: &Denial<'_>,
-    asked: &Asked<'_>,
-    settings: &Settings,
+    denial: &StoppedRequest<'_>,
+    asked: &RequestFacts<'_>,
+    settings: &ResponseSettings,
     fields: &mut FieldWriter,
     now: SystemTime,
 ) -> Response<Bytes> {
@@ -110,15 +110,15 @@ pub struct OwnQuota<'a> {
     /// The limit, for the client's tier.
     pub policy: &'a Policy,
     /// The limit's current state; `None` if it depends on the request target.
-    pub stands: Option<Met<'a>>,
+    pub stands: Option<LimitReport<'a>>,
 }
 
 /// The response with a caller's own quotas: always JSON. `met` is the limit of the page itself.
 pub fn own_quotas(
     quotas: &[OwnQuota<'_>],
-    met: &[Met<'_>],
-    asked: &Asked<'_>,
-    settings: &Settings,
+    met: &[LimitReport<'_>],
+    asked: &RequestFacts<'_>,
+    settings: &ResponseSettings,
     fields: &mut FieldWriter,
     now: SystemTime,
 ) -> Response<Bytes> {
@@ -134,7 +134,7 @@ pub fn own_quotas(
 
 fn authored(
     status: StatusCode,
-    asked: &Asked<'_>,
+    asked: &RequestFacts<'_>,
     style: BodyStyle,
     body: Bytes,
 ) -> Response<Bytes> {
@@ -170,7 +170,7 @@ pub fn client_gone() -> StatusCode {
 
 /// Settings of rate-limit fields and response bodies.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct ResponseSettings {
     /// The field families to write.
     pub fields: FieldFamilies,
     /// The responses that carry them.
@@ -184,9 +184,9 @@ pub struct Settings {
 pub struct FieldFamilies {
     /// `RateLimit` and `RateLimit-Policy`, draft-11 syntax.
     pub ratelimit: bool,
-    /// `RateLimit-Limit`, `-Remaining`, `-Reset`.
+    /// `RateLimit-LimitSettings`, `-Remaining`, `-Reset`.
     pub ratelimit_triple: bool,
-    /// `X-RateLimit-Limit`, `-Remaining`, `-Reset` (epoch seconds).
+    /// `X-RateLimit-LimitSettings`, `-Remaining`, `-Reset` (epoch seconds).
     pub x_ratelimit: bool,
 }
 

@@ -177,7 +177,7 @@ impl Policy {
 
 /// The state of one limit that applied to a request, after the decision.
 #[derive(Clone, Copy, Debug)]
-pub struct Met<'a> {
+pub struct LimitReport<'a> {
     /// The limit, for the client's tier.
     pub policy: &'a Policy,
     /// Whole units left.
@@ -196,7 +196,7 @@ pub struct Met<'a> {
     pub closed: bool,
 }
 
-impl Met<'_> {
+impl LimitReport<'_> {
     /// `t`: the seconds for which the remaining units should last.
     ///
     /// `ceil(max(time until one more unit, remaining · w / q))`. So `remaining / t` never exceeds
@@ -224,25 +224,25 @@ impl Met<'_> {
 
 /// A request that limits rejected.
 #[derive(Clone, Copy, Debug)]
-pub struct Denial<'a> {
-    pub(super) met: &'a [Met<'a>],
+pub struct StoppedRequest<'a> {
+    pub(super) met: &'a [LimitReport<'a>],
     pub(super) retry_after_ns: Option<u64>,
     retry_after: Option<u32>,
 }
 
-impl<'a> Denial<'a> {
+impl<'a> StoppedRequest<'a> {
     /// `met` lists all limits that apply, the binding one first. `retry_after_ns` is the time until
     /// the same request is admitted if nothing else is spent; `None` if it never is.
-    pub fn new(met: &'a [Met<'a>], retry_after_ns: Option<u64>) -> Denial<'a> {
+    pub fn new(met: &'a [LimitReport<'a>], retry_after_ns: Option<u64>) -> StoppedRequest<'a> {
         let windows = met.iter().filter(|met| met.denied);
-        let windows = windows.filter_map(Met::effective_window);
+        let windows = windows.filter_map(LimitReport::effective_window);
         let retry_after = retry_after_ns.map(|wait_ns| {
             let seconds = windows.fold(wait_ns.div_ceil(NS_PER_SECOND), u64::max);
             u32::try_from(seconds)
                 .unwrap_or(RETRY_AFTER_MAX)
                 .clamp(1, RETRY_AFTER_MAX)
         });
-        Denial {
+        StoppedRequest {
             met,
             retry_after_ns,
             retry_after,
@@ -257,14 +257,14 @@ impl<'a> Denial<'a> {
 
     /// The limit named in the response: one that will always reject the request, otherwise the
     /// first that rejected it.
-    pub(super) fn named(&self) -> Option<&'a Met<'a>> {
+    pub(super) fn named(&self) -> Option<&'a LimitReport<'a>> {
         self.violated()
             .find(|met| met.never)
             .or_else(|| self.violated().next())
     }
 
     /// The limits that rejected the request, in order.
-    pub(super) fn violated(&self) -> impl Iterator<Item = &'a Met<'a>> + use<'a> {
+    pub(super) fn violated(&self) -> impl Iterator<Item = &'a LimitReport<'a>> + use<'a> {
         self.met.iter().filter(|met| met.denied)
     }
 }

@@ -28,8 +28,8 @@ const EVERY: [Refusal; 17] = [
     Refusal::Internal,
 ];
 
-pub(super) fn asked(version: Version, id: &HeaderValue) -> Asked<'_> {
-    Asked {
+pub(super) fn asked(version: Version, id: &HeaderValue) -> RequestFacts<'_> {
+    RequestFacts {
         is_head: false,
         version,
         request_id: Some(id),
@@ -123,7 +123,7 @@ fn refusals_that_can_be_mended_say_how() {
 #[test]
 fn head_gets_no_body_and_plain_styles_are_short() {
     let id = HeaderValue::from_static("1");
-    let head = Asked {
+    let head = RequestFacts {
         is_head: true,
         ..asked(Version::HTTP_11, &id)
     };

@@ -20,7 +20,7 @@ use http::{HeaderValue, Method};
 pub use pattern::Pattern;
 
 use host::HostPattern;
-use pattern::Segment;
+use pattern::PatternSegment;
 use tree::{Methods, Tree};
 
 /// All routes, indexed for lookup.
@@ -30,12 +30,12 @@ pub struct RouteTable {
     below: HashMap<Box<str>, Tree>,
     any: Tree,
     /// The parameter names of each route.
-    names: Vec<Box<[Name]>>,
+    names: Vec<Box<[ParamName]>>,
 }
 
 /// A parameter of a route's path.
 #[derive(Debug)]
-struct Name {
+struct ParamName {
     text: Box<str>,
     /// The number of segments before it.
     position: usize,
@@ -84,7 +84,7 @@ pub enum Found<'t, 'p> {
 /// The values of a route's path parameters in one request. Computed only when read.
 #[derive(Clone, Copy)]
 pub struct Params<'t, 'p> {
-    names: &'t [Name],
+    names: &'t [ParamName],
     key_path: &'p str,
 }
 
@@ -268,15 +268,15 @@ impl RouteTable {
     }
 }
 
-fn names(segments: &[Segment<'_>]) -> Box<[Name]> {
-    let name = |(position, segment): (usize, &Segment<'_>)| match *segment {
-        Segment::Literal(_) => None,
-        Segment::Parameter(text) => Some(Name {
+fn names(segments: &[PatternSegment<'_>]) -> Box<[ParamName]> {
+    let name = |(position, segment): (usize, &PatternSegment<'_>)| match *segment {
+        PatternSegment::Literal(_) => None,
+        PatternSegment::Parameter(text) => Some(ParamName {
             text: text.into(),
             position,
             is_rest: false,
         }),
-        Segment::Rest(text) => Some(Name {
+        PatternSegment::Rest(text) => Some(ParamName {
             text: text.into(),
             position,
             is_rest: true,
@@ -302,7 +302,7 @@ impl<'t, 'p> Params<'t, 'p> {
             .map(|name| (&*name.text, self.value(name)))
     }
 
-    fn value(&self, name: &Name) -> &'p str {
+    fn value(&self, name: &ParamName) -> &'p str {
         // segment n starts after slash n, counted from zero
         let start = self
             .key_path

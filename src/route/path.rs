@@ -185,11 +185,11 @@ fn rewrite(path: &str) -> Result<String, PathError> {
         let start = out.len();
         out.push('/');
         push_decoded(segment, &mut out)?;
-        match Segment::of(&out[start + 1..]) {
-            Segment::Name => continue,
-            Segment::DotWithParameter => return Err(PathError::DotWithParameter),
-            Segment::Nothing => out.truncate(start),
-            Segment::Parent => {
+        match DecodedSegment::of(&out[start + 1..]) {
+            DecodedSegment::Name => continue,
+            DecodedSegment::DotWithParameter => return Err(PathError::DotWithParameter),
+            DecodedSegment::Nothing => out.truncate(start),
+            DecodedSegment::Parent => {
                 out.truncate(start);
                 let parent = out.rfind('/').ok_or(PathError::AboveRoot)?;
                 out.truncate(parent);
@@ -221,7 +221,7 @@ fn push_decoded(segment: &str, out: &mut String) -> Result<(), PathError> {
 }
 
 /// The kind of a decoded segment.
-enum Segment {
+enum DecodedSegment {
     Name,
     /// Empty, or `.`.
     Nothing,
@@ -229,24 +229,24 @@ enum Segment {
     DotWithParameter,
 }
 
-impl Segment {
-    fn of(decoded: &str) -> Segment {
+impl DecodedSegment {
+    fn of(decoded: &str) -> DecodedSegment {
         if !decoded.starts_with('.') {
             return if decoded.is_empty() {
-                Segment::Nothing
+                DecodedSegment::Nothing
             } else {
-                Segment::Name
+                DecodedSegment::Name
             };
         }
         let dots = decoded.len() - decoded.trim_start_matches('.').len();
         let after = &decoded[dots..];
         match dots {
-            1 if after.is_empty() => Segment::Nothing,
-            2 if after.is_empty() => Segment::Parent,
+            1 if after.is_empty() => DecodedSegment::Nothing,
+            2 if after.is_empty() => DecodedSegment::Parent,
             1 | 2 if after.starts_with(';') || after.starts_with("%3B") => {
-                Segment::DotWithParameter
+                DecodedSegment::DotWithParameter
             }
-            _ => Segment::Name,
+            _ => DecodedSegment::Name,
         }
     }
 }

@@ -35,7 +35,7 @@ impl fmt::Display for Pattern {
 
 /// One segment of a route's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Segment<'a> {
+pub(super) enum PatternSegment<'a> {
     /// `users`: matches itself.
     Literal(&'a str),
     /// `{id}`: matches any one segment.
@@ -46,12 +46,12 @@ pub(super) enum Segment<'a> {
 
 /// Splits a route's path into segments; none for `/`. On failure, returns the problem and how to
 /// fix it.
-pub(super) fn parse_path(path: &str) -> Result<Vec<Segment<'_>>, (String, String)> {
+pub(super) fn parse_path(path: &str) -> Result<Vec<PatternSegment<'_>>, (String, String)> {
     refuse_foreign(path)?;
     require_normal(path)?;
     let wrong =
         |problem: String, hint: &str| Err((format!("path `{path}` {problem}"), hint.to_owned()));
-    let mut segments: Vec<Segment<'_>> = Vec::new();
+    let mut segments: Vec<PatternSegment<'_>> = Vec::new();
     for text in path.split('/').filter(|text| !text.is_empty()) {
         let segment = match parse_segment(text) {
             Ok(segment) => segment,
@@ -62,14 +62,14 @@ pub(super) fn parse_path(path: &str) -> Result<Vec<Segment<'_>>, (String, String
                 );
             }
         };
-        if let Some(Segment::Rest(name)) = segments.last() {
+        if let Some(PatternSegment::Rest(name)) = segments.last() {
             return wrong(
                 format!("continues after `{{*{name}}}`"),
                 "`{*name}` matches the rest of the path: put it last",
             );
         }
-        if let Segment::Parameter(name) | Segment::Rest(name) = segment
-            && segments.iter().any(|earlier| matches!(earlier, Segment::Parameter(taken) | Segment::Rest(taken) if *taken == name))
+        if let PatternSegment::Parameter(name) | PatternSegment::Rest(name) = segment
+            && segments.iter().any(|earlier| matches!(earlier, PatternSegment::Parameter(taken) | PatternSegment::Rest(taken) if *taken == name))
         {
             return wrong(format!("has two parameters named `{name}`"), "give each parameter its own name");
         }
@@ -125,7 +125,7 @@ fn is_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(allowed)
 }
 
-fn parse_segment(text: &str) -> Result<Segment<'_>, String> {
+fn parse_segment(text: &str) -> Result<PatternSegment<'_>, String> {
     let Some(inside) = text
         .strip_prefix('{')
         .and_then(|rest| rest.strip_suffix('}'))
@@ -134,7 +134,7 @@ fn parse_segment(text: &str) -> Result<Segment<'_>, String> {
             true => Err(format!(
                 "has a brace inside the segment `{text}`: a parameter must be a whole segment"
             )),
-            false => Ok(Segment::Literal(text)),
+            false => Ok(PatternSegment::Literal(text)),
         };
     };
     let (rest, name) = match inside.strip_prefix('*') {
@@ -145,8 +145,8 @@ fn parse_segment(text: &str) -> Result<Segment<'_>, String> {
         (false, _) => Err(format!(
             "has the parameter `{text}`, whose name may contain only letters, digits, `_` and `-`"
         )),
-        (true, true) => Ok(Segment::Rest(name)),
-        (true, false) => Ok(Segment::Parameter(name)),
+        (true, true) => Ok(PatternSegment::Rest(name)),
+        (true, false) => Ok(PatternSegment::Parameter(name)),
     }
 }
 
@@ -230,9 +230,9 @@ mod tests {
         assert_eq!(
             parse_path("/users/{id}/{*rest}"),
             Ok(vec![
-                Segment::Literal("users"),
-                Segment::Parameter("id"),
-                Segment::Rest("rest")
+                PatternSegment::Literal("users"),
+                PatternSegment::Parameter("id"),
+                PatternSegment::Rest("rest")
             ])
         );
     }

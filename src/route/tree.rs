@@ -13,7 +13,7 @@ use std::{collections::BTreeMap, ops::ControlFlow};
 
 use http::Method;
 
-use super::pattern::Segment;
+use super::pattern::PatternSegment;
 
 /// The routes of one host pattern.
 #[derive(Debug, Default)]
@@ -44,16 +44,16 @@ impl Tree {
     /// earlier route.
     pub(super) fn insert(
         &mut self,
-        path: &[Segment<'_>],
+        path: &[PatternSegment<'_>],
         methods: &[Method],
         route: usize,
     ) -> Result<(), Vec<usize>> {
         let mut node = &mut self.root;
         for segment in path {
             node = match *segment {
-                Segment::Literal(text) => node.literals.entry(text.into()).or_default(),
-                Segment::Parameter(_) => node.parameter.get_or_insert_default(),
-                Segment::Rest(_) => return node.rest.insert(methods, route),
+                PatternSegment::Literal(text) => node.literals.entry(text.into()).or_default(),
+                PatternSegment::Parameter(_) => node.parameter.get_or_insert_default(),
+                PatternSegment::Rest(_) => return node.rest.insert(methods, route),
             };
         }
         node.end.insert(methods, route)

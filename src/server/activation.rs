@@ -27,55 +27,57 @@ use super::{
     aside::{aside, give_memory_back},
     certificates::Certificates,
     descriptors,
-    errands::{self, Errand, UnderWay},
-    worker::{Assigned, Duty, Opening, Order, Stop},
+    errands::{self, BackgroundTask, TaskSet},
+    worker::{Assigned, NewListener, Stop, WorkerCommand, WorkerConfig},
 };
 use crate::{
     config::Snapshot,
-    gateway::{Process, Shared},
-    listener::{self, Address, Bound, Company, Tls, crowd::Crowd},
+    gateway::{ActiveConfig, Process},
+    listener::{
+        self, BindAddress, BindMode, BoundListener, ListenerTls, crowd::ConnectionsPerAddress,
+    },
 };
 
 /// The active configuration, its listeners, and the workers that run it.
 pub(super) struct Activation {
     process: Arc<Process>,
     /// `None` before the first activation.
-    active: Option<Arc<Shared>>,
+    active: Option<Arc<ActiveConfig>>,
     /// The open listeners, in the order of the active configuration.
     listening: Vec<Listening>,
     /// The command channel of each worker.
-    workers: Vec<mpsc::Sender<Order>>,
+    workers: Vec<mpsc::Sender<WorkerCommand>>,
     worker_count: usize,
     /// Connection permits of all workers, `max_connections` in total.
     connections: Arc<Semaphore>,
     max_connections: usize,
-    background: UnderWay,
+    background: TaskSet,
 }
 
 /// An open listener.
 #[derive(Clone, Debug)]
 struct Listening {
     /// The address in the configuration; port 0 means any.
-    configured: Address,
+    configured: BindAddress,
     /// The bound address.
-    real: Address,
+    real: BindAddress,
     /// `Some` if connections use TLS.
-    tls: Option<Arc<Tls>>,
+    tls: Option<Arc<ListenerTls>>,
 }
 
 /// A listener of the next configuration: kept, with its index in the active one, or newly bound.
-pub(super) enum Place {
+pub(super) enum ListenerChange {
     Kept(usize),
-    New(Bound),
+    New(BoundListener),
 }
 
 /// A configuration that is ready to become active.
 pub(super) struct Prepared {
-    shared: Arc<Shared>,
-    listeners: Vec<Place>,
+    shared: Arc<ActiveConfig>,
+    listeners: Vec<ListenerChange>,
     /// By listener.
-    tls: Vec<Option<Arc<Tls>>>,
-    background: Vec<Errand>,
+    tls: Vec<Option<Arc<ListenerTls>>>,
+    background: Vec<BackgroundTask>,
 }
 
 /// How long to wait for the workers to switch: longer than any request keeps a worker busy.
@@ -92,12 +94,12 @@ impl Activation {
             worker_count,
             connections: Arc::new(Semaphore::new(0)),
             max_connections: 0,
-            background: UnderWay::default(),
+            background: TaskSet::default(),
         }
     }
 
     /// The bound addresses of the active configuration, in its order.
-    pub(super) fn addresses(&self) -> Vec<Address> {
+    pub(super) fn addresses(&self) -> Vec<BindAddress> {
         let listening = self.listening.iter();
         listening.map(|listener| listener.real.clone()).collect()
     }
@@ -106,9 +108,9 @@ impl Activation {
     /// socket.
     pub(super) fn bind(
         &self,
-        listeners: &[listener::Settings],
-        company: Company,
-    ) -> Result<Vec<Place>, StartError> {
+        listeners: &[listener::ListenerSettings],
+        company: BindMode,
+    ) -> Result<Vec<ListenerChange>, StartError> {
         let mut kept = vec![false; self.listening.len()];
         let mut places = Vec::with_capacity(listeners.len());
         for settings in listeners {
@@ -116,7 +118,7 @@ impl Activation {
                 |at: &usize| self.listening[*at].configured == settings.address && !kept[*at];
             if let Some(at) = (0..kept.len()).find(same) {
                 kept[at] = true;
-                places.push(Place::Kept(at));
+                places.push(ListenerChange::Kept(at));
                 continue;
             }
             let bound = listener::bind(&settings.address, self.worker_count, company);
@@ -124,7 +126,7 @@ impl Activation {
                 address: settings.address.to_string(),
                 error,
             });
-            places.push(Place::New(bound?));
+            places.push(ListenerChange::New(bound?));
         }
         Ok(places)
     }
@@ -134,12 +136,12 @@ impl Activation {
     pub(super) async fn prepare(
         &self,
         snapshot: Snapshot,
-        listeners: Vec<Place>,
+        listeners: Vec<ListenerChange>,
     ) -> Result<Prepared, StartError> {
         let snapshot = Arc::new(snapshot);
         let (process, next) = (Arc::clone(&self.process), Arc::clone(&snapshot));
         let previous = self.active.clone();
-        let prepare = move || Shared::prepare(&process, next, previous.as_deref());
+        let prepare = move || ActiveConfig::prepare(&process, next, previous.as_deref());
         let mut shared = match &self.active {
             // building a large plan takes long, so it must not slow the workers down
             Some(_) => aside(prepare).await??,
@@ -171,13 +173,13 @@ impl Activation {
         first: &Prepared,
         stopping: &watch::Receiver<Stop>,
     ) -> io::Result<Vec<thread::JoinHandle<()>>> {
-        let crowd = Arc::new(Crowd::default());
+        let crowd = Arc::new(ConnectionsPerAddress::default());
         let mut threads = Vec::with_capacity(self.worker_count);
         let (up, started) = std_mpsc::sync_channel(self.worker_count);
         for index in 0..self.worker_count {
             let (commands, orders) = mpsc::channel(1);
             self.workers.push(commands);
-            let duty = Duty {
+            let duty = WorkerConfig {
                 shared: Arc::clone(&first.shared),
                 connections: Arc::clone(&self.connections),
                 crowd: Arc::clone(&crowd),
@@ -198,7 +200,7 @@ impl Activation {
     }
 
     /// Activates the next configuration and returns once every worker has switched to it.
-    pub(super) async fn activate(&mut self, next: Prepared) -> Arc<Shared> {
+    pub(super) async fn activate(&mut self, next: Prepared) -> Arc<ActiveConfig> {
         let shared = next.shared;
         self.resize(shared.snapshot().server.max_connections);
         let previous = self.active.replace(Arc::clone(&shared));
@@ -217,10 +219,10 @@ impl Activation {
     }
 
     /// The TLS of a kept listener.
-    fn tls_of(&self, place: &Place) -> Option<Arc<Tls>> {
+    fn tls_of(&self, place: &ListenerChange) -> Option<Arc<ListenerTls>> {
         match place {
-            Place::Kept(at) => self.listening[*at].tls.clone(),
-            Place::New(_) => None,
+            ListenerChange::Kept(at) => self.listening[*at].tls.clone(),
+            ListenerChange::New(_) => None,
         }
     }
 
@@ -244,9 +246,9 @@ impl Activation {
     /// Sends the configuration to every worker and waits until all have switched to it.
     async fn hand_over(
         &mut self,
-        shared: &Arc<Shared>,
-        mut places: Vec<Place>,
-        tls: &[Option<Arc<Tls>>],
+        shared: &Arc<ActiveConfig>,
+        mut places: Vec<ListenerChange>,
+        tls: &[Option<Arc<ListenerTls>>],
     ) {
         let listeners = &shared.snapshot().listeners;
         let mut adopted = Vec::with_capacity(self.workers.len());
@@ -255,8 +257,8 @@ impl Activation {
             let assigned = doors.filter_map(|((settings, place), tls)| {
                 let (settings, tls) = (settings.clone(), tls.clone());
                 Some(match place {
-                    Place::Kept(at) => Assigned::Kept(*at, settings, tls),
-                    Place::New(bound) => Assigned::New(Opening {
+                    ListenerChange::Kept(at) => Assigned::Kept(*at, settings, tls),
+                    ListenerChange::New(bound) => Assigned::New(NewListener {
                         settings,
                         label: bound.address.to_string(),
                         tls,
@@ -265,7 +267,7 @@ impl Activation {
                 })
             });
             let (done, told) = oneshot::channel();
-            let order = Order {
+            let order = WorkerCommand {
                 shared: Arc::clone(shared),
                 entrances: assigned.collect(),
                 done,
@@ -279,8 +281,8 @@ impl Activation {
         let listening = doors.map(|((settings, place), tls)| Listening {
             configured: settings.address.clone(),
             real: match place {
-                Place::Kept(at) => self.listening[at].real.clone(),
-                Place::New(bound) => bound.address,
+                ListenerChange::Kept(at) => self.listening[at].real.clone(),
+                ListenerChange::New(bound) => bound.address,
             },
             tls: tls.clone(),
         });
@@ -299,7 +301,7 @@ impl Activation {
 /// Frees what only the previous configuration needed, once its last request ends or `drain_timeout`
 /// passes. Frees the rest when its last request ends, on a low-priority thread: freeing it on a
 /// worker would delay other requests.
-fn retire(previous: Arc<Shared>, after: Arc<Shared>) {
+fn retire(previous: Arc<ActiveConfig>, after: Arc<ActiveConfig>) {
     const LOOK: Duration = Duration::from_millis(100);
     let patience = previous.snapshot().server.drain_timeout;
     tokio::spawn(async move {

@@ -47,14 +47,14 @@ pub(super) fn give_memory_back() {
 /// Detects the end of a wave of connections. Their buffers are then free, but fragmented between
 /// live allocations and unused until the next wave.
 #[derive(Debug, Default)]
-pub(super) struct Wave {
+pub(super) struct IdleWave {
     /// Total connections parked, at the last call.
     seen: u64,
     /// The same total when memory was last returned.
     given_back_at: u64,
 }
 
-impl Wave {
+impl IdleWave {
     /// Call about once a second with the total number of connections ever parked.
     pub(super) fn is_over(&mut self, parked: u64) -> bool {
         /// Each held about 40 KiB; fewer connections are not worth a trim.
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_wave_is_over_when_it_was_high_and_has_passed_and_then_once() {
-        let mut wave = Wave::default();
+        let mut wave = IdleWave::default();
         let mut look = |parked| wave.is_over(parked);
         assert!(!look(40), "too few");
         assert!(!look(10_000), "it continues");

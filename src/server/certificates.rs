@@ -14,7 +14,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use crate::{
     config,
     listener::{
-        self, Tls,
+        self, ListenerTls,
         tls::{SetupError, certificate::Validity},
     },
     telemetry::Metrics,
@@ -24,7 +24,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Certificates {
     /// By listener, in configuration order; `None` without TLS.
-    listeners: Vec<Option<Arc<Tls>>>,
+    listeners: Vec<Option<Arc<ListenerTls>>>,
     /// By listener: the validity of the certificates in use.
     validity: Vec<Vec<Validity>>,
     metrics: Metrics,
@@ -40,8 +40,8 @@ impl Certificates {
     /// with the same files and bounds keeps it, with its clients' TLS sessions. The watch then
     /// picks up new file contents.
     pub(super) fn take_up(
-        listeners: &[listener::Settings],
-        before: &[Option<Arc<Tls>>],
+        listeners: &[listener::ListenerSettings],
+        before: &[Option<Arc<ListenerTls>>],
         metrics: &Metrics,
     ) -> Result<Self, SetupError> {
         let mut certificates = Self {
@@ -56,7 +56,7 @@ impl Certificates {
             let running = before.get(at).and_then(Option::as_ref);
             let tls = tls.map(|tls| match running {
                 Some(running) if running.serves(&tls, listener.http2) => Ok(Arc::clone(running)),
-                _ => Tls::new(tls, listener.http2).map(Arc::new),
+                _ => ListenerTls::new(tls, listener.http2).map(Arc::new),
             });
             certificates.listeners.push(tls.transpose()?);
         }
@@ -65,7 +65,7 @@ impl Certificates {
     }
 
     /// The TLS of each listener, in configuration order.
-    pub(super) fn listeners(&self) -> impl Iterator<Item = Option<Arc<Tls>>> {
+    pub(super) fn listeners(&self) -> impl Iterator<Item = Option<Arc<ListenerTls>>> {
         self.listeners.iter().cloned()
     }
 

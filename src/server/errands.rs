@@ -6,18 +6,18 @@ use std::{future::Future, pin::Pin, sync::Arc};
 use tokio::task::JoinHandle;
 
 use super::certificates::Certificates;
-use crate::{gateway::Shared, issuer::Issuer};
+use crate::{gateway::ActiveConfig, issuer::Issuer};
 
-pub(super) type Errand = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(super) type BackgroundTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The background tasks of one configuration. Needs the control thread's runtime. A failed task
 /// logs the failure and retries, so none can stop the gateway.
 pub(super) async fn of(
-    shared: &Arc<Shared>,
-    previous: Option<&Shared>,
+    shared: &Arc<ActiveConfig>,
+    previous: Option<&ActiveConfig>,
     certificates: Certificates,
-) -> Vec<Errand> {
-    let mut errands: Vec<Errand> = vec![
+) -> Vec<BackgroundTask> {
+    let mut errands: Vec<BackgroundTask> = vec![
         Box::pin(Arc::clone(shared).keep_watch()),
         Box::pin(certificates.watch()),
     ];
@@ -29,12 +29,12 @@ pub(super) async fn of(
 
 /// Fetches every published key set once, in parallel, so keys are there for the first tokens. Takes
 /// over the sets that the previous configuration fetched. Bounded by the timeout of one fetch.
-async fn issuers(shared: &Shared, previous: Option<&Shared>) -> Vec<Issuer> {
+async fn issuers(shared: &ActiveConfig, previous: Option<&ActiveConfig>) -> Vec<Issuer> {
     let mut issuers = Vec::new();
     let mut fetches = Vec::new();
     for (url, keys) in shared.published_keys() {
         let mut issuer = Issuer::new(url, keys, shared.process().metrics());
-        let mut before = previous.into_iter().flat_map(Shared::published_keys);
+        let mut before = previous.into_iter().flat_map(ActiveConfig::published_keys);
         match before.find(|(known, _)| *known == url) {
             Some((_, known)) => {
                 keys.continue_from(known);
@@ -54,11 +54,11 @@ async fn issuers(shared: &Shared, previous: Option<&Shared>) -> Vec<Issuer> {
 
 /// The running background tasks.
 #[derive(Debug, Default)]
-pub(super) struct UnderWay(Vec<JoinHandle<()>>);
+pub(super) struct TaskSet(Vec<JoinHandle<()>>);
 
-impl UnderWay {
+impl TaskSet {
     /// Aborts the current tasks and starts these.
-    pub(super) fn replace(&mut self, errands: Vec<Errand>) {
+    pub(super) fn replace(&mut self, errands: Vec<BackgroundTask>) {
         self.0.iter().for_each(JoinHandle::abort);
         self.0 = errands.into_iter().map(tokio::spawn).collect();
     }

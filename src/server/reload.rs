@@ -8,16 +8,16 @@ use tokio::sync::mpsc;
 use super::{activation::Activation, aside::aside, notify};
 use crate::{
     admin::{Reload, Reloaded},
-    config::{self, Changes, Loaded, Report},
-    gateway::Current,
-    listener::Company,
+    config::{self, Changes, DiagnosticReport, LoadedConfig},
+    gateway::ActiveConfigHandle,
+    listener::BindMode,
 };
 
 /// Serves reload requests.
 pub(super) struct Reloader {
     /// `None` if the gateway was started without a file.
     pub(super) file: Option<PathBuf>,
-    pub(super) current: Arc<Current>,
+    pub(super) current: Arc<ActiveConfigHandle>,
     pub(super) activation: Activation,
 }
 
@@ -36,7 +36,7 @@ impl Reloader {
         }
     }
 
-    async fn reload(&mut self, why: &str) -> Result<Reloaded, Report> {
+    async fn reload(&mut self, why: &str) -> Result<Reloaded, DiagnosticReport> {
         let Some(file) = self.file.clone() else {
             return Err(config::unfit(
                 "command line",
@@ -52,8 +52,8 @@ impl Reloader {
             Ok((loaded, changes))
         });
         let (loaded, changes) = loaded.await.map_err(|error| unfit(&error))??;
-        let Loaded { snapshot, warnings } = loaded;
-        let listeners = self.activation.bind(&snapshot.listeners, Company::Alone);
+        let LoadedConfig { snapshot, warnings } = loaded;
+        let listeners = self.activation.bind(&snapshot.listeners, BindMode::Alone);
         let listeners = listeners.map_err(|error| unfit(&error))?;
         let prepared = self.activation.prepare(snapshot, listeners).await;
         let shared = self
@@ -75,7 +75,7 @@ impl Reloader {
         })
     }
 
-    fn complain(&self, why: &str, report: &Report) {
+    fn complain(&self, why: &str, report: &DiagnosticReport) {
         self.current.shared().process().metrics().config_refused();
         for problem in &report.diagnostics {
             let (line, column) = problem

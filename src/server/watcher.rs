@@ -20,8 +20,8 @@ use tokio::{
 
 use crate::{
     admin::Reload,
-    config::{self, Stamps, Written},
-    gateway::Current,
+    config::{self, Stamps, WrittenConfig},
+    gateway::ActiveConfigHandle,
 };
 
 /// How often to read files with unchanged stamps anyway.
@@ -32,16 +32,20 @@ const POLL: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_secs(60);
 
 /// Watches until the process ends; pauses while `watch_config` is false.
-pub(super) async fn watch(file: PathBuf, current: Arc<Current>, reloads: mpsc::Sender<Reload>) {
+pub(super) async fn watch(
+    file: PathBuf,
+    current: Arc<ActiveConfigHandle>,
+    reloads: mpsc::Sender<Reload>,
+) {
     let mut ticks = tokio::time::interval(POLL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut watch = Watch::default();
+    let mut watch = ConfigWatcher::default();
     let mut last: Option<Look> = None;
     loop {
         ticks.tick().await;
         let running = Arc::clone(current.shared().snapshot());
         if !running.server.watch_config {
-            watch = Watch::default();
+            watch = ConfigWatcher::default();
             continue;
         }
         let (path, snapshot) = (file.clone(), Arc::clone(&running));
@@ -79,7 +83,7 @@ struct Look {
 impl Look {
     /// The content of the files now. Files with unchanged stamps are read only once a minute,
     /// since key files may be large.
-    fn at(path: &Path, written: &Written, before: Option<Look>) -> Option<Look> {
+    fn at(path: &Path, written: &WrittenConfig, before: Option<Look>) -> Option<Look> {
         let stamps = Stamps::of(path, written);
         let is_sure = stamps.are_old(SystemTime::now());
         match before {
@@ -98,7 +102,7 @@ impl Look {
 
 /// The state of the watch.
 #[derive(Debug, Default)]
-struct Watch {
+struct ConfigWatcher {
     /// The content at the last look.
     seen: Option<String>,
     /// The content of the last reload attempt, and its time.
@@ -107,7 +111,7 @@ struct Watch {
     refused: bool,
 }
 
-impl Watch {
+impl ConfigWatcher {
     fn wants_reload(&mut self, found: &str, running: &str, now: Instant) -> bool {
         let is_stable = self.seen.as_deref() == Some(found);
         if !is_stable {
@@ -142,8 +146,9 @@ mod tests {
         let mut last = None;
         for round in 0..50 {
             std::fs::write(&path, format!("{:02}", round % 7)).expect("it is written");
-            let look = Look::at(&path, &Written::default(), last.take()).expect("it is a file");
-            let is = config::fingerprint(&path, &Written::default());
+            let look =
+                Look::at(&path, &WrittenConfig::default(), last.take()).expect("it is a file");
+            let is = config::fingerprint(&path, &WrittenConfig::default());
             assert_eq!(Some(&look.found), is.as_ref());
             last = Some(look);
         }
@@ -154,7 +159,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("gateway.toml");
         std::fs::write(&path, "1").expect("it is written");
-        let look = |last| Look::at(&path, &Written::default(), last).expect("it is a file");
+        let look = |last| Look::at(&path, &WrittenConfig::default(), last).expect("it is a file");
         let mut first = look(None);
         assert!(!first.is_sure, "it was written just now");
         first.is_sure = true;
@@ -167,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_content_counts_when_it_stays_and_is_tried_once_then_every_minute() {
-        let (mut watch, start) = (Watch::default(), Instant::now());
+        let (mut watch, start) = (ConfigWatcher::default(), Instant::now());
         let mut look = |found: &str, after: u64, refused: bool| {
             let wanted = watch.wants_reload(found, "runs", start + Duration::from_secs(after));
             if wanted {

@@ -16,14 +16,14 @@ use tokio::{
 
 use super::SWEEP;
 use crate::{
-    gateway::{Shared, Station},
+    gateway::{ActiveConfig, WorkerService},
     listener::{
-        self, Cut, Entrance, Handshakes, ListeningSocket, Observer, ProxyProtocol, Tls,
-        crowd::Crowd, proxy_protocol::Fault,
+        self, AbuseReason, Handshakes, Listener, ListenerTls, ListeningSocket, Observer,
+        ProxyProtocol, crowd::ConnectionsPerAddress, proxy_protocol::ProxyProtocolFault,
     },
     telemetry::{
         Metrics,
-        handles::{Held, IdentityMetrics, ListenerMetrics},
+        handles::{GaugeGuard, IdentityMetrics, ListenerMetrics},
         log::Throttle,
     },
 };
@@ -39,8 +39,8 @@ pub(super) enum Stop {
 }
 
 /// A configuration for a worker to switch to.
-pub(super) struct Order {
-    pub(super) shared: Arc<Shared>,
+pub(super) struct WorkerCommand {
+    pub(super) shared: Arc<ActiveConfig>,
     /// All listeners from now on; the worker closes those that are not in this list.
     pub(super) entrances: Vec<Assigned>,
     /// Signalled once the worker serves new requests with this configuration.
@@ -50,31 +50,31 @@ pub(super) struct Order {
 /// A listener of the next configuration.
 pub(super) enum Assigned {
     /// The listener with this index now, with new settings.
-    Kept(usize, listener::Settings, Option<Arc<Tls>>),
+    Kept(usize, listener::ListenerSettings, Option<Arc<ListenerTls>>),
     /// A new listener.
-    New(Opening),
+    New(NewListener),
 }
 
 /// A socket for a worker to accept on.
-pub(super) struct Opening {
-    pub(super) settings: listener::Settings,
+pub(super) struct NewListener {
+    pub(super) settings: listener::ListenerSettings,
     /// The address as metrics and logs show it.
     pub(super) label: String,
-    pub(super) tls: Option<Arc<Tls>>,
+    pub(super) tls: Option<Arc<ListenerTls>>,
     pub(super) socket: ListeningSocket,
 }
 
 /// Everything that a worker thread starts with.
-pub(super) struct Duty {
-    pub(super) shared: Arc<Shared>,
+pub(super) struct WorkerConfig {
+    pub(super) shared: Arc<ActiveConfig>,
     pub(super) connections: Arc<Semaphore>,
-    pub(super) crowd: Arc<Crowd>,
-    pub(super) orders: mpsc::Receiver<Order>,
+    pub(super) crowd: Arc<ConnectionsPerAddress>,
+    pub(super) orders: mpsc::Receiver<WorkerCommand>,
     pub(super) stopping: watch::Receiver<Stop>,
     pub(super) up: std_mpsc::SyncSender<io::Result<()>>,
 }
 
-impl Duty {
+impl WorkerConfig {
     pub(super) fn work(self) {
         match tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -87,8 +87,8 @@ impl Duty {
     }
 
     async fn accept_until_stopped(mut self) {
-        let mut house = House {
-            station: Rc::new(Station::new(Arc::clone(&self.shared))),
+        let mut house = WorkerState {
+            station: Rc::new(WorkerService::new(Arc::clone(&self.shared))),
             shared: self.shared,
             connections: self.connections,
             crowd: self.crowd,
@@ -118,49 +118,49 @@ impl Duty {
 }
 
 /// The state of a running worker.
-struct House {
-    station: Rc<Station>,
-    shared: Arc<Shared>,
+struct WorkerState {
+    station: Rc<WorkerService>,
+    shared: Arc<ActiveConfig>,
     connections: Arc<Semaphore>,
-    crowd: Arc<Crowd>,
-    open: Vec<Door>,
+    crowd: Arc<ConnectionsPerAddress>,
+    open: Vec<AcceptTask>,
     /// Listeners that are closing, until their last connection ends.
     leaving: JoinSet<()>,
 }
 
 /// A listener and its accept task.
-struct Door {
-    entrance: Rc<Entrance>,
+struct AcceptTask {
+    entrance: Rc<Listener>,
     accepting: JoinHandle<io::Result<()>>,
 }
 
-impl House {
-    fn admit(&self, opening: Opening) -> Door {
+impl WorkerState {
+    fn admit(&self, opening: NewListener) -> AcceptTask {
         let metrics = self.shared.process().metrics();
         let observer = ConnectionMetrics::new(metrics, opening.label, &opening.settings);
         let handshakes = self.handshakes(opening.tls);
-        let entrance = Entrance::new(opening.settings, handshakes, Arc::clone(&self.crowd));
+        let entrance = Listener::new(opening.settings, handshakes, Arc::clone(&self.crowd));
         let accept = Rc::clone(&entrance).accept(
             opening.socket,
             Rc::clone(&self.station),
             Rc::new(observer),
             Arc::clone(&self.connections),
         );
-        Door {
+        AcceptTask {
             entrance,
             accepting: tokio::task::spawn_local(accept),
         }
     }
 
-    fn handshakes(&self, tls: Option<Arc<Tls>>) -> Option<Rc<Handshakes>> {
+    fn handshakes(&self, tls: Option<Arc<ListenerTls>>) -> Option<Rc<Handshakes>> {
         let metrics = self.shared.process().metrics();
         tls.map(|tls| Rc::new(Handshakes::new(tls, metrics.handshakes())))
     }
 
-    fn obey(&mut self, order: Order) {
+    fn obey(&mut self, order: WorkerCommand) {
         self.shared = order.shared;
         self.station.adopt(Arc::clone(&self.shared));
-        let mut before: Vec<Option<Door>> = self.open.drain(..).map(Some).collect();
+        let mut before: Vec<Option<AcceptTask>> = self.open.drain(..).map(Some).collect();
         for assigned in order.entrances {
             let door = match assigned {
                 Assigned::New(opening) => Some(self.admit(opening)),
@@ -183,7 +183,7 @@ impl House {
     }
 
     /// Closes a listener. Its connections end after their current requests, or at the deadline.
-    fn close(&mut self, door: Door) {
+    fn close(&mut self, door: AcceptTask) {
         let patience = self.shared.snapshot().server.drain_timeout;
         self.leaving.spawn_local(async move {
             let drain = door.entrance.drain();
@@ -227,17 +227,17 @@ struct ConnectionMetrics {
 }
 
 impl ConnectionMetrics {
-    fn new(metrics: &Metrics, label: String, settings: &listener::Settings) -> Self {
+    fn new(metrics: &Metrics, label: String, settings: &listener::ListenerSettings) -> Self {
         let faults: &[_] = match settings.proxy_protocol {
             ProxyProtocol::Off => &[],
-            ProxyProtocol::Required(_) => &Fault::LABELS,
+            ProxyProtocol::Required(_) => &ProxyProtocolFault::LABELS,
         };
         Self {
             accepting: Throttle::default(),
             announcing: Throttle::default(),
             cutting: Throttle::default(),
             crowding: Throttle::default(),
-            metrics: metrics.listener(&label, &Cut::LABELS),
+            metrics: metrics.listener(&label, &AbuseReason::LABELS),
             announced: metrics.identity("proxy_protocol", faults),
             label,
         }
@@ -245,9 +245,9 @@ impl ConnectionMetrics {
 }
 
 impl Observer for ConnectionMetrics {
-    type Open = Held;
+    type Open = GaugeGuard;
 
-    fn opened(&self) -> Held {
+    fn opened(&self) -> GaugeGuard {
         self.metrics.open()
     }
 
@@ -258,7 +258,7 @@ impl Observer for ConnectionMetrics {
         self.metrics.accept_failed(error);
     }
 
-    fn cut(&self, why: Cut) {
+    fn cut(&self, why: AbuseReason) {
         if let Some(suppressed) = self.cutting.speak() {
             tracing::warn!(
                 listener = self.label,
@@ -271,13 +271,13 @@ impl Observer for ConnectionMetrics {
 
     fn crowded(&self, ip: IpAddr) {
         if let Some(suppressed) = self.crowding.speak() {
-            let why = Cut::Crowded;
+            let why = AbuseReason::Crowded;
             tracing::warn!(listener = self.label, client_ip = %ip, suppressed, "closed a connection: {why}");
         }
-        self.metrics.cut(Cut::Crowded.label());
+        self.metrics.cut(AbuseReason::Crowded.label());
     }
 
-    fn not_believed(&self, peer: IpAddr, fault: Fault) {
+    fn not_believed(&self, peer: IpAddr, fault: ProxyProtocolFault) {
         if let Some(suppressed) = self.announcing.speak() {
             tracing::warn!(listener = self.label, %peer, suppressed, "closed a connection: {fault}");
         }

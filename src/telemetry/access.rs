@@ -35,7 +35,7 @@ pub enum Style {
 /// The facts about one request when its response is complete. Empty options are omitted from the
 /// line.
 #[derive(Clone, Copy, Debug)]
-pub struct Line<'a> {
+pub struct AccessLine<'a> {
     /// When the request arrived.
     pub time: SystemTime,
     /// `X-Request-Id`.
@@ -173,7 +173,7 @@ impl AccessLog {
 
     /// Queues one line. Never waits for the sink: if the queue is full, the line is dropped and
     /// counted.
-    pub fn write(&self, line: &Line<'_>) {
+    pub fn write(&self, line: &AccessLine<'_>) {
         let queued = LINE.try_with(|text| {
             let mut text = text.borrow_mut();
             text.clear();
@@ -194,8 +194,8 @@ impl AccessLog {
     }
 }
 
-fn format(out: &mut Vec<u8>, style: Style, line: &Line<'_>) {
-    let mut fields = Fields { out, style };
+fn format(out: &mut Vec<u8>, style: Style, line: &AccessLine<'_>) {
+    let mut fields = AccessFields { out, style };
     fields.begin(line.time);
     fields.string("request_id", line.request_id);
     if let Some(ip) = line.client_ip {
@@ -246,12 +246,12 @@ fn format(out: &mut Vec<u8>, style: Style, line: &Line<'_>) {
     fields.end();
 }
 
-struct Fields<'a> {
+struct AccessFields<'a> {
     out: &'a mut Vec<u8>,
     style: Style,
 }
 
-impl Fields<'_> {
+impl AccessFields<'_> {
     fn begin(&mut self, time: SystemTime) {
         let time = rfc3339_millis(time);
         match self.style {

@@ -10,7 +10,7 @@ use std::{
 use serde_json::{Value, json};
 
 use super::*;
-use crate::telemetry::witness::{Count, Kept};
+use crate::telemetry::witness::{Captured, ReadableCounter};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -32,9 +32,9 @@ impl Write for Stuck {
     }
 }
 
-struct Broken;
+struct BrokenSink;
 
-impl Write for Broken {
+impl Write for BrokenSink {
     fn write(&mut self, _: &[u8]) -> io::Result<usize> {
         Err(io::ErrorKind::BrokenPipe.into())
     }
@@ -44,8 +44,8 @@ impl Write for Broken {
     }
 }
 
-fn line() -> Line<'static> {
-    Line {
+fn line() -> AccessLine<'static> {
+    AccessLine {
         time: UNIX_EPOCH + Duration::from_millis(1_700_000_000_123),
         request_id: b"0190-a",
         client_ip: Some([192, 0, 2, 7].into()),
@@ -77,14 +77,17 @@ fn line() -> Line<'static> {
     }
 }
 
-fn written(style: Style, line: &Line<'_>) -> String {
+fn written(style: Style, line: &AccessLine<'_>) -> String {
     let mut out = Vec::new();
     format(&mut out, style, line);
     String::from_utf8(out).expect("lines are UTF-8")
 }
 
-fn started(sink: impl Write + Send + 'static, max_bytes: usize) -> (AccessLog, Arc<Count>) {
-    let count = Arc::new(Count::default());
+fn started(
+    sink: impl Write + Send + 'static,
+    max_bytes: usize,
+) -> (AccessLog, Arc<ReadableCounter>) {
+    let count = Arc::new(ReadableCounter::default());
     let dropped = Counter::from_arc(Arc::clone(&count));
     (
         AccessLog::start(Style::Json, Box::new(sink), max_bytes, dropped).expect("a thread starts"),
@@ -120,7 +123,7 @@ fn a_second_has_so_many_lines_and_the_next_says_how_many_are_missing() {
 fn text_line_reads_as_name_value_pairs() {
     let text = written(
         Style::Text,
-        &Line {
+        &AccessLine {
             user: Some(b"ada lovelace"),
             ..line()
         },
@@ -137,7 +140,7 @@ fn text_line_reads_as_name_value_pairs() {
 #[test]
 fn hostile_values_stay_inside_their_field_and_line() {
     let hostile = b"/\"},{\"admin\":true}\n\r\x1b[2K\xff status=200";
-    let line = Line {
+    let line = AccessLine {
         path: hostile,
         request_id: b"",
         ..line()
@@ -162,7 +165,7 @@ fn values_are_cut_at_their_bound() {
     for style in [Style::Text, Style::Json] {
         let text = written(
             style,
-            &Line {
+            &AccessLine {
                 path: &long,
                 ..line()
             },
@@ -174,7 +177,7 @@ fn values_are_cut_at_their_bound() {
 
 #[test]
 fn lines_of_all_clones_reach_the_sink_whole_before_close_returns() {
-    let sink = Kept::default();
+    let sink = Captured::default();
     let (log, dropped) = started(sink.clone(), 1 << 20);
     thread::scope(|scope| {
         for _ in 0..4 {
@@ -216,7 +219,7 @@ fn full_queue_drops_and_counts_instead_of_waiting() {
 
 #[test]
 fn lines_that_a_broken_sink_refuses_are_counted() {
-    let (log, dropped) = started(Broken, 1 << 20);
+    let (log, dropped) = started(BrokenSink, 1 << 20);
     log.write(&line());
     log.write(&line());
     assert!(log.close(PATIENCE));

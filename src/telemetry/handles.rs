@@ -298,18 +298,18 @@ impl RouteMetrics {
     }
 
     /// Counts a request in flight until the guard is dropped.
-    pub fn enter(&self) -> Held {
-        Held::new(&self.in_flight)
+    pub fn enter(&self) -> GaugeGuard {
+        GaugeGuard::new(&self.in_flight)
     }
 
     /// Counts an abandoned request, whose server is still working, until the guard is dropped.
-    pub fn enter_abandoned(&self) -> Held {
-        Held::new(&self.abandoned)
+    pub fn enter_abandoned(&self) -> GaugeGuard {
+        GaugeGuard::new(&self.abandoned)
     }
 
     /// Counts an open WebSocket until the guard is dropped.
-    pub fn enter_tunnel(&self) -> Held {
-        Held::new(&self.tunnels)
+    pub fn enter_tunnel(&self) -> GaugeGuard {
+        GaugeGuard::new(&self.tunnels)
     }
 
     fn rare(&self, at: usize) -> &Counter {
@@ -331,20 +331,20 @@ impl RouteMetrics {
 /// Counts in a gauge while it exists, for example a request in flight or a connection.
 #[derive(Debug)]
 #[must_use = "the gauge goes down again when this is dropped"]
-pub struct Held {
+pub struct GaugeGuard {
     gauge: Gauge,
 }
 
-impl Held {
-    fn new(gauge: &Gauge) -> Held {
+impl GaugeGuard {
+    fn new(gauge: &Gauge) -> GaugeGuard {
         gauge.increment(1.0);
-        Held {
+        GaugeGuard {
             gauge: gauge.clone(),
         }
     }
 }
 
-impl Drop for Held {
+impl Drop for GaugeGuard {
     fn drop(&mut self) {
         self.gauge.decrement(1.0);
     }
@@ -515,8 +515,8 @@ impl ListenerMetrics {
     }
 
     /// Counts an open connection until the guard is dropped.
-    pub fn open(&self) -> Held {
-        Held::new(&self.connections)
+    pub fn open(&self) -> GaugeGuard {
+        GaugeGuard::new(&self.connections)
     }
 
     /// Counts a failed accept by kind.

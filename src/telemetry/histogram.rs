@@ -18,14 +18,14 @@ use metrics_exporter_prometheus::formatting::{
     sanitize_label_value, write_help_line, write_type_line,
 };
 
-use super::metrics::{Kind, Metric, lock};
+use super::metrics::{Metric, MetricKind, lock};
 
 /// Every histogram, by metric name and rendered labels.
 #[derive(Debug, Default)]
-pub(super) struct Histograms(Mutex<BTreeMap<&'static str, Family>>);
+pub(super) struct Histograms(Mutex<BTreeMap<&'static str, HistogramFamily>>);
 
 #[derive(Debug)]
-struct Family {
+struct HistogramFamily {
     help: &'static str,
     series: BTreeMap<String, Arc<Distribution>>,
 }
@@ -62,7 +62,7 @@ impl HistogramFn for Distribution {
 impl Histograms {
     /// The histogram with these labels. The same labels return the same histogram.
     pub(super) fn handle(&self, metric: &Metric, labels: &[&str]) -> Histogram {
-        let Kind::Histogram(bounds) = metric.kind else {
+        let MetricKind::Histogram(bounds) = metric.kind else {
             return Histogram::noop();
         };
         debug_assert_eq!(metric.labels.len(), labels.len(), "{}", metric.name);
@@ -71,10 +71,12 @@ impl Histograms {
             .map(|(name, value)| format!("{name}=\"{}\"", sanitize_label_value(value)))
             .collect();
         let mut families = lock(&self.0);
-        let family = families.entry(metric.name).or_insert_with(|| Family {
-            help: metric.help,
-            series: BTreeMap::new(),
-        });
+        let family = families
+            .entry(metric.name)
+            .or_insert_with(|| HistogramFamily {
+                help: metric.help,
+                series: BTreeMap::new(),
+            });
         let series = family.series.entry(labels.join(","));
         let distribution = series.or_insert_with(|| Arc::new(Distribution::new(bounds)));
         Histogram::from_arc(Arc::clone(distribution))
@@ -127,7 +129,7 @@ mod tests {
 
     const METRIC: Metric = Metric {
         name: "a_seconds",
-        kind: Kind::Histogram(&[0.5, 1.0]),
+        kind: MetricKind::Histogram(&[0.5, 1.0]),
         unit: Unit::Seconds,
         labels: &["route"],
         help: "What it is.",

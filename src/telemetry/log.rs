@@ -160,10 +160,10 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::telemetry::witness::{Count, Kept};
+    use crate::telemetry::witness::{Captured, ReadableCounter};
 
     fn logged(format: LogFormat, terminal: bool, act: impl FnOnce()) -> String {
-        let kept = Kept::default();
+        let kept = Captured::default();
         let writer = kept.clone();
         let settings = LogSettings {
             format,
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn panic_is_counted_and_logged_on_one_line() {
-        let count = Arc::new(Count::default());
+        let count = Arc::new(ReadableCounter::default());
         let counted = Counter::from_arc(Arc::clone(&count));
         let text = logged(LogFormat::Json, false, || {
             install_panic_hook(counted);

@@ -46,11 +46,11 @@ fn shown(text: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-fn kind_name(kind: Kind) -> &'static str {
+fn kind_name(kind: MetricKind) -> &'static str {
     match kind {
-        Kind::Counter => "counter",
-        Kind::Gauge => "gauge",
-        Kind::Histogram(_) => "histogram",
+        MetricKind::Counter => "counter",
+        MetricKind::Gauge => "gauge",
+        MetricKind::Histogram(_) => "histogram",
     }
 }
 

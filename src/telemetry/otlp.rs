@@ -173,7 +173,7 @@ struct Sender {
 
 /// Why spans were not delivered.
 #[derive(Debug, thiserror::Error)]
-enum SendError {
+enum ExportError {
     #[error("{0}")]
     Connect(#[from] io::Error),
     #[error("{0}")]
@@ -225,7 +225,7 @@ impl Sender {
     async fn send(&mut self, batch: Vec<Span>) {
         let count = batch.len() as u64;
         let sent = timeout(CALL_TIMEOUT, self.call(message(batch))).await;
-        match sent.unwrap_or(Err(SendError::Timeout)) {
+        match sent.unwrap_or(Err(ExportError::Timeout)) {
             Ok(()) => self.metrics.sent.increment(count),
             Err(error) => {
                 self.line = None;
@@ -238,7 +238,7 @@ impl Sender {
         }
     }
 
-    async fn call(&mut self, message: Bytes) -> Result<(), SendError> {
+    async fn call(&mut self, message: Bytes) -> Result<(), ExportError> {
         let line = match self.line.take() {
             Some(line) => line,
             None => self.connect().await?,
@@ -256,19 +256,19 @@ impl Sender {
                 concat!("tidegate/", env!("CARGO_PKG_VERSION")),
             )
             .body(())
-            .map_err(|error| SendError::Refused(error.to_string()))?;
+            .map_err(|error| ExportError::Refused(error.to_string()))?;
         let (response, mut body) = line.send_request(request, false)?;
         body.send_data(message, true)?;
         let (head, mut body) = response.await?.into_parts();
         if head.status != http::StatusCode::OK {
-            return Err(SendError::Refused(head.status.to_string()));
+            return Err(ExportError::Refused(head.status.to_string()));
         }
         let mut length = 0;
         while let Some(data) = body.data().await {
             let data = data?;
             length += data.len();
             if length > ANSWER_MAX_BYTES {
-                return Err(SendError::Refused("more than 64 KiB".to_owned()));
+                return Err(ExportError::Refused("more than 64 KiB".to_owned()));
             }
             let _ = body.flow_control().release_capacity(data.len());
         }
@@ -278,7 +278,7 @@ impl Sender {
         Ok(())
     }
 
-    async fn connect(&mut self) -> Result<SendRequest<Bytes>, SendError> {
+    async fn connect(&mut self) -> Result<SendRequest<Bytes>, ExportError> {
         let host = self.collector.host.trim_matches(['[', ']']).to_owned();
         let stream = TcpStream::connect((host.as_str(), self.collector.port)).await?;
         if !self.collector.is_tls {
@@ -305,7 +305,7 @@ impl Sender {
 }
 
 /// Starts HTTP/2 and drives the connection in a task until it ends.
-async fn begin<S>(stream: S) -> Result<SendRequest<Bytes>, SendError>
+async fn begin<S>(stream: S) -> Result<SendRequest<Bytes>, ExportError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -317,14 +317,14 @@ where
     Ok(line)
 }
 
-fn status(fields: &HeaderMap) -> Result<(), SendError> {
+fn status(fields: &HeaderMap) -> Result<(), ExportError> {
     let text = |name: &str| fields.get(name).and_then(|value| value.to_str().ok());
     match text("grpc-status") {
         Some("0") => Ok(()),
         code => {
             let (code, message) = (code.unwrap_or("no status"), text("grpc-message"));
             let message = message.unwrap_or_default();
-            Err(SendError::Refused(format!("{code} {message}")))
+            Err(ExportError::Refused(format!("{code} {message}")))
         }
     }
 }

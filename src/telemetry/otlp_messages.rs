@@ -101,12 +101,12 @@ pub(super) struct KeyValue {
 /// `opentelemetry.proto.common.v1.AnyValue`.
 #[derive(prost::Message)]
 struct AnyValue {
-    #[prost(oneof = "Value", tags = "1, 2, 3")]
-    value: Option<Value>,
+    #[prost(oneof = "OtlpValue", tags = "1, 2, 3")]
+    value: Option<OtlpValue>,
 }
 
 #[derive(prost::Oneof)]
-enum Value {
+enum OtlpValue {
     #[prost(string, tag = "1")]
     Text(String),
     #[prost(bool, tag = "2")]
@@ -118,20 +118,23 @@ enum Value {
 impl KeyValue {
     /// A text attribute.
     pub(super) fn text(key: &str, value: String) -> KeyValue {
-        KeyValue::new(key, Value::Text(value))
+        KeyValue::new(key, OtlpValue::Text(value))
     }
 
     /// A boolean attribute.
     pub(super) fn boolean(key: &str, value: bool) -> KeyValue {
-        KeyValue::new(key, Value::Boolean(value))
+        KeyValue::new(key, OtlpValue::Boolean(value))
     }
 
     /// An integer attribute.
     pub(super) fn number(key: &str, value: u64) -> KeyValue {
-        KeyValue::new(key, Value::Number(i64::try_from(value).unwrap_or(i64::MAX)))
+        KeyValue::new(
+            key,
+            OtlpValue::Number(i64::try_from(value).unwrap_or(i64::MAX)),
+        )
     }
 
-    fn new(key: &str, value: Value) -> KeyValue {
+    fn new(key: &str, value: OtlpValue) -> KeyValue {
         KeyValue {
             key: key.to_owned(),
             value: Some(AnyValue { value: Some(value) }),

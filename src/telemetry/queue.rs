@@ -19,11 +19,11 @@ const LINGER: Duration = Duration::from_millis(5);
 /// A queue of lines. Clones share one writer thread.
 #[derive(Clone)]
 pub struct LineQueue {
-    shared: Arc<Shared>,
+    shared: Arc<SharedQueue>,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct SharedQueue {
+    state: Mutex<QueueState>,
     /// Signalled when lines are waiting or the queue is closed.
     filled: Condvar,
     /// Signalled when the writer has ended.
@@ -33,7 +33,7 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct State {
+struct QueueState {
     waiting: Vec<u8>,
     closed: bool,
     ended: bool,
@@ -48,7 +48,7 @@ impl LineQueue {
         max_bytes: usize,
         dropped: Counter,
     ) -> std::io::Result<LineQueue> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedQueue {
             state: Mutex::default(),
             filled: Condvar::new(),
             ended: Condvar::new(),
@@ -102,7 +102,7 @@ impl LineQueue {
     }
 }
 
-impl Shared {
+impl SharedQueue {
     fn drain_into(&self, mut sink: Box<dyn Write + Send>) {
         let mut batch = Vec::new();
         while self.take(&mut batch) {
@@ -119,7 +119,7 @@ impl Shared {
     /// Waits for lines and swaps the queue with the empty `batch`. Returns false if closed and
     /// drained.
     fn take(&self, batch: &mut Vec<u8>) -> bool {
-        let idle = |state: &mut State| state.waiting.is_empty() && !state.closed;
+        let idle = |state: &mut QueueState| state.waiting.is_empty() && !state.closed;
         let filled = self.filled.wait_while(self.lock(), idle);
         let state = filled.unwrap_or_else(PoisonError::into_inner);
         let gathered = self
@@ -131,7 +131,7 @@ impl Shared {
     }
 
     /// A panic while the lock is held leaves at most half a line.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -144,7 +144,7 @@ impl fmt::Debug for LineQueue {
     }
 }
 
-struct EndOnDrop<'a>(&'a Shared);
+struct EndOnDrop<'a>(&'a SharedQueue);
 
 impl Drop for EndOnDrop<'_> {
     fn drop(&mut self) {

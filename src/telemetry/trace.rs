@@ -1,6 +1,6 @@
 //! OpenTelemetry spans: one for each sampled request, propagated in its `traceparent`.
 //!
-//! A span has the content of an access line ([`Line`]). A worker builds it as an OTLP message and
+//! A span has the content of an access line ([`AccessLine`]). A worker builds it as an OTLP message and
 //! pushes it to a bounded queue ([`Spans`]); a separate thread sends it. Workers never wait: if the
 //! queue is full, the span is dropped and counted. Without a collector no spans exist, and
 //! `traceparent` is forwarded like any other field.
@@ -13,7 +13,7 @@ use std::time::SystemTime;
 use http::HeaderValue;
 
 use super::{
-    access::{Line, VALUE_MAX_BYTES},
+    access::{AccessLine, VALUE_MAX_BYTES},
     otlp_messages::{KeyValue, Span, SpanKind, SpanStatus, StatusCode},
 };
 
@@ -76,23 +76,23 @@ fn hexadecimal(digits: &[u8]) -> Option<u128> {
 
 /// The position of a span: its trace and its parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct SpanContext {
     trace: u128,
     span: u64,
     parent: Option<u64>,
 }
 
-impl Place {
+impl SpanContext {
     /// A child of the caller's span, or the root of a new trace. `draw` returns random numbers.
-    pub fn below(caller: Option<Incoming>, mut draw: impl FnMut() -> u64) -> Place {
+    pub fn below(caller: Option<Incoming>, mut draw: impl FnMut() -> u64) -> SpanContext {
         let span = draw().max(1);
         match caller {
-            Some(caller) => Place {
+            Some(caller) => SpanContext {
                 trace: caller.trace,
                 span,
                 parent: Some(caller.span),
             },
-            None => Place {
+            None => SpanContext {
                 trace: (u128::from(draw()) << 64 | u128::from(draw())).max(1),
                 span,
                 parent: None,
@@ -117,7 +117,7 @@ impl Place {
     }
 
     /// The span of a request, built from its access line.
-    pub fn span_of(&self, line: &Line<'_>, allowed: bool) -> Span {
+    pub fn span_of(&self, line: &AccessLine<'_>, allowed: bool) -> Span {
         let method = known_method(line.method);
         let start = line
             .time
@@ -152,7 +152,7 @@ fn known_method(method: &[u8]) -> &'static str {
     known.copied().unwrap_or("HTTP")
 }
 
-fn attributes(method: &str, line: &Line<'_>, allowed: bool) -> Vec<KeyValue> {
+fn attributes(method: &str, line: &AccessLine<'_>, allowed: bool) -> Vec<KeyValue> {
     let method = if method == "HTTP" { "_OTHER" } else { method };
     let mut attributes = vec![
         KeyValue::text("http.request.method", method.to_owned()),
@@ -200,7 +200,7 @@ mod tests {
     fn a_traceparent_is_read_and_continued() {
         let incoming = Incoming::parse(GOOD.as_bytes()).expect("the standard's own example");
         assert!(incoming.sampled);
-        let place = Place::below(Some(incoming), || 0xabc);
+        let place = SpanContext::below(Some(incoming), || 0xabc);
         let told = place.traceparent().expect("it is ASCII");
         assert_eq!(
             told,
@@ -208,7 +208,7 @@ mod tests {
         );
         assert!(!place.is_root());
         let mut numbers = 1..;
-        let root = Place::below(None, || numbers.next().expect("endless"));
+        let root = SpanContext::below(None, || numbers.next().expect("endless"));
         assert!(root.is_root());
         let told = root.traceparent().expect("it is ASCII");
         assert_eq!(

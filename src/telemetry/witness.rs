@@ -10,9 +10,9 @@ use std::{
 
 /// Captures everything that is written to any of its clones.
 #[derive(Clone, Default)]
-pub(super) struct Kept(Arc<Mutex<Vec<u8>>>);
+pub(super) struct Captured(Arc<Mutex<Vec<u8>>>);
 
-impl Kept {
+impl Captured {
     pub(super) fn text(&self) -> String {
         let bytes = self
             .0
@@ -23,7 +23,7 @@ impl Kept {
     }
 }
 
-impl io::Write for Kept {
+impl io::Write for Captured {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0
             .lock()
@@ -39,15 +39,15 @@ impl io::Write for Kept {
 
 /// A counter whose value tests can read.
 #[derive(Debug, Default)]
-pub(super) struct Count(AtomicU64);
+pub(super) struct ReadableCounter(AtomicU64);
 
-impl Count {
+impl ReadableCounter {
     pub(super) fn get(&self) -> u64 {
         self.0.load(Relaxed)
     }
 }
 
-impl metrics::CounterFn for Count {
+impl metrics::CounterFn for ReadableCounter {
     fn increment(&self, value: u64) {
         self.0.fetch_add(value, Relaxed);
     }

@@ -42,11 +42,11 @@ use tokio::{
 };
 
 use super::{
-    ResponseBody, SpareTable,
+    ResponseBody, SpareHeaderMap,
     exchange::MAX_INTERIM,
     framing::{self, Framing, ResponseHead},
-    http2::Place,
-    pool::Connection,
+    http2::StreamPermit,
+    pool::ServerConnection,
 };
 use crate::receive_buffer::ReceiveBuffer;
 
@@ -78,17 +78,17 @@ pub struct Abandoned {
 enum Work {
     /// HTTP/1.1: request sent in full, response not begun.
     Unanswered {
-        connection: Box<Connection>,
+        connection: Box<ServerConnection>,
         to_head: bool,
     },
     /// HTTP/1.1: the rest of a response.
     Response(Box<ResponseBody<Empty<Bytes>>>),
     /// HTTP/1.1: the exchange cannot be completed.
-    Closing(Box<Connection>),
+    Closing(Box<ServerConnection>),
     /// HTTP/2: request sent in full, response not begun.
-    Pending(ResponseFuture, Place),
+    Pending(ResponseFuture, StreamPermit),
     /// HTTP/2: the rest of a response; whether its length is known.
-    Stream(ReceiveBuffer, Place, bool),
+    Stream(ReceiveBuffer, StreamPermit, bool),
     /// HTTP/2: the stream was reset, so the server's work is unseen.
     Reset,
 }
@@ -102,7 +102,7 @@ impl Abandoned {
     }
 
     /// Request sent in full, response not begun. `to_head`: the method was HEAD.
-    pub(super) fn unanswered(connection: Box<Connection>, to_head: bool) -> Self {
+    pub(super) fn unanswered(connection: Box<ServerConnection>, to_head: bool) -> Self {
         let timeout = connection.settings().abandoned_timeout;
         let work = Work::Unanswered {
             connection,
@@ -117,25 +117,25 @@ impl Abandoned {
     }
 
     /// Only the end of the server's connection can be observed.
-    pub(super) fn closing(connection: Box<Connection>) -> Self {
+    pub(super) fn closing(connection: Box<ServerConnection>) -> Self {
         let timeout = connection.settings().abandoned_timeout;
         Self::new(Work::Closing(connection), timeout)
     }
 
     /// Request sent in full, response not begun.
-    pub(super) fn pending(response: ResponseFuture, place: Place) -> Self {
+    pub(super) fn pending(response: ResponseFuture, place: StreamPermit) -> Self {
         let timeout = place.settings().abandoned_timeout;
         Self::new(Work::Pending(response, place), timeout)
     }
 
     /// The rest of a response.
-    pub(super) fn stream(stream: ReceiveBuffer, place: Place, has_length: bool) -> Self {
+    pub(super) fn stream(stream: ReceiveBuffer, place: StreamPermit, has_length: bool) -> Self {
         let timeout = place.settings().abandoned_timeout;
         Self::new(Work::Stream(stream, place, has_length), timeout)
     }
 
     /// The stream is reset: the caller drops its last handle.
-    pub(super) fn reset(place: &Place) -> Self {
+    pub(super) fn reset(place: &StreamPermit) -> Self {
         Self::new(Work::Reset, place.settings().abandoned_timeout)
     }
 
@@ -216,7 +216,7 @@ impl Work {
 }
 
 /// Waits for the response and discards it. A cleanly finished connection returns to its pool.
-async fn answered(mut connection: Box<Connection>, to_head: bool) -> Ending {
+async fn answered(mut connection: Box<ServerConnection>, to_head: bool) -> Ending {
     let mut interim = 0;
     let head = poll_fn(|cx| poll_head(&mut connection, to_head, &mut interim, cx)).await;
     match head {
@@ -233,12 +233,12 @@ async fn answered(mut connection: Box<Connection>, to_head: bool) -> Ending {
 
 /// The head of the final response; `None` if there will be none.
 fn poll_head(
-    connection: &mut Connection,
+    connection: &mut ServerConnection,
     to_head: bool,
     interim: &mut u8,
     cx: &mut Context<'_>,
 ) -> Poll<Option<ResponseHead>> {
-    let spare = SpareTable::default();
+    let spare = SpareHeaderMap::default();
     loop {
         while !connection.inbox.is_empty() {
             match framing::take_head(&mut connection.inbox, to_head, &spare) {
@@ -287,7 +287,7 @@ async fn discard_stream(stream: ReceiveBuffer, has_length: bool) -> Ending {
 }
 
 /// Closes our side of the connection, and waits until the server closes its own.
-async fn closed(mut connection: Box<Connection>) -> Ending {
+async fn closed(mut connection: Box<ServerConnection>) -> Ending {
     let stream = &mut connection.stream;
     // if the shutdown fails the socket is gone, and the next read fails
     let _ = poll_fn(|cx| Pin::new(&mut *stream).poll_shutdown(cx)).await;

@@ -180,13 +180,13 @@ fn mix(bits: u64) -> u64 {
 mod tests {
     use super::*;
 
-    struct Servers {
+    struct ServerSet {
         names: Vec<String>,
         able: Vec<bool>,
         loads: Vec<usize>,
     }
 
-    impl Servers {
+    impl ServerSet {
         fn new(count: usize) -> Self {
             Self {
                 names: (0..count)
@@ -198,7 +198,7 @@ mod tests {
         }
     }
 
-    impl Candidates for Servers {
+    impl Candidates for ServerSet {
         fn count(&self) -> usize {
             self.names.len()
         }
@@ -217,7 +217,7 @@ mod tests {
         Client::anonymous(IpAddr::V4((0x0a00_0000 + n).into()))
     }
 
-    fn chosen(balance: Balance, servers: &Servers, count: u32) -> Vec<Option<usize>> {
+    fn chosen(balance: Balance, servers: &ServerSet, count: u32) -> Vec<Option<usize>> {
         let balancer = Balancer::new(balance, 7);
         (0..count)
             .map(|n| balancer.choose(servers, &client(n)))
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn every_balance_spreads_requests_over_the_servers_that_may_take_them() {
-        let mut servers = Servers::new(5);
+        let mut servers = ServerSet::new(5);
         servers.able[2] = false;
         for balance in EVERY {
             let chosen = chosen(balance, &servers, 4_000);
@@ -251,14 +251,14 @@ mod tests {
     #[test]
     fn equal_servers_take_turns() {
         for balance in [Balance::RoundRobin, Balance::LeastRequests] {
-            let turns = chosen(balance, &Servers::new(2), 4);
+            let turns = chosen(balance, &ServerSet::new(2), 4);
             assert_eq!(turns, [Some(0), Some(1), Some(0), Some(1)], "{balance:?}");
         }
     }
 
     #[test]
     fn a_turn_passes_over_a_server_that_is_out_to_the_next_and_goes_on_from_there() {
-        let mut servers = Servers::new(3);
+        let mut servers = ServerSet::new(3);
         servers.able[0] = false;
         let turns = chosen(Balance::RoundRobin, &servers, 4);
         assert_eq!(turns, [Some(1), Some(2), Some(1), Some(2)]);
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn the_most_loaded_server_gets_nothing_and_the_least_loaded_the_most() {
-        let mut servers = Servers::new(3);
+        let mut servers = ServerSet::new(3);
         servers.loads = vec![0, 5, 9];
         let chosen = chosen(Balance::LeastRequests, &servers, 3_000);
         let share = |server| chosen.iter().filter(|&&s| s == Some(server)).count();
@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn a_client_keeps_its_server() {
-        let servers = Servers::new(7);
+        let servers = ServerSet::new(7);
         let balancer = Balancer::new(Balance::HashUser, 1);
         for n in 0..100 {
             let user = format!("user {n}");
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn a_server_that_leaves_moves_only_its_own_clients_and_spreads_them() {
-        let mut servers = Servers::new(10);
+        let mut servers = ServerSet::new(10);
         let before = chosen(Balance::HashIp, &servers, 10_000);
         servers.able[4] = false;
         let after = chosen(Balance::HashIp, &servers, 10_000);
@@ -317,8 +317,8 @@ mod tests {
 
     #[test]
     fn a_server_that_is_added_takes_its_share_and_moves_nobody_else() {
-        let before = chosen(Balance::HashIp, &Servers::new(9), 10_000);
-        let after = chosen(Balance::HashIp, &Servers::new(10), 10_000);
+        let before = chosen(Balance::HashIp, &ServerSet::new(9), 10_000);
+        let after = chosen(Balance::HashIp, &ServerSet::new(10), 10_000);
         let moved = before.iter().zip(&after).filter(|(b, a)| b != a);
         assert!(moved.clone().all(|(_, after)| *after == Some(9)));
         assert!((850..=1_150).contains(&moved.count()));

@@ -21,8 +21,8 @@ use super::{
     Tunnel,
     abandoned::{Abandoned, MAX_DISCARDED_BYTES},
     framing::{Framing, Piece},
-    pool::{Connection, ServerPool},
-    sending::{SendError, Sending},
+    pool::{ServerConnection, ServerPool},
+    sending::{RequestWriteError, RequestWriter},
 };
 
 /// Why a response body ended early.
@@ -41,9 +41,9 @@ pub enum Interrupted {
 pub struct ResponseBody<B> {
     framing: Framing,
     /// `None` once the connection has returned to the pool or is lost.
-    connection: Option<Box<Connection>>,
+    connection: Option<Box<ServerConnection>>,
     /// The unsent rest of the request. Boxed, as it is rare.
-    sending: Option<Box<Sending<B>>>,
+    sending: Option<Box<RequestWriter<B>>>,
     /// Whether the server stopped reading before the end of the request.
     refused_body: bool,
     /// Whether the connection may carry another exchange.
@@ -62,8 +62,8 @@ pub struct ResponseBody<B> {
 impl<B> ResponseBody<B> {
     pub(super) fn new(
         framing: Framing,
-        connection: Box<Connection>,
-        sending: Option<Sending<B>>,
+        connection: Box<ServerConnection>,
+        sending: Option<RequestWriter<B>>,
         refused_body: bool,
         keep_alive: bool,
         max_silence: Duration,
@@ -165,7 +165,11 @@ impl<B> ResponseBody<B> {
 
 impl ResponseBody<Empty<Bytes>> {
     /// The rest of a response, to be discarded. Its request was sent in full.
-    pub(super) fn rest(framing: Framing, connection: Box<Connection>, keep_alive: bool) -> Self {
+    pub(super) fn rest(
+        framing: Framing,
+        connection: Box<ServerConnection>,
+        keep_alive: bool,
+    ) -> Self {
         let max_silence = connection.settings().abandoned_timeout;
         let began = Instant::now();
         let mut rest = Self::new(
@@ -183,7 +187,7 @@ impl ResponseBody<Empty<Bytes>> {
     }
 
     /// The connection, if the response has not ended.
-    pub(super) fn into_connection(self) -> Option<Box<Connection>> {
+    pub(super) fn into_connection(self) -> Option<Box<ServerConnection>> {
         self.connection
     }
 }
@@ -208,12 +212,12 @@ where
                 self.sending = None;
                 Ok(())
             }
-            Poll::Ready(Err(SendError::Write(_))) => {
+            Poll::Ready(Err(RequestWriteError::Write(_))) => {
                 self.sending = None;
                 self.reusable = false;
                 Ok(())
             }
-            Poll::Ready(Err(SendError::Body(error))) => {
+            Poll::Ready(Err(RequestWriteError::Body(error))) => {
                 self.give_up();
                 Err(Interrupted::RequestBody(error.into()))
             }

@@ -17,11 +17,14 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-use super::{Scheme, Server, Settings, UpstreamError, resolve::Addresses, stream::Stream};
+use super::{
+    Scheme, ServerAddress, UpstreamError, UpstreamSettings, resolve::ServerAddresses,
+    stream::ServerStream,
+};
 
 /// How to verify the certificates of servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tls {
+pub struct UpstreamTls {
     /// Trusted CAs; `None` for those of the system.
     pub ca: Option<Vec<CertificateDer<'static>>>,
     /// Expected name in the certificate; `None` for the server's own.
@@ -41,9 +44,9 @@ pub enum TlsError {
 
 /// One server, as reached by all workers and health checks.
 #[derive(Debug)]
-pub(super) enum Endpoint {
+pub(super) enum ServerEndpoint {
     Tcp {
-        addresses: Addresses,
+        addresses: ServerAddresses,
         tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
     },
     Unix(PathBuf),
@@ -51,14 +54,14 @@ pub(super) enum Endpoint {
     Echo,
 }
 
-impl Endpoint {
+impl ServerEndpoint {
     pub(super) fn new(
-        server: &Server,
+        server: &ServerAddress,
         tls: Option<&Arc<ClientConfig>>,
-        settings: &Settings,
+        settings: &UpstreamSettings,
     ) -> Result<Self, TlsError> {
         Ok(match server {
-            Server::Http { scheme, host, port } => {
+            ServerAddress::Http { scheme, host, port } => {
                 let name = || match &settings.tls.server_name {
                     Some(name) => Ok(name.clone()),
                     None => ServerName::try_from(host.clone())
@@ -69,12 +72,12 @@ impl Endpoint {
                     Scheme::Https => tls.cloned().map(|tls| Ok((tls, name()?))).transpose()?,
                 };
                 Self::Tcp {
-                    addresses: Addresses::new(host, *port),
+                    addresses: ServerAddresses::new(host, *port),
                     tls,
                 }
             }
-            Server::Unix(path) => Self::Unix(path.clone()),
-            Server::Echo => Self::Echo,
+            ServerAddress::Unix(path) => Self::Unix(path.clone()),
+            ServerAddress::Echo => Self::Echo,
         })
     }
 
@@ -98,7 +101,7 @@ impl Endpoint {
     pub(super) async fn connect(
         &self,
         give_up: Instant,
-    ) -> Result<(Stream, Option<SocketAddr>), UpstreamError> {
+    ) -> Result<(ServerStream, Option<SocketAddr>), UpstreamError> {
         let begun = Instant::now();
         let connected = tokio::time::timeout_at(give_up, self.open(give_up)).await;
         connected.unwrap_or_else(|_| {
@@ -111,14 +114,17 @@ impl Endpoint {
         })
     }
 
-    async fn open(&self, give_up: Instant) -> Result<(Stream, Option<SocketAddr>), UpstreamError> {
+    async fn open(
+        &self,
+        give_up: Instant,
+    ) -> Result<(ServerStream, Option<SocketAddr>), UpstreamError> {
         let (addresses, tls) = match self {
             Self::Tcp { addresses, tls } => (addresses, tls),
             Self::Unix(path) => {
                 let stream = UnixStream::connect(path)
                     .await
                     .map_err(UpstreamError::Connect)?;
-                return Ok((Stream::Unix(stream), None));
+                return Ok((ServerStream::Unix(stream), None));
             }
             Self::Echo => {
                 let error = io::Error::other("the built-in server has no connections");
@@ -133,12 +139,12 @@ impl Endpoint {
         let dialled = addresses.connect(give_up, dial).await;
         let (stream, address) = dialled.map_err(UpstreamError::Connect)?;
         let stream = match tls {
-            None => Stream::Tcp(stream),
+            None => ServerStream::Tcp(stream),
             Some((config, name)) => {
                 let secured = TlsConnector::from(Arc::clone(config))
                     .connect(name.clone(), stream)
                     .await;
-                Stream::Tls(Box::new(secured.map_err(UpstreamError::Tls)?))
+                ServerStream::Tls(Box::new(secured.map_err(UpstreamError::Tls)?))
             }
         };
         Ok((stream, Some(address)))
@@ -146,11 +152,13 @@ impl Endpoint {
 }
 
 /// TLS configuration shared by the upstream's connections; `None` if no server uses TLS.
-pub(super) fn tls_config(settings: &Settings) -> Result<Option<Arc<ClientConfig>>, TlsError> {
-    let speaks_tls = |server: &Server| {
+pub(super) fn tls_config(
+    settings: &UpstreamSettings,
+) -> Result<Option<Arc<ClientConfig>>, TlsError> {
+    let speaks_tls = |server: &ServerAddress| {
         matches!(
             server,
-            Server::Http {
+            ServerAddress::Http {
                 scheme: Scheme::Https,
                 ..
             }

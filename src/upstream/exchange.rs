@@ -17,22 +17,22 @@ use http_body::Body;
 use tokio::time::Instant;
 
 use super::{
-    ResponseBody, Settings, UpstreamError,
+    ResponseBody, UpstreamError, UpstreamSettings,
     abandoned::Abandoned,
     forward::Failed,
     framing::{self, Framing, ResponseHead},
     headers::Outbound,
-    pool::Connection,
-    sending::{SendError, Sending},
+    pool::ServerConnection,
+    sending::{RequestWriteError, RequestWriter},
     websocket,
 };
 
 /// Sends a request and waits for the final response head. Interim responses are forwarded as they
 /// arrive.
 pub(super) async fn exchange<B>(
-    connection: Box<Connection>,
-    sending: Sending<B>,
-    settings: &Settings,
+    connection: Box<ServerConnection>,
+    sending: RequestWriter<B>,
+    settings: &UpstreamSettings,
     request: &Outbound<'_>,
     now: Instant,
 ) -> Result<Response<ResponseBody<B>>, Failed<B::Error>>
@@ -40,7 +40,7 @@ where
     B: Body<Data = Bytes> + Unpin,
 {
     let timeout = settings.response_timeout;
-    let mut unanswered = Unanswered {
+    let mut unanswered = UnansweredExchange {
         connection: Some(connection),
         sending: Some(sending),
         is_spoilt: false,
@@ -72,11 +72,11 @@ where
 
 /// An exchange without a response. Dropping it abandons the exchange, as the server may be working
 /// on it.
-struct Unanswered<'a, B> {
+struct UnansweredExchange<'a, B> {
     /// `None` once there is a response, or the server has closed the connection.
-    connection: Option<Box<Connection>>,
+    connection: Option<Box<ServerConnection>>,
     /// `None` once sending has finished or stopped.
-    sending: Option<Sending<B>>,
+    sending: Option<RequestWriter<B>>,
     /// Whether the exchange can no longer complete: the server stopped reading, the client stopped
     /// sending, or the response is invalid.
     is_spoilt: bool,
@@ -87,7 +87,7 @@ struct Unanswered<'a, B> {
     interim: u8,
 }
 
-impl<B: Body<Data = Bytes> + Unpin> Unanswered<'_, B> {
+impl<B: Body<Data = Bytes> + Unpin> UnansweredExchange<'_, B> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<ResponseHead, Failed<B::Error>>> {
         if let Poll::Ready(Err(error)) = self.poll_send(cx) {
             self.is_spoilt = true;
@@ -137,8 +137,8 @@ impl<B: Body<Data = Bytes> + Unpin> Unanswered<'_, B> {
                 }
                 self.sending = None;
             }
-            Poll::Ready(Err(SendError::Body(error))) => return Poll::Ready(Err(error)),
-            Poll::Ready(Err(SendError::Write(error))) => {
+            Poll::Ready(Err(RequestWriteError::Body(error))) => return Poll::Ready(Err(error)),
+            Poll::Ready(Err(RequestWriteError::Write(error))) => {
                 // the server may have answered before it stopped reading: look for that response
                 // first
                 tracing::debug!(%error, "the server stopped reading the request");
@@ -156,14 +156,14 @@ impl<B: Body<Data = Bytes> + Unpin> Unanswered<'_, B> {
     }
 }
 
-impl<B> Unanswered<'_, B> {
+impl<B> UnansweredExchange<'_, B> {
     /// Only an ended exchange has no connection.
     fn ended(&self) -> UpstreamError {
         UpstreamError::Closed(io::ErrorKind::NotConnected.into())
     }
 }
 
-impl<B> Drop for Unanswered<'_, B> {
+impl<B> Drop for UnansweredExchange<'_, B> {
     fn drop(&mut self) {
         let (Some(custody), Some(connection)) = (self.request.custody, self.connection.take())
         else {
@@ -173,7 +173,7 @@ impl<B> Drop for Unanswered<'_, B> {
         if is_whole {
             let to_head = *self.request.method == Method::HEAD;
             custody.keep(Abandoned::unanswered(connection, to_head));
-        } else if self.sending.as_ref().is_none_or(Sending::has_begun) {
+        } else if self.sending.as_ref().is_none_or(RequestWriter::has_begun) {
             custody.keep(Abandoned::closing(connection));
         }
     }
@@ -191,7 +191,7 @@ fn check_body(head: &ResponseHead, inbox: &[u8]) -> Result<(), UpstreamError> {
 pub(super) const MAX_INTERIM: u8 = 32;
 
 fn poll_head(
-    connection: &mut Connection,
+    connection: &mut ServerConnection,
     request: &Outbound<'_>,
     interim: &mut u8,
     cx: &mut Context<'_>,

@@ -18,20 +18,20 @@ use metrics::Gauge;
 use tokio::time::Instant;
 
 use super::{
-    Settings, TlsError, UpstreamError,
+    TlsError, UpstreamError, UpstreamSettings,
     balance::{self, Candidates},
-    endpoint::{self, Endpoint},
-    fuse::Fuse,
+    endpoint::{self, ServerEndpoint},
+    fuse::CircuitBreaker,
 };
 use crate::telemetry::handles::UpstreamMetrics;
 
 /// The shared state of one upstream.
 #[derive(Debug)]
-pub struct Fleet {
-    settings: Settings,
-    members: Vec<Member>,
+pub struct UpstreamState {
+    settings: UpstreamSettings,
+    members: Vec<ServerState>,
     /// Open: the whole upstream is refused.
-    breaker: Fuse,
+    breaker: CircuitBreaker,
     metrics: UpstreamMetrics,
     epoch: Instant,
     changing: Mutex<()>,
@@ -39,15 +39,15 @@ pub struct Fleet {
 
 /// One server.
 #[derive(Debug)]
-struct Member {
+struct ServerState {
     /// Name in the configuration.
     name: String,
     seed: u64,
-    endpoint: Endpoint,
+    endpoint: ServerEndpoint,
     /// Its active checks fail.
     is_unhealthy: AtomicBool,
     /// Open: the server is ejected.
-    ejection: Fuse,
+    ejection: CircuitBreaker,
     outstanding: Padded<AtomicUsize>,
     healthy: Gauge,
 }
@@ -57,9 +57,9 @@ struct Member {
 #[repr(align(128))]
 struct Padded<T>(T);
 
-impl Fleet {
+impl UpstreamState {
     /// Assumes every server healthy until a check fails. Opens no connection.
-    pub fn new(settings: Settings, metrics: UpstreamMetrics) -> Result<Self, TlsError> {
+    pub fn new(settings: UpstreamSettings, metrics: UpstreamMetrics) -> Result<Self, TlsError> {
         let mut outlier = settings.outlier;
         if settings.servers.len() == 1 {
             outlier.failures = 0;
@@ -69,19 +69,19 @@ impl Fleet {
         for (server, healthy) in settings.servers.iter().zip(&metrics.healthy) {
             let name = server.to_string();
             healthy.set(1.0);
-            members.push(Member {
+            members.push(ServerState {
                 seed: balance::seed(&name),
                 name,
-                endpoint: Endpoint::new(server, tls.as_ref(), &settings)?,
+                endpoint: ServerEndpoint::new(server, tls.as_ref(), &settings)?,
                 is_unhealthy: AtomicBool::new(false),
-                ejection: Fuse::new(outlier),
+                ejection: CircuitBreaker::new(outlier),
                 outstanding: Padded::default(),
                 healthy: healthy.clone(),
             });
         }
         Ok(Self {
             members,
-            breaker: Fuse::new(settings.breaker),
+            breaker: CircuitBreaker::new(settings.breaker),
             settings,
             metrics,
             epoch: Instant::now(),
@@ -90,7 +90,7 @@ impl Fleet {
     }
 
     /// The settings of the upstream.
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &UpstreamSettings {
         &self.settings
     }
 
@@ -104,7 +104,7 @@ impl Fleet {
         &self.members[server].name
     }
 
-    pub(super) fn endpoint(&self, server: usize) -> &Endpoint {
+    pub(super) fn endpoint(&self, server: usize) -> &ServerEndpoint {
         &self.members[server].endpoint
     }
 
@@ -248,7 +248,7 @@ impl Fleet {
     }
 }
 
-impl Member {
+impl ServerState {
     fn is_in_service(&self) -> bool {
         !self.is_unhealthy.load(Relaxed) && self.ejection.is_whole()
     }
@@ -262,7 +262,7 @@ impl Member {
 /// The servers that may still receive this request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Open<'a> {
-    pub(super) fleet: &'a Fleet,
+    pub(super) fleet: &'a UpstreamState,
     /// Servers that have already failed it.
     pub(super) tried: &'a [usize],
     pub(super) now: Instant,

@@ -25,28 +25,28 @@ use http_body::Body;
 use tokio::time::Instant;
 
 use super::{
-    HostHeader, MAX_RETRIES, ResponseBody, Server, Upstream, UpstreamError,
+    HostHeader, MAX_RETRIES, ResponseBody, ServerAddress, Upstream, UpstreamError,
     echo::{self, EchoBody},
     exchange::exchange,
     fleet::Open,
     headers::{self, BodyFraming, Outbound},
-    http2::{self, Lines, StreamBody},
+    http2::{self, H2Pool, StreamBody},
     pool::ServerPool,
-    sending::Sending,
+    sending::RequestWriter,
 };
 
 /// The response of a server.
 #[derive(Debug)]
 pub struct Answered<B> {
     /// The response; its body is still to be read.
-    pub response: Response<Answer<B>>,
+    pub response: Response<ForwardedBody<B>>,
     /// The server that answered.
     pub server: usize,
 }
 
 /// The body of a response.
 #[derive(Debug)]
-pub enum Answer<B> {
+pub enum ForwardedBody<B> {
     /// Over its own connection.
     Remote(ResponseBody<B>),
     /// Over an HTTP/2 stream.
@@ -57,7 +57,7 @@ pub enum Answer<B> {
 
 /// A request without a response to forward.
 #[derive(Debug)]
-pub struct Unanswered<E> {
+pub struct ForwardFailure<E> {
     /// The last server tried.
     pub server: Option<usize>,
     /// The cause.
@@ -86,7 +86,7 @@ pub async fn forward<B>(
     request: &Outbound<'_>,
     body: Option<B>,
     now: Instant,
-) -> Result<Answered<B>, Unanswered<B::Error>>
+) -> Result<Answered<B>, ForwardFailure<B::Error>>
 where
     B: Body<Data = Bytes> + Unpin,
 {
@@ -94,7 +94,7 @@ where
     let is_repeatable = unsent.is_none() && is_idempotent(request.method);
     let fleet = &upstream.fleet;
     if let Err(error) = fleet.enter(now) {
-        return Err(Unanswered {
+        return Err(ForwardFailure {
             server: None,
             failed: error.into(),
         });
@@ -111,7 +111,7 @@ where
             }
             Err(Failed::Upstream(error)) => error,
             Err(failed) => {
-                return Err(Unanswered {
+                return Err(ForwardFailure {
                     server: Some(server),
                     failed,
                 });
@@ -131,7 +131,7 @@ where
                 server = another;
             }
             None => {
-                return Err(Unanswered {
+                return Err(ForwardFailure {
                     server: Some(server),
                     failed: error.into(),
                 });
@@ -207,19 +207,21 @@ impl Upstream {
         unsent: &mut Option<B>,
         is_repeatable: bool,
         now: Instant,
-    ) -> Result<Response<Answer<B>>, Failed<B::Error>>
+    ) -> Result<Response<ForwardedBody<B>>, Failed<B::Error>>
     where
         B: Body<Data = Bytes> + Unpin,
     {
         let pool = &self.pools[server];
-        if matches!(pool.server(), Server::Echo) {
+        if matches!(pool.server(), ServerAddress::Echo) {
             let response = echo::respond(request, unsent.take());
-            return Ok(response.map(Answer::Echo));
+            return Ok(response.map(ForwardedBody::Echo));
         }
         if pool.server().speaks_http2() {
             // boxed, here and below, so that a request's future is sized for the usual case
             let response = Box::pin(self.attempt_http2(pool, request, unsent, is_repeatable));
-            return Ok(response.await?.map(|body| Answer::Stream(Box::new(body))));
+            return Ok(response
+                .await?
+                .map(|body| ForwardedBody::Stream(Box::new(body))));
         }
         let mut now = now;
         let mut connection = pool.take(&mut now).await?;
@@ -230,14 +232,14 @@ impl Upstream {
                 request,
                 self.host_for(pool, request.host),
             );
-            let sending = Sending::new(unsent.take(), request.framing);
+            let sending = RequestWriter::new(unsent.take(), request.framing);
             let reused = connection.reused;
             match exchange(connection, sending, self.fleet.settings(), request, now).await {
                 Err(Failed::Upstream(UpstreamError::Closed(_))) if reused && is_repeatable => {
                     connection = Box::pin(pool.take_fresh()).await?;
                     now = Instant::now();
                 }
-                outcome => return outcome.map(|response| response.map(Answer::Remote)),
+                outcome => return outcome.map(|response| response.map(ForwardedBody::Remote)),
             }
         }
     }
@@ -245,7 +247,7 @@ impl Upstream {
     /// `Host` for the first server, for `explain`.
     pub fn first_host<'a>(&'a self, asked: &'a str) -> &'a [u8] {
         match &*self.pools[0] {
-            pool if matches!(pool.server(), Server::Echo) => asked.as_bytes(),
+            pool if matches!(pool.server(), ServerAddress::Echo) => asked.as_bytes(),
             pool => self.host_for(pool, asked),
         }
     }
@@ -265,7 +267,7 @@ impl Upstream {
         let mut is_first = true;
         loop {
             let head = http2::head(request, self.host_for(pool, request.host))?;
-            let place = Lines::take(pool).await?;
+            let place = H2Pool::take(pool).await?;
             let reused = place.reused;
             let outcome =
                 http2::exchange(place, head, unsent, self.fleet.settings(), request).await;

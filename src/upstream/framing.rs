@@ -14,7 +14,7 @@ use http::{
     header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING, UPGRADE},
 };
 
-use super::{SpareTable, UpstreamError, headers};
+use super::{SpareHeaderMap, UpstreamError, headers};
 
 /// Most bytes of a response head.
 pub const MAX_HEAD_BYTES: usize = 64 * 1024;
@@ -60,7 +60,7 @@ pub enum Framing {
 pub fn take_head(
     inbox: &mut BytesMut,
     to_head: bool,
-    spare: &SpareTable,
+    spare: &SpareHeaderMap,
 ) -> Result<Option<ResponseHead>, UpstreamError> {
     // left uninitialized: clearing it would cost more than the rest of this function
     let mut room = [const { MaybeUninit::uninit() }; MAX_FIELDS];

@@ -39,7 +39,11 @@ fn head(text: &str) -> Result<Option<ResponseHead>, UpstreamError> {
 }
 
 fn head_of(bytes: &[u8]) -> Result<Option<ResponseHead>, UpstreamError> {
-    take_head(&mut BytesMut::from(bytes), false, &SpareTable::default())
+    take_head(
+        &mut BytesMut::from(bytes),
+        false,
+        &SpareHeaderMap::default(),
+    )
 }
 
 fn whole(text: &str) -> ResponseHead {
@@ -59,7 +63,7 @@ fn a_head_is_taken_when_it_is_complete_and_leaves_the_body() {
         assert!(head(&text[..end]).expect("no error").is_none(), "{end}");
     }
     let mut inbox = BytesMut::from(format!("{text}hello").as_str());
-    let head = take_head(&mut inbox, false, &SpareTable::default())
+    let head = take_head(&mut inbox, false, &SpareHeaderMap::default())
         .expect("valid")
         .expect("complete");
     assert!(matches!(head.framing, Framing::Length(5)));
@@ -140,7 +144,7 @@ fn a_response_without_a_body_has_none_whatever_its_fields_say() {
     let to_head = take_head(
         &mut BytesMut::from(ok("Content-Length: 2\r\n").as_str()),
         true,
-        &SpareTable::default(),
+        &SpareHeaderMap::default(),
     );
     let to_head = to_head.expect("valid").expect("complete");
     assert!(matches!(to_head.framing, Framing::Empty));

@@ -17,7 +17,7 @@ use std::{
 
 /// When a circuit breaker opens, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rating {
+pub struct BreakerConfig {
     /// Consecutive failures; 0 disables it.
     pub failures: u32,
     /// Time until the first trial, and between trials.
@@ -25,16 +25,16 @@ pub struct Rating {
 }
 
 #[derive(Debug)]
-pub(super) struct Fuse {
-    rating: Rating,
+pub(super) struct CircuitBreaker {
+    rating: BreakerConfig,
     /// Consecutive.
     failures: AtomicU32,
     /// 0 while closed; otherwise when the next trial may begin.
     trial_at_ms: AtomicU64,
 }
 
-impl Fuse {
-    pub(super) fn new(rating: Rating) -> Self {
+impl CircuitBreaker {
+    pub(super) fn new(rating: BreakerConfig) -> Self {
         Self {
             rating,
             failures: AtomicU32::new(0),
@@ -42,7 +42,7 @@ impl Fuse {
         }
     }
 
-    pub(super) fn rating(&self) -> Rating {
+    pub(super) fn rating(&self) -> BreakerConfig {
         self.rating
     }
 
@@ -109,8 +109,8 @@ impl Fuse {
 mod tests {
     use super::*;
 
-    fn fuse(failures: u32) -> Fuse {
-        Fuse::new(Rating {
+    fn fuse(failures: u32) -> CircuitBreaker {
+        CircuitBreaker::new(BreakerConfig {
             failures,
             pause: Duration::from_millis(100),
         })

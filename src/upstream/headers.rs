@@ -17,7 +17,7 @@ use http::{
     },
 };
 
-use super::{SpareTable, abandoned::Custody};
+use super::{SpareHeaderMap, abandoned::Custody};
 use crate::identity::{AddressSource, Client, ManagedFields};
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -65,9 +65,9 @@ pub struct Outbound<'a> {
     /// unchanged.
     pub traced: Option<Continued<'a>>,
     /// Receives the server's interim responses, if the client supports them.
-    pub hears: Option<&'a dyn Hears>,
+    pub hears: Option<&'a dyn InterimSink>,
     /// Capacity for the response's fields.
-    pub spare: &'a SpareTable,
+    pub spare: &'a SpareHeaderMap,
     /// Keeps the exchange if it is abandoned before the response; `None` closes it.
     pub custody: Option<&'a Custody>,
 }
@@ -82,7 +82,7 @@ pub struct Continued<'a> {
 }
 
 /// Receives the interim responses of a server (RFC 9110 §15.2).
-pub trait Hears: std::fmt::Debug {
+pub trait InterimSink: std::fmt::Debug {
     /// Queues one for the client, before the final response. `false` if there is no room.
     fn hear(&self, status: StatusCode, headers: &HeaderMap) -> bool;
 }
@@ -264,14 +264,14 @@ pub fn write_head(out: &mut BytesMut, request: &Outbound<'_>, host: &[u8]) {
 
 /// Client fields that need further processing.
 #[derive(Debug, Default)]
-struct Seen {
+struct ClientFields {
     cookie: bool,
     te: bool,
     via: bool,
 }
 
-fn write_end_to_end(out: &mut BytesMut, request: &Outbound<'_>) -> Seen {
-    let mut seen = Seen::default();
+fn write_end_to_end(out: &mut BytesMut, request: &Outbound<'_>) -> ClientFields {
+    let mut seen = ClientFields::default();
     let headers = request.headers;
     let lists_fields = headers.contains_key(CONNECTION);
     let trusted = request.client.peer_trusted;
@@ -341,7 +341,7 @@ fn is_identity(name: &HeaderName) -> bool {
     matches!(name.as_str(), "x-user-id" | "x-rate-limit-tier")
 }
 
-fn write_ours(out: &mut BytesMut, request: &Outbound<'_>, seen: &Seen) {
+fn write_ours(out: &mut BytesMut, request: &Outbound<'_>, seen: &ClientFields) {
     let client = request.client;
     let from_trusted = |name: &str| {
         client

@@ -15,8 +15,8 @@ use tokio::{
 };
 
 use super::{
-    Fleet, HostHeader, SpareTable, UpstreamError, endpoint::Endpoint, framing, http2,
-    resolve::Addresses,
+    HostHeader, SpareHeaderMap, UpstreamError, UpstreamState, endpoint::ServerEndpoint, framing,
+    http2, resolve::ServerAddresses,
 };
 
 /// `[upstream.NAME.health]`.
@@ -34,7 +34,7 @@ pub struct Health {
     pub healthy_after: u32,
 }
 
-impl Fleet {
+impl UpstreamState {
     /// Resolves server names and checks health; never returns, stops when dropped. Without it, a
     /// server with a name is never reached.
     pub async fn keep_watch(self: Arc<Self>) {
@@ -49,8 +49,8 @@ impl Fleet {
     }
 
     async fn keep_resolving(&self, server: usize) {
-        if let Endpoint::Tcp {
-            addresses: Addresses::Named(named),
+        if let ServerEndpoint::Tcp {
+            addresses: ServerAddresses::Named(named),
             ..
         } = self.endpoint(server)
         {
@@ -59,11 +59,11 @@ impl Fleet {
     }
 
     async fn keep_checking(&self, server: usize) {
-        let is_remote = !matches!(self.endpoint(server), Endpoint::Echo);
+        let is_remote = !matches!(self.endpoint(server), ServerEndpoint::Echo);
         let Some(health) = self.settings().health.as_ref().filter(|_| is_remote) else {
             return;
         };
-        let question = Question::new(self, server, health);
+        let question = HealthProbe::new(self, server, health);
         let mut is_healthy = true;
         let mut streak = 0;
         loop {
@@ -92,13 +92,13 @@ impl Fleet {
 }
 
 /// The request of a check.
-enum Question {
+enum HealthProbe {
     Http1(Vec<u8>),
     Http2(http::Request<()>),
 }
 
-impl Question {
-    fn new(fleet: &Fleet, server: usize, health: &Health) -> Self {
+impl HealthProbe {
+    fn new(fleet: &UpstreamState, server: usize, health: &Health) -> Self {
         if !fleet.settings().servers[server].speaks_http2() {
             return Self::Http1(request(fleet, server, health));
         }
@@ -120,7 +120,7 @@ impl Question {
     }
 }
 
-fn request(fleet: &Fleet, server: usize, health: &Health) -> Vec<u8> {
+fn request(fleet: &UpstreamState, server: usize, health: &Health) -> Vec<u8> {
     let own = fleet.settings().servers[server].authority();
     let host = match &fleet.settings().host {
         HostHeader::Literal(host) => host.as_bytes(),
@@ -142,7 +142,11 @@ fn request(fleet: &Fleet, server: usize, health: &Health) -> Vec<u8> {
 }
 
 /// Runs one check; returns the problem if it fails.
-async fn check(endpoint: &Endpoint, question: &Question, timeout: Duration) -> Result<(), String> {
+async fn check(
+    endpoint: &ServerEndpoint,
+    question: &HealthProbe,
+    timeout: Duration,
+) -> Result<(), String> {
     let give_up = Instant::now() + timeout;
     let status = tokio::time::timeout_at(give_up, ask(endpoint, question, give_up))
         .await
@@ -155,14 +159,14 @@ async fn check(endpoint: &Endpoint, question: &Question, timeout: Duration) -> R
 }
 
 async fn ask(
-    endpoint: &Endpoint,
-    question: &Question,
+    endpoint: &ServerEndpoint,
+    question: &HealthProbe,
     give_up: Instant,
 ) -> Result<http::StatusCode, UpstreamError> {
     let (mut stream, _) = endpoint.connect(give_up).await?;
     let request = match question {
-        Question::Http1(request) => request,
-        Question::Http2(request) => return http2::ask(stream, request.clone()).await,
+        HealthProbe::Http1(request) => request,
+        HealthProbe::Http2(request) => return http2::ask(stream, request.clone()).await,
     };
     let sent = async {
         stream.write_all(request).await?;
@@ -170,7 +174,7 @@ async fn ask(
     };
     sent.await.map_err(UpstreamError::Closed)?;
     let mut inbox = BytesMut::with_capacity(1024);
-    let spare = SpareTable::default();
+    let spare = SpareHeaderMap::default();
     loop {
         // `framing::MAX_HEAD_BYTES` bounds the head, and the timeout bounds the check
         while let Some(head) = framing::take_head(&mut inbox, false, &spare)? {

@@ -22,7 +22,7 @@ mod upload;
 
 pub use body::StreamBody;
 pub(super) use exchange::{ask, exchange, head};
-pub(super) use lines::{Lines, Place};
+pub(super) use lines::{H2Pool, StreamPermit};
 
 /// Bytes that a server may send on one stream ahead of the client.
 const STREAM_WINDOW: u32 = 128 * 1024;

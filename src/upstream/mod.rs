@@ -41,21 +41,21 @@ use tokio::time::Instant;
 
 pub use balance::Balance;
 pub use body::ResponseBody;
-pub use endpoint::{Tls, TlsError};
-pub use fleet::Fleet;
+pub use endpoint::{TlsError, UpstreamTls};
+pub use fleet::UpstreamState;
 pub use forward::{body_framing, forward};
-pub use fuse::Rating;
+pub use fuse::BreakerConfig;
 pub use health::Health;
-pub use spare::SpareTable;
+pub use spare::SpareHeaderMap;
 pub use tunnel::Tunnel;
 
 /// One `[upstream.NAME]` table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct UpstreamSettings {
     /// The name in the configuration.
     pub name: String,
     /// At least one server.
-    pub servers: Vec<Server>,
+    pub servers: Vec<ServerAddress>,
     /// Load-balancing policy.
     pub balance: Balance,
     /// Longest time to open a connection.
@@ -75,13 +75,13 @@ pub struct Settings {
     /// The `Host` field for the server.
     pub host: HostHeader,
     /// How to verify servers behind `https://`.
-    pub tls: Tls,
+    pub tls: UpstreamTls,
     /// Active checks, if any.
     pub health: Option<Health>,
     /// When to eject a failing server.
-    pub outlier: Rating,
+    pub outlier: BreakerConfig,
     /// When to refuse a failing upstream as a whole.
-    pub breaker: Rating,
+    pub breaker: BreakerConfig,
 }
 
 /// Maximum of `retries`.
@@ -89,7 +89,7 @@ pub const MAX_RETRIES: usize = 5;
 
 /// One server of an upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Server {
+pub enum ServerAddress {
     /// `http://host:port`, `https://host:port`, `h2c://host:port`.
     Http {
         /// The protocol.
@@ -135,14 +135,14 @@ impl Scheme {
     }
 }
 
-impl Settings {
+impl UpstreamSettings {
     /// Whether all its servers use HTTP/2, as gRPC servers do.
     pub fn speaks_http2(&self) -> bool {
-        self.servers.iter().all(Server::speaks_http2)
+        self.servers.iter().all(ServerAddress::speaks_http2)
     }
 }
 
-impl Server {
+impl ServerAddress {
     /// Whether its connections carry concurrent exchanges.
     fn speaks_http2(&self) -> bool {
         matches!(
@@ -171,7 +171,7 @@ impl Server {
     }
 }
 
-impl fmt::Display for Server {
+impl fmt::Display for ServerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Http { scheme, host, port } if host.contains(':') => {
@@ -257,7 +257,7 @@ impl UpstreamError {
 /// One worker's view of an upstream: its servers, each with this worker's connections.
 #[derive(Debug)]
 pub struct Upstream {
-    fleet: Arc<Fleet>,
+    fleet: Arc<UpstreamState>,
     pools: Vec<Rc<pool::ServerPool>>,
     balancer: balance::Balancer,
     budget: retry::RetryBudget,
@@ -266,7 +266,7 @@ pub struct Upstream {
 impl Upstream {
     /// Opens no connection before the first request. `random` must differ between workers, so that
     /// they choose differently.
-    pub fn new(fleet: Arc<Fleet>, random: u64) -> Self {
+    pub fn new(fleet: Arc<UpstreamState>, random: u64) -> Self {
         let settings = fleet.settings();
         let pools = (0..settings.servers.len())
             .map(|server| Rc::new(pool::ServerPool::new(Arc::clone(&fleet), server)))
@@ -280,7 +280,7 @@ impl Upstream {
     }
 
     /// The state that all workers share.
-    pub fn fleet(&self) -> &Arc<Fleet> {
+    pub fn fleet(&self) -> &Arc<UpstreamState> {
         &self.fleet
     }
 

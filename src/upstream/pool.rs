@@ -23,42 +23,43 @@ use tokio::{
 };
 
 use super::{
-    Fleet, Server, Settings, UpstreamError, endpoint::Endpoint, http2::Lines, stream::Stream,
+    ServerAddress, UpstreamError, UpstreamSettings, UpstreamState, endpoint::ServerEndpoint,
+    http2::H2Pool, stream::ServerStream,
 };
 
 /// The connections of one worker to one server.
 #[derive(Debug)]
 pub struct ServerPool {
-    fleet: Arc<Fleet>,
+    fleet: Arc<UpstreamState>,
     /// Index of the server in the upstream.
     server: usize,
     /// The server's own name, for `host = "server"`.
     authority: String,
     open: Cell<usize>,
-    idle: RefCell<Vec<(Box<Connection>, Instant)>>,
+    idle: RefCell<Vec<(Box<ServerConnection>, Instant)>>,
     /// For a server that speaks HTTP/2.
-    lines: Lines,
+    lines: H2Pool,
     /// Set when the upstream is removed: returned connections are closed.
     retired: Cell<bool>,
     freed: Notify,
 }
 
 impl ServerPool {
-    pub(super) fn new(fleet: Arc<Fleet>, server: usize) -> Self {
+    pub(super) fn new(fleet: Arc<UpstreamState>, server: usize) -> Self {
         Self {
             authority: fleet.settings().servers[server].authority(),
             fleet,
             server,
             open: Cell::new(0),
             idle: RefCell::default(),
-            lines: Lines::default(),
+            lines: H2Pool::default(),
             retired: Cell::new(false),
             freed: Notify::new(),
         }
     }
 
     /// The server.
-    pub fn server(&self) -> &Server {
+    pub fn server(&self) -> &ServerAddress {
         &self.settings().servers[self.server]
     }
 
@@ -67,11 +68,11 @@ impl ServerPool {
         &self.authority
     }
 
-    pub(super) fn settings(&self) -> &Settings {
+    pub(super) fn settings(&self) -> &UpstreamSettings {
         self.fleet.settings()
     }
 
-    pub(super) fn lines(&self) -> &Lines {
+    pub(super) fn lines(&self) -> &H2Pool {
         &self.lines
     }
 
@@ -84,7 +85,7 @@ impl ServerPool {
     pub(super) async fn take(
         self: &Rc<Self>,
         now: &mut Instant,
-    ) -> Result<Box<Connection>, UpstreamError> {
+    ) -> Result<Box<ServerConnection>, UpstreamError> {
         let outstanding = Outstanding::at(self);
         let mut connection = match poll_fn(|cx| Poll::Ready(self.take_idle(*now, cx))).await {
             Some(idle) => idle,
@@ -101,7 +102,10 @@ impl ServerPool {
     }
 
     /// A new connection, or the next one returned.
-    async fn open_or_wait(self: &Rc<Self>, now: Instant) -> Result<Box<Connection>, UpstreamError> {
+    async fn open_or_wait(
+        self: &Rc<Self>,
+        now: Instant,
+    ) -> Result<Box<ServerConnection>, UpstreamError> {
         let give_up = now + self.settings().connect_timeout;
         loop {
             if self.has_room() {
@@ -119,7 +123,9 @@ impl ServerPool {
     }
 
     /// A new connection, for the second try after a reused one was dead.
-    pub(super) async fn take_fresh(self: &Rc<Self>) -> Result<Box<Connection>, UpstreamError> {
+    pub(super) async fn take_fresh(
+        self: &Rc<Self>,
+    ) -> Result<Box<ServerConnection>, UpstreamError> {
         // the other idle connections are at least as old as the one that failed
         self.idle.borrow_mut().clear();
         let give_up = Instant::now() + self.settings().connect_timeout;
@@ -129,7 +135,7 @@ impl ServerPool {
         Ok(connection)
     }
 
-    fn take_idle(&self, now: Instant, cx: &mut Context<'_>) -> Option<Box<Connection>> {
+    fn take_idle(&self, now: Instant, cx: &mut Context<'_>) -> Option<Box<ServerConnection>> {
         let idle_timeout = self.settings().idle_timeout;
         loop {
             let (mut connection, since) = self.idle.borrow_mut().pop()?;
@@ -145,13 +151,13 @@ impl ServerPool {
     pub(super) async fn connect(
         self: &Rc<Self>,
         give_up: Instant,
-    ) -> Result<Box<Connection>, UpstreamError> {
-        let slot = Slot::open(self);
+    ) -> Result<Box<ServerConnection>, UpstreamError> {
+        let slot = PoolPermit::open(self);
         let endpoint = self.endpoint();
         // read before the addresses, so that a change meanwhile is noticed
         let generation = endpoint.generation();
         let (stream, address) = endpoint.connect(give_up).await?;
-        Ok(Box::new(Connection {
+        Ok(Box::new(ServerConnection {
             stream,
             address,
             generation,
@@ -165,7 +171,7 @@ impl ServerPool {
     }
 
     /// Returns a connection whose exchange ended cleanly, at about `now`.
-    pub(super) fn put_back(mut connection: Box<Connection>, now: Instant) {
+    pub(super) fn put_back(mut connection: Box<ServerConnection>, now: Instant) {
         connection.outstanding = None;
         let pool = Rc::clone(&connection.slot.pool);
         if !pool.retired.get() && pool.still_leads_there(&mut connection) {
@@ -175,7 +181,7 @@ impl ServerPool {
     }
 
     /// Whether the server still has the address of this connection.
-    fn still_leads_there(&self, connection: &mut Connection) -> bool {
+    fn still_leads_there(&self, connection: &mut ServerConnection) -> bool {
         let endpoint = self.endpoint();
         let generation = endpoint.generation();
         if connection.generation == generation {
@@ -190,7 +196,7 @@ impl ServerPool {
         address.is_none_or(|address| self.endpoint().has(address))
     }
 
-    fn endpoint(&self) -> &Endpoint {
+    fn endpoint(&self) -> &ServerEndpoint {
         self.fleet.endpoint(self.server)
     }
 
@@ -213,11 +219,11 @@ impl ServerPool {
 
 /// A permit among `max_connections`.
 #[derive(Debug)]
-struct Slot {
+struct PoolPermit {
     pool: Rc<ServerPool>,
 }
 
-impl Slot {
+impl PoolPermit {
     fn open(pool: &Rc<ServerPool>) -> Self {
         pool.open.set(pool.open.get() + 1);
         Self {
@@ -226,7 +232,7 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for PoolPermit {
     fn drop(&mut self) {
         self.pool.open.set(self.pool.open.get() - 1);
         self.pool.freed.notify_one();
@@ -256,8 +262,8 @@ impl Drop for Outstanding {
 
 /// A connection to a server, with its buffers.
 #[derive(Debug)]
-pub(super) struct Connection {
-    pub(super) stream: Stream,
+pub(super) struct ServerConnection {
+    pub(super) stream: ServerStream,
     /// Its remote address, if TCP.
     pub(super) address: Option<SocketAddr>,
     /// Generation of the server's addresses when this one was last known to be among them.
@@ -273,11 +279,11 @@ pub(super) struct Connection {
     pub(super) reused: bool,
     /// While in use.
     outstanding: Option<Outstanding>,
-    slot: Slot,
+    slot: PoolPermit,
 }
 
-impl Connection {
-    pub(super) fn settings(&self) -> &Settings {
+impl ServerConnection {
+    pub(super) fn settings(&self) -> &UpstreamSettings {
         self.slot.pool.settings()
     }
 

@@ -25,15 +25,15 @@ const MAX_ADDRESSES: usize = 32;
 
 /// The addresses of one server.
 #[derive(Debug)]
-pub(super) enum Addresses {
+pub(super) enum ServerAddresses {
     /// Configured as an address.
     Fixed(SocketAddr),
-    Named(Named),
+    Named(ResolvedName),
 }
 
 /// A name and its last known addresses.
 #[derive(Debug)]
-pub(super) struct Named {
+pub(super) struct ResolvedName {
     host: String,
     port: u16,
     known: watch::Sender<Known>,
@@ -52,11 +52,11 @@ enum Known {
     Addresses(Arc<[SocketAddr]>),
 }
 
-impl Addresses {
+impl ServerAddresses {
     pub(super) fn new(host: &str, port: u16) -> Self {
         match host.parse::<IpAddr>() {
             Ok(ip) => Self::Fixed(SocketAddr::new(ip, port)),
-            Err(_) => Self::Named(Named {
+            Err(_) => Self::Named(ResolvedName {
                 host: host.to_owned(),
                 port,
                 known: watch::Sender::new(Known::Nothing),
@@ -116,7 +116,7 @@ impl Addresses {
     }
 }
 
-impl Named {
+impl ResolvedName {
     async fn addresses(&self) -> io::Result<Arc<[SocketAddr]>> {
         let mut known = self.known.subscribe();
         let known = known
@@ -193,10 +193,10 @@ impl Named {
 mod tests {
     use super::*;
 
-    fn named(host: &str) -> Named {
-        match Addresses::new(host, 80) {
-            Addresses::Named(named) => named,
-            Addresses::Fixed(address) => panic!("{address} is an address"),
+    fn named(host: &str) -> ResolvedName {
+        match ServerAddresses::new(host, 80) {
+            ServerAddresses::Named(named) => named,
+            ServerAddresses::Fixed(address) => panic!("{address} is an address"),
         }
     }
 
@@ -206,10 +206,12 @@ mod tests {
 
     #[test]
     fn an_address_is_never_looked_up() {
-        assert!(matches!(Addresses::new("::1", 81), Addresses::Fixed(a) if a.port() == 81));
+        assert!(
+            matches!(ServerAddresses::new("::1", 81), ServerAddresses::Fixed(a) if a.port() == 81)
+        );
         assert!(matches!(
-            Addresses::new("10.0.0.1", 80),
-            Addresses::Fixed(_)
+            ServerAddresses::new("10.0.0.1", 80),
+            ServerAddresses::Fixed(_)
         ));
     }
 
@@ -227,7 +229,7 @@ mod tests {
         assert_eq!(named.generation.load(Relaxed), generation, "no change");
         named.learn("up", &[address(2)], true);
         assert_eq!(named.generation.load(Relaxed), generation + 1);
-        let addresses = Addresses::Named(named);
+        let addresses = ServerAddresses::Named(named);
         assert!(!addresses.has(address(1)) && addresses.has(address(2)));
     }
 
@@ -235,7 +237,7 @@ mod tests {
     async fn connections_take_turns_over_the_addresses_and_pass_over_a_dead_one() {
         let named = named("origin");
         named.learn("up", &[address(1), address(2), address(3)], true);
-        let addresses = Addresses::Named(named);
+        let addresses = ServerAddresses::Named(named);
         let give_up = Instant::now() + Duration::from_secs(10);
         let mut reached = Vec::new();
         for _ in 0..4 {
@@ -252,7 +254,7 @@ mod tests {
     async fn an_address_that_is_silent_leaves_time_for_the_next() {
         let named = named("origin");
         named.learn("up", &[address(1), address(2)], true);
-        let addresses = Addresses::Named(named);
+        let addresses = ServerAddresses::Named(named);
         let give_up = Instant::now() + Duration::from_millis(200);
         let open = async |to: SocketAddr| {
             if to == address(1) {

@@ -13,12 +13,12 @@ use tokio::io::AsyncWrite;
 
 use super::{
     headers::{self, BodyFraming},
-    pool::Connection,
+    pool::ServerConnection,
 };
 
 /// Why the request could not be sent in full.
 #[derive(Debug)]
-pub(super) enum SendError<E> {
+pub(super) enum RequestWriteError<E> {
     /// The server no longer accepts it.
     Write(io::Error),
     /// The client no longer delivers it.
@@ -27,7 +27,7 @@ pub(super) enum SendError<E> {
 
 /// A request being sent: the connection's outbox, then the body.
 #[derive(Debug)]
-pub(super) struct Sending<B> {
+pub(super) struct RequestWriter<B> {
     body: Option<B>,
     chunked: bool,
     /// Bytes of the outbox already written; the outbox itself is kept for a retry.
@@ -46,7 +46,7 @@ pub(super) struct Sending<B> {
 /// sends both.
 const COPIED: usize = 2 * 1024;
 
-impl<B> Sending<B> {
+impl<B> RequestWriter<B> {
     pub(super) fn new(body: Option<B>, framing: BodyFraming) -> Self {
         Self {
             body,
@@ -60,7 +60,7 @@ impl<B> Sending<B> {
     }
 }
 
-impl<B> Sending<B> {
+impl<B> RequestWriter<B> {
     /// Whether anything has been written.
     pub(super) fn has_begun(&self) -> bool {
         self.progress > 0
@@ -71,13 +71,13 @@ impl<B> Sending<B> {
     }
 }
 
-impl<B: Body<Data = Bytes> + Unpin> Sending<B> {
+impl<B: Body<Data = Bytes> + Unpin> RequestWriter<B> {
     /// Ready when everything is sent.
     pub(super) fn poll(
         &mut self,
-        connection: &mut Connection,
+        connection: &mut ServerConnection,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<(), SendError<B::Error>>> {
+    ) -> Poll<Result<(), RequestWriteError<B::Error>>> {
         loop {
             self.waits_for_client = false;
             // gather available bytes before the first write, so that one write sends head and body
@@ -90,7 +90,7 @@ impl<B: Body<Data = Bytes> + Unpin> Sending<B> {
             if unsent == 0 && self.chunk.is_empty() {
                 // TLS may buffer written bytes; a no-op for other transports
                 let flushed = Pin::new(&mut connection.stream).poll_flush(cx);
-                ready!(flushed).map_err(SendError::Write)?;
+                ready!(flushed).map_err(RequestWriteError::Write)?;
                 if self.body.is_none() {
                     return Poll::Ready(Ok(()));
                 }
@@ -107,10 +107,12 @@ impl<B: Body<Data = Bytes> + Unpin> Sending<B> {
             };
             let wrote = match ready!(wrote) {
                 Ok(0) => {
-                    return Poll::Ready(Err(SendError::Write(io::ErrorKind::WriteZero.into())));
+                    return Poll::Ready(Err(RequestWriteError::Write(
+                        io::ErrorKind::WriteZero.into(),
+                    )));
                 }
                 Ok(wrote) => wrote,
-                Err(error) => return Poll::Ready(Err(SendError::Write(error))),
+                Err(error) => return Poll::Ready(Err(RequestWriteError::Write(error))),
             };
             self.progress += wrote as u64;
             let of_head = wrote.min(unsent);
@@ -125,7 +127,7 @@ impl<B: Body<Data = Bytes> + Unpin> Sending<B> {
         &mut self,
         outbox: &mut BytesMut,
         cx: &mut Context<'_>,
-    ) -> Result<Poll<()>, SendError<B::Error>> {
+    ) -> Result<Poll<()>, RequestWriteError<B::Error>> {
         while let Some(body) = &mut self.body {
             if self.written == outbox.len() {
                 outbox.clear();
@@ -136,7 +138,7 @@ impl<B: Body<Data = Bytes> + Unpin> Sending<B> {
             }
             match Pin::new(body).poll_frame(cx) {
                 Poll::Pending => return Ok(Poll::Pending),
-                Poll::Ready(Some(Err(error))) => return Err(SendError::Body(error)),
+                Poll::Ready(Some(Err(error))) => return Err(RequestWriteError::Body(error)),
                 Poll::Ready(None) => self.end(outbox, None),
                 Poll::Ready(Some(Ok(frame))) => self.take_frame(outbox, frame),
             }

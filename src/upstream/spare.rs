@@ -12,9 +12,9 @@ const MAX_KEPT_FIELDS: usize = 64;
 
 /// Spare header map for one response; one per worker.
 #[derive(Debug, Default)]
-pub struct SpareTable(RefCell<HeaderMap>);
+pub struct SpareHeaderMap(RefCell<HeaderMap>);
 
-impl SpareTable {
+impl SpareHeaderMap {
     /// An empty map with capacity for `fields`.
     pub(super) fn take(&self, fields: usize) -> HeaderMap {
         let mut table = self.0.take();
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn a_table_comes_back_empty_and_with_its_room() {
-        let spare = SpareTable::default();
+        let spare = SpareHeaderMap::default();
         spare.keep(table(20));
         let again = spare.take(3);
         assert!(again.is_empty() && again.capacity() >= 20);
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn a_large_table_is_not_kept() {
-        let spare = SpareTable::default();
+        let spare = SpareHeaderMap::default();
         spare.keep(table(100));
         assert!(spare.take(1).capacity() < 100);
     }

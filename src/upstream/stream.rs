@@ -14,14 +14,14 @@ use tokio_rustls::client::TlsStream;
 
 /// A socket to a server.
 #[derive(Debug)]
-pub(super) enum Stream {
+pub(super) enum ServerStream {
     Tcp(TcpStream),
     Unix(UnixStream),
     /// Boxed: much larger than the other variants.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-impl Stream {
+impl ServerStream {
     /// Makes the close a reset, so that the server's next write fails. If that is impossible, the
     /// close is a regular one.
     pub(super) fn reset(&self) {
@@ -40,14 +40,14 @@ impl Stream {
 macro_rules! on_stream {
     ($stream:expr, $inner:ident => $call:expr) => {
         match $stream.get_mut() {
-            Stream::Tcp($inner) => $call,
-            Stream::Unix($inner) => $call,
-            Stream::Tls($inner) => $call,
+            ServerStream::Tcp($inner) => $call,
+            ServerStream::Unix($inner) => $call,
+            ServerStream::Tls($inner) => $call,
         }
     };
 }
 
-impl AsyncRead for Stream {
+impl AsyncRead for ServerStream {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -57,7 +57,7 @@ impl AsyncRead for Stream {
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for ServerStream {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -19,7 +19,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{abandoned::Abandoned, pool::Connection};
+use super::{abandoned::Abandoned, pool::ServerConnection};
 
 /// Size of a read, and the most bytes buffered per direction.
 const READ_BYTES: usize = 16 * 1024;
@@ -27,7 +27,7 @@ const READ_BYTES: usize = 16 * 1024;
 /// The server side of a connection that has left HTTP.
 #[derive(Debug)]
 pub struct Tunnel {
-    connection: Box<Connection>,
+    connection: Box<ServerConnection>,
     max_silence: Duration,
 }
 
@@ -43,7 +43,7 @@ pub enum Ended {
 }
 
 impl Tunnel {
-    pub(super) fn new(connection: Box<Connection>, max_silence: Duration) -> Self {
+    pub(super) fn new(connection: Box<ServerConnection>, max_silence: Duration) -> Self {
         Self {
             connection,
             max_silence,
@@ -65,7 +65,7 @@ impl Tunnel {
     where
         C: AsyncRead + AsyncWrite + Unpin,
     {
-        let Connection { stream, inbox, .. } = &mut *self.connection;
+        let ServerConnection { stream, inbox, .. } = &mut *self.connection;
         // a server may send data right after its 101
         let mut down = Way::holding(std::mem::take(inbox));
         let mut up = Way::holding(BytesMut::new());
@@ -102,13 +102,13 @@ impl Tunnel {
 struct Way {
     /// Read and not yet written to the other side.
     unsent: BytesMut,
-    stage: Stage,
+    stage: TunnelStage,
     /// Bytes written to the other side.
     moved: usize,
 }
 
 #[derive(Debug)]
-enum Stage {
+enum TunnelStage {
     Open,
     /// The reading side has ended; the end must be forwarded.
     Ending,
@@ -119,7 +119,7 @@ impl Way {
     fn holding(unsent: BytesMut) -> Self {
         Self {
             unsent,
-            stage: Stage::Open,
+            stage: TunnelStage::Open,
             moved: 0,
         }
     }
@@ -138,12 +138,12 @@ impl Way {
                 self.moved += wrote;
             }
             match self.stage {
-                Stage::Open => ready!(self.poll_read(from, to, cx))?,
-                Stage::Ending => {
+                TunnelStage::Open => ready!(self.poll_read(from, to, cx))?,
+                TunnelStage::Ending => {
                     ready!(Pin::new(&mut *to).poll_shutdown(cx))?;
-                    self.stage = Stage::Ended;
+                    self.stage = TunnelStage::Ended;
                 }
-                Stage::Ended => return Poll::Ready(Ok(())),
+                TunnelStage::Ended => return Poll::Ready(Ok(())),
             }
         }
     }
@@ -163,7 +163,7 @@ impl Way {
         }
         let mut rest = read.filled();
         if rest.is_empty() {
-            self.stage = Stage::Ending;
+            self.stage = TunnelStage::Ending;
         }
         while !rest.is_empty() {
             let Poll::Ready(wrote) = write(to, rest, cx)? else {

@@ -10,7 +10,10 @@ use std::{
 
 use proptest::prelude::*;
 use tidegate::{
-    config::{self, Code, Effect, Limit, Loaded, Mode, Over, Report, Severity, Share, Whom},
+    config::{
+        self, Code, DiagnosticReport, Effect, LimitSettings, LoadedConfig, Mode, Over, Severity,
+        Share, Whom,
+    },
     identity::{ClaimRules, KeySource, Missing, OnInvalid, UserSource},
     limit::Algorithm,
     listener::tls::{MinVersion, certificate::ClientAuth},
@@ -34,7 +37,7 @@ fn files(folder: &str) -> Vec<PathBuf> {
 }
 
 /// Compares with `NAME.stderr`, or writes it if UPDATE_GOLDEN=1.
-fn matches_golden(path: &Path, report: &Report) -> bool {
+fn matches_golden(path: &Path, report: &DiagnosticReport) -> bool {
     let golden = path.with_extension("stderr");
     let found = format!("{report}\n");
     if std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1") {
@@ -54,7 +57,7 @@ fn matches_golden(path: &Path, report: &Report) -> bool {
     found == expected
 }
 
-fn codes(report: &Report) -> impl Iterator<Item = &'static str> {
+fn codes(report: &DiagnosticReport) -> impl Iterator<Item = &'static str> {
     report
         .diagnostics
         .iter()
@@ -83,7 +86,7 @@ fn invalid_files_are_refused_with_their_diagnostics() {
 fn valid_files_load_with_their_warnings() {
     let mut stale = Vec::new();
     for path in files("valid") {
-        let Loaded { warnings, .. } = config::load(&path)
+        let LoadedConfig { warnings, .. } = config::load(&path)
             .unwrap_or_else(|report| panic!("{} is refused:\n{report}", path.display()));
         assert_eq!(warnings.errors(), 0);
         if !matches_golden(&path, &warnings) {
@@ -425,7 +428,7 @@ fn what_a_limit_does_is_what_was_written() {
     );
     assert_eq!(sliding.count_status, [401, 403]);
     assert!(sliding.charge_rejected && sliding.disclose && !log.disclose);
-    let burst = |limit: &Limit, index: usize| limit.quotas[index].burst.get();
+    let burst = |limit: &LimitSettings, index: usize| limit.quotas[index].burst.get();
     assert_eq!((burst(sliding, 0), burst(sliding, 2)), (60, 6000));
 
     assert_eq!((log.enforce_percent, log.missing), (25, Missing::Reject));
@@ -442,7 +445,7 @@ fn three_plans_take_a_dozen_lines_and_each_cell_is_right() {
     let path = Path::new("tests/config/valid/plans.toml");
     let snapshot = config::load(path).expect("it is valid").snapshot;
     let cells = |name: &str| -> Vec<String> {
-        let named = |limit: &&Limit| limit.name == name;
+        let named = |limit: &&LimitSettings| limit.name == name;
         let limit = snapshot.limits.iter().find(named).expect("a limit");
         let tiers = limit.tiers.iter().map(|(tier, at)| (tier.as_str(), *at));
         std::iter::once(("free", 0))

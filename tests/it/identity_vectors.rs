@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::Value;
 use tidegate::identity::{
-    AddressSource, Client, HeldToken, Identifier, KeyHasher, KeyPart, KeyParts, Missing, Prefixes,
-    Settings, Subject, TokenCache, Tokens,
+    AddressSource, Client, HeldToken, Identifier, IdentitySettings, KeyHasher, KeyPart, KeyParts,
+    KeySubject, Missing, Prefixes, TokenCache, TokenWorkspace,
 };
 
 const VECTORS: &str = include_str!("../vectors/identity_vectors.json");
@@ -34,10 +34,10 @@ fn identifier(vectors: &Value, address_from: AddressSource) -> Identifier {
     let trusted_proxies = networks
         .map(|network| network.parse().expect("a network"))
         .collect();
-    Identifier::new(&Settings {
+    Identifier::new(&IdentitySettings {
         trusted_proxies,
         address_from,
-        ..Settings::default()
+        ..IdentitySettings::default()
     })
 }
 
@@ -50,7 +50,7 @@ fn client(identifier: &Identifier, peer: &str, field: &'static str, lines: &[&st
         );
     }
     let (cache, held) = (TokenCache::new([1; 32]), HeldToken::default());
-    let tokens = Tokens {
+    let tokens = TokenWorkspace {
         cache: &cache,
         held: &held,
         now: std::time::SystemTime::now,
@@ -63,9 +63,9 @@ fn client(identifier: &Identifier, peer: &str, field: &'static str, lines: &[&st
 
 /// For a chain whose proxies are counted, not named.
 fn counted(hops: u8) -> Identifier {
-    Identifier::new(&Settings {
+    Identifier::new(&IdentitySettings {
         trusted_hops: Some(hops),
-        ..Settings::default()
+        ..IdentitySettings::default()
     })
 }
 
@@ -120,7 +120,7 @@ fn every_key_vector_counts_for_its_network() {
             ipv6: bits,
         };
         let headers = HeaderMap::new();
-        let subject = |client| Subject {
+        let subject = |client| KeySubject {
             client,
             method: &http::Method::GET,
             host: "h",

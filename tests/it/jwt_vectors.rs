@@ -10,8 +10,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, header::AUTHORIZATION};
 use jsonwebtoken::Algorithm;
 use serde_json::{Value, json};
 use tidegate::identity::{
-    ClaimRules, HeldToken, Identifier, KeySet, KeySource, OnInvalid, Rejected, Settings,
-    TokenCache, TokenSource, Tokens, UserSource,
+    ClaimRules, HeldToken, Identifier, IdentitySettings, KeySet, KeySource, OnInvalid, Rejected,
+    TokenCache, TokenSource, TokenWorkspace, UserSource,
 };
 
 use crate::support::tokens::encode;
@@ -65,9 +65,9 @@ fn identifier(header: HeaderName, vectors: &Value) -> Identifier {
         claims,
         invalid: OnInvalid::Reject,
     };
-    Identifier::new(&Settings {
+    Identifier::new(&IdentitySettings {
         users: vec![UserSource::Jwt(Box::new(source))],
-        ..Settings::default()
+        ..IdentitySettings::default()
     })
 }
 
@@ -81,7 +81,7 @@ fn user(
     let mut headers = HeaderMap::new();
     headers.insert(header, HeaderValue::from_str(value).expect("a value"));
     let held = HeldToken::default();
-    let tokens = Tokens {
+    let tokens = TokenWorkspace {
         cache,
         held: &held,
         now,

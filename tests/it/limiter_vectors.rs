@@ -19,10 +19,10 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use serde_json::Value;
 use tidegate::{
     limit::{
-        Algorithm, Attached, Charge, Held, Key, Limit, Quota, Standing, Store, Verdict,
+        Algorithm, Attached, Charge, ChargeLocation, Key, Limit, Quota, Standing, Store, Verdict,
         bucket::STEP_BACK_NS,
     },
-    response::Denial,
+    response::StoppedRequest,
 };
 
 const VECTORS: &str = include_str!("../vectors/limiter_vectors.json");
@@ -360,7 +360,9 @@ fn concurrency_vectors_hold_and_every_slot_comes_back_once() {
             let context = format!("{} step {index}: {step}", name(vector));
             let cost = number(step, "cost");
             if step["op"] == "release" {
-                subject.store.release(0, &subject.charge(cost), Held::Own);
+                subject
+                    .store
+                    .release(0, &subject.charge(cost), ChargeLocation::Own);
             } else {
                 let standing = subject.standing(0, cost);
                 assert_eq!(Some(!standing.denied), step["allow"].as_bool(), "{context}");
@@ -516,7 +518,7 @@ fn waits_are_rounded_up_to_whole_seconds() {
     let rounding = all.iter().find(|vector| name(vector) == "rd-1");
     for step in steps(rounding.expect("the vector of roundings")) {
         let retry_after_ns = step["wait_ns"].as_u64();
-        let told = Denial::new(&[], retry_after_ns).retry_after();
+        let told = StoppedRequest::new(&[], retry_after_ns).retry_after();
         assert_eq!(told.map(u64::from), step["retry_after_header_s"].as_u64());
     }
 }

@@ -10,8 +10,8 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, Version};
 use tidegate::{
     limit::Quota,
     response::{
-        Asked, BodyStyle, Denial, FieldFamilies, FieldWriter, FieldsOn, Grpc, Met, Policy,
-        Settings, too_many_requests,
+        BodyStyle, FieldFamilies, FieldWriter, FieldsOn, Grpc, LimitReport, Policy, RequestFacts,
+        ResponseSettings, StoppedRequest, too_many_requests,
     },
 };
 
@@ -22,7 +22,7 @@ const ALL: FieldFamilies = FieldFamilies {
     ratelimit_triple: false,
     x_ratelimit: true,
 };
-const SETTINGS: Settings = Settings {
+const SETTINGS: ResponseSettings = ResponseSettings {
     fields: ALL,
     on: FieldsOn::Always,
     body: BodyStyle::ProblemJson,
@@ -45,8 +45,8 @@ fn per_minute(name: &str, amount: u64) -> Policy {
     policy(name, amount, Duration::from_secs(60), amount)
 }
 
-fn admitted(policy: &Policy, remaining: u64, available_ns: u64, reset_ns: u64) -> Met<'_> {
-    Met {
+fn admitted(policy: &Policy, remaining: u64, available_ns: u64, reset_ns: u64) -> LimitReport<'_> {
+    LimitReport {
         policy,
         remaining,
         available_ns,
@@ -57,8 +57,8 @@ fn admitted(policy: &Policy, remaining: u64, available_ns: u64, reset_ns: u64) -
     }
 }
 
-fn stopped(policy: &Policy, available_ns: u64) -> Met<'_> {
-    Met {
+fn stopped(policy: &Policy, available_ns: u64) -> LimitReport<'_> {
+    LimitReport {
         denied: true,
         ..admitted(policy, 0, available_ns, available_ns)
     }
@@ -68,36 +68,41 @@ fn at(seconds: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
-fn written(status: u16, met: &[Met<'_>], settings: &Settings) -> HeaderMap {
+fn written(status: u16, met: &[LimitReport<'_>], settings: &ResponseSettings) -> HeaderMap {
     let mut headers = HeaderMap::new();
     write_into(&mut headers, status, met, settings);
     headers
 }
 
-fn write_into(headers: &mut HeaderMap, status: u16, met: &[Met<'_>], settings: &Settings) {
+fn write_into(
+    headers: &mut HeaderMap,
+    status: u16,
+    met: &[LimitReport<'_>],
+    settings: &ResponseSettings,
+) {
     let status = StatusCode::from_u16(status).expect("a status");
     FieldWriter::new().write(headers, status, met, settings, at(1_000));
 }
 
-fn rejected(met: &[Met<'_>], retry_after_ns: Option<u64>) -> Response<Bytes> {
+fn rejected(met: &[LimitReport<'_>], retry_after_ns: Option<u64>) -> Response<Bytes> {
     answer(met, retry_after_ns, false, &SETTINGS)
 }
 
 fn answer(
-    met: &[Met<'_>],
+    met: &[LimitReport<'_>],
     retry_after_ns: Option<u64>,
     is_head: bool,
-    settings: &Settings,
+    settings: &ResponseSettings,
 ) -> Response<Bytes> {
     let id = HeaderValue::from_static("id-1");
-    let asked = Asked {
+    let asked = RequestFacts {
         is_head,
         version: Version::HTTP_11,
         request_id: Some(&id),
         grpc: None,
     };
     too_many_requests(
-        &Denial::new(met, retry_after_ns),
+        &StoppedRequest::new(met, retry_after_ns),
         &asked,
         settings,
         &mut FieldWriter::new(),
@@ -160,7 +165,7 @@ fn waits_are_rounded_up_to_whole_seconds_and_at_least_one() {
         (u64::MAX, "2147483647"),
     ] {
         let response = rejected(
-            &[Met {
+            &[LimitReport {
                 remaining: 0,
                 ..stopped(&p, wait.min(60 * S))
             }],
@@ -190,7 +195,7 @@ fn zero_wait_is_still_a_second() {
 #[test]
 fn cost_above_the_quota_has_no_retry_after_and_says_that_it_never_passes() {
     let p = per_minute("p", 10);
-    let met = [Met {
+    let met = [LimitReport {
         denied: true,
         never: true,
         closed: false,
@@ -255,7 +260,7 @@ fn retry_after_is_never_earlier_than_t_of_a_violated_limit() {
     // a request that costs 5 of 10 per 10 s with 4 left: one unit is missing for 1 s, and the four
     // need not last
     let p = policy("p", 1, Duration::from_secs(1), 10);
-    let met = [Met {
+    let met = [LimitReport {
         denied: true,
         ..admitted(&p, 4, S, 6 * S)
     }];
@@ -372,7 +377,7 @@ fn only_the_chosen_families_are_written_and_only_where_chosen() {
     let headers = written(
         200,
         &met,
-        &Settings {
+        &ResponseSettings {
             fields: triple,
             ..SETTINGS
         },
@@ -386,7 +391,7 @@ fn only_the_chosen_families_are_written_and_only_where_chosen() {
         written(
             200,
             &met,
-            &Settings {
+            &ResponseSettings {
                 fields: FieldFamilies::default(),
                 ..SETTINGS
             }
@@ -394,7 +399,7 @@ fn only_the_chosen_families_are_written_and_only_where_chosen() {
         .is_empty()
     );
 
-    let on_rejection = Settings {
+    let on_rejection = ResponseSettings {
         on: FieldsOn::Rejected,
         ..SETTINGS
     };
@@ -434,7 +439,7 @@ fn extreme_quotas_neither_overflow_nor_divide_by_zero() {
         (u64::MAX, Duration::ZERO, u64::MAX),
     ] {
         let p = policy("p", amount, period, burst);
-        let met = [Met {
+        let met = [LimitReport {
             denied: true,
             ..admitted(&p, u64::MAX, u64::MAX, u64::MAX)
         }];
@@ -490,7 +495,7 @@ fn every_429_is_traceable_and_never_cached() {
             &[stopped(&p, S)],
             Some(S),
             false,
-            &Settings {
+            &ResponseSettings {
                 body: style,
                 ..SETTINGS
             },
@@ -506,7 +511,7 @@ fn every_429_is_traceable_and_never_cached() {
 fn json_and_text_say_the_same() {
     let p = per_minute("p", 5);
     let body = |style| {
-        let settings = Settings {
+        let settings = ResponseSettings {
             body: style,
             ..SETTINGS
         };
@@ -581,7 +586,7 @@ fn a_fixed_window_shows_the_time_to_its_end() {
 #[test]
 fn requests_in_flight_have_a_unit_and_no_window() {
     let p = Policy::of_slots("inflight", 20).expect("the name is printable");
-    let met = [Met {
+    let met = [LimitReport {
         denied: true,
         ..admitted(&p, 0, 0, 0)
     }];
@@ -637,15 +642,15 @@ fn nothing_is_added_to_what_another_draft_wrote() {
 }
 
 /// The response to a gRPC call that a limit rejects.
-fn refused_call(met: &[Met<'_>], retry_after_ns: Option<u64>) -> Response<Bytes> {
+fn refused_call(met: &[LimitReport<'_>], retry_after_ns: Option<u64>) -> Response<Bytes> {
     let id = HeaderValue::from_static("id-1");
-    let asked = Asked {
+    let asked = RequestFacts {
         is_head: false,
         version: Version::HTTP_2,
         request_id: Some(&id),
         grpc: Some(Grpc::Native),
     };
-    let denial = Denial::new(met, retry_after_ns);
+    let denial = StoppedRequest::new(met, retry_after_ns);
     let mut writer = FieldWriter::new();
     too_many_requests(&denial, &asked, &SETTINGS, &mut writer, at(1_000))
 }
@@ -691,7 +696,7 @@ fn a_grpc_call_is_told_its_status_and_the_exact_wait_in_its_only_head() {
 #[test]
 fn a_grpc_call_that_can_never_pass_is_told_not_to_try_again() {
     let p = per_minute("p", 10);
-    let met = [Met {
+    let met = [LimitReport {
         denied: true,
         never: true,
         ..admitted(&p, 10, 0, 0)

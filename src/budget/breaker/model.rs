@@ -15,7 +15,7 @@ const ASKED: f64 = 20_500.0;
 
 /// The next event of one gateway.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum What {
+enum ModelEvent {
     Asks,
     Replied { taken: u64 },
     Overdue,
@@ -25,19 +25,19 @@ enum What {
 }
 
 /// Gateways, and the store's single queue.
-struct Model {
+struct BreakerModel {
     random: u64,
     breakers: Vec<Breaker>,
-    next: BinaryHeap<Reverse<(u64, What, usize)>>,
+    next: BinaryHeap<Reverse<(u64, ModelEvent, usize)>>,
     service: u64,
     busy_until: u64,
     useful: u64,
 }
 
-impl Model {
+impl BreakerModel {
     /// A store with the capacity for this share of the calls.
-    fn new(gateways: usize, part: f64) -> Model {
-        let mut model = Model {
+    fn new(gateways: usize, part: f64) -> BreakerModel {
+        let mut model = BreakerModel {
             random: 0x9E37_79B9_7F4A_7C15,
             breakers: (0..gateways).map(|_| Breaker::new()).collect(),
             next: BinaryHeap::new(),
@@ -62,33 +62,33 @@ impl Model {
         (self.useful * self.service) as f64 / end as f64
     }
 
-    fn happens(&mut self, now: u64, what: What, gateway: usize) {
+    fn happens(&mut self, now: u64, what: ModelEvent, gateway: usize) {
         let jitter = self.random();
         let was_open = self.breakers[gateway].is_open();
         let breaker = &mut self.breakers[gateway];
         match what {
-            What::Asks => {
+            ModelEvent::Asks => {
                 if breaker.enter(now, BUDGET, jitter) == Allowed::Yes {
                     self.calls(now, gateway);
                 }
                 self.asks_again(now, gateway);
             }
-            What::Replied { taken } => {
+            ModelEvent::Replied { taken } => {
                 breaker.ended();
                 breaker.replied(taken, BUDGET);
             }
-            What::Overdue => breaker.timed_out(now, BUDGET, jitter),
-            What::EndsLate => breaker.ended(),
-            What::Probes => {
+            ModelEvent::Overdue => breaker.timed_out(now, BUDGET, jitter),
+            ModelEvent::EndsLate => breaker.ended(),
+            ModelEvent::Probes => {
                 breaker.probing();
                 let answered = self.busy_until.max(now) + 2 * TRAVEL;
-                self.plan(answered, What::Probed, gateway);
+                self.plan(answered, ModelEvent::Probed, gateway);
             }
-            What::Probed => breaker.probed(now, true, jitter),
+            ModelEvent::Probed => breaker.probed(now, true, jitter),
         }
         let breaker = &self.breakers[gateway];
         if let Some(due) = breaker.probe_due_ns().filter(|_| !was_open) {
-            self.plan(due, What::Probes, gateway);
+            self.plan(due, ModelEvent::Probes, gateway);
         }
     }
 
@@ -98,10 +98,10 @@ impl Model {
         let taken = ends - now;
         if taken <= BUDGET {
             self.useful += 1;
-            self.plan(ends, What::Replied { taken }, gateway);
+            self.plan(ends, ModelEvent::Replied { taken }, gateway);
         } else {
-            self.plan(now + BUDGET, What::Overdue, gateway);
-            self.plan(ends, What::EndsLate, gateway);
+            self.plan(now + BUDGET, ModelEvent::Overdue, gateway);
+            self.plan(ends, ModelEvent::EndsLate, gateway);
         }
     }
 
@@ -109,10 +109,10 @@ impl Model {
     fn asks_again(&mut self, now: u64, gateway: usize) {
         let rate = ASKED / self.breakers.len() as f64;
         let gap = -(1.0 - self.random()).ln() / rate;
-        self.plan(now + (gap * 1e9) as u64, What::Asks, gateway);
+        self.plan(now + (gap * 1e9) as u64, ModelEvent::Asks, gateway);
     }
 
-    fn plan(&mut self, at: u64, what: What, gateway: usize) {
+    fn plan(&mut self, at: u64, what: ModelEvent, gateway: usize) {
         self.next.push(Reverse((at, what, gateway)));
     }
 
@@ -130,7 +130,7 @@ impl Model {
 fn a_store_that_is_asked_for_more_than_it_can_do_spends_its_time_on_replies_that_come_in_time() {
     for gateways in [4, 16, 64] {
         for part in [1.0, 0.9, 0.8, 0.6, 0.5] {
-            let useful = Model::new(gateways, part).useful();
+            let useful = BreakerModel::new(gateways, part).useful();
             println!("{gateways} gateways, {part} of what they ask: {useful:.3}");
             assert!(useful >= 0.9, "{gateways} gateways, {part}: {useful:.3}");
         }
@@ -139,6 +139,6 @@ fn a_store_that_is_asked_for_more_than_it_can_do_spends_its_time_on_replies_that
 
 #[test]
 fn a_store_that_can_do_what_it_is_asked_is_left_alone() {
-    let useful = Model::new(64, 1.4).useful();
+    let useful = BreakerModel::new(64, 1.4).useful();
     assert!((0.70..=0.73).contains(&useful), "{useful:.3} of 1 / 1.4");
 }

@@ -1,7 +1,7 @@
 //! This gateway's slots of one key: free ones for the next request, and those that requests hold.
 //!
 //! No slot is lent twice: a free slot is taken by compare-and-swap, and dropping the request's
-//! [`Lent`] returns it however the request ended. Free slots may be taken until shortly before the
+//! [`SlotGuard`] returns it however the request ended. Free slots may be taken until shortly before the
 //! lease manager's last declaration expires.
 
 use std::sync::{
@@ -14,12 +14,12 @@ use std::sync::{
 
 use tokio::sync::mpsc;
 
-use super::{Hands, REFUSE_UNTIL_NS, REFUSED, Tag, WORDS};
+use super::{KeyTable, REFUSE_UNTIL_NS, REFUSED, Tag, WORDS};
 use crate::budget::keeper::Message;
 
 /// The words of one cell of slots. All zero means no slots and no knowledge.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::budget) struct Slots<'a>(pub(super) &'a [AtomicU64; WORDS]);
+pub(in crate::budget) struct SlotCell<'a>(pub(super) &'a [AtomicU64; WORDS]);
 
 /// Granted, and held by no request.
 const FREE: usize = 0;
@@ -45,7 +45,7 @@ pub(in crate::budget) enum NoSlot {
     Unknown,
 }
 
-impl Slots<'_> {
+impl SlotCell<'_> {
     /// Takes free slots, or returns why not.
     pub(in crate::budget) fn take(&self, now_ns: u64, cost: u64) -> Result<(), NoSlot> {
         let less = |free: u64| free.checked_sub(cost);
@@ -143,8 +143,8 @@ impl Slots<'_> {
 
 /// Slots that an admitted request holds. Dropping it returns them.
 #[derive(Debug)]
-pub struct Lent {
-    hands: Arc<Hands>,
+pub struct SlotGuard {
+    hands: Arc<KeyTable>,
     keeper: mpsc::Sender<Message>,
     place: usize,
     tag: Tag,
@@ -152,15 +152,15 @@ pub struct Lent {
     alone: bool,
 }
 
-impl Lent {
+impl SlotGuard {
     /// Guards slots just taken from this cell; `alone` if they were taken without a grant.
     pub(in crate::budget) fn new(
-        (hands, keeper): (&Arc<Hands>, &mpsc::Sender<Message>),
+        (hands, keeper): (&Arc<KeyTable>, &mpsc::Sender<Message>),
         (place, tag): (usize, Tag),
         cost: u64,
         alone: bool,
-    ) -> Lent {
-        Lent {
+    ) -> SlotGuard {
+        SlotGuard {
             hands: Arc::clone(hands),
             keeper: keeper.clone(),
             place,
@@ -171,7 +171,7 @@ impl Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for SlotGuard {
     fn drop(&mut self) {
         let slots = self.hands.slots(self.place);
         if slots.come_back(self.cost, self.alone) {
@@ -186,8 +186,8 @@ mod tests {
     use super::*;
     use crate::limit::Key;
 
-    fn with<T>(check: impl Fn(Slots<'_>) -> T) -> T {
-        let hands = Hands::new(64, 1);
+    fn with<T>(check: impl Fn(SlotCell<'_>) -> T) -> T {
+        let hands = KeyTable::new(64, 1);
         let place = hands.claim(Tag::new(Key(7), 0), 0).expect("there is room");
         check(hands.slots(place))
     }

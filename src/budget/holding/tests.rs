@@ -18,7 +18,7 @@ fn granted(need: u64, left: u64, wanted_us: u64) -> Reply {
 
 #[test]
 fn a_declaration_says_all_that_is_held_and_a_lost_reply_heals_with_the_next() {
-    let (terms, mut holding) = (Terms::slots(10, true), Holding::default());
+    let (terms, mut holding) = (LeaseTerms::slots(10, true), SlotLease::default());
     let first = holding.declare(0, 1, 0, 0, 3);
     assert_eq!((first.held, first.need), (0, 3));
     holding.replied(MS, 0, 1, &granted(3, 7, 0), &terms, 0.5);
@@ -39,7 +39,7 @@ fn a_declaration_says_all_that_is_held_and_a_lost_reply_heals_with_the_next() {
 
 #[test]
 fn slots_may_be_taken_for_two_thirds_of_a_life_and_are_declared_anew_before() {
-    let (terms, mut holding) = (Terms::slots(10, true), Holding::default());
+    let (terms, mut holding) = (LeaseTerms::slots(10, true), SlotLease::default());
     holding.declare(0, 1, 0, 0, 1);
     let lot = holding.replied(50 * MS, 0, 1, &granted(1, 9, 0), &terms, 0.5);
     let good_until_ns = lot.expect("the last call").good_until_ns;
@@ -51,8 +51,8 @@ fn slots_may_be_taken_for_two_thirds_of_a_life_and_are_declared_anew_before() {
 
 #[test]
 fn a_free_slot_is_kept_for_a_moment_unless_others_want_it() {
-    let terms = Terms::slots(10, true);
-    let mut holding = Holding::default();
+    let terms = LeaseTerms::slots(10, true);
+    let mut holding = SlotLease::default();
     holding.declare(0, 1, 0, 0, 2);
     holding.replied(MS, 0, 1, &granted(2, 8, 0), &terms, 0.5);
     assert!(!holding.freed(2 * MS, &terms, 2.0, 1), "kept");
@@ -73,20 +73,20 @@ fn a_free_slot_is_kept_for_a_moment_unless_others_want_it() {
         "a request was refused"
     );
     assert!(
-        Holding::default().freed(0, &Terms::slots(10, false), 2.0, 1),
+        SlotLease::default().freed(0, &LeaseTerms::slots(10, false), 2.0, 1),
         "strict"
     );
-    let few_ns = Holding::default().look_again_ns(0, &Terms::slots(4, true), 2.0, (1, 0));
+    let few_ns = SlotLease::default().look_again_ns(0, &LeaseTerms::slots(4, true), 2.0, (1, 0));
     assert_eq!(few_ns, 10 * MS, "two for each gateway");
 }
 
 #[test]
 fn a_refusal_is_remembered_for_a_moment_and_not_at_all_where_every_request_asks() {
     for (terms, expected) in [
-        (Terms::slots(4, true), 21 * MS),
-        (Terms::slots(4, false), 0),
+        (LeaseTerms::slots(4, true), 21 * MS),
+        (LeaseTerms::slots(4, false), 0),
     ] {
-        let mut holding = Holding::default();
+        let mut holding = SlotLease::default();
         holding.declare(0, 1, 0, 0, 1);
         let lot = holding.replied(MS, 0, 1, &granted(0, 0, 10), &terms, 0.5);
         assert_eq!(lot.expect("the last call").refuse_until_ns, expected);
@@ -95,7 +95,7 @@ fn a_refusal_is_remembered_for_a_moment_and_not_at_all_where_every_request_asks(
 
 #[test]
 fn it_is_forgotten_when_the_store_knows_that_it_holds_nothing() {
-    let (terms, mut holding) = (Terms::slots(4, true), Holding::default());
+    let (terms, mut holding) = (LeaseTerms::slots(4, true), SlotLease::default());
     holding.declare(0, 1, 0, 0, 1);
     holding.replied(MS, 0, 1, &granted(1, 3, 0), &terms, 0.5);
     assert!(!holding.is_idle(5 * S, 0, 0), "a request holds it");
@@ -111,11 +111,11 @@ fn it_is_forgotten_when_the_store_knows_that_it_holds_nothing() {
 
 /// The script, ported to Rust.
 #[derive(Default)]
-struct Store {
+struct SlotScript {
     by_gateway: Vec<(usize, u64, u64, u64)>,
 }
 
-impl Store {
+impl SlotScript {
     fn call(
         &mut self,
         now_ns: u64,
@@ -151,9 +151,9 @@ impl Store {
 
 /// A model gateway: its slot lease, its free slots, the requests that it admits.
 #[derive(Clone, Default)]
-struct Gateway {
+struct SlotGateway {
     id: usize,
-    holding: Holding,
+    holding: SlotLease,
     free: u64,
     good_until_ns: u64,
     in_use: u64,
@@ -163,7 +163,7 @@ struct Gateway {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Step {
+struct SlotStep {
     after_ms: u64,
     gateway: usize,
     arrive: u64,
@@ -173,9 +173,9 @@ struct Step {
     fate: u8,
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = SlotStep> {
     (0..900_u64, 0..3_usize, 0..6_u64, 0..6_u64, 0..40_u8).prop_map(
-        |(after_ms, gateway, arrive, leave, fate)| Step {
+        |(after_ms, gateway, arrive, leave, fate)| SlotStep {
             after_ms,
             gateway,
             arrive,
@@ -193,9 +193,9 @@ proptest! {
         limit in 1_u64..12,
         steps in prop::collection::vec(step(), 20..200),
     ) {
-        let terms = Terms::slots(limit, true);
-        let mut store = Store::default();
-        let mut gateways: Vec<Gateway> = (0..3).map(|id| Gateway { id, ..Gateway::default() }).collect();
+        let terms = LeaseTerms::slots(limit, true);
+        let mut store = SlotScript::default();
+        let mut gateways: Vec<SlotGateway> = (0..3).map(|id| SlotGateway { id, ..SlotGateway::default() }).collect();
         let (mut now_ns, mut number) = (0, 0);
         for step in steps {
             // no gateway goes without a declaration for longer than the look interval
@@ -218,7 +218,7 @@ proptest! {
             let gateway = &mut gateways[step.gateway];
             if step.fate == 3 {
                 // its requests die with it; the store notices when its lifetime ends
-                *gateway = Gateway { id: gateway.id + 3, ..Gateway::default() };
+                *gateway = SlotGateway { id: gateway.id + 3, ..SlotGateway::default() };
             }
             let left = step.leave.min(gateway.in_use);
             gateway.in_use -= left;
@@ -259,9 +259,9 @@ proptest! {
     }
 }
 
-impl Gateway {
+impl SlotGateway {
     /// Applies the reply to its call, if there is one; returns the slots granted.
-    fn hear(&mut self, now_ns: u64, terms: &Terms) -> u64 {
+    fn hear(&mut self, now_ns: u64, terms: &LeaseTerms) -> u64 {
         let Some((number, sent_ns, reply)) = self.flight.take() else {
             return 0;
         };

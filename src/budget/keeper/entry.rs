@@ -2,16 +2,16 @@
 
 use std::{collections::VecDeque, rc::Rc, sync::Arc};
 
-use super::message::{Grant, Waiter, Word};
+use super::message::{Grant, KeeperOutcome, Waiter};
 use crate::budget::{
-    hand::{Alone, Hand, Spent, Tag},
-    lease::{Algorithm, Call, Lease, Reply, Report, Requests, Terms},
+    hand::{FallbackBucket, KeyCell, SpendOutcome, Tag},
+    lease::{Lease, LeaseAlgorithm, LeaseCall, LeaseReport, LeaseTerms, Reply, Requests},
     settings::{SharedLimit, WhenDown},
     slack::{self, Slack},
 };
 
 /// One key in use.
-pub(super) struct Entry {
+pub(super) struct KeyEntry {
     pub(super) limit: Arc<SharedLimit>,
     pub(super) tier: usize,
     pub(super) tag: Tag,
@@ -25,7 +25,7 @@ pub(super) struct Entry {
     pub(super) is_to_tell: bool,
     /// Requests that wait for the next call.
     pub(super) queue: VecDeque<Waiter>,
-    pub(super) flight: Option<Flight>,
+    pub(super) flight: Option<CallInFlight>,
     /// Until when no background call is made.
     pub(super) pause_until_ns: u64,
     /// When to make the next background call.
@@ -38,24 +38,24 @@ pub(super) struct Entry {
 }
 
 /// A call in flight.
-pub(super) struct Flight {
+pub(super) struct CallInFlight {
     pub(super) id: u64,
     pub(super) waiters: VecDeque<Waiter>,
     /// The units requested for its waiters.
     pub(super) need: Requests,
 }
 
-impl Flight {
+impl CallInFlight {
     /// The call is overdue: sends its waiters to their fallback, and also those of the next call.
     pub(super) fn give_up(self, queue: &mut VecDeque<Waiter>, place: usize) {
         for waiter in self.waiters.into_iter().chain(queue.drain(..)) {
-            waiter.tell(place, Word::Alone);
+            waiter.tell(place, KeeperOutcome::Alone);
         }
     }
 }
 
-impl Entry {
-    pub(super) fn terms(&self) -> Terms {
+impl KeyEntry {
+    pub(super) fn terms(&self) -> LeaseTerms {
         self.limit.tier(self.tier).terms
     }
 
@@ -67,7 +67,7 @@ impl Entry {
     }
 
     /// Learns from the cell what workers did.
-    pub(super) fn look(&mut self, now_ns: u64, hand: Hand<'_>, horizon_ns: u64) {
+    pub(super) fn look(&mut self, now_ns: u64, hand: KeyCell<'_>, horizon_ns: u64) {
         let (held, lapsed) = hand.held(now_ns);
         for (slot, has_lapsed) in lapsed.into_iter().enumerate() {
             if has_lapsed {
@@ -88,7 +88,7 @@ impl Entry {
         &mut self,
         now_ns: u64,
         horizon_ns: u64,
-        hand: (usize, Hand<'_>),
+        hand: (usize, KeyCell<'_>),
         waiters: VecDeque<Waiter>,
         (reply, grant): (&Reply, Grant),
     ) -> u64 {
@@ -106,7 +106,7 @@ impl Entry {
                 continue;
             }
             (whole, granted) = (whole - cost, granted - cost);
-            if waiter.tell(place, Word::Granted(grant)) {
+            if waiter.tell(place, KeeperOutcome::Granted(grant)) {
                 self.admitted(now_ns, horizon_ns, cost);
             } else {
                 unclaimed += cost;
@@ -124,7 +124,7 @@ impl Entry {
         &mut self,
         now_ns: u64,
         horizon_ns: u64,
-        (place, hand): (usize, Hand<'_>),
+        (place, hand): (usize, KeyCell<'_>),
         waiter: Waiter,
         was_asked: bool,
     ) {
@@ -133,16 +133,18 @@ impl Entry {
             return;
         }
         match self.spend(now_ns, horizon_ns, hand, waiter.cost) {
-            Spent::Taken { tokens, .. } => {
-                if !waiter.tell(place, Word::Taken(tokens)) {
+            SpendOutcome::Taken { tokens, .. } => {
+                if !waiter.tell(place, KeeperOutcome::Taken(tokens)) {
                     hand.put_back(tokens);
                 }
             }
             // if the store must first receive reports, it is asked again then
-            Spent::Nothing if !was_asked || self.lease.has_news() => self.queue.push_back(waiter),
-            Spent::Nothing | Spent::Refused { .. } => {
+            SpendOutcome::Nothing if !was_asked || self.lease.has_news() => {
+                self.queue.push_back(waiter)
+            }
+            SpendOutcome::Nothing | SpendOutcome::Refused { .. } => {
                 self.limit.metrics.refused_by_redis.increment(waiter.cost);
-                waiter.tell(place, Word::Refused);
+                waiter.tell(place, KeeperOutcome::Refused);
             }
         }
     }
@@ -152,11 +154,11 @@ impl Entry {
         &mut self,
         now_ns: u64,
         horizon_ns: u64,
-        hand: Hand<'_>,
+        hand: KeyCell<'_>,
         cost: u64,
-    ) -> Spent {
+    ) -> SpendOutcome {
         let spent = hand.spend(now_ns, cost, &self.terms());
-        if let Spent::Taken { tokens, .. } = spent {
+        if let SpendOutcome::Taken { tokens, .. } = spent {
             self.lease.took(tokens);
             self.admitted(now_ns, horizon_ns, cost);
         }
@@ -237,7 +239,7 @@ impl Entry {
     }
 
     /// Charges fallback admissions that the store could not know.
-    pub(super) fn settle_alone(&mut self, now_ns: u64, hand: Hand<'_>, gateways: f64) {
+    pub(super) fn settle_alone(&mut self, now_ns: u64, hand: KeyCell<'_>, gateways: f64) {
         let (admitted, missing) = hand.alone(now_ns);
         if admitted == 0 {
             return;
@@ -255,7 +257,7 @@ impl Entry {
 
     /// Sets up the fallback bucket: this gateway's share of what is left, times the configured
     /// fraction.
-    pub(super) fn prepare_alone(&self, now_ns: u64, hand: Hand<'_>, gateways: f64) {
+    pub(super) fn prepare_alone(&self, now_ns: u64, hand: KeyCell<'_>, gateways: f64) {
         let terms = self.terms();
         // a share of 0 would never be used again
         let share = self.lease.share().unwrap_or(1.0 / gateways).max(1e-3);
@@ -269,18 +271,18 @@ impl Entry {
 /// The fallback parameters of a gateway with this share of the demand, given the pool's last known
 /// content.
 pub(in crate::budget) fn alone(
-    terms: &Terms,
+    terms: &LeaseTerms,
     when_down: WhenDown,
     share: f64,
     pool: Option<f64>,
-) -> Option<Alone> {
+) -> Option<FallbackBucket> {
     let WhenDown::Local { fraction } = when_down else {
         return None;
     };
     let capacity = terms.capacity as f64;
     let pool = pool.unwrap_or(capacity);
     let part = fraction * share;
-    Some(Alone {
+    Some(FallbackBucket {
         rate: part * terms.rate / 1e3,
         capacity: (part * capacity).max(1.0),
         level: (part * pool).max(pool.min(1.0)),
@@ -290,23 +292,23 @@ pub(in crate::budget) fn alone(
 }
 
 /// The index of the argument with this gateway's memory.
-pub(super) fn memory_at(algorithm: Algorithm) -> usize {
+pub(super) fn memory_at(algorithm: LeaseAlgorithm) -> usize {
     match algorithm {
-        Algorithm::Log => 5,
+        LeaseAlgorithm::Log => 5,
         _ => 10,
     }
 }
 
 /// The script arguments of a call: decimal text, except for the memory.
 pub(super) fn arguments(
-    terms: &Terms,
-    call: &Call,
+    terms: &LeaseTerms,
+    call: &LeaseCall,
     (id, number): (&str, u64),
     gateways: f64,
 ) -> Vec<Vec<u8>> {
     let memory = call.memory.bytes(terms.algorithm, gateways);
     let mut arguments = match terms.algorithm {
-        Algorithm::Log => vec![
+        LeaseAlgorithm::Log => vec![
             terms.capacity.to_string().into(),
             terms.span_us.to_string().into(),
             call.need.to_string().into(),
@@ -316,9 +318,11 @@ pub(super) fn arguments(
         ],
         algorithm => {
             let [second, third] = match algorithm {
-                Algorithm::Bucket => [terms.rate.to_string(), terms.generation_us().to_string()],
+                LeaseAlgorithm::Bucket => {
+                    [terms.rate.to_string(), terms.generation_us().to_string()]
+                }
                 _ => {
-                    let slides = u8::from(algorithm == Algorithm::Sliding);
+                    let slides = u8::from(algorithm == LeaseAlgorithm::Sliding);
                     [terms.span_us.to_string(), slides.to_string()]
                 }
             };
@@ -343,15 +347,19 @@ pub(super) fn arguments(
     };
     for report in &call.reports {
         let (kind, generation, tokens) = match report {
-            Report::Spent { generation, tokens } => (0, i64::from(*generation), tokens.to_string()),
-            Report::Returned { generation, tokens } => {
+            LeaseReport::Spent { generation, tokens } => {
+                (0, i64::from(*generation), tokens.to_string())
+            }
+            LeaseReport::Returned { generation, tokens } => {
                 (1, i64::from(*generation), tokens.to_string())
             }
-            Report::Debt { tokens, window } => {
+            LeaseReport::Debt { tokens, window } => {
                 (2, window.map_or(-1, i64::from), tokens.to_string())
             }
-            Report::Out { generation, tokens } => (3, i64::from(*generation), tokens.to_string()),
-            Report::Unused { tokens, origin } => (
+            LeaseReport::Out { generation, tokens } => {
+                (3, i64::from(*generation), tokens.to_string())
+            }
+            LeaseReport::Unused { tokens, origin } => (
                 4,
                 i64::from(origin.generation),
                 format!("{tokens} {} {}", origin.room, origin.moment_us),

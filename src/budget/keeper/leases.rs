@@ -9,21 +9,21 @@ use std::{
 };
 
 use super::{
-    entry::{Entry, Flight, arguments, memory_at},
-    message::{Grant, Question, Waiter, Word},
-    wire::{About, Event, Wire},
+    entry::{CallInFlight, KeyEntry, arguments, memory_at},
+    message::{Grant, KeeperOutcome, KeyRequest, Waiter},
+    wire::{CallSubject, Event, RedisClients},
 };
 use crate::budget::{
-    hand::{Hands, Spent, Tag},
+    hand::{KeyTable, SpendOutcome, Tag},
     lease::{self, Lease},
-    settings::{Name, SharedLimit},
+    settings::{SharedKeyName, SharedLimit},
     slack::Slack,
 };
 
 /// Keys by the index of their cell.
 pub(super) struct Leases {
-    hands: Arc<Hands>,
-    entries: HashMap<usize, Entry>,
+    hands: Arc<KeyTable>,
+    entries: HashMap<usize, KeyEntry>,
     looks: BinaryHeap<Reverse<(u64, usize)>>,
     /// Keys to report to Redis without a request, because it lost them or units go back; and when
     /// the next ones are due.
@@ -40,7 +40,7 @@ const TELL_PAUSE_NS: u64 = 5_000_000;
 const MAX_REMEMBERED: usize = 65_536;
 
 impl Leases {
-    pub(super) fn new(hands: Arc<Hands>) -> Leases {
+    pub(super) fn new(hands: Arc<KeyTable>) -> Leases {
         Leases {
             hands,
             entries: HashMap::new(),
@@ -58,7 +58,7 @@ impl Leases {
     }
 
     /// A request that found no local token.
-    pub(super) fn ask(&mut self, wire: &mut Wire, now_ns: u64, question: Question) {
+    pub(super) fn ask(&mut self, wire: &mut RedisClients, now_ns: u64, question: KeyRequest) {
         let place = self.entry_of(wire, now_ns, &question);
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
@@ -75,22 +75,22 @@ impl Leases {
             answer: question.answer,
         };
         let spent = entry.spend(now_ns, horizon_ns, hand, question.cost);
-        if let Spent::Taken { tokens, .. } = spent {
-            if !waiter.tell(place, Word::Taken(tokens)) {
+        if let SpendOutcome::Taken { tokens, .. } = spent {
+            if !waiter.tell(place, KeeperOutcome::Taken(tokens)) {
                 hand.put_back(tokens);
             }
-        } else if matches!(spent, Spent::Refused { .. }) {
+        } else if matches!(spent, SpendOutcome::Refused { .. }) {
             entry.limit.metrics.refused_by_memory.increment(waiter.cost);
-            waiter.tell(place, Word::Refused);
+            waiter.tell(place, KeeperOutcome::Refused);
         } else if entry.passes(now_ns, horizon_ns, wire.gateways(), question.cost) {
-            if !waiter.tell(place, Word::Slack) {
+            if !waiter.tell(place, KeeperOutcome::Slack) {
                 entry.slack.refund(question.cost);
             }
         } else if wire.is_open(entry.shard) {
-            waiter.tell(place, Word::Alone);
+            waiter.tell(place, KeeperOutcome::Alone);
         } else if entry.flight.is_some() && !entry.may_queue(now_ns) {
             entry.limit.metrics.refused_by_redis.increment(waiter.cost);
-            waiter.tell(place, Word::Refused);
+            waiter.tell(place, KeeperOutcome::Refused);
         } else {
             entry.queue.push_back(waiter);
             if entry.flight.is_none() {
@@ -101,7 +101,7 @@ impl Leases {
     }
 
     /// The index of the key's cell; a new key is set up.
-    fn entry_of(&mut self, wire: &mut Wire, now_ns: u64, question: &Question) -> usize {
+    fn entry_of(&mut self, wire: &mut RedisClients, now_ns: u64, question: &KeyRequest) -> usize {
         let tier = question.limit.tier(question.tier);
         let hands = &self.hands;
         let place = hands
@@ -118,12 +118,12 @@ impl Leases {
         let name = if hands.has_key(place) {
             question.name
         } else {
-            Name::OVERFLOW
+            SharedKeyName::OVERFLOW
         };
         let key = question.limit.redis_key(wire.prefix(), &tier.terms, name);
         let shard = wire.shard_of(&key);
         hands.hand(place).set_shard(shard);
-        let entry = Entry {
+        let entry = KeyEntry {
             limit: Arc::clone(&question.limit),
             tier: question.tier,
             tag: question.tag,
@@ -151,18 +151,18 @@ impl Leases {
     }
 
     /// Calls Redis for the waiters; `fill` also requests tokens ahead.
-    fn call(&mut self, wire: &mut Wire, now_ns: u64, place: usize, fill: bool) {
+    fn call(&mut self, wire: &mut RedisClients, now_ns: u64, place: usize, fill: bool) {
         self.call_back(wire, now_ns, place, fill, [0, 0]);
     }
 
     /// The same, and returns these tokens, which were withdrawn from the cell.
     fn call_back(
         &mut self,
-        wire: &mut Wire,
+        wire: &mut RedisClients,
         now_ns: u64,
         place: usize,
         fill: bool,
-        back: lease::Hand,
+        back: lease::TokenPair,
     ) {
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
@@ -171,7 +171,7 @@ impl Leases {
         if !wire.may_call(now_ns, entry.shard) {
             hand.put_back(back);
             for waiter in entry.queue.drain(..) {
-                waiter.tell(place, Word::Alone);
+                waiter.tell(place, KeeperOutcome::Alone);
             }
             return;
         }
@@ -192,7 +192,7 @@ impl Leases {
             let add = |slot: usize| back[slot].saturating_add(more[slot]);
             (hand.held(now_ns).0, [add(0), add(1)])
         };
-        let ask = lease::Ask {
+        let ask = lease::CallReason {
             need: need.clone(),
             back,
             fill,
@@ -201,9 +201,9 @@ impl Leases {
         let returned: u64 = back.iter().sum();
         entry.limit.metrics.returned.increment(returned);
         let id = wire.number();
-        entry.flight = Some(Flight { id, waiters, need });
+        entry.flight = Some(CallInFlight { id, waiters, need });
         entry.poll_ns = None;
-        let about = About {
+        let about = CallSubject {
             place,
             tag: entry.tag,
             shard: entry.shard,
@@ -226,14 +226,14 @@ impl Leases {
         }
     }
 
-    fn entry_about(&mut self, event: &Event) -> Option<&mut Entry> {
+    fn entry_about(&mut self, event: &Event) -> Option<&mut KeyEntry> {
         let entry = self.entries.get_mut(&event.place);
         entry.filter(|entry| entry.tag == event.tag)
     }
 
     pub(super) fn replied(
         &mut self,
-        wire: &mut Wire,
+        wire: &mut RedisClients,
         now_ns: u64,
         event: &Event,
         reply: &lease::Reply,
@@ -311,7 +311,7 @@ impl Leases {
 
     /// The next action for a key without a call in flight. Only a request that spends triggers a
     /// refill: retrying after an empty reply would loop for ever.
-    fn go_on(&mut self, wire: &mut Wire, now_ns: u64, place: usize, has_spent: bool) {
+    fn go_on(&mut self, wire: &mut RedisClients, now_ns: u64, place: usize, has_spent: bool) {
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
         };
@@ -350,7 +350,7 @@ impl Leases {
     }
 
     /// A cell is below its low-water mark.
-    pub(super) fn fill(&mut self, wire: &mut Wire, now_ns: u64, place: usize) {
+    pub(super) fn fill(&mut self, wire: &mut RedisClients, now_ns: u64, place: usize) {
         if let Some(entry) = self.entries.get_mut(&place) {
             let horizon_ns = entry.terms().horizon_ns(wire.rtt_ns(entry.shard));
             entry.look(now_ns, self.hands.hand(place), horizon_ns);
@@ -362,7 +362,7 @@ impl Leases {
     /// Return unused units of a strict (per-request) limit.
     pub(super) fn unused(
         &mut self,
-        wire: &mut Wire,
+        wire: &mut RedisClients,
         now_ns: u64,
         place: usize,
         origin: lease::Origin,
@@ -400,7 +400,7 @@ impl Leases {
     }
 
     /// A server answers again: reports keys with units to return, a few at a time.
-    pub(super) fn tell_news(&mut self, wire: &Wire, now_ns: u64, shard: usize) {
+    pub(super) fn tell_news(&mut self, wire: &RedisClients, now_ns: u64, shard: usize) {
         if !wire.is_open(shard) {
             let keys = self.entries.iter();
             let keys = keys.filter(|(_, entry)| entry.shard == shard && entry.lease.has_news());
@@ -409,7 +409,7 @@ impl Leases {
         }
     }
 
-    fn tell(&mut self, wire: &mut Wire, now_ns: u64) {
+    fn tell(&mut self, wire: &mut RedisClients, now_ns: u64) {
         if now_ns < self.tell_ns {
             return;
         }
@@ -439,7 +439,7 @@ impl Leases {
     }
 
     /// Looks at every key that is due.
-    pub(super) fn look_at_due(&mut self, wire: &mut Wire, now_ns: u64) {
+    pub(super) fn look_at_due(&mut self, wire: &mut RedisClients, now_ns: u64) {
         self.tell(wire, now_ns);
         while let Some(&Reverse((due, place))) = self.looks.peek()
             && due <= now_ns
@@ -459,7 +459,7 @@ impl Leases {
         look_ns.min(self.tell_ns)
     }
 
-    fn look(&mut self, wire: &mut Wire, now_ns: u64, place: usize) {
+    fn look(&mut self, wire: &mut RedisClients, now_ns: u64, place: usize) {
         let may_remember = self.entries.len() <= MAX_REMEMBERED;
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
@@ -510,7 +510,7 @@ impl Leases {
     }
 
     /// Plans the next look at a key and updates its gauge.
-    pub(super) fn settle(&mut self, wire: &Wire, now_ns: u64, place: usize) {
+    pub(super) fn settle(&mut self, wire: &RedisClients, now_ns: u64, place: usize) {
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
         };
@@ -534,7 +534,7 @@ impl Leases {
     }
 
     /// Keys have moved to other servers.
-    pub(super) fn moved(&mut self, wire: &mut Wire) {
+    pub(super) fn moved(&mut self, wire: &mut RedisClients) {
         for (&place, entry) in &mut self.entries {
             entry.shard = wire.shard_of(&entry.key);
             self.hands.hand(place).set_shard(entry.shard);
@@ -542,7 +542,7 @@ impl Leases {
     }
 
     /// Returns every token in parallel; returns their number.
-    pub(super) fn hand_back(&mut self, wire: &mut Wire, now_ns: u64) -> u64 {
+    pub(super) fn hand_back(&mut self, wire: &mut RedisClients, now_ns: u64) -> u64 {
         let places: Vec<usize> = self.entries.keys().copied().collect();
         let mut returned: u64 = 0;
         for place in places {

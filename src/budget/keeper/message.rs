@@ -5,16 +5,16 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::oneshot;
 
 use crate::budget::{
-    hand::{Lent, Tag},
+    hand::{SlotGuard, Tag},
     lease,
-    settings::{Name, SharedLimit},
+    settings::{SharedKeyName, SharedLimit},
 };
 
 /// Messages to the lease manager.
 #[derive(Debug)]
 pub(in crate::budget) enum Message {
     /// A request waits for tokens.
-    Ask(Question),
+    Ask(KeyRequest),
     /// A cell needs a refill, or a slot was returned to it.
     Low(usize, Tag),
     /// Units of a strict limit were granted by this call and not used.
@@ -32,30 +32,30 @@ pub(in crate::budget) enum Message {
 
 /// A waiting request.
 #[derive(Debug)]
-pub(in crate::budget) struct Question {
+pub(in crate::budget) struct KeyRequest {
     pub(in crate::budget) limit: Arc<SharedLimit>,
     pub(in crate::budget) tier: usize,
     pub(in crate::budget) tag: Tag,
-    pub(in crate::budget) name: Name,
+    pub(in crate::budget) name: SharedKeyName,
     pub(in crate::budget) cost: u64,
-    pub(in crate::budget) answer: oneshot::Sender<Answer>,
+    pub(in crate::budget) answer: oneshot::Sender<KeyReply>,
 }
 
 /// The answer, and the index of its key's cell.
 #[derive(Debug)]
-pub(in crate::budget) struct Answer {
+pub(in crate::budget) struct KeyReply {
     pub(in crate::budget) place: usize,
-    pub(in crate::budget) word: Word,
+    pub(in crate::budget) word: KeeperOutcome,
 }
 
 #[derive(Debug)]
-pub(in crate::budget) enum Word {
+pub(in crate::budget) enum KeeperOutcome {
     /// The store granted tokens to this request.
     Granted(Grant),
     /// It received local tokens.
-    Taken(lease::Hand),
+    Taken(lease::TokenPair),
     /// It received slots, until it drops the guard.
-    Lent(Lent),
+    Lent(SlotGuard),
     /// It passes before Redis is asked.
     Slack,
     /// Refused; the cell knows for how long.
@@ -76,12 +76,12 @@ pub(in crate::budget) struct Grant {
 #[derive(Debug)]
 pub(super) struct Waiter {
     pub(super) cost: u64,
-    pub(super) answer: oneshot::Sender<Answer>,
+    pub(super) answer: oneshot::Sender<KeyReply>,
 }
 
 impl Waiter {
     /// False if the request is gone.
-    pub(super) fn tell(self, place: usize, word: Word) -> bool {
-        self.answer.send(Answer { place, word }).is_ok()
+    pub(super) fn tell(self, place: usize, word: KeeperOutcome) -> bool {
+        self.answer.send(KeyReply { place, word }).is_ok()
     }
 }

@@ -11,28 +11,28 @@ use std::{
 use tokio::sync::mpsc::{Sender, WeakSender};
 
 use super::{
-    entry::Flight,
-    message::{Message, Question, Waiter, Word},
-    wire::{About, Event, Wire},
+    entry::CallInFlight,
+    message::{KeeperOutcome, KeyRequest, Message, Waiter},
+    wire::{CallSubject, Event, RedisClients},
 };
 use crate::budget::{
-    hand::{Hands, Lent, Tag},
-    holding::{Holding, LIFE_NS},
-    lease::{self, Terms},
-    settings::{Name, SharedLimit, WhenDown},
+    hand::{KeyTable, SlotGuard, Tag},
+    holding::{LIFE_NS, SlotLease},
+    lease::{self, LeaseTerms},
+    settings::{SharedKeyName, SharedLimit, WhenDown},
 };
 
 /// One key in use.
-struct Entry {
+struct SlotEntry {
     limit: Arc<SharedLimit>,
     tier: usize,
     tag: Tag,
     key: Rc<str>,
     shard: usize,
-    holding: Holding,
+    holding: SlotLease,
     /// Requests that wait for the next call.
     queue: VecDeque<Waiter>,
-    flight: Option<Flight>,
+    flight: Option<CallInFlight>,
     refuse_until_ns: u64,
     /// The time of the last request.
     asked_ns: u64,
@@ -43,18 +43,18 @@ struct Entry {
 }
 
 /// Keys by the index of their cell.
-pub(super) struct InFlight {
-    hands: Arc<Hands>,
+pub(super) struct ConcurrencyLeases {
+    hands: Arc<KeyTable>,
     /// For notifications of returned slots; weak, so that the lease manager stops when all workers'
     /// senders are gone.
     keeper: WeakSender<Message>,
-    entries: HashMap<usize, Entry>,
+    entries: HashMap<usize, SlotEntry>,
     looks: BinaryHeap<Reverse<(u64, usize)>>,
 }
 
-impl InFlight {
-    pub(super) fn new(hands: Arc<Hands>, keeper: WeakSender<Message>) -> InFlight {
-        InFlight {
+impl ConcurrencyLeases {
+    pub(super) fn new(hands: Arc<KeyTable>, keeper: WeakSender<Message>) -> ConcurrencyLeases {
+        ConcurrencyLeases {
             hands,
             keeper,
             entries: HashMap::new(),
@@ -69,7 +69,7 @@ impl InFlight {
     }
 
     /// A request that found no free slot in the cell.
-    pub(super) fn ask(&mut self, wire: &mut Wire, now_ns: u64, question: Question) {
+    pub(super) fn ask(&mut self, wire: &mut RedisClients, now_ns: u64, question: KeyRequest) {
         let Some(keeper) = self.keeper.upgrade() else {
             return;
         };
@@ -85,9 +85,9 @@ impl InFlight {
         if self.hands.slots(place).take(now_ns, waiter.cost).is_ok() {
             entry.lend(waiter, place, &self.hands, &keeper);
         } else if now_ns < entry.refuse_until_ns {
-            waiter.tell(place, Word::Refused);
+            waiter.tell(place, KeeperOutcome::Refused);
         } else if wire.is_open(entry.shard) {
-            waiter.tell(place, Word::Alone);
+            waiter.tell(place, KeeperOutcome::Alone);
         } else {
             entry.queue.push_back(waiter);
             if entry.flight.is_none() {
@@ -98,7 +98,7 @@ impl InFlight {
     }
 
     /// The index of the key's cell; a new key is set up.
-    fn entry_of(&mut self, wire: &mut Wire, now_ns: u64, question: &Question) -> usize {
+    fn entry_of(&mut self, wire: &mut RedisClients, now_ns: u64, question: &KeyRequest) -> usize {
         let tier = question.limit.tier(question.tier);
         let hands = &self.hands;
         let place = hands
@@ -112,18 +112,18 @@ impl InFlight {
         let name = if hands.has_key(place) {
             question.name
         } else {
-            Name::OVERFLOW
+            SharedKeyName::OVERFLOW
         };
         let key = question.limit.redis_key(wire.prefix(), &tier.terms, name);
         let shard = wire.shard_of(&key);
         hands.hand(place).set_shard(shard);
-        let entry = Entry {
+        let entry = SlotEntry {
             limit: Arc::clone(&question.limit),
             tier: question.tier,
             tag: question.tag,
             key: key.into(),
             shard,
-            holding: Holding::default(),
+            holding: SlotLease::default(),
             queue: VecDeque::new(),
             flight: None,
             refuse_until_ns: 0,
@@ -138,14 +138,14 @@ impl InFlight {
     }
 
     /// Declares the slots held, requests more for the waiters, and gives back `surplus` free ones.
-    fn call(&mut self, wire: &mut Wire, now_ns: u64, place: usize, surplus: u64) {
+    fn call(&mut self, wire: &mut RedisClients, now_ns: u64, place: usize, surplus: u64) {
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
         };
         let slots = self.hands.slots(place);
         if !wire.may_call(now_ns, entry.shard) {
             for waiter in entry.queue.drain(..) {
-                waiter.tell(place, Word::Alone);
+                waiter.tell(place, KeeperOutcome::Alone);
             }
             return;
         }
@@ -173,8 +173,8 @@ impl InFlight {
             id.to_string(),
         ];
         let arguments = arguments.into_iter().map(String::into_bytes).collect();
-        entry.flight = Some(Flight { id, waiters, need });
-        let about = About {
+        entry.flight = Some(CallInFlight { id, waiters, need });
+        let about = CallSubject {
             place,
             tag: entry.tag,
             shard: entry.shard,
@@ -196,14 +196,14 @@ impl InFlight {
         }
     }
 
-    fn entry_about(&mut self, event: &Event) -> Option<&mut Entry> {
+    fn entry_about(&mut self, event: &Event) -> Option<&mut SlotEntry> {
         let entry = self.entries.get_mut(&event.place);
         entry.filter(|entry| entry.tag == event.tag)
     }
 
     pub(super) fn replied(
         &mut self,
-        wire: &mut Wire,
+        wire: &mut RedisClients,
         now_ns: u64,
         event: &Event,
         reply: &lease::Reply,
@@ -249,7 +249,7 @@ impl InFlight {
             match (&keeper, is_free) {
                 (Some(keeper), true) => entry.lend(waiter, event.place, &hands, keeper),
                 (_, false) if !was_asked && may_fit => entry.queue.push_back(waiter),
-                _ => _ = waiter.tell(event.place, Word::Refused),
+                _ => _ = waiter.tell(event.place, KeeperOutcome::Refused),
             }
         }
         if !entry.queue.is_empty() {
@@ -258,7 +258,7 @@ impl InFlight {
     }
 
     /// A slot was returned.
-    pub(super) fn freed(&mut self, wire: &mut Wire, now_ns: u64, place: usize) {
+    pub(super) fn freed(&mut self, wire: &mut RedisClients, now_ns: u64, place: usize) {
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
         };
@@ -271,7 +271,7 @@ impl InFlight {
     }
 
     /// Looks at every key that is due.
-    pub(super) fn look_at_due(&mut self, wire: &mut Wire, now_ns: u64) {
+    pub(super) fn look_at_due(&mut self, wire: &mut RedisClients, now_ns: u64) {
         while let Some(&Reverse((due, place))) = self.looks.peek()
             && due <= now_ns
         {
@@ -290,7 +290,7 @@ impl InFlight {
         self.looks.peek().map_or(u64::MAX, |&Reverse((due, _))| due)
     }
 
-    fn look(&mut self, wire: &mut Wire, now_ns: u64, place: usize) {
+    fn look(&mut self, wire: &mut RedisClients, now_ns: u64, place: usize) {
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
         };
@@ -318,7 +318,7 @@ impl InFlight {
     }
 
     /// Plans the next look at a key and updates its gauge.
-    pub(super) fn settle(&mut self, wire: &Wire, now_ns: u64, place: usize) {
+    pub(super) fn settle(&mut self, wire: &RedisClients, now_ns: u64, place: usize) {
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
         };
@@ -347,7 +347,7 @@ impl InFlight {
     }
 
     /// A server has lost data: declares all its keys again at once.
-    pub(super) fn lost(&mut self, wire: &mut Wire, now_ns: u64, shard: usize) {
+    pub(super) fn lost(&mut self, wire: &mut RedisClients, now_ns: u64, shard: usize) {
         let keys = self.entries.iter();
         let keys = keys.filter(|(_, entry)| entry.shard == shard && entry.flight.is_none());
         let places: Vec<usize> = keys.map(|(&place, _)| place).collect();
@@ -357,7 +357,7 @@ impl InFlight {
     }
 
     /// Keys have moved to other servers.
-    pub(super) fn moved(&mut self, wire: &mut Wire) {
+    pub(super) fn moved(&mut self, wire: &mut RedisClients) {
         for (&place, entry) in &mut self.entries {
             entry.shard = wire.shard_of(&entry.key);
             self.hands.hand(place).set_shard(entry.shard);
@@ -366,7 +366,7 @@ impl InFlight {
 
     /// Gives back every free slot in parallel; returns their number. Slots in use become free when
     /// their declaration expires.
-    pub(super) fn hand_back(&mut self, wire: &mut Wire, now_ns: u64) -> u64 {
+    pub(super) fn hand_back(&mut self, wire: &mut RedisClients, now_ns: u64) -> u64 {
         let places: Vec<usize> = self.entries.keys().copied().collect();
         let mut returned: u64 = 0;
         for place in places {
@@ -402,20 +402,20 @@ impl InFlight {
     }
 }
 
-impl Entry {
-    fn terms(&self) -> Terms {
+impl SlotEntry {
+    fn terms(&self) -> LeaseTerms {
         self.limit.tier(self.tier).terms
     }
 
     /// Hands taken slots to this request; if it is gone, they come back.
-    fn lend(&self, waiter: Waiter, place: usize, hands: &Arc<Hands>, keeper: &Sender<Message>) {
-        let lent = Lent::new((hands, keeper), (place, self.tag), waiter.cost, false);
-        waiter.tell(place, Word::Lent(lent));
+    fn lend(&self, waiter: Waiter, place: usize, hands: &Arc<KeyTable>, keeper: &Sender<Message>) {
+        let lent = SlotGuard::new((hands, keeper), (place, self.tag), waiter.cost, false);
+        waiter.tell(place, KeeperOutcome::Lent(lent));
     }
 
     /// Sets the most requests in flight here while Redis is down: this gateway's share, times the
     /// configured fraction.
-    fn prepare_alone(&self, hands: &Hands, place: usize, gateways: f64) {
+    fn prepare_alone(&self, hands: &KeyTable, place: usize, gateways: f64) {
         let share = self.holding.share().unwrap_or(1.0 / gateways);
         if let Some(most) = most_alone(&self.terms(), self.limit.when_down, share) {
             hands.slots(place).prepare_alone(most);
@@ -424,7 +424,11 @@ impl Entry {
 }
 
 /// The most requests in flight for a gateway with this share of the limit on its own, at least one.
-pub(in crate::budget) fn most_alone(terms: &Terms, when_down: WhenDown, share: f64) -> Option<u64> {
+pub(in crate::budget) fn most_alone(
+    terms: &LeaseTerms,
+    when_down: WhenDown,
+    share: f64,
+) -> Option<u64> {
     let WhenDown::Local { fraction } = when_down else {
         return None;
     };

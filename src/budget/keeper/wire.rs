@@ -15,14 +15,14 @@ use std::{
 
 use tokio::{sync::mpsc, time::Instant};
 
-use super::{Duty, PATIENCE};
+use super::{LeaseManagerConfig, PATIENCE};
 use crate::{
     budget::{
         Degraded,
         breaker::{Allowed, Breaker},
-        cluster::Servers,
+        cluster::ClusterServers,
         hand::Tag,
-        lease::{self, Algorithm},
+        lease::{self, LeaseAlgorithm},
         redis::{Failure, Script, ScriptCall, reply},
     },
     telemetry::{handles::BudgetMetrics, log::Throttle},
@@ -73,20 +73,20 @@ impl Event {
 }
 
 /// The subject of a call.
-pub(super) struct About {
+pub(super) struct CallSubject {
     pub(super) place: usize,
     pub(super) tag: Tag,
     pub(super) shard: usize,
     pub(super) key: Rc<str>,
     /// The key's name in older versions, for this gateway's first call.
     pub(super) former_key: Option<Rc<str>>,
-    pub(super) algorithm: Algorithm,
+    pub(super) algorithm: LeaseAlgorithm,
     /// The index of the argument with this gateway's memory.
     pub(super) memory_at: Option<usize>,
 }
 
 /// One Redis with some of the keys: its own breaker, its own round-trip time.
-struct Shard {
+struct RedisShard {
     breaker: Breaker,
     rtt_ns: f64,
     /// The server run that answered last; 0 if unknown.
@@ -100,10 +100,10 @@ struct Shard {
 }
 
 /// Every server and its state.
-pub(super) struct Wire {
-    servers: Rc<Servers>,
+pub(super) struct RedisClients {
+    servers: Rc<ClusterServers>,
     /// In the order of the servers.
-    shards: Vec<Shard>,
+    shards: Vec<RedisShard>,
     scripts: Rc<Scripts>,
     events: mpsc::Sender<Event>,
     degraded: Arc<Degraded>,
@@ -169,20 +169,20 @@ impl Scripts {
         }
     }
 
-    fn of(&self, algorithm: Algorithm) -> &Script {
+    fn of(&self, algorithm: LeaseAlgorithm) -> &Script {
         match algorithm {
-            Algorithm::Bucket => &self.bucket,
-            Algorithm::Fixed | Algorithm::Sliding => &self.window,
-            Algorithm::Log => &self.log,
-            Algorithm::Slots => &self.slots,
+            LeaseAlgorithm::Bucket => &self.bucket,
+            LeaseAlgorithm::Fixed | LeaseAlgorithm::Sliding => &self.window,
+            LeaseAlgorithm::Log => &self.log,
+            LeaseAlgorithm::Slots => &self.slots,
         }
     }
 }
 
-impl Wire {
-    pub(super) fn new(duty: Duty, events: mpsc::Sender<Event>) -> Wire {
-        Wire {
-            servers: Rc::new(Servers::new(&duty.target, duty.patience)),
+impl RedisClients {
+    pub(super) fn new(duty: LeaseManagerConfig, events: mpsc::Sender<Event>) -> RedisClients {
+        RedisClients {
+            servers: Rc::new(ClusterServers::new(&duty.target, duty.patience)),
             shards: Vec::new(),
             scripts: Rc::new(Scripts::new()),
             events,
@@ -299,7 +299,7 @@ impl Wire {
     }
 
     /// Sends a call; its outcome returns as an event.
-    pub(super) fn send(&self, now_ns: u64, id: u64, about: About, arguments: Vec<Vec<u8>>) {
+    pub(super) fn send(&self, now_ns: u64, id: u64, about: CallSubject, arguments: Vec<Vec<u8>>) {
         let (servers, scripts) = (Rc::clone(&self.servers), Rc::clone(&self.scripts));
         let (events, timeout) = (self.events.clone(), self.timeout);
         tokio::task::spawn_local(async move {
@@ -559,7 +559,7 @@ impl Wire {
 
     /// Adds a breaker for each new server.
     fn meet_servers(&mut self) {
-        let new = || Shard {
+        let new = || RedisShard {
             breaker: Breaker::new(),
             rtt_ns: RTT_NS,
             run: 0,

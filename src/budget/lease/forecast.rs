@@ -1,6 +1,6 @@
 //! When a request of any cost fits, according to the store's last reply.
 
-use super::{Algorithm, Reply, Terms};
+use super::{LeaseAlgorithm, LeaseTerms, Reply};
 
 /// A remembered refusal is shorter than the wait by this part, because clocks of gateway and store
 /// may drift apart.
@@ -31,26 +31,26 @@ impl Forecast {
     pub fn new(
         now_ns: u64,
         sent_ns: u64,
-        terms: &Terms,
+        terms: &LeaseTerms,
         reply: &Reply,
         refused: Option<u64>,
     ) -> Forecast {
         let later = |us: u64| now_ns.saturating_add(us.saturating_mul(1000));
         let [first, second] = reply.state;
         let state = match terms.algorithm {
-            Algorithm::Bucket => later(first),
-            Algorithm::Sliding => {
+            LeaseAlgorithm::Bucket => later(first),
+            LeaseAlgorithm::Sliding => {
                 let scale = scale(terms);
                 let part = |count: u64| count.div_ceil(scale).min(u64::from(u32::MAX));
                 part(first) << 32 | part(second)
             }
-            Algorithm::Log => refused.unwrap_or(0),
-            Algorithm::Fixed | Algorithm::Slots => reply.pool,
+            LeaseAlgorithm::Log => refused.unwrap_or(0),
+            LeaseAlgorithm::Fixed | LeaseAlgorithm::Slots => reply.pool,
         };
         let end_us = match terms.algorithm {
-            Algorithm::Log => reply.wait_us,
+            LeaseAlgorithm::Log => reply.wait_us,
             // earlier than the window's end while the store grants little after a loss
-            Algorithm::Fixed if reply.wait_us > 0 => reply.wait_us.min(reply.valid_us),
+            LeaseAlgorithm::Fixed if reply.wait_us > 0 => reply.wait_us.min(reply.valid_us),
             _ => reply.valid_us,
         };
         Forecast {
@@ -63,24 +63,24 @@ impl Forecast {
 
     /// When this many units are available if none are taken: late rather than early. Reported to
     /// clients.
-    pub fn fits_ns(&self, terms: &Terms, cost: u64) -> u64 {
+    pub fn fits_ns(&self, terms: &LeaseTerms, cost: u64) -> u64 {
         let missing = terms.capacity.saturating_sub(cost);
         match terms.algorithm {
-            Algorithm::Bucket => {
+            LeaseAlgorithm::Bucket => {
                 let ns = missing as f64 * 1e3 / terms.rate;
                 self.state.saturating_sub(ns as u64)
             }
-            Algorithm::Fixed if cost <= self.state => 0,
-            Algorithm::Fixed => self.end_ns,
-            Algorithm::Sliding => self.slides_ns(terms, missing),
-            Algorithm::Log if cost == self.state => self.end_ns,
-            Algorithm::Log | Algorithm::Slots => 0,
+            LeaseAlgorithm::Fixed if cost <= self.state => 0,
+            LeaseAlgorithm::Fixed => self.end_ns,
+            LeaseAlgorithm::Sliding => self.slides_ns(terms, missing),
+            LeaseAlgorithm::Log if cost == self.state => self.end_ns,
+            LeaseAlgorithm::Log | LeaseAlgorithm::Slots => 0,
         }
     }
 
     /// A request of this cost is refused before then, and Redis is asked from then on: early rather
     /// than late.
-    pub fn not_before_ns(&self, terms: &Terms, cost: u64) -> u64 {
+    pub fn not_before_ns(&self, terms: &LeaseTerms, cost: u64) -> u64 {
         let fits_ns = self.fits_ns(terms, cost);
         let wait_ns = fits_ns.saturating_sub(self.told_ns);
         let drift_ns = wait_ns.checked_div(DRIFT).unwrap_or(0);
@@ -89,17 +89,17 @@ impl Forecast {
 
     /// Whole units available now or when the reply arrived: a request is older than the reply to
     /// it.
-    pub fn left(&self, now_ns: u64, terms: &Terms) -> u64 {
+    pub fn left(&self, now_ns: u64, terms: &LeaseTerms) -> u64 {
         let capacity = terms.capacity;
         let now_ns = now_ns.max(self.told_ns);
         match terms.algorithm {
-            Algorithm::Bucket => {
+            LeaseAlgorithm::Bucket => {
                 let full_ns = self.state.saturating_sub(now_ns);
                 let missing = terms.refill(full_ns.saturating_sub(ROUNDED_NS)).ceil();
                 capacity.saturating_sub(missing as u64)
             }
-            Algorithm::Fixed if now_ns < self.end_ns => self.state,
-            Algorithm::Sliding => {
+            LeaseAlgorithm::Fixed if now_ns < self.end_ns => self.state,
+            LeaseAlgorithm::Sliding => {
                 let (current, previous) = self.counts(terms);
                 let span_ns = terms.span_ns();
                 let left_ns = self.end_ns.saturating_sub(now_ns) as f64;
@@ -117,7 +117,7 @@ impl Forecast {
     }
 
     /// Sliding window: when the estimate has fallen to at most `most`.
-    fn slides_ns(&self, terms: &Terms, most: u64) -> u64 {
+    fn slides_ns(&self, terms: &LeaseTerms, most: u64) -> u64 {
         let (current, previous) = self.counts(terms);
         let (most, span_ns) = (most as f64, terms.span_ns());
         let free = most - current;
@@ -134,7 +134,7 @@ impl Forecast {
         self.end_ns.saturating_add(late_ns)
     }
 
-    fn counts(&self, terms: &Terms) -> (f64, f64) {
+    fn counts(&self, terms: &LeaseTerms) -> (f64, f64) {
         let scale = scale(terms) as f64;
         let (current, previous) = (self.state >> 32, self.state & u64::from(u32::MAX));
         (current as f64 * scale, previous as f64 * scale)
@@ -142,7 +142,7 @@ impl Forecast {
 }
 
 /// Units per count in a forecast: 1 for limits up to two billion.
-fn scale(terms: &Terms) -> u64 {
+fn scale(terms: &LeaseTerms) -> u64 {
     terms.capacity.div_ceil(1 << 31).max(1)
 }
 
@@ -154,8 +154,8 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    fn terms(algorithm: Algorithm) -> Terms {
-        Terms::new(algorithm, 10, Duration::from_secs(10), 10, false)
+    fn terms(algorithm: LeaseAlgorithm) -> LeaseTerms {
+        LeaseTerms::new(algorithm, 10, Duration::from_secs(10), 10, false)
     }
 
     fn reply(pool: u64, valid_us: u64, state: [u64; 2]) -> Reply {
@@ -170,10 +170,10 @@ mod tests {
     #[test]
     fn nothing_known_refuses_nothing() {
         for algorithm in [
-            Algorithm::Bucket,
-            Algorithm::Fixed,
-            Algorithm::Sliding,
-            Algorithm::Log,
+            LeaseAlgorithm::Bucket,
+            LeaseAlgorithm::Fixed,
+            LeaseAlgorithm::Sliding,
+            LeaseAlgorithm::Log,
         ] {
             let forecast = Forecast::default();
             assert_eq!(forecast.not_before_ns(&terms(algorithm), 10), 0);
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_window_that_grants_little_for_a_while_is_asked_again_before_it_ends() {
-        let terms = terms(Algorithm::Fixed);
+        let terms = terms(LeaseAlgorithm::Fixed);
         let after_a_loss = Reply {
             wait_us: 3_000_000,
             ..reply(1, 10_000_000, [9, 0])
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_bucket_fills_one_unit_after_the_other() {
-        let terms = terms(Algorithm::Bucket);
+        let terms = terms(LeaseAlgorithm::Bucket);
         // three available, one a second refills
         let told = reply(3, 0, [7_000_000, 0]);
         let forecast = Forecast::new(SECOND, SECOND, &terms, &told, None);
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_fixed_window_has_what_is_left_until_its_end() {
-        let terms = terms(Algorithm::Fixed);
+        let terms = terms(LeaseAlgorithm::Fixed);
         let told = reply(3, 4_000_000, [7, 0]);
         let forecast = Forecast::new(SECOND, SECOND, &terms, &told, None);
         assert_eq!(forecast.fits_ns(&terms, 3), 0);
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_sliding_window_frees_first_the_window_before_and_then_its_own() {
-        let terms = terms(Algorithm::Sliding);
+        let terms = terms(LeaseAlgorithm::Sliding);
         // at half of the window, five are counted in it and four before: seven in all
         let told = reply(3, 5_000_000, [5, 4]);
         let forecast = Forecast::new(0, 0, &terms, &told, None);
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_log_knows_the_wait_of_the_request_that_was_refused() {
-        let terms = terms(Algorithm::Log);
+        let terms = terms(LeaseAlgorithm::Log);
         let told = Reply {
             wait_us: 2_000_000,
             ..Reply::default()
@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     fn a_refusal_is_remembered_from_the_sending_of_the_call_and_told_from_the_reply() {
-        let terms = terms(Algorithm::Fixed);
+        let terms = terms(LeaseAlgorithm::Fixed);
         let forecast = Forecast::new(
             SECOND,
             SECOND - 50_000_000,

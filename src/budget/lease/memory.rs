@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Algorithm, Reply, Terms};
+use super::{LeaseAlgorithm, LeaseTerms, Reply};
 
 /// Clocks drift, and a call may be executed some time after it was sent: a key this close to its
 /// end may already be gone.
@@ -17,7 +17,7 @@ const MAX_ENTRIES: usize = 1024;
 
 /// A key's state in the last reply.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Memory {
+pub(super) struct ReplyMemory {
     /// 0 before the first reply.
     incarnation: u16,
     /// Units spent; for windows, the counts of this one and of the one before.
@@ -28,14 +28,14 @@ pub(super) struct Memory {
     /// Until then the key cannot have expired.
     until_ns: u64,
     /// Log: this gateway's grants, oldest first.
-    entries: VecDeque<Entry>,
+    entries: VecDeque<LogEntry>,
     /// The log has lost them and needs a report.
     tells: bool,
 }
 
 /// Units that one call added to a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Entry {
+struct LogEntry {
     call: u32,
     units: u16,
     at_ns: u64,
@@ -56,10 +56,16 @@ pub struct Recollection {
     pub entries: Vec<(u32, u16, u64)>,
 }
 
-impl Memory {
+impl ReplyMemory {
     /// Stores the reply to a call sent at `sent_ns`. Returns whether data was lost since the last
     /// reply.
-    pub(super) fn saw(&mut self, now_ns: u64, sent_ns: u64, terms: &Terms, reply: &Reply) -> bool {
+    pub(super) fn saw(
+        &mut self,
+        now_ns: u64,
+        sent_ns: u64,
+        terms: &LeaseTerms,
+        reply: &Reply,
+    ) -> bool {
         if self.knows_later(sent_ns) {
             // a late reply to an earlier call is older knowledge
             return false;
@@ -67,15 +73,15 @@ impl Memory {
         let is_lost = self.misses(sent_ns, terms, reply);
         let [first, second] = reply.state.map(|count| count as f64);
         self.counts = match terms.algorithm {
-            Algorithm::Bucket => [first * terms.rate, 0.0],
+            LeaseAlgorithm::Bucket => [first * terms.rate, 0.0],
             _ => [first, second],
         };
         let lives_us = match terms.algorithm {
-            Algorithm::Bucket => {
+            LeaseAlgorithm::Bucket => {
                 reply.state[0].saturating_add(terms.generation_us().saturating_mul(2))
             }
-            Algorithm::Fixed => reply.valid_us,
-            Algorithm::Sliding => reply.valid_us.saturating_add(terms.span_us),
+            LeaseAlgorithm::Fixed => reply.valid_us,
+            LeaseAlgorithm::Sliding => reply.valid_us.saturating_add(terms.span_us),
             _ if reply.pool < terms.capacity => terms.span_us,
             _ => 0,
         };
@@ -89,7 +95,7 @@ impl Memory {
         }
         (self.incarnation, self.window) = (reply.incarnation, reply.generation);
         (self.at_ns, self.sent_ns) = (now_ns, sent_ns);
-        if terms.algorithm == Algorithm::Log && reply.need > 0 {
+        if terms.algorithm == LeaseAlgorithm::Log && reply.need > 0 {
             self.remember(now_ns, terms, reply.generation, reply.need);
         }
         is_lost
@@ -101,19 +107,19 @@ impl Memory {
     }
 
     /// Whether a reply's state is not the one seen before, though that should have lasted.
-    fn misses(&self, sent_ns: u64, terms: &Terms, reply: &Reply) -> bool {
+    fn misses(&self, sent_ns: u64, terms: &LeaseTerms, reply: &Reply) -> bool {
         if self.incarnation == 0 || self.incarnation == reply.incarnation {
             return false;
         }
         let windows = reply.generation.wrapping_sub(self.window);
         match terms.algorithm {
-            Algorithm::Fixed => windows == 0,
-            Algorithm::Sliding => windows <= 1,
+            LeaseAlgorithm::Fixed => windows == 0,
+            LeaseAlgorithm::Sliding => windows <= 1,
             _ => sent_ns < self.until_ns,
         }
     }
 
-    fn remember(&mut self, now_ns: u64, terms: &Terms, call: u32, units: u64) {
+    fn remember(&mut self, now_ns: u64, terms: &LeaseTerms, call: u32, units: u64) {
         let horizon_ns = now_ns.saturating_sub(terms.span_us.saturating_mul(1000));
         while self
             .entries
@@ -125,7 +131,7 @@ impl Memory {
         }
         let units = u16::try_from(units).unwrap_or(u16::MAX);
         let at_ns = now_ns;
-        self.entries.push_back(Entry { call, units, at_ns });
+        self.entries.push_back(LogEntry { call, units, at_ns });
     }
 
     /// Units of a log were returned.
@@ -138,21 +144,21 @@ impl Memory {
     }
 
     /// The content for the next call.
-    pub(super) fn recollection(&self, now_ns: u64, terms: &Terms) -> Recollection {
+    pub(super) fn recollection(&self, now_ns: u64, terms: &LeaseTerms) -> Recollection {
         let age_us = |at_ns: u64| now_ns.saturating_sub(at_ns).div_euclid(1000);
         let is_gone = now_ns >= self.until_ns;
         let mut entries = Vec::new();
         let [spent, before] = match terms.algorithm {
             _ if is_gone => [-1.0, 0.0],
             // aged by no more than the elapsed time
-            Algorithm::Bucket => {
+            LeaseAlgorithm::Bucket => {
                 let [spent, _] = self.counts;
                 [
                     (spent - terms.rate * age_us(self.at_ns) as f64).max(0.0),
                     0.0,
                 ]
             }
-            Algorithm::Log => {
+            LeaseAlgorithm::Log => {
                 let kept = self
                     .entries
                     .iter()
@@ -180,7 +186,7 @@ impl Memory {
     }
 
     /// Whether a store that forgot the key now would need a report.
-    pub(super) fn matters(&self, now_ns: u64, terms: &Terms) -> bool {
+    pub(super) fn matters(&self, now_ns: u64, terms: &LeaseTerms) -> bool {
         self.incarnation != 0 && now_ns < self.until_ns && {
             let told = self.recollection(now_ns, terms);
             told.spent >= 1.0 || told.before >= 1.0
@@ -190,7 +196,7 @@ impl Memory {
 
 impl Recollection {
     /// In the scripts' format; `run` is filled in where the connection is known.
-    pub fn bytes(&self, algorithm: Algorithm, gateways: f64) -> Vec<u8> {
+    pub fn bytes(&self, algorithm: LeaseAlgorithm, gateways: f64) -> Vec<u8> {
         let gateways = (gateways as u64).clamp(1, 255).to_le_bytes()[0];
         let mut bytes = Vec::with_capacity(16);
         bytes.extend(self.incarnation.to_le_bytes());
@@ -198,7 +204,9 @@ impl Recollection {
         bytes.extend([0; 4]);
         bytes.extend(self.spent.to_le_bytes());
         match algorithm {
-            Algorithm::Fixed | Algorithm::Sliding => bytes.extend(self.before.to_le_bytes()),
+            LeaseAlgorithm::Fixed | LeaseAlgorithm::Sliding => {
+                bytes.extend(self.before.to_le_bytes())
+            }
             _ => {}
         }
         for (call, units, age_us) in &self.entries {

@@ -10,21 +10,24 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::{Algorithm, Ask, Call, Forecast, Granted, Hand, Lease, Reply, Report, Requests, Terms};
+use super::{
+    CallReason, Forecast, Granted, Lease, LeaseAlgorithm, LeaseCall, LeaseReport, LeaseTerms,
+    Reply, Requests, TokenPair,
+};
 
 const MS: u64 = 1_000_000;
 
 /// `bucket.lua`.
-struct Store {
+struct BucketScript {
     level: f64,
     at_ns: u64,
     generation: u32,
     out: [f64; 2],
 }
 
-impl Store {
-    fn new(terms: &Terms) -> Store {
-        Store {
+impl BucketScript {
+    fn new(terms: &LeaseTerms) -> BucketScript {
+        BucketScript {
             level: terms.capacity as f64,
             at_ns: 0,
             generation: 0,
@@ -32,7 +35,7 @@ impl Store {
         }
     }
 
-    fn call(&mut self, now_ns: u64, terms: &Terms, call: &Call) -> Reply {
+    fn call(&mut self, now_ns: u64, terms: &LeaseTerms, call: &LeaseCall) -> Reply {
         let (capacity, tau_us) = (terms.capacity as f64, terms.generation_us());
         let generation = (now_ns / 1000 / tau_us) as u32;
         match generation - self.generation {
@@ -51,11 +54,11 @@ impl Store {
         let mut back = 0.0;
         for report in &call.reports {
             let (of, tokens, returned) = match *report {
-                Report::Spent { generation, tokens } => (generation, tokens as f64, false),
-                Report::Returned { generation, tokens } => (generation, tokens as f64, true),
+                LeaseReport::Spent { generation, tokens } => (generation, tokens as f64, false),
+                LeaseReport::Returned { generation, tokens } => (generation, tokens as f64, true),
                 // this store loses nothing, and every request uses its grant
-                Report::Out { .. } | Report::Unused { .. } => continue,
-                Report::Debt { tokens, .. } => {
+                LeaseReport::Out { .. } | LeaseReport::Unused { .. } => continue,
+                LeaseReport::Debt { tokens, .. } => {
                     self.level = (self.level - tokens as f64).max(-capacity);
                     continue;
                 }
@@ -108,7 +111,7 @@ struct Judge {
 }
 
 impl Judge {
-    fn admit(&mut self, now_ns: u64, terms: &Terms) {
+    fn admit(&mut self, now_ns: u64, terms: &LeaseTerms) {
         let refilled = self.level + terms.refill(now_ns - self.at_ns);
         self.level = refilled.min(terms.capacity as f64) - 1.0;
         self.at_ns = now_ns;
@@ -118,31 +121,31 @@ impl Judge {
 }
 
 /// A call in flight: what happens to it, and when.
-struct Flight {
+struct ModelCall {
     sent_ns: u64,
     /// When it reaches the store; `None` if it is lost on the way.
     there_ns: Option<u64>,
     back_ns: u64,
     /// The reply is lost.
     is_lost: bool,
-    call: Call,
+    call: LeaseCall,
     waiting: u64,
     reply: Option<Reply>,
 }
 
 #[derive(Default)]
-struct Gateway {
+struct ModelGateway {
     lease: Lease,
     /// Tokens and deadline by slot.
     hand: [(u64, u64); 2],
     waiting: u64,
-    flight: Option<Flight>,
+    flight: Option<ModelCall>,
     pause_until_ns: u64,
     forecast: Forecast,
 }
 
-impl Gateway {
-    fn held(&self, now_ns: u64) -> Hand {
+impl ModelGateway {
+    fn held(&self, now_ns: u64) -> TokenPair {
         self.hand
             .map(|(tokens, deadline)| if now_ns < deadline { tokens } else { 0 })
     }
@@ -158,7 +161,7 @@ impl Gateway {
         self.lease.look(now_ns, horizon_ns, self.held(now_ns), 0);
     }
 
-    fn arrives(&mut self, now_ns: u64, terms: &Terms, judge: &mut Judge) {
+    fn arrives(&mut self, now_ns: u64, terms: &LeaseTerms, judge: &mut Judge) {
         let held = self.held(now_ns);
         let oldest = match (held[0] > 0, held[1] > 0) {
             (true, true) => usize::from(self.hand[1].1 < self.hand[0].1),
@@ -180,7 +183,7 @@ impl Gateway {
         judge.admit(now_ns, terms);
     }
 
-    fn takes(&mut self, now_ns: u64, flight: &Flight, terms: &Terms, judge: &mut Judge) {
+    fn takes(&mut self, now_ns: u64, flight: &ModelCall, terms: &LeaseTerms, judge: &mut Judge) {
         let Some(reply) = flight.reply.filter(|_| !flight.is_lost) else {
             return;
         };
@@ -213,7 +216,7 @@ impl Gateway {
 
 /// One event, `after_ms` after the previous one.
 #[derive(Clone, Copy, Debug)]
-struct Step {
+struct ModelStep {
     after_ms: u64,
     gateway: usize,
     arrivals: u64,
@@ -224,7 +227,7 @@ struct Step {
     crash: u8,
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = ModelStep> {
     (
         0..40_u64,
         0..4_usize,
@@ -234,7 +237,7 @@ fn step() -> impl Strategy<Value = Step> {
         0..200_u8,
     )
         .prop_map(
-            |(after_ms, gateway, arrivals, delay_ms, fate, crash)| Step {
+            |(after_ms, gateway, arrivals, delay_ms, fate, crash)| ModelStep {
                 after_ms,
                 gateway,
                 arrivals,
@@ -246,15 +249,15 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// Runs the steps and returns the judge.
-fn run(terms: &Terms, steps: &[Step]) -> Judge {
-    let mut store = Store::new(terms);
+fn run(terms: &LeaseTerms, steps: &[ModelStep]) -> Judge {
+    let mut store = BucketScript::new(terms);
     let mut judge = Judge {
         level: terms.capacity as f64,
         at_ns: 0,
         worst: 0.0,
         admitted: 0,
     };
-    let mut gateways: [Gateway; 4] = Default::default();
+    let mut gateways: [ModelGateway; 4] = Default::default();
     let mut now_ns = 0;
     for step in steps {
         let until_ns = now_ns + step.after_ms * MS;
@@ -274,7 +277,7 @@ fn run(terms: &Terms, steps: &[Step]) -> Judge {
         }
         let gateway = &mut gateways[step.gateway];
         if step.crash < 3 {
-            *gateway = Gateway::default();
+            *gateway = ModelGateway::default();
         }
         for _ in 0..step.arrivals {
             gateway.arrives(now_ns, terms, &mut judge);
@@ -291,14 +294,14 @@ fn run(terms: &Terms, steps: &[Step]) -> Judge {
             let held = gateway.held(now_ns);
             let is_low = gateway.lease.is_low(now_ns, terms, horizon_ns, MS, held);
             if need > 0 || surplus != [0, 0] || is_low && now_ns >= gateway.pause_until_ns {
-                let ask = Ask {
+                let ask = CallReason {
                     need: Requests::from_iter(std::iter::repeat_n(1, need as usize)),
                     back: surplus,
                     fill: true,
                 };
                 let call = gateway.lease.call(now_ns, terms, horizon_ns, held, ask);
                 let there_ns = now_ns + step.delay_ms * MS;
-                gateway.flight = Some(Flight {
+                gateway.flight = Some(ModelCall {
                     sent_ns: now_ns,
                     there_ns: (step.fate >= 4).then_some(there_ns),
                     back_ns: there_ns + step.delay_ms * MS + MS,
@@ -322,7 +325,7 @@ proptest! {
         burst in 1_u64..2_000,
         steps in prop::collection::vec(step(), 50..400),
     ) {
-        let terms = Terms::new(Algorithm::Bucket, rate, Duration::from_secs(1), burst, true);
+        let terms = LeaseTerms::new(LeaseAlgorithm::Bucket, rate, Duration::from_secs(1), burst, true);
         let judge = run(&terms, &steps);
         // a waiter is admitted at most 6 ms after its grant, and tokens are whole
         let tolerance = terms.refill(6 * MS) + 1.0;
@@ -335,7 +338,7 @@ proptest! {
         burst in 1_u64..2_000,
         steps in prop::collection::vec(step(), 50..400),
     ) {
-        let terms = Terms::new(Algorithm::Bucket, rate, Duration::from_secs(1), burst, false);
+        let terms = LeaseTerms::new(LeaseAlgorithm::Bucket, rate, Duration::from_secs(1), burst, false);
         let judge = run(&terms, &steps);
         let tolerance = terms.refill(6 * MS) + 1.0;
         prop_assert!(judge.worst >= -tolerance, "{} tokens too many of {}", -judge.worst, judge.admitted);
@@ -344,16 +347,16 @@ proptest! {
 
 #[test]
 fn under_overload_without_losses_nearly_all_of_the_limit_is_admitted() {
-    let terms = Terms::new(
-        Algorithm::Bucket,
+    let terms = LeaseTerms::new(
+        LeaseAlgorithm::Bucket,
         1_000,
         Duration::from_secs(1),
         1_000,
         true,
     );
     // 4 gateways, 12 requests each every 4 ms: three times the limit, for ten seconds
-    let steps: Vec<Step> = (0..10_000)
-        .map(|turn| Step {
+    let steps: Vec<ModelStep> = (0..10_000)
+        .map(|turn| ModelStep {
             after_ms: 1,
             gateway: turn % 4,
             arrivals: 12,

@@ -1,6 +1,6 @@
 //! When a gateway asks again: pauses while the pool is short, and how long tokens may stay idle.
 
-use super::{Algorithm, Forecast, Lease, NS_PER_S, Pause, Terms, terms::PAUSE_MIN_NS};
+use super::{Forecast, Lease, LeaseAlgorithm, LeaseTerms, NS_PER_S, Pause, terms::PAUSE_MIN_NS};
 
 /// Target tokens per poll of a short pool; at twice as many, the next poll comes sooner.
 const GOOD_POLL: u64 = 8;
@@ -33,12 +33,15 @@ impl Lease {
     pub(super) fn pace(
         &mut self,
         now_ns: u64,
-        terms: &Terms,
+        terms: &LeaseTerms,
         forecast: &Forecast,
         refused: Option<u64>,
         (rtt_ns, jitter): (u64, f64),
     ) -> Option<Pause> {
-        let is_window = matches!(terms.algorithm, Algorithm::Fixed | Algorithm::Sliding);
+        let is_window = matches!(
+            terms.algorithm,
+            LeaseAlgorithm::Fixed | LeaseAlgorithm::Sliding
+        );
         let least = match refused {
             _ if self.short => 0,
             Some(cost) if is_window => cost,
@@ -64,8 +67,10 @@ impl Lease {
         let sole_ns = now_ns.saturating_add(sole_pause_ns(terms));
         let until_ns = match terms.algorithm {
             // a new window is open to all gateways
-            Algorithm::Fixed => until_ns.min(forecast.not_before_ns(terms, u64::MAX).max(now_ns)),
-            Algorithm::Bucket => {
+            LeaseAlgorithm::Fixed => {
+                until_ns.min(forecast.not_before_ns(terms, u64::MAX).max(now_ns))
+            }
+            LeaseAlgorithm::Bucket => {
                 let until_ns = if self.is_sole {
                     until_ns.min(sole_ns)
                 } else {
@@ -73,7 +78,7 @@ impl Lease {
                 };
                 until_ns.max(forecast.not_before_ns(terms, 1))
             }
-            Algorithm::Sliding if self.is_sole => {
+            LeaseAlgorithm::Sliding if self.is_sole => {
                 until_ns.min(forecast.not_before_ns(terms, least.max(1)).max(sole_ns))
             }
             _ => until_ns,
@@ -81,11 +86,11 @@ impl Lease {
         Some(Pause { until_ns, least })
     }
 
-    fn longest_pause_ns(&self, now_ns: u64, terms: &Terms, forecast: &Forecast) -> u64 {
+    fn longest_pause_ns(&self, now_ns: u64, terms: &LeaseTerms, forecast: &Forecast) -> u64 {
         let longest_ns = terms.longest_pause_ns();
         let last_part = match terms.algorithm {
-            Algorithm::Fixed => LAST_PART_FIXED,
-            Algorithm::Sliding => LAST_PART_SLIDING,
+            LeaseAlgorithm::Fixed => LAST_PART_FIXED,
+            LeaseAlgorithm::Sliding => LAST_PART_SLIDING,
             _ => return longest_ns,
         };
         let barren_ns = now_ns.saturating_sub(self.got_ns);
@@ -98,17 +103,17 @@ impl Lease {
 
     /// Whether to ask again when a refusal ends without waiting for a request: requests keep
     /// arriving.
-    pub fn polls(&self, now_ns: u64, terms: &Terms, until_ns: u64) -> bool {
+    pub fn polls(&self, now_ns: u64, terms: &LeaseTerms, until_ns: u64) -> bool {
         let pause_ns = until_ns.saturating_sub(now_ns);
         // the next window belongs to gateways that ask for it: the demand may have moved
-        let is_next = terms.algorithm == Algorithm::Fixed
+        let is_next = terms.algorithm == LeaseAlgorithm::Fixed
             && self.pool.is_none_or(|pool| until_ns >= pool.until_ns);
         terms.ahead && !is_next && self.rate * pause_ns as f64 / NS_PER_S >= 2.0
     }
 
     /// The pool is short below this many tokens. The only gateway has all of it, so its pool is
     /// short when it is empty.
-    pub(super) fn short_below(&self, terms: &Terms) -> f64 {
+    pub(super) fn short_below(&self, terms: &LeaseTerms) -> f64 {
         if self.is_sole {
             1.0
         } else {
@@ -118,7 +123,7 @@ impl Lease {
 
     /// Whether one more request may wait for a call in flight. While the pool is short and
     /// contended, the number is at most what the last call brought.
-    pub fn may_queue(&self, now_ns: u64, terms: &Terms, waiting: u64) -> bool {
+    pub fn may_queue(&self, now_ns: u64, terms: &LeaseTerms, waiting: u64) -> bool {
         // for a strict limit only the store knows what was returned
         let is_short = || {
             let pool = self.pool(now_ns, terms);
@@ -149,7 +154,7 @@ impl Lease {
 
 /// How long the only gateway pauses at an empty pool, beyond the time to the next unit: 0 if units
 /// refill slowly.
-fn sole_pause_ns(terms: &Terms) -> u64 {
+fn sole_pause_ns(terms: &LeaseTerms) -> u64 {
     let unit_ns = (1e3 / terms.rate) as u64;
     if unit_ns < SOLE_PAUSE_NS {
         SOLE_PAUSE_NS

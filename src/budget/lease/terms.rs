@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// The store's algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Algorithm {
+pub enum LeaseAlgorithm {
     /// Token bucket: refills continuously.
     Bucket,
     /// Fixed window.
@@ -21,9 +21,9 @@ pub enum Algorithm {
 
 /// One quota of a shared limit, as leases and the store use it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Terms {
+pub struct LeaseTerms {
     /// The store's algorithm.
-    pub algorithm: Algorithm,
+    pub algorithm: LeaseAlgorithm,
     /// Most units available at once (B).
     pub capacity: u64,
     /// A bucket's time to fill, or the window (W), in µs.
@@ -55,35 +55,35 @@ const AHEAD_LEAST: u64 = 8;
 /// The shortest generation.
 const GENERATION_MIN_NS: u64 = 250_000_000;
 
-impl Terms {
+impl LeaseTerms {
     /// `amount` per `period`, at most `burst` at once (which windows do not have).
     pub fn new(
-        algorithm: Algorithm,
+        algorithm: LeaseAlgorithm,
         amount: u64,
         period: Duration,
         burst: u64,
         ahead: bool,
-    ) -> Terms {
+    ) -> LeaseTerms {
         let period_us = period.as_micros() as f64;
         let rate = amount as f64 / period_us.max(1.0);
         let (capacity, span) = match algorithm {
-            Algorithm::Bucket => (burst, burst as f64 / rate),
+            LeaseAlgorithm::Bucket => (burst, burst as f64 / rate),
             _ => (amount, period_us),
         };
-        Terms {
+        LeaseTerms {
             algorithm,
             capacity: capacity.max(1),
             // a float-to-integer cast saturates
             span_us: (span.ceil() as u64).max(1),
             rate,
-            ahead: ahead && algorithm != Algorithm::Log,
+            ahead: ahead && algorithm != LeaseAlgorithm::Log,
         }
     }
 
     /// A limit on requests in flight. `kept`: a returned slot is kept briefly for the next request.
-    pub fn slots(limit: u64, kept: bool) -> Terms {
-        Terms {
-            algorithm: Algorithm::Slots,
+    pub fn slots(limit: u64, kept: bool) -> LeaseTerms {
+        LeaseTerms {
+            algorithm: LeaseAlgorithm::Slots,
             capacity: limit.max(1),
             span_us: 1,
             rate: 0.0,
@@ -94,13 +94,17 @@ impl Terms {
     /// Whether units granted to a request and not used may stay local: a window reclaims them at
     /// its end. A bucket has not recorded them as leased and would refill behind them.
     pub fn banks_grants(&self) -> bool {
-        self.ahead && matches!(self.algorithm, Algorithm::Fixed | Algorithm::Sliding)
+        self.ahead
+            && matches!(
+                self.algorithm,
+                LeaseAlgorithm::Fixed | LeaseAlgorithm::Sliding
+            )
     }
 
     /// A share of these terms: at least one token.
-    pub fn part(self, share: f64) -> Terms {
+    pub fn part(self, share: f64) -> LeaseTerms {
         let capacity = (self.capacity as f64 * share) as u64;
-        Terms {
+        LeaseTerms {
             capacity: capacity.max(1),
             rate: self.rate * share,
             ..self
@@ -117,7 +121,7 @@ impl Terms {
             .max(rtt_ns.saturating_mul(4))
             .min(HORIZON_MAX_NS);
         let part = match self.algorithm {
-            Algorithm::Fixed => HORIZON_WINDOW,
+            LeaseAlgorithm::Fixed => HORIZON_WINDOW,
             _ => HORIZON,
         };
         ((part * self.span_ns()) as u64).clamp(least, HORIZON_MAX_NS)
@@ -142,7 +146,7 @@ impl Terms {
     pub(super) fn short_below(&self) -> f64 {
         let share = match self.algorithm {
             _ if !self.ahead => return 1.0,
-            Algorithm::Bucket => SHORT_BUCKET,
+            LeaseAlgorithm::Bucket => SHORT_BUCKET,
             _ => SHORT_WINDOW,
         };
         (share * self.capacity as f64).max(1.0)
@@ -158,8 +162,8 @@ impl Terms {
 
     pub(super) fn longest_pause_ns(&self) -> u64 {
         let share = match self.algorithm {
-            Algorithm::Bucket => 0.05,
-            Algorithm::Fixed => 0.1,
+            LeaseAlgorithm::Bucket => 0.05,
+            LeaseAlgorithm::Fixed => 0.1,
             _ => 0.02,
         };
         ((share * self.span_ns()) as u64).clamp(PAUSE_MIN_NS, PAUSE_MAX_NS)

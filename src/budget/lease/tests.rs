@@ -7,8 +7,14 @@ use super::*;
 const SECOND: u64 = 1_000_000_000;
 const MS: u64 = 1_000_000;
 
-fn terms(ahead: bool) -> Terms {
-    Terms::new(Algorithm::Bucket, 100, Duration::from_secs(1), 100, ahead)
+fn terms(ahead: bool) -> LeaseTerms {
+    LeaseTerms::new(
+        LeaseAlgorithm::Bucket,
+        100,
+        Duration::from_secs(1),
+        100,
+        ahead,
+    )
 }
 
 fn reply(need: u64, want: u64, pool: u64) -> Reply {
@@ -38,10 +44,10 @@ fn the_first_request_asks_for_itself_only_and_the_next_ones_for_more_and_more() 
     let mut wants = Vec::new();
     for turn in 0..5 {
         lease.arrived(turn, horizon, 0, 1);
-        let ask = Ask {
+        let ask = CallReason {
             need: ones(1),
             fill: true,
-            ..Ask::default()
+            ..CallReason::default()
         };
         wants.push(lease.call(turn, &terms, horizon, [0, 0], ask).want);
     }
@@ -53,10 +59,10 @@ fn a_strict_limit_asks_for_nothing_ahead_and_is_short_only_when_it_is_empty() {
     let (terms, mut lease) = (terms(false), Lease::default());
     let horizon = terms.horizon_ns(MS);
     lease.arrived(0, horizon, 0, 500);
-    let ask = Ask {
+    let ask = CallReason {
         need: ones(3),
         fill: true,
-        ..Ask::default()
+        ..CallReason::default()
     };
     assert_eq!(lease.call(0, &terms, horizon, [0, 0], ask).want, 0);
     let granted = lease.replied(MS, 0, &terms, (&reply(3, 0, 1), None), (MS, 0.5));
@@ -91,26 +97,26 @@ fn what_is_spent_is_reported_once_and_what_goes_back_is_not_reported_as_spent() 
     let (terms, mut lease) = (terms(true), Lease::default());
     let horizon = terms.horizon_ns(MS);
     lease.replied(MS, 0, &terms, (&reply(0, 10, 50), None), (MS, 0.5));
-    let ask = Ask {
+    let ask = CallReason {
         back: [2, 0],
-        ..Ask::default()
+        ..CallReason::default()
     };
     let call = lease.call(2 * MS, &terms, horizon, [5, 0], ask);
     let generation = 6;
     assert_eq!(
         call.reports,
         [
-            Report::Spent {
+            LeaseReport::Spent {
                 generation,
                 tokens: 3
             },
-            Report::Returned {
+            LeaseReport::Returned {
                 generation,
                 tokens: 2
             },
         ]
     );
-    let again = lease.call(3 * MS, &terms, horizon, [5, 0], Ask::default());
+    let again = lease.call(3 * MS, &terms, horizon, [5, 0], CallReason::default());
     assert_eq!(again.reports, []);
 }
 
@@ -120,23 +126,23 @@ fn a_token_that_a_request_did_not_use_goes_on_the_books_before_it_goes_back() {
     let horizon = terms.horizon_ns(MS);
     lease.replied(MS, 0, &terms, (&reply(1, 0, 50), None), (MS, 0.5));
     // it was put into the cell
-    let call = lease.call(2 * MS, &terms, horizon, [1, 0], Ask::default());
+    let call = lease.call(2 * MS, &terms, horizon, [1, 0], CallReason::default());
     let generation = 6;
     assert_eq!(
         call.reports,
-        [Report::Spent {
+        [LeaseReport::Spent {
             generation,
             tokens: -1
         }]
     );
-    let ask = Ask {
+    let ask = CallReason {
         back: [1, 0],
-        ..Ask::default()
+        ..CallReason::default()
     };
     let call = lease.call(3 * MS, &terms, horizon, [0, 0], ask);
     assert_eq!(
         call.reports,
-        [Report::Returned {
+        [LeaseReport::Returned {
             generation,
             tokens: 1
         }]
@@ -149,10 +155,10 @@ fn a_debt_is_charged_until_a_reply_confirms_it() {
     let horizon = terms.horizon_ns(MS);
     lease.owe(0, 4);
     for _ in 0..2 {
-        let call = lease.call(MS, &terms, horizon, [0, 0], Ask::default());
+        let call = lease.call(MS, &terms, horizon, [0, 0], CallReason::default());
         assert_eq!(
             call.reports,
-            [Report::Debt {
+            [LeaseReport::Debt {
                 tokens: 4,
                 window: None
             }]
@@ -187,7 +193,7 @@ fn the_only_gateway_asks_for_each_unit_when_it_is_there() {
     let horizon = terms.horizon_ns(MS);
     let told = |lease: &mut Lease, pool, demand, full_us| {
         lease.arrived(0, horizon, 0, 10);
-        lease.call(0, &terms, horizon, [0, 0], Ask::default());
+        lease.call(0, &terms, horizon, [0, 0], CallReason::default());
         let told = Reply {
             demand,
             state: [full_us, 0],
@@ -216,7 +222,7 @@ fn the_only_gateway_asks_for_each_unit_when_it_is_there() {
 fn a_store_that_may_have_lost_a_key_is_told_what_was_seen_of_it() {
     let (terms, mut lease) = (terms(true), Lease::default());
     let horizon = terms.horizon_ns(MS);
-    let call = lease.call(0, &terms, horizon, [0, 0], Ask::default());
+    let call = lease.call(0, &terms, horizon, [0, 0], CallReason::default());
     assert_eq!(call.memory.incarnation, 0, "nothing was seen");
     let seen = Reply {
         // 800 ms until it is full: eighty are spent
@@ -224,19 +230,25 @@ fn a_store_that_may_have_lost_a_key_is_told_what_was_seen_of_it() {
         ..reply(0, 0, 20)
     };
     lease.replied(0, 0, &terms, (&seen, None), (MS, 0.5));
-    let call = lease.call(SECOND / 2, &terms, horizon, [0, 0], Ask::default());
+    let call = lease.call(SECOND / 2, &terms, horizon, [0, 0], CallReason::default());
     assert_eq!(call.memory.incarnation, 1);
     assert_eq!(
         call.memory.spent, 30.0,
         "eighty, less half a second's refill"
     );
-    let call = lease.call(10 * SECOND, &terms, horizon, [0, 0], Ask::default());
+    let call = lease.call(10 * SECOND, &terms, horizon, [0, 0], CallReason::default());
     assert_eq!(call.memory.spent, -1.0, "it may be gone by itself");
 }
 
 #[test]
 fn a_window_is_remembered_with_its_number_and_its_counts() {
-    let terms = Terms::new(Algorithm::Sliding, 100, Duration::from_secs(1), 100, true);
+    let terms = LeaseTerms::new(
+        LeaseAlgorithm::Sliding,
+        100,
+        Duration::from_secs(1),
+        100,
+        true,
+    );
     let mut lease = Lease::default();
     let horizon = terms.horizon_ns(MS);
     let seen = Reply {
@@ -244,13 +256,13 @@ fn a_window_is_remembered_with_its_number_and_its_counts() {
         ..reply(0, 0, 20)
     };
     lease.replied(0, 0, &terms, (&seen, None), (MS, 0.5));
-    let call = lease.call(SECOND / 2, &terms, horizon, [0, 0], Ask::default());
+    let call = lease.call(SECOND / 2, &terms, horizon, [0, 0], CallReason::default());
     let memory = &call.memory;
     assert_eq!(
         (memory.window, memory.spent, memory.before),
         (6, 80.0, 60.0)
     );
-    let call = lease.call(3 * SECOND, &terms, horizon, [0, 0], Ask::default());
+    let call = lease.call(3 * SECOND, &terms, horizon, [0, 0], CallReason::default());
     assert_eq!(call.memory.spent, -1.0, "both windows are over");
 }
 
@@ -268,19 +280,19 @@ fn after_a_loss_the_store_learns_what_is_still_out_and_a_log_its_entries() {
             .replied(MS, MS, &terms, (&another, None), (MS, 0.5))
             .is_lost
     );
-    let call = lease.call(2 * MS, &terms, horizon, [20, 0], Ask::default());
+    let call = lease.call(2 * MS, &terms, horizon, [20, 0], CallReason::default());
     let (generation, tokens) = (6, 20);
-    assert_eq!(call.reports, [Report::Out { generation, tokens }]);
+    assert_eq!(call.reports, [LeaseReport::Out { generation, tokens }]);
     assert!(
         !lease
             .replied(3 * MS, 3 * MS, &terms, (&another, None), (MS, 0.5))
             .is_lost
     );
 
-    let terms = Terms::new(Algorithm::Log, 5, Duration::from_secs(60), 5, false);
+    let terms = LeaseTerms::new(LeaseAlgorithm::Log, 5, Duration::from_secs(60), 5, false);
     let mut lease = Lease::default();
     lease.replied(0, 0, &terms, (&reply(3, 0, 2), None), (MS, 0.5));
-    let call = lease.call(SECOND, &terms, horizon, [0, 0], Ask::default());
+    let call = lease.call(SECOND, &terms, horizon, [0, 0], CallReason::default());
     assert_eq!((call.memory.spent, call.memory.entries.len()), (3.0, 0));
     let granted = lease.replied(
         SECOND,
@@ -294,7 +306,7 @@ fn after_a_loss_the_store_learns_what_is_still_out_and_a_log_its_entries() {
         "it first receives the entries, then is asked again"
     );
     assert!(lease.has_news());
-    let call = lease.call(2 * SECOND, &terms, horizon, [0, 0], Ask::default());
+    let call = lease.call(2 * SECOND, &terms, horizon, [0, 0], CallReason::default());
     assert_eq!(call.memory.entries, [(6, 3, 2_000_000)]);
     lease.replied(
         3 * SECOND,

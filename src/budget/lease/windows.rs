@@ -3,14 +3,17 @@
 
 use std::time::Duration;
 
-use super::{Algorithm, Ask, Call, Forecast, Hand, Lease, Reply, Report, Requests, Terms};
+use super::{
+    CallReason, Forecast, Lease, LeaseAlgorithm, LeaseCall, LeaseReport, LeaseTerms, Reply,
+    Requests, TokenPair,
+};
 
 const MS: u64 = 1_000_000;
 const RTT_NS: u64 = MS;
 
 /// The core of `window.lua`, for a fixed window.
 #[derive(Default)]
-struct Store {
+struct WindowScript {
     window: u64,
     count: u64,
     before: u64,
@@ -18,8 +21,8 @@ struct Store {
     at_ns: u64,
 }
 
-impl Store {
-    fn call(&mut self, now_ns: u64, terms: &Terms, call: &Call) -> Reply {
+impl WindowScript {
+    fn call(&mut self, now_ns: u64, terms: &LeaseTerms, call: &LeaseCall) -> Reply {
         let span_ns = terms.span_us * 1000;
         let window = now_ns / span_ns;
         if window != self.window {
@@ -28,7 +31,7 @@ impl Store {
             (self.window, self.count) = (window, 0);
         }
         for report in &call.reports {
-            if let Report::Returned { generation, tokens } = report {
+            if let LeaseReport::Returned { generation, tokens } = report {
                 if u64::from(*generation) == window {
                     self.count -= tokens;
                 } else if u64::from(*generation) + 1 == window {
@@ -41,7 +44,7 @@ impl Store {
         self.demand =
             self.demand * (-passed_us / memory).exp() + call.arrivals as f64 * 1e6 / memory;
         self.at_ns = now_ns;
-        let slides = terms.algorithm == Algorithm::Sliding;
+        let slides = terms.algorithm == LeaseAlgorithm::Sliding;
         let left_ns = span_ns - now_ns % span_ns;
         let looked_back = if slides {
             self.before as f64 * left_ns as f64 / span_ns as f64
@@ -81,12 +84,12 @@ impl Store {
 
 /// Acts like the lease manager.
 #[derive(Default)]
-struct Gateway {
+struct WindowGateway {
     lease: Lease,
     hand: [(u64, u64); 2],
     queue: u64,
     refused: u64,
-    flight: Option<(u64, u64, Call)>,
+    flight: Option<(u64, u64, LeaseCall)>,
     low: u64,
     pause_ns: u64,
     poll_ns: Option<u64>,
@@ -95,8 +98,8 @@ struct Gateway {
     calls: u64,
 }
 
-impl Gateway {
-    fn held(&self, now_ns: u64) -> Hand {
+impl WindowGateway {
+    fn held(&self, now_ns: u64) -> TokenPair {
         self.hand
             .map(|(tokens, until)| if now_ns < until { tokens } else { 0 })
     }
@@ -114,7 +117,7 @@ impl Gateway {
     }
 
     /// Returns whether the request is admitted at once.
-    fn arrives(&mut self, now_ns: u64, terms: &Terms, horizon_ns: u64) -> bool {
+    fn arrives(&mut self, now_ns: u64, terms: &LeaseTerms, horizon_ns: u64) -> bool {
         let held = self.held(now_ns);
         if let Some(slot) = held.iter().position(|&tokens| tokens > 0) {
             self.hand[slot].0 -= 1;
@@ -139,12 +142,19 @@ impl Gateway {
         false
     }
 
-    fn call(&mut self, now_ns: u64, terms: &Terms, horizon_ns: u64, fill: bool, back: Hand) {
+    fn call(
+        &mut self,
+        now_ns: u64,
+        terms: &LeaseTerms,
+        horizon_ns: u64,
+        fill: bool,
+        back: TokenPair,
+    ) {
         self.low = 0;
         self.poll_ns = None;
         self.calls += 1;
         let waiting = std::mem::take(&mut self.queue);
-        let ask = Ask {
+        let ask = CallReason {
             need: Requests::from_iter(std::iter::repeat_n(1, waiting as usize)),
             back,
             fill,
@@ -154,7 +164,7 @@ impl Gateway {
         self.flight = Some((now_ns, waiting, call));
     }
 
-    fn go_on(&mut self, now_ns: u64, terms: &Terms, horizon_ns: u64, has_spent: bool) {
+    fn go_on(&mut self, now_ns: u64, terms: &LeaseTerms, horizon_ns: u64, has_spent: bool) {
         if self.flight.is_some() {
             return;
         }
@@ -174,7 +184,7 @@ impl Gateway {
         self.low = mark.map_or(0, |mark| mark + 1);
     }
 
-    fn tick(&mut self, now_ns: u64, terms: &Terms, store: &mut Store) -> u64 {
+    fn tick(&mut self, now_ns: u64, terms: &LeaseTerms, store: &mut WindowScript) -> u64 {
         let horizon_ns = terms.horizon_ns(RTT_NS);
         let mut admitted = 0;
         if let Some((sent_ns, waiting, call)) =
@@ -237,9 +247,9 @@ enum Arrivals {
     },
 }
 
-struct Random(u64);
+struct DemandRandom(u64);
 
-impl Random {
+impl DemandRandom {
     fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -260,7 +270,7 @@ struct Exact {
 }
 
 impl Exact {
-    fn arrives(&mut self, us: u64, terms: &Terms) {
+    fn arrives(&mut self, us: u64, terms: &LeaseTerms) {
         let window = us / terms.span_us;
         if window != self.window {
             let is_next = window == self.window + 1;
@@ -268,7 +278,7 @@ impl Exact {
             self.window = window;
         }
         let mut used = self.counts[0] as f64;
-        if terms.algorithm == Algorithm::Sliding {
+        if terms.algorithm == LeaseAlgorithm::Sliding {
             let left = terms.span_us - us % terms.span_us;
             used += self.counts[1] as f64 * left as f64 / terms.span_us as f64;
         }
@@ -281,13 +291,20 @@ impl Exact {
 
 /// The share of an exact window's admissions, and the calls per request, over ten seconds. Demand
 /// is `times` the limit.
-fn run(terms: &Terms, gateways: usize, times: f64, arrivals: Arrivals, seed: u64) -> (f64, f64) {
-    let mut store = Store::default();
-    let mut gateways: Vec<Gateway> = (0..gateways).map(|_| Gateway::default()).collect();
+fn run(
+    terms: &LeaseTerms,
+    gateways: usize,
+    times: f64,
+    arrivals: Arrivals,
+    seed: u64,
+) -> (f64, f64) {
+    let mut store = WindowScript::default();
+    let mut gateways: Vec<WindowGateway> =
+        (0..gateways).map(|_| WindowGateway::default()).collect();
     let horizon_ns = terms.horizon_ns(RTT_NS);
     let window_ms = terms.span_us / 1000;
     let per_ms = times * terms.rate * 1e3;
-    let mut random = Random(0x9E37_79B9_7F4A_7C15 ^ seed << 7);
+    let mut random = DemandRandom(0x9E37_79B9_7F4A_7C15 ^ seed << 7);
     let (mut due, mut requests) = (0.0, 0_u64);
     let mut admitted = 0;
     let mut exact = Exact {
@@ -341,7 +358,7 @@ fn run(terms: &Terms, gateways: usize, times: f64, arrivals: Arrivals, seed: u64
 const TIMES: [f64; 4] = [0.5, 1.0, 1.5, 3.0];
 
 /// The smallest share over some seeds; also prints the calls per request.
-fn least(terms: &Terms, gateways: usize, arrivals: Arrivals, times: f64) -> f64 {
+fn least(terms: &LeaseTerms, gateways: usize, arrivals: Arrivals, times: f64) -> f64 {
     let runs = [1, 2, 3, 4].map(|seed| run(terms, gateways, times, arrivals, seed));
     let least = runs.iter().fold(f64::MAX, |least, run| least.min(run.0));
     let calls = runs.iter().map(|run| run.1).sum::<f64>() / runs.len() as f64;
@@ -356,7 +373,7 @@ fn least(terms: &Terms, gateways: usize, arrivals: Arrivals, times: f64) -> f64 
 
 #[test]
 fn a_hot_spot_that_moves_leaves_little_of_a_window_unused() {
-    for algorithm in [Algorithm::Fixed, Algorithm::Sliding] {
+    for algorithm in [LeaseAlgorithm::Fixed, LeaseAlgorithm::Sliding] {
         for (amount, window_ms, stay_ms, gateways) in [
             (200, 2_000, 300, 8),
             (200, 2_000, 700, 8),
@@ -366,7 +383,7 @@ fn a_hot_spot_that_moves_leaves_little_of_a_window_unused() {
             (1_000, 10_000, 2_000, 4),
         ] {
             let period = Duration::from_millis(window_ms);
-            let terms = Terms::new(algorithm, amount, period, amount, true);
+            let terms = LeaseTerms::new(algorithm, amount, period, amount, true);
             for elsewhere in [None, Some(10)] {
                 let arrivals = Arrivals::Moving { stay_ms, elsewhere };
                 for times in TIMES {
@@ -382,8 +399,8 @@ fn a_hot_spot_that_moves_leaves_little_of_a_window_unused() {
 
 #[test]
 fn a_demand_that_stays_leaves_next_to_nothing_of_a_window_unused() {
-    for algorithm in [Algorithm::Fixed, Algorithm::Sliding] {
-        let terms = Terms::new(algorithm, 200, Duration::from_secs(2), 200, true);
+    for algorithm in [LeaseAlgorithm::Fixed, LeaseAlgorithm::Sliding] {
+        let terms = LeaseTerms::new(algorithm, 200, Duration::from_secs(2), 200, true);
         for gateways in [2, 8] {
             for arrivals in [Arrivals::Uniform, Arrivals::OneGateway, Arrivals::Zipf] {
                 for times in TIMES {

@@ -1,16 +1,16 @@
 //! The status of a shared limit for clients: how much is left, and when to retry.
 
-use super::{Budget, Claim, Source, Taken, What};
+use super::{Budget, ClaimState, DecisionSource, SharedClaim, Taken};
 use crate::{
-    budget::{hand::Hand, lease::Algorithm},
-    limit::{Held, Standing, in_flight::RETRY_NS},
+    budget::{hand::KeyCell, lease::LeaseAlgorithm},
+    limit::{ChargeLocation, Standing, in_flight::RETRY_NS},
 };
 
 impl Budget {
     /// The status of a limit. An estimate for clients, never part of a decision.
-    pub(super) fn standing(&self, now_ns: u64, claim: &Claim<'_>, taken: Taken) -> Standing {
+    pub(super) fn standing(&self, now_ns: u64, claim: &SharedClaim<'_>, taken: Taken) -> Standing {
         let terms = &claim.limit.tier(claim.tier).terms;
-        if terms.algorithm == Algorithm::Slots {
+        if terms.algorithm == LeaseAlgorithm::Slots {
             return self.standing_of_slots(terms.capacity, taken);
         }
         let capacity = terms.capacity;
@@ -18,25 +18,27 @@ impl Budget {
         let forecast = hand.map(|hand| hand.forecast()).unwrap_or_default();
         let end_ns = forecast.end_ns;
         // the whole pool at the last reply: any gateway may spend it
-        let left = |hand: Hand<'_>| match terms.algorithm {
-            Algorithm::Log => hand.pool(),
+        let left = |hand: KeyCell<'_>| match terms.algorithm {
+            LeaseAlgorithm::Log => hand.pool(),
             _ => forecast.left(now_ns, terms),
         };
         let remaining = match (taken.what, hand) {
-            (What::Never, _) => 0,
+            (ClaimState::Never, _) => 0,
             // some is available, but not enough
-            (What::Refused { .. }, Some(hand)) if taken.source != Source::Fallback => {
+            (ClaimState::Refused { .. }, Some(hand))
+                if taken.source != DecisionSource::Fallback =>
+            {
                 let held = hand.held(now_ns).0.iter().sum::<u64>();
                 held.saturating_add(left(hand))
                     .min(claim.cost.saturating_sub(1))
             }
-            (What::Refused { .. }, Some(hand)) => {
+            (ClaimState::Refused { .. }, Some(hand)) => {
                 hand.left_alone(now_ns).min(claim.cost.saturating_sub(1))
             }
-            (What::Refused { .. }, None) => 0,
-            (What::Alone, Some(hand)) => hand.left_alone(now_ns),
+            (ClaimState::Refused { .. }, None) => 0,
+            (ClaimState::Alone, Some(hand)) => hand.left_alone(now_ns),
             // the pool is not known yet
-            (What::Slack, _) => capacity.saturating_sub(claim.cost),
+            (ClaimState::Slack, _) => capacity.saturating_sub(claim.cost),
             (_, Some(hand)) => {
                 let held = hand.held(now_ns).0.iter().sum::<u64>();
                 held.saturating_add(left(hand))
@@ -48,17 +50,19 @@ impl Budget {
         let window_ns = end_ns.saturating_sub(now_ns);
         let (next_unit_ns, reset_ns) = match terms.algorithm {
             _ if remaining == capacity => (0, 0),
-            Algorithm::Bucket => (refill_ns(1), refill_ns(capacity - remaining)),
-            Algorithm::Fixed => (window_ns, window_ns),
+            LeaseAlgorithm::Bucket => (refill_ns(1), refill_ns(capacity - remaining)),
+            LeaseAlgorithm::Fixed => (window_ns, window_ns),
             // at the latest when this window no longer counts
-            Algorithm::Sliding => (window_ns, window_ns.saturating_add(terms.span_us * 1000)),
-            Algorithm::Log | Algorithm::Slots => (terms.span_us * 1000, terms.span_us * 1000),
+            LeaseAlgorithm::Sliding => (window_ns, window_ns.saturating_add(terms.span_us * 1000)),
+            LeaseAlgorithm::Log | LeaseAlgorithm::Slots => {
+                (terms.span_us * 1000, terms.span_us * 1000)
+            }
         };
         let wait_ns = match taken.what {
-            What::Refused { until_ns } => Some(until_ns.saturating_sub(now_ns).max(1)),
+            ClaimState::Refused { until_ns } => Some(until_ns.saturating_sub(now_ns).max(1)),
             _ => None,
         };
-        let never = taken.what == What::Never;
+        let never = taken.what == ClaimState::Never;
         Standing {
             capacity,
             remaining,
@@ -68,14 +72,14 @@ impl Budget {
             next_unit_ns: wait_ns.unwrap_or(next_unit_ns),
             reset_ns: reset_ns.max(wait_ns.unwrap_or(0)),
             delay_ns: 0,
-            held: Held::Nowhere,
+            held: ChargeLocation::Nowhere,
         }
     }
 
     /// The same for slots, which do not return with time.
     fn standing_of_slots(&self, capacity: u64, taken: Taken) -> Standing {
-        let never = taken.what == What::Never;
-        let refused = matches!(taken.what, What::Refused { .. });
+        let never = taken.what == ClaimState::Never;
+        let refused = matches!(taken.what, ClaimState::Refused { .. });
         let slots = taken.place.map(|place| self.hands.slots(place));
         let left = slots.map_or(capacity, |slots| {
             slots.free().saturating_add(slots.elsewhere())
@@ -93,7 +97,7 @@ impl Budget {
             next_unit_ns: 0,
             reset_ns: 0,
             delay_ns: 0,
-            held: Held::Nowhere,
+            held: ChargeLocation::Nowhere,
         }
     }
 }

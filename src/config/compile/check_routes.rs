@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 
 use super::{
-    limit::quotas::Shape,
-    route::{Names, Written},
+    limit::quotas::QuotaShape,
+    route::{RouteNames, WrittenRoute},
 };
 use crate::{
     config::{
-        Limit, Mode,
+        LimitSettings, Mode,
         code::Code,
-        diagnostic::{Problem, quote},
+        diagnostic::{PendingDiagnostic, quote},
         file::Document,
     },
     identity::KeyPart,
@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Reports conflicting routes, requests that no limit could admit, and unused limits and upstreams.
-pub(super) fn check(document: Document<'_>, routes: &[Written], names: &Names<'_>) {
+pub(super) fn check(document: Document<'_>, routes: &[WrittenRoute], names: &RouteNames<'_>) {
     check_names(document, routes);
     check_patterns(document, routes);
     for route in routes {
@@ -39,7 +39,7 @@ pub(super) fn check(document: Document<'_>, routes: &[Written], names: &Names<'_
 /// Reports a route that no request can reach because its only path is the quota status page.
 pub(super) fn check_status_path(
     document: Document<'_>,
-    routes: &[Written],
+    routes: &[WrittenRoute],
     status_path: Option<&str>,
 ) {
     for route in routes {
@@ -48,13 +48,13 @@ pub(super) fn check_status_path(
             let message = "tidegate answers this path itself: it is the quota status page";
             let hint =
                 "set status_path in [response] to another path, or to \"\" to turn the page off";
-            let problem = Problem::new(Code::RouteConflict, message).hint(hint);
+            let problem = PendingDiagnostic::new(Code::RouteConflict, message).hint(hint);
             document.error(route.path_span.clone(), problem);
         }
     }
 }
 
-fn check_names(document: Document<'_>, routes: &[Written]) {
+fn check_names(document: Document<'_>, routes: &[WrittenRoute]) {
     let mut lines = HashMap::new();
     for route in routes {
         let Some((name, span)) = &route.name else {
@@ -65,15 +65,15 @@ fn check_names(document: Document<'_>, routes: &[Written]) {
             let hint = format!("the other is on line {first}: rename one of them");
             document.error(
                 span.clone(),
-                Problem::new(Code::Duplicate, message).hint(hint),
+                PendingDiagnostic::new(Code::Duplicate, message).hint(hint),
             );
         }
     }
 }
 
-fn check_patterns<'r>(document: Document<'_>, routes: &'r [Written]) {
-    let with_pattern = |route: &'r Written| Some((route, route.pattern.as_ref()?));
-    let readable: Vec<(&Written, &Pattern)> = routes.iter().filter_map(with_pattern).collect();
+fn check_patterns<'r>(document: Document<'_>, routes: &'r [WrittenRoute]) {
+    let with_pattern = |route: &'r WrittenRoute| Some((route, route.pattern.as_ref()?));
+    let readable: Vec<(&WrittenRoute, &Pattern)> = routes.iter().filter_map(with_pattern).collect();
     let patterns: Vec<Pattern> = readable
         .iter()
         .map(|(_, pattern)| (*pattern).clone())
@@ -94,9 +94,9 @@ fn check_patterns<'r>(document: Document<'_>, routes: &'r [Written]) {
             let message =
                 "this route's path or hosts, which come from the environment, cannot be used";
             let hint = "write them in the file to see why";
-            Problem::new(Code::RouteConflict, message).hint(hint)
+            PendingDiagnostic::new(Code::RouteConflict, message).hint(hint)
         } else {
-            Problem::new(Code::RouteConflict, error.problem).hint(error.hint)
+            PendingDiagnostic::new(Code::RouteConflict, error.problem).hint(error.hint)
         };
         let problem = problem.label(label.unwrap_or_default());
         let span = match error.part {
@@ -109,7 +109,7 @@ fn check_patterns<'r>(document: Document<'_>, routes: &'r [Written]) {
 
 /// Checks that the limit can admit one request of the route: an error if no tier can, a warning if
 /// some cannot.
-fn check_cost(document: Document<'_>, route: &Written, limit: &Limit) {
+fn check_cost(document: Document<'_>, route: &WrittenRoute, limit: &LimitSettings) {
     let Some(cost) = route.cost else { return };
     let burst = |index: usize| limit.quotas.get(index).map_or(0, |quota| quota.burst.get());
     let tiers = limit
@@ -122,10 +122,10 @@ fn check_cost(document: Document<'_>, route: &Written, limit: &Limit) {
         return;
     };
     let (name, shown) = (quote(&limit.name), &route.shown);
-    let held = match Shape::of(limit.algorithm) {
-        Shape::Bucket => "burst",
-        Shape::Window => "count of the rate",
-        Shape::InFlight => "limit",
+    let held = match QuotaShape::of(limit.algorithm) {
+        QuotaShape::Bucket => "burst",
+        QuotaShape::Window => "count of the rate",
+        QuotaShape::InFlight => "limit",
     };
     let hint = format!("raise the {held} of {name} to at least {cost}, or lower the cost");
     let label = format!("a request costs {cost}, the {held} is {}", burst(*index));
@@ -133,7 +133,7 @@ fn check_cost(document: Document<'_>, route: &Written, limit: &Limit) {
         let message = format!("limit {name} can never admit a request of route {shown}");
         document.error(
             route.cost_span.clone(),
-            Problem::new(Code::CostOverQuota, message)
+            PendingDiagnostic::new(Code::CostOverQuota, message)
                 .label(label)
                 .hint(hint),
         );
@@ -144,7 +144,7 @@ fn check_cost(document: Document<'_>, route: &Written, limit: &Limit) {
         );
         document.warn(
             route.cost_span.clone(),
-            Problem::new(Code::CostOverBurst, message)
+            PendingDiagnostic::new(Code::CostOverBurst, message)
                 .label(label)
                 .hint(hint),
         );
@@ -154,8 +154,8 @@ fn check_cost(document: Document<'_>, route: &Written, limit: &Limit) {
 /// Warns of a limit keyed by a path parameter that none of its routes has: it never applies.
 fn warn_of_foreign_params(
     document: Document<'_>,
-    routes: &[Written],
-    names: &Names<'_>,
+    routes: &[WrittenRoute],
+    names: &RouteNames<'_>,
     index: usize,
 ) {
     let limit = &names.limits[index];
@@ -165,7 +165,7 @@ fn warn_of_foreign_params(
         _ => None,
     };
     for [plain, rest] in key.filter_map(param) {
-        let has = |route: &Written| {
+        let has = |route: &WrittenRoute| {
             let path = route.pattern.as_ref().map(|pattern| pattern.path.as_str());
             let mut segments = path.unwrap_or_default().split('/');
             route.limits.contains(&index) && segments.any(|text| text == plain || text == rest)
@@ -176,7 +176,7 @@ fn warn_of_foreign_params(
                 quote(&limit.name),
                 quote(&plain)
             );
-            let problem = Problem::new(Code::NeverIdentified, message);
+            let problem = PendingDiagnostic::new(Code::NeverIdentified, message);
             let hint =
                 "add the limit to a route such as path = \"/users/{id}\", or correct its key";
             document.warn(limit.span.clone(), problem.hint(hint));
@@ -186,7 +186,12 @@ fn warn_of_foreign_params(
 
 /// Warns of a limit keyed only by values that clients choose: each new value gets a fresh bucket.
 /// No warning if another limit counts the same requests by address.
-fn warn_of_chosen_key(document: Document<'_>, routes: &[Written], names: &Names<'_>, index: usize) {
+fn warn_of_chosen_key(
+    document: Document<'_>,
+    routes: &[WrittenRoute],
+    names: &RouteNames<'_>,
+    index: usize,
+) {
     let limit = &names.limits[index];
     let Some(compiled) = &limit.compiled else {
         return;
@@ -211,7 +216,7 @@ fn warn_of_chosen_key(document: Document<'_>, routes: &[Written], names: &Names<
     if names.everywhere.iter().any(counts_addresses) {
         return;
     }
-    let is_open = |route: &Written| {
+    let is_open = |route: &WrittenRoute| {
         route.limits.contains(&index) && !route.limits.iter().any(counts_addresses)
     };
     if !names.everywhere.contains(&index) && !routes.iter().any(is_open) {
@@ -223,15 +228,15 @@ fn warn_of_chosen_key(document: Document<'_>, routes: &[Written], names: &Names<
     );
     let hint =
         "add \"ip\" or \"user\" to its key, or add a limit with key = [\"ip\"] to the same routes";
-    let problem = Problem::new(Code::ChosenKey, message);
+    let problem = PendingDiagnostic::new(Code::ChosenKey, message);
     document.warn(limit.span.clone(), problem.hint(hint));
 }
 
-fn warn_of_unused(document: Document<'_>, routes: &[Written], names: &Names<'_>) {
+fn warn_of_unused(document: Document<'_>, routes: &[WrittenRoute], names: &RouteNames<'_>) {
     for (index, limit) in names.limits.iter().enumerate() {
-        let is_met = |route: &Written| route.limits.contains(&index);
+        let is_met = |route: &WrittenRoute| route.limits.contains(&index);
         if !names.everywhere.contains(&index) && !routes.iter().any(is_met) {
-            let problem = Problem::new(
+            let problem = PendingDiagnostic::new(
                 Code::UnusedLimit,
                 format!("limit {} applies to no route", quote(&limit.name)),
             );
@@ -246,7 +251,7 @@ fn warn_of_unused(document: Document<'_>, routes: &[Written], names: &Names<'_>)
     }
     for (index, upstream) in names.upstreams.iter().enumerate() {
         if !routes.iter().any(|route| route.upstream == Some(index)) {
-            let problem = Problem::new(
+            let problem = PendingDiagnostic::new(
                 Code::UnusedUpstream,
                 format!("no route uses upstream {}", quote(&upstream.name)),
             );

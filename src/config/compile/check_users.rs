@@ -4,18 +4,20 @@ use std::ops::Range;
 
 use crate::{
     config::{
-        Limit,
+        LimitSettings,
         code::Code,
-        diagnostic::{Diagnostic, Place, Problem, Severity, did_you_mean, quote},
+        diagnostic::{
+            Diagnostic, PendingDiagnostic, Severity, SourceLocation, did_you_mean, quote,
+        },
         file::Document,
     },
-    identity::{KeyPart, Settings},
+    identity::{IdentitySettings, KeyPart},
     listener,
 };
 
 /// The compiled identity settings, and the facts to compare with the limits.
 pub(super) struct Users {
-    pub(super) settings: Settings,
+    pub(super) settings: IdentitySettings,
     /// `[[user]]` tables that answer 401 to an unknown key.
     pub(super) guessable: Vec<Range<usize>>,
     /// `[[user]]` tables that identify users by client certificate.
@@ -30,11 +32,11 @@ pub(super) struct WrittenTier {
     /// The name as messages show it.
     pub(super) shown: String,
     pub(super) file: String,
-    pub(super) place: Place,
+    pub(super) place: SourceLocation,
 }
 
 /// Warns of API keys that can be guessed without limit, and of tiers that no limit names.
-pub(super) fn check(document: Document<'_>, users: &Users, limits: &[&Limit]) {
+pub(super) fn check(document: Document<'_>, users: &Users, limits: &[&LimitSettings]) {
     let counts_by = |part: &[KeyPart]| {
         let mut parts = limits.iter().flat_map(|limit| &limit.key);
         parts.any(|counted| part.contains(counted))
@@ -45,7 +47,7 @@ pub(super) fn check(document: Document<'_>, users: &Users, limits: &[&Limit]) {
             let hint = "a request with an unknown key has no user: add a limit with key = [\"ip\"] to [gateway] limits";
             document.warn(
                 span.clone(),
-                Problem::new(Code::UnlimitedGuessing, message).hint(hint),
+                PendingDiagnostic::new(Code::UnlimitedGuessing, message).hint(hint),
             );
         }
     }
@@ -58,9 +60,9 @@ pub(super) fn check(document: Document<'_>, users: &Users, limits: &[&Limit]) {
 pub(super) fn check_certificates(
     document: Document<'_>,
     users: &Users,
-    listeners: &[(listener::Settings, Range<usize>)],
+    listeners: &[(listener::ListenerSettings, Range<usize>)],
 ) {
-    let asks = |settings: &listener::Settings| {
+    let asks = |settings: &listener::ListenerSettings| {
         let tls = settings.tls.as_ref();
         tls.is_some_and(|tls| tls.files.client_ca.is_some())
     };
@@ -70,7 +72,7 @@ pub(super) fn check_certificates(
     for span in &users.by_certificate {
         let message =
             "this table never identifies a user: no listener asks clients for a certificate";
-        let problem = Problem::new(Code::NeverIdentified, message);
+        let problem = PendingDiagnostic::new(Code::NeverIdentified, message);
         document.warn(
             span.clone(),
             problem.hint("add client_ca = \"clients-ca.pem\" to [listen.tls]"),
@@ -78,7 +80,7 @@ pub(super) fn check_certificates(
     }
 }
 
-fn warn_of_tiers(document: Document<'_>, tiers: &[WrittenTier], limits: &[&Limit]) {
+fn warn_of_tiers(document: Document<'_>, tiers: &[WrittenTier], limits: &[&LimitSettings]) {
     let mut named: Vec<&str> = limits
         .iter()
         .flat_map(|limit| {

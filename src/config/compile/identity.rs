@@ -9,12 +9,12 @@ use super::{check_users::Users, field_name, keys_file, limit::NamedLimit, tokens
 use crate::{
     config::{
         code::Code,
-        diagnostic::{Problem, quote},
+        diagnostic::{PendingDiagnostic, quote},
         file::Section,
         keys::{self, Keys},
-        value::{Text, Value},
+        value::{ConfigValue, ExpandedText},
     },
-    identity::{AddressSource, CertificateField, KeyPart, OnInvalid, Settings, UserSource},
+    identity::{AddressSource, CertificateField, IdentitySettings, KeyPart, OnInvalid, UserSource},
 };
 
 pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Users {
@@ -33,9 +33,9 @@ pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Users {
             header.shown()
         );
         let hint = "list your proxies, for example trusted_proxies = [\"10.0.0.0/8\"], or write header = \"none\"";
-        header.warn(Problem::new(Code::HeaderNeverRead, message).hint(hint));
+        header.warn(PendingDiagnostic::new(Code::HeaderNeverRead, message).hint(hint));
     }
-    let settings = Settings {
+    let settings = IdentitySettings {
         trusted_proxies: networks(&proxies),
         address_from: address_from.unwrap_or_default(),
         trusted_hops,
@@ -62,19 +62,19 @@ pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Users {
 fn trusted_hops(
     section: &Section<'_>,
     address_from: Option<&AddressSource>,
-    proxies: &[Text<'_>],
+    proxies: &[ExpandedText<'_>],
 ) -> Option<u8> {
     let written = section.get("trusted_hops")?;
     let hops = section.integer_or("trusted_hops", 1);
     let warn = |code, message, hint| {
-        written.warn(Problem::new(code, message).hint(hint));
+        written.warn(PendingDiagnostic::new(code, message).hint(hint));
     };
     match address_from {
         Some(AddressSource::None | AddressSource::Single(_)) => {
             let message =
                 "`trusted_hops` counts the elements of a list, and `header` is not a list";
             let hint = "remove it, or write header = \"x-forwarded-for\" or \"forwarded\"";
-            written.error(Problem::new(Code::Contradiction, message).hint(hint));
+            written.error(PendingDiagnostic::new(Code::Contradiction, message).hint(hint));
         }
         _ if proxies.is_empty() => warn(
             Code::TrustsEverybody,
@@ -90,13 +90,13 @@ fn prefix(section: &Section<'_>, key: &'static str) -> u8 {
     u8::try_from(section.integer(key)).unwrap_or(u8::MAX)
 }
 
-pub(super) fn networks(written: &[Text<'_>]) -> Vec<IpNet> {
-    let network = |text: &Text<'_>| {
+pub(super) fn networks(written: &[ExpandedText<'_>]) -> Vec<IpNet> {
+    let network = |text: &ExpandedText<'_>| {
         let network = text.parse("a network", parse_network)?;
         if trusts_everybody(&network) {
             let message = format!("{} trusts every address as a proxy", text.shown());
             let hint = "any client can then choose the address that limits count by: list your proxies' networks";
-            text.warn(Problem::new(Code::TrustsEverybody, message).hint(hint));
+            text.warn(PendingDiagnostic::new(Code::TrustsEverybody, message).hint(hint));
         }
         Some(network)
     };
@@ -110,11 +110,11 @@ fn trusts_everybody(network: &IpNet) -> bool {
 }
 
 /// Parses a network; a single address is a network of one.
-pub(super) fn parse_network(text: &str) -> Result<IpNet, Problem> {
+pub(super) fn parse_network(text: &str) -> Result<IpNet, PendingDiagnostic> {
     if let Ok(address) = text.parse::<IpAddr>() {
         return Ok(IpNet::from(address));
     }
-    let bad = |message| Problem::new(Code::BadAddress, message);
+    let bad = |message| PendingDiagnostic::new(Code::BadAddress, message);
     let network: IpNet = text.parse().map_err(|_| {
         bad(format!("{} is not a network", quote(text)))
             .hint("write an address and a prefix, such as \"10.0.0.0/8\" or \"fd00::/8\"")
@@ -131,7 +131,7 @@ pub(super) fn parse_network(text: &str) -> Result<IpNet, Problem> {
     Ok(network)
 }
 
-fn address_source(text: &Text<'_>) -> Option<AddressSource> {
+fn address_source(text: &ExpandedText<'_>) -> Option<AddressSource> {
     match text.value.to_ascii_lowercase().as_str() {
         "x-forwarded-for" => Some(AddressSource::XForwardedFor),
         "none" => Some(AddressSource::None),
@@ -151,7 +151,7 @@ pub(super) const INVALID: &[(&str, OnInvalid)] = &[
 
 /// Reads one `[[user]]` table. Its `from` comes first because it decides which other keys are
 /// valid.
-fn user(table: &Value<'_>, base_dir: &Path, users: &mut Users) -> Option<UserSource> {
+fn user(table: &ConfigValue<'_>, base_dir: &Path, users: &mut Users) -> Option<UserSource> {
     let kinds: &[(&str, &'static Keys)] = &[
         ("api_key", &keys::USER_API_KEY),
         ("jwt", &keys::USER_JWT),
@@ -159,12 +159,13 @@ fn user(table: &Value<'_>, base_dir: &Path, users: &mut Users) -> Option<UserSou
         ("client_cert", &keys::USER_CLIENT_CERT),
     ];
     let Some(from) = table.table()?.get("from") else {
-        let problem = Problem::new(Code::MissingKey, "`from` is missing in [[user]]");
+        let problem = PendingDiagnostic::new(Code::MissingKey, "`from` is missing in [[user]]");
         table.error(problem.hint(KINDS));
         return None;
     };
     let what = "`from` in [[user]]".to_owned();
-    let kind = Value::new(table.document, what.into(), from.span(), from, &keys::TEXT).text()?;
+    let kind =
+        ConfigValue::new(table.document, what.into(), from.span(), from, &keys::TEXT).text()?;
     let keys = kind.choice(kinds, &[], "")?;
     let section = table.section(keys.title.to_owned(), keys)?;
     section.get("from");
@@ -204,10 +205,10 @@ fn client_cert(section: &Section<'_>, users: &mut Users) -> Option<UserSource> {
     section.choice("field", &fields).map(UserSource::ClientCert)
 }
 
-fn header(section: &Section<'_>, settings: &Settings) -> Option<UserSource> {
+fn header(section: &Section<'_>, settings: &IdentitySettings) -> Option<UserSource> {
     if settings.trusted_proxies.is_empty() && settings.trusted_hops.is_none() {
         let message = "this table never identifies a user: only trusted proxies may send its header, and there are none";
-        let problem = Problem::new(Code::NeverIdentified, message);
+        let problem = PendingDiagnostic::new(Code::NeverIdentified, message);
         section.warn(problem.hint("list them: [client_ip] trusted_proxies = [\"127.0.0.1\"]"));
     }
     let header = header_key(section, "header", "x-user-id");
@@ -232,7 +233,7 @@ pub(super) fn header_key(
 }
 
 /// Tells each token source which claims to read: those that limits are keyed by.
-pub(super) fn read_claims(settings: &mut Settings, limits: &[NamedLimit]) {
+pub(super) fn read_claims(settings: &mut IdentitySettings, limits: &[NamedLimit]) {
     let compiled = limits.iter().filter_map(|limit| limit.compiled.as_ref());
     let mut wanted: Vec<&String> = compiled
         .flat_map(|limit| &limit.key)

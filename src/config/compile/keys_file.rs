@@ -12,11 +12,11 @@ use super::{check_name, check_users::WrittenTier};
 use crate::{
     config::{
         code::Code,
-        diagnostic::Problem,
+        diagnostic::PendingDiagnostic,
         file::{Document, Section},
         keys, read,
-        source::Source,
-        value::{Text, Value},
+        source::SourceText,
+        value::{ConfigValue, ExpandedText},
     },
     identity::{ApiKey, KnownKeys},
 };
@@ -29,7 +29,7 @@ const HINT: &str = "a digest has 64 characters of 0-9 a-f: `tidegate hash-key` p
 /// Loads the keys file at `path`. Reports problems at their location in that file. Adds new tiers
 /// to `tiers`.
 pub(super) fn load(
-    path: &Text<'_>,
+    path: &ExpandedText<'_>,
     base_dir: &Path,
     tiers: &mut Vec<WrittenTier>,
 ) -> Option<KnownKeys> {
@@ -41,12 +41,12 @@ pub(super) fn load(
         Ok(text) => text,
         Err(error) => {
             let message = format!("{} cannot be read: {error}", path.shown());
-            path.error(Problem::new(Code::BadFile, message).hint(read::HINT));
+            path.error(PendingDiagnostic::new(Code::BadFile, message).hint(read::HINT));
             return None;
         }
     };
     let name = base_dir.join(path.raw()).display().to_string();
-    let source = Source::new(&name, text);
+    let source = SourceText::new(&name, text);
     let document = Document {
         source: &source,
         ..path.document
@@ -59,7 +59,7 @@ pub(super) fn load(
         &keys::KEYS_FILE,
         Some(&tables),
     );
-    let mut seen = Seen {
+    let mut seen = EntriesSeen {
         digests: HashMap::new(),
         tiers: tiers.iter().map(|tier| tier.name.clone()).collect(),
         new_tiers: tiers,
@@ -75,15 +75,15 @@ pub(super) fn load(
 }
 
 /// What earlier entries of the file contained.
-struct Seen<'a> {
+struct EntriesSeen<'a> {
     /// Digest to its line.
     digests: HashMap<[u8; 32], usize>,
     tiers: HashSet<String>,
     new_tiers: &'a mut Vec<WrittenTier>,
 }
 
-impl Seen<'_> {
-    fn note(&mut self, tier: &Text<'_>) {
+impl EntriesSeen<'_> {
+    fn note(&mut self, tier: &ExpandedText<'_>) {
         if self.tiers.insert(tier.value.clone()) {
             let source = tier.document.source;
             self.new_tiers.push(WrittenTier {
@@ -96,7 +96,11 @@ impl Seen<'_> {
     }
 }
 
-fn api_key(name: &Text<'_>, table: &Value<'_>, seen: &mut Seen<'_>) -> Option<ApiKey> {
+fn api_key(
+    name: &ExpandedText<'_>,
+    table: &ConfigValue<'_>,
+    seen: &mut EntriesSeen<'_>,
+) -> Option<ApiKey> {
     let section = table.section(table.what.to_string(), &keys::API_KEY)?;
     let digest = section
         .require("sha256", HINT)
@@ -108,14 +112,14 @@ fn api_key(name: &Text<'_>, table: &Value<'_>, seen: &mut Seen<'_>) -> Option<Ap
     let digest = digest?;
     let Some(sha256) = parse_digest(&digest.value) else {
         let message = format!("`sha256` in {} is not a SHA-256 digest", table.what);
-        digest.error(Problem::new(Code::BadDigest, message).hint(HINT));
+        digest.error(PendingDiagnostic::new(Code::BadDigest, message).hint(HINT));
         return None;
     };
     let line = digest.document.source.line(digest.span.start);
     if let Some(first) = seen.digests.insert(sha256, line) {
         let message = format!("this key is already on line {first}");
         digest.error(
-            Problem::new(Code::Duplicate, message)
+            PendingDiagnostic::new(Code::Duplicate, message)
                 .hint("a key belongs to one user: remove one of the entries"),
         );
     }
@@ -124,7 +128,7 @@ fn api_key(name: &Text<'_>, table: &Value<'_>, seen: &mut Seen<'_>) -> Option<Ap
         check_name(tier, "a tier");
         seen.note(tier);
     }
-    let named = |text: Option<Text<'_>>| text.map(|text| text.value);
+    let named = |text: Option<ExpandedText<'_>>| text.map(|text| text.value);
     let user = named(given(user)?).unwrap_or_else(|| name.value.clone());
     Some(ApiKey {
         sha256,

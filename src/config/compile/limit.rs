@@ -10,24 +10,24 @@ use std::ops::Range;
 use super::check_name;
 use crate::{
     config::{
-        Limit,
+        LimitSettings,
         code::Code,
-        diagnostic::Problem,
+        diagnostic::PendingDiagnostic,
         file::{Document, Section},
         keys,
-        value::{Text, Value},
+        value::{ConfigValue, ExpandedText},
     },
     identity::{self, UserSource},
     limit::Algorithm,
 };
 
-use quotas::Shape;
+use quotas::QuotaShape;
 
 /// A named limit; `compiled` is `None` if it has an error.
 pub(super) struct NamedLimit {
     pub(super) name: String,
     pub(super) span: Range<usize>,
-    pub(super) compiled: Option<Limit>,
+    pub(super) compiled: Option<LimitSettings>,
     exempt_tiers: Vec<ExemptTier>,
 }
 
@@ -41,10 +41,10 @@ struct ExemptTier {
 /// Compiles all limits. Without `has_redis` no limit can be shared.
 pub(super) fn compile(
     file: &Section<'_>,
-    users: &identity::Settings,
+    users: &identity::IdentitySettings,
     has_redis: bool,
 ) -> Vec<NamedLimit> {
-    let limit = |(name, table): (Text<'_>, Value<'_>)| {
+    let limit = |(name, table): (ExpandedText<'_>, ConfigValue<'_>)| {
         check_name(&name, "a limit");
         let section = table.section(table.what.to_string(), &keys::LIMIT);
         let (compiled, exempt_tiers) = section
@@ -68,10 +68,10 @@ pub(super) fn compile(
 
 fn limit(
     section: Section<'_>,
-    name: &Text<'_>,
-    users: &identity::Settings,
+    name: &ExpandedText<'_>,
+    users: &identity::IdentitySettings,
     has_redis: bool,
-) -> (Option<Limit>, Vec<ExemptTier>) {
+) -> (Option<LimitSettings>, Vec<ExemptTier>) {
     let hint = "add key = [\"ip\"] for a bucket per client, or key = [] for one bucket for all";
     let key = section
         .require("key", hint)
@@ -80,16 +80,16 @@ fn limit(
     let quotas = quotas::quotas(&section, algorithm, name);
     let is_complete = key.is_some() && quotas.is_some();
     let (quotas, tiers) = quotas.unwrap_or_default();
-    let mut limit = Limit {
+    let mut limit = LimitSettings {
         tiers,
-        ..Limit::new(
+        ..LimitSettings::new(
             &name.value,
             key.unwrap_or_default(),
             algorithm.unwrap_or(Algorithm::TokenBucket),
             quotas,
         )
     };
-    let exempt_tiers = behaviour::read(&section, algorithm.map(Shape::of), &mut limit);
+    let exempt_tiers = behaviour::read(&section, algorithm.map(QuotaShape::of), &mut limit);
     shared::read(&section, has_redis, &mut limit);
     section.finish();
     (is_complete.then_some(limit), exempt_tiers)
@@ -115,7 +115,7 @@ fn algorithm(section: &Section<'_>) -> Option<Algorithm> {
 fn warn_of_unknown_tiers(
     document: Document<'_>,
     limits: &[NamedLimit],
-    users: &identity::Settings,
+    users: &identity::IdentitySettings,
 ) {
     let mut known: Vec<&str> = Vec::new();
     for source in &users.users {
@@ -140,7 +140,7 @@ fn warn_of_unknown_tiers(
     for tier in limits.iter().flat_map(|limit| &limit.exempt_tiers) {
         if !known.contains(&tier.name.as_str()) {
             let message = format!("no limit and no user has tier {}", tier.shown);
-            let problem = Problem::new(Code::UnknownTier, message)
+            let problem = PendingDiagnostic::new(Code::UnknownTier, message)
                 .hint("correct its name, or assign the tier to a user");
             document.warn(tier.span.clone(), problem);
         }

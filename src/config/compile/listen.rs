@@ -12,15 +12,15 @@ use ipnet::IpNet;
 use super::{process::to_usize, tls};
 use crate::{
     config::{
-        Server,
+        ProcessSettings,
         code::Code,
-        diagnostic::{Problem, quote},
+        diagnostic::{PendingDiagnostic, quote},
         file::Section,
         keys,
-        value::Text,
+        value::ExpandedText,
     },
     identity::{self, TrustedProxies},
-    listener::{Address, ProxyProtocol, Settings, UNIX_PEER, crowd::PerAddress},
+    listener::{BindAddress, ListenerSettings, ProxyProtocol, UNIX_PEER, crowd::AddressLimits},
 };
 
 const DEFAULT_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
@@ -30,9 +30,9 @@ const DEFAULT_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHO
 pub(super) fn compile(
     file: &Section<'_>,
     base_dir: &Path,
-    identity: &identity::Settings,
-    server: &Server,
-) -> Vec<(Settings, Range<usize>)> {
+    identity: &identity::IdentitySettings,
+    server: &ProcessSettings,
+) -> Vec<(ListenerSettings, Range<usize>)> {
     let per_address = per_address(identity, server);
     let trusted_proxies = &identity.trusted_proxies;
     let tables = file.repeated("listen");
@@ -45,11 +45,11 @@ pub(super) fn compile(
             None,
         );
         section.get("address");
-        let default = Address::Tcp(DEFAULT_ADDRESS);
+        let default = BindAddress::Tcp(DEFAULT_ADDRESS);
         let settings = settings(section, default, base_dir, trusted_proxies, per_address);
         return vec![(settings, 0..0)];
     }
-    let mut listeners: Vec<(Settings, Range<usize>)> = Vec::new();
+    let mut listeners: Vec<(ListenerSettings, Range<usize>)> = Vec::new();
     for table in tables {
         let Some(section) = table.section("[[listen]]".to_owned(), &keys::LISTEN) else {
             continue;
@@ -64,14 +64,14 @@ pub(super) fn compile(
             if let Some((_, first)) = earlier.filter(|_| !any_port(address)) {
                 let line = file.document.source.line(first.start);
                 let message = format!("two listeners have the address {}", written.shown());
-                let problem = Problem::new(Code::Duplicate, message);
+                let problem = PendingDiagnostic::new(Code::Duplicate, message);
                 written.error(problem.hint(format!(
                     "the first is on line {line}: remove one, or change its port"
                 )));
             }
         }
         let span = table.name_span();
-        let address = address.unwrap_or(Address::Tcp(DEFAULT_ADDRESS));
+        let address = address.unwrap_or(BindAddress::Tcp(DEFAULT_ADDRESS));
         let settings = settings(
             section,
             address,
@@ -86,15 +86,15 @@ pub(super) fn compile(
 
 fn settings(
     section: Section<'_>,
-    address: Address,
+    address: BindAddress,
     base_dir: &Path,
     trusted_proxies: &[IpNet],
-    per_address: PerAddress,
-) -> Settings {
+    per_address: AddressLimits,
+) -> ListenerSettings {
     let tls = section.get("tls");
     let max_streams = section.integer("max_streams");
     let proxy_protocol = proxy_protocol(&section, &address, trusted_proxies);
-    let settings = Settings {
+    let settings = ListenerSettings {
         address,
         proxy_protocol,
         http2: section.boolean("http2"),
@@ -115,10 +115,10 @@ fn settings(
 }
 
 /// The limit on connections per address. It exempts trusted proxies, which carry many clients.
-fn per_address(identity: &identity::Settings, server: &Server) -> PerAddress {
+fn per_address(identity: &identity::IdentitySettings, server: &ProcessSettings) -> AddressLimits {
     let all_are_proxies = identity.trusted_hops.is_some() && identity.trusted_proxies.is_empty();
     let trusted = (!all_are_proxies).then(|| TrustedProxies::new(&identity.trusted_proxies));
-    PerAddress {
+    AddressLimits {
         most: server.max_connections_per_ip,
         prefixes: identity.prefixes(),
         trusted: trusted.map(Arc::new),
@@ -127,7 +127,7 @@ fn per_address(identity: &identity::Settings, server: &Server) -> PerAddress {
 
 fn proxy_protocol(
     section: &Section<'_>,
-    address: &Address,
+    address: &BindAddress,
     trusted_proxies: &[IpNet],
 ) -> ProxyProtocol {
     let required = section.choice("proxy_protocol", &[("off", false), ("required", true)]);
@@ -140,7 +140,7 @@ fn proxy_protocol(
             "no proxy is trusted to send it",
             "list your load balancers: [client_ip] trusted_proxies = [\"10.0.0.0/8\"]",
         )),
-        Address::Unix(_) if !trusted.contains(UNIX_PEER) => Some((
+        BindAddress::Unix(_) if !trusted.contains(UNIX_PEER) => Some((
             "a peer on a Unix socket counts as 127.0.0.1, which is not trusted",
             "add it: [client_ip] trusted_proxies = [\"127.0.0.1\"]",
         )),
@@ -150,35 +150,35 @@ fn proxy_protocol(
         let message = format!(
             "`proxy_protocol` in [[listen]] is \"required\", and {why}: every connection would be closed"
         );
-        written.error(Problem::new(Code::Contradiction, message).hint(hint));
+        written.error(PendingDiagnostic::new(Code::Contradiction, message).hint(hint));
     }
     ProxyProtocol::Required(Arc::new(trusted))
 }
 
-fn any_port(address: &Address) -> bool {
-    matches!(address, Address::Tcp(address) if address.port() == 0)
+fn any_port(address: &BindAddress) -> bool {
+    matches!(address, BindAddress::Tcp(address) if address.port() == 0)
 }
 
-fn address(text: &Text<'_>) -> Option<Address> {
+fn address(text: &ExpandedText<'_>) -> Option<BindAddress> {
     text.parse("an address", |value| {
         const HINT: &str =
             "write \"127.0.0.1:8080\" (this machine), \"0.0.0.0:8080\" (every interface), \"[::]:8080\", \"unix:/path\" or \"systemd:NAME\"";
-        let bad = |message| Problem::new(Code::BadAddress, message).hint(HINT);
+        let bad = |message| PendingDiagnostic::new(Code::BadAddress, message).hint(HINT);
         if let Some(name) = value.strip_prefix("systemd:") {
-            return socket_name(name).map(Address::Systemd);
+            return socket_name(name).map(BindAddress::Systemd);
         }
         match value.strip_prefix("unix:") {
-            Some(path) => unix_path(path).map(Address::Unix),
+            Some(path) => unix_path(path).map(BindAddress::Unix),
             None => value
                 .parse()
-                .map(Address::Tcp)
+                .map(BindAddress::Tcp)
                 .map_err(|_| bad(format!("{} is not an address to listen on", quote(value)))),
         }
     })
 }
 
 /// Parses a name by systemd's rules for `FileDescriptorName=` (systemd.socket(5)).
-fn socket_name(name: &str) -> Result<String, Problem> {
+fn socket_name(name: &str) -> Result<String, PendingDiagnostic> {
     const MAX_BYTES: usize = 255;
     let fits = (1..=MAX_BYTES).contains(&name.len());
     if fits && name.chars().all(|c| c.is_ascii_graphic() && c != ':') {
@@ -188,12 +188,12 @@ fn socket_name(name: &str) -> Result<String, Problem> {
         "{} is not a valid FileDescriptorName of a socket unit",
         quote(name)
     );
-    Err(Problem::new(Code::BadAddress, message)
+    Err(PendingDiagnostic::new(Code::BadAddress, message)
         .hint("write systemd: and the FileDescriptorName= of the .socket unit, for example \"systemd:http\""))
 }
 
 /// Parses the path of a Unix socket: absolute, and short enough for the kernel.
-pub(super) fn unix_path(path: &str) -> Result<PathBuf, Problem> {
+pub(super) fn unix_path(path: &str) -> Result<PathBuf, PendingDiagnostic> {
     const MAX_BYTES: usize = 107; // sockaddr_un.sun_path, less its final zero
     let problem = if !path.starts_with('/') {
         "is not an absolute path"
@@ -205,6 +205,6 @@ pub(super) fn unix_path(path: &str) -> Result<PathBuf, Problem> {
         return Ok(PathBuf::from(path));
     };
     let message = format!("{} {problem}", quote(path));
-    Err(Problem::new(Code::BadAddress, message)
+    Err(PendingDiagnostic::new(Code::BadAddress, message)
         .hint("write unix: and an absolute path, for example \"unix:/run/app.sock\""))
 }

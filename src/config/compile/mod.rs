@@ -26,12 +26,12 @@ use std::{fmt::Display, path::Path};
 use toml::de::DeTable;
 
 use super::{
-    Snapshot, Written,
+    Snapshot, WrittenConfig,
     code::Code,
-    diagnostic::{Problem, quote},
+    diagnostic::{PendingDiagnostic, quote},
     file::{Document, Section},
     keys, read,
-    value::Text,
+    value::ExpandedText,
 };
 
 /// Compiles a parsed file. `None` when nothing can run; the reason was then reported.
@@ -71,9 +71,9 @@ pub(super) fn snapshot(
     let (gateway_limits, routes) = routes?;
     let upstreams = upstreams.into_iter().map(|upstream| upstream.settings);
     let limits = limits.into_iter().map(|limit| limit.compiled);
-    let written = Written {
+    let written = WrittenConfig {
         files: document.files.seen(),
-        ..Written::new(tables)
+        ..WrittenConfig::new(tables)
     };
     let hash = read::hash(document.source.text().as_bytes(), &written.files);
     Some(Snapshot {
@@ -100,34 +100,34 @@ pub(super) fn snapshot(
 }
 
 /// Checks the name of a limit, route, upstream or tier: clients see it, and it labels metrics.
-fn check_name(name: &Text<'_>, kind: &str) -> bool {
+fn check_name(name: &ExpandedText<'_>, kind: &str) -> bool {
     const MAX_BYTES: usize = 64;
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
     let good = (1..=MAX_BYTES).contains(&name.value.len()) && name.value.chars().all(allowed);
     if !good {
         let message = format!("{} cannot be the name of {kind}", name.shown());
         let hint = format!("use 1 to {MAX_BYTES} characters of A-Z a-z 0-9 _ . -");
-        name.error(Problem::new(Code::BadName, message).hint(hint));
+        name.error(PendingDiagnostic::new(Code::BadName, message).hint(hint));
     }
     good
 }
 
 /// Returns whether `item` is new in its list; reports a duplicate.
-fn is_first(item: &Text<'_>, earlier: &[String], list: impl Display) -> bool {
+fn is_first(item: &ExpandedText<'_>, earlier: &[String], list: impl Display) -> bool {
     let first = !earlier.contains(&item.value);
     if !first {
         let message = format!("{} is listed twice in {list}", item.shown());
-        item.error(Problem::new(Code::Duplicate, message).hint("remove one of them"));
+        item.error(PendingDiagnostic::new(Code::Duplicate, message).hint("remove one of them"));
     }
     first
 }
 
 /// Parses a field name; reports an invalid one.
-fn field_name(text: &Text<'_>) -> Option<http::HeaderName> {
+fn field_name(text: &ExpandedText<'_>) -> Option<http::HeaderName> {
     text.parse("the name of an HTTP field", |value| {
         http::HeaderName::from_bytes(value.as_bytes()).map_err(|_| {
             let message = format!("{} is not an HTTP field name", quote(value));
-            Problem::new(Code::BadField, message)
+            PendingDiagnostic::new(Code::BadField, message)
                 .hint("use letters, digits and `-`, as in x-api-key")
         })
     })

@@ -1,8 +1,8 @@
 //! `[overload]`: the bound on requests in flight, and which priorities are shed first.
 
 use crate::{
-    config::{code::Code, diagnostic::Problem, file::Section, keys, value::Value},
-    overload::{Bound, Priority, Settings},
+    config::{code::Code, diagnostic::PendingDiagnostic, file::Section, keys, value::ConfigValue},
+    overload::{InFlightBound, OverloadSettings, Priority},
 };
 
 /// The priorities of routes; the first is the default.
@@ -13,16 +13,16 @@ pub(super) const PRIORITIES: &[(&str, Priority)] = &[
 ];
 
 /// Compiles the settings. `None` if load shedding is off.
-pub(super) fn compile(file: &Section<'_>) -> Option<Settings> {
+pub(super) fn compile(file: &Section<'_>) -> Option<OverloadSettings> {
     let section = file.table("overload", &keys::OVERLOAD);
     let there = section.is_there();
     let bound = match section.get("max_in_flight") {
         Some(value) => bound(&value),
-        None => Some(Bound::Adaptive),
+        None => Some(InFlightBound::Adaptive),
     };
     let floor = section.get("floor");
-    if let (Some(floor), Some(Bound::Fixed(_)) | None) = (&floor, bound) {
-        let problem = Problem::new(
+    if let (Some(floor), Some(InFlightBound::Fixed(_)) | None) = (&floor, bound) {
+        let problem = PendingDiagnostic::new(
             Code::Contradiction,
             "`floor` applies only to an adaptive bound",
         );
@@ -34,11 +34,11 @@ pub(super) fn compile(file: &Section<'_>) -> Option<Settings> {
     if critical_ppm + normal_ppm > 1_000_000 {
         let message = "the shares in `reserve` add up to more than 1";
         let hint = "lower `critical` or `normal`: together they may be at most 1";
-        reserve.error(Problem::new(Code::Contradiction, message).hint(hint));
+        reserve.error(PendingDiagnostic::new(Code::Contradiction, message).hint(hint));
     }
     reserve.finish();
     section.finish();
-    there.then_some(Settings {
+    there.then_some(OverloadSettings {
         bound: bound?,
         critical_ppm,
         normal_ppm,
@@ -47,11 +47,11 @@ pub(super) fn compile(file: &Section<'_>) -> Option<Settings> {
 }
 
 /// Reads `max_in_flight`. `None` if there is no bound.
-fn bound(value: &Value<'_>) -> Option<Bound> {
+fn bound(value: &ConfigValue<'_>) -> Option<InFlightBound> {
     if value.is_string() {
-        let choices = [("adaptive", Some(Bound::Adaptive)), ("off", None)];
+        let choices = [("adaptive", Some(InFlightBound::Adaptive)), ("off", None)];
         return value.text()?.choice(&choices, &[], "")?;
     }
     let bound = value.integer()?;
-    Some(Bound::Fixed(super::process::to_usize(bound)))
+    Some(InFlightBound::Fixed(super::process::to_usize(bound)))
 }

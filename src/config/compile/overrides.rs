@@ -9,18 +9,18 @@ use super::{
     identity::parse_network,
     limit::{
         NamedLimit,
-        quotas::{self, Shape},
+        quotas::{self, QuotaShape},
     },
     route::find_limit,
 };
 use crate::{
     config::{
-        Effect, Limit, Override, Whom,
+        ConfigOverride, Effect, LimitSettings, Whom,
         code::Code,
-        diagnostic::{Problem, quote},
+        diagnostic::{PendingDiagnostic, quote},
         file::Section,
         keys,
-        value::{Text, Value},
+        value::{ConfigValue, ExpandedText},
     },
     identity::{KeyPart, Prefixes},
 };
@@ -51,7 +51,7 @@ pub(super) fn compile(file: &Section<'_>, prefixes: Prefixes, limits: &mut [Name
         {
             let message = format!("the limit already has an exception for {}", who.shown());
             let hint = format!("the other is on line {first}: remove one of them");
-            who.error(Problem::new(Code::Duplicate, message).hint(hint));
+            who.error(PendingDiagnostic::new(Code::Duplicate, message).hint(hint));
         }
         let Some(limit) = limits[index].compiled.as_mut() else {
             continue;
@@ -68,7 +68,7 @@ pub(super) fn compile(file: &Section<'_>, prefixes: Prefixes, limits: &mut [Name
             }
             continue;
         }
-        limit.overrides.push(Override {
+        limit.overrides.push(ConfigOverride {
             whom,
             effect,
             until,
@@ -78,7 +78,7 @@ pub(super) fn compile(file: &Section<'_>, prefixes: Prefixes, limits: &mut [Name
 }
 
 /// Reads the one key that names the subject, and its text.
-fn whom<'a>(section: &Section<'a>) -> Option<(Whom, Text<'a>)> {
+fn whom<'a>(section: &Section<'a>) -> Option<(Whom, ExpandedText<'a>)> {
     let written = ["user", "tenant", "ip", "key"].map(|key| (key, section.get(key)));
     let mut written = written
         .into_iter()
@@ -86,7 +86,7 @@ fn whom<'a>(section: &Section<'a>) -> Option<(Whom, Text<'a>)> {
     let Some((key, value)) = written.next() else {
         let message = "this exception names no user, tenant, address or key";
         section.error(
-            Problem::new(Code::MissingKey, message)
+            PendingDiagnostic::new(Code::MissingKey, message)
                 .hint("add user = \"NAME\", tenant = \"NAME\", ip = \"192.0.2.0/24\" or key = \"ip=192.0.2.7/32, route=export\""),
         );
         return None;
@@ -104,28 +104,29 @@ fn whom<'a>(section: &Section<'a>) -> Option<(Whom, Text<'a>)> {
     Some((whom, text))
 }
 
-fn refuse_second(value: &Value<'_>, first: &str, second: &str) {
+fn refuse_second(value: &ConfigValue<'_>, first: &str, second: &str) {
     let message = format!(
         "{} and {} cannot be in the same exception",
         quote(first),
         quote(second)
     );
-    let problem = Problem::new(Code::Contradiction, message).hint("write two [[override]] tables");
+    let problem =
+        PendingDiagnostic::new(Code::Contradiction, message).hint("write two [[override]] tables");
     value.document.error(value.name_span(), problem);
 }
 
 /// The effect as written, before its limit is known.
 #[expect(clippy::large_enum_variant, reason = "only one value exists at a time")]
-enum Written<'a> {
+enum WrittenOverride<'a> {
     Quota {
-        rate: Value<'a>,
-        burst: Option<Value<'a>>,
+        rate: ConfigValue<'a>,
+        burst: Option<ConfigValue<'a>>,
     },
     Exempt,
     Block,
 }
 
-fn effect<'a>(section: &Section<'a>) -> Option<Written<'a>> {
+fn effect<'a>(section: &Section<'a>) -> Option<WrittenOverride<'a>> {
     let (rate, burst) = (section.get("rate"), section.get("burst"));
     let is_true = |key| {
         section
@@ -134,7 +135,7 @@ fn effect<'a>(section: &Section<'a>) -> Option<Written<'a>> {
     };
     let (exempt, block) = (is_true("exempt"), is_true("block"));
     if let (Some(burst), None) = (&burst, &rate) {
-        let problem = Problem::new(Code::Contradiction, "`burst` needs a `rate`");
+        let problem = PendingDiagnostic::new(Code::Contradiction, "`burst` needs a `rate`");
         let problem = problem.hint("add rate = \"100/s\", or remove burst");
         burst.document.error(burst.name_span(), problem);
     }
@@ -142,38 +143,40 @@ fn effect<'a>(section: &Section<'a>) -> Option<Written<'a>> {
         (Some(_), Some(second), _) => refuse_second(&second, "rate", "exempt"),
         (Some(_), None, Some(second)) => refuse_second(&second, "rate", "block"),
         (None, Some(_), Some(second)) => refuse_second(&second, "exempt", "block"),
-        (Some(rate), None, None) => return Some(Written::Quota { rate, burst }),
-        (None, Some(_), None) => return Some(Written::Exempt),
-        (None, None, Some(_)) => return Some(Written::Block),
+        (Some(rate), None, None) => return Some(WrittenOverride::Quota { rate, burst }),
+        (None, Some(_), None) => return Some(WrittenOverride::Exempt),
+        (None, None, Some(_)) => return Some(WrittenOverride::Block),
         (None, None, None) => {
             let message = "this exception changes nothing: it has no rate, exempt or block";
             let hint = "add rate = \"100/s\", exempt = true or block = true";
-            section.error(Problem::new(Code::MissingKey, message).hint(hint));
+            section.error(PendingDiagnostic::new(Code::MissingKey, message).hint(hint));
         }
     }
     None
 }
 
-impl Written<'_> {
+impl WrittenOverride<'_> {
     /// Resolves the effect on `limit`. A rate adds a quota to the limit.
-    fn apply(&self, limit: &mut Limit) -> Option<Effect> {
+    fn apply(&self, limit: &mut LimitSettings) -> Option<Effect> {
         let (rate, burst) = match self {
-            Written::Exempt => return Some(Effect::Exempt),
-            Written::Block => return Some(Effect::Block),
-            Written::Quota { rate, burst } => (rate, burst),
+            WrittenOverride::Exempt => return Some(Effect::Exempt),
+            WrittenOverride::Block => return Some(Effect::Block),
+            WrittenOverride::Quota { rate, burst } => (rate, burst),
         };
-        let shape = Shape::of(limit.algorithm);
+        let shape = QuotaShape::of(limit.algorithm);
         let (name, unfit) = (quote(&limit.name), Code::UnfitOverride);
-        if shape == Shape::InFlight {
+        if shape == QuotaShape::InFlight {
             let message = format!("limit {name} counts requests in flight: it has no rate");
             let hint = "write exempt = true or block = true, or give the user a tier of the limit";
-            rate.document
-                .error(rate.name_span(), Problem::new(unfit, message).hint(hint));
+            rate.document.error(
+                rate.name_span(),
+                PendingDiagnostic::new(unfit, message).hint(hint),
+            );
             return None;
         }
-        if let (Shape::Window, Some(burst)) = (shape, burst) {
+        if let (QuotaShape::Window, Some(burst)) = (shape, burst) {
             let message = format!("limit {name} has no burst: its algorithm counts in windows");
-            let problem = Problem::new(unfit, message).hint("remove burst");
+            let problem = PendingDiagnostic::new(unfit, message).hint("remove burst");
             burst.document.error(burst.name_span(), problem);
             return None;
         }
@@ -197,7 +200,7 @@ impl Written<'_> {
 }
 
 /// Checks that the limit's key contains the kind of subject that the exception names.
-fn check_whom(limit: &Limit, prefixes: Prefixes, whom: &Whom, who: &Text<'_>) {
+fn check_whom(limit: &LimitSettings, prefixes: Prefixes, whom: &Whom, who: &ExpandedText<'_>) {
     let has = |parts: &[KeyPart]| limit.key.iter().any(|part| parts.contains(part));
     let (fits, part) = match whom {
         Whom::User(_) => (has(&[KeyPart::User, KeyPart::UserOrIp]), "user"),
@@ -208,7 +211,7 @@ fn check_whom(limit: &Limit, prefixes: Prefixes, whom: &Whom, who: &Text<'_>) {
                 check_key(limit, prefixes, key).map_err(|(message, hint)| {
                     let (key, name) = (quote(key), quote(&limit.name));
                     let message = format!("{key} is not a key of limit {name}: {message}");
-                    Problem::new(Code::UnfitOverride, message).hint(hint)
+                    PendingDiagnostic::new(Code::UnfitOverride, message).hint(hint)
                 })
             });
             return;
@@ -221,12 +224,12 @@ fn check_whom(limit: &Limit, prefixes: Prefixes, whom: &Whom, who: &Text<'_>) {
             "its key is [{}]: an exception is for a part of it",
             key.join(", ")
         );
-        who.error(Problem::new(Code::UnfitOverride, message).hint(hint));
+        who.error(PendingDiagnostic::new(Code::UnfitOverride, message).hint(hint));
     }
 }
 
 /// Checks that the limit can produce this key. The error is a message and a hint.
-fn check_key(limit: &Limit, prefixes: Prefixes, key: &str) -> Result<(), (String, String)> {
+fn check_key(limit: &LimitSettings, prefixes: Prefixes, key: &str) -> Result<(), (String, String)> {
     let as_logged = || "copy the key from a log line".to_owned();
     if limit.key.is_empty() {
         let message = "it has one bucket for all".to_owned();
@@ -299,11 +302,11 @@ fn is_hashed(part: &KeyPart) -> bool {
     )
 }
 
-fn until(value: &Value<'_>, now: SystemTime) -> Option<SystemTime> {
+fn until(value: &ConfigValue<'_>, now: SystemTime) -> Option<SystemTime> {
     let until = value.date()?;
     if until <= now {
         let message = "this exception has expired: it has no effect";
-        let problem = Problem::new(Code::Expired, message);
+        let problem = PendingDiagnostic::new(Code::Expired, message);
         let hint = "remove it, or set a later date";
         value.warn(problem.hint(hint));
     }

@@ -9,15 +9,15 @@ use std::{
 use super::identity::networks;
 use crate::{
     config::{
-        Admin, Server,
+        AdminSettings, ProcessSettings,
         code::Code,
-        diagnostic::{Problem, quote},
+        diagnostic::{PendingDiagnostic, quote},
         file::Section,
         keys, read,
-        value::Text,
+        value::ExpandedText,
     },
     identity::{self, TrustedProxies, UserSource},
-    listener::{self, Address},
+    listener::{self, BindAddress},
     telemetry::{
         AccessLines, LogFormat, LogLevel, LogSettings,
         trace::{Collector, TraceSettings},
@@ -26,13 +26,13 @@ use crate::{
 
 const DEFAULT_ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9901);
 
-pub(super) fn server(file: &Section<'_>) -> Server {
+pub(super) fn server(file: &Section<'_>) -> ProcessSettings {
     let section = file.table("server", &keys::SERVER);
     let max_connections = section.integer("max_connections");
     // one client cannot take every connection; a small gateway may have a single client
     let share = (max_connections / 4).max(1000).min(max_connections);
     let per_ip = section.integer_or("max_connections_per_ip", share);
-    let server = Server {
+    let server = ProcessSettings {
         workers: workers(&section),
         drain_delay: section.duration("drain_delay"),
         drain_timeout: section.duration("drain_timeout"),
@@ -51,7 +51,7 @@ fn workers(section: &Section<'_>) -> Option<NonZeroUsize> {
     if value.is_string() {
         let text = value.text()?;
         if text.value != "auto" {
-            let problem = Problem::new(
+            let problem = PendingDiagnostic::new(
                 Code::UnknownChoice,
                 format!("unknown value {}", text.shown()),
             );
@@ -72,9 +72,9 @@ pub(super) fn to_usize(value: u64) -> usize {
 pub(super) fn admin(
     file: &Section<'_>,
     base_dir: &Path,
-    listeners: &[(listener::Settings, std::ops::Range<usize>)],
-    identity: &identity::Settings,
-) -> Option<Admin> {
+    listeners: &[(listener::ListenerSettings, std::ops::Range<usize>)],
+    identity: &identity::IdentitySettings,
+) -> Option<AdminSettings> {
     let section = file.table("admin", &keys::ADMIN);
     let written = section.get("address").map(|value| value.text());
     let token_file = section.get("token_file").map(|value| value.text());
@@ -97,15 +97,18 @@ pub(super) fn admin(
     if token.is_none() && !address.ip().is_loopback() {
         let message = "the admin listener is reachable from other machines and has no token";
         let hint = "listen on 127.0.0.1, or add token_file = \"admin.token\" to [admin]";
-        error(Problem::new(Code::AdminWithoutToken, message).hint(hint));
+        error(PendingDiagnostic::new(Code::AdminWithoutToken, message).hint(hint));
     }
-    let same = |settings: &listener::Settings| settings.address == Address::Tcp(address);
+    let same =
+        |settings: &listener::ListenerSettings| settings.address == BindAddress::Tcp(address);
     if address.port() != 0 && listeners.iter().any(|(settings, _)| same(settings)) {
         let message =
             format!("the admin listener and a [[listen]] table have the same address {address}");
-        error(Problem::new(Code::Duplicate, message).hint("give one of them another port"));
+        error(
+            PendingDiagnostic::new(Code::Duplicate, message).hint("give one of them another port"),
+        );
     }
-    Some(Admin {
+    Some(AdminSettings {
         address,
         token,
         check_identity_from,
@@ -114,7 +117,7 @@ pub(super) fn admin(
 
 /// Warns of a `check_identity_from` without effect: no header names a user, or its peers may not
 /// ask `/check`.
-fn warn_of_nobody(believed: &[Text<'_>], identity: &identity::Settings) {
+fn warn_of_nobody(believed: &[ExpandedText<'_>], identity: &identity::IdentitySettings) {
     let Some(first) = believed.first() else {
         return;
     };
@@ -133,12 +136,12 @@ fn warn_of_nobody(believed: &[Text<'_>], identity: &identity::Settings) {
     } else {
         return;
     };
-    first.warn(Problem::new(Code::HeaderNeverRead, message).hint(hint));
+    first.warn(PendingDiagnostic::new(Code::HeaderNeverRead, message).hint(hint));
 }
 
-fn parse_address(text: &str) -> Result<SocketAddr, Problem> {
+fn parse_address(text: &str) -> Result<SocketAddr, PendingDiagnostic> {
     text.parse().map_err(|_| {
-        Problem::new(
+        PendingDiagnostic::new(
             Code::BadAddress,
             format!("{} is not an address", quote(text)),
         )
@@ -147,10 +150,10 @@ fn parse_address(text: &str) -> Result<SocketAddr, Problem> {
 }
 
 /// Reads the token from a file, without the final line break.
-fn read_token(path: &Text<'_>, base_dir: &Path) -> Option<String> {
+fn read_token(path: &ExpandedText<'_>, base_dir: &Path) -> Option<String> {
     const MAX_BYTES: u64 = 4096;
     let bad = |message: String, hint: &str| {
-        path.error(Problem::new(Code::BadFile, message).hint(hint));
+        path.error(PendingDiagnostic::new(Code::BadFile, message).hint(hint));
         None
     };
     let token = match path
@@ -227,7 +230,7 @@ pub(super) fn trace(file: &Section<'_>) -> TraceSettings {
             Collector::parse(value).map_err(|bad| {
                 let message = format!("{} is not the address of a collector: {bad}", quote(value));
                 let hint = "write \"http://127.0.0.1:4317\", or https://";
-                Problem::new(Code::BadAddress, message).hint(hint)
+                PendingDiagnostic::new(Code::BadAddress, message).hint(hint)
             })
         })
     });

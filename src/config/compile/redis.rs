@@ -3,11 +3,11 @@
 use std::{path::Path, time::Duration};
 
 use crate::{
-    budget::{Server, Settings, Target, Tls},
+    budget::{RedisServer, RedisSettings, RedisTarget, RedisTls},
     config::{
         code::Code,
         compile::upstream,
-        diagnostic::{Problem, quote},
+        diagnostic::{PendingDiagnostic, quote},
         file::Section,
         keys, read,
     },
@@ -20,7 +20,7 @@ const DEFAULT_URL: &str = "redis://127.0.0.1:6379";
     clippy::option_option,
     reason = "an invalid table differs from a missing one"
 )]
-pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Option<Option<Settings>> {
+pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Option<Option<RedisSettings>> {
     let table = file.get("redis")?;
     let section = table.section(keys::REDIS.title.to_owned(), &keys::REDIS)?;
     let target = target(&section);
@@ -43,13 +43,13 @@ pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Option<Option<Sett
 }
 
 fn settings(
-    target: Option<Target>,
+    target: Option<RedisTarget>,
     key_prefix: Option<String>,
     timeout: Duration,
     connect_timeout: Duration,
     region_share: f64,
-) -> Option<Settings> {
-    Some(Settings {
+) -> Option<RedisSettings> {
+    Some(RedisSettings {
         target: target?,
         key_prefix: key_prefix?,
         timeout,
@@ -59,7 +59,7 @@ fn settings(
 }
 
 /// Reads the target: one server, a master that Sentinels name, or a cluster.
-fn target(section: &Section<'_>) -> Option<Target> {
+fn target(section: &Section<'_>) -> Option<RedisTarget> {
     let written = section.get("url");
     let url = match &written {
         Some(value) => value
@@ -84,7 +84,7 @@ fn target(section: &Section<'_>) -> Option<Target> {
     });
     let contradiction = |message: &str| {
         if let Some(value) = section.get("cluster") {
-            let problem = Problem::new(Code::Contradiction, message);
+            let problem = PendingDiagnostic::new(Code::Contradiction, message);
             let problem = problem.hint("remove one of them");
             section.document.error(value.name_span(), problem);
         }
@@ -99,21 +99,21 @@ fn target(section: &Section<'_>) -> Option<Target> {
             if written.is_some() {
                 contradiction("`cluster` and `url` both name servers");
             }
-            Some(Target::Cluster(cluster))
+            Some(RedisTarget::Cluster(cluster))
         }
-        (Some((master, nodes)), true) => Some(Target::Sentinel {
+        (Some((master, nodes)), true) => Some(RedisTarget::Sentinel {
             master,
             nodes,
             via: url?,
         }),
-        (None, true) => url.map(Target::One),
+        (None, true) => url.map(RedisTarget::One),
     }
 }
 
 /// Adds the TLS settings to the target. `None` if something was reported.
-fn tls(section: &Section<'_>, target: Option<Target>, base_dir: &Path) -> Option<Target> {
+fn tls(section: &Section<'_>, target: Option<RedisTarget>, base_dir: &Path) -> Option<RedisTarget> {
     let keys = ["tls_ca", "tls_cert", "tls_key"];
-    let is_meant = target.as_ref().is_none_or(Target::is_secure);
+    let is_meant = target.as_ref().is_none_or(RedisTarget::is_secure);
     let read = |key: &'static str| -> Option<Option<Vec<u8>>> {
         let Some(value) = section.get(key) else {
             return Some(None);
@@ -124,7 +124,7 @@ fn tls(section: &Section<'_>, target: Option<Target>, base_dir: &Path) -> Option
                 value.what
             );
             let hint = "write rediss:// instead of redis://, or remove the key";
-            value.error(Problem::new(Code::Contradiction, message).hint(hint));
+            value.error(PendingDiagnostic::new(Code::Contradiction, message).hint(hint));
         }
         let path = value.text()?;
         if key != "tls_key" {
@@ -134,7 +134,7 @@ fn tls(section: &Section<'_>, target: Option<Target>, base_dir: &Path) -> Option
         let bytes = path.document.files.bytes(&file, upstream::MAX_PEM_BYTES);
         let bytes = bytes.map_err(|error| {
             let message = format!("{} cannot be read: {error}", path.shown());
-            path.error(Problem::new(Code::BadFile, message).hint(read::HINT));
+            path.error(PendingDiagnostic::new(Code::BadFile, message).hint(read::HINT));
         });
         Some(Some(bytes.ok()?))
     };
@@ -146,7 +146,7 @@ fn tls(section: &Section<'_>, target: Option<Target>, base_dir: &Path) -> Option
     ] {
         if let Some(value) = section.get(one).filter(|_| !is_there) {
             let message = format!("{} has no effect without `{other}`", value.what);
-            let problem = Problem::new(Code::MissingKey, message);
+            let problem = PendingDiagnostic::new(Code::MissingKey, message);
             value.error(problem.hint("name both files, or remove the key"));
             return None;
         }
@@ -156,20 +156,20 @@ fn tls(section: &Section<'_>, target: Option<Target>, base_dir: &Path) -> Option
         return target;
     }
     target?
-        .with_tls(&Tls { ca, identity })
+        .with_tls(&RedisTls { ca, identity })
         .map_err(|error| {
             let value = section.get("tls_key").or_else(|| section.get("tls_ca"));
             if let Some(value) = value {
                 let message = format!("{} cannot be used: {error}", value.what);
                 let hint = "use PEM files: a certificate and its private key";
-                value.error(Problem::new(Code::BadFile, message).hint(hint));
+                value.error(PendingDiagnostic::new(Code::BadFile, message).hint(hint));
             }
         })
         .ok()
 }
 
 /// Reads a list of servers, each a URL or `HOST:PORT`; empty if the key is missing.
-fn nodes(section: &Section<'_>, key: &'static str) -> Option<Vec<Server>> {
+fn nodes(section: &Section<'_>, key: &'static str) -> Option<Vec<RedisServer>> {
     let texts = section.texts(key).unwrap_or_default();
     let nodes = texts.iter().map(|text| {
         text.parse("the address of a Redis", |text| {
@@ -182,16 +182,16 @@ fn nodes(section: &Section<'_>, key: &'static str) -> Option<Vec<Server>> {
     nodes.collect()
 }
 
-fn parse_url(text: &str) -> Result<Server, Problem> {
-    Server::parse(text).map_err(|_| {
-        let problem = Problem::new(Code::BadAddress, "this is not a Redis URL");
+fn parse_url(text: &str) -> Result<RedisServer, PendingDiagnostic> {
+    RedisServer::parse(text).map_err(|_| {
+        let problem = PendingDiagnostic::new(Code::BadAddress, "this is not a Redis URL");
         problem.hint(
             "write \"redis://HOST:PORT\", \"rediss://USER:PASSWORD@HOST:PORT/DATABASE\" for TLS, or \"unix:///path/redis.sock\"",
         )
     })
 }
 
-fn parse_prefix(text: &str) -> Result<String, Problem> {
+fn parse_prefix(text: &str) -> Result<String, PendingDiagnostic> {
     const MAX_BYTES: usize = 64;
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-' | ':' | '/');
     if (1..=MAX_BYTES).contains(&text.len()) && text.chars().all(allowed) {
@@ -199,5 +199,5 @@ fn parse_prefix(text: &str) -> Result<String, Problem> {
     }
     let message = format!("{} is not a valid prefix for keys in Redis", quote(text));
     let hint = format!("use 1 to {MAX_BYTES} characters of A-Z a-z 0-9 _ . - : /");
-    Err(Problem::new(Code::BadName, message).hint(hint))
+    Err(PendingDiagnostic::new(Code::BadName, message).hint(hint))
 }

@@ -3,12 +3,12 @@
 use crate::{
     config::{
         code::Code,
-        diagnostic::{Problem, quote},
+        diagnostic::{PendingDiagnostic, quote},
         file::Section,
         keys,
-        value::Text,
+        value::ExpandedText,
     },
-    response::{BodyStyle, FieldFamilies, FieldsOn, Settings},
+    response::{BodyStyle, FieldFamilies, FieldsOn, ResponseSettings},
     route::path,
 };
 
@@ -16,7 +16,7 @@ use crate::{
 const STATUS_PATH: &str = "/.well-known/ratelimit";
 
 /// Compiles the settings, and the path of the quota status page if it is on.
-pub(super) fn compile(file: &Section<'_>) -> (Settings, Option<String>) {
+pub(super) fn compile(file: &Section<'_>) -> (ResponseSettings, Option<String>) {
     let section = file.table("response", &keys::RESPONSE);
     let on = section.choice(
         "on",
@@ -46,7 +46,7 @@ pub(super) fn compile(file: &Section<'_>) -> (Settings, Option<String>) {
         None => Some(STATUS_PATH.to_owned()),
     };
     section.finish();
-    let settings = Settings {
+    let settings = ResponseSettings {
         fields,
         on: on.unwrap_or_default(),
         body: body.unwrap_or_default(),
@@ -55,14 +55,14 @@ pub(super) fn compile(file: &Section<'_>) -> (Settings, Option<String>) {
 }
 
 /// Reads a path in its normal form. An empty one turns the page off.
-fn status_path(text: &Text<'_>) -> Option<String> {
+fn status_path(text: &ExpandedText<'_>) -> Option<String> {
     if text.value.is_empty() {
         return None;
     }
     text.parse("a path", |value| {
         let problem = |hint: String| {
             let message = format!("{} is not a path that a request can have", quote(value));
-            Err(Problem::new(Code::RouteConflict, message).hint(hint))
+            Err(PendingDiagnostic::new(Code::RouteConflict, message).hint(hint))
         };
         let example = format!("write one path without parameters, for example \"{STATUS_PATH}\"");
         if value.contains(['{', '*', '?', '#']) {
@@ -77,35 +77,35 @@ fn status_path(text: &Text<'_>) -> Option<String> {
 }
 
 #[derive(Clone, Copy)]
-enum Family {
+enum FieldFamily {
     RateLimit,
     Triple,
     XRateLimit,
 }
 
-fn families(written: &[Text<'_>]) -> FieldFamilies {
+fn families(written: &[ExpandedText<'_>]) -> FieldFamilies {
     let mut fields = FieldFamilies::default();
     for text in written {
         let family = text.choice(
             &[
-                ("ratelimit", Family::RateLimit),
-                ("ratelimit_triple", Family::Triple),
-                ("x_ratelimit", Family::XRateLimit),
+                ("ratelimit", FieldFamily::RateLimit),
+                ("ratelimit_triple", FieldFamily::Triple),
+                ("x_ratelimit", FieldFamily::XRateLimit),
             ],
             &[],
             "",
         );
         match family {
-            Some(Family::RateLimit) => fields.ratelimit = true,
-            Some(Family::Triple) => fields.ratelimit_triple = true,
-            Some(Family::XRateLimit) => fields.x_ratelimit = true,
+            Some(FieldFamily::RateLimit) => fields.ratelimit = true,
+            Some(FieldFamily::Triple) => fields.ratelimit_triple = true,
+            Some(FieldFamily::XRateLimit) => fields.x_ratelimit = true,
             None => {}
         }
-        let ours = matches!(family, Some(Family::RateLimit | Family::Triple));
+        let ours = matches!(family, Some(FieldFamily::RateLimit | FieldFamily::Triple));
         if ours && fields.ratelimit && fields.ratelimit_triple {
             let message = "\"ratelimit\" and \"ratelimit_triple\" contradict each other";
             let hint = "both send RateLimit fields, with different meanings: keep one";
-            text.error(Problem::new(Code::Contradiction, message).hint(hint));
+            text.error(PendingDiagnostic::new(Code::Contradiction, message).hint(hint));
         }
     }
     fields

@@ -2,15 +2,17 @@
 
 use std::ops::Range;
 
-use super::{check_name, check_routes, is_first, limit::NamedLimit, overload, upstream::Upstream};
+use super::{
+    check_name, check_routes, is_first, limit::NamedLimit, overload, upstream::NamedUpstream,
+};
 use crate::{
     config::{
-        Route,
+        RouteSettings,
         code::Code,
-        diagnostic::{Problem, did_you_mean, quote},
+        diagnostic::{PendingDiagnostic, did_you_mean, quote},
         file::Section,
         keys,
-        value::{Text, Value},
+        value::{ConfigValue, ExpandedText},
     },
     limit::MAX_LIMITS,
     overload::Priority,
@@ -21,8 +23,8 @@ use crate::{
 const EXAMPLE: &str = "add: [[route]] and below it name = \"everything\", path = \"/{*rest}\"";
 
 /// The names that routes may refer to.
-pub(super) struct Names<'a> {
-    pub(super) upstreams: &'a [Upstream],
+pub(super) struct RouteNames<'a> {
+    pub(super) upstreams: &'a [NamedUpstream],
     pub(super) limits: &'a [NamedLimit],
     /// `[gateway] limits`, as indexes.
     pub(super) everywhere: Vec<usize>,
@@ -33,7 +35,7 @@ pub(super) struct Names<'a> {
 }
 
 /// A route as far as it could be read, with the spans of its parts.
-pub(super) struct Written {
+pub(super) struct WrittenRoute {
     /// The route as messages name it.
     pub(super) shown: String,
     pub(super) name: Option<(String, Range<usize>)>,
@@ -51,9 +53,9 @@ pub(super) struct Written {
     priority: Option<Priority>,
 }
 
-impl Written {
-    fn finish(self) -> Option<Route> {
-        Some(Route {
+impl WrittenRoute {
+    fn finish(self) -> Option<RouteSettings> {
+        Some(RouteSettings {
             name: self.name?.0,
             pattern: self.pattern?,
             upstream: self.upstream?,
@@ -68,12 +70,12 @@ impl Written {
 /// Compiles the limits of `[gateway]`, and the routes.
 pub(super) fn compile(
     file: &Section<'_>,
-    upstreams: &[Upstream],
+    upstreams: &[NamedUpstream],
     limits: &[NamedLimit],
     status_path: Option<&str>,
-) -> Option<(Vec<usize>, Vec<Route>)> {
+) -> Option<(Vec<usize>, Vec<RouteSettings>)> {
     let gateway = file.table("gateway", &keys::GATEWAY);
-    let mut names = Names {
+    let mut names = RouteNames {
         upstreams,
         limits,
         everywhere: Vec::new(),
@@ -91,11 +93,11 @@ pub(super) fn compile(
             .map_or("origin", |upstream| &upstream.name);
         let message = "there is no route: every request would get a 404";
         file.error(
-            Problem::new(Code::MissingKey, message)
+            PendingDiagnostic::new(Code::MissingKey, message)
                 .hint(format!("{EXAMPLE}, upstream = \"{upstream}\"")),
         );
     }
-    let routes: Vec<Written> = tables
+    let routes: Vec<WrittenRoute> = tables
         .iter()
         .filter_map(|table| route(table, &names))
         .collect();
@@ -104,12 +106,12 @@ pub(super) fn compile(
     let complete = routes.len() == tables.len();
     let routes = routes
         .into_iter()
-        .map(Written::finish)
+        .map(WrittenRoute::finish)
         .collect::<Option<_>>()?;
     complete.then_some((names.everywhere, routes))
 }
 
-fn route(table: &Value<'_>, names: &Names<'_>) -> Option<Written> {
+fn route(table: &ConfigValue<'_>, names: &RouteNames<'_>) -> Option<WrittenRoute> {
     let section = table.section("[[route]]".to_owned(), &keys::ROUTE)?;
     let name = section.require("name", "add name = \"login\": logs and metrics use it");
     let name = name
@@ -132,7 +134,7 @@ fn route(table: &Value<'_>, names: &Names<'_>) -> Option<Written> {
     );
     let cost = section.get("cost");
     let max_body = section.get("max_body_size");
-    let written = Written {
+    let written = WrittenRoute {
         path_span: path
             .as_ref()
             .map_or(section.span.clone(), |path| path.span.clone()),
@@ -145,13 +147,15 @@ fn route(table: &Value<'_>, names: &Names<'_>) -> Option<Written> {
         }),
         upstream: upstream.and_then(|value| find_upstream(&value.text()?, names)),
         limits: limits_of(&section, names),
-        cost_span: cost.as_ref().map_or(section.span.clone(), Value::span),
+        cost_span: cost
+            .as_ref()
+            .map_or(section.span.clone(), ConfigValue::span),
         cost: cost.map_or(Some(1), |value| value.integer()),
         max_body_bytes: max_body.map_or(Some(None), |value| value.size().map(Some)),
         priority: section.choice("priority", overload::PRIORITIES),
         shown: name
             .as_ref()
-            .map_or("without a name".to_owned(), Text::shown),
+            .map_or("without a name".to_owned(), ExpandedText::shown),
         name: name.map(|name| (name.value, name.span)),
         is_secret,
         host_spans,
@@ -160,7 +164,7 @@ fn route(table: &Value<'_>, names: &Names<'_>) -> Option<Written> {
     Some(written)
 }
 
-fn find_upstream(text: &Text<'_>, names: &Names<'_>) -> Option<usize> {
+fn find_upstream(text: &ExpandedText<'_>, names: &RouteNames<'_>) -> Option<usize> {
     let upstreams = names.upstreams;
     let found = upstreams
         .iter()
@@ -177,11 +181,11 @@ fn find_upstream(text: &Text<'_>, names: &Names<'_>) -> Option<usize> {
             "add [upstream.web] with servers = [\"{}\"], and write upstream = \"web\" here",
             text.shown().trim_matches('`')
         );
-        text.error(Problem::new(Code::UnknownUpstream, message).hint(hint));
+        text.error(PendingDiagnostic::new(Code::UnknownUpstream, message).hint(hint));
     } else if found.is_none() && !names.upstreams_in_doubt {
         let known = upstreams.iter().map(|upstream| upstream.name.as_str());
         let message = format!("there is no upstream {}", text.shown());
-        let problem = Problem::new(Code::UnknownUpstream, message)
+        let problem = PendingDiagnostic::new(Code::UnknownUpstream, message)
             .label(did_you_mean(&text.value, known.clone()));
         text.error(problem.hint(defined("upstream", known)));
     }
@@ -204,14 +208,14 @@ fn defined<'a>(kind: &str, known: impl Iterator<Item = &'a str>) -> String {
 fn list<T>(
     section: &Section<'_>,
     key: &'static str,
-    mut read: impl FnMut(&Text<'_>) -> Option<T>,
+    mut read: impl FnMut(&ExpandedText<'_>) -> Option<T>,
 ) -> Option<Vec<T>> {
     let Some(value) = section.get(key) else {
         return Some(Vec::new());
     };
     let items = value.array()?;
     if items.is_empty() {
-        let problem = Problem::new(
+        let problem = PendingDiagnostic::new(
             Code::OutOfRange,
             format!("{} is empty: nothing would match", value.what),
         );
@@ -231,13 +235,13 @@ fn list<T>(
     read.into_iter().collect()
 }
 
-fn method(text: &Text<'_>) -> Option<http::Method> {
+fn method(text: &ExpandedText<'_>) -> Option<http::Method> {
     text.parse("an HTTP method", |value| {
         let method = http::Method::from_bytes(value.as_bytes()).ok();
         method
             .filter(|_| !value.contains(|c: char| c.is_ascii_lowercase()))
             .ok_or_else(|| {
-                Problem::new(
+                PendingDiagnostic::new(
                     Code::BadField,
                     format!("{} is not an HTTP method", quote(value)),
                 )
@@ -250,8 +254,8 @@ fn method(text: &Text<'_>) -> Option<http::Method> {
 fn limit_list<'a>(
     section: &Section<'a>,
     key: &'static str,
-    names: &Names<'_>,
-) -> Vec<(usize, Text<'a>)> {
+    names: &RouteNames<'_>,
+) -> Vec<(usize, ExpandedText<'a>)> {
     let mut earlier = Vec::new();
     let mut found = Vec::new();
     for text in section.texts(key).unwrap_or_default() {
@@ -275,20 +279,20 @@ fn limit_list<'a>(
 }
 
 /// The index of the limit with this name; reports an unknown one.
-pub(super) fn find_limit(text: &Text<'_>, limits: &[NamedLimit]) -> Option<usize> {
+pub(super) fn find_limit(text: &ExpandedText<'_>, limits: &[NamedLimit]) -> Option<usize> {
     let known = || limits.iter().map(|limit| limit.name.as_str());
     let found = known().position(|name| name == text.value);
     if found.is_none() {
         let message = format!("there is no limit {}", text.shown());
-        let problem =
-            Problem::new(Code::UnknownLimit, message).label(did_you_mean(&text.value, known()));
+        let problem = PendingDiagnostic::new(Code::UnknownLimit, message)
+            .label(did_you_mean(&text.value, known()));
         text.error(problem.hint(defined("limit", known())));
     }
     found
 }
 
 /// The gateway's limits plus the route's own, minus those that it skips.
-fn limits_of(section: &Section<'_>, names: &Names<'_>) -> Vec<usize> {
+fn limits_of(section: &Section<'_>, names: &RouteNames<'_>) -> Vec<usize> {
     let own = limit_list(section, "limits", names);
     let skipped = limit_list(section, "skip_limits", names);
     for (index, text) in &skipped {
@@ -298,7 +302,7 @@ fn limits_of(section: &Section<'_>, names: &Names<'_>) -> Vec<usize> {
                 text.shown()
             );
             text.error(
-                Problem::new(Code::Contradiction, message)
+                PendingDiagnostic::new(Code::Contradiction, message)
                     .hint("remove it from limits or from skip_limits"),
             );
         } else if !names.everywhere.contains(index) {
@@ -307,7 +311,7 @@ fn limits_of(section: &Section<'_>, names: &Names<'_>) -> Vec<usize> {
                 text.shown()
             );
             let hint = "skip_limits can only skip limits that [gateway] limits names";
-            text.warn(Problem::new(Code::SkipsNothing, message).hint(hint));
+            text.warn(PendingDiagnostic::new(Code::SkipsNothing, message).hint(hint));
         }
     }
     let mut met = names.everywhere.clone();
@@ -328,6 +332,6 @@ fn check_count(section: &Section<'_>, met: &[usize], whose: &str) {
             met.len()
         );
         let hint = "all limits of a request are decided at once: name fewer, or use skip_limits";
-        section.error(Problem::new(Code::TooManyLimits, message).hint(hint));
+        section.error(PendingDiagnostic::new(Code::TooManyLimits, message).hint(hint));
     }
 }

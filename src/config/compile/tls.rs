@@ -6,21 +6,24 @@ use super::process::to_usize;
 use crate::{
     config::{
         code::Code,
-        diagnostic::Problem,
+        diagnostic::PendingDiagnostic,
         file::Section,
         keys, read, read_file,
-        value::{Text, Value},
+        value::{ConfigValue, ExpandedText},
     },
     listener::tls::{
-        MinVersion, Settings,
-        certificate::{ClientAuth, Fault, Files, Material, Named, Pair, Place, Validity},
+        MinVersion, TlsSettings,
+        certificate::{
+            CertificateFile, CertificateFiles, CertificatePair, ClientAuth, FileFault, LabeledFile,
+            Material, Validity,
+        },
     },
 };
 
 const CERTIFICATES: &str =
     "add certificates = [{ cert = \"certs/api.pem\", key = \"certs/api.key\" }]";
 
-pub(super) fn compile(table: &Value<'_>, base_dir: &Path) -> Option<Settings> {
+pub(super) fn compile(table: &ConfigValue<'_>, base_dir: &Path) -> Option<TlsSettings> {
     let section = table.section(keys::LISTEN_TLS.title.to_owned(), &keys::LISTEN_TLS)?;
     let min_version = section.choice(
         "min_version",
@@ -31,14 +34,14 @@ pub(super) fn compile(table: &Value<'_>, base_dir: &Path) -> Option<Settings> {
     let client_ca = client_ca(&section);
     section.finish();
     let (pairs, client_ca) = (pairs?, client_ca?);
-    let named = |text: &Text<'_>| Named {
+    let named = |text: &ExpandedText<'_>| LabeledFile {
         path: base_dir.join(&text.value),
         name: text.raw().to_owned(),
     };
-    let files = Files {
+    let files = CertificateFiles {
         certificates: pairs
             .iter()
-            .map(|(cert, key)| Pair {
+            .map(|(cert, key)| CertificatePair {
                 cert: named(cert),
                 key: named(key),
             })
@@ -46,9 +49,9 @@ pub(super) fn compile(table: &Value<'_>, base_dir: &Path) -> Option<Settings> {
         client_ca: client_ca.as_ref().map(|(text, auth)| (named(text), *auth)),
     };
     let written = |place| match place {
-        Place::Cert(index) => pairs.get(index).map(|(cert, _)| cert),
-        Place::Key(index) => pairs.get(index).map(|(_, key)| key),
-        Place::ClientCa => client_ca.as_ref().map(|(text, _)| text),
+        CertificateFile::Cert(index) => pairs.get(index).map(|(cert, _)| cert),
+        CertificateFile::Key(index) => pairs.get(index).map(|(_, key)| key),
+        CertificateFile::ClientCa => client_ca.as_ref().map(|(text, _)| text),
     };
     let material = files.load(&read_file).map_err(|problems| {
         for problem in problems {
@@ -61,7 +64,7 @@ pub(super) fn compile(table: &Value<'_>, base_dir: &Path) -> Option<Settings> {
     let certs = pairs.iter().map(|(cert, _)| cert);
     let authorities = client_ca.iter().map(|(text, _)| text);
     warn_of_expiry(certs.chain(authorities), &material);
-    Some(Settings {
+    Some(TlsSettings {
         files,
         material,
         min_version: min_version?,
@@ -70,11 +73,12 @@ pub(super) fn compile(table: &Value<'_>, base_dir: &Path) -> Option<Settings> {
 }
 
 /// Reads the certificates and their keys; at least one pair.
-fn pairs<'a>(section: &Section<'a>) -> Option<Vec<(Text<'a>, Text<'a>)>> {
+fn pairs<'a>(section: &Section<'a>) -> Option<Vec<(ExpandedText<'a>, ExpandedText<'a>)>> {
     let list = section.require("certificates", CERTIFICATES)?;
     let items = list.array()?;
     if items.is_empty() {
-        let problem = Problem::new(Code::MissingKey, "`certificates` in [listen.tls] is empty");
+        let problem =
+            PendingDiagnostic::new(Code::MissingKey, "`certificates` in [listen.tls] is empty");
         list.error(problem.hint(CERTIFICATES));
         return None;
     }
@@ -82,7 +86,7 @@ fn pairs<'a>(section: &Section<'a>) -> Option<Vec<(Text<'a>, Text<'a>)>> {
     pairs.into_iter().collect()
 }
 
-fn pair<'a>(table: &Value<'a>) -> Option<(Text<'a>, Text<'a>)> {
+fn pair<'a>(table: &ConfigValue<'a>) -> Option<(ExpandedText<'a>, ExpandedText<'a>)> {
     let section = table.section(
         "an item of `certificates` in [listen.tls]".to_owned(),
         &keys::CERTIFICATE,
@@ -94,7 +98,7 @@ fn pair<'a>(table: &Value<'a>) -> Option<(Text<'a>, Text<'a>)> {
     Some((cert?, key?))
 }
 
-fn client_ca<'a>(section: &Section<'a>) -> Option<Option<(Text<'a>, ClientAuth)>> {
+fn client_ca<'a>(section: &Section<'a>) -> Option<Option<(ExpandedText<'a>, ClientAuth)>> {
     let written = section.get("client_auth");
     let client_ca = section.get("client_ca");
     let auth = match &written {
@@ -113,7 +117,7 @@ fn client_ca<'a>(section: &Section<'a>) -> Option<Option<(Text<'a>, ClientAuth)>
             let message = "`client_auth` has no effect without `client_ca`";
             let hint =
                 "add client_ca = \"clients-ca.pem\", the CA of the client certificates to accept";
-            written.error(Problem::new(Code::Contradiction, message).hint(hint));
+            written.error(PendingDiagnostic::new(Code::Contradiction, message).hint(hint));
             return None;
         }
         return Some(None);
@@ -121,37 +125,44 @@ fn client_ca<'a>(section: &Section<'a>) -> Option<Option<(Text<'a>, ClientAuth)>
     Some(Some((client_ca.text()?, auth)))
 }
 
-fn unusable(text: &Text<'_>, place: Place, fault: &Fault) -> Problem {
+fn unusable(
+    text: &ExpandedText<'_>,
+    place: CertificateFile,
+    fault: &FileFault,
+) -> PendingDiagnostic {
     const CERTIFICATE: &str = "a certificate file holds the server's certificate, then its intermediates, each between BEGIN and END CERTIFICATE";
     const CLIENT_CA: &str = "name a file with the certificates of the CAs that sign client certificates, each between BEGIN and END CERTIFICATE";
     const KEY: &str =
         "a key file holds one RSA, ECDSA or Ed25519 key between BEGIN and END PRIVATE KEY";
     let hint = match fault {
-        Fault::Unreadable(_) => read::HINT,
-        Fault::EncryptedKey => {
+        FileFault::Unreadable(_) => read::HINT,
+        FileFault::EncryptedKey => {
             "tidegate cannot ask for a passphrase: decrypt the key with openssl pkey -in IN.key -out OUT.key, and let only tidegate read it"
         }
-        Fault::Mismatch => {
+        FileFault::Mismatch => {
             "compare the output of openssl x509 -noout -pubkey -in CERT and openssl pkey -pubout -in KEY"
         }
         _ => match place {
-            Place::Cert(_) => CERTIFICATE,
-            Place::Key(_) => KEY,
-            Place::ClientCa => CLIENT_CA,
+            CertificateFile::Cert(_) => CERTIFICATE,
+            CertificateFile::Key(_) => KEY,
+            CertificateFile::ClientCa => CLIENT_CA,
         },
     };
-    Problem::new(Code::BadFile, format!("{} {fault}", text.shown())).hint(hint)
+    PendingDiagnostic::new(Code::BadFile, format!("{} {fault}", text.shown())).hint(hint)
 }
 
 /// Only warns: a gateway with one expired certificate still serves the clients of all others.
-fn warn_of_expiry<'a, 't: 'a>(files: impl Iterator<Item = &'a Text<'t>>, material: &Material) {
+fn warn_of_expiry<'a, 't: 'a>(
+    files: impl Iterator<Item = &'a ExpandedText<'t>>,
+    material: &Material,
+) {
     let now = SystemTime::now();
     for text in files {
         let of_this = |validity: &&Validity| validity.name == text.raw();
         let validity = material.validity.iter().find(of_this);
         if let Some(doubt) = validity.and_then(|validity| validity.doubt(now)) {
             let message = format!("{} {doubt}", text.shown());
-            let problem = Problem::new(Code::CertificateExpires, message);
+            let problem = PendingDiagnostic::new(Code::CertificateExpires, message);
             let hint = "renew it; tidegate loads the new files without a restart";
             text.warn(problem.hint(hint));
         }

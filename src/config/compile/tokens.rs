@@ -8,10 +8,10 @@ use super::identity::{INVALID, header_key};
 use crate::{
     config::{
         code::Code,
-        diagnostic::{Problem, quote},
+        diagnostic::{PendingDiagnostic, quote},
         file::Section,
         read,
-        value::{Text, Value},
+        value::{ConfigValue, ExpandedText},
     },
     identity::{
         ClaimRules, KeySet, KeySource, KeysUrl, TokenSource,
@@ -52,7 +52,7 @@ fn keys(section: &Section<'_>, base_dir: &Path) -> Option<KeySource> {
                 let message = format!("{} has no keys to verify tokens with", section.title);
                 let hint =
                     "add jwks_url = \"https://…\", jwks_file, public_key_file or secret_file";
-                section.error(Problem::new(Code::MissingKey, message).hint(hint));
+                section.error(PendingDiagnostic::new(Code::MissingKey, message).hint(hint));
             }
             return None;
         }
@@ -64,14 +64,15 @@ fn keys(section: &Section<'_>, base_dir: &Path) -> Option<KeySource> {
                 quote(second)
             );
             let hint = "keep one; for two key sets write two [[user]] tables";
-            value.error(Problem::new(Code::Contradiction, message).hint(hint));
+            value.error(PendingDiagnostic::new(Code::Contradiction, message).hint(hint));
             return None;
         }
     };
     if let Some(refresh) = refresh_value.filter(|_| kind != "jwks_url") {
         let message = format!("{} is read once: there is nothing to refresh", quote(kind));
         refresh.error(
-            Problem::new(Code::Contradiction, message).hint("remove `refresh`, or use jwks_url"),
+            PendingDiagnostic::new(Code::Contradiction, message)
+                .hint("remove `refresh`, or use jwks_url"),
         );
     }
     let (text, algorithms) = (value.text()?, algorithms?);
@@ -99,11 +100,11 @@ fn algorithms(section: &Section<'_>, kind: Option<&str>) -> Option<Vec<Algorithm
     if written.is_empty() {
         let message = format!("{} is empty: no token could be accepted", value.what);
         value.error(
-            Problem::new(Code::OutOfRange, message)
+            PendingDiagnostic::new(Code::OutOfRange, message)
                 .hint("list the algorithms that the issuer uses"),
         );
     }
-    let algorithm = |item: &Value<'_>| {
+    let algorithm = |item: &ConfigValue<'_>| {
         let text = item.text()?;
         let algorithm = text.choice(ALGORITHMS, &[], "")?;
         let is_secret = text.value.starts_with("HS");
@@ -114,7 +115,7 @@ fn algorithms(section: &Section<'_>, kind: Option<&str>) -> Option<Vec<Algorithm
             _ => return Some(algorithm),
         };
         let message = format!("{} cannot be used with {}", text.shown(), quote(kind?));
-        text.error(Problem::new(Code::Contradiction, message).label(problem));
+        text.error(PendingDiagnostic::new(Code::Contradiction, message).label(problem));
         None
     };
     let algorithms: Vec<_> = written.iter().filter_map(algorithm).collect();
@@ -122,14 +123,15 @@ fn algorithms(section: &Section<'_>, kind: Option<&str>) -> Option<Vec<Algorithm
     if kind == Some("secret_file") && algorithms.len() > 1 {
         let message = "a secret has one algorithm, and this list has several";
         value.error(
-            Problem::new(Code::Contradiction, message).hint("keep the one that the issuer uses"),
+            PendingDiagnostic::new(Code::Contradiction, message)
+                .hint("keep the one that the issuer uses"),
         );
         return None;
     }
     is_whole.then_some(algorithms)
 }
 
-fn keys_url(text: &Text<'_>) -> Option<Uri> {
+fn keys_url(text: &ExpandedText<'_>) -> Option<Uri> {
     let url = text.parse("a URL", |value| {
         let uri: Option<Uri> = value.parse().ok();
         let known = |uri: &Uri| {
@@ -146,7 +148,7 @@ fn keys_url(text: &Text<'_>) -> Option<Uri> {
                 false => quote(value),
             };
             let message = format!("{shown} is not a key set URL");
-            Problem::new(Code::BadAddress, message)
+            PendingDiagnostic::new(Code::BadAddress, message)
                 .hint("write for example \"https://issuer.example.com/.well-known/jwks.json\"")
         })
     })?;
@@ -158,20 +160,20 @@ fn keys_url(text: &Text<'_>) -> Option<Uri> {
     if url.scheme_str() == Some("http") && !is_here {
         let message = format!("the keys at {} are fetched without TLS", text.shown());
         let hint = "anyone who can change them in transit can impersonate any user: use https://";
-        text.warn(Problem::new(Code::KeysInTheClear, message).hint(hint));
+        text.warn(PendingDiagnostic::new(Code::KeysInTheClear, message).hint(hint));
     }
     Some(url)
 }
 
 fn key_file(
     kind: &str,
-    path: &Text<'_>,
+    path: &ExpandedText<'_>,
     base_dir: &Path,
     algorithms: &[Algorithm],
 ) -> Option<KeySet> {
     let unfit = |reason: String, hint: &str| {
         let message = format!("{} cannot be used: {reason}", path.shown());
-        path.error(Problem::new(Code::BadFile, message).hint(hint));
+        path.error(PendingDiagnostic::new(Code::BadFile, message).hint(hint));
     };
     let bytes = match path
         .document
@@ -190,7 +192,7 @@ fn key_file(
                 let message = format!("a key in {} is not used: {reason}", path.shown());
                 let hint =
                     "its tokens are rejected: add its algorithm to `algorithms`, or remove the key";
-                path.warn(Problem::new(Code::UnusedKey, message).hint(hint));
+                path.warn(PendingDiagnostic::new(Code::UnusedKey, message).hint(hint));
             }
             set
         }),
@@ -265,13 +267,13 @@ fn warn_of_strangers(section: &Section<'_>, rules: &ClaimRules) {
         (Some(_), _) => "add audience = \"…\", the `aud` of your tokens",
         (None, _) => "add issuer = \"…\", the `iss` of your tokens",
     };
-    section.warn(Problem::new(Code::TokenForAnyone, message).hint(missing));
+    section.warn(PendingDiagnostic::new(Code::TokenForAnyone, message).hint(missing));
 }
 
-fn not_empty(text: &Text<'_>) -> Option<String> {
+fn not_empty(text: &ExpandedText<'_>) -> Option<String> {
     if text.value.is_empty() {
         text.error(
-            Problem::new(Code::OutOfRange, "this is empty")
+            PendingDiagnostic::new(Code::OutOfRange, "this is empty")
                 .hint("write the value that your tokens have, or remove the key"),
         );
         return None;

@@ -11,35 +11,38 @@ use super::{check_name, listen::unix_path, process::to_usize};
 use crate::{
     config::{
         code::Code,
-        diagnostic::{Problem, quote},
+        diagnostic::{PendingDiagnostic, quote},
         file::Section,
         keys, read,
-        value::{Text, Value},
+        value::{ConfigValue, ExpandedText},
     },
-    upstream::{Balance, Health, HostHeader, Rating, Scheme, Server, Settings, Tls},
+    upstream::{
+        Balance, BreakerConfig, Health, HostHeader, Scheme, ServerAddress, UpstreamSettings,
+        UpstreamTls,
+    },
 };
 
 /// A minimal upstream to paste into a file without one.
 const EXAMPLE: &str = "add: [upstream.origin] and below it servers = [\"http://127.0.0.1:9000\"]";
 
 /// A named upstream; `settings` is `None` if it has an error.
-pub(super) struct Upstream {
+pub(super) struct NamedUpstream {
     pub(super) name: String,
     pub(super) span: Range<usize>,
-    pub(super) settings: Option<Settings>,
+    pub(super) settings: Option<UpstreamSettings>,
 }
 
-pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Vec<Upstream> {
+pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Vec<NamedUpstream> {
     let tables = file.named("upstream", &keys::UPSTREAM);
     if tables.is_empty() && !file.is_in_doubt("upstream") {
         let message = "there is no upstream: requests have nowhere to go";
-        file.error(Problem::new(Code::MissingKey, message).hint(EXAMPLE));
+        file.error(PendingDiagnostic::new(Code::MissingKey, message).hint(EXAMPLE));
     }
-    let upstream = |(name, table): (Text<'_>, Value<'_>)| {
+    let upstream = |(name, table): (ExpandedText<'_>, ConfigValue<'_>)| {
         check_name(&name, "an upstream");
         let section = table.section(table.what.to_string(), &keys::UPSTREAM);
         let settings = section.and_then(|section| settings(section, &name.value, base_dir));
-        Upstream {
+        NamedUpstream {
             name: name.value,
             span: name.span,
             settings,
@@ -48,13 +51,13 @@ pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Vec<Upstream> {
     tables.into_iter().map(upstream).collect()
 }
 
-fn settings(section: Section<'_>, name: &str, base_dir: &Path) -> Option<Settings> {
+fn settings(section: Section<'_>, name: &str, base_dir: &Path) -> Option<UpstreamSettings> {
     let servers = servers(&section);
     let tls = tls(&section, servers.as_deref(), base_dir);
     let health = section.get("health").map(|value| health(&value, name));
     let response_timeout = section.duration("response_timeout");
     let max_connections = section.integer("max_connections");
-    let settings = Settings {
+    let settings = UpstreamSettings {
         name: name.to_owned(),
         servers: Vec::new(),
         connect_timeout: section.duration("connect_timeout"),
@@ -66,7 +69,7 @@ fn settings(section: Section<'_>, name: &str, base_dir: &Path) -> Option<Setting
         balance: section.choice("balance", BALANCES).unwrap_or_default(),
         max_connections: to_usize(max_connections),
         retries: to_usize(section.integer("retries")),
-        tls: Tls::default(),
+        tls: UpstreamTls::default(),
         health: None,
         outlier: outlier(&section),
         breaker: breaker(&section),
@@ -76,7 +79,7 @@ fn settings(section: Section<'_>, name: &str, base_dir: &Path) -> Option<Setting
             .unwrap_or_default(),
     };
     section.finish();
-    Some(Settings {
+    Some(UpstreamSettings {
         servers: servers?,
         tls: tls?,
         health: health.map_or(Some(None), |health| health.map(Some))?,
@@ -92,11 +95,15 @@ const BALANCES: &[(&str, Balance)] = &[
 ];
 
 /// `None` if something was reported.
-fn tls(section: &Section<'_>, servers: Option<&[Server]>, base_dir: &Path) -> Option<Tls> {
-    let is_secure = |server: &Server| {
+fn tls(
+    section: &Section<'_>,
+    servers: Option<&[ServerAddress]>,
+    base_dir: &Path,
+) -> Option<UpstreamTls> {
+    let is_secure = |server: &ServerAddress| {
         matches!(
             server,
-            Server::Http {
+            ServerAddress::Http {
                 scheme: Scheme::Https,
                 ..
             }
@@ -111,13 +118,13 @@ fn tls(section: &Section<'_>, servers: Option<&[Server]>, base_dir: &Path) -> Op
                 value.what
             );
             let hint = "write https:// for the servers that use TLS, or remove the key";
-            value.error(Problem::new(Code::Contradiction, message).hint(hint));
+            value.error(PendingDiagnostic::new(Code::Contradiction, message).hint(hint));
         }
         Some(value.text())
     };
     let ca = text("tls_ca").map(|path| path.and_then(|path| certificates(&path, base_dir)));
     let server_name = text("tls_server_name").map(|name| server_name(&name?));
-    Some(Tls {
+    Some(UpstreamTls {
         ca: ca.map_or(Some(None), |ca| ca.map(Some))?,
         server_name: server_name.map_or(Some(None), |name| name.map(Some))?,
     })
@@ -128,12 +135,12 @@ pub(super) const MAX_PEM_BYTES: u64 = 4 << 20;
 
 /// Loads the certificates of a file; each must be usable as a trust anchor.
 pub(super) fn certificates(
-    path: &Text<'_>,
+    path: &ExpandedText<'_>,
     base_dir: &Path,
 ) -> Option<Vec<CertificateDer<'static>>> {
     let unfit = |problem: String, hint: &str| {
         let message = format!("{} {problem}", path.shown());
-        path.error(Problem::new(Code::BadFile, message).hint(hint));
+        path.error(PendingDiagnostic::new(Code::BadFile, message).hint(hint));
     };
     let file = base_dir.join(&path.value);
     let bytes = path
@@ -168,18 +175,18 @@ pub(super) fn certificates(
     Some(found)
 }
 
-fn server_name(text: &Text<'_>) -> Option<ServerName<'static>> {
+fn server_name(text: &ExpandedText<'_>) -> Option<ServerName<'static>> {
     text.parse("a server name", |value| {
         ServerName::try_from(value.to_owned()).map_err(|_| {
             let message = format!("{} is not a name that a certificate can have", quote(value));
-            Problem::new(Code::BadAddress, message)
+            PendingDiagnostic::new(Code::BadAddress, message)
                 .hint("write a DNS name or an IP address, such as \"origin.internal\"")
         })
     })
 }
 
 /// `None` if something was reported.
-fn health(value: &Value<'_>, name: &str) -> Option<Health> {
+fn health(value: &ConfigValue<'_>, name: &str) -> Option<Health> {
     let section = value.section(format!("[upstream.{name}.health]"), &keys::HEALTH)?;
     let path = section.require(
         "path",
@@ -202,20 +209,20 @@ fn health(value: &Value<'_>, name: &str) -> Option<Health> {
 }
 
 /// Reads a path, with an optional query, as it is sent.
-fn health_path(text: &Text<'_>) -> Option<String> {
+fn health_path(text: &ExpandedText<'_>) -> Option<String> {
     text.parse("a path", |value| {
         let is_sendable = |byte: u8| byte.is_ascii_graphic() && byte != b'#';
         if value.starts_with('/') && value.bytes().all(is_sendable) {
             return Ok(value.to_owned());
         }
         let message = format!("{} is not a path that can be requested", quote(value));
-        Err(Problem::new(Code::BadField, message)
+        Err(PendingDiagnostic::new(Code::BadField, message)
             .hint("start it with a slash, and percent-encode everything but visible ASCII"))
     })
 }
 
 /// Outlier ejection; on by default.
-fn outlier(section: &Section<'_>) -> Rating {
+fn outlier(section: &Section<'_>) -> BreakerConfig {
     let table = section.table("outlier", &keys::OUTLIER);
     let rating = rating(&table, "eject_for");
     table.finish();
@@ -223,7 +230,7 @@ fn outlier(section: &Section<'_>) -> Rating {
 }
 
 /// The circuit breaker; off without its table.
-fn breaker(section: &Section<'_>) -> Rating {
+fn breaker(section: &Section<'_>) -> BreakerConfig {
     let table = section.table("breaker", &keys::BREAKER);
     let mut rating = rating(&table, "open_for");
     if !table.is_there() {
@@ -233,48 +240,50 @@ fn breaker(section: &Section<'_>) -> Rating {
     rating
 }
 
-fn rating(table: &Section<'_>, pause_key: &'static str) -> Rating {
+fn rating(table: &Section<'_>, pause_key: &'static str) -> BreakerConfig {
     let failures = table.integer("failures");
-    Rating {
+    BreakerConfig {
         failures: u32::try_from(failures).unwrap_or(u32::MAX),
         pause: table.duration(pause_key),
     }
 }
 
-fn servers(section: &Section<'_>) -> Option<Vec<Server>> {
+fn servers(section: &Section<'_>) -> Option<Vec<ServerAddress>> {
     let value = section.require("servers", "add servers = [\"http://127.0.0.1:9000\"]")?;
     let written = value.array()?;
     if written.is_empty() {
         let message = format!("{} is empty", value.what);
-        value.error(Problem::new(Code::OutOfRange, message).hint("name at least one server"));
+        value.error(
+            PendingDiagnostic::new(Code::OutOfRange, message).hint("name at least one server"),
+        );
     }
     // read every server, to report all problems at once
-    let mut read: Vec<Option<Server>> = Vec::new();
+    let mut read: Vec<Option<ServerAddress>> = Vec::new();
     for item in &written {
         let text = item.text();
         let server = text.as_ref().and_then(server);
         if let (Some(text), true) = (&text, server.is_some() && read.contains(&server)) {
             let message = format!("{} is the same server as an earlier one", text.shown());
             let hint = "list each server once; all servers have the same weight";
-            text.error(Problem::new(Code::Duplicate, message).hint(hint));
+            text.error(PendingDiagnostic::new(Code::Duplicate, message).hint(hint));
         }
         read.push(server);
     }
     read.into_iter().collect()
 }
 
-fn server(text: &Text<'_>) -> Option<Server> {
+fn server(text: &ExpandedText<'_>) -> Option<ServerAddress> {
     text.parse("a server", parse_server)
 }
 
-pub(in crate::config) fn parse_server(text: &str) -> Result<Server, Problem> {
+pub(in crate::config) fn parse_server(text: &str) -> Result<ServerAddress, PendingDiagnostic> {
     const HINT: &str = "write \"http://HOST:PORT\", \"https://HOST:PORT\", \"h2c://HOST:PORT\", \"unix:/path\" or \"builtin:echo\"";
-    let bad = |message: String| Problem::new(Code::BadAddress, message).hint(HINT);
+    let bad = |message: String| PendingDiagnostic::new(Code::BadAddress, message).hint(HINT);
     if text == "builtin:echo" {
-        return Ok(Server::Echo);
+        return Ok(ServerAddress::Echo);
     }
     if let Some(path) = text.strip_prefix("unix:") {
-        return unix_path(path).map(Server::Unix);
+        return unix_path(path).map(ServerAddress::Unix);
     }
     let scheme = [Scheme::Http, Scheme::Https, Scheme::H2c]
         .into_iter()
@@ -313,7 +322,7 @@ pub(in crate::config) fn parse_server(text: &str) -> Result<Server, Problem> {
         None if is_host_name(host) => host,
         _ => return Err(bad(format!("{} has no valid host", quote(text)))),
     };
-    Ok(Server::Http {
+    Ok(ServerAddress::Http {
         scheme,
         host: host.to_ascii_lowercase(),
         port,
@@ -349,7 +358,7 @@ fn is_host_name(host: &str) -> bool {
     host.len() <= 253 && host.strip_suffix('.').unwrap_or(host).split('.').all(label)
 }
 
-fn host_header(text: &Text<'_>) -> Option<HostHeader> {
+fn host_header(text: &ExpandedText<'_>) -> Option<HostHeader> {
     text.parse("a host", |value| match value {
         "preserve" => Ok(HostHeader::Preserve),
         "server" => Ok(HostHeader::Server),
@@ -358,9 +367,10 @@ fn host_header(text: &Text<'_>) -> Option<HostHeader> {
                 literal.parse().ok().filter(|_| !literal.contains('@'));
             let value = authority.and_then(|_| http::HeaderValue::from_str(literal).ok());
             value.map(HostHeader::Literal).ok_or_else(|| {
-                Problem::new(Code::BadField, format!("{} is not a host", quote(literal))).hint(
-                    "write \"preserve\", \"server\" or a host, for example \"origin.internal\"",
-                )
+                PendingDiagnostic::new(Code::BadField, format!("{} is not a host", quote(literal)))
+                    .hint(
+                        "write \"preserve\", \"server\" or a host, for example \"origin.internal\"",
+                    )
             })
         }
     })
@@ -373,13 +383,13 @@ mod tests {
     #[test]
     fn a_server_is_a_host_and_a_port_a_socket_or_the_echo() {
         let http = |host: &str, port| {
-            Ok(Server::Http {
+            Ok(ServerAddress::Http {
                 scheme: Scheme::Http,
                 host: host.to_owned(),
                 port,
             })
         };
-        let secure = Server::Http {
+        let secure = ServerAddress::Http {
             scheme: Scheme::Https,
             host: "origin".to_owned(),
             port: 443,
@@ -391,9 +401,9 @@ mod tests {
         assert_eq!(parse_server("http://[::1]"), http("::1", 80));
         assert_eq!(
             parse_server("unix:/run/a.sock"),
-            Ok(Server::Unix("/run/a.sock".into()))
+            Ok(ServerAddress::Unix("/run/a.sock".into()))
         );
-        assert_eq!(parse_server("builtin:echo"), Ok(Server::Echo));
+        assert_eq!(parse_server("builtin:echo"), Ok(ServerAddress::Echo));
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub(super) use identity::{
 pub(super) use limit::{EXEMPT, LIMIT, MAX_BURST, OVERRIDE};
 pub(super) use listen::{CERTIFICATE, LISTEN, LISTEN_TLS};
 pub(super) use process::{ADMIN, LOG, OVERLOAD, RESERVE, SERVER, TRACE};
-pub(super) use record::{DefaultValue, KeyRecord, Keys, Status, TEXT, ValueKind};
+pub(super) use record::{DefaultValue, KeyRecord, KeyStatus, Keys, TEXT, ValueKind};
 pub(super) use redis::{REDIS, SENTINEL};
 pub(super) use route::{GATEWAY, RESPONSE, ROUTE};
 pub(super) use upstream::{BREAKER, HEALTH, OUTLIER, UPSTREAM};

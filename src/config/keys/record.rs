@@ -14,7 +14,7 @@ pub(in crate::config) const TEXT: ValueKind = ValueKind::Text("text");
 
 /// Whether a key is built.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::config) enum Status {
+pub(in crate::config) enum KeyStatus {
     /// It does what the documentation says.
     Built,
     /// Rejected; the text names the missing feature.
@@ -75,7 +75,7 @@ pub(in crate::config) struct KeyRecord {
     pub(in crate::config) default: DefaultValue,
     /// Its meaning, in Markdown, for a row of docs/config.md.
     pub(in crate::config) doc: &'static str,
-    pub(in crate::config) status: Status,
+    pub(in crate::config) status: KeyStatus,
     /// The type in the documentation, if it is not the kind's own text.
     type_name: Option<&'static str>,
 }
@@ -92,7 +92,7 @@ impl KeyRecord {
             kind,
             default,
             doc,
-            status: Status::Built,
+            status: KeyStatus::Built,
             type_name: None,
         }
     }
@@ -105,7 +105,7 @@ impl KeyRecord {
 
     /// Marks a key that is rejected because `feature` is missing.
     pub(super) const fn not_built(mut self, feature: &'static str) -> Self {
-        self.status = Status::NotBuilt(feature);
+        self.status = KeyStatus::NotBuilt(feature);
         self
     }
 
@@ -310,12 +310,12 @@ impl Keys {
         self.keys.iter().find(|record| record.name == key)
     }
 
-    pub(in crate::config) fn status(&self, key: &str) -> Option<Status> {
+    pub(in crate::config) fn status(&self, key: &str) -> Option<KeyStatus> {
         self.record(key).map(|record| record.status)
     }
 
     pub(in crate::config) fn built(&self) -> impl Iterator<Item = &'static KeyRecord> {
-        let is_built = |record: &&KeyRecord| matches!(record.status, Status::Built);
+        let is_built = |record: &&KeyRecord| matches!(record.status, KeyStatus::Built);
         self.keys.iter().filter(is_built)
     }
 

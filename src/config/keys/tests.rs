@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 use super::*;
-use crate::config::{self, Code, Report, Snapshot, Written};
+use crate::config::{self, Code, DiagnosticReport, Snapshot, WrittenConfig};
 
 /// Every table but the list of tables itself, the keys file, and tables without a section of
 /// their own.
@@ -92,7 +92,7 @@ fn the_documentation_names_every_key_that_is_not_built() {
         .filter_map(|line| Some(line.strip_prefix("| `")?.split_once("` |")?.0))
         .collect();
     let unbuilt = TABLES.iter().flat_map(|table| {
-        let unbuilt = |record: &&KeyRecord| matches!(record.status, Status::NotBuilt(_));
+        let unbuilt = |record: &&KeyRecord| matches!(record.status, KeyStatus::NotBuilt(_));
         let records = table.keys.iter().filter(unbuilt);
         records.map(|record| format!("{} {}", table.title, record.name))
     });
@@ -155,7 +155,7 @@ fn beside(table: &Keys, key: &str) -> &'static str {
 }
 
 /// Compiles a file whose `table` has `line` for `key`.
-fn compile(table: &Keys, key: &str, line: &str) -> Result<Snapshot, Report> {
+fn compile(table: &Keys, key: &str, line: &str) -> Result<Snapshot, DiagnosticReport> {
     let (head, needed) = frame(table);
     let name = |line: &str| line.split(" =").next().unwrap_or_default().to_owned();
     let beside = beside(table, key);
@@ -258,7 +258,7 @@ fn every_default_is_what_a_missing_key_means() {
             .unwrap_or_else(|report| panic!("{line} in {} is refused:\n{report}", table.title));
         let snapshot = Snapshot {
             hash: String::new(),
-            written: Written::default(),
+            written: WrittenConfig::default(),
             ..snapshot
         };
         // a hash map has no order

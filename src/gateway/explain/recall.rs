@@ -4,12 +4,12 @@ use std::{sync::Arc, time::SystemTime};
 
 use super::{
     THEN, denied, refused,
-    report::{Answer, Explanation},
+    report::{ExplainedOutcome, Explanation},
 };
 use crate::{
     gateway::{
         applied_limit::{Applicability, AppliedLimit},
-        notebook::Remembered,
+        notebook::RememberedDecision,
         plan::LimitPlan,
         request_context::RequestContext,
         request_context::Resolved,
@@ -34,7 +34,7 @@ impl Worker {
         let denying = limits.enforced().iter().find(|one| one.denies());
         let key = denying.and_then(|one| one.applied.key());
         if self.notebook.may_explain(request.decision.decided_at, key) {
-            self.notebook.remember(Remembered {
+            self.notebook.remember(RememberedDecision {
                 at: SystemTime::now(),
                 request_id: request.request_id.to_str().unwrap_or_default().to_owned(),
                 admitted,
@@ -53,13 +53,13 @@ impl Worker {
         explained.limits = self.limits(request, &noted);
         explained.answer = match (&resolved.rejected, &resolved.found) {
             _ if !request.decision.limits.admitted() => denied(request),
-            (Some(rejected), _) => Answer::Refused(refused(&Refusal::Unauthorized {
+            (Some(rejected), _) => ExplainedOutcome::Refused(refused(&Refusal::Unauthorized {
                 challenge: rejected.challenge(),
             })),
-            (None, Err(refusal)) => Answer::Refused(refused(refusal)),
+            (None, Err(refusal)) => ExplainedOutcome::Refused(refused(refusal)),
             (None, Ok(())) => match self.sent_on(request, &resolved.target, None) {
-                Some(forwarded) => Answer::Forwarded(forwarded),
-                None => Answer::Refused(refused(&Refusal::Internal)),
+                Some(forwarded) => ExplainedOutcome::Forwarded(forwarded),
+                None => ExplainedOutcome::Refused(refused(&Refusal::Internal)),
             },
         };
         explained.clip();

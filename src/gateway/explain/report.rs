@@ -10,13 +10,13 @@ pub struct Explanation {
     /// The client.
     pub who: Who,
     /// The target; `None` if the request is refused before routing.
-    pub asked: Option<Asked>,
+    pub asked: Option<ExplainedRequest>,
     /// The assumed state of the limits, such as `if nothing has been spent from them yet`.
     pub when: &'static str,
     /// Each limit of the route, in order.
     pub limits: Vec<LimitShown>,
     /// The outcome.
-    pub answer: Answer,
+    pub answer: ExplainedOutcome,
 }
 
 /// The client, and how it was identified.
@@ -53,7 +53,7 @@ pub struct UserTried {
 
 /// The target of a request, and its route.
 #[derive(Debug)]
-pub struct Asked {
+pub struct ExplainedRequest {
     /// The method.
     pub method: String,
     /// The normalised host.
@@ -148,7 +148,7 @@ pub enum Outcome {
 
 /// The gateway's answer.
 #[derive(Debug)]
-pub enum Answer {
+pub enum ExplainedOutcome {
     /// The request is forwarded.
     Forwarded(Forwarded),
     /// 429.
@@ -226,7 +226,7 @@ impl Explanation {
             asked: None,
             when: "",
             limits: Vec::new(),
-            answer: Answer::Refused(Refused {
+            answer: ExplainedOutcome::Refused(Refused {
                 status: 0,
                 sentence: "",
             }),
@@ -254,7 +254,7 @@ impl Explanation {
         self.limits
             .iter_mut()
             .for_each(|limit| clip(&mut limit.key));
-        if let Answer::Forwarded(forwarded) = &mut self.answer {
+        if let ExplainedOutcome::Forwarded(forwarded) = &mut self.answer {
             clip_all(&mut forwarded.sets, |(name, value)| {
                 clip(name);
                 clip(value);
@@ -268,7 +268,7 @@ impl Explanation {
     pub fn json(&self) -> Value {
         json!({
             "client": self.who.json(),
-            "request": self.asked.as_ref().map(Asked::json),
+            "request": self.asked.as_ref().map(ExplainedRequest::json),
             "when": self.when,
             "limits": self.limits.iter().map(LimitShown::json).collect::<Vec<_>>(),
             "answer": self.answer.json(),
@@ -297,7 +297,7 @@ impl Who {
     }
 }
 
-impl Asked {
+impl ExplainedRequest {
     fn json(&self) -> Value {
         let route = |route: &RouteShown| json!({ "name": route.name, "pattern": route.pattern });
         let params: serde_json::Map<String, Value> = self
@@ -345,10 +345,10 @@ impl LimitShown {
     }
 }
 
-impl Answer {
+impl ExplainedOutcome {
     fn json(&self) -> Value {
         match self {
-            Answer::Forwarded(forwarded) => {
+            ExplainedOutcome::Forwarded(forwarded) => {
                 let sets: Vec<Value> = forwarded
                     .sets
                     .iter()
@@ -363,13 +363,13 @@ impl Answer {
                     "removes": forwarded.removes,
                 })
             }
-            Answer::Denied { retry_after } => json!({
+            ExplainedOutcome::Denied { retry_after } => json!({
                 "forwarded": false,
                 "status": 429,
                 "retry_after": seconds(*retry_after),
             }),
-            Answer::OwnQuotas => json!({ "outcome": "own_quotas", "status": 200 }),
-            Answer::Refused(refused) => json!({
+            ExplainedOutcome::OwnQuotas => json!({ "outcome": "own_quotas", "status": 200 }),
+            ExplainedOutcome::Refused(refused) => json!({
                 "forwarded": false,
                 "status": refused.status,
                 "why": refused.sentence,

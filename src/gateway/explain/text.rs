@@ -3,14 +3,15 @@
 use std::fmt::{self, Display, Write as _};
 
 use super::report::{
-    Answer, Asked, Explanation, Forwarded, LimitShown, Outcome, RouteShown, Who, whole_seconds,
+    ExplainedOutcome, ExplainedRequest, Explanation, Forwarded, LimitShown, Outcome, RouteShown,
+    Who, whole_seconds,
 };
 
 /// Formats an explanation for people.
 #[derive(Debug)]
-pub struct Text<'a>(pub &'a Explanation);
+pub struct ExplanationText<'a>(pub &'a Explanation);
 
-impl Display for Text<'_> {
+impl Display for ExplanationText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let explanation = self.0;
         who(f, &explanation.who)?;
@@ -76,7 +77,7 @@ fn who(f: &mut fmt::Formatter<'_>, who: &Who) -> fmt::Result {
     }
 }
 
-fn what(f: &mut fmt::Formatter<'_>, asked: &Asked) -> fmt::Result {
+fn what(f: &mut fmt::Formatter<'_>, asked: &ExplainedRequest) -> fmt::Result {
     let path = |path: &str| path.escape_debug().to_string();
     writeln!(
         f,
@@ -182,16 +183,18 @@ fn outcome(limit: &LimitShown, cost: u64) -> String {
     text
 }
 
-fn answer(f: &mut fmt::Formatter<'_>, answer: &Answer) -> fmt::Result {
+fn answer(f: &mut fmt::Formatter<'_>, answer: &ExplainedOutcome) -> fmt::Result {
     f.write_str("\nanswer\n")?;
     match answer {
-        Answer::Forwarded(forwarded) => sent_on(f, forwarded),
-        Answer::Denied { retry_after } => match retry_after {
+        ExplainedOutcome::Forwarded(forwarded) => sent_on(f, forwarded),
+        ExplainedOutcome::Denied { retry_after } => match retry_after {
             Some(wait) => writeln!(f, "  429, Retry-After: {}", whole_seconds(*wait)),
             None => f.write_str("  429: no retry can succeed\n"),
         },
-        Answer::OwnQuotas => writeln!(f, "  200: the caller's own quotas (status_path)"),
-        Answer::Refused(refused) => writeln!(f, "  {}: {}", refused.status, refused.sentence),
+        ExplainedOutcome::OwnQuotas => writeln!(f, "  200: the caller's own quotas (status_path)"),
+        ExplainedOutcome::Refused(refused) => {
+            writeln!(f, "  {}: {}", refused.status, refused.sentence)
+        }
     }
 }
 

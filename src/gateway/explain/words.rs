@@ -2,7 +2,7 @@
 
 use crate::{
     config::Effect,
-    identity::{Certificate, Client, KeySource, Tried, UserSource},
+    identity::{Client, ClientCertificate, KeySource, Tried, UserSource},
 };
 
 /// A user source in the configuration's words.
@@ -24,7 +24,7 @@ pub(super) fn source(source: &UserSource) -> String {
 pub(super) fn came_of(
     outcome: Tried,
     source: Option<&UserSource>,
-    certificate: Option<&Certificate>,
+    certificate: Option<&ClientCertificate>,
 ) -> String {
     match outcome {
         Tried::Nothing if matches!(source, Some(UserSource::ClientCert(_))) => match certificate {
@@ -44,7 +44,7 @@ pub(super) fn came_of(
 }
 
 /// `100/s, burst 200`.
-pub(super) fn allowance(settings: &crate::config::Limit, tier: usize) -> String {
+pub(super) fn allowance(settings: &crate::config::LimitSettings, tier: usize) -> String {
     let quota = &settings.quotas[tier];
     match settings.algorithm.has_burst() {
         true => format!("{quota}, burst {}", quota.burst),
@@ -54,7 +54,7 @@ pub(super) fn allowance(settings: &crate::config::Limit, tier: usize) -> String 
 
 /// Why this quota applies.
 pub(super) fn chosen_by(
-    settings: &crate::config::Limit,
+    settings: &crate::config::LimitSettings,
     tier: usize,
     client: Option<&Client<'_>>,
 ) -> String {
@@ -68,7 +68,7 @@ pub(super) fn chosen_by(
 }
 
 /// The override at this index of the limit.
-pub(super) fn exception(settings: &crate::config::Limit, place: usize) -> String {
+pub(super) fn exception(settings: &crate::config::LimitSettings, place: usize) -> String {
     let Some(exception) = settings.overrides.get(place) else {
         return "an override".to_owned();
     };

@@ -32,7 +32,7 @@ fn chain(source: &AddressSource, hops: Option<u8>) -> Chain {
     }
 }
 
-fn addresses(source: &AddressSource, peer: &str, headers: &HeaderMap) -> Addresses {
+fn addresses(source: &AddressSource, peer: &str, headers: &HeaderMap) -> RequestAddresses {
     chain(source, None).resolve(address(peer), headers, |_| ())
 }
 
@@ -60,17 +60,20 @@ fn single_header_is_believed_from_a_trusted_peer_only() {
 fn single_header_that_is_not_one_address_leaves_the_peer_in_doubt() {
     for (lines, doubt) in [
         (vec![], None),
-        (vec![("cf-connecting-ip", "")], Some(Doubt::Malformed)),
+        (
+            vec![("cf-connecting-ip", "")],
+            Some(AddressFault::Malformed),
+        ),
         (
             vec![("cf-connecting-ip", "1.1.1.1, 2.2.2.2")],
-            Some(Doubt::Malformed),
+            Some(AddressFault::Malformed),
         ),
         (
             vec![
                 ("cf-connecting-ip", "1.1.1.1"),
                 ("cf-connecting-ip", "1.1.1.1"),
             ],
-            Some(Doubt::Repeated),
+            Some(AddressFault::Repeated),
         ),
     ] {
         let found = addresses(&single(), "10.0.0.1", &headers(&lines));
@@ -122,7 +125,7 @@ fn cap_counts_elements_over_all_lines_and_empty_ones() {
     let found = addresses(&AddressSource::XForwardedFor, "10.0.0.1", &beyond);
     assert_eq!(
         (found.client, found.doubt),
-        (address("10.0.0.2"), Some(Doubt::TooLong))
+        (address("10.0.0.2"), Some(AddressFault::TooLong))
     );
 }
 
@@ -136,7 +139,7 @@ fn bytes_beyond_ascii_end_the_walk() {
     let found = addresses(&AddressSource::XForwardedFor, "10.0.0.1", &map);
     assert_eq!(
         (found.client, found.doubt),
-        (address("10.0.0.1"), Some(Doubt::Malformed))
+        (address("10.0.0.1"), Some(AddressFault::Malformed))
     );
 }
 
@@ -254,10 +257,10 @@ fn counted_lists_end_at_the_element_that_the_outermost_proxy_wrote() {
     assert_eq!(client(1, "198.51.100.7, unknown"), "10.0.0.1");
     let short = found(3, "10.0.0.1", "198.51.100.7, 10.0.0.2");
     assert_eq!(short.0, "10.0.0.1");
-    assert_eq!(short.1, Some(Doubt::TooShort));
+    assert_eq!(short.1, Some(AddressFault::TooShort));
     assert!(short.2.contains("2 of the 3"), "{}", short.2);
     let long = ",".repeat(40);
-    assert_eq!(found(1, "10.0.0.1", &long).1, Some(Doubt::TooLong));
+    assert_eq!(found(1, "10.0.0.1", &long).1, Some(AddressFault::TooLong));
     // if networks are named, only those are trusted
     assert_eq!(found(1, "11.0.0.1", "198.51.100.7").0, "11.0.0.1");
 }

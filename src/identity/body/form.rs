@@ -1,14 +1,14 @@
 //! URL-encoded forms: `a=b&c=d`.
 
 use super::{
-    super::text::{Given, pairs},
+    super::text::{FieldValue, pairs},
     is_prototype, is_utf8_form,
 };
 
 /// Reads fields from a form. `None` if parsers disagree about the form as a whole. Characters that
 /// browsers escape may start JSON labelled as a form, or separate fields. A name with a broken
 /// escape may be any name.
-pub(super) fn read(bytes: &[u8], fields: &mut [(String, Given)]) -> Option<()> {
+pub(super) fn read(bytes: &[u8], fields: &mut [(String, FieldValue)]) -> Option<()> {
     let form = bytes.trim_ascii_end();
     if !form.iter().all(is_plain) {
         return None;

@@ -7,12 +7,12 @@ use serde::de::{
 };
 
 use super::{
-    super::text::{Given, pairs, same},
+    super::text::{FieldValue, pairs, same},
     is_prototype,
 };
 
 /// Reads fields from JSON. `None` if parsers disagree about the text as a whole.
-pub(super) fn read(bytes: &[u8], fields: &mut [(String, Given)]) -> Option<()> {
+pub(super) fn read(bytes: &[u8], fields: &mut [(String, FieldValue)]) -> Option<()> {
     // RFC 8259 §8.1: a parser may ignore a byte order mark
     let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let text = std::str::from_utf8(text).ok()?;
@@ -37,13 +37,13 @@ pub(super) fn read(bytes: &[u8], fields: &mut [(String, Given)]) -> Option<()> {
 
 /// A value in the JSON text, and the dotted path to it.
 struct Here<'f> {
-    fields: &'f mut [(String, Given)],
+    fields: &'f mut [(String, FieldValue)],
     path: &'f mut String,
 }
 
 impl Here<'_> {
     /// The wanted fields at this path.
-    fn exactly(&mut self) -> impl Iterator<Item = &mut Given> {
+    fn exactly(&mut self) -> impl Iterator<Item = &mut FieldValue> {
         let path = &*self.path;
         let wanted = self.fields.iter_mut();
         wanted.filter_map(move |(name, given)| same(name, path).then_some(given))
@@ -114,7 +114,7 @@ impl<'de> Visitor<'de> for Here<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
         for (name, given) in &mut *self.fields {
             if same(name, self.path) || leads(self.path, name) {
-                *given = Given::Unclear;
+                *given = FieldValue::Unclear;
             }
         }
         while items.next_element::<IgnoredAny>()?.is_some() {}
@@ -122,7 +122,8 @@ impl<'de> Visitor<'de> for Here<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut entries: A) -> Result<(), A::Error> {
-        self.exactly().for_each(|given| *given = Given::Unclear);
+        self.exactly()
+            .for_each(|given| *given = FieldValue::Unclear);
         if !self.is_on_the_way() {
             while entries.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
             return Ok(());

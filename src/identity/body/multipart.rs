@@ -14,7 +14,7 @@
 //! ```
 
 use super::{
-    super::text::{Given, may_mean},
+    super::text::{FieldValue, may_mean},
     is_prototype, is_utf8_form,
 };
 
@@ -30,7 +30,11 @@ pub(super) fn boundary(parameters: &str) -> Option<String> {
 }
 
 /// Reads fields from a form. `None` if it deviates from the layout above.
-pub(super) fn read(bytes: &[u8], boundary: &str, fields: &mut [(String, Given)]) -> Option<()> {
+pub(super) fn read(
+    bytes: &[u8],
+    boundary: &str,
+    fields: &mut [(String, FieldValue)],
+) -> Option<()> {
     let delimiter = format!("--{boundary}");
     let mut rest = bytes.strip_prefix(delimiter.as_bytes())?;
     loop {
@@ -46,7 +50,7 @@ pub(super) fn read(bytes: &[u8], boundary: &str, fields: &mut [(String, Given)])
     }
 }
 
-fn read_part(part: &[u8], fields: &mut [(String, Given)]) -> Option<()> {
+fn read_part(part: &[u8], fields: &mut [(String, FieldValue)]) -> Option<()> {
     let head_end = find(part, b"\r\n\r\n")?;
     let head = std::str::from_utf8(&part[..head_end]).ok()?;
     let value = &part[head_end + 4..];
@@ -69,7 +73,7 @@ fn read_part(part: &[u8], fields: &mut [(String, Given)]) -> Option<()> {
         if may_mean(name, wanted) {
             match std::str::from_utf8(value) {
                 Ok(text) if !is_file => given.add(text),
-                _ => *given = Given::Unclear,
+                _ => *given = FieldValue::Unclear,
             }
         }
     }

@@ -7,13 +7,13 @@ use super::*;
 const JSON: Option<&str> = Some("application/json");
 const FORM: Option<&str> = Some("application/x-www-form-urlencoded");
 
-fn field(content_type: Option<&str>, body: &str, name: &str) -> Given {
+fn field(content_type: Option<&str>, body: &str, name: &str) -> FieldValue {
     let fields = BodyFields::parse(content_type, body.as_bytes(), &[name]);
     fields.get(name)
 }
 
-fn text(text: &str) -> Given {
-    Given::Text(text.to_owned())
+fn text(text: &str) -> FieldValue {
+    FieldValue::Text(text.to_owned())
 }
 
 #[test]
@@ -71,10 +71,14 @@ fn what_parsers_read_differently_is_one_value_for_all() {
         r#"{'username':'alice'}"#,
         &("[".repeat(100_000) + "]"),
     ] {
-        assert_eq!(field(JSON, body, "username"), Given::Unclear, "{body:.40}");
+        assert_eq!(
+            field(JSON, body, "username"),
+            FieldValue::Unclear,
+            "{body:.40}"
+        );
     }
     let twice = field(FORM, "username=alice&username=x1", "username");
-    assert_eq!(twice, Given::Unclear);
+    assert_eq!(twice, FieldValue::Unclear);
 }
 
 #[test]
@@ -90,10 +94,10 @@ fn what_is_not_there_is_absent() {
         r#"{"a":"username"}"#,
         r#"{"user_name":"alice"}"#,
     ] {
-        assert_eq!(field(JSON, body, "username"), Given::Nothing, "{body}");
+        assert_eq!(field(JSON, body, "username"), FieldValue::Nothing, "{body}");
     }
     for content_type in [None, Some("text/plain"), FORM, Some(MULTIPART)] {
-        assert_eq!(field(content_type, "\r\n", "username"), Given::Nothing);
+        assert_eq!(field(content_type, "\r\n", "username"), FieldValue::Nothing);
     }
 }
 
@@ -118,7 +122,7 @@ fn a_body_of_another_type_is_unclear() {
     ] {
         for body in ["username=alice", r#"{"username":"alice"}"#] {
             let given = field(content_type, body, "username");
-            assert_eq!(given, Given::Unclear, "{content_type:?} {body}");
+            assert_eq!(given, FieldValue::Unclear, "{content_type:?} {body}");
         }
     }
 }
@@ -171,7 +175,7 @@ fn a_form_that_may_be_something_else_is_unclear() {
         "_charset_=utf-7&username=alice",
         "__proto__[username]=alice&x=1",
     ] {
-        assert_eq!(field(FORM, body, "username"), Given::Unclear, "{body}");
+        assert_eq!(field(FORM, body, "username"), FieldValue::Unclear, "{body}");
     }
     for body in [
         "user.name=alice",
@@ -197,15 +201,15 @@ fn json_that_may_be_something_else_is_unclear() {
         r#"{"username":"alice","x":NaN}"#,
         "\u{feff}\u{feff}{\"username\":\"alice\"}",
     ] {
-        assert_eq!(field(JSON, body, "username"), Given::Unclear, "{body}");
+        assert_eq!(field(JSON, body, "username"), FieldValue::Unclear, "{body}");
     }
     let utf16: Vec<u8> =
         r#"{"username":"alice"}"#.encode_utf16().flat_map(u16::to_le_bytes).collect();
     let fields = BodyFields::parse(JSON, &utf16, &["username"]);
-    assert_eq!(fields.get("username"), Given::Unclear);
+    assert_eq!(fields.get("username"), FieldValue::Unclear);
     let invalid = b"{\"username\":\"alice\",\"x\":\"\xff\"}";
     let fields = BodyFields::parse(JSON, invalid, &["username"]);
-    assert_eq!(fields.get("username"), Given::Unclear);
+    assert_eq!(fields.get("username"), FieldValue::Unclear);
     for body in [
         r#"{"username":"alice","password":"&%zz=1&x&=&&"}"#,
         r#"{"username" : "alice","password":"x=1&y=2"}"#,
@@ -245,7 +249,10 @@ fn a_form_with_files_is_read_as_browsers_write_it() {
         );
     }
     let body = multipart(&[file]);
-    assert_eq!(field(Some(MULTIPART), &body, "username"), Given::Nothing);
+    assert_eq!(
+        field(Some(MULTIPART), &body, "username"),
+        FieldValue::Nothing
+    );
 }
 
 #[test]
@@ -277,7 +284,7 @@ fn a_form_with_files_that_is_written_in_another_way_is_unclear() {
     ] {
         assert_eq!(
             field(Some(MULTIPART), &body, "username"),
-            Given::Unclear,
+            FieldValue::Unclear,
             "{body}"
         );
     }
@@ -289,7 +296,7 @@ fn a_form_with_files_that_is_written_in_another_way_is_unclear() {
         "multipart/form-data; x=y",
     ] {
         let given = field(Some(content_type), &multipart(&[alice]), "username");
-        assert_eq!(given, Given::Unclear, "{content_type}");
+        assert_eq!(given, FieldValue::Unclear, "{content_type}");
     }
 }
 
@@ -321,20 +328,28 @@ fn a_dot_leads_into_an_object() {
         r#"{"user":{"name":"alice"},"user.name":"x1"}"#,
         r#"{"user":[{"name":"alice"}]}"#,
     ] {
-        assert_eq!(field(JSON, body, "user.name"), Given::Unclear, "{body}");
+        assert_eq!(
+            field(JSON, body, "user.name"),
+            FieldValue::Unclear,
+            "{body}"
+        );
     }
     for body in [
         r#"{"user":"alice"}"#,
         r#"{"name":"alice"}"#,
         r#"{"user":{"user":{"name":"alice"}}}"#,
     ] {
-        assert_eq!(field(JSON, body, "user.name"), Given::Nothing, "{body}");
+        assert_eq!(
+            field(JSON, body, "user.name"),
+            FieldValue::Nothing,
+            "{body}"
+        );
     }
     let body = br#"{"user":{"name":"alice"},"id":1}"#;
     let both = BodyFields::parse(JSON, body, &["user.name", "id", "user"]);
     assert_eq!(both.get("user.name"), text("alice"));
     assert_eq!(both.get("id"), text("1"));
-    assert_eq!(both.get("user"), Given::Unclear);
+    assert_eq!(both.get("user"), FieldValue::Unclear);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::super::{ApiKey, Credential, OnInvalid};
-use super::{Fault, User, secret_in};
+use super::{CredentialFault, User, secret_in};
 
 /// Longer keys are rejected before hashing.
 const KEY_MAX_BYTES: usize = 1024;
@@ -72,17 +72,20 @@ pub(in crate::identity) struct ApiKeys {
 
 impl ApiKeys {
     /// The user of the request's key; `None` if it carries no key.
-    pub(in crate::identity) fn user(&self, headers: &HeaderMap) -> Result<Option<User<'_>>, Fault> {
+    pub(in crate::identity) fn user(
+        &self,
+        headers: &HeaderMap,
+    ) -> Result<Option<User<'_>>, CredentialFault> {
         let Some(secret) = secret_in(headers, &self.header)? else {
             return Ok(None);
         };
         if secret.is_empty() || secret.len() > KEY_MAX_BYTES {
-            return Err(Fault::Malformed);
+            return Err(CredentialFault::Malformed);
         }
         let key = self
             .keys
             .find(&Sha256::digest(secret).into())
-            .ok_or(Fault::Unknown)?;
+            .ok_or(CredentialFault::Unknown)?;
         Ok(Some(User {
             name: &key.user,
             tier: key.tier.as_deref(),
@@ -132,7 +135,7 @@ mod tests {
         }
     }
 
-    fn user(header: &HeaderName, lines: &[&[u8]]) -> Result<Option<String>, Fault> {
+    fn user(header: &HeaderName, lines: &[&[u8]]) -> Result<Option<String>, CredentialFault> {
         let mut headers = HeaderMap::new();
         for line in lines {
             headers.append(header, HeaderValue::from_bytes(line).expect("no controls"));
@@ -154,15 +157,15 @@ mod tests {
     fn any_other_key_is_a_fault() {
         let header = HeaderName::from_static("x-api-key");
         for (lines, fault) in [
-            (vec![b"gamma".as_slice()], Fault::Unknown),
-            (vec![b"Alpha"], Fault::Unknown),
-            (vec![b"alpha, alpha"], Fault::Unknown),
-            (vec![b"\xff"], Fault::Unknown),
-            (vec![b""], Fault::Malformed),
-            (vec![b" "], Fault::Malformed),
-            (vec![&[b'a'; KEY_MAX_BYTES + 1]], Fault::Malformed),
-            (vec![b"alpha", b"alpha"], Fault::Repeated),
-            (vec![b"alpha", b""], Fault::Repeated),
+            (vec![b"gamma".as_slice()], CredentialFault::Unknown),
+            (vec![b"Alpha"], CredentialFault::Unknown),
+            (vec![b"alpha, alpha"], CredentialFault::Unknown),
+            (vec![b"\xff"], CredentialFault::Unknown),
+            (vec![b""], CredentialFault::Malformed),
+            (vec![b" "], CredentialFault::Malformed),
+            (vec![&[b'a'; KEY_MAX_BYTES + 1]], CredentialFault::Malformed),
+            (vec![b"alpha", b"alpha"], CredentialFault::Repeated),
+            (vec![b"alpha", b""], CredentialFault::Repeated),
         ] {
             assert_eq!(user(&header, &lines), Err(fault), "{lines:?}");
         }
@@ -176,8 +179,8 @@ mod tests {
             (b"Basic alpha", Ok(None)),
             (b"Bearerx", Ok(None)),
             (b"alpha", Ok(None)),
-            (b"Bearer", Err(Fault::Malformed)),
-            (b"Bearer gamma", Err(Fault::Unknown)),
+            (b"Bearer", Err(CredentialFault::Malformed)),
+            (b"Bearer gamma", Err(CredentialFault::Unknown)),
         ] {
             assert_eq!(
                 user(&AUTHORIZATION, &[line]),

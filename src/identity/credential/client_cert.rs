@@ -4,14 +4,14 @@
 //! its fields. A repeated field is a fault: the holder may influence the order of its values, and
 //! could count as several users.
 
-use super::{Fault, NAME_MAX_BYTES, User};
-use crate::identity::{Certificate, CertificateField};
+use super::{CredentialFault, NAME_MAX_BYTES, User};
+use crate::identity::{CertificateField, ClientCertificate};
 
 /// The user that the certificate names; `None` if it lacks the field.
 pub(in crate::identity) fn user(
     field: CertificateField,
-    certificate: &Certificate,
-) -> Result<Option<User<'_>>, Fault> {
+    certificate: &ClientCertificate,
+) -> Result<Option<User<'_>>, CredentialFault> {
     let values = match field {
         CertificateField::CommonName => &certificate.common_names,
         CertificateField::SanDns => &certificate.dns_names,
@@ -21,10 +21,10 @@ pub(in crate::identity) fn user(
     let name = match values {
         [] => return Ok(None),
         [name] => name.trim(),
-        _ => return Err(Fault::Repeated),
+        _ => return Err(CredentialFault::Repeated),
     };
     if name.is_empty() || name.len() > NAME_MAX_BYTES || name.chars().any(char::is_control) {
-        return Err(Fault::Malformed);
+        return Err(CredentialFault::Malformed);
     }
     Ok(Some(User {
         name,
@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn each_field_names_a_user() {
-        let certificate = Certificate {
+        let certificate = ClientCertificate {
             common_names: names(&["alice"]),
             dns_names: names(&["alice.example"]),
             uris: names(&["spiffe://example/alice"]),
@@ -64,7 +64,7 @@ mod tests {
     #[test]
     fn a_certificate_without_the_field_names_nobody() {
         assert_eq!(
-            user(CertificateField::SanUri, &Certificate::default()),
+            user(CertificateField::SanUri, &ClientCertificate::default()),
             Ok(None)
         );
     }
@@ -73,15 +73,15 @@ mod tests {
     fn ambiguous_or_unreadable_names_are_faults() {
         let long = "a".repeat(NAME_MAX_BYTES + 1);
         for (values, fault) in [
-            (names(&["a", "b"]), Fault::Repeated),
-            (names(&["a", "a"]), Fault::Repeated),
-            (names(&[""]), Fault::Malformed),
-            (names(&["a\nb"]), Fault::Malformed),
-            (names(&[&long]), Fault::Malformed),
+            (names(&["a", "b"]), CredentialFault::Repeated),
+            (names(&["a", "a"]), CredentialFault::Repeated),
+            (names(&[""]), CredentialFault::Malformed),
+            (names(&["a\nb"]), CredentialFault::Malformed),
+            (names(&[&long]), CredentialFault::Malformed),
         ] {
-            let certificate = Certificate {
+            let certificate = ClientCertificate {
                 common_names: values,
-                ..Certificate::default()
+                ..ClientCertificate::default()
             };
             assert_eq!(
                 user(CertificateField::CommonName, &certificate),

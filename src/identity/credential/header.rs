@@ -7,7 +7,7 @@
 
 use http::{HeaderMap, HeaderName};
 
-use super::{Fault, NAME_MAX_BYTES, User, one_value};
+use super::{CredentialFault, NAME_MAX_BYTES, User, one_value};
 
 /// The headers in which the proxy names the user and the tier.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ impl UserHeader {
     pub(in crate::identity) fn user<'a>(
         &self,
         headers: &'a HeaderMap,
-    ) -> Result<Option<User<'a>>, Fault> {
+    ) -> Result<Option<User<'a>>, CredentialFault> {
         let Some(name) = name_in(headers, &self.user)? else {
             return Ok(None);
         };
@@ -40,16 +40,21 @@ impl UserHeader {
 
 /// The name in a field: at most [`NAME_MAX_BYTES`] of UTF-8 without control characters. `None` if
 /// the field is absent or empty.
-fn name_in<'a>(headers: &'a HeaderMap, field: &HeaderName) -> Result<Option<&'a str>, Fault> {
+fn name_in<'a>(
+    headers: &'a HeaderMap,
+    field: &HeaderName,
+) -> Result<Option<&'a str>, CredentialFault> {
     let Some(value) = one_value(headers, field)? else {
         return Ok(None);
     };
     if value.len() > NAME_MAX_BYTES {
-        return Err(Fault::Malformed);
+        return Err(CredentialFault::Malformed);
     }
-    let name = str::from_utf8(value).map_err(|_| Fault::Malformed)?.trim();
+    let name = str::from_utf8(value)
+        .map_err(|_| CredentialFault::Malformed)?
+        .trim();
     if name.chars().any(char::is_control) {
-        return Err(Fault::Malformed);
+        return Err(CredentialFault::Malformed);
     }
     Ok(Some(name).filter(|name| !name.is_empty()))
 }
@@ -60,7 +65,7 @@ mod tests {
 
     use super::*;
 
-    fn user(lines: &[(&str, &[u8])]) -> Result<Option<(String, Option<String>)>, Fault> {
+    fn user(lines: &[(&str, &[u8])]) -> Result<Option<(String, Option<String>)>, CredentialFault> {
         let mut headers = HeaderMap::new();
         for (name, value) in lines {
             let name: HeaderName = name.parse().expect("a name");
@@ -107,21 +112,27 @@ mod tests {
         for (lines, fault) in [
             (
                 vec![("x-user", b"alice".as_slice()), ("x-user", b"alice")],
-                Fault::Repeated,
+                CredentialFault::Repeated,
             ),
-            (vec![("x-user", b"alice"), ("x-user", b"")], Fault::Repeated),
+            (
+                vec![("x-user", b"alice"), ("x-user", b"")],
+                CredentialFault::Repeated,
+            ),
             (
                 vec![
                     ("x-user", b"alice"),
                     ("x-tier", b"pro"),
                     ("x-tier", b"free"),
                 ],
-                Fault::Repeated,
+                CredentialFault::Repeated,
             ),
-            (vec![("x-user", long.as_slice())], Fault::Malformed),
-            (vec![("x-user", b"\xff")], Fault::Malformed),
-            (vec![("x-user", b"a\tb")], Fault::Malformed),
-            (vec![("x-user", b"a\xc2\x85b")], Fault::Malformed),
+            (
+                vec![("x-user", long.as_slice())],
+                CredentialFault::Malformed,
+            ),
+            (vec![("x-user", b"\xff")], CredentialFault::Malformed),
+            (vec![("x-user", b"a\tb")], CredentialFault::Malformed),
+            (vec![("x-user", b"a\xc2\x85b")], CredentialFault::Malformed),
         ] {
             assert_eq!(user(&lines), Err(fault), "{lines:?}");
         }

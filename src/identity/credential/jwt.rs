@@ -29,7 +29,7 @@ pub use jsonwebtoken::Algorithm;
 pub use keys::{ALGORITHMS, KeyError, KeyRing, KeySet, KeySource, KeysUrl, in_short};
 
 use super::super::OnInvalid;
-use super::{Fault, User, secret_in};
+use super::{CredentialFault, User, secret_in};
 use token::Token;
 
 /// Settings of `[[user]] from = "jwt"`: where tokens are, and what they must contain.
@@ -51,7 +51,7 @@ pub type HeldToken = OnceCell<Rc<Verified>>;
 
 /// A worker's token cache and one request's token slot.
 #[derive(Clone, Copy, Debug)]
-pub struct Tokens<'a> {
+pub struct TokenWorkspace<'a> {
     /// Tokens that this worker has already verified.
     pub cache: &'a TokenCache,
     /// The request's own slot, initially empty.
@@ -93,8 +93,8 @@ impl Jwt {
     pub(in crate::identity) fn user<'a>(
         &self,
         headers: &HeaderMap,
-        tokens: Tokens<'a>,
-    ) -> Result<Option<User<'a>>, Fault> {
+        tokens: TokenWorkspace<'a>,
+    ) -> Result<Option<User<'a>>, CredentialFault> {
         let Some(text) = secret_in(headers, &self.header)? else {
             return Ok(None);
         };
@@ -122,7 +122,7 @@ impl Jwt {
         key: u128,
         now: f64,
         cache: &TokenCache,
-    ) -> Result<Rc<Verified>, Fault> {
+    ) -> Result<Rc<Verified>, CredentialFault> {
         let token = Token::parse(text)?;
         let generation = self.keys.verify(&token)?;
         let (verified, until) = self.claims.read(&token.payload()?, now)?;

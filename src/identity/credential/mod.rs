@@ -28,7 +28,7 @@ pub(super) struct User<'a> {
 
 /// Why a credential in the request is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
+pub(super) enum CredentialFault {
     /// Well-formed but unknown. Does not tell whether it was once valid.
     Unknown,
     /// More than one credential: it is unclear which one is meant.
@@ -49,36 +49,42 @@ pub(super) enum Fault {
     NoKeys,
 }
 
-impl Fault {
+impl CredentialFault {
     /// The metric label.
     pub(super) fn label(self) -> &'static str {
         match self {
-            Fault::Unknown => "unknown",
-            Fault::Repeated => "repeated",
-            Fault::Malformed => "malformed",
-            Fault::UnknownKey => "unknown_key",
-            Fault::Algorithm => "algorithm",
-            Fault::Signature => "signature",
-            Fault::Expired => "expired",
-            Fault::Claims => "claims",
-            Fault::NoKeys => "no_keys",
+            CredentialFault::Unknown => "unknown",
+            CredentialFault::Repeated => "repeated",
+            CredentialFault::Malformed => "malformed",
+            CredentialFault::UnknownKey => "unknown_key",
+            CredentialFault::Algorithm => "algorithm",
+            CredentialFault::Signature => "signature",
+            CredentialFault::Expired => "expired",
+            CredentialFault::Claims => "claims",
+            CredentialFault::NoKeys => "no_keys",
         }
     }
 }
 
 /// The only value of a field, trimmed; `None` if the field is absent.
-fn one_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a [u8]>, Fault> {
+fn one_value<'a>(
+    headers: &'a HeaderMap,
+    name: &HeaderName,
+) -> Result<Option<&'a [u8]>, CredentialFault> {
     let mut lines = headers.get_all(name).into_iter().map(HeaderValue::as_bytes);
     match (lines.next(), lines.next()) {
         (None, _) => Ok(None),
         (Some(line), None) => Ok(Some(trim(line))),
-        (Some(_), Some(_)) => Err(Fault::Repeated),
+        (Some(_), Some(_)) => Err(CredentialFault::Repeated),
     }
 }
 
 /// The only secret in a field. In `Authorization` it follows `Bearer` (RFC 6750 §2.1), and other
 /// schemes are ignored.
-fn secret_in<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a [u8]>, Fault> {
+fn secret_in<'a>(
+    headers: &'a HeaderMap,
+    name: &HeaderName,
+) -> Result<Option<&'a [u8]>, CredentialFault> {
     let value = one_value(headers, name)?;
     Ok(match name == AUTHORIZATION {
         true => value.and_then(bearer),

@@ -19,8 +19,8 @@ fn client(address: &str) -> Client<'static> {
     Client::anonymous(address)
 }
 
-fn subject<'a>(client: &'a Client<'a>, headers: &'a HeaderMap) -> Subject<'a> {
-    Subject {
+fn subject<'a>(client: &'a Client<'a>, headers: &'a HeaderMap) -> KeySubject<'a> {
+    KeySubject {
         client,
         method: &Method::GET,
         host: "a.example",
@@ -33,7 +33,7 @@ fn subject<'a>(client: &'a Client<'a>, headers: &'a HeaderMap) -> Subject<'a> {
     }
 }
 
-fn key_of(parts: &[KeyPart], subject: &Subject<'_>) -> Option<Key> {
+fn key_of(parts: &[KeyPart], subject: &KeySubject<'_>) -> Option<Key> {
     match KeyParts::new("limit", parts.to_vec()).key(Missing::Skip, &hasher(), PREFIXES, subject) {
         Keyed::Bucket(key) => Some(key),
         Keyed::Skip => None,
@@ -41,7 +41,7 @@ fn key_of(parts: &[KeyPart], subject: &Subject<'_>) -> Option<Key> {
     }
 }
 
-fn readable(parts: &[KeyPart], subject: &Subject<'_>) -> String {
+fn readable(parts: &[KeyPart], subject: &KeySubject<'_>) -> String {
     KeyParts::new("limit", parts.to_vec()).readable(&hasher(), PREFIXES, subject)
 }
 
@@ -169,7 +169,7 @@ fn head_shares_the_bucket_of_get() {
     let key = |method| {
         key_of(
             &[KeyPart::Method],
-            &Subject {
+            &KeySubject {
                 method: &method,
                 ..subject(&client, &none)
             },
@@ -253,7 +253,7 @@ fn readable_key_is_bounded() {
     let path = format!("/{}", "é".repeat(10_000));
     let shown = readable(
         &[KeyPart::Path],
-        &Subject {
+        &KeySubject {
             path: &path,
             ..subject(&client, &none)
         },
@@ -275,7 +275,7 @@ fn missing_part_is_skipped_shared_or_refused() {
     let (one, other) = (client("203.0.113.9"), client("198.51.100.7"));
     let parts = KeyParts::new("limit", vec![KeyPart::Ip, query("q"), KeyPart::User]);
     let key = |missing, client: &Client<'_>, query| {
-        let subject = Subject {
+        let subject = KeySubject {
             query,
             ..subject(client, &none)
         };
@@ -309,7 +309,7 @@ fn every_source_of_a_value_keys_a_limit() {
             format!("a={value}"),
             body(&format!("{{\"a\":\"{value}\"}}")),
         );
-        let subject = Subject {
+        let subject = KeySubject {
             query: Some(&query),
             params: &|name| (name == "a").then_some(value),
             body: Some(&body),
@@ -350,7 +350,7 @@ fn a_limit_without_body_parts_wants_no_body() {
 fn readable_key_hides_what_a_query_a_cookie_or_a_body_holds() {
     let (client, headers) = (client("203.0.113.9"), headers(&[("cookie", "sid=secret")]));
     let body = BodyFields::parse(Some("application/json"), b"{\"a\":[]}", &["a"]);
-    let subject = Subject {
+    let subject = KeySubject {
         query: Some("q=secret"),
         params: &|_| Some("Secret%20path"),
         body: Some(&body),

@@ -2,19 +2,19 @@
 
 use crate::limit::{self, Quota};
 
-pub(super) const ALGORITHMS: [&dyn Algorithm; 8] = [
-    &Bucket(limit::Algorithm::TokenBucket),
-    &Bucket(limit::Algorithm::Gcra),
-    &Bucket(limit::Algorithm::LeakyBucket),
-    &Held,
+pub(super) const ALGORITHMS: [&dyn ModelAlgorithm; 8] = [
+    &BucketModel(limit::Algorithm::TokenBucket),
+    &BucketModel(limit::Algorithm::Gcra),
+    &BucketModel(limit::Algorithm::LeakyBucket),
+    &LeakyModel,
     &Queue,
-    &Window(limit::Algorithm::FixedWindow),
-    &Window(limit::Algorithm::SlidingWindow),
-    &Window(limit::Algorithm::SlidingLog),
+    &WindowModel(limit::Algorithm::FixedWindow),
+    &WindowModel(limit::Algorithm::SlidingWindow),
+    &WindowModel(limit::Algorithm::SlidingLog),
 ];
 
 /// How to construct an algorithm, and the model to compare it with.
-pub(super) trait Algorithm {
+pub(super) trait ModelAlgorithm {
     fn algorithm(&self) -> limit::Algorithm;
 
     /// The nearest quota that the algorithm accepts; its burst is the capacity.
@@ -26,7 +26,7 @@ pub(super) trait Algorithm {
         0
     }
 
-    fn model(&self, quota: Quota, offset_ns: u64) -> Box<dyn Model>;
+    fn model(&self, quota: Quota, offset_ns: u64) -> Box<dyn KeyModel>;
 
     /// Most units that the written quota may admit within a closed interval of this length.
     fn most_within(&self, quota: Quota, span_ns: u128) -> u128;
@@ -36,7 +36,7 @@ pub(super) trait Algorithm {
         1
     }
 
-    fn is(&self, other: &dyn Algorithm) -> bool {
+    fn is(&self, other: &dyn ModelAlgorithm) -> bool {
         let same_delay = [self.max_delay_ns(ONE), other.max_delay_ns(ONE)];
         self.algorithm() == other.algorithm() && same_delay[0] == same_delay[1]
     }
@@ -49,7 +49,7 @@ const ONE: Quota = Quota {
 };
 
 /// One key.
-pub(super) trait Model {
+pub(super) trait KeyModel {
     fn admits(&self, now_ns: u64, cost: u64) -> bool;
     fn delay_ns(&self, _now_ns: u64, _cost: u64) -> u64 {
         0
@@ -60,21 +60,21 @@ pub(super) trait Model {
 }
 
 /// Token bucket and GCRA, and the leaky bucket without a delay.
-struct Bucket(limit::Algorithm);
+struct BucketModel(limit::Algorithm);
 
 /// Token bucket that holds requests beyond the burst.
-struct Held;
+struct LeakyModel;
 
 /// Leaky bucket that holds every request until its turn.
 struct Queue;
 
-impl Algorithm for Bucket {
+impl ModelAlgorithm for BucketModel {
     fn algorithm(&self) -> limit::Algorithm {
         self.0
     }
 
-    fn model(&self, quota: Quota, _offset_ns: u64) -> Box<dyn Model> {
-        Box::new(Tokens::new(quota, Holding::Nothing))
+    fn model(&self, quota: Quota, _offset_ns: u64) -> Box<dyn KeyModel> {
+        Box::new(ModelTokens::new(quota, HoldingRule::Nothing))
     }
 
     fn most_within(&self, quota: Quota, span_ns: u128) -> u128 {
@@ -82,7 +82,7 @@ impl Algorithm for Bucket {
     }
 }
 
-impl Algorithm for Held {
+impl ModelAlgorithm for LeakyModel {
     fn algorithm(&self) -> limit::Algorithm {
         limit::Algorithm::TokenBucket
     }
@@ -92,9 +92,9 @@ impl Algorithm for Held {
         (quota.period.as_nanos() as u64 / quota.amount).saturating_mul(3) + 7
     }
 
-    fn model(&self, quota: Quota, _offset_ns: u64) -> Box<dyn Model> {
+    fn model(&self, quota: Quota, _offset_ns: u64) -> Box<dyn KeyModel> {
         let delay_ns = self.max_delay_ns(quota);
-        Box::new(Tokens::new(quota, Holding::Excess { delay_ns }))
+        Box::new(ModelTokens::new(quota, HoldingRule::Excess { delay_ns }))
     }
 
     fn most_within(&self, quota: Quota, span_ns: u128) -> u128 {
@@ -103,7 +103,7 @@ impl Algorithm for Held {
     }
 }
 
-impl Algorithm for Queue {
+impl ModelAlgorithm for Queue {
     fn algorithm(&self) -> limit::Algorithm {
         limit::Algorithm::LeakyBucket
     }
@@ -114,9 +114,12 @@ impl Algorithm for Queue {
         (unit * u128::from(quota.burst.get()) / 2) as u64 + 5
     }
 
-    fn model(&self, quota: Quota, _offset_ns: u64) -> Box<dyn Model> {
+    fn model(&self, quota: Quota, _offset_ns: u64) -> Box<dyn KeyModel> {
         let delay_ns = self.max_delay_ns(quota);
-        Box::new(Tokens::new(quota, Holding::Everything { delay_ns }))
+        Box::new(ModelTokens::new(
+            quota,
+            HoldingRule::Everything { delay_ns },
+        ))
     }
 
     fn most_within(&self, quota: Quota, span_ns: u128) -> u128 {
@@ -130,15 +133,15 @@ fn earned(quota: Quota, span_ns: u128) -> u128 {
 }
 
 /// Which requests are held, and for how long at most.
-enum Holding {
+enum HoldingRule {
     Nothing,
     Excess { delay_ns: u64 },
     Everything { delay_ns: u64 },
 }
 
 /// A token bucket that counts in `1/period_ns` of a token; `amount` of them refill in a nanosecond.
-struct Tokens {
-    holding: Holding,
+struct ModelTokens {
+    holding: HoldingRule,
     amount: i128,
     period_ns: i128,
     burst: u64,
@@ -147,10 +150,10 @@ struct Tokens {
     last_ns: i128,
 }
 
-impl Tokens {
+impl ModelTokens {
     /// Exact where a unit's interval is a multiple of 1/64 ns or coarser; otherwise the interval is
     /// rounded up to it.
-    fn new(quota: Quota, holding: Holding) -> Tokens {
+    fn new(quota: Quota, holding: HoldingRule) -> ModelTokens {
         let (amount, period_ns) = (
             i128::from(quota.amount.get()),
             quota.period.as_nanos() as i128,
@@ -167,7 +170,7 @@ impl Tokens {
         };
         let burst = quota.burst.get();
         let full = i128::from(burst) * period_ns;
-        Tokens {
+        ModelTokens {
             holding,
             amount,
             period_ns,
@@ -189,16 +192,16 @@ impl Tokens {
     }
 }
 
-impl Model for Tokens {
+impl KeyModel for ModelTokens {
     fn admits(&self, now_ns: u64, cost: u64) -> bool {
         let lacks = self.lacks(now_ns, cost);
         let worth = |delay_ns: u64| i128::from(delay_ns) * self.amount;
         match self.holding {
             _ if cost == 0 => true,
             _ if cost > self.burst => false,
-            Holding::Nothing => lacks <= 0,
-            Holding::Excess { delay_ns } => lacks <= worth(delay_ns),
-            Holding::Everything { delay_ns } => {
+            HoldingRule::Nothing => lacks <= 0,
+            HoldingRule::Excess { delay_ns } => lacks <= worth(delay_ns),
+            HoldingRule::Everything { delay_ns } => {
                 lacks <= 0 && self.full - self.held(now_ns) <= worth(delay_ns)
             }
         }
@@ -207,9 +210,9 @@ impl Model for Tokens {
     fn delay_ns(&self, now_ns: u64, cost: u64) -> u64 {
         let held = match self.holding {
             _ if cost == 0 => 0,
-            Holding::Nothing => 0,
-            Holding::Excess { .. } => self.lacks(now_ns, cost).max(0),
-            Holding::Everything { .. } => self.full - self.held(now_ns),
+            HoldingRule::Nothing => 0,
+            HoldingRule::Excess { .. } => self.lacks(now_ns, cost).max(0),
+            HoldingRule::Everything { .. } => self.full - self.held(now_ns),
         };
         ((held + self.amount - 1) / self.amount) as u64
     }
@@ -221,8 +224,8 @@ impl Model for Tokens {
 
     fn remaining(&self, now_ns: u64) -> u64 {
         let late = match self.holding {
-            Holding::Everything { .. } => !self.admits(now_ns, 1),
-            Holding::Nothing | Holding::Excess { .. } => false,
+            HoldingRule::Everything { .. } => !self.admits(now_ns, 1),
+            HoldingRule::Nothing | HoldingRule::Excess { .. } => false,
         };
         let whole = (self.held(now_ns) / self.period_ns).max(0) as u64;
         if late { 0 } else { whole }
@@ -234,9 +237,9 @@ impl Model for Tokens {
 }
 
 /// Fixed window, sliding window, sliding log.
-struct Window(limit::Algorithm);
+struct WindowModel(limit::Algorithm);
 
-impl Algorithm for Window {
+impl ModelAlgorithm for WindowModel {
     fn algorithm(&self) -> limit::Algorithm {
         self.0
     }
@@ -250,8 +253,8 @@ impl Algorithm for Window {
         Quota::new(amount, quota.period, amount).unwrap()
     }
 
-    fn model(&self, quota: Quota, offset_ns: u64) -> Box<dyn Model> {
-        Box::new(History {
+    fn model(&self, quota: Quota, offset_ns: u64) -> Box<dyn KeyModel> {
+        Box::new(AdmittedHistory {
             algorithm: self.0,
             limit: quota.amount.get(),
             window_ns: quota.period.as_nanos() as i128,
@@ -277,7 +280,7 @@ impl Algorithm for Window {
 }
 
 /// Everything ever admitted.
-struct History {
+struct AdmittedHistory {
     algorithm: limit::Algorithm,
     limit: u64,
     window_ns: i128,
@@ -285,7 +288,7 @@ struct History {
     admitted: Vec<(i128, u64)>,
 }
 
-impl History {
+impl AdmittedHistory {
     fn used(&self, now_ns: u64) -> u64 {
         let now_ns = i128::from(now_ns);
         let index = |at_ns: i128| (at_ns - self.offset_ns).div_euclid(self.window_ns);
@@ -305,7 +308,7 @@ impl History {
     }
 }
 
-impl Model for History {
+impl KeyModel for AdmittedHistory {
     fn admits(&self, now_ns: u64, cost: u64) -> bool {
         cost == 0 || self.used(now_ns).saturating_add(cost) <= self.limit
     }

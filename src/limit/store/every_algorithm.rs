@@ -119,16 +119,24 @@ fn what_an_admitted_request_gives_back_is_there_again() {
             let (now, charges) = (early(key), [charge(&limit, key, 4)]);
             let first = store.admit(now, &charges);
             assert!(store.admit(now + 1, &charges).admitted());
-            assert_eq!(first.standings()[0].held, Held::Own);
+            assert_eq!(first.standings()[0].held, ChargeLocation::Own);
             store.release(now, &charges[0], first.standings()[0].held);
             let left = remaining(&store, now + 1, charges[0]);
             assert_eq!(left, 6, "{algorithm:?}");
             let denied = [charge(&limit, key, 7)];
             let held = store.admit(now + 1, &denied).standings()[0].held;
-            assert_eq!(held, Held::Nowhere, "a denied request holds nothing");
+            assert_eq!(
+                held,
+                ChargeLocation::Nowhere,
+                "a denied request holds nothing"
+            );
             let free = [charge(&limit, key, 0)];
             let held = store.admit(now + 1, &free).standings()[0].held;
-            assert_eq!(held, Held::Nowhere, "nor does one that costs nothing");
+            assert_eq!(
+                held,
+                ChargeLocation::Nowhere,
+                "nor does one that costs nothing"
+            );
         }
     }
 }
@@ -165,7 +173,7 @@ fn slots_come_back_when_they_are_released_and_not_with_time() {
     let store = Store::new(1_000);
     let limit = attach(&store, Algorithm::Concurrency, 2);
     let one = charge(&limit, Some(key(1)), 1);
-    let held: Vec<Held> = (0..2)
+    let held: Vec<ChargeLocation> = (0..2)
         .map(|_| store.admit(0, &[one]).standings()[0].held)
         .collect();
     let standing = store.admit(10 * 24 * HOUR, &[one]).standings()[0];
@@ -180,17 +188,17 @@ fn slot_of_a_key_without_room_comes_back_to_where_it_was_taken() {
     let store = Store::new(1);
     let limit = attach(&store, Algorithm::Concurrency, 2);
     let charges: Vec<Charge<'_>> = (0..8).map(|n| charge(&limit, Some(key(n)), 1)).collect();
-    let held: Vec<Held> = charges
+    let held: Vec<ChargeLocation> = charges
         .iter()
         .map(|one| store.admit(0, &[*one]).standings()[0].held)
         .collect();
-    let (own, shared) = (Held::Own, Held::Overflow);
+    let (own, shared) = (ChargeLocation::Own, ChargeLocation::Overflow);
     assert_eq!(held, [own, own, own, own, shared, shared, shared, shared]);
     // the first keys return their slots; the fifth still holds one in its overflow bucket and gets
     // no second quota
     store.release(0, &charges[0], held[0]);
     let again = [(); 2].map(|()| store.admit(0, &[charges[4]]).standings()[0].held);
-    assert_eq!(again, [shared, Held::Nowhere]);
+    assert_eq!(again, [shared, ChargeLocation::Nowhere]);
     store.release(0, &charges[4], again[0]);
     store.release(0, &charges[4], held[4]);
     assert_eq!(store.admit(0, &[charges[4]]).standings()[0].held, own);
@@ -239,7 +247,7 @@ fn slots_follow_a_count_through_any_sequence() {
     proptest!(config, |(capacity in 1..20_u64, steps in vec((0..3_u64, 0..25_u64, any::<bool>()), 1..60))| {
         let store = Store::new(100);
         let limit = attach(&store, Algorithm::Concurrency, capacity);
-        let mut held: Vec<(u64, u64, Held)> = Vec::new();
+        let mut held: Vec<(u64, u64, ChargeLocation)> = Vec::new();
         let mut used: HashMap<u64, u64> = HashMap::new();
         for (who, cost, takes) in steps {
             let one = |who, cost| charge(&limit, (who > 0).then(|| key(who)), cost);

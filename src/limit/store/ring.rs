@@ -4,10 +4,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::{Charge, Store};
 use crate::limit::{
-    Finding, Held, Key, Standing,
-    log::{Change, Deed, Logs, Owner},
-    succession::Spent,
-    words::Ask,
+    ChargeLocation, Finding, Key, Standing,
+    log::{Deed, Logs, RingChange, RingOwner},
+    succession::SpentUnits,
+    words::WordRequest,
 };
 
 impl Store {
@@ -30,15 +30,25 @@ impl Store {
         logs: &Logs,
     ) -> Finding<'a> {
         let (standing, held) = self.visit(charge, logs, now_ns, Deed::Charge);
-        let held = if standing.denied { Held::Nowhere } else { held };
+        let held = if standing.denied {
+            ChargeLocation::Nowhere
+        } else {
+            held
+        };
         Standing { held, ..standing }.into()
     }
 
-    pub(super) fn refund_ring(&self, now_ns: u64, charge: &Charge<'_>, logs: &Logs, held: Held) {
+    pub(super) fn refund_ring(
+        &self,
+        now_ns: u64,
+        charge: &Charge<'_>,
+        logs: &Logs,
+        held: ChargeLocation,
+    ) {
         let owner = match held {
-            Held::Nowhere => return,
-            Held::Own => owner(charge),
-            Held::Overflow => Owner::overflow(charge.key),
+            ChargeLocation::Nowhere => return,
+            ChargeLocation::Own => owner(charge),
+            ChargeLocation::Overflow => RingOwner::overflow(charge.key),
         };
         self.visit_owner(charge, logs, now_ns, owner, Deed::Refund);
     }
@@ -51,18 +61,18 @@ impl Store {
         logs: &Logs,
         now_ns: u64,
         deed: Deed,
-    ) -> (Standing, Held) {
+    ) -> (Standing, ChargeLocation) {
         let own = self.visit_owner(charge, logs, now_ns, owner(charge), deed);
         if let Some(standing) = own {
-            return (standing, Held::Own);
+            return (standing, ChargeLocation::Own);
         }
         if deed == Deed::Ask || deed == Deed::ChargeAnyway {
             let state = charge.limit.state(charge.tier);
             state.overflowed.fetch_add(1, Relaxed);
         }
-        let shared = self.visit_owner(charge, logs, now_ns, Owner::overflow(charge.key), deed);
+        let shared = self.visit_owner(charge, logs, now_ns, RingOwner::overflow(charge.key), deed);
         let unknown = || logs.standing_unknown(&charge.ask(now_ns, 0));
-        (shared.unwrap_or_else(unknown), Held::Overflow)
+        (shared.unwrap_or_else(unknown), ChargeLocation::Overflow)
     }
 
     fn visit_owner(
@@ -70,7 +80,7 @@ impl Store {
         charge: &Charge<'_>,
         logs: &Logs,
         now_ns: u64,
-        owner: Owner,
+        owner: RingOwner,
         deed: Deed,
     ) -> Option<Standing> {
         let limit = charge.limit;
@@ -78,16 +88,16 @@ impl Store {
         let ask = charge.ask(now_ns, 0);
         // looked up before taking the lock: no thread holds two
         let inherited = match owner {
-            Owner::Overflow(_) => None,
+            RingOwner::Overflow(_) => None,
             _ => self.owed_by_fresh_key(charge, logs, now_ns),
         };
         self.rings
             .visit((id, owner), logs, &ask, deed, inherited, |id, change| {
                 let state = self.registry.by_id(id)?;
                 match change {
-                    Change::None => {}
-                    Change::Made => _ = state.keys.fetch_add(1, Relaxed),
-                    Change::Dropped => {
+                    RingChange::None => {}
+                    RingChange::Made => _ = state.keys.fetch_add(1, Relaxed),
+                    RingChange::Dropped => {
                         state.keys.fetch_sub(1, Relaxed);
                         state.evictions.fetch_add(1, Relaxed);
                     }
@@ -98,7 +108,12 @@ impl Store {
 
     /// Usage of a key without a ring: under previous rules, or in the overflow ring
     /// that it may have shared.
-    fn owed_by_fresh_key(&self, charge: &Charge<'_>, logs: &Logs, now_ns: u64) -> Option<Spent> {
+    fn owed_by_fresh_key(
+        &self,
+        charge: &Charge<'_>,
+        logs: &Logs,
+        now_ns: u64,
+    ) -> Option<SpentUnits> {
         let (limit, tier) = (charge.limit, charge.tier);
         let before = match limit.past.is_empty() {
             true => None,
@@ -108,12 +123,12 @@ impl Store {
         if charge.key.is_none() || state.overflowed.load(Relaxed) == 0 {
             return before;
         }
-        let name = (state.id, Owner::overflow(charge.key));
+        let name = (state.id, RingOwner::overflow(charge.key));
         let shared = self.rings.look(name, logs, &charge.ask(now_ns, 0));
         let owed = shared.map_or(0, |shared| shared.capacity.saturating_sub(shared.remaining));
         match before {
             Some(before) if before.units >= owed => Some(before),
-            _ => (owed > 0).then_some(Spent {
+            _ => (owed > 0).then_some(SpentUnits {
                 at_ns: now_ns,
                 units: owed,
             }),
@@ -126,7 +141,7 @@ impl Store {
         id: u16,
         key: Option<Key>,
         logs: &Logs,
-        ask: &Ask,
+        ask: &WordRequest,
     ) -> Option<Standing> {
         self.rings.look((id, owner_of(key)), logs, ask)
     }
@@ -137,10 +152,10 @@ impl Store {
     }
 }
 
-fn owner(charge: &Charge<'_>) -> Owner {
+fn owner(charge: &Charge<'_>) -> RingOwner {
     owner_of(charge.key)
 }
 
-fn owner_of(key: Option<Key>) -> Owner {
-    key.map_or(Owner::Everybody, Owner::Key)
+fn owner_of(key: Option<Key>) -> RingOwner {
+    key.map_or(RingOwner::Everybody, RingOwner::Key)
 }

@@ -64,7 +64,7 @@ impl Estimates {
             return self.store.overdraw(now_ns, &self.charge(actual - held));
         }
         let refund = self.charge(held - actual);
-        self.store.release(from_ns, &refund, Held::Own);
+        self.store.release(from_ns, &refund, ChargeLocation::Own);
         0
     }
 
@@ -78,7 +78,7 @@ impl Estimates {
         let Rule::Words(words) = &self.limit.rule else {
             panic!("it keeps words");
         };
-        let mut word = Word::new(&charge, words, now_ns);
+        let mut word = WordAttempt::new(&charge, words, now_ns);
         let (_, old, _) = word.propose(&self.store);
         words.owed(&charge.ask(now_ns, 0), old)
     }
@@ -160,7 +160,7 @@ trait Model {
 }
 
 /// A bucket; its level is in units of 1/period.
-struct BucketModel {
+struct SettlingBucket {
     amount: i128,
     period: i128,
     full: i128,
@@ -169,11 +169,11 @@ struct BucketModel {
     now_ns: u64,
 }
 
-impl BucketModel {
-    fn new(quota: Quota, debt_ppm: u64) -> BucketModel {
+impl SettlingBucket {
+    fn new(quota: Quota, debt_ppm: u64) -> SettlingBucket {
         let period = quota.period.as_nanos() as i128;
         let full = i128::from(quota.burst.get()) * period;
-        BucketModel {
+        SettlingBucket {
             amount: i128::from(quota.amount.get()),
             period,
             full,
@@ -188,7 +188,7 @@ impl BucketModel {
     }
 }
 
-impl Model for BucketModel {
+impl Model for SettlingBucket {
     fn advance(&mut self, now_ns: u64) {
         let elapsed = i128::from(now_ns - self.now_ns);
         self.level = self.full.min(self.level + elapsed * self.amount);
@@ -220,7 +220,7 @@ impl Model for BucketModel {
 }
 
 /// Windows that start at the store's time 0: units used in each.
-struct WindowModel {
+struct SettlingWindow {
     slides: bool,
     limit: u64,
     most: u64,
@@ -230,10 +230,10 @@ struct WindowModel {
     used: [u64; 2],
 }
 
-impl WindowModel {
-    fn new(quota: Quota, debt_ppm: u64, slides: bool) -> WindowModel {
+impl SettlingWindow {
+    fn new(quota: Quota, debt_ppm: u64, slides: bool) -> SettlingWindow {
         let limit = quota.amount.get();
-        WindowModel {
+        SettlingWindow {
             slides,
             limit,
             most: limit + limit * debt_ppm / 1_000_000,
@@ -252,7 +252,7 @@ impl WindowModel {
     }
 }
 
-impl Model for WindowModel {
+impl Model for SettlingWindow {
     fn advance(&mut self, now_ns: u64) {
         let index = now_ns / self.window_ns;
         if index > self.index {
@@ -295,14 +295,14 @@ impl Model for WindowModel {
 
 fn model(algorithm: Algorithm, quota: Quota, debt_ppm: u64) -> Box<dyn Model> {
     match algorithm {
-        Algorithm::FixedWindow => Box::new(WindowModel::new(quota, debt_ppm, false)),
-        Algorithm::SlidingWindow => Box::new(WindowModel::new(quota, debt_ppm, true)),
-        _ => Box::new(BucketModel::new(quota, debt_ppm)),
+        Algorithm::FixedWindow => Box::new(SettlingWindow::new(quota, debt_ppm, false)),
+        Algorithm::SlidingWindow => Box::new(SettlingWindow::new(quota, debt_ppm, true)),
+        _ => Box::new(SettlingBucket::new(quota, debt_ppm)),
     }
 }
 
 /// A drawn step: the operation, its amount, the delay before it.
-type Draw = (u8, u16, u16);
+type SettlingDraw = (u8, u16, u16);
 
 proptest! {
     #![proptest_config(Config::with_cases(2_000))]
@@ -312,7 +312,7 @@ proptest! {
         amount in 1..60_u64,
         burst in (1..60_u64).prop_map(|half| 2 * half),
         debt_ppm in prop_oneof![Just(0_u64), Just(500_000), Just(1_000_000), Just(3_000_000)],
-        draws in vec(any::<Draw>(), 1..40),
+        draws in vec(any::<SettlingDraw>(), 1..40),
     ) {
         for algorithm in ALGORITHMS {
             // a window's capacity is its amount
@@ -391,7 +391,7 @@ fn several_limits_reserve_their_own_estimates_or_none_of_them() {
             }
             assert!(store.admit(0, &three[..2]).admitted());
             assert_eq!(remaining(), [600, 0]);
-            store.release(0, &charge(money, 690), Held::Own);
+            store.release(0, &charge(money, 690), ChargeLocation::Own);
             assert_eq!(remaining(), [600, 490], "700 were held, 10 are kept");
         }
     }

@@ -4,26 +4,26 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use super::{Charge, Store};
 use crate::limit::{
-    Finding, Held, Key,
-    registry::{Attached, OverflowBucket, State},
-    table::{Address, Cell, Insertion, Owner},
-    words::{Ask, Words},
+    ChargeLocation, Finding, Key,
+    registry::{Attached, LimitCounters, OverflowBucket},
+    table::{Cell, Insertion, SlotOwner, TableAddress},
+    words::{WordAlgorithm, WordRequest},
 };
 
 /// The location of a charge's word.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Place<'s> {
+pub(super) struct ChargedWord<'s> {
     /// `None`: no slot yet, but there is room for one.
     pub(super) cell: Option<Cell<'s>>,
     /// Reported for a charge made there.
-    pub(super) held: Held,
+    pub(super) held: ChargeLocation,
 }
 
-impl<'s> Place<'s> {
+impl<'s> ChargedWord<'s> {
     #[inline]
-    fn new(cell: Cell<'s>, held: Held) -> Place<'s> {
+    fn new(cell: Cell<'s>, held: ChargeLocation) -> ChargedWord<'s> {
         let cell = Some(cell);
-        Place { cell, held }
+        ChargedWord { cell, held }
     }
 
     /// Corrects a word from before a clock step, unless another thread has changed it.
@@ -39,23 +39,27 @@ impl<'s> Place<'s> {
 
 /// One request's demand on one limit's word.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Word<'a> {
-    words: &'a Words,
+pub(super) struct WordAttempt<'a> {
+    words: &'a WordAlgorithm,
     limit: &'a Attached,
-    state: &'a State,
-    ask: Ask,
+    state: &'a LimitCounters,
+    ask: WordRequest,
     key: Option<Key>,
-    address: Option<Address>,
+    address: Option<TableAddress>,
 }
 
-impl<'a> Word<'a> {
+impl<'a> WordAttempt<'a> {
     #[inline(always)]
-    pub(super) fn new(charge: &Charge<'a>, words: &'a Words, now_ns: u64) -> Word<'a> {
+    pub(super) fn new(
+        charge: &Charge<'a>,
+        words: &'a WordAlgorithm,
+        now_ns: u64,
+    ) -> WordAttempt<'a> {
         let limit: &'a Attached = charge.limit;
         let state = limit.state(charge.tier);
-        let address = charge.key.map(|key| Address::new(key, state.id));
+        let address = charge.key.map(|key| TableAddress::new(key, state.id));
         let spread = address.map_or(0, |address| address.spread());
-        Word {
+        WordAttempt {
             words,
             limit,
             state,
@@ -86,12 +90,12 @@ impl<'a> Word<'a> {
 
     /// The location and value of the word.
     #[inline(always)]
-    fn find<'s>(&mut self, store: &'s Store) -> (Place<'s>, u64)
+    fn find<'s>(&mut self, store: &'s Store) -> (ChargedWord<'s>, u64)
     where
         'a: 's,
     {
         if let Some((cell, word)) = self.own(store) {
-            return (Place::new(cell, Held::Own), word);
+            return (ChargedWord::new(cell, ChargeLocation::Own), word);
         }
         if let Some(address) = self.address
             && let Some(bucket) = overflow(store, self.words, self.state, address, self.ask.now_ns)
@@ -99,20 +103,20 @@ impl<'a> Word<'a> {
             let place = self.share(bucket);
             return (place, bucket.word.load(Acquire));
         }
-        let place = Place {
+        let place = ChargedWord {
             cell: None,
-            held: Held::Own,
+            held: ChargeLocation::Own,
         };
         (place, self.first(store))
     }
 
     /// Continues with the overflow bucket of keys without a slot.
-    fn share<'s>(&mut self, bucket: OverflowBucket<'a>) -> Place<'s>
+    fn share<'s>(&mut self, bucket: OverflowBucket<'a>) -> ChargedWord<'s>
     where
         'a: 's,
     {
         self.ask.spread = bucket.spread;
-        Place::new(Cell::own(bucket.word), Held::Overflow)
+        ChargedWord::new(Cell::own(bucket.word), ChargeLocation::Overflow)
     }
 
     /// The initial word of a key: empty, or what it had spent under previous rules, plus what was
@@ -128,7 +132,7 @@ impl<'a> Word<'a> {
         let Some(bucket) = bucket.filter(|_| !self.words.is_slots()) else {
             return word;
         };
-        let shared = Ask {
+        let shared = WordRequest {
             spread: bucket.spread,
             ..self.ask
         };
@@ -142,7 +146,10 @@ impl<'a> Word<'a> {
 
     /// The location and value of the word, and the word after the charge. `Err`: it denies.
     #[inline(always)]
-    pub(super) fn propose<'s>(&mut self, store: &'s Store) -> (Place<'s>, u64, Result<u64, u64>)
+    pub(super) fn propose<'s>(
+        &mut self,
+        store: &'s Store,
+    ) -> (ChargedWord<'s>, u64, Result<u64, u64>)
     where
         'a: 's,
     {
@@ -151,7 +158,7 @@ impl<'a> Word<'a> {
         if let Err(kept) = proposed {
             place.move_back(old, kept);
         }
-        if place.held == Held::Overflow {
+        if place.held == ChargeLocation::Overflow {
             self.state.overflowed.fetch_add(1, Relaxed);
         }
         (place, old, proposed)
@@ -171,18 +178,18 @@ impl<'a> Word<'a> {
 
     /// The finding for the word that the charge produced.
     #[inline(always)]
-    pub(super) fn charged(&self, word: u64, held: Held) -> Finding<'a> {
+    pub(super) fn charged(&self, word: u64, held: ChargeLocation) -> Finding<'a> {
         let mut finding = self.finding(word, false);
         finding.charge(word, held);
         finding
     }
 
     /// Charges the word at that location, whatever its value by now, or denies.
-    pub(super) fn charge<'s>(mut self, store: &'s Store, place: Place<'s>) -> Finding<'a>
+    pub(super) fn charge<'s>(mut self, store: &'s Store, place: ChargedWord<'s>) -> Finding<'a>
     where
         'a: 's,
     {
-        match self.settle(store, place, Words::charge) {
+        match self.settle(store, place, WordAlgorithm::charge) {
             Ok((word, held)) => self.charged(word, held),
             Err(kept) => self.finding(kept, true),
         }
@@ -193,7 +200,8 @@ impl<'a> Word<'a> {
         let (place, _) = self.find(store);
         if self.ask.cost > 0 && !self.words.is_slots() {
             // never an `Err`, so the loop ends with the charge made
-            let next = |words: &Words, ask: &Ask, word| Ok(words.charge_anyway(ask, word));
+            let next =
+                |words: &WordAlgorithm, ask: &WordRequest, word| Ok(words.charge_anyway(ask, word));
             let charged = self.settle(store, place, next);
             debug_assert!(charged.is_ok(), "an unconditional charge cannot be denied");
         }
@@ -207,7 +215,7 @@ impl<'a> Word<'a> {
         let (place, _) = self.find(store);
         let forgiven = std::cell::Cell::new(0);
         // never an `Err`, so the loop ends with the charge made
-        let next = |words: &Words, ask: &Ask, word| {
+        let next = |words: &WordAlgorithm, ask: &WordRequest, word| {
             let (word, beyond) = words.overdraw(ask, word);
             forgiven.set(beyond);
             Ok(word)
@@ -222,13 +230,13 @@ impl<'a> Word<'a> {
     fn settle<'s>(
         &mut self,
         store: &'s Store,
-        mut place: Place<'s>,
-        next: impl Fn(&Words, &Ask, u64) -> Result<u64, u64>,
-    ) -> Result<(u64, Held), u64>
+        mut place: ChargedWord<'s>,
+        next: impl Fn(&WordAlgorithm, &WordRequest, u64) -> Result<u64, u64>,
+    ) -> Result<(u64, ChargeLocation), u64>
     where
         'a: 's,
     {
-        if place.held == Held::Overflow
+        if place.held == ChargeLocation::Overflow
             && let Some(bucket) = self.overflow()
         {
             place = self.share(bucket);
@@ -249,9 +257,9 @@ impl<'a> Word<'a> {
             match insert(store, self.state, &address, word, self.ask.now_ns) {
                 Insertion::Placed(previous) => {
                     store.count(self.state, previous);
-                    return Ok((word, Held::Own));
+                    return Ok((word, ChargeLocation::Own));
                 }
-                Insertion::Present(cell) => place = Place::new(cell, Held::Own),
+                Insertion::Present(cell) => place = ChargedWord::new(cell, ChargeLocation::Own),
                 Insertion::Full => {
                     self.state.overflowed.fetch_add(1, Relaxed);
                     if let Some(bucket) = self.overflow() {
@@ -268,12 +276,14 @@ impl<'a> Word<'a> {
     }
 
     /// Refunds a charge. A key that has lost its slot since then has a full bucket anyway.
-    pub(super) fn release(mut self, store: &Store, held: Held) {
+    pub(super) fn release(mut self, store: &Store, held: ChargeLocation) {
         let cell = match (held, &self.address) {
-            (Held::Nowhere, _) => None,
-            (Held::Overflow, _) => self.overflow().and_then(|bucket| self.share(bucket).cell),
-            (Held::Own, None) => Some(Cell::own(&self.state.unkeyed.0)),
-            (Held::Own, Some(address)) => store.table.find(address),
+            (ChargeLocation::Nowhere, _) => None,
+            (ChargeLocation::Overflow, _) => {
+                self.overflow().and_then(|bucket| self.share(bucket).cell)
+            }
+            (ChargeLocation::Own, None) => Some(Cell::own(&self.state.unkeyed.0)),
+            (ChargeLocation::Own, Some(address)) => store.table.find(address),
         };
         let Some(cell) = cell.filter(|_| self.ask.cost > 0) else {
             return;
@@ -296,9 +306,9 @@ impl<'a> Word<'a> {
 #[inline(never)]
 fn overflow<'a>(
     store: &Store,
-    words: &Words,
-    state: &'a State,
-    address: Address,
+    words: &WordAlgorithm,
+    state: &'a LimitCounters,
+    address: TableAddress,
     now_ns: u64,
 ) -> Option<OverflowBucket<'a>> {
     if shares_slots(words, state, address) {
@@ -315,13 +325,13 @@ fn overflow<'a>(
 
 /// Whether this key's overflow bucket counts requests in flight. They may be this key's, and
 /// released slots cannot move to another word, so the key goes on sharing.
-fn shares_slots(words: &Words, state: &State, address: Address) -> bool {
+fn shares_slots(words: &WordAlgorithm, state: &LimitCounters, address: TableAddress) -> bool {
     let bucket = state.overflow_used(address.spread());
     words.is_slots() && bucket.is_some_and(|bucket| bucket.word.load(Acquire) > 0)
 }
 
 /// Whether a limit holds as much as it may: it then replaces an idle key with a fresh one.
-fn may_exchange(store: &Store, state: &State) -> bool {
+fn may_exchange(store: &Store, state: &LimitCounters) -> bool {
     !store.slots.may_grow(&state.occupancy.slots, 1)
 }
 
@@ -329,8 +339,8 @@ fn may_exchange(store: &Store, state: &State) -> bool {
 /// if it finds one.
 fn insert<'s>(
     store: &'s Store,
-    state: &State,
-    address: &Address,
+    state: &LimitCounters,
+    address: &TableAddress,
     word: u64,
     now_ns: u64,
 ) -> Insertion<'s> {
@@ -343,7 +353,7 @@ fn insert<'s>(
         return inserted;
     };
     store.count_gone(previous);
-    let any = |owner: Option<Owner>, word| owner.is_none() || takes(owner, word);
+    let any = |owner: Option<SlotOwner>, word| owner.is_none() || takes(owner, word);
     store.table.insert(address, word, any)
 }
 
@@ -352,7 +362,7 @@ fn insert<'s>(
 /// counted, the slot stays with that owner. So the tag reveals the mistake, and the charge is taken
 /// back.
 #[inline(always)]
-pub(super) fn swap(cell: Cell<'_>, words: &Words, cost: u64, old: u64, new: u64) -> bool {
+pub(super) fn swap(cell: Cell<'_>, words: &WordAlgorithm, cost: u64, old: u64, new: u64) -> bool {
     if !cell.swap(old, new) {
         return false;
     }

@@ -16,13 +16,13 @@ use http_body::{Body, Frame};
 
 use super::super::{date, streams::Portion};
 
-type Cause = Box<dyn std::error::Error + Send + Sync>;
+type ResetCause = Box<dyn std::error::Error + Send + Sync>;
 
 /// Waits for the response and sends it, unless the client cancels the request.
 pub(super) async fn respond<F, B>(mut handling: Pin<Box<F>>, mut stream: SendResponse<Portion>)
 where
     F: Future<Output = Response<B>>,
-    B: Body<Data = Portion, Error: Into<Cause>>,
+    B: Body<Data = Portion, Error: Into<ResetCause>>,
 {
     let answered = poll_fn(|cx| match handling.as_mut().poll(cx) {
         Poll::Ready(response) => Poll::Ready(Some(response)),
@@ -76,28 +76,28 @@ fn remove_connection_fields(headers: &mut HeaderMap) {
 }
 
 /// Sends a body at the client's pace: polls for a chunk once the previous one has been sent.
-async fn send_body<B>(body: B, mut stream: SendStream<Portion>) -> Result<(), Cause>
+async fn send_body<B>(body: B, mut stream: SendStream<Portion>) -> Result<(), ResetCause>
 where
-    B: Body<Data = Portion, Error: Into<Cause>>,
+    B: Body<Data = Portion, Error: Into<ResetCause>>,
 {
     let mut body = pin!(body);
     let mut chunk = None;
     let sent = poll_fn(|cx| poll_send(body.as_mut(), &mut chunk, &mut stream, cx)).await;
-    if let Err(Broken::Body(error)) = sent {
+    if let Err(BrokenResponse::Body(error)) = sent {
         // `Tracked` reports the failure after all earlier bytes have been sent: a reset discards
         // the queue
         stream.send_reset(Reason::INTERNAL_ERROR);
         return Err(error);
     }
-    sent.map_err(Cause::from)
+    sent.map_err(ResetCause::from)
 }
 
 /// Why a response is not sent to its end.
 #[derive(Debug, thiserror::Error)]
-enum Broken {
+enum BrokenResponse {
     /// The body broke off.
     #[error("{0}")]
-    Body(Cause),
+    Body(ResetCause),
     /// The client, or the connection, accepts no more of it.
     #[error(transparent)]
     Stream(#[from] h2::Error),
@@ -108,9 +108,9 @@ fn poll_send<B>(
     chunk: &mut Option<(Portion, bool)>,
     stream: &mut SendStream<Portion>,
     cx: &mut Context<'_>,
-) -> Poll<Result<(), Broken>>
+) -> Poll<Result<(), BrokenResponse>>
 where
-    B: Body<Data = Portion, Error: Into<Cause>>,
+    B: Body<Data = Portion, Error: Into<ResetCause>>,
 {
     loop {
         // poll on every turn, so that a reset wakes this task during any wait
@@ -137,7 +137,7 @@ where
             return Poll::Ready(Ok(()));
         };
         match frame
-            .map_err(|error| Broken::Body(error.into()))?
+            .map_err(|error| BrokenResponse::Body(error.into()))?
             .into_data()
         {
             Ok(marker @ Portion::Marker(_)) => stream.send_data(marker, false)?,

@@ -8,7 +8,7 @@ use rustls::{
     sign::CertifiedKey,
 };
 
-use super::certificate::Certificate;
+use super::certificate::ServerCertificate;
 
 /// The certificates of a listener by name: exact names, then single-label wildcards, then the first
 /// certificate.
@@ -21,7 +21,7 @@ pub(super) struct ByName {
 }
 
 impl ByName {
-    pub(super) fn new(certificates: &[Certificate]) -> Self {
+    pub(super) fn new(certificates: &[ServerCertificate]) -> Self {
         let mut by_name: HashMap<String, Vec<usize>> = HashMap::new();
         for (index, certificate) in certificates.iter().enumerate() {
             for name in &certificate.names {

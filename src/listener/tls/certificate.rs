@@ -26,25 +26,25 @@ use x509_parser::{
 
 /// Paths of certificates and keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Files {
+pub struct CertificateFiles {
     /// At least one. The first serves clients that send no server name or an unknown one.
-    pub certificates: Vec<Pair>,
+    pub certificates: Vec<CertificatePair>,
     /// CAs of client certificates, and whether a client needs a certificate.
-    pub client_ca: Option<(Named, ClientAuth)>,
+    pub client_ca: Option<(LabeledFile, ClientAuth)>,
 }
 
 /// A certificate and its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pair {
+pub struct CertificatePair {
     /// The certificate, followed by its chain.
-    pub cert: Named,
+    pub cert: LabeledFile,
     /// Its private key.
-    pub key: Named,
+    pub key: LabeledFile,
 }
 
 /// A file and its display name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Named {
+pub struct LabeledFile {
     /// Its path.
     pub path: PathBuf,
     /// As written in the configuration; the label of its metric.
@@ -61,10 +61,10 @@ pub enum ClientAuth {
     Required,
 }
 
-/// The validated content of [`Files`].
+/// The validated content of [`CertificateFiles`].
 #[derive(Clone, Debug)]
 pub struct Material {
-    pub(super) certificates: Vec<Certificate>,
+    pub(super) certificates: Vec<ServerCertificate>,
     pub(super) client_verifier: Option<Arc<dyn ClientCertVerifier>>,
     /// Validity period of each file.
     pub validity: Vec<Validity>,
@@ -113,24 +113,24 @@ impl Validity {
 
 /// A server certificate.
 #[derive(Clone, Debug)]
-pub(super) struct Certificate {
+pub(super) struct ServerCertificate {
     pub(super) key: Arc<CertifiedKey>,
     /// Its names in lower case; `*.` stands for one label.
     pub(super) names: Vec<String>,
 }
 
-/// One error in [`Files`].
+/// One error in [`CertificateFiles`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct CertificateProblem {
     /// The file concerned.
-    pub place: Place,
+    pub place: CertificateFile,
     /// The error.
-    pub fault: Fault,
+    pub fault: FileFault,
 }
 
 /// One of the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum CertificateFile {
     /// Certificate of the pair with this index.
     Cert(usize),
     /// Key of the pair with this index.
@@ -141,7 +141,7 @@ pub enum Place {
 
 /// The error in a file, as a phrase that follows the file's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum FileFault {
     /// It cannot be read.
     #[error("cannot be read: {0}")]
     Unreadable(String),
@@ -171,9 +171,9 @@ pub enum Fault {
 /// Reads a file; the error is a phrase that continues "cannot be read: ".
 pub type Read<'a> = &'a dyn Fn(&Path) -> Result<Vec<u8>, String>;
 
-impl Files {
+impl CertificateFiles {
     /// Reads and validates all files. Blocks on the disk.
-    pub fn load(&self, read: Read<'_>) -> Result<Material, Vec<Problem>> {
+    pub fn load(&self, read: Read<'_>) -> Result<Material, Vec<CertificateProblem>> {
         let mut reading = Reading {
             read,
             all: Sha256::new(),
@@ -220,16 +220,16 @@ impl Files {
     }
 
     /// Display name of a file.
-    pub fn name(&self, place: Place) -> &str {
+    pub fn name(&self, place: CertificateFile) -> &str {
         let file = match place {
-            Place::Cert(index) => self.certificates.get(index).map(|pair| &pair.cert),
-            Place::Key(index) => self.certificates.get(index).map(|pair| &pair.key),
-            Place::ClientCa => self.client_ca.as_ref().map(|(file, _)| file),
+            CertificateFile::Cert(index) => self.certificates.get(index).map(|pair| &pair.cert),
+            CertificateFile::Key(index) => self.certificates.get(index).map(|pair| &pair.key),
+            CertificateFile::ClientCa => self.client_ca.as_ref().map(|(file, _)| file),
         };
         file.map_or("", |file| &file.name)
     }
 
-    fn in_order(&self) -> impl Iterator<Item = &Named> {
+    fn in_order(&self) -> impl Iterator<Item = &LabeledFile> {
         let pairs = self.certificates.iter();
         let authorities = self.client_ca.iter().map(|(file, _)| file);
         pairs
@@ -247,45 +247,49 @@ fn note(all: &mut Sha256, bytes: &[u8]) {
 struct Reading<'a> {
     read: Read<'a>,
     all: Sha256,
-    problems: Vec<Problem>,
+    problems: Vec<CertificateProblem>,
 }
 
 impl Reading<'_> {
-    fn bytes(&mut self, place: Place, file: &Named) -> Option<Vec<u8>> {
-        let bytes = (self.read)(&file.path).map_err(Fault::Unreadable);
+    fn bytes(&mut self, place: CertificateFile, file: &LabeledFile) -> Option<Vec<u8>> {
+        let bytes = (self.read)(&file.path).map_err(FileFault::Unreadable);
         let bytes = self.noting(place, bytes)?;
         note(&mut self.all, &bytes);
         Some(bytes)
     }
 
-    fn noting<T>(&mut self, place: Place, outcome: Result<T, Fault>) -> Option<T> {
+    fn noting<T>(&mut self, place: CertificateFile, outcome: Result<T, FileFault>) -> Option<T> {
         outcome
-            .map_err(|fault| self.problems.push(Problem { place, fault }))
+            .map_err(|fault| self.problems.push(CertificateProblem { place, fault }))
             .ok()
     }
 
-    fn certificate(&mut self, index: usize, pair: &Pair) -> Option<(Certificate, Validity)> {
-        let place = Place::Cert(index);
+    fn certificate(
+        &mut self,
+        index: usize,
+        pair: &CertificatePair,
+    ) -> Option<(ServerCertificate, Validity)> {
+        let place = CertificateFile::Cert(index);
         let chain = self.bytes(place, &pair.cert);
         let chain = chain.and_then(|bytes| self.noting(place, chain_of(&bytes)));
         let read = chain.and_then(|chain| {
             let read = described(&chain, &pair.cert.name).map(|read| (chain, read));
             self.noting(place, read)
         });
-        let place = Place::Key(index);
+        let place = CertificateFile::Key(index);
         let key = self.bytes(place, &pair.key);
         let key = key.and_then(|bytes| self.noting(place, key_of(&bytes)));
         let ((chain, (names, validity)), key) = (read?, key?);
         let key = self.noting(place, certified(chain, key))?;
-        Some((Certificate { key, names }, validity))
+        Some((ServerCertificate { key, names }, validity))
     }
 
     fn client_ca(
         &mut self,
-        file: &Named,
+        file: &LabeledFile,
         auth: ClientAuth,
     ) -> Option<(Arc<dyn ClientCertVerifier>, Validity, [u8; 32])> {
-        let place = Place::ClientCa;
+        let place = CertificateFile::ClientCa;
         let bytes = self.bytes(place, file)?;
         let authorities = self.noting(place, chain_of(&bytes))?;
         let valid = described(&authorities, &file.name);
@@ -300,43 +304,43 @@ pub(super) fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
 
-pub(super) fn chain_of(bytes: &[u8]) -> Result<Vec<CertificateDer<'static>>, Fault> {
+pub(super) fn chain_of(bytes: &[u8]) -> Result<Vec<CertificateDer<'static>>, FileFault> {
     let chain: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(bytes).collect();
-    let chain = chain.map_err(|_| Fault::NotPem)?;
+    let chain = chain.map_err(|_| FileFault::NotPem)?;
     match chain.is_empty() {
-        true => Err(Fault::NoCertificate),
+        true => Err(FileFault::NoCertificate),
         false => Ok(chain),
     }
 }
 
-fn key_of(bytes: &[u8]) -> Result<PrivateKeyDer<'static>, Fault> {
+fn key_of(bytes: &[u8]) -> Result<PrivateKeyDer<'static>, FileFault> {
     let has = |label: &str| bytes.windows(label.len()).any(|w| w == label.as_bytes());
     if has("BEGIN ENCRYPTED PRIVATE KEY") || has("Proc-Type: 4,ENCRYPTED") {
-        return Err(Fault::EncryptedKey);
+        return Err(FileFault::EncryptedKey);
     }
     PrivateKeyDer::from_pem_slice(bytes).map_err(|error| match error {
-        pem::Error::NoItemsFound => Fault::NoKey,
-        _ => Fault::NotPem,
+        pem::Error::NoItemsFound => FileFault::NoKey,
+        _ => FileFault::NotPem,
     })
 }
 
 fn certified(
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
-) -> Result<Arc<CertifiedKey>, Fault> {
+) -> Result<Arc<CertifiedKey>, FileFault> {
     CertifiedKey::from_der(chain, key, &provider())
         .map(Arc::new)
         .map_err(|error| match error {
-            rustls::Error::InconsistentKeys(_) => Fault::Mismatch,
-            error => Fault::BadKey(error.to_string()),
+            rustls::Error::InconsistentKeys(_) => FileFault::Mismatch,
+            error => FileFault::BadKey(error.to_string()),
         })
 }
 
 fn verifier(
     authorities: Vec<CertificateDer<'static>>,
     auth: ClientAuth,
-) -> Result<Arc<dyn ClientCertVerifier>, Fault> {
-    let bad = |error: &dyn std::fmt::Display| Fault::BadCertificate(error.to_string());
+) -> Result<Arc<dyn ClientCertVerifier>, FileFault> {
+    let bad = |error: &dyn std::fmt::Display| FileFault::BadCertificate(error.to_string());
     let mut roots = RootCertStore::empty();
     for authority in authorities {
         roots.add(authority).map_err(|error| bad(&error))?;
@@ -353,7 +357,7 @@ fn verifier(
 fn described(
     chain: &[CertificateDer<'static>],
     name: &str,
-) -> Result<(Vec<String>, Validity), Fault> {
+) -> Result<(Vec<String>, Validity), FileFault> {
     let mut names = Vec::new();
     let mut validity = Validity {
         name: name.to_owned(),
@@ -362,7 +366,7 @@ fn described(
     };
     for (index, der) in chain.iter().enumerate() {
         let (_, certificate) = X509Certificate::from_der(der)
-            .map_err(|_| Fault::BadCertificate("it is damaged".to_owned()))?;
+            .map_err(|_| FileFault::BadCertificate("it is damaged".to_owned()))?;
         let from = moment(certificate.validity().not_before);
         let until = moment(certificate.validity().not_after);
         validity.not_before = validity.not_before.max(from);

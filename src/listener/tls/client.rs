@@ -12,10 +12,10 @@ use sha2::{Digest as _, Sha256};
 use x509_parser::{certificate::X509Certificate, extensions::GeneralName, prelude::FromDer as _};
 
 use super::{
-    Settings,
-    certificate::{Fault, chain_of, moment},
+    TlsSettings,
+    certificate::{FileFault, chain_of, moment},
 };
-use crate::identity::Certificate;
+use crate::identity::ClientCertificate;
 
 /// A client certificate given to `explain`, with its chain.
 #[derive(Clone, Debug)]
@@ -23,11 +23,11 @@ pub struct Presented(Vec<CertificateDer<'static>>);
 
 impl Presented {
     /// Parses PEM, the client's own certificate first. Assumes that the client has its private key.
-    pub fn parse(pem: &[u8]) -> Result<Presented, Fault> {
+    pub fn parse(pem: &[u8]) -> Result<Presented, FileFault> {
         let chain = chain_of(pem)?;
         for der in &chain {
             X509Certificate::from_der(der)
-                .map_err(|_| Fault::BadCertificate("it is damaged".to_owned()))?;
+                .map_err(|_| FileFault::BadCertificate("it is damaged".to_owned()))?;
         }
         Ok(Presented(chain))
     }
@@ -59,9 +59,13 @@ pub enum NotTaken {
     Refused(String),
 }
 
-impl Settings {
+impl TlsSettings {
     /// Verifies a certificate as a handshake would, and returns its holder.
-    pub fn holder(&self, presented: &Presented, now: SystemTime) -> Result<Certificate, NotTaken> {
+    pub fn holder(
+        &self,
+        presented: &Presented,
+        now: SystemTime,
+    ) -> Result<ClientCertificate, NotTaken> {
         let verifier = self.material.client_verifier.as_ref();
         let verifier = verifier.ok_or(NotTaken::NotAsked)?;
         let (first, others) = presented.0.split_first().ok_or(NotTaken::NotAsked)?;
@@ -86,19 +90,19 @@ fn why(error: &Error) -> String {
 
 /// The certificate's fields; `None` if it is not valid now. It was valid when verified, but a
 /// session resumed by a ticket may outlive it.
-pub(super) fn holder(der: &CertificateDer<'_>, now: SystemTime) -> Option<Certificate> {
+pub(super) fn holder(der: &CertificateDer<'_>, now: SystemTime) -> Option<ClientCertificate> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
     let validity = certificate.validity();
     if now < moment(validity.not_before) || now > moment(validity.not_after) {
         return None;
     }
     let common_names = certificate.subject().iter_common_name();
-    let mut holder = Certificate {
+    let mut holder = ClientCertificate {
         common_names: common_names
             .map(|name| name.as_str().unwrap_or_default().to_owned())
             .collect(),
         fingerprint: fingerprint(der),
-        ..Certificate::default()
+        ..ClientCertificate::default()
     };
     let alternatives = certificate.subject_alternative_name().ok()?;
     let alternatives = alternatives.map(|extension| &extension.value.general_names);

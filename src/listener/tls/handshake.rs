@@ -17,17 +17,17 @@ use rustls::{Error, HandshakeKind};
 use tokio::sync::Notify;
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-use super::{Tls, client};
+use super::{ListenerTls, client};
 use crate::{
-    identity::Certificate,
-    listener::{serve::Protocol, stream::Stream},
+    identity::ClientCertificate,
+    listener::{serve::Protocol, stream::ClientStream},
     telemetry::handles::HandshakeMetrics,
 };
 
 /// The handshakes of one listener on one worker.
 #[derive(Debug)]
 pub struct Handshakes {
-    tls: Arc<Tls>,
+    tls: Arc<ListenerTls>,
     metrics: HandshakeMetrics,
     next: Cell<u64>,
     /// Oldest first.
@@ -40,12 +40,12 @@ pub(in crate::listener) struct Secured {
     /// Negotiated protocol; HTTP/1.1 by default (RFC 9113 §3.2).
     pub(in crate::listener) protocol: Protocol,
     /// The verified client certificate.
-    pub(in crate::listener) certificate: Option<Rc<Certificate>>,
+    pub(in crate::listener) certificate: Option<Rc<ClientCertificate>>,
 }
 
 impl Handshakes {
     /// No handshake in progress yet.
-    pub fn new(tls: Arc<Tls>, metrics: HandshakeMetrics) -> Self {
+    pub fn new(tls: Arc<ListenerTls>, metrics: HandshakeMetrics) -> Self {
         Self {
             tls,
             metrics,
@@ -58,9 +58,9 @@ impl Handshakes {
     /// `patience`.
     pub(in crate::listener) async fn accept(
         self: &Rc<Self>,
-        stream: Stream,
+        stream: ClientStream,
         patience: Duration,
-    ) -> Option<(Stream, Secured)> {
+    ) -> Option<(ClientStream, Secured)> {
         let place = self.enter();
         let acceptor = TlsAcceptor::from(self.tls.current.load_full());
         let outcome = tokio::select! {
@@ -83,7 +83,7 @@ impl Handshakes {
         }
     }
 
-    fn settle(&self, stream: Box<TlsStream<Stream>>) -> Option<(Stream, Secured)> {
+    fn settle(&self, stream: Box<TlsStream<ClientStream>>) -> Option<(ClientStream, Secured)> {
         let session = stream.get_ref().1;
         let chain = session.peer_certificates();
         let certificate = chain
@@ -105,7 +105,7 @@ impl Handshakes {
             },
             certificate: certificate.flatten().map(Rc::new),
         };
-        Some((Stream::Tls(stream), secured))
+        Some((ClientStream::Tls(stream), secured))
     }
 
     fn failed(&self, error: &io::Error) {
@@ -122,7 +122,7 @@ impl Handshakes {
         tracing::debug!(%error, "handshake failed");
     }
 
-    fn enter(self: &Rc<Self>) -> Place {
+    fn enter(self: &Rc<Self>) -> HandshakePermit {
         let id = self.next.get();
         self.next.set(id + 1);
         let mut under_way = self.under_way.borrow_mut();
@@ -133,7 +133,7 @@ impl Handshakes {
         }
         let given_up = Rc::new(Notify::new());
         under_way.insert(id, Rc::clone(&given_up));
-        Place {
+        HandshakePermit {
             id,
             given_up,
             handshakes: Rc::clone(self),
@@ -142,14 +142,14 @@ impl Handshakes {
 }
 
 /// One handshake in progress.
-struct Place {
+struct HandshakePermit {
     id: u64,
     /// Notified when it must make room.
     given_up: Rc<Notify>,
     handshakes: Rc<Handshakes>,
 }
 
-impl Drop for Place {
+impl Drop for HandshakePermit {
     fn drop(&mut self) {
         self.handshakes.under_way.borrow_mut().remove(&self.id);
     }

@@ -29,16 +29,16 @@ use rustls::{
 };
 
 use by_name::ByName;
-use certificate::{Digests, Files, Material, Problem, Read, provider};
+use certificate::{CertificateFiles, CertificateProblem, Digests, Material, Read, provider};
 
 pub use client::{NotTaken, Presented};
 pub use handshake::Handshakes;
 
 /// `[listen.tls]`.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct TlsSettings {
     /// Paths of the certificates.
-    pub files: Files,
+    pub files: CertificateFiles,
     /// Their content when the configuration was checked.
     pub material: Material,
     /// Oldest accepted version.
@@ -59,15 +59,15 @@ pub enum MinVersion {
 
 /// TLS of one listener, shared by the workers.
 #[derive(Debug)]
-pub struct Tls {
-    settings: Settings,
+pub struct ListenerTls {
+    settings: TlsSettings,
     http2: bool,
     current: ArcSwap<ServerConfig>,
-    loaded: Mutex<Loaded>,
+    loaded: Mutex<LoadedTls>,
 }
 
 #[derive(Debug)]
-struct Loaded {
+struct LoadedTls {
     /// Digests of the files in `current`.
     digests: Digests,
     tickets: Arc<dyn ProducesTickets>,
@@ -80,26 +80,27 @@ struct Loaded {
 pub enum SetupError {
     /// The files are unusable.
     #[error("{}", list(.0))]
-    Files(Vec<(String, Problem)>),
+    Files(Vec<(String, CertificateProblem)>),
     /// The system provides no entropy.
     #[error("{0}")]
     System(#[from] rustls::Error),
 }
 
-fn list(problems: &[(String, Problem)]) -> String {
-    let shown = |(name, problem): &(String, Problem)| format!("{name} {}", problem.fault);
+fn list(problems: &[(String, CertificateProblem)]) -> String {
+    let shown =
+        |(name, problem): &(String, CertificateProblem)| format!("{name} {}", problem.fault);
     problems.iter().map(shown).collect::<Vec<_>>().join("; ")
 }
 
-impl Tls {
+impl ListenerTls {
     /// Uses the material checked with the configuration. `http2`: whether ALPN offers it (RFC
     /// 7301).
-    pub fn new(settings: Settings, http2: bool) -> Result<Self, SetupError> {
+    pub fn new(settings: TlsSettings, http2: bool) -> Result<Self, SetupError> {
         let tickets = Ticketer::new()?;
         let config = server_config(&settings, &settings.material, http2, &tickets)?;
         Ok(Self {
             current: ArcSwap::from_pointee(config),
-            loaded: Mutex::new(Loaded {
+            loaded: Mutex::new(LoadedTls {
                 digests: settings.material.digests,
                 tickets,
                 refused: None,
@@ -110,7 +111,7 @@ impl Tls {
     }
 
     /// Whether it has these settings, regardless of the current content of the files.
-    pub fn serves(&self, settings: &Settings, http2: bool) -> bool {
+    pub fn serves(&self, settings: &TlsSettings, http2: bool) -> bool {
         let own = &self.settings;
         own.files == settings.files
             && own.min_version == settings.min_version
@@ -136,7 +137,7 @@ impl Tls {
         };
         let config = server_config(&self.settings, &material, self.http2, &tickets)?;
         self.current.store(Arc::new(config));
-        *loaded = Loaded {
+        *loaded = LoadedTls {
             digests: material.digests,
             tickets,
             refused: None,
@@ -144,8 +145,9 @@ impl Tls {
         Ok(Some(material))
     }
 
-    fn named(&self, problems: Vec<Problem>) -> Vec<(String, Problem)> {
-        let name = |problem: &Problem| self.settings.files.name(problem.place).to_owned();
+    fn named(&self, problems: Vec<CertificateProblem>) -> Vec<(String, CertificateProblem)> {
+        let name =
+            |problem: &CertificateProblem| self.settings.files.name(problem.place).to_owned();
         problems
             .into_iter()
             .map(|problem| (name(&problem), problem))
@@ -154,7 +156,7 @@ impl Tls {
 }
 
 fn server_config(
-    settings: &Settings,
+    settings: &TlsSettings,
     material: &Material,
     http2: bool,
     tickets: &Arc<dyn ProducesTickets>,

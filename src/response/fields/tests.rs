@@ -30,7 +30,7 @@ fn answers_that_have_left_give_their_memory_to_the_next() {
         burst: one,
     };
     let policy = Policy::compile("p", &quota).expect("the name is printable");
-    let met = [Met {
+    let met = [LimitReport {
         policy: &policy,
         remaining: 0,
         available_ns: 7,
@@ -39,13 +39,13 @@ fn answers_that_have_left_give_their_memory_to_the_next() {
         never: false,
         closed: false,
     }];
-    let denial = Denial::new(&met, Some(7));
+    let denial = StoppedRequest::new(&met, Some(7));
     let fields = FieldFamilies {
         ratelimit: true,
         x_ratelimit: true,
         ..FieldFamilies::default()
     };
-    let settings = Settings {
+    let settings = ResponseSettings {
         fields,
         on: FieldsOn::Always,
         body: BodyStyle::ProblemJson,
@@ -83,8 +83,8 @@ fn answers_that_have_left_give_their_memory_to_the_next() {
     );
 }
 
-fn met(policy: &Policy, denied: bool) -> Met<'_> {
-    Met {
+fn met(policy: &Policy, denied: bool) -> LimitReport<'_> {
+    LimitReport {
         policy,
         remaining: u64::from(!denied),
         available_ns: 7,
@@ -98,12 +98,12 @@ fn met(policy: &Policy, denied: bool) -> Met<'_> {
 /// The header lines of a rejection.
 fn rejection(
     writer: &mut FieldWriter,
-    met: &[Met<'_>],
+    met: &[LimitReport<'_>],
     wait_s: Option<u64>,
     body: BodyStyle,
     id: u64,
 ) -> Vec<String> {
-    let settings = Settings {
+    let settings = ResponseSettings {
         fields: FieldFamilies {
             ratelimit: true,
             ratelimit_triple: true,
@@ -112,7 +112,7 @@ fn rejection(
         on: FieldsOn::Always,
         body,
     };
-    let denial = Denial::new(met, wait_s.map(|wait| wait * 1_000_000_000));
+    let denial = StoppedRequest::new(met, wait_s.map(|wait| wait * 1_000_000_000));
     let now = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(id);
     let id = HeaderValue::from(id);
     let asked = asked(Version::HTTP_11, &id);
@@ -131,7 +131,7 @@ fn a_form_that_is_filled_in_again_says_what_has_changed_and_nothing_else() {
         burst: NonZeroU64::MIN,
     };
     let [one, other] = ["one", "other"].map(|name| Policy::compile(name, &quota).expect("ASCII"));
-    let orders: [&[Met<'_>]; 4] = [
+    let orders: [&[LimitReport<'_>]; 4] = [
         &[met(&one, true), met(&other, false)],
         &[met(&other, true), met(&one, false)],
         &[met(&one, true)],

@@ -16,7 +16,7 @@ use tokio::time::{Instant, Sleep};
 
 use super::{
     super::{abandoned::Abandoned, body::Interrupted, headers},
-    lines::Place,
+    lines::StreamPermit,
     upload::Upload,
 };
 use crate::receive_buffer::ReceiveBuffer;
@@ -24,13 +24,13 @@ use crate::receive_buffer::ReceiveBuffer;
 /// The body of a response on its own stream. Dropping it before its end resets the stream.
 #[derive(Debug)]
 pub struct StreamBody<B> {
-    stage: Stage,
+    stage: BodyStage,
     stream: ReceiveBuffer,
     /// Bytes still to arrive, if the head stated a length.
     length: Option<u64>,
     upload: Option<Upload<B>>,
     /// `None` once the exchange is over.
-    place: Option<Place>,
+    place: Option<StreamPermit>,
     max_silence: Duration,
     /// When the silence of both sides began.
     silent_since: Option<Instant>,
@@ -38,7 +38,7 @@ pub struct StreamBody<B> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum BodyStage {
     Data,
     Trailers,
     Ended,
@@ -49,11 +49,11 @@ impl<B> StreamBody<B> {
         stream: RecvStream,
         length: Option<u64>,
         upload: Option<Upload<B>>,
-        place: Place,
+        place: StreamPermit,
         max_silence: Duration,
     ) -> Self {
         let mut body = Self {
-            stage: Stage::Data,
+            stage: BodyStage::Data,
             stream: place.receive(stream),
             length,
             upload,
@@ -79,7 +79,7 @@ impl<B> StreamBody<B> {
     }
 
     fn end(&mut self) {
-        self.stage = Stage::Ended;
+        self.stage = BodyStage::Ended;
         self.upload = None;
         self.place = None;
     }
@@ -123,7 +123,7 @@ impl<B> StreamBody<B> {
             timer.as_mut().reset(deadline);
         }
         // keep the permit: the server may continue
-        self.stage = Stage::Ended;
+        self.stage = BodyStage::Ended;
         Poll::Ready(Interrupted::Server(format!(
             "silent for {:?}",
             self.max_silence
@@ -153,7 +153,7 @@ where
             }
             Poll::Ready(Err(error)) => {
                 // keep the permit: the server may continue
-                self.stage = Stage::Ended;
+                self.stage = BodyStage::Ended;
                 Err(Interrupted::RequestBody(error.into()))
             }
         }
@@ -173,7 +173,7 @@ where
     ) -> Poll<Option<Result<Frame<Bytes>, Interrupted>>> {
         let this = &mut *self;
         this.poll_upload(cx)?;
-        while this.stage == Stage::Data {
+        while this.stage == BodyStage::Data {
             let Poll::Ready(data) = this.stream.poll_data(cx) else {
                 return this.poll_silence(cx).map(|silent| Some(Err(silent)));
             };
@@ -189,10 +189,10 @@ where
                 }
                 Some(Err(error)) if this.ends_with(&error) => this.end(),
                 Some(Err(error)) => return Poll::Ready(Some(Err(this.lost(error)))),
-                None => this.stage = Stage::Trailers,
+                None => this.stage = BodyStage::Trailers,
             }
         }
-        if this.stage == Stage::Trailers {
+        if this.stage == BodyStage::Trailers {
             let Poll::Ready(trailers) = this.stream.poll_trailers(cx) else {
                 return this.poll_silence(cx).map(|silent| Some(Err(silent)));
             };
@@ -213,7 +213,7 @@ where
     }
 
     fn is_end_stream(&self) -> bool {
-        self.stage == Stage::Ended
+        self.stage == BodyStage::Ended
     }
 
     fn size_hint(&self) -> SizeHint {

@@ -22,16 +22,16 @@ use tokio::time::Instant;
 
 use super::{
     super::{
-        Settings, UpstreamError,
+        UpstreamError, UpstreamSettings,
         abandoned::{Abandoned, Custody},
         exchange::MAX_INTERIM,
         forward::Failed,
         framing::{self, MAX_FIELDS},
         headers::{self, Outbound},
-        stream::Stream,
+        stream::ServerStream,
     },
     body::StreamBody,
-    lines::Place,
+    lines::StreamPermit,
     upload::Upload,
 };
 
@@ -41,10 +41,10 @@ use super::{
 /// If the server refuses the request unprocessed and no body byte was taken, the body is back in
 /// `unsent`.
 pub(in crate::upstream) async fn exchange<B>(
-    place: Place,
+    place: StreamPermit,
     request: Request<()>,
     unsent: &mut Option<B>,
-    settings: &Settings,
+    settings: &UpstreamSettings,
     asked: &Outbound<'_>,
 ) -> Result<Response<StreamBody<B>>, Failed<B::Error>>
 where
@@ -59,7 +59,7 @@ where
             return Err(UpstreamError::Refused(error.to_string()).into());
         }
     };
-    let mut unanswered = Unanswered {
+    let mut unanswered = UnansweredStream {
         open: Some((response, place)),
         upload: unsent.take().map(|body| Upload::new(stream, body)),
         custody: asked.custody,
@@ -105,17 +105,17 @@ where
 
 /// An exchange without a response. Dropping it abandons the exchange, as the server may be working
 /// on it.
-struct Unanswered<'a, B> {
+struct UnansweredStream<'a, B> {
     /// `None` once there is a response, or the server has ended the stream.
-    open: Option<(ResponseFuture, Place)>,
+    open: Option<(ResponseFuture, StreamPermit)>,
     upload: Option<Upload<B>>,
     custody: Option<&'a Custody>,
 }
 
-impl<B: Body<Data = Bytes> + Unpin> Unanswered<'_, B> {
+impl<B: Body<Data = Bytes> + Unpin> UnansweredStream<'_, B> {
     async fn answer(
         &mut self,
-        settings: &Settings,
+        settings: &UpstreamSettings,
         asked: &Outbound<'_>,
     ) -> Result<Response<RecvStream>, Failed<B::Error>> {
         match &mut self.open {
@@ -127,7 +127,7 @@ impl<B: Body<Data = Bytes> + Unpin> Unanswered<'_, B> {
     }
 }
 
-impl<B> Drop for Unanswered<'_, B> {
+impl<B> Drop for UnansweredStream<'_, B> {
     fn drop(&mut self) {
         let (Some(custody), Some((response, place))) = (self.custody, self.open.take()) else {
             return;
@@ -143,8 +143,8 @@ impl<B> Drop for Unanswered<'_, B> {
 async fn answer<B>(
     response: &mut ResponseFuture,
     upload: &mut Option<Upload<B>>,
-    place: &Place,
-    settings: &Settings,
+    place: &StreamPermit,
+    settings: &UpstreamSettings,
     asked: &Outbound<'_>,
 ) -> Result<Response<RecvStream>, Failed<B::Error>>
 where
@@ -187,7 +187,7 @@ where
 
 fn poll_head(
     response: &mut ResponseFuture,
-    place: &Place,
+    place: &StreamPermit,
     asked: &Outbound<'_>,
     interim: &mut u8,
     cx: &mut Context<'_>,
@@ -221,7 +221,7 @@ fn poll_head(
 
 /// The error of an exchange without response. A stream that the server refuses, or one above the
 /// last stream in its GOAWAY, was not processed (RFC 9113 §8.7).
-fn failure(error: &h2::Error, place: &Place) -> UpstreamError {
+fn failure(error: &h2::Error, place: &StreamPermit) -> UpstreamError {
     if error.is_remote() && error.is_go_away() {
         place.doubt();
         UpstreamError::Refused(error.to_string())
@@ -238,7 +238,7 @@ fn failure(error: &h2::Error, place: &Place) -> UpstreamError {
 
 /// Sends one request without a body on its own connection, for a health check.
 pub(in crate::upstream) async fn ask(
-    stream: Stream,
+    stream: ServerStream,
     request: Request<()>,
 ) -> Result<StatusCode, UpstreamError> {
     let lost = |error: h2::Error| UpstreamError::Closed(io::Error::other(error.to_string()));

@@ -27,9 +27,9 @@ use tokio::{
 
 use super::{
     super::{
-        Settings, UpstreamError,
+        UpstreamError, UpstreamSettings,
         framing::MAX_HEAD_BYTES,
-        pool::{Connection, Outstanding, ServerPool},
+        pool::{Outstanding, ServerConnection, ServerPool},
     },
     CONNECTION_WINDOW, MAX_SEND_BUFFER_BYTES, STREAM_WINDOW,
 };
@@ -39,8 +39,8 @@ use crate::receive_buffer::{
 
 /// The connections that accept new exchanges.
 #[derive(Debug, Default)]
-pub(in crate::upstream) struct Lines {
-    open: RefCell<Vec<Rc<Line>>>,
+pub(in crate::upstream) struct H2Pool {
+    open: RefCell<Vec<Rc<H2Connection>>>,
     /// Whether a connection is being opened. Others wait for it instead of opening their own.
     opening: Cell<bool>,
     changed: Notify,
@@ -48,7 +48,7 @@ pub(in crate::upstream) struct Lines {
 
 /// One connection.
 #[derive(Debug)]
-struct Line {
+struct H2Connection {
     /// Its remote address, if TCP.
     address: Option<SocketAddr>,
     sender: SendRequest<Bytes>,
@@ -59,16 +59,16 @@ struct Line {
 
 /// Permit for one exchange on a connection, until dropped.
 #[derive(Debug)]
-pub(in crate::upstream) struct Place {
+pub(in crate::upstream) struct StreamPermit {
     pool: Rc<ServerPool>,
-    line: Rc<Line>,
+    line: Rc<H2Connection>,
     /// Whether the connection existed before. Only then may a failure mean that the server had
     /// already closed it.
     pub(in crate::upstream) reused: bool,
     _outstanding: Outstanding,
 }
 
-impl Line {
+impl H2Connection {
     fn has_room(&self) -> bool {
         self.streams.get() < self.sender.current_max_send_streams()
     }
@@ -80,8 +80,13 @@ impl Line {
     }
 }
 
-impl Place {
-    fn on(line: Rc<Line>, pool: &Rc<ServerPool>, reused: bool, outstanding: Outstanding) -> Self {
+impl StreamPermit {
+    fn on(
+        line: Rc<H2Connection>,
+        pool: &Rc<ServerPool>,
+        reused: bool,
+        outstanding: Outstanding,
+    ) -> Self {
         line.streams.set(line.streams.get() + 1);
         Self {
             pool: Rc::clone(pool),
@@ -100,7 +105,7 @@ impl Place {
         self.line.buffers.open(stream)
     }
 
-    pub(in crate::upstream) fn settings(&self) -> &Settings {
+    pub(in crate::upstream) fn settings(&self) -> &UpstreamSettings {
         self.pool.settings()
     }
 
@@ -110,7 +115,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for StreamPermit {
     fn drop(&mut self) {
         self.line.streams.set(self.line.streams.get() - 1);
         self.line.idle_since.set(Instant::now());
@@ -118,10 +123,12 @@ impl Drop for Place {
     }
 }
 
-impl Lines {
+impl H2Pool {
     /// Takes a permit on a connection, and opens one if none has room. Waits up to
     /// `connect_timeout`.
-    pub(in crate::upstream) async fn take(pool: &Rc<ServerPool>) -> Result<Place, UpstreamError> {
+    pub(in crate::upstream) async fn take(
+        pool: &Rc<ServerPool>,
+    ) -> Result<StreamPermit, UpstreamError> {
         let lines = pool.lines();
         let settings = pool.settings();
         let give_up = Instant::now() + settings.connect_timeout;
@@ -130,11 +137,11 @@ impl Lines {
             // register before the check, so that no change is missed
             let changed = lines.changed.notified();
             if let Some(line) = lines.with_room() {
-                return Ok(Place::on(line, pool, true, outstanding));
+                return Ok(StreamPermit::on(line, pool, true, outstanding));
             }
             if !lines.opening.get() && pool.has_room() {
                 let line = lines.open_one(pool, give_up).await?;
-                return Ok(Place::on(line, pool, false, outstanding));
+                return Ok(StreamPermit::on(line, pool, false, outstanding));
             }
             if tokio::time::timeout_at(give_up, changed).await.is_err() {
                 return Err(UpstreamError::Busy(settings.max_connections));
@@ -142,7 +149,7 @@ impl Lines {
         }
     }
 
-    fn with_room(&self) -> Option<Rc<Line>> {
+    fn with_room(&self) -> Option<Rc<H2Connection>> {
         let mut open = self.open.borrow_mut();
         loop {
             let at = open.iter().position(|line| line.has_room())?;
@@ -157,8 +164,8 @@ impl Lines {
         &self,
         pool: &Rc<ServerPool>,
         give_up: Instant,
-    ) -> Result<Rc<Line>, UpstreamError> {
-        let _opening = Opening::begin(self);
+    ) -> Result<Rc<H2Connection>, UpstreamError> {
+        let _opening = PendingConnection::begin(self);
         let connection = pool.connect(give_up).await?;
         let address = connection.address;
         let buffers = Rc::new(ReceiveBuffers::default());
@@ -195,7 +202,7 @@ impl Lines {
             }
             Err(_) => return Err(UpstreamError::Connect(io::ErrorKind::TimedOut.into())),
         };
-        let line = Rc::new(Line {
+        let line = Rc::new(H2Connection {
             address,
             sender,
             buffers,
@@ -215,7 +222,7 @@ impl Lines {
         Ok(line)
     }
 
-    fn forget(&self, line: &Rc<Line>) {
+    fn forget(&self, line: &Rc<H2Connection>) {
         self.open
             .borrow_mut()
             .retain(|open| !Rc::ptr_eq(open, line));
@@ -255,16 +262,16 @@ async fn greeting(driven: &mut Driven) -> Result<(), h2::Error> {
 }
 
 /// Marks that a connection is being opened, until dropped.
-struct Opening<'a>(&'a Lines);
+struct PendingConnection<'a>(&'a H2Pool);
 
-impl<'a> Opening<'a> {
-    fn begin(lines: &'a Lines) -> Self {
+impl<'a> PendingConnection<'a> {
+    fn begin(lines: &'a H2Pool) -> Self {
         lines.opening.set(true);
         Self(lines)
     }
 }
 
-impl Drop for Opening<'_> {
+impl Drop for PendingConnection<'_> {
     fn drop(&mut self) {
         self.0.opening.set(false);
         self.0.changed.notify_waiters();
@@ -291,7 +298,7 @@ impl Future for Driven {
 
 /// The I/O of the h2 crate, with the connection's permit among `max_connections`.
 struct Carrier {
-    connection: Box<Connection>,
+    connection: Box<ServerConnection>,
     buffers: Rc<ReceiveBuffers>,
 }
 

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use redis::Value;
 
-use super::{Event, EventKind, GONE_MS, Wire};
+use super::{Event, EventKind, GONE_MS, RedisClients};
 use crate::budget::{redis::ScriptCall, settings::SharedLimit};
 
 /// How Redis lost data, as a metric's label.
@@ -31,7 +31,7 @@ impl Loss {
     }
 }
 
-impl Wire {
+impl RedisClients {
     /// Sends a heartbeat or a goodbye, and learns the number of gateways. It goes to the server
     /// that counts them and to every other server with keys, so that an emptied server is detected.
     pub(in crate::budget::keeper) fn count(&self, goes: bool) -> tokio::task::JoinHandle<()> {

@@ -3,16 +3,16 @@
 
 use http::StatusCode;
 
-use super::{ExemptTier, quotas::Shape};
+use super::{ExemptTier, quotas::QuotaShape};
 use crate::{
     config::{
-        Exempt, Limit, Mode, Over, Slow,
+        Exempt, LimitSettings, Mode, Over, Slow,
         code::Code,
         compile::{check_name, identity::parse_network, is_first},
-        diagnostic::Problem,
+        diagnostic::PendingDiagnostic,
         file::Section,
         keys,
-        value::{Text, Value},
+        value::{ConfigValue, ExpandedText},
     },
     identity::Missing,
     limit::Algorithm,
@@ -22,8 +22,8 @@ use crate::{
 /// default. `shape` is `None` if the algorithm is invalid.
 pub(super) fn read(
     section: &Section<'_>,
-    shape: Option<Shape>,
-    limit: &mut Limit,
+    shape: Option<QuotaShape>,
+    limit: &mut LimitSettings,
 ) -> Vec<ExemptTier> {
     limit.over = over(section, shape, limit.algorithm);
     limit.mode = section
@@ -49,7 +49,7 @@ pub(super) fn read(
         )
         .unwrap_or_default();
     limit.charge_rejected = section.boolean("charge_rejected");
-    if limit.charge_rejected && shape == Some(Shape::InFlight) {
+    if limit.charge_rejected && shape == Some(QuotaShape::InFlight) {
         contradiction(
             section,
             "charge_rejected",
@@ -78,19 +78,19 @@ pub(super) fn read(
 /// Reports a contradiction at `key`, if the file sets it.
 pub(super) fn contradiction(section: &Section<'_>, key: &'static str, message: &str, hint: &str) {
     if let Some(value) = section.get(key) {
-        let problem = Problem::new(Code::Contradiction, message).hint(hint);
+        let problem = PendingDiagnostic::new(Code::Contradiction, message).hint(hint);
         section.document.error(value.name_span(), problem);
     }
 }
 
-fn over(section: &Section<'_>, shape: Option<Shape>, algorithm: Algorithm) -> Over {
+fn over(section: &Section<'_>, shape: Option<QuotaShape>, algorithm: Algorithm) -> Over {
     let delays = section.choice("over", &[("reject", false), ("delay", true)]);
     let max_delay = section.get("max_delay");
     let (delays, max_delay) = match (delays, max_delay) {
         (Some(true), None) => {
             let message = format!("`max_delay` is missing in {}", section.title);
             let hint = "add max_delay = \"500ms\": the longest time that a request may wait";
-            section.error(Problem::new(Code::MissingKey, message).hint(hint));
+            section.error(PendingDiagnostic::new(Code::MissingKey, message).hint(hint));
             (true, None)
         }
         (Some(false), Some(_)) => {
@@ -107,7 +107,7 @@ fn over(section: &Section<'_>, shape: Option<Shape>, algorithm: Algorithm) -> Ov
             value.and_then(|value| value.duration()),
         ),
     };
-    if delays && shape.is_some_and(|shape| shape != Shape::Bucket) {
+    if delays && shape.is_some_and(|shape| shape != QuotaShape::Bucket) {
         let message = match algorithm {
             Algorithm::Concurrency => {
                 "a concurrency limit cannot delay: the end of a request in flight is unknown"
@@ -129,7 +129,7 @@ fn over(section: &Section<'_>, shape: Option<Shape>, algorithm: Algorithm) -> Ov
     }
 }
 
-fn enforce_percent(section: &Section<'_>, limit: &Limit) -> u8 {
+fn enforce_percent(section: &Section<'_>, limit: &LimitSettings) -> u8 {
     let percent = section.integer("enforce_percent");
     let percent = u8::try_from(percent).unwrap_or(100);
     if percent < 100 && limit.mode != Mode::Enforce {
@@ -150,7 +150,7 @@ fn enforce_percent(section: &Section<'_>, limit: &Limit) -> u8 {
     percent
 }
 
-fn count_status(section: &Section<'_>, shape: Option<Shape>, over: Over) -> Vec<StatusCode> {
+fn count_status(section: &Section<'_>, shape: Option<QuotaShape>, over: Over) -> Vec<StatusCode> {
     let Some(value) = section.get("count_status") else {
         return Vec::new();
     };
@@ -163,7 +163,7 @@ fn count_status(section: &Section<'_>, shape: Option<Shape>, over: Over) -> Vec<
         };
         if statuses.contains(&status) {
             let message = format!("`{}` is listed twice in {}", status.as_u16(), value.what);
-            item.error(Problem::new(Code::Duplicate, message).hint("remove one of them"));
+            item.error(PendingDiagnostic::new(Code::Duplicate, message).hint("remove one of them"));
         }
         statuses.push(status);
     }
@@ -171,7 +171,7 @@ fn count_status(section: &Section<'_>, shape: Option<Shape>, over: Over) -> Vec<
         return statuses;
     }
     let hint = "remove count_status, or move it to a separate limit";
-    if shape == Some(Shape::InFlight) {
+    if shape == Some(QuotaShape::InFlight) {
         let message =
             "a concurrency limit cannot use `count_status`: a request in flight has no status yet";
         contradiction(section, "count_status", message, hint);
@@ -236,10 +236,10 @@ fn exempt(section: &Section<'_>) -> (Exempt, Vec<ExemptTier>) {
 }
 
 /// The texts of a list without duplicates, which are reported.
-fn once<'a>(section: &Section<'a>, key: &'static str) -> impl Iterator<Item = Text<'a>> {
+fn once<'a>(section: &Section<'a>, key: &'static str) -> impl Iterator<Item = ExpandedText<'a>> {
     let what = section
         .get(key)
-        .map(|value: Value<'_>| value.what.to_string());
+        .map(|value: ConfigValue<'_>| value.what.to_string());
     let mut earlier = Vec::new();
     let texts = section.texts(key).unwrap_or_default().into_iter();
     texts.filter(move |text| {

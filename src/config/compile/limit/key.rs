@@ -3,8 +3,8 @@
 use crate::{
     config::{
         code::Code,
-        diagnostic::{Problem, did_you_mean, quote},
-        value::{Text, Value},
+        diagnostic::{PendingDiagnostic, did_you_mean, quote},
+        value::{ConfigValue, ExpandedText},
     },
     identity::{self, KeyPart, UserSource},
 };
@@ -23,10 +23,10 @@ const PARTS: &[(&str, KeyPart)] = &[
 ];
 
 /// A prefix such as `query:`, its constructor, and which names may follow it.
-type Named = (&'static str, fn(String) -> KeyPart, fn(&str) -> bool);
+type PrefixedPart = (&'static str, fn(String) -> KeyPart, fn(&str) -> bool);
 
 /// The kinds of part that take a name after the colon.
-const NAMED_PARTS: &[Named] = &[
+const NAMED_PARTS: &[PrefixedPart] = &[
     ("query:", KeyPart::Query, |_| true),
     ("cookie:", KeyPart::Cookie, |name| {
         !name.contains(['=', ';'])
@@ -44,7 +44,10 @@ const NAMED_PARTS: &[Named] = &[
 /// The longest name of a part.
 const NAME_MAX_BYTES: usize = 128;
 
-pub(super) fn key(value: &Value<'_>, users: &identity::Settings) -> Option<Vec<KeyPart>> {
+pub(super) fn key(
+    value: &ConfigValue<'_>,
+    users: &identity::IdentitySettings,
+) -> Option<Vec<KeyPart>> {
     let mut parts: Vec<KeyPart> = Vec::new();
     let written = value.array()?;
     let count = written.len();
@@ -55,7 +58,7 @@ pub(super) fn key(value: &Value<'_>, users: &identity::Settings) -> Option<Vec<K
         };
         if parts.contains(&part) {
             let message = format!("{} is listed twice in {}", text.shown(), value.what);
-            text.error(Problem::new(Code::Duplicate, message).hint("remove one of them"));
+            text.error(PendingDiagnostic::new(Code::Duplicate, message).hint("remove one of them"));
         }
         let needs_user = matches!(part, KeyPart::User | KeyPart::Tenant | KeyPart::Tier);
         if needs_user && users.users.is_empty() {
@@ -64,21 +67,21 @@ pub(super) fn key(value: &Value<'_>, users: &identity::Settings) -> Option<Vec<K
                 text.value
             );
             let hint = "a limit is skipped when a part of its key is missing: add [[user]], or use \"user_or_ip\"";
-            text.warn(Problem::new(Code::NeverIdentified, message).hint(hint));
+            text.warn(PendingDiagnostic::new(Code::NeverIdentified, message).hint(hint));
         }
         let is_token = |source: &UserSource| matches!(source, UserSource::Jwt(_));
         if matches!(part, KeyPart::Claim(_)) && !users.users.iter().any(is_token) {
             let message = "no request has a claim: no [[user]] table reads tokens";
             let hint =
                 "a limit is skipped when a part of its key is missing: add [[user]] from = \"jwt\"";
-            text.warn(Problem::new(Code::NeverIdentified, message).hint(hint));
+            text.warn(PendingDiagnostic::new(Code::NeverIdentified, message).hint(hint));
         }
         parts.push(part);
     }
     (parts.len() == count).then_some(parts)
 }
 
-fn key_part(text: &Text<'_>) -> Option<KeyPart> {
+fn key_part(text: &ExpandedText<'_>) -> Option<KeyPart> {
     if let Some((_, part)) = PARTS.iter().find(|(name, _)| *name == text.value) {
         return Some(part.clone());
     }
@@ -87,7 +90,7 @@ fn key_part(text: &Text<'_>) -> Option<KeyPart> {
             http::HeaderName::from_bytes(name.as_bytes())
                 .map(KeyPart::Header)
                 .map_err(|_| {
-                    Problem::new(
+                    PendingDiagnostic::new(
                         Code::BadField,
                         format!("{} is not an HTTP field name", quote(name)),
                     )
@@ -114,21 +117,21 @@ fn key_part(text: &Text<'_>) -> Option<KeyPart> {
     let known = names().map(quote).collect::<Vec<_>>().join(", ");
     let message = format!("{} is not a key part", text.shown());
     text.error(
-        Problem::new(Code::UnknownChoice, message)
+        PendingDiagnostic::new(Code::UnknownChoice, message)
             .label(did_you_mean(&text.value, names()))
             .hint(format!("expected one of {known}")),
     );
     None
 }
 
-fn named_part(text: &Text<'_>, name: &str, may_be: fn(&str) -> bool) -> Option<String> {
+fn named_part(text: &ExpandedText<'_>, name: &str, may_be: fn(&str) -> bool) -> Option<String> {
     text.parse("a part of a key", |_| {
         let plain = !name.is_empty() && name == name.trim() && !name.contains(char::is_control);
         if plain && name.len() <= NAME_MAX_BYTES && may_be(name) {
             return Ok(name.to_owned());
         }
         let message = format!("{} is not a valid name in a key part", quote(name));
-        Err(Problem::new(Code::BadField, message)
+        Err(PendingDiagnostic::new(Code::BadField, message)
             .hint("examples: \"query:page\", \"cookie:session\", \"claim:sid\", \"param:id\", \"body:username\" or \"body:user.name\""))
     })
 }

@@ -6,18 +6,18 @@ use super::super::check_name;
 use crate::{
     config::{
         code::Code,
-        diagnostic::{Problem, quote},
+        diagnostic::{PendingDiagnostic, quote},
         file::Section,
         keys,
         units::{Rate, show_duration},
-        value::{Text, Value},
+        value::{ConfigValue, ExpandedText},
     },
     limit::{Algorithm, Limit, Quota},
 };
 
 /// Which settings an algorithm takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::config::compile) enum Shape {
+pub(in crate::config::compile) enum QuotaShape {
     /// A rate and a burst.
     Bucket,
     /// A rate only.
@@ -26,14 +26,14 @@ pub(in crate::config::compile) enum Shape {
     InFlight,
 }
 
-impl Shape {
-    pub(in crate::config::compile) fn of(algorithm: Algorithm) -> Shape {
+impl QuotaShape {
+    pub(in crate::config::compile) fn of(algorithm: Algorithm) -> QuotaShape {
         match algorithm {
-            Algorithm::TokenBucket | Algorithm::Gcra | Algorithm::LeakyBucket => Shape::Bucket,
+            Algorithm::TokenBucket | Algorithm::Gcra | Algorithm::LeakyBucket => QuotaShape::Bucket,
             Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog => {
-                Shape::Window
+                QuotaShape::Window
             }
-            Algorithm::Concurrency => Shape::InFlight,
+            Algorithm::Concurrency => QuotaShape::InFlight,
         }
     }
 }
@@ -46,7 +46,7 @@ type Tiers = Vec<(String, usize)>;
 pub(super) fn quotas(
     section: &Section<'_>,
     algorithm: Option<Algorithm>,
-    name: &Text<'_>,
+    name: &ExpandedText<'_>,
 ) -> Option<(Vec<Quota>, Tiers)> {
     let Some(algorithm) = algorithm else {
         section.get("rate").and_then(|value| rates(&value));
@@ -54,20 +54,20 @@ pub(super) fn quotas(
         section.get("limit").and_then(|value| in_flight(&value));
         return None;
     };
-    let shape = Shape::of(algorithm);
+    let shape = QuotaShape::of(algorithm);
     refuse_foreign_keys(section, shape);
     let quotas = match shape {
-        Shape::InFlight => {
+        QuotaShape::InFlight => {
             let limit = section.require("limit", "add limit = 20");
             in_flight(&limit?)
         }
-        Shape::Bucket | Shape::Window => {
+        QuotaShape::Bucket | QuotaShape::Window => {
             let rates = section
                 .require("rate", "add rate = \"100/s\"")
                 .and_then(|value| rates(&value));
             let bursts = section
                 .get("burst")
-                .filter(|_| shape == Shape::Bucket)
+                .filter(|_| shape == QuotaShape::Bucket)
                 .map_or(Some(ByTier::default()), |value| bursts(&value));
             join(rates?, bursts?, |rate, burst| {
                 quota(algorithm, rate, burst)
@@ -88,15 +88,15 @@ pub(super) fn quotas(
 }
 
 /// Reports keys that the algorithm does not use.
-fn refuse_foreign_keys(section: &Section<'_>, shape: Shape) {
+fn refuse_foreign_keys(section: &Section<'_>, shape: QuotaShape) {
     let refuse = |key, message: &str, hint: &str| {
         if let Some(value) = section.get(key) {
-            let problem = Problem::new(Code::Contradiction, message).hint(hint);
+            let problem = PendingDiagnostic::new(Code::Contradiction, message).hint(hint);
             section.document.error(value.name_span(), problem);
         }
     };
     match shape {
-        Shape::InFlight => {
+        QuotaShape::InFlight => {
             refuse(
                 "rate",
                 "a limit on requests in flight has no rate",
@@ -108,7 +108,7 @@ fn refuse_foreign_keys(section: &Section<'_>, shape: Shape) {
                 "write limit = 20, or another algorithm",
             );
         }
-        Shape::Window => {
+        QuotaShape::Window => {
             refuse(
                 "burst",
                 "a window has no burst: it admits its whole rate at any time within the window",
@@ -116,7 +116,7 @@ fn refuse_foreign_keys(section: &Section<'_>, shape: Shape) {
             );
             refuse_limit(&refuse);
         }
-        Shape::Bucket => refuse_limit(&refuse),
+        QuotaShape::Bucket => refuse_limit(&refuse),
     }
 }
 
@@ -137,10 +137,10 @@ pub(in crate::config::compile) struct Unfit {
 
 impl Unfit {
     /// The problem to report for the limit `shown`.
-    pub(in crate::config::compile) fn of(self, shown: &str) -> Problem {
+    pub(in crate::config::compile) fn of(self, shown: &str) -> PendingDiagnostic {
         let (rate, period) = (self.rate.amount, show_duration(self.rate.period));
         let message = format!("limit {shown} is out of range: {}", self.error);
-        Problem::new(Code::OutOfRange, message).hint(match self.burst {
+        PendingDiagnostic::new(Code::OutOfRange, message).hint(match self.burst {
             Some(burst) => format!("its burst is {burst}, its rate {rate} per {period}"),
             None => format!("its rate is {rate} per {period}"),
         })
@@ -153,7 +153,7 @@ pub(in crate::config::compile) fn quota(
     rate: Rate,
     burst: Option<NonZeroU64>,
 ) -> Result<Quota, Unfit> {
-    let burst = (Shape::of(algorithm) == Shape::Bucket)
+    let burst = (QuotaShape::of(algorithm) == QuotaShape::Bucket)
         .then(|| burst.unwrap_or_else(|| rate.default_burst()));
     let held = burst.unwrap_or(rate.amount).get();
     let unfit = |error: String| Unfit { error, rate, burst };
@@ -195,7 +195,10 @@ impl<T: Copy> ByTier<T> {
 }
 
 /// Reads a value, or a table of values by tier in which `default` covers all other clients.
-fn by_tier<T>(value: &Value<'_>, read: impl Fn(&Value<'_>) -> Option<T>) -> Option<ByTier<T>> {
+fn by_tier<T>(
+    value: &ConfigValue<'_>,
+    read: impl Fn(&ConfigValue<'_>) -> Option<T>,
+) -> Option<ByTier<T>> {
     if !value.is_table() {
         return Some(ByTier {
             default: Some(read(value)?),
@@ -237,34 +240,34 @@ fn join(
     })
 }
 
-fn rates(value: &Value<'_>) -> Option<ByTier<Rate>> {
+fn rates(value: &ConfigValue<'_>) -> Option<ByTier<Rate>> {
     let rates = by_tier(value, |value| value.rate())?;
     require_default(value, &rates, "\"100/s\"");
     Some(rates)
 }
 
-fn bursts(value: &Value<'_>) -> Option<ByTier<NonZeroU64>> {
+fn bursts(value: &ConfigValue<'_>) -> Option<ByTier<NonZeroU64>> {
     by_tier(value, burst)
 }
 
 /// The size of one bucket.
-pub(in crate::config::compile) fn burst(value: &Value<'_>) -> Option<NonZeroU64> {
+pub(in crate::config::compile) fn burst(value: &ConfigValue<'_>) -> Option<NonZeroU64> {
     NonZeroU64::new(value.integer()?)
 }
 
 /// Reads `limit`, the bound on requests in flight.
-fn in_flight(value: &Value<'_>) -> Option<ByTier<Quota>> {
+fn in_flight(value: &ConfigValue<'_>) -> Option<ByTier<Quota>> {
     let quotas = by_tier(value, |value| Quota::slots(value.integer()?).ok())?;
     require_default(value, &quotas, "20");
     quotas.default.is_some().then_some(quotas)
 }
 
-fn require_default<T>(value: &Value<'_>, by_tier: &ByTier<T>, example: &str) {
+fn require_default<T>(value: &ConfigValue<'_>, by_tier: &ByTier<T>, example: &str) {
     if by_tier.default.is_none() {
         let message = format!("{} has no `default`", value.what);
         let hint = format!(
             "add default = {example}: it applies to clients without a tier and to tiers without a value"
         );
-        value.error(Problem::new(Code::MissingKey, message).hint(hint));
+        value.error(PendingDiagnostic::new(Code::MissingKey, message).hint(hint));
     }
 }

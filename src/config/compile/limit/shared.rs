@@ -4,9 +4,9 @@ use super::behaviour::contradiction;
 use crate::{
     budget::{Sync, WhenDown},
     config::{
-        Limit, Over, Shared,
+        LimitSettings, Over, SharedSettings,
         code::Code,
-        diagnostic::Problem,
+        diagnostic::PendingDiagnostic,
         file::{Section, not_built},
     },
     limit::Algorithm,
@@ -15,7 +15,7 @@ use crate::{
 /// Keys that only a shared limit may have.
 const FOREIGN: [&str; 3] = ["sync", "on_redis_down", "local_fraction"];
 
-pub(super) fn read(section: &Section<'_>, has_redis: bool, limit: &mut Limit) {
+pub(super) fn read(section: &Section<'_>, has_redis: bool, limit: &mut LimitSettings) {
     let scope = section.choice("scope", &[("local", false), ("global", true)]);
     let strict = section.choice("sync", &[("lease", Sync::Lease), ("strict", Sync::Strict)]);
     let behaviour = section.choice(
@@ -75,7 +75,7 @@ pub(super) fn read(section: &Section<'_>, has_redis: bool, limit: &mut Limit) {
     if !has_redis {
         if let Some(scope) = section.get("scope") {
             let message = "there is no [redis]: each gateway counts this limit on its own";
-            let problem = Problem::new(Code::NothingShared, message)
+            let problem = PendingDiagnostic::new(Code::NothingShared, message)
                 .hint("add [redis], or write scope = \"local\"");
             section.document.warn(scope.name_span(), problem);
         }
@@ -89,7 +89,7 @@ pub(super) fn read(section: &Section<'_>, has_redis: bool, limit: &mut Limit) {
             fraction: f64::from(fraction.ppm()) / 1e6,
         },
     };
-    limit.shared = Some(Shared {
+    limit.shared = Some(SharedSettings {
         sync: if is_log {
             Sync::Strict
         } else {
@@ -101,7 +101,7 @@ pub(super) fn read(section: &Section<'_>, has_redis: bool, limit: &mut Limit) {
 }
 
 /// Reports features that local limits have and shared limits do not have yet.
-fn refuse_unbuilt(section: &Section<'_>, limit: &Limit) {
+fn refuse_unbuilt(section: &Section<'_>, limit: &LimitSettings) {
     let refuse = |key: &'static str, feature: &str| {
         if let Some(value) = section.get(key) {
             let problem = not_built(format!("{} with scope = \"global\"", value.what), feature);

@@ -23,10 +23,10 @@ const PLACES: usize = 2048;
 /// first token is verified.
 pub struct TokenCache {
     secret: Key,
-    entries: RefCell<Vec<Option<Entry>>>,
+    entries: RefCell<Vec<Option<CachedToken>>>,
 }
 
-struct Entry {
+struct CachedToken {
     key: u128,
     generation: u64,
     /// Seconds since 1970.
@@ -72,7 +72,7 @@ impl TokenCache {
             entries.resize_with(PLACES * WAYS, || None);
         }
         let ways = &mut entries[ways(key)];
-        let is_free = |entry: &Option<Entry>| {
+        let is_free = |entry: &Option<CachedToken>| {
             entry
                 .as_ref()
                 .is_none_or(|entry| entry.key == key || entry.until <= now)
@@ -80,7 +80,7 @@ impl TokenCache {
         // if none is free, the key's own bits choose a random one
         let way = ways.iter().position(is_free);
         let way = way.unwrap_or((key >> 64) as usize % WAYS);
-        ways[way] = Some(Entry {
+        ways[way] = Some(CachedToken {
             key,
             generation,
             until,

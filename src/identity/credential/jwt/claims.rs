@@ -14,7 +14,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use super::{
-    super::{Fault, NAME_MAX_BYTES},
+    super::{CredentialFault, NAME_MAX_BYTES},
     json,
 };
 
@@ -38,7 +38,7 @@ pub struct ClaimRules {
 }
 
 /// A claim that a limit uses as key: name, and value as text.
-type Claim = (Box<str>, Box<str>);
+type KeyedClaim = (Box<str>, Box<str>);
 
 /// The claims of a verified token, without its text.
 #[derive(Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub struct Verified {
     pub(super) user: Box<str>,
     pub(super) tier: Option<Box<str>>,
     pub(super) tenant: Option<Box<str>>,
-    claims: Box<[Claim]>,
+    claims: Box<[KeyedClaim]>,
 }
 
 impl Verified {
@@ -62,23 +62,27 @@ const SECONDS_MAX: f64 = 9_007_199_254_740_992.0;
 
 impl ClaimRules {
     /// Reads a verified payload and its expiry. Times are seconds since 1970.
-    pub(super) fn read(&self, payload: &[u8], now: f64) -> Result<(Verified, f64), Fault> {
-        let claims = json::object(payload).ok_or(Fault::Malformed)?;
+    pub(super) fn read(
+        &self,
+        payload: &[u8],
+        now: f64,
+    ) -> Result<(Verified, f64), CredentialFault> {
+        let claims = json::object(payload).ok_or(CredentialFault::Malformed)?;
         let leeway = self.leeway.as_secs_f64();
-        let until = time(&claims, "exp")?.ok_or(Fault::Claims)? + leeway;
+        let until = time(&claims, "exp")?.ok_or(CredentialFault::Claims)? + leeway;
         if now >= until {
-            return Err(Fault::Expired);
+            return Err(CredentialFault::Expired);
         }
         let from = time(&claims, "nbf")?.map_or(0.0, |from| from - leeway);
         if now < from || !self.is_for_us(&claims)? {
-            return Err(Fault::Claims);
+            return Err(CredentialFault::Claims);
         }
         let named = |name: &Option<String>| match name {
             Some(name) => text_of(find(&claims, name)),
             None => Ok(None),
         };
         let verified = Verified {
-            user: text_of(find(&claims, &self.user))?.ok_or(Fault::Claims)?,
+            user: text_of(find(&claims, &self.user))?.ok_or(CredentialFault::Claims)?,
             tier: named(&self.tier)?,
             tenant: named(&self.tenant)?,
             claims: self.others(&claims),
@@ -86,19 +90,19 @@ impl ClaimRules {
         Ok((verified, until))
     }
 
-    fn is_for_us(&self, claims: &Map<String, Value>) -> Result<bool, Fault> {
+    fn is_for_us(&self, claims: &Map<String, Value>) -> Result<bool, CredentialFault> {
         let issuer = match claims.get("iss") {
             None => None,
-            Some(issuer) => Some(issuer.as_str().ok_or(Fault::Malformed)?),
+            Some(issuer) => Some(issuer.as_str().ok_or(CredentialFault::Malformed)?),
         };
         let audience: Vec<&str> = match claims.get("aud") {
             None => Vec::new(),
             Some(Value::String(one)) => vec![one],
             Some(Value::Array(list)) => {
                 let texts: Option<_> = list.iter().map(Value::as_str).collect();
-                texts.ok_or(Fault::Malformed)?
+                texts.ok_or(CredentialFault::Malformed)?
             }
-            Some(_) => return Err(Fault::Malformed),
+            Some(_) => return Err(CredentialFault::Malformed),
         };
         let from_whom = self.issuer.is_none() || self.issuer.as_deref() == issuer;
         let mut ours = self.audience.iter();
@@ -107,7 +111,7 @@ impl ClaimRules {
     }
 
     /// A claim without a short text has no value; the limit's `missing` decides.
-    fn others(&self, claims: &Map<String, Value>) -> Box<[Claim]> {
+    fn others(&self, claims: &Map<String, Value>) -> Box<[KeyedClaim]> {
         let other = |name: &String| {
             let value = text_of(find(claims, name)).ok()??;
             Some((name.as_str().into(), value))
@@ -128,30 +132,30 @@ fn find<'c>(claims: &'c Map<String, Value>, name: &str) -> Option<&'c Value> {
 /// A string, integer or boolean as trimmed text. White space is trimmed because a header field
 /// cannot carry it, and the upstream must receive the value that is counted. Null and an empty
 /// string are no value. A string with control characters is a fault.
-fn text_of(value: Option<&Value>) -> Result<Option<Box<str>>, Fault> {
+fn text_of(value: Option<&Value>) -> Result<Option<Box<str>>, CredentialFault> {
     let text: Box<str> = match value {
         None | Some(Value::Null) => return Ok(None),
         Some(Value::String(text)) => text.trim().into(),
         Some(Value::Number(number)) if !number.is_f64() => number.to_string().into(),
         Some(Value::Bool(value)) => value.to_string().into(),
         Some(Value::Number(_) | Value::Array(_) | Value::Object(_)) => {
-            return Err(Fault::Malformed);
+            return Err(CredentialFault::Malformed);
         }
     };
     if text.len() > NAME_MAX_BYTES || text.chars().any(char::is_control) {
-        return Err(Fault::Malformed);
+        return Err(CredentialFault::Malformed);
     }
     Ok(Some(text).filter(|text| !text.is_empty()))
 }
 
-fn time(claims: &Map<String, Value>, name: &str) -> Result<Option<f64>, Fault> {
+fn time(claims: &Map<String, Value>, name: &str) -> Result<Option<f64>, CredentialFault> {
     let Some(value) = claims.get(name) else {
         return Ok(None);
     };
-    let seconds = value.as_f64().ok_or(Fault::Malformed)?;
+    let seconds = value.as_f64().ok_or(CredentialFault::Malformed)?;
     match (0.0..SECONDS_MAX).contains(&seconds) {
         true => Ok(Some(seconds)),
-        false => Err(Fault::Malformed),
+        false => Err(CredentialFault::Malformed),
     }
 }
 
@@ -170,7 +174,7 @@ mod tests {
         }
     }
 
-    fn read(payload: &str) -> Result<Verified, Fault> {
+    fn read(payload: &str) -> Result<Verified, CredentialFault> {
         let read = rules().read(payload.as_bytes(), 1000.0);
         read.map(|(verified, _)| verified)
     }
@@ -210,25 +214,43 @@ mod tests {
     #[test]
     fn what_is_missing_or_of_the_wrong_type_is_a_fault() {
         for (payload, fault) in [
-            (r#"{"exp":2000}"#, Fault::Claims),
-            (r#"{"exp":2000,"sub":""}"#, Fault::Claims),
-            (r#"{"exp":2000,"sub":null}"#, Fault::Claims),
-            (r#"{"exp":2000,"sub":["a"]}"#, Fault::Malformed),
-            (r#"{"exp":2000,"sub":1.5}"#, Fault::Malformed),
-            (r#"{"exp":2000,"sub":"a\nb"}"#, Fault::Malformed),
-            (r#"{"exp":2000,"sub":"a\tb"}"#, Fault::Malformed),
-            (r#"{"exp":2000,"sub":"a\u0000"}"#, Fault::Malformed),
-            (r#"{"exp":2000,"sub":" \t "}"#, Fault::Claims),
-            (r#"{"exp":2000,"sub":"a","plan":{}}"#, Fault::Malformed),
-            (r#"{"sub":"a"}"#, Fault::Claims),
-            (r#"{"exp":"2000","sub":"a"}"#, Fault::Malformed),
-            (r#"{"exp":1e308,"sub":"a"}"#, Fault::Malformed),
-            (r#"{"exp":-1,"sub":"a"}"#, Fault::Malformed),
-            (r#"{"exp":940,"sub":"a"}"#, Fault::Expired),
-            (r#"{"exp":2000,"nbf":null,"sub":"a"}"#, Fault::Malformed),
-            (r#"{"exp":2000,"nbf":1060.5,"sub":"a"}"#, Fault::Claims),
-            (r#"{"exp":2000,"iss":1,"sub":"a"}"#, Fault::Malformed),
-            (r#"{"exp":2000,"aud":[1],"sub":"a"}"#, Fault::Malformed),
+            (r#"{"exp":2000}"#, CredentialFault::Claims),
+            (r#"{"exp":2000,"sub":""}"#, CredentialFault::Claims),
+            (r#"{"exp":2000,"sub":null}"#, CredentialFault::Claims),
+            (r#"{"exp":2000,"sub":["a"]}"#, CredentialFault::Malformed),
+            (r#"{"exp":2000,"sub":1.5}"#, CredentialFault::Malformed),
+            (r#"{"exp":2000,"sub":"a\nb"}"#, CredentialFault::Malformed),
+            (r#"{"exp":2000,"sub":"a\tb"}"#, CredentialFault::Malformed),
+            (
+                r#"{"exp":2000,"sub":"a\u0000"}"#,
+                CredentialFault::Malformed,
+            ),
+            (r#"{"exp":2000,"sub":" \t "}"#, CredentialFault::Claims),
+            (
+                r#"{"exp":2000,"sub":"a","plan":{}}"#,
+                CredentialFault::Malformed,
+            ),
+            (r#"{"sub":"a"}"#, CredentialFault::Claims),
+            (r#"{"exp":"2000","sub":"a"}"#, CredentialFault::Malformed),
+            (r#"{"exp":1e308,"sub":"a"}"#, CredentialFault::Malformed),
+            (r#"{"exp":-1,"sub":"a"}"#, CredentialFault::Malformed),
+            (r#"{"exp":940,"sub":"a"}"#, CredentialFault::Expired),
+            (
+                r#"{"exp":2000,"nbf":null,"sub":"a"}"#,
+                CredentialFault::Malformed,
+            ),
+            (
+                r#"{"exp":2000,"nbf":1060.5,"sub":"a"}"#,
+                CredentialFault::Claims,
+            ),
+            (
+                r#"{"exp":2000,"iss":1,"sub":"a"}"#,
+                CredentialFault::Malformed,
+            ),
+            (
+                r#"{"exp":2000,"aud":[1],"sub":"a"}"#,
+                CredentialFault::Malformed,
+            ),
         ] {
             assert_eq!(read(payload).err(), Some(fault), "{payload}");
         }

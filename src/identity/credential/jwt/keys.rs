@@ -19,7 +19,7 @@ use jsonwebtoken::{Algorithm, AlgorithmFamily, DecodingKey, DecodingKeyKind};
 use serde_json::{Map, Value};
 
 use super::{
-    super::Fault,
+    super::CredentialFault,
     json,
     token::{Token, decode},
 };
@@ -47,12 +47,12 @@ const KEYS_MAX: usize = 256;
 /// The keys that verify the tokens of one source.
 #[derive(Default)]
 pub struct KeySet {
-    keys: Vec<Key>,
+    keys: Vec<VerificationKey>,
     /// Unique within the process; 0 is the empty default.
     generation: u64,
 }
 
-struct Key {
+struct VerificationKey {
     kid: Option<Box<str>>,
     algorithm: Algorithm,
     key: DecodingKey,
@@ -143,7 +143,7 @@ impl KeySet {
             .or_else(|_| DecodingKey::from_ed_pem(pem));
         let key = key.map_err(|_| unfit("it contains no public key in PEM form"))?;
         let algorithm = only_fit(&key, None, algorithms).map_err(KeyError::Unfit)?;
-        let key = Key {
+        let key = VerificationKey {
             kid: None,
             algorithm,
             key,
@@ -155,7 +155,7 @@ impl KeySet {
     /// §3.2).
     pub fn from_secret(secret: &[u8], algorithm: Algorithm) -> Result<KeySet, KeyError> {
         let key = DecodingKey::from_secret(secret);
-        let key = Key {
+        let key = VerificationKey {
             kid: None,
             algorithm: only_fit(&key, None, &[algorithm]).map_err(KeyError::Unfit)?,
             key,
@@ -163,7 +163,7 @@ impl KeySet {
         Ok(KeySet::new(vec![key]))
     }
 
-    fn new(keys: Vec<Key>) -> KeySet {
+    fn new(keys: Vec<VerificationKey>) -> KeySet {
         static GENERATIONS: AtomicU64 = AtomicU64::new(1);
         KeySet {
             keys,
@@ -186,33 +186,33 @@ impl KeySet {
     }
 
     /// Whether a key of this set signed the token.
-    pub(super) fn verify(&self, token: &Token<'_>) -> Result<(), Fault> {
+    pub(super) fn verify(&self, token: &Token<'_>) -> Result<(), CredentialFault> {
         if self.keys.is_empty() {
-            return Err(Fault::NoKeys);
+            return Err(CredentialFault::NoKeys);
         }
-        let named = |key: &&Key| key.kid.as_deref() == token.kid.as_deref();
-        let mut candidates: Vec<&Key> = match (&token.kid, self.keys.as_slice()) {
+        let named = |key: &&VerificationKey| key.kid.as_deref() == token.kid.as_deref();
+        let mut candidates: Vec<&VerificationKey> = match (&token.kid, self.keys.as_slice()) {
             // a single key without `kid` fits every token; a token without `kid` fits a single key
             (_, [only]) if only.kid.is_none() => vec![only],
             (None, [only]) => vec![only],
-            (None, _) => return Err(Fault::UnknownKey),
+            (None, _) => return Err(CredentialFault::UnknownKey),
             (Some(_), keys) => keys.iter().filter(named).collect(),
         };
         if candidates.is_empty() {
-            return Err(Fault::UnknownKey);
+            return Err(CredentialFault::UnknownKey);
         }
         candidates.retain(|key| key.algorithm == token.algorithm);
         if candidates.is_empty() {
-            return Err(Fault::Algorithm);
+            return Err(CredentialFault::Algorithm);
         }
         let signed = token.signed.as_bytes();
-        let is_of = |key: &&Key| {
+        let is_of = |key: &&VerificationKey| {
             jsonwebtoken::crypto::verify(token.signature, signed, &key.key, key.algorithm)
                 .is_ok_and(|verified| verified)
         };
         match candidates.iter().any(is_of) {
             true => Ok(()),
-            false => Err(Fault::Signature),
+            false => Err(CredentialFault::Signature),
         }
     }
 }
@@ -225,7 +225,7 @@ impl fmt::Debug for KeySet {
     }
 }
 
-fn key_of(jwk: &Map<String, Value>, algorithms: &[Algorithm]) -> Result<Key, String> {
+fn key_of(jwk: &Map<String, Value>, algorithms: &[Algorithm]) -> Result<VerificationKey, String> {
     let text = |name: &str| match jwk.get(name) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.as_str())),
@@ -270,7 +270,7 @@ fn key_of(jwk: &Map<String, Value>, algorithms: &[Algorithm]) -> Result<Key, Str
             Some(known.ok_or("its algorithm is not supported")?.1)
         }
     };
-    Ok(Key {
+    Ok(VerificationKey {
         kid: text("kid")?.map(Box::from),
         algorithm: only_fit(&key, algorithm, algorithms)?,
         key,
@@ -405,10 +405,10 @@ impl KeyRing {
     }
 
     /// Verifies the token with the current set and returns the generation of that set.
-    pub(super) fn verify(&self, token: &Token<'_>) -> Result<u64, Fault> {
+    pub(super) fn verify(&self, token: &Token<'_>) -> Result<u64, CredentialFault> {
         let set = self.set.load();
         let verified = set.verify(token);
-        if verified == Err(Fault::UnknownKey) && token.kid.is_some() {
+        if verified == Err(CredentialFault::UnknownKey) && token.kid.is_some() {
             self.missed.store(true, Ordering::Relaxed);
         }
         verified.map(|()| set.generation())
@@ -448,7 +448,7 @@ mod tests {
         format!("{signed}.{}", signature.expect("a secret signs anything"))
     }
 
-    fn verify(set: &KeySet, kid: Option<&str>) -> Result<(), Fault> {
+    fn verify(set: &KeySet, kid: Option<&str>) -> Result<(), CredentialFault> {
         set.verify(&Token::parse(token(kid).as_bytes()).expect("it is well-formed"))
     }
 
@@ -456,11 +456,11 @@ mod tests {
     fn a_token_is_verified_with_the_key_that_it_names() {
         let both = set(&[Some("a"), Some("b")]);
         assert_eq!(verify(&both, Some("a")), Ok(()));
-        assert_eq!(verify(&both, Some("b")), Err(Fault::Signature));
-        assert_eq!(verify(&both, Some("c")), Err(Fault::UnknownKey));
+        assert_eq!(verify(&both, Some("b")), Err(CredentialFault::Signature));
+        assert_eq!(verify(&both, Some("c")), Err(CredentialFault::UnknownKey));
         assert_eq!(
             verify(&both, None),
-            Err(Fault::UnknownKey),
+            Err(CredentialFault::UnknownKey),
             "it could be either"
         );
     }
@@ -470,14 +470,17 @@ mod tests {
         assert_eq!(verify(&set(&[Some("a")]), None), Ok(()));
         assert_eq!(
             verify(&set(&[Some("a")]), Some("b")),
-            Err(Fault::UnknownKey)
+            Err(CredentialFault::UnknownKey)
         );
         assert_eq!(verify(&set(&[None]), Some("b")), Ok(()));
         assert_eq!(
             verify(&set(&[None, Some("b")]), Some("a")),
-            Err(Fault::UnknownKey)
+            Err(CredentialFault::UnknownKey)
         );
-        assert_eq!(verify(&KeySet::default(), None), Err(Fault::NoKeys));
+        assert_eq!(
+            verify(&KeySet::default(), None),
+            Err(CredentialFault::NoKeys)
+        );
     }
 
     #[test]
@@ -493,11 +496,11 @@ mod tests {
             ring.verify(&Token::parse(text.as_bytes()).expect("it is well-formed"))
         };
         assert_eq!(verify(None), Ok(ring.generation()));
-        assert_eq!(verify(Some("b")), Err(Fault::UnknownKey));
+        assert_eq!(verify(Some("b")), Err(CredentialFault::UnknownKey));
         assert!(ring.take_missed());
         assert!(!ring.take_missed());
         ring.replace(set(&[Some("a"), Some("b")]));
-        assert_eq!(verify(None), Err(Fault::UnknownKey));
+        assert_eq!(verify(None), Err(CredentialFault::UnknownKey));
         assert!(!ring.take_missed(), "no fetch would help");
         let before = ring.generation();
         ring.replace(set(&[Some("b")]));

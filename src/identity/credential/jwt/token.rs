@@ -8,7 +8,7 @@
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use jsonwebtoken::Algorithm;
 
-use super::{super::Fault, json, keys::ALGORITHMS};
+use super::{super::CredentialFault, json, keys::ALGORITHMS};
 
 /// Longer tokens are rejected.
 pub(super) const TOKEN_MAX_BYTES: usize = 8 * 1024;
@@ -27,31 +27,31 @@ pub(super) struct Token<'t> {
 }
 
 impl<'t> Token<'t> {
-    pub(super) fn parse(text: &'t [u8]) -> Result<Token<'t>, Fault> {
+    pub(super) fn parse(text: &'t [u8]) -> Result<Token<'t>, CredentialFault> {
         if text.is_empty() || text.len() > TOKEN_MAX_BYTES {
-            return Err(Fault::Malformed);
+            return Err(CredentialFault::Malformed);
         }
-        let text = str::from_utf8(text).map_err(|_| Fault::Malformed)?;
-        let (signed, signature) = text.rsplit_once('.').ok_or(Fault::Malformed)?;
-        let (header, payload) = signed.split_once('.').ok_or(Fault::Malformed)?;
+        let text = str::from_utf8(text).map_err(|_| CredentialFault::Malformed)?;
+        let (signed, signature) = text.rsplit_once('.').ok_or(CredentialFault::Malformed)?;
+        let (header, payload) = signed.split_once('.').ok_or(CredentialFault::Malformed)?;
         if payload.contains('.') {
-            return Err(Fault::Malformed);
+            return Err(CredentialFault::Malformed);
         }
         let header = decode(header)
             .and_then(|header| json::object(&header))
-            .ok_or(Fault::Malformed)?;
+            .ok_or(CredentialFault::Malformed)?;
         if header.contains_key("crit") {
-            return Err(Fault::Malformed);
+            return Err(CredentialFault::Malformed);
         }
         let name = header.get("alg").and_then(|name| name.as_str());
         let algorithm = ALGORITHMS.iter().find(|(known, _)| Some(*known) == name);
-        let algorithm = algorithm.ok_or(Fault::Algorithm)?.1;
+        let algorithm = algorithm.ok_or(CredentialFault::Algorithm)?.1;
         let kid = match header.get("kid") {
             None => None,
-            Some(kid) => Some(kid.as_str().ok_or(Fault::Malformed)?.to_owned()),
+            Some(kid) => Some(kid.as_str().ok_or(CredentialFault::Malformed)?.to_owned()),
         };
         if signature.is_empty() || decode(signature).is_none() {
-            return Err(Fault::Malformed);
+            return Err(CredentialFault::Malformed);
         }
         Ok(Token {
             algorithm,
@@ -63,8 +63,8 @@ impl<'t> Token<'t> {
     }
 
     /// The decoded claims. Read them only after the signature verifies.
-    pub(super) fn payload(&self) -> Result<Vec<u8>, Fault> {
-        decode(self.payload).ok_or(Fault::Malformed)
+    pub(super) fn payload(&self) -> Result<Vec<u8>, CredentialFault> {
+        decode(self.payload).ok_or(CredentialFault::Malformed)
     }
 }
 
@@ -95,23 +95,41 @@ mod tests {
     #[test]
     fn anything_else_is_no_token() {
         for (text, fault) in [
-            (String::new(), Fault::Malformed),
-            ("abc".to_owned(), Fault::Malformed),
-            ("a.b".to_owned(), Fault::Malformed),
-            (token("{}"), Fault::Algorithm),
-            (token(r#"{"alg":"none"}"#), Fault::Algorithm),
-            (token(r#"{"alg":"rs256"}"#), Fault::Algorithm),
-            (token(r#"{"alg":["RS256"]}"#), Fault::Algorithm),
-            (token(r#"{"alg":"RS256","kid":1}"#), Fault::Malformed),
-            (token(r#"{"alg":"RS256","crit":[]}"#), Fault::Malformed),
-            (token(r#"{"alg":"none","alg":"RS256"}"#), Fault::Malformed),
-            (token(r#"{"alg":"RS256"}"#) + ".AA", Fault::Malformed),
-            (token(r#"{"alg":"RS256"}"#) + "==", Fault::Malformed),
-            (token(r#"{"alg":"RS256"}"#) + "\n", Fault::Malformed),
+            (String::new(), CredentialFault::Malformed),
+            ("abc".to_owned(), CredentialFault::Malformed),
+            ("a.b".to_owned(), CredentialFault::Malformed),
+            (token("{}"), CredentialFault::Algorithm),
+            (token(r#"{"alg":"none"}"#), CredentialFault::Algorithm),
+            (token(r#"{"alg":"rs256"}"#), CredentialFault::Algorithm),
+            (token(r#"{"alg":["RS256"]}"#), CredentialFault::Algorithm),
+            (
+                token(r#"{"alg":"RS256","kid":1}"#),
+                CredentialFault::Malformed,
+            ),
+            (
+                token(r#"{"alg":"RS256","crit":[]}"#),
+                CredentialFault::Malformed,
+            ),
+            (
+                token(r#"{"alg":"none","alg":"RS256"}"#),
+                CredentialFault::Malformed,
+            ),
+            (
+                token(r#"{"alg":"RS256"}"#) + ".AA",
+                CredentialFault::Malformed,
+            ),
+            (
+                token(r#"{"alg":"RS256"}"#) + "==",
+                CredentialFault::Malformed,
+            ),
+            (
+                token(r#"{"alg":"RS256"}"#) + "\n",
+                CredentialFault::Malformed,
+            ),
             // non-zero bits after the last byte would be a second spelling of the signature
             (
                 token(r#"{"alg":"RS256"}"#).replace(".AA", ".AB"),
-                Fault::Malformed,
+                CredentialFault::Malformed,
             ),
         ] {
             assert_eq!(Token::parse(text.as_bytes()).err(), Some(fault), "{text}");
@@ -121,6 +139,6 @@ mod tests {
     #[test]
     fn size_is_bounded_before_anything_is_decoded() {
         let text = vec![b'a'; TOKEN_MAX_BYTES + 1];
-        assert_eq!(Token::parse(&text).err(), Some(Fault::Malformed));
+        assert_eq!(Token::parse(&text).err(), Some(CredentialFault::Malformed));
     }
 }
