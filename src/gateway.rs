@@ -23,7 +23,7 @@ mod body_error;
 mod decide;
 mod decision_context;
 pub mod described;
-mod exceptions;
+mod config_exceptions;
 mod refusals;
 mod request_body;
 mod request_context;
@@ -31,22 +31,22 @@ mod request_id;
 mod resolve;
 pub mod explain;
 mod log_once;
-mod majority;
-pub mod notebook;
-pub mod operate;
+mod majority_vote;
+pub mod decision_log;
+pub mod admin_view;
 mod observer;
 mod outbound;
-mod own;
+mod status_page;
 mod plan;
 mod process;
-mod purse;
+mod shared_budget;
 mod record;
-pub mod rulings;
-mod shared;
+pub mod runtime_overrides;
+mod active_config;
 mod slots;
-mod station;
+mod worker_service;
 mod status_limit;
-mod suspicion;
+mod proxy_detection;
 mod worker;
 
 use std::rc::Rc;
@@ -72,11 +72,11 @@ use request_body::LiveBody;
 use request_context::{LocalReply, RequestContext, UpstreamTarget};
 use worker::Worker;
 
+pub use active_config::{ActiveConfig, ActiveConfigHandle, OverflowSeen};
 pub use body::Body;
 pub use plan::PlanError;
 pub use process::Process;
-pub use shared::{ActiveConfig, ActiveConfigHandle, OverflowSeen};
-pub use station::WorkerService;
+pub use worker_service::WorkerService;
 
 impl Worker {
     /// Answers one request.
@@ -178,7 +178,7 @@ impl Worker {
         }
         match answered {
             Ok(answered) => {
-                upstream.fleet().metrics().seconds.record(sent.elapsed());
+                upstream.state().metrics().seconds.record(sent.elapsed());
                 record.asked(Some(answered.server), None);
                 self.pass_on(request, answered.response.map(ResponseSource::from), record)
             }

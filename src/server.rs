@@ -11,10 +11,10 @@
 //! No request touches it.
 
 mod activation;
-mod aside;
+mod low_priority;
 mod certificates;
 mod descriptors;
-mod errands;
+mod background_tasks;
 mod notify;
 mod reload;
 mod watcher;
@@ -36,7 +36,7 @@ use crate::{
 };
 
 use activation::Activation;
-use aside::{HighWater, IdleWave, aside, give_memory_back};
+use low_priority::{HighWater, IdleWave, aside, give_memory_back};
 use reload::Reloader;
 use worker::Stop;
 

@@ -15,9 +15,9 @@ use super::{
 };
 use crate::{
     gateway::{
+        decision_log::RememberedDecision,
         described::{Described, DescribedBody},
         explain::{Explanation, ExplanationText, Outcome, Unexplained},
-        notebook::RememberedDecision,
     },
     listener::tls::Presented,
     telemetry,
@@ -38,7 +38,7 @@ impl AdminPages {
                 let most = call.query("limit_to").and_then(|most| most.parse().ok());
                 let found = shared
                     .process()
-                    .notebooks()
+                    .decision_logs()
                     .decisions(|one| is_wanted(one, call));
                 let found = found.iter().take(most.unwrap_or(SHOWN_MAX).min(SHOWN_MAX));
                 ApiResponse::ok(json!({ "decisions": found.map(summary).collect::<Vec<_>>() }))
@@ -46,7 +46,7 @@ impl AdminPages {
             [id] => {
                 let found = shared
                     .process()
-                    .notebooks()
+                    .decision_logs()
                     .decisions(|one| one.request_id == *id);
                 found
                     .first()

@@ -20,8 +20,8 @@ use crate::{
     config::{self, Effect, Mode},
     gateway::{
         ActiveConfig,
-        operate::{Applies, KeyStanding, KeyView, LimitView, NoKey, Reach},
-        rulings::{
+        admin_view::{Applies, KeyStanding, KeyView, LimitView, NoKey, Reach},
+        runtime_overrides::{
             KeyOverride, LimitOverrides, ModeOverride, OverrideSubject, QuotaGrant,
             RuntimeOverrides, TooManyOverrides, Until,
         },

@@ -24,12 +24,12 @@
 
 pub mod lease;
 
-mod board;
+mod override_sync;
 mod breaker;
 mod cluster;
-mod hand;
-mod holding;
-mod keeper;
+mod key_table;
+mod slot_lease;
+mod lease_manager;
 mod redis;
 mod settings;
 mod slack;
@@ -44,16 +44,16 @@ use std::{
 
 use tokio::{runtime::LocalOptions, sync::mpsc, time::Instant};
 
-pub use board::{OverrideEntry, OverrideReader, OverrideSnapshot, OverrideSync};
-pub use hand::SlotGuard;
+pub use key_table::SlotGuard;
+pub use override_sync::{OverrideEntry, OverrideReader, OverrideSnapshot, OverrideSync};
 pub use redis::{RedisServer, RedisTarget, RedisTls};
 pub use settings::{FAILURES, LOSSES, RedisSettings, SharedKeyName, SharedLimit, Sync, WhenDown};
 pub use spend::{Decided, DecisionSource, SharedClaim, Unavailable};
 
 use cluster::MAX_SHARDS;
-use hand::KeyTable;
-use keeper::{LeaseManager, LeaseManagerConfig, Message, PATIENCE, QUEUE};
+use key_table::KeyTable;
 use lease::LeaseAlgorithm;
+use lease_manager::{LeaseManager, LeaseManagerConfig, Message, PATIENCE, QUEUE};
 use redis::RedisTimeouts;
 
 use crate::telemetry::handles::BudgetMetrics;
@@ -127,7 +127,7 @@ pub fn start(
     };
     let (keeper, messages) = mpsc::channel(QUEUE);
     let (override_sync, posts) = OverrideSync::new();
-    let reading = board::OverrideSyncConfig {
+    let reading = override_sync::OverrideSyncConfig {
         target: settings.target.clone(),
         patience,
         prefix: settings.key_prefix.clone(),
@@ -156,7 +156,7 @@ pub fn start(
             seed,
         };
         runtime.block_on(async {
-            tokio::task::spawn_local(board::serve(reading, posts));
+            tokio::task::spawn_local(override_sync::serve(reading, posts));
             LeaseManager::run(duty, own, messages, started).await;
         });
     };
@@ -185,10 +185,12 @@ fn hands(max_keys: usize, limits: &[Arc<SharedLimit>]) -> KeyTable {
         for tier in &limit.tiers {
             let place = hands.overflow(tier.overflow);
             if limit.algorithm() == LeaseAlgorithm::Slots {
-                if let Some(most) = keeper::most_alone(&tier.terms, limit.when_down, 1.0) {
+                if let Some(most) = lease_manager::most_alone(&tier.terms, limit.when_down, 1.0) {
                     hands.slots(place).prepare_alone(most);
                 }
-            } else if let Some(alone) = keeper::alone(&tier.terms, limit.when_down, 1.0, None) {
+            } else if let Some(alone) =
+                lease_manager::alone(&tier.terms, limit.when_down, 1.0, None)
+            {
                 hands.hand(place).prepare_alone(0, &alone);
             }
         }

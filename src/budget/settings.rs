@@ -75,7 +75,7 @@ pub const FAILURES: [&str; Failure::ALL.len()] = {
 };
 
 /// Labels of the metric for lost data.
-pub const LOSSES: [&str; 3] = super::keeper::Loss::LABELS;
+pub const LOSSES: [&str; 3] = super::lease_manager::Loss::LABELS;
 
 /// A limit that gateways share.
 #[derive(Debug)]

@@ -8,9 +8,9 @@ use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     Budget,
-    hand::{KeyCell, NoSlot, SlotGuard, SpendOutcome, Tag},
-    keeper::{Grant, KeeperOutcome, KeyReply, KeyRequest, Message},
+    key_table::{KeyCell, NoSlot, SlotGuard, SpendOutcome, Tag},
     lease::{self, LeaseAlgorithm},
+    lease_manager::{Grant, KeeperOutcome, KeyReply, KeyRequest, Message},
     settings::{SharedKeyName, SharedLimit, WhenDown},
 };
 use crate::limit::{Charge, Key, MAX_LIMITS, Store, Verdict};
@@ -494,7 +494,7 @@ mod tests {
     use crate::{
         budget::{
             Degraded,
-            hand::KeyTable,
+            key_table::KeyTable,
             lease::{Forecast, LeaseTerms, Pause},
         },
         telemetry::Metrics,

@@ -9,7 +9,7 @@ use super::{
     observer::DecisionObserver,
     plan::{LimitPlan, LimitRule},
     refusals::LACKS_KEY,
-    rulings::{KeyOverride, QuotaGrant},
+    runtime_overrides::{KeyOverride, QuotaGrant},
     worker::Worker,
 };
 use crate::{

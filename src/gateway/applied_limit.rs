@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::{
     plan::{LimitPlan, LimitRule},
-    rulings::QuotaGrant,
+    runtime_overrides::QuotaGrant,
 };
 use crate::{
     budget::{DecisionSource, SharedClaim},

@@ -20,6 +20,8 @@ use tokio::{
 };
 
 use super::{
+    active_config::ActiveConfig,
+    active_config::ActiveConfigHandle,
     answer,
     body::Body,
     decide::DecisionEffect,
@@ -28,8 +30,6 @@ use super::{
     record::{self, Ours},
     request_context::LocalReply,
     request_context::RequestContext,
-    shared::ActiveConfig,
-    shared::ActiveConfigHandle,
     worker::Worker,
 };
 use crate::{

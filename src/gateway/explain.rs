@@ -23,6 +23,7 @@ use std::{
 use http::HeaderMap;
 
 use super::{
+    active_config::ActiveConfig,
     applied_limit::{Applicability, LimitOutcome},
     decide::DecisionEffect,
     described::{Described, DescribedSource},
@@ -30,7 +31,6 @@ use super::{
     plan::{LimitPlan, PlanError},
     process::Process,
     request_context::{LocalReply, RequestContext, Resolved, UpstreamTarget},
-    shared::ActiveConfig,
     worker::Worker,
 };
 use crate::{

@@ -8,10 +8,10 @@ use std::{collections::HashMap, sync::Arc};
 use metrics::Counter;
 
 use super::{
-    exceptions::ConfigExceptions,
+    config_exceptions::ConfigExceptions,
     log_once::{LogOnce, UNNAMED_PROXY},
     process::Process,
-    rulings::{LimitOverrides, RuntimeOverrides},
+    runtime_overrides::{LimitOverrides, RuntimeOverrides},
     status_limit,
 };
 use crate::{

@@ -13,7 +13,7 @@ use std::{
 use metrics::{Counter, Histogram};
 use tokio::time::Instant;
 
-use super::{log_once::LogOnce, notebook::DecisionLogs, rulings::RuntimeOverrides};
+use super::{decision_log::DecisionLogs, log_once::LogOnce, runtime_overrides::RuntimeOverrides};
 use crate::{
     config::Snapshot,
     identity::KeyHasher,
@@ -42,7 +42,7 @@ pub struct Process {
     /// Our name in `Via`, random per process: it distinguishes a loop from two gateways in a row.
     pub(super) pseudonym: String,
     pub(super) runtime_overrides: Arc<RuntimeOverrides>,
-    pub(super) notebooks: DecisionLogs,
+    pub(super) decision_logs: DecisionLogs,
     /// Logs one warning about a proxy that `trusted_proxies` does not list.
     pub(super) unnamed_proxy: Arc<LogOnce>,
     metrics: Metrics,
@@ -79,7 +79,7 @@ impl Process {
             decision_seconds: metrics.decision_seconds(),
             pseudonym: pseudonym(),
             runtime_overrides: Arc::default(),
-            notebooks: DecisionLogs::new(first.server.worker_threads()),
+            decision_logs: DecisionLogs::new(first.server.worker_threads()),
             unnamed_proxy: Arc::default(),
             access: OnceLock::new(),
             rejected_lines: LineCap::default(),
@@ -102,7 +102,7 @@ impl Process {
             decision_seconds: Histogram::noop(),
             pseudonym: self.pseudonym.clone(),
             runtime_overrides: Arc::clone(&self.runtime_overrides),
-            notebooks: DecisionLogs::new(1),
+            decision_logs: DecisionLogs::new(1),
             unnamed_proxy: Arc::clone(&self.unnamed_proxy),
             access: OnceLock::new(),
             rejected_lines: LineCap::default(),
@@ -146,8 +146,8 @@ impl Process {
     }
 
     /// The workers' decision logs.
-    pub fn notebooks(&self) -> &DecisionLogs {
-        &self.notebooks
+    pub fn decision_logs(&self) -> &DecisionLogs {
+        &self.decision_logs
     }
 
     /// The span exporter, if spans are on.

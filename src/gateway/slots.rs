@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::{applied_limit::AppliedLimit, plan::LimitRule, shared::ActiveConfig};
+use super::{active_config::ActiveConfig, applied_limit::AppliedLimit, plan::LimitRule};
 use crate::{
     budget::SlotGuard,
     limit::{Charge, ChargeLocation, Key},

@@ -14,10 +14,10 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    majority::MajorityVote,
-    notebook::{Admissions, DecisionLog},
+    active_config::ActiveConfig,
+    decision_log::{Admissions, DecisionLog},
+    majority_vote::MajorityVote,
     request_id::RequestIds,
-    shared::ActiveConfig,
 };
 use crate::{
     identity::TokenCache,
@@ -45,7 +45,7 @@ pub(super) struct Worker {
     pub(super) warnings: Vec<Throttle>,
     /// Throttles the warnings about shed requests.
     pub(super) shedding: Throttle,
-    pub(super) notebook: Arc<DecisionLog>,
+    pub(super) decision_log: Arc<DecisionLog>,
     pub(super) admissions: Admissions,
 }
 
@@ -56,18 +56,18 @@ impl Worker {
         let request_ids = RequestIds::new();
         let upstreams = shared.plan.upstreams.iter().map(|fleet| {
             let mut before = previous.iter().flat_map(|worker| &worker.upstreams);
-            let unchanged = before.find(|upstream| Arc::ptr_eq(upstream.fleet(), fleet));
+            let unchanged = before.find(|upstream| Arc::ptr_eq(upstream.state(), fleet));
             let new = || Rc::new(Upstream::new(Arc::clone(fleet), request_ids.random()));
             unchanged.map_or_else(new, Rc::clone)
         });
         let upstreams: Vec<_> = upstreams.collect();
-        let notebook = match previous {
-            Some(worker) => Arc::clone(&worker.notebook),
-            None => shared.process.notebooks.open(),
+        let decision_log = match previous {
+            Some(worker) => Arc::clone(&worker.decision_log),
+            None => shared.process.decision_logs.open(),
         };
-        notebook.retain(|limit| shared.plan.limit(limit).is_some());
+        decision_log.retain(|limit| shared.plan.limit(limit).is_some());
         Self {
-            notebook,
+            decision_log,
             admissions: Admissions::default(),
             shedding: Throttle::default(),
             warnings: upstreams.iter().map(|_| Throttle::default()).collect(),

@@ -46,7 +46,7 @@ use super::{
     ChargeLocation, Quota, QuotaError, Standing,
     overdraft::{Claimed, Overdraft},
     quota::MAX_FILL,
-    words::WordRequest,
+    word_algorithm::WordRequest,
 };
 
 /// A `now` less than this behind the latest one is taken for a slow thread, not for a clock step.

@@ -6,7 +6,7 @@ use arrayvec::ArrayVec;
 
 use super::{
     MAX_LIMITS,
-    words::{WordAlgorithm, WordRequest},
+    word_algorithm::{WordAlgorithm, WordRequest},
 };
 
 /// Status of one limit for one request. Times are whole nanoseconds from the request's `now`,

@@ -35,10 +35,10 @@ use std::{
 use super::{
     Key, Quota, QuotaError, Standing,
     bucket::STEP_BACK_NS,
+    migration::SpentUnits,
     quota::MAX_LOG,
     share::{Occupancy, SharedCapacity},
-    succession::SpentUnits,
-    words::{StateFormat, WordRequest},
+    word_algorithm::{StateFormat, WordRequest},
 };
 
 /// Entries that all rings may reserve, per key of the store's `max_keys`.

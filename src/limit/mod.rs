@@ -14,7 +14,7 @@
 
 pub mod bucket;
 pub mod decision;
-pub mod in_flight;
+pub mod slot_counters;
 pub mod log;
 pub mod quota;
 pub mod share;
@@ -22,11 +22,11 @@ pub mod store;
 
 mod overdraft;
 mod registry;
-mod succession;
+mod migration;
 mod sync;
 mod table;
 mod window;
-mod words;
+mod word_algorithm;
 
 #[cfg(test)]
 mod accuracy;
@@ -103,7 +103,7 @@ pub struct Limit {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Rule {
     /// One word per key, in the table.
-    Words(words::WordAlgorithm),
+    Words(word_algorithm::WordAlgorithm),
     /// A ring per key, in a separate store.
     Logs(log::Logs),
 }
@@ -111,7 +111,7 @@ enum Rule {
 impl Limit {
     /// A limit that counts by `algorithm`. `quotas` has one entry per tier, the first is the default.
     pub fn new(name: &str, algorithm: Algorithm, quotas: &[Quota]) -> Result<Limit, QuotaError> {
-        let rule = match words::WordAlgorithm::new(algorithm, quotas, None) {
+        let rule = match word_algorithm::WordAlgorithm::new(algorithm, quotas, None) {
             Some(words) => Rule::Words(words?),
             None => Rule::Logs(log::Logs::new(quotas)?),
         };
@@ -128,7 +128,7 @@ impl Limit {
         quotas: &[Quota],
         overdraft: Overdraft,
     ) -> Result<Limit, QuotaError> {
-        match words::WordAlgorithm::new(algorithm, quotas, Some(overdraft)) {
+        match word_algorithm::WordAlgorithm::new(algorithm, quotas, Some(overdraft)) {
             Some(words) if algorithm != Algorithm::Concurrency => Ok(Limit {
                 name: name.into(),
                 rule: Rule::Words(words?),
@@ -143,7 +143,7 @@ impl Limit {
     }
 
     /// The format of this tier's counters.
-    fn form(&self, tier: usize) -> words::StateFormat {
+    fn form(&self, tier: usize) -> word_algorithm::StateFormat {
         match &self.rule {
             Rule::Words(words) => words.form(tier),
             Rule::Logs(logs) => logs.form(tier),

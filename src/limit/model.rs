@@ -12,7 +12,7 @@ use shuttle::{check_pct, check_random, thread};
 use super::{
     Key, Quota,
     bucket::{BucketKind, Buckets},
-    words::WordRequest,
+    word_algorithm::WordRequest,
 };
 
 mod sync {

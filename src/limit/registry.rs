@@ -16,9 +16,9 @@ use std::sync::{
 
 use super::{
     Limit, Rule,
+    migration::{self, PreviousRule},
     share::Occupancy,
-    succession::{self, PreviousRule},
-    words::StateFormat,
+    word_algorithm::StateFormat,
 };
 
 /// Ids per chunk; 256 chunks of 256.
@@ -230,8 +230,8 @@ impl Registry {
             states.push(known.map_or_else(|| self.enter(form, &occupied), Ok)?);
         }
         let past = match (kept, before) {
-            (Some((before, was)), _) => succession::inherited(before, was),
-            (None, Some((before, was))) => succession::formers(before, was),
+            (Some((before, was)), _) => migration::inherited(before, was),
+            (None, Some((before, was))) => migration::formers(before, was),
             (None, None) => Box::default(),
         };
         let mut states = states.into_iter();

@@ -30,7 +30,7 @@ use super::{
     registry::{Attached, LimitCounters, Registry, TooManyLimits},
     share::SharedCapacity,
     table::{SlotOwner, Table},
-    words::{StateFormat, WordAlgorithm, WordRequest},
+    word_algorithm::{StateFormat, WordAlgorithm, WordRequest},
 };
 
 /// One request's demand on one limit.

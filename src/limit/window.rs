@@ -57,7 +57,7 @@ use super::{
     Quota, QuotaError, Standing,
     bucket::STEP_BACK_NS,
     overdraft::{Claimed, Overdraft},
-    words::WordRequest,
+    word_algorithm::WordRequest,
 };
 
 /// The uptime for which every index fits: 9 years.

@@ -13,8 +13,8 @@ use std::{cell::Cell, rc::Rc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
+    abuse::{AbuseAccount, AbuseReason},
     http2::FrameHead,
-    ledger::{AbuseAccount, AbuseReason},
 };
 
 /// The phase of a connection, and when that phase began.

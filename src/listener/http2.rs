@@ -24,10 +24,9 @@ use http::Request;
 pub use request_body::StreamRequestBody;
 
 use super::{
-    ListenerSettings,
+    ListenerSettings, abuse,
     drain::ConnectionGuard,
     inbound::RequestBody,
-    ledger,
     serve::{Handler, Peer, run},
     streams::{self, Portion, StreamState, Tracked},
     timed_io::TimedIo,
@@ -146,7 +145,7 @@ impl<H: Handler> Future for Http2Connection<H> {
         let outcome = self.poll_requests(cx);
         if outcome.is_pending() && self.buffers.end_turn(cx) {
             let buffers = &self.buffers;
-            let bounded = ledger::check_discarded(
+            let bounded = abuse::check_discarded(
                 buffers.discarded_bytes(),
                 buffers.unfinished_streams(),
                 u64::from(WINDOW),

@@ -24,9 +24,9 @@ use tokio::time::{Instant, Sleep};
 
 use super::{
     Peer,
+    abuse::AbuseReason,
     body_buffers::{BodyBuffer, BodyBuffers},
     http2::StreamRequestBody,
-    ledger::AbuseReason,
 };
 use crate::identity::ManagedFields;
 

@@ -6,7 +6,7 @@
 
 pub mod body_buffers;
 pub mod clock;
-pub mod crowd;
+pub mod connections_per_address;
 mod date;
 pub mod drain;
 pub mod handover;
@@ -15,8 +15,8 @@ mod http2;
 pub mod inbound;
 mod inherited;
 mod interim;
-mod ledger;
-mod lot;
+mod abuse;
+mod idle_connections;
 pub mod proxy_protocol;
 pub mod request;
 pub mod serve;
@@ -42,11 +42,11 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
 };
 
+pub use abuse::AbuseReason;
 pub use drain::Drain;
 pub use handover::ClientEnd;
 pub use http1::parked;
 pub use http2::StreamRequestBody;
-pub use ledger::AbuseReason;
 pub use proxy_protocol::ProxyProtocol;
 pub use serve::{Accepted, Handler, Peer};
 pub use tls::{Handshakes, ListenerTls};
@@ -80,7 +80,7 @@ pub struct ListenerSettings {
     /// Most concurrent HTTP/2 streams per connection.
     pub max_streams: u32,
     /// Bound on connections per address.
-    pub per_address: crowd::AddressLimits,
+    pub per_address: connections_per_address::AddressLimits,
     /// TLS; `None` for cleartext.
     pub tls: Option<tls::TlsSettings>,
 }
@@ -285,7 +285,7 @@ struct ConnectionTerms {
     /// For connections with TLS.
     handshakes: Option<Rc<Handshakes>>,
     /// Counts the connections per address.
-    crowd: Arc<crowd::ConnectionsPerAddress>,
+    connections_per_address: Arc<connections_per_address::ConnectionsPerAddress>,
 }
 
 impl Listener {
@@ -293,14 +293,14 @@ impl Listener {
     pub fn new(
         settings: ListenerSettings,
         handshakes: Option<Rc<Handshakes>>,
-        crowd: Arc<crowd::ConnectionsPerAddress>,
+        connections_per_address: Arc<connections_per_address::ConnectionsPerAddress>,
     ) -> Rc<Self> {
         let settings = Rc::new(settings);
         Rc::new(Self {
             terms: RefCell::new(ConnectionTerms {
                 settings,
                 handshakes,
-                crowd,
+                connections_per_address,
             }),
             drain: Rc::default(),
         })
@@ -330,7 +330,7 @@ impl Listener {
     ) -> io::Result<()> {
         let failed = |error: &io::Error| observer.accept_failed(error);
         let acceptor = Acceptor::register(socket).inspect_err(failed)?;
-        let (lot, watch) = lot::IdleConnections::new().inspect_err(failed)?;
+        let (lot, watch) = idle_connections::IdleConnections::new().inspect_err(failed)?;
         let house = Rc::new(serve::ConnectionContext {
             handler,
             observer,
@@ -383,7 +383,7 @@ impl Listener {
 /// Resumes parked connections when they are readable or due, until the last has ended.
 async fn watch_over<H: Handler, O: Observer + 'static>(
     house: Rc<serve::ConnectionContext<H, O>>,
-    watch: lot::IdlePoller,
+    watch: idle_connections::IdlePoller,
     entrance: Rc<Listener>,
 ) {
     let again = |parked| {

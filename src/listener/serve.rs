@@ -23,15 +23,15 @@ use tokio::{
 
 use super::{
     ConnectionTerms, ListenerSettings, Observer,
+    abuse::AbuseReason,
     clock::Clock,
-    crowd::ConnectionPermit,
+    connections_per_address::ConnectionPermit,
     drain::ConnectionGuard,
     handover::Takeover,
     http1, http2,
+    idle_connections::IdleConnections,
     inbound::{ReadError, RequestBody},
     interim::Interim,
-    ledger::AbuseReason,
-    lot::IdleConnections,
     proxy_protocol::{self, Received},
     stream::ClientStream,
     timed_io::TimedIo,
@@ -303,7 +303,7 @@ async fn begin<O: Observer>(
     let ConnectionTerms {
         settings,
         handshakes,
-        crowd,
+        connections_per_address: crowd,
     } = terms;
     let ip = match accepted.announced(&settings, &held.ticket).await {
         Ok(Received::From(ip)) => ip,

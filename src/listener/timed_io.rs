@@ -26,7 +26,7 @@ use tokio::{
 };
 
 use super::{
-    clock::Clock, drain::ConnectionGuard, interim::Interim, ledger::AbuseReason,
+    abuse::AbuseReason, clock::Clock, drain::ConnectionGuard, interim::Interim,
     stream::ClientStream,
 };
 

@@ -24,17 +24,18 @@ use tokio::{
 
 use super::{
     StartError,
-    aside::{aside, give_memory_back},
+    background_tasks::{self, BackgroundTask, TaskSet},
     certificates::Certificates,
     descriptors,
-    errands::{self, BackgroundTask, TaskSet},
+    low_priority::{aside, give_memory_back},
     worker::{Assigned, NewListener, Stop, WorkerCommand, WorkerConfig},
 };
 use crate::{
     config::Snapshot,
     gateway::{ActiveConfig, Process},
     listener::{
-        self, BindAddress, BindMode, BoundListener, ListenerTls, crowd::ConnectionsPerAddress,
+        self, BindAddress, BindMode, BoundListener, ListenerTls,
+        connections_per_address::ConnectionsPerAddress,
     },
 };
 
@@ -158,7 +159,7 @@ impl Activation {
         let metrics = self.process.metrics();
         let certificates = Certificates::take_up(&snapshot.listeners, &before, metrics)?;
         let tls = certificates.listeners().collect();
-        let background = errands::of(&shared, self.active.as_deref(), certificates).await;
+        let background = background_tasks::of(&shared, self.active.as_deref(), certificates).await;
         Ok(Prepared {
             shared,
             listeners,

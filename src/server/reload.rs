@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use tokio::sync::mpsc;
 
-use super::{activation::Activation, aside::aside, notify};
+use super::{activation::Activation, low_priority::aside, notify};
 use crate::{
     admin::{Reload, Reloaded},
     config::{self, Changes, DiagnosticReport, LoadedConfig},

@@ -19,7 +19,8 @@ use crate::{
     gateway::{ActiveConfig, WorkerService},
     listener::{
         self, AbuseReason, Handshakes, Listener, ListenerTls, ListeningSocket, Observer,
-        ProxyProtocol, crowd::ConnectionsPerAddress, proxy_protocol::ProxyProtocolFault,
+        ProxyProtocol, connections_per_address::ConnectionsPerAddress,
+        proxy_protocol::ProxyProtocolFault,
     },
     telemetry::{
         Metrics,

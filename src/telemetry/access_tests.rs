@@ -10,7 +10,7 @@ use std::{
 use serde_json::{Value, json};
 
 use super::*;
-use crate::telemetry::witness::{Captured, ReadableCounter};
+use crate::telemetry::test_support::{Captured, ReadableCounter};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 

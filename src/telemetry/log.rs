@@ -160,7 +160,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::telemetry::witness::{Captured, ReadableCounter};
+    use crate::telemetry::test_support::{Captured, ReadableCounter};
 
     fn logged(format: LogFormat, terminal: bool, act: impl FnOnce()) -> String {
         let kept = Captured::default();

@@ -14,7 +14,7 @@ mod samples;
 mod time;
 pub mod trace;
 #[cfg(test)]
-mod witness;
+mod test_support;
 
 pub use self::{
     metrics::Metrics,

@@ -22,7 +22,7 @@ use super::{
     abandoned::{Abandoned, MAX_DISCARDED_BYTES},
     framing::{Framing, Piece},
     pool::{ServerConnection, ServerPool},
-    sending::{RequestWriteError, RequestWriter},
+    request_writer::{RequestWriteError, RequestWriter},
 };
 
 /// Why a response body ended early.

@@ -23,7 +23,7 @@ use super::{
     framing::{self, Framing, ResponseHead},
     headers::Outbound,
     pool::ServerConnection,
-    sending::{RequestWriteError, RequestWriter},
+    request_writer::{RequestWriteError, RequestWriter},
     websocket,
 };
 

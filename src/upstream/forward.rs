@@ -28,11 +28,11 @@ use super::{
     HostHeader, MAX_RETRIES, ResponseBody, ServerAddress, Upstream, UpstreamError,
     echo::{self, EchoBody},
     exchange::exchange,
-    fleet::Open,
     headers::{self, BodyFraming, Outbound},
     http2::{self, H2Pool, StreamBody},
     pool::ServerPool,
-    sending::RequestWriter,
+    request_writer::RequestWriter,
+    state::Open,
 };
 
 /// The response of a server.
@@ -92,7 +92,7 @@ where
 {
     let (mut unsent, mut now) = (body, now);
     let is_repeatable = unsent.is_none() && is_idempotent(request.method);
-    let fleet = &upstream.fleet;
+    let fleet = &upstream.state;
     if let Err(error) = fleet.enter(now) {
         return Err(ForwardFailure {
             server: None,
@@ -147,7 +147,7 @@ impl Upstream {
             return 0;
         }
         let open = Open {
-            fleet: &self.fleet,
+            fleet: &self.state,
             tried: &[],
             now,
             regardless: false,
@@ -171,13 +171,13 @@ impl Upstream {
         now: Instant,
     ) -> Option<usize> {
         let open = Open {
-            fleet: &self.fleet,
+            fleet: &self.state,
             tried,
             now,
             regardless: false,
         };
         let another = self.choose_in_service(open, request)?;
-        let metrics = self.fleet.metrics();
+        let metrics = self.state.metrics();
         if self.budget.spend(now) {
             metrics.retries.increment(1);
             Some(another)
@@ -195,7 +195,7 @@ impl Upstream {
             } else {
                 self.balancer.choose_instead(&open, request.client)?
             };
-            self.fleet.enter_server(server, open.now).then_some(server)
+            self.state.enter_server(server, open.now).then_some(server)
         })
     }
 
@@ -234,7 +234,7 @@ impl Upstream {
             );
             let sending = RequestWriter::new(unsent.take(), request.framing);
             let reused = connection.reused;
-            match exchange(connection, sending, self.fleet.settings(), request, now).await {
+            match exchange(connection, sending, self.state.settings(), request, now).await {
                 Err(Failed::Upstream(UpstreamError::Closed(_))) if reused && is_repeatable => {
                     connection = Box::pin(pool.take_fresh()).await?;
                     now = Instant::now();
@@ -270,7 +270,7 @@ impl Upstream {
             let place = H2Pool::take(pool).await?;
             let reused = place.reused;
             let outcome =
-                http2::exchange(place, head, unsent, self.fleet.settings(), request).await;
+                http2::exchange(place, head, unsent, self.state.settings(), request).await;
             let may_repeat = match &outcome {
                 Err(Failed::Upstream(UpstreamError::Refused(_))) => is_first,
                 Err(Failed::Upstream(UpstreamError::Closed(_))) => {
@@ -287,7 +287,7 @@ impl Upstream {
 
     /// The `Host` field for a server.
     fn host_for<'a>(&'a self, pool: &'a ServerPool, asked: &'a str) -> &'a [u8] {
-        match &self.fleet.settings().host {
+        match &self.state.settings().host {
             // only an HTTP/1.0 client sends no host; HTTP/1.1 requires one
             HostHeader::Preserve if asked.is_empty() => pool.authority().as_bytes(),
             HostHeader::Preserve => asked.as_bytes(),

@@ -17,12 +17,12 @@
 
 pub mod body;
 mod exchange;
-mod lines;
+mod pool;
 mod upload;
 
 pub use body::StreamBody;
 pub(super) use exchange::{ask, exchange, head};
-pub(super) use lines::{H2Pool, StreamPermit};
+pub(super) use pool::{H2Pool, StreamPermit};
 
 /// Bytes that a server may send on one stream ahead of the client.
 const STREAM_WINDOW: u32 = 128 * 1024;

@@ -1,7 +1,7 @@
 //! Upstreams: servers, timeouts, and connections kept per worker.
 //!
 //! Read in this order: [`mod@forward`] (one request, top to bottom), [`balance`] (choice of the
-//! server), [`fleet`] (state that all workers share), `exchange` (one exchange over one
+//! server), [`state`] (state that all workers share), `exchange` (one exchange over one
 //! connection), [`headers`] (the fields sent to the server), [`pool`] (connections), [`framing`]
 //! (the end of a response), [`body`] (the response body).
 //!
@@ -19,18 +19,18 @@ pub mod body;
 pub mod echo;
 mod endpoint;
 mod exchange;
-pub mod fleet;
+pub mod state;
 pub mod forward;
 pub mod framing;
-mod fuse;
+mod circuit_breaker;
 pub mod headers;
 mod health;
 pub mod http2;
 pub mod pool;
 mod resolve;
 pub mod retry;
-mod sending;
-mod spare;
+mod request_writer;
+mod spare_header_map;
 mod stream;
 pub mod tunnel;
 mod websocket;
@@ -41,12 +41,12 @@ use tokio::time::Instant;
 
 pub use balance::Balance;
 pub use body::ResponseBody;
+pub use circuit_breaker::BreakerConfig;
 pub use endpoint::{TlsError, UpstreamTls};
-pub use fleet::UpstreamState;
 pub use forward::{body_framing, forward};
-pub use fuse::BreakerConfig;
 pub use health::Health;
-pub use spare::SpareHeaderMap;
+pub use spare_header_map::SpareHeaderMap;
+pub use state::UpstreamState;
 pub use tunnel::Tunnel;
 
 /// One `[upstream.NAME]` table.
@@ -257,7 +257,7 @@ impl UpstreamError {
 /// One worker's view of an upstream: its servers, each with this worker's connections.
 #[derive(Debug)]
 pub struct Upstream {
-    fleet: Arc<UpstreamState>,
+    state: Arc<UpstreamState>,
     pools: Vec<Rc<pool::ServerPool>>,
     balancer: balance::Balancer,
     budget: retry::RetryBudget,
@@ -266,22 +266,22 @@ pub struct Upstream {
 impl Upstream {
     /// Opens no connection before the first request. `random` must differ between workers, so that
     /// they choose differently.
-    pub fn new(fleet: Arc<UpstreamState>, random: u64) -> Self {
-        let settings = fleet.settings();
+    pub fn new(state: Arc<UpstreamState>, random: u64) -> Self {
+        let settings = state.settings();
         let pools = (0..settings.servers.len())
-            .map(|server| Rc::new(pool::ServerPool::new(Arc::clone(&fleet), server)))
+            .map(|server| Rc::new(pool::ServerPool::new(Arc::clone(&state), server)))
             .collect();
         Self {
             pools,
             balancer: balance::Balancer::new(settings.balance, random),
             budget: retry::RetryBudget::new(Instant::now()),
-            fleet,
+            state,
         }
     }
 
     /// The state that all workers share.
-    pub fn fleet(&self) -> &Arc<UpstreamState> {
-        &self.fleet
+    pub fn state(&self) -> &Arc<UpstreamState> {
+        &self.state
     }
 
     /// Closes connections that have been idle for `idle_timeout`.

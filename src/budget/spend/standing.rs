@@ -2,8 +2,8 @@
 
 use super::{Budget, ClaimState, DecisionSource, SharedClaim, Taken};
 use crate::{
-    budget::{hand::KeyCell, lease::LeaseAlgorithm},
-    limit::{ChargeLocation, Standing, in_flight::RETRY_NS},
+    budget::{key_table::KeyCell, lease::LeaseAlgorithm},
+    limit::{ChargeLocation, Standing, slot_counters::RETRY_NS},
 };
 
 impl Budget {

@@ -20,7 +20,10 @@ use crate::{
         value::ExpandedText,
     },
     identity::{self, TrustedProxies},
-    listener::{BindAddress, ListenerSettings, ProxyProtocol, UNIX_PEER, crowd::AddressLimits},
+    listener::{
+        BindAddress, ListenerSettings, ProxyProtocol, UNIX_PEER,
+        connections_per_address::AddressLimits,
+    },
 };
 
 const DEFAULT_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);

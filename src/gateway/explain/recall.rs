@@ -9,7 +9,7 @@ use super::{
 use crate::{
     gateway::{
         applied_limit::{Applicability, AppliedLimit},
-        notebook::RememberedDecision,
+        decision_log::RememberedDecision,
         plan::LimitPlan,
         request_context::RequestContext,
         request_context::Resolved,
@@ -33,8 +33,11 @@ impl Worker {
         }
         let denying = limits.enforced().iter().find(|one| one.denies());
         let key = denying.and_then(|one| one.applied.key());
-        if self.notebook.may_explain(request.decision.decided_at, key) {
-            self.notebook.remember(RememberedDecision {
+        if self
+            .decision_log
+            .may_explain(request.decision.decided_at, key)
+        {
+            self.decision_log.remember(RememberedDecision {
                 at: SystemTime::now(),
                 request_id: request.request_id.to_str().unwrap_or_default().to_owned(),
                 admitted,
@@ -103,7 +106,7 @@ impl Worker {
                 })
             })
         };
-        self.notebook
+        self.decision_log
             .rejected(&rule.name, applied.key(), decision.decided_at, name);
     }
 }

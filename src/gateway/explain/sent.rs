@@ -28,7 +28,7 @@ impl Worker {
         };
         let outbound = self.outbound(request, target, framing)?;
         let upstream = &self.upstreams[request.decision.route.upstream];
-        let settings = upstream.fleet().settings();
+        let settings = upstream.state().settings();
         let host = upstream.first_host(outbound.host);
         let mut head = BytesMut::new();
         headers::write_head(&mut head, &outbound, host);

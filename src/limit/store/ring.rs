@@ -6,8 +6,8 @@ use super::{Charge, Store};
 use crate::limit::{
     ChargeLocation, Finding, Key, Standing,
     log::{Deed, Logs, RingChange, RingOwner},
-    succession::SpentUnits,
-    words::WordRequest,
+    migration::SpentUnits,
+    word_algorithm::WordRequest,
 };
 
 impl Store {

@@ -7,7 +7,7 @@ use crate::limit::{
     ChargeLocation, Finding, Key,
     registry::{Attached, LimitCounters, OverflowBucket},
     table::{Cell, Insertion, SlotOwner, TableAddress},
-    words::{WordAlgorithm, WordRequest},
+    word_algorithm::{WordAlgorithm, WordRequest},
 };
 
 /// The location of a charge's word.

@@ -16,7 +16,7 @@ use tokio::time::{Instant, Sleep};
 
 use super::{
     super::{abandoned::Abandoned, body::Interrupted, headers},
-    lines::StreamPermit,
+    pool::StreamPermit,
     upload::Upload,
 };
 use crate::receive_buffer::ReceiveBuffer;

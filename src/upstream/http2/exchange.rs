@@ -31,7 +31,7 @@ use super::{
         stream::ServerStream,
     },
     body::StreamBody,
-    lines::StreamPermit,
+    pool::StreamPermit,
     upload::Upload,
 };
 

@@ -14,7 +14,7 @@ use tokio::{task::JoinSet, time::Instant};
 use super::{
     plan::{Plan, PlanError},
     process::Process,
-    purse::SharedBudget,
+    shared_budget::SharedBudget,
 };
 use crate::{
     config::Snapshot,

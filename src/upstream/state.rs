@@ -20,8 +20,8 @@ use tokio::time::Instant;
 use super::{
     TlsError, UpstreamError, UpstreamSettings,
     balance::{self, Candidates},
+    circuit_breaker::CircuitBreaker,
     endpoint::{self, ServerEndpoint},
-    fuse::CircuitBreaker,
 };
 use crate::telemetry::handles::UpstreamMetrics;
 

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::oneshot;
 
 use crate::budget::{
-    hand::{SlotGuard, Tag},
+    key_table::{SlotGuard, Tag},
     lease,
     settings::{SharedKeyName, SharedLimit},
 };

@@ -34,7 +34,10 @@ impl Loss {
 impl RedisClients {
     /// Sends a heartbeat or a goodbye, and learns the number of gateways. It goes to the server
     /// that counts them and to every other server with keys, so that an emptied server is detected.
-    pub(in crate::budget::keeper) fn count(&self, goes: bool) -> tokio::task::JoinHandle<()> {
+    pub(in crate::budget::lease_manager) fn count(
+        &self,
+        goes: bool,
+    ) -> tokio::task::JoinHandle<()> {
         let key = format!("{}:gateways", self.prefix);
         let counting = self.servers.shard_of(&key);
         if !goes {
@@ -76,7 +79,7 @@ impl RedisClients {
     }
 
     /// A server recorded this gateway's heartbeat; `gateways` is 0 if it does not count them.
-    pub(in crate::budget::keeper) fn counted(
+    pub(in crate::budget::lease_manager) fn counted(
         &mut self,
         now_ns: u64,
         shard: usize,
@@ -136,14 +139,14 @@ impl RedisClients {
     }
 
     /// Returns a server that has lost data, and clears the mark.
-    pub(in crate::budget::keeper) fn take_loss(&mut self) -> Option<usize> {
+    pub(in crate::budget::lease_manager) fn take_loss(&mut self) -> Option<usize> {
         let shard = self.shards.iter().position(|shard| shard.has_lost)?;
         self.shards[shard].has_lost = false;
         Some(shard)
     }
 
     /// The state of one key was missing or older than known.
-    pub(in crate::budget::keeper) fn lost_key(&self, shard: usize) {
+    pub(in crate::budget::lease_manager) fn lost_key(&self, shard: usize) {
         self.metrics.lost(Loss::Key.label());
         if let Some(suppressed) = self.key_lost.speak() {
             tracing::warn!(
@@ -156,7 +159,7 @@ impl RedisClients {
     }
 
     /// Gateways disagree on a limit, and have for a while.
-    pub(in crate::budget::keeper) fn disagree(&self, limit: &SharedLimit) {
+    pub(in crate::budget::lease_manager) fn disagree(&self, limit: &SharedLimit) {
         limit.metrics.disagreement.set(1.0);
         tracing::warn!(
             limit = limit.name,

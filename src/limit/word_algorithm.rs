@@ -8,8 +8,8 @@
 use super::{
     Algorithm, Quota, QuotaError, Standing,
     bucket::{BucketKind, Buckets, Scale},
-    in_flight::SlotCounters,
     overdraft::Overdraft,
+    slot_counters::SlotCounters,
     window::{Layout, Windows},
 };
 

@@ -36,7 +36,7 @@ use super::{
     Key, Rule, Standing, Store,
     registry::{Attached, LimitCounters, OVERFLOW_BUCKETS},
     table::TableAddress,
-    words::{WordAlgorithm, WordRequest},
+    word_algorithm::{WordAlgorithm, WordRequest},
 };
 
 /// Previous rules that a limit remembers.

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, rc::Rc, sync::Arc};
 
 use super::message::{Grant, KeeperOutcome, Waiter};
 use crate::budget::{
-    hand::{FallbackBucket, KeyCell, SpendOutcome, Tag},
+    key_table::{FallbackBucket, KeyCell, SpendOutcome, Tag},
     lease::{Lease, LeaseAlgorithm, LeaseCall, LeaseReport, LeaseTerms, Reply, Requests},
     settings::{SharedLimit, WhenDown},
     slack::{self, Slack},

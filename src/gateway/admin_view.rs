@@ -10,10 +10,10 @@ use ipnet::IpNet;
 use tokio::time::Instant;
 
 use super::{
-    notebook::TopKey,
+    active_config::ActiveConfig,
+    decision_log::TopKey,
     plan::LimitRule,
-    rulings::{LimitOverrides, OverrideSubject, RuntimeOverrides, TooManyOverrides},
-    shared::ActiveConfig,
+    runtime_overrides::{LimitOverrides, OverrideSubject, RuntimeOverrides, TooManyOverrides},
 };
 use crate::{
     budget::SharedClaim,
@@ -128,7 +128,7 @@ impl ActiveConfig {
             evictions: rule.buckets.evictions(),
             overflowed: rule.buckets.overflowed(),
             guaranteed: self.process.store.guaranteed_keys(&rule.buckets),
-            top: self.process.notebooks.top(&rule.name, now),
+            top: self.process.decision_logs.top(&rule.name, now),
             runtime_overrides: Arc::clone(&rule.runtime_overrides),
         }
     }
@@ -197,7 +197,7 @@ impl ActiveConfig {
             |limit: &super::explain::LimitShown| limit.name == rule.name && limit.key == name;
         let latest = self
             .process
-            .notebooks
+            .decision_logs
             .decisions(|one| one.explanation.limits.iter().any(is_about));
         match latest.first().map(|one| &one.explanation.who.tier) {
             Some(Some(tier)) if settings.exempt.tiers.contains(tier) => Applies::Exempt,
@@ -290,7 +290,7 @@ impl ActiveConfig {
     /// Finds a key by name. A hashed name is found only among the most rejected keys.
     fn named(&self, rule: &LimitRule, name: &str) -> Result<(String, Option<Key>), NoKey> {
         let known = || {
-            let top = self.process.notebooks.top(&rule.name, Instant::now());
+            let top = self.process.decision_logs.top(&rule.name, Instant::now());
             let one = top.into_iter().find(|top| top.name == name)?;
             Some((one.name, one.key))
         };

@@ -11,10 +11,10 @@ use std::{
 use super::{
     entry::{CallInFlight, KeyEntry, arguments, memory_at},
     message::{Grant, KeeperOutcome, KeyRequest, Waiter},
-    wire::{CallSubject, Event, RedisClients},
+    redis_clients::{CallSubject, Event, RedisClients},
 };
 use crate::budget::{
-    hand::{KeyTable, SpendOutcome, Tag},
+    key_table::{KeyTable, SpendOutcome, Tag},
     lease::{self, Lease},
     settings::{SharedKeyName, SharedLimit},
     slack::Slack,

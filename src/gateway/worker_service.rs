@@ -9,7 +9,7 @@ use std::{cell::RefCell, rc::Rc, sync::Arc};
 use http::{Request, Response};
 use tokio::time::Instant;
 
-use super::{body::Body, shared::ActiveConfig, worker::Worker};
+use super::{active_config::ActiveConfig, body::Body, worker::Worker};
 use crate::listener::{Handler, Peer, inbound::RequestBody};
 
 /// The request service of one worker thread.

@@ -15,7 +15,7 @@ use std::sync::{
 use tokio::sync::mpsc;
 
 use super::{KeyTable, REFUSE_UNTIL_NS, REFUSED, Tag, WORDS};
-use crate::budget::keeper::Message;
+use crate::budget::lease_manager::Message;
 
 /// The words of one cell of slots. All zero means no slots and no knowledge.
 #[derive(Clone, Copy, Debug)]

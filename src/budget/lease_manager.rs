@@ -19,7 +19,7 @@ mod entry;
 mod leases;
 mod message;
 mod slots;
-mod wire;
+mod redis_clients;
 
 use std::{
     sync::{Arc, mpsc::SyncSender},
@@ -30,20 +30,20 @@ use tokio::{sync::mpsc, time::Instant};
 
 use super::{
     Degraded,
-    hand::KeyTable,
+    key_table::KeyTable,
     lease::LeaseAlgorithm,
     redis::{Failure, RedisTarget, RedisTimeouts},
 };
 use crate::telemetry::handles::BudgetMetrics;
 
 use leases::Leases;
+use redis_clients::{Event, EventKind, RedisClients};
 use slots::ConcurrencyLeases;
-use wire::{Event, EventKind, RedisClients};
 
 pub(super) use entry::alone;
 pub(super) use message::{Grant, KeeperOutcome, KeyReply, KeyRequest, Message};
+pub(super) use redis_clients::Loss;
 pub(super) use slots::most_alone;
-pub(super) use wire::Loss;
 
 /// Most messages queued for the lease manager, and most events.
 pub(super) const QUEUE: usize = 16_384;

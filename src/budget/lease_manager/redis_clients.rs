@@ -21,7 +21,7 @@ use crate::{
         Degraded,
         breaker::{Allowed, Breaker},
         cluster::ClusterServers,
-        hand::Tag,
+        key_table::Tag,
         lease::{self, LeaseAlgorithm},
         redis::{Failure, Script, ScriptCall, reply},
     },

@@ -13,13 +13,13 @@ use tokio::sync::mpsc::{Sender, WeakSender};
 use super::{
     entry::CallInFlight,
     message::{KeeperOutcome, KeyRequest, Message, Waiter},
-    wire::{CallSubject, Event, RedisClients},
+    redis_clients::{CallSubject, Event, RedisClients},
 };
 use crate::budget::{
-    hand::{KeyTable, SlotGuard, Tag},
-    holding::{LIFE_NS, SlotLease},
+    key_table::{KeyTable, SlotGuard, Tag},
     lease::{self, LeaseTerms},
     settings::{SharedKeyName, SharedLimit, WhenDown},
+    slot_lease::{LIFE_NS, SlotLease},
 };
 
 /// One key in use.
