@@ -91,7 +91,10 @@ impl AdminPages {
         let shared = self.inner.current.shared();
         let snapshot = shared.snapshot();
         let samples = Samples(shared.process().metrics().samples());
-        let latest = shared.process().decision_logs().decisions(|one| !one.admitted);
+        let latest = shared
+            .process()
+            .decision_logs()
+            .decisions(|one| !one.admitted);
         let upstreams = snapshot.upstreams.iter().map(|upstream| {
             let servers = upstream.servers.iter().map(|server| {
                 let name = server.to_string();

@@ -199,7 +199,7 @@ impl KeyCell<'_> {
         self.0[REFUSED].fetch_add(cost, Relaxed);
     }
 
-    /// Returns tokens that [`Hand::spend`] took at `now_ns`; expired ones are lost.
+    /// Returns tokens that [`KeyCell::spend`] took at `now_ns`; expired ones are lost.
     pub(super) fn put_back(&self, tokens: lease::TokenPair) {
         for (slot, tokens) in tokens.into_iter().enumerate() {
             if tokens > 0 {

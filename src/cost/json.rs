@@ -10,7 +10,7 @@
 //! alike. Nothing inside another array is wanted.
 //!
 //! Bounds: [`MAX_DEPTH`] open brackets, [`MAX_NAME_BYTES`] of a name, [`MAX_MODEL_BYTES`] of a
-//! model's name, [`MAX_NUMBER_CHARS`](super::decimal::MAX_NUMBER_CHARS) of a number. Time is
+//! model's name, [`MAX_NUMBER_CHARS`] of a number. Time is
 //! linear; nothing is allocated.
 
 use super::{

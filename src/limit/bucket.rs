@@ -22,7 +22,7 @@
 //! one in 64,000.
 //!
 //! **Overflow.** Time is process-relative, so `now · 64` fits 64 bits for 9 years, less the time
-//! that the deepest bucket takes to fill ([`MAX_FILL`](super::quota::MAX_FILL)). After that the
+//! that the deepest bucket takes to fill ([`MAX_FILL`]). After that the
 //! limit denies everything.
 //!
 //! **Delay.** With `max_delay` a request is admitted early and held until its turn; TAT moves as

@@ -20,7 +20,7 @@ pub struct Standing {
     pub remaining: u64,
     /// On denial: the least wait after which this limit admits the same request if nothing else
     /// arrives. `None` when it admits, or when no wait helps. Slots do not return with time, so a
-    /// concurrency limit reports the constant [`RETRY_NS`](super::in_flight::RETRY_NS).
+    /// concurrency limit reports the constant [`RETRY_NS`](super::slot_counters::RETRY_NS).
     pub retry_after_ns: Option<u64>,
     /// This limit denies the request.
     pub denied: bool,

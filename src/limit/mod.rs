@@ -6,7 +6,7 @@
 //! against all of its limits: all are charged, or none.
 //!
 //! An algorithm is a few pure functions over one 64-bit word per key (`charge`, `refund`,
-//! `standing` in [`bucket`], `window` and [`in_flight`]), plus a test whether a word still carries
+//! `standing` in [`bucket`], `window` and [`slot_counters`]), plus a test whether a word still carries
 //! information. The table and the store know nothing else about it. Only the sliding log needs more
 //! than a word; it has its own store, behind locks: [`log`].
 

@@ -2,7 +2,7 @@
 //!
 //! hyper keeps two buffers of 8 KiB per connection, used or not. Most connections are idle most of
 //! the time. So after a quarter of a second without a request hyper returns the connection, which
-//! is parked ([`super::lot`]). The first bytes of the next request start hyper again.
+//! is parked ([`super::idle_connections`]). The first bytes of the next request start hyper again.
 
 use std::{
     convert::Infallible,

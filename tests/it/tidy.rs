@@ -8,6 +8,7 @@
 mod circles;
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
 };
@@ -106,6 +107,55 @@ fn every_file_begins_by_saying_what_it_is_for() {
         "files without a first line `//! …`:\n{}",
         silent.join("\n")
     );
+}
+
+#[test]
+fn a_type_name_stands_for_one_type() {
+    let mut defined: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for file in source_files() {
+        for name in type_names(&file.code) {
+            let at = file.path.display().to_string();
+            defined.entry(name).or_default().push(at);
+        }
+    }
+    assert!(
+        defined.len() > 400,
+        "only {} types were seen",
+        defined.len()
+    );
+    let twice: Vec<String> = defined
+        .iter()
+        .filter(|(_, files)| files.len() > 1)
+        .map(|(name, files)| format!("{name}: {}", files.join(", ")))
+        .collect();
+    assert!(
+        twice.is_empty(),
+        "defined more than once, so that a search finds the wrong one:\n{}",
+        twice.join("\n")
+    );
+    // the check sees what it forbids, and associated types are not definitions
+    let sample = "pub struct A;\nenum B {}\n    pub(super) union C {}\ntype D = u8;\n    type Output = u8;\n";
+    assert_eq!(type_names(sample), ["A", "B", "C", "D"]);
+}
+
+/// The structs, enums, traits, unions and free-standing aliases that a file defines.
+fn type_names(code: &str) -> Vec<String> {
+    let name_in = |line: &str| {
+        let mut words = line.split_whitespace().peekable();
+        words.next_if(|word| word.starts_with("pub"));
+        // `pub(in crate::upstream)` has a space
+        words.next_if(|word| word.starts_with("crate::"));
+        let keyword = words.next()?;
+        let is_type = match keyword {
+            "struct" | "enum" | "trait" | "union" => true,
+            "type" => !line.starts_with(' '),
+            _ => false,
+        };
+        let name = words.next().filter(|_| is_type)?;
+        let end = name.find(|c: char| !c.is_alphanumeric() && c != '_');
+        Some(name[..end.unwrap_or(name.len())].to_owned())
+    };
+    code.lines().filter_map(name_in).collect()
 }
 
 #[test]
