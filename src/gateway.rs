@@ -98,11 +98,11 @@ impl Worker {
 
     async fn answer(&self, head: &Parts, body: RequestBody, from: &Rc<Peer>) -> Response<Body> {
         let token = HeldToken::default();
-        let unrouted = &self.shared.plan.unrouted;
+        let unrouted = &self.active.plan.unrouted;
         let mut request =
             RequestContext::begin(head, from, &token, unrouted, self.request_ids.next());
         let mut body = InboundBody::new(body, from);
-        body.remove_from_trailers(&self.shared.plan.managed);
+        body.remove_from_trailers(&self.active.plan.managed);
         if request.grpc.is_some() {
             body.may_trickle();
         }
@@ -161,7 +161,7 @@ impl Worker {
         let Some(outbound) = self.outbound(request, target, framing) else {
             return self.refuse(request, &Refusal::Internal, None);
         };
-        if answer::came_through(&head.headers, &self.shared.process.pseudonym) {
+        if answer::came_through(&head.headers, &self.active.process.pseudonym) {
             return self.refuse(request, &Refusal::LoopDetected, None);
         }
         let upstream = &self.upstreams[route.upstream];
@@ -173,7 +173,7 @@ impl Worker {
         let body = framing.has_body().then(|| Box::new(body));
         let sent = Instant::now();
         let answered = upstream::forward(upstream, &outbound, body, sent).await;
-        if let Some(overload) = &self.shared.overload {
+        if let Some(overload) = &self.active.overload {
             overload.answered(sent.elapsed());
         }
         match answered {

@@ -36,7 +36,7 @@ use crate::{
 };
 
 use activation::Activation;
-use low_priority::{HighWater, IdleWave, aside, give_memory_back};
+use low_priority::{HighWater, IdleWave, give_memory_back, run_at_low_priority};
 use reload::Reloader;
 use worker::Stop;
 
@@ -229,7 +229,7 @@ impl Signals {
 impl Running {
     /// The running configuration.
     pub fn snapshot(&self) -> Arc<Snapshot> {
-        Arc::clone(self.current.shared().snapshot())
+        Arc::clone(self.current.active().snapshot())
     }
 
     /// Serves until SIGTERM or SIGINT, then drains. A second signal ends the drain at once.
@@ -242,15 +242,15 @@ impl Running {
             let mut ticks = tokio::time::interval(UPKEEP);
             loop {
                 ticks.tick().await;
-                let shared = current.shared();
-                shared.process().runtime_overrides().refresh();
-                shared.warn_of_overflow(&mut overflow);
-                shared.process().follow_wall_clock();
-                let buffers = shared.process().body_buffers();
+                let active = current.active();
+                active.process().runtime_overrides().refresh();
+                active.warn_of_overflow(&mut overflow);
+                active.process().follow_wall_clock();
+                let buffers = active.process().body_buffers();
                 let have_fallen = bodies.has_fallen(buffers.take_peak(), buffers.used());
                 if wave.is_over(listener::parked()) || have_fallen {
                     // on failure the memory stays allocated for later use
-                    let _ = aside(give_memory_back).await;
+                    let _ = run_at_low_priority(give_memory_back).await;
                 }
             }
         });
@@ -262,7 +262,7 @@ impl Running {
             // the other gateway answers the next request to this address
             self.admin_open.send_replace(false);
         } else {
-            self.let_others_know(name);
+            self.delay_drain(name);
         }
         let drain_timeout = self.snapshot().server.drain_timeout;
         tracing::info!(
@@ -285,7 +285,7 @@ impl Running {
                 }
             }
         });
-        self.current.shared().close();
+        self.current.active().close();
         tracing::info!("stopped");
         // the blocking join may still wait for a worker that is stopping
         self.control.shutdown_timeout(Duration::from_secs(1));
@@ -293,7 +293,7 @@ impl Running {
 
     /// Keeps serving for `drain_delay` while not ready, so load balancers stop sending in time.
     /// Another signal ends the delay.
-    fn let_others_know(&mut self, signal: &'static str) {
+    fn delay_drain(&mut self, signal: &'static str) {
         let delay = self.snapshot().server.drain_delay;
         if delay.is_zero() {
             return;

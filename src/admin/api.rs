@@ -167,8 +167,8 @@ impl AdminPages {
 impl AdminPages {
     /// The running configuration as written: `${NAME}` unresolved, passwords removed.
     fn config(&self) -> ApiResponse {
-        let shared = self.inner.current.shared();
-        let snapshot = shared.snapshot();
+        let active = self.inner.current.active();
+        let snapshot = active.snapshot();
         let files: Vec<_> = snapshot.written.files.keys().collect();
         ApiResponse::ok(json!({
             "hash": snapshot.hash,

@@ -142,8 +142,8 @@ impl AdminPages {
     /// Removes the fields that name a user and a tier, unless this peer is trusted to have verified
     /// them.
     fn forget_identity(&self, headers: &mut HeaderMap, peer: IpAddr) {
-        let shared = self.inner.current.shared();
-        let snapshot = shared.snapshot();
+        let active = self.inner.current.active();
+        let snapshot = active.snapshot();
         let believed = &snapshot.admin.check_identity_from;
         if believed.contains(peer.to_canonical()) {
             return;
@@ -170,8 +170,8 @@ impl AdminPages {
 
     /// Whether a peer may name the client, by the same rule as on the listeners.
     fn trusts(&self, peer: IpAddr) -> bool {
-        let shared = self.inner.current.shared();
-        let listener = &shared.snapshot().listeners[0];
+        let active = self.inner.current.active();
+        let listener = &active.snapshot().listeners[0];
         let trusted = listener.per_address.trusted.as_ref();
         trusted.is_none_or(|trusted| trusted.contains(peer.to_canonical()))
     }

@@ -32,11 +32,11 @@ impl AdminPages {
         if !matches!(call.method, Method::GET | Method::HEAD) {
             return ApiResponse::wrong_method("GET");
         }
-        let shared = self.inner.current.shared();
+        let active = self.inner.current.active();
         match path {
             [] => {
                 let most = call.query("limit_to").and_then(|most| most.parse().ok());
-                let found = shared
+                let found = active
                     .process()
                     .decision_logs()
                     .decisions(|one| is_wanted(one, call));
@@ -44,7 +44,7 @@ impl AdminPages {
                 ApiResponse::ok(json!({ "decisions": found.map(summary).collect::<Vec<_>>() }))
             }
             [id] => {
-                let found = shared
+                let found = active
                     .process()
                     .decision_logs()
                     .decisions(|one| one.request_id == *id);
@@ -65,7 +65,7 @@ impl AdminPages {
             .takes(&["method", "url", "headers", "peer", "client_cert", "body"])
             .and_then(|()| described(&call.body))
             .and_then(|described| {
-                let explained = self.inner.current.shared().explain(&described);
+                let explained = self.inner.current.active().explain(&described);
                 explained.map_err(|error| {
                     let status = match error {
                         Unexplained::Certificate(_) => StatusCode::BAD_REQUEST,

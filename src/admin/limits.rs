@@ -32,29 +32,29 @@ use crate::{
 impl AdminPages {
     /// `limits`, `limits/NAME/mode`, `limits/NAME/keys/KEY`, `…/boost`, `…/ban`.
     pub(super) fn limits(&self, path: &[&str], call: &ApiRequest) -> ApiResponse {
-        let shared = self.inner.current.shared();
+        let active = self.inner.current.active();
         let answered = match (path, &call.method) {
             ([], &Method::GET | &Method::HEAD) => Ok(ApiResponse::ok(json!({
-                "limits": limits(&shared, &shared.process().metrics().samples()),
-                "kill": kill(&shared),
+                "limits": limits(&active, &active.process().metrics().samples()),
+                "kill": kill(&active),
             }))),
             ([], _) => Err(ApiResponse::wrong_method("GET")),
-            ([limit], &Method::GET | &Method::HEAD) => one(&shared, limit),
+            ([limit], &Method::GET | &Method::HEAD) => one(&active, limit),
             ([_], _) => Err(ApiResponse::wrong_method("GET")),
-            ([limit, "mode"], &Method::PUT) => set_mode(&shared, Some(limit), call),
+            ([limit, "mode"], &Method::PUT) => set_mode(&active, Some(limit), call),
             ([_, "mode"], _) => Err(ApiResponse::wrong_method("PUT")),
             // slashes in a key need no escaping
             ([limit, "keys", key @ .., "boost"], &Method::POST) => {
-                boost(&shared, limit, &key.join("/"), call)
+                boost(&active, limit, &key.join("/"), call)
             }
             ([limit, "keys", key @ .., "ban"], &Method::POST) => {
-                ban(&shared, limit, &key.join("/"), call)
+                ban(&active, limit, &key.join("/"), call)
             }
             ([limit, "keys", key @ ..], &Method::GET | &Method::HEAD) => {
-                show_key(&shared, limit, &key.join("/"), call.query("tier"))
+                show_key(&active, limit, &key.join("/"), call.query("tier"))
             }
             ([limit, "keys", key @ ..], &Method::DELETE) => {
-                reset(&shared, limit, &key.join("/"), call)
+                reset(&active, limit, &key.join("/"), call)
             }
             ([_, "keys", ..], _) => Err(ApiResponse::wrong_method("GET, DELETE")),
             _ => Err(ApiResponse::nothing()),
@@ -64,12 +64,12 @@ impl AdminPages {
 
     /// `kill`: all limits at once.
     pub(super) fn kill(&self, call: &ApiRequest) -> ApiResponse {
-        let shared = self.inner.current.shared();
+        let active = self.inner.current.active();
         let answered = match call.method {
-            Method::GET | Method::HEAD => Ok(ApiResponse::ok(json!({ "kill": kill(&shared) }))),
-            Method::PUT | Method::POST => set_mode(&shared, None, call),
+            Method::GET | Method::HEAD => Ok(ApiResponse::ok(json!({ "kill": kill(&active) }))),
+            Method::PUT | Method::POST => set_mode(&active, None, call),
             Method::DELETE => call.takes(&["scope"]).and_then(|()| {
-                let reach = rule_mode(&shared, None, None, scope(call)?)?;
+                let reach = rule_mode(&active, None, None, scope(call)?)?;
                 tracing::warn!(from = %call.from, reach, "an operator has ended the override of all limits");
                 Ok(ApiResponse::ok(
                     json!({ "ok": true, "kill": null, "reach": reach }),
@@ -82,8 +82,8 @@ impl AdminPages {
 }
 
 /// Describes an override of all limits; `null` if there is none.
-pub(super) fn kill(shared: &ActiveConfig) -> Value {
-    let runtime_overrides = shared.process().runtime_overrides();
+pub(super) fn kill(active: &ActiveConfig) -> Value {
+    let runtime_overrides = active.process().runtime_overrides();
     acting(runtime_overrides.on_all(), runtime_overrides.on_all_here())
 }
 
@@ -139,12 +139,12 @@ fn scope(call: &ApiRequest) -> Result<Scope, ApiResponse> {
 /// Overrides the mode of a limit (`None`: all limits) on this gateway or on all. A mode of `None`
 /// revokes the override; with scope `all` also the one on this gateway.
 fn rule_mode(
-    shared: &ActiveConfig,
+    active: &ActiveConfig,
     limit: Option<&str>,
     acting: Option<ModeOverride>,
     scope: Scope,
 ) -> Result<&'static str, ApiResponse> {
-    let runtime_overrides = shared.process().runtime_overrides();
+    let runtime_overrides = active.process().runtime_overrides();
     if scope == Scope::Gateway || acting.is_none() {
         match limit {
             Some(limit) => runtime_overrides.rule_here(limit, acting),
@@ -155,7 +155,7 @@ fn rule_mode(
         return Ok("this gateway");
     }
     let about = limit.map_or(OverrideSubject::All, OverrideSubject::Limit);
-    rule(shared, about, |runtime_overrides| {
+    rule(active, about, |runtime_overrides| {
         match limit {
             Some(limit) => runtime_overrides.rule(limit, acting),
             None => runtime_overrides.rule_all(acting),
@@ -165,18 +165,18 @@ fn rule_mode(
 }
 
 /// All limits in configuration order.
-pub(super) fn limits(shared: &ActiveConfig, samples: &[Sample]) -> Vec<Value> {
-    let limits = shared.limits().into_iter();
+pub(super) fn limits(active: &ActiveConfig, samples: &[Sample]) -> Vec<Value> {
+    let limits = active.limits().into_iter();
     limits.map(|limit| limit_json(&limit, samples)).collect()
 }
 
-fn one(shared: &ActiveConfig, name: &str) -> Result<ApiResponse, ApiResponse> {
-    let limits = shared.limits();
+fn one(active: &ActiveConfig, name: &str) -> Result<ApiResponse, ApiResponse> {
+    let limits = active.limits();
     let found = limits.iter().find(|limit| limit.settings.name == name);
     let limit = found.ok_or_else(|| refused(&NoKey::Limit(name.to_owned())))?;
     Ok(ApiResponse::ok(limit_json(
         limit,
-        &shared.process().metrics().samples(),
+        &active.process().metrics().samples(),
     )))
 }
 
@@ -272,19 +272,19 @@ fn until_json(until: Until) -> Value {
 }
 
 fn show_key(
-    shared: &ActiveConfig,
+    active: &ActiveConfig,
     limit: &str,
     key: &str,
     tier: Option<&str>,
 ) -> Result<ApiResponse, ApiResponse> {
-    let view = shared
+    let view = active
         .key(limit, key, tier)
         .map_err(|error| refused(&error))?;
-    Ok(ApiResponse::ok(key_json(shared, limit, &view)))
+    Ok(ApiResponse::ok(key_json(active, limit, &view)))
 }
 
-fn key_json(shared: &ActiveConfig, limit: &str, view: &KeyView) -> Value {
-    let key_override = shared
+fn key_json(active: &ActiveConfig, limit: &str, view: &KeyView) -> Value {
+    let key_override = active
         .process()
         .runtime_overrides()
         .on(limit)
@@ -339,7 +339,7 @@ fn stands_json(json: &mut Value, stands: &KeyStanding) {
 
 /// `PUT {"mode":"off","for":"15m"}`; `null` or `"configured"` revokes it.
 fn set_mode(
-    shared: &ActiveConfig,
+    active: &ActiveConfig,
     limit: Option<&str>,
     call: &ApiRequest,
 ) -> Result<ApiResponse, ApiResponse> {
@@ -363,9 +363,9 @@ fn set_mode(
     }
     let mode_override = mode.map(|mode| ModeOverride { mode, until });
     if let Some(limit) = limit {
-        known(shared, limit)?;
+        known(active, limit)?;
     }
-    let reach = rule_mode(shared, limit, mode_override, scope)?;
+    let reach = rule_mode(active, limit, mode_override, scope)?;
     let mode = mode.map_or("configured", Mode::as_str);
     let ends = until.map_or_else(|| "an operator ends it".to_owned(), telemetry::moment);
     tracing::warn!(from = %call.from, limit = limit.unwrap_or("(all)"), mode, until = ends, reach, "an operator has changed the mode of a limit");
@@ -376,7 +376,7 @@ fn set_mode(
 
 /// `POST {"amount":100,"until":"2027-01-31T18:00:00Z"}`.
 fn boost(
-    shared: &ActiveConfig,
+    active: &ActiveConfig,
     limit: &str,
     key: &str,
     call: &ApiRequest,
@@ -390,34 +390,34 @@ fn boost(
         )
     })?;
     let until = until(call)?.or_else(|| SystemTime::now().checked_add(BOOST_FOR));
-    let gateways = shared.process().metrics().samples();
+    let gateways = active.process().metrics().samples();
     let gateways = gateways
         .iter()
         .find(|sample| sample.name == "tidegate_lease_gateways");
     // each gateway grants its part
     let gateways = gateways.map_or(1, |sample| (sample.value as u64).max(1));
     let boost = Arc::new(QuotaGrant::new(amount.div_ceil(gateways), until));
-    change(shared, limit, key, call, "boosted", until, |key_override| {
+    change(active, limit, key, call, "boosted", until, |key_override| {
         key_override.boost = Some(boost);
     })
 }
 
 /// `POST {"for":"1h"}`.
 fn ban(
-    shared: &ActiveConfig,
+    active: &ActiveConfig,
     limit: &str,
     key: &str,
     call: &ApiRequest,
 ) -> Result<ApiResponse, ApiResponse> {
     call.takes(&["for", "until"])?;
     let until = until(call)?;
-    change(shared, limit, key, call, "banned", until, |key_override| {
+    change(active, limit, key, call, "banned", until, |key_override| {
         key_override.banned = Some(until);
     })
 }
 
 fn change(
-    shared: &ActiveConfig,
+    active: &ActiveConfig,
     limit: &str,
     key: &str,
     call: &ApiRequest,
@@ -425,32 +425,32 @@ fn change(
     until: Until,
     change: impl FnOnce(&mut KeyOverride),
 ) -> Result<ApiResponse, ApiResponse> {
-    let key = shared
+    let key = active
         .key_name(limit, key)
         .map_err(|error| refused(&error))?;
     let reach = rule(
-        shared,
+        active,
         OverrideSubject::Key(limit, &key),
         |runtime_overrides| runtime_overrides.rule_key(limit, &key, change),
     )?;
     let ends = until.map_or_else(|| "an operator ends it".to_owned(), telemetry::moment);
     tracing::warn!(from = %call.from, limit, key, until = ends, reach, "an operator has {what} a key");
-    changed(shared, limit, &key, reach)
+    changed(active, limit, &key, reach)
 }
 
 /// `DELETE`: treats the key as new; its bans and boosts end.
 fn reset(
-    shared: &ActiveConfig,
+    active: &ActiveConfig,
     limit: &str,
     key: &str,
     call: &ApiRequest,
 ) -> Result<ApiResponse, ApiResponse> {
     call.takes(&[])?;
-    let key = shared
+    let key = active
         .key_name(limit, key)
         .map_err(|error| refused(&error))?;
     let reach = rule(
-        shared,
+        active,
         OverrideSubject::Key(limit, &key),
         |runtime_overrides| {
             runtime_overrides.rule_key(limit, &key, |key_override| {
@@ -458,22 +458,22 @@ fn reset(
             })
         },
     )?;
-    if shared.is_shared(limit) {
+    if active.is_shared(limit) {
         let why = "bans and boosts of this key have ended, but the usage of a shared limit cannot be reset; grant the key units with …/boost";
         return Err(ApiResponse::error(StatusCode::CONFLICT, why));
     }
-    shared.reset(limit, &key).map_err(|error| refused(&error))?;
+    active.reset(limit, &key).map_err(|error| refused(&error))?;
     tracing::warn!(from = %call.from, limit, key, "an operator has reset a key");
-    changed(shared, limit, &key, reach)
+    changed(active, limit, &key, reach)
 }
 
 /// Applies an override here and publishes it to other gateways; returns its reach.
 fn rule(
-    shared: &ActiveConfig,
+    active: &ActiveConfig,
     about: OverrideSubject<'_>,
     rule: impl FnOnce(&RuntimeOverrides) -> Result<(), TooManyOverrides>,
 ) -> Result<&'static str, ApiResponse> {
-    match shared.rule_and_tell(about, rule) {
+    match active.rule_and_tell(about, rule) {
         Ok(Reach::All) => Ok("all gateways"),
         Ok(Reach::ThisOne) => Ok("this gateway"),
         Err(full) => Err(ApiResponse::error(StatusCode::CONFLICT, full.to_string())),
@@ -482,22 +482,22 @@ fn rule(
 
 /// The state of a key after a change.
 fn changed(
-    shared: &ActiveConfig,
+    active: &ActiveConfig,
     limit: &str,
     key: &str,
     reach: &'static str,
 ) -> Result<ApiResponse, ApiResponse> {
-    let view = shared
+    let view = active
         .key(limit, key, None)
         .map_err(|error| refused(&error))?;
-    let mut json = key_json(shared, limit, &view);
+    let mut json = key_json(active, limit, &view);
     json["reach"] = json!(reach);
     json["ok"] = json!(true);
     Ok(ApiResponse::ok(json))
 }
 
-fn known(shared: &ActiveConfig, limit: &str) -> Result<(), ApiResponse> {
-    let limits = shared.limits();
+fn known(active: &ActiveConfig, limit: &str) -> Result<(), ApiResponse> {
+    let limits = active.limits();
     let found = limits.iter().any(|known| known.settings.name == limit);
     found
         .then_some(())

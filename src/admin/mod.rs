@@ -159,7 +159,7 @@ impl AdminPages {
         waiting: usize,
         timeouts: Timeouts,
     ) -> AdminPages {
-        let metrics = current.shared().process().metrics().clone();
+        let metrics = current.active().process().metrics().clone();
         let listener = metrics.listener("admin", &[CROWDED]);
         let inner = Inner {
             current,
@@ -316,8 +316,8 @@ impl AdminPages {
         if self.inner.on_loopback && !asks_for_loopback(request) {
             return Err(Refusal::Misdirected);
         }
-        let shared = self.inner.current.shared();
-        match &shared.snapshot().admin.token {
+        let active = self.inner.current.active();
+        match &active.snapshot().admin.token {
             Some(token) if !open && !carries(request, token) => Err(Refusal::Unauthorized {
                 challenge: "Bearer",
             }),

@@ -88,10 +88,10 @@ impl AdminPages {
         if !matches!(call.method, Method::GET | Method::HEAD) {
             return ApiResponse::wrong_method("GET");
         }
-        let shared = self.inner.current.shared();
-        let snapshot = shared.snapshot();
-        let samples = Samples(shared.process().metrics().samples());
-        let latest = shared
+        let active = self.inner.current.active();
+        let snapshot = active.snapshot();
+        let samples = Samples(active.process().metrics().samples());
+        let latest = active
             .process()
             .decision_logs()
             .decisions(|one| !one.admitted);
@@ -131,8 +131,8 @@ impl AdminPages {
             "memory_bytes": samples.of("process_resident_memory_bytes", &[]) as u64,
             "redis": snapshot.redis.as_ref().map(|_| samples.redis()),
             "upstreams": upstreams.collect::<Vec<_>>(),
-            "limits": limits::limits(&shared, &samples.0),
-            "kill": limits::kill(&shared),
+            "limits": limits::limits(&active, &samples.0),
+            "kill": limits::kill(&active),
             "latest": latest.iter().take(LATEST).map(decisions::summary).collect::<Vec<_>>(),
         }))
     }

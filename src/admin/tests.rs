@@ -117,8 +117,8 @@ fn per_minute(amount: u64) -> limit::Quota {
 fn current(address: &str, token: Option<&str>) -> Arc<ActiveConfigHandle> {
     let snapshot = Arc::new(snapshot(address, token));
     let process = Process::start(&snapshot, Metrics::install()).expect("the system has threads");
-    let shared = ActiveConfig::prepare(&process, snapshot, None).expect("it can be put to work");
-    ActiveConfigHandle::new(Arc::new(shared))
+    let active = ActiveConfig::prepare(&process, snapshot, None).expect("it can be put to work");
+    ActiveConfigHandle::new(Arc::new(active))
 }
 
 fn admin(address: &str, token: Option<&str>) -> AdminPages {

@@ -32,22 +32,22 @@ pub(super) struct ClusterServers {
     slots: Option<RefCell<Vec<u16>>>,
     /// Servers to ask for the map until some are known.
     seeds: Vec<RedisServer>,
-    patience: RedisTimeouts,
+    timeouts: RedisTimeouts,
     /// Whether a map request is in flight.
     refreshing: Cell<bool>,
 }
 
 impl ClusterServers {
-    pub(super) fn new(target: &RedisTarget, patience: RedisTimeouts) -> ClusterServers {
+    pub(super) fn new(target: &RedisTarget, timeouts: RedisTimeouts) -> ClusterServers {
         let (links, slots, seeds) = match target {
             RedisTarget::Cluster(seeds) => {
                 let first = seeds.iter().take(1).cloned();
                 let links =
-                    first.map(|seed| RedisConnection::new(RedisTarget::One(seed), patience));
+                    first.map(|seed| RedisConnection::new(RedisTarget::One(seed), timeouts));
                 (links.collect(), Some(vec![0; SLOTS]), seeds.clone())
             }
             one => (
-                vec![RedisConnection::new(one.clone(), patience)],
+                vec![RedisConnection::new(one.clone(), timeouts)],
                 None,
                 Vec::new(),
             ),
@@ -57,7 +57,7 @@ impl ClusterServers {
             links: RefCell::new(links.into_iter().map(Rc::new).collect()),
             slots: slots.map(RefCell::new),
             seeds,
-            patience,
+            timeouts,
             refreshing: Cell::new(false),
         }
     }
@@ -144,7 +144,7 @@ impl ClusterServers {
         }
         links.push(Rc::new(RedisConnection::new(
             RedisTarget::One(server),
-            self.patience,
+            self.timeouts,
         )));
         Some(links.len() - 1)
     }
@@ -161,7 +161,7 @@ impl ClusterServers {
         let known: Vec<Rc<RedisConnection>> = self.links.borrow().clone();
         let seeds = self.seeds.iter().cloned();
         let seeds =
-            seeds.map(|seed| Rc::new(RedisConnection::new(RedisTarget::One(seed), self.patience)));
+            seeds.map(|seed| Rc::new(RedisConnection::new(RedisTarget::One(seed), self.timeouts)));
         let mut changed = false;
         for link in known.into_iter().chain(seeds) {
             let Ok(map) = link.query(redis::cmd("CLUSTER").arg("SLOTS")).await else {

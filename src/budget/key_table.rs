@@ -497,14 +497,14 @@ impl KeyTable {
     }
 
     /// The cell at an index returned by this table.
-    pub(super) fn hand(&self, place: usize) -> KeyCell<'_> {
-        let (hands, _) = self.words[self.skip..].as_chunks();
-        KeyCell(&hands[place])
+    pub(super) fn cell(&self, place: usize) -> KeyCell<'_> {
+        let (key_table, _) = self.words[self.skip..].as_chunks();
+        KeyCell(&key_table[place])
     }
 
     /// The same, for a limit on requests in flight.
     pub(super) fn slots(&self, place: usize) -> SlotCell<'_> {
-        SlotCell(self.hand(place).0)
+        SlotCell(self.cell(place).0)
     }
 
     /// Whether the cell at this index (still) belongs to this key. Overflow cells belong to every
@@ -544,7 +544,7 @@ impl KeyTable {
         };
         let place = emptier.find(is_free)?;
         self.capacity.grow(holder, 1);
-        self.hand(place).clear();
+        self.cell(place).clear();
         self.tags[place].store(tag.tag, Release);
         Some(place)
     }
@@ -553,7 +553,7 @@ impl KeyTable {
     pub(super) fn release(&self, place: usize, quota: usize) {
         if let Some(tag) = self.tags.get(place) {
             tag.store(0, Release);
-            self.hand(place).clear();
+            self.cell(place).clear();
             if let Some(holder) = self.occupied.get(quota) {
                 self.capacity.shrink(holder, 1);
             }
@@ -584,12 +584,12 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    fn hands() -> KeyTable {
+    fn key_table() -> KeyTable {
         KeyTable::new(64, 1)
     }
 
     /// A bucket of ten, refilled by one a second.
-    fn spend(hand: KeyCell<'_>, now_ns: u64, cost: u64) -> SpendOutcome {
+    fn spend(cell: KeyCell<'_>, now_ns: u64, cost: u64) -> SpendOutcome {
         let terms = LeaseTerms::new(
             LeaseAlgorithm::Bucket,
             10,
@@ -597,7 +597,7 @@ mod tests {
             10,
             true,
         );
-        hand.spend(now_ns, cost, &terms)
+        cell.spend(now_ns, cost, &terms)
     }
 
     fn tag(key: u128) -> Tag {
@@ -606,43 +606,43 @@ mod tests {
 
     #[test]
     fn older_tokens_are_spent_first_and_none_after_its_deadline() {
-        let hands = hands();
-        let hand = hands.hand(hands.claim(tag(7), 0).unwrap());
-        hand.bank(0, 20 * SECOND, 2);
-        hand.bank(1, 10 * SECOND, 2);
+        let key_table = key_table();
+        let cell = key_table.cell(key_table.claim(tag(7), 0).unwrap());
+        cell.bank(0, 20 * SECOND, 2);
+        cell.bank(1, 10 * SECOND, 2);
         let taken = |spent| match spent {
             SpendOutcome::Taken { tokens, .. } => tokens,
             other => panic!("{other:?}"),
         };
-        assert_eq!(taken(spend(hand, SECOND, 1)), [0, 1]);
-        assert_eq!(taken(spend(hand, SECOND, 2)), [1, 1], "from both");
-        assert_eq!(spend(hand, 20 * SECOND, 1), SpendOutcome::Nothing, "lapsed");
-        assert_eq!(hand.held(20 * SECOND), ([0, 0], [true, true]));
+        assert_eq!(taken(spend(cell, SECOND, 1)), [0, 1]);
+        assert_eq!(taken(spend(cell, SECOND, 2)), [1, 1], "from both");
+        assert_eq!(spend(cell, 20 * SECOND, 1), SpendOutcome::Nothing, "lapsed");
+        assert_eq!(cell.held(20 * SECOND), ([0, 0], [true, true]));
     }
 
     #[test]
     fn tokens_of_a_refused_request_serve_the_next_one() {
-        let hands = hands();
-        let hand = hands.hand(hands.claim(tag(7), 0).unwrap());
-        hand.bank(0, 20 * SECOND, 1);
-        let SpendOutcome::Taken { tokens, .. } = spend(hand, SECOND, 1) else {
+        let key_table = key_table();
+        let cell = key_table.cell(key_table.claim(tag(7), 0).unwrap());
+        cell.bank(0, 20 * SECOND, 1);
+        let SpendOutcome::Taken { tokens, .. } = spend(cell, SECOND, 1) else {
             panic!("there was a token")
         };
-        assert_eq!(spend(hand, SECOND, 1), SpendOutcome::Nothing);
-        hand.put_back(tokens);
-        assert!(matches!(spend(hand, SECOND, 1), SpendOutcome::Taken { .. }));
+        assert_eq!(spend(cell, SECOND, 1), SpendOutcome::Nothing);
+        cell.put_back(tokens);
+        assert!(matches!(spend(cell, SECOND, 1), SpendOutcome::Taken { .. }));
     }
 
     #[test]
     fn one_request_only_says_that_the_hand_is_low() {
-        let hands = hands();
-        let hand = hands.hand(hands.claim(tag(7), 0).unwrap());
-        hand.bank(0, 20 * SECOND, 4);
-        hand.set_low(Some(2));
+        let key_table = key_table();
+        let cell = key_table.cell(key_table.claim(tag(7), 0).unwrap());
+        cell.bank(0, 20 * SECOND, 4);
+        cell.set_low(Some(2));
         let says: Vec<bool> = (0..4)
             .map(|_| {
                 matches!(
-                    spend(hand, SECOND, 1),
+                    spend(cell, SECOND, 1),
                     SpendOutcome::Taken { is_low: true, .. }
                 )
             })
@@ -652,30 +652,30 @@ mod tests {
 
     #[test]
     fn a_refusal_is_remembered_to_its_end() {
-        let hands = hands();
-        let hand = hands.hand(hands.claim(tag(7), 0).unwrap());
+        let key_table = key_table();
+        let cell = key_table.cell(key_table.claim(tag(7), 0).unwrap());
         let pause = |least| {
             let until_ns = 5;
             Some(Pause { until_ns, least })
         };
-        hand.know(0, &Forecast::default(), pause(0));
-        assert_eq!(spend(hand, 4, 1), SpendOutcome::Refused { until_ns: 5 });
-        assert_eq!(spend(hand, 5, 1), SpendOutcome::Nothing);
-        hand.set_shard(3);
-        hand.know(0, &Forecast::default(), pause(7));
+        cell.know(0, &Forecast::default(), pause(0));
+        assert_eq!(spend(cell, 4, 1), SpendOutcome::Refused { until_ns: 5 });
+        assert_eq!(spend(cell, 5, 1), SpendOutcome::Nothing);
+        cell.set_shard(3);
+        cell.know(0, &Forecast::default(), pause(7));
         assert_eq!(
-            spend(hand, 4, 6),
+            spend(cell, 4, 6),
             SpendOutcome::Nothing,
             "a cheaper one may fit"
         );
-        assert_eq!(spend(hand, 4, 7), SpendOutcome::Refused { until_ns: 5 });
-        assert_eq!(hand.shard(), 3);
+        assert_eq!(spend(cell, 4, 7), SpendOutcome::Refused { until_ns: 5 });
+        assert_eq!(cell.shard(), 3);
     }
 
     #[test]
     fn a_request_is_refused_until_its_cost_has_filled_and_told_so() {
-        let hands = hands();
-        let hand = hands.hand(hands.claim(tag(7), 0).unwrap());
+        let key_table = key_table();
+        let cell = key_table.cell(key_table.claim(tag(7), 0).unwrap());
         // three of ten are available, one a second refills
         let forecast = Forecast {
             told_ns: SECOND,
@@ -683,21 +683,21 @@ mod tests {
             state: 8 * SECOND,
             ..Forecast::default()
         };
-        hand.know(3, &forecast, None);
-        assert_eq!(hand.forecast(), forecast);
-        assert_eq!(spend(hand, SECOND, 3), SpendOutcome::Nothing);
+        cell.know(3, &forecast, None);
+        assert_eq!(cell.forecast(), forecast);
+        assert_eq!(spend(cell, SECOND, 3), SpendOutcome::Nothing);
         let until_ns = 5 * SECOND;
-        assert_eq!(spend(hand, SECOND, 7), SpendOutcome::Refused { until_ns });
-        assert_eq!(spend(hand, 5 * SECOND, 7), SpendOutcome::Nothing);
-        hand.bank(0, 20 * SECOND, 2);
+        assert_eq!(spend(cell, SECOND, 7), SpendOutcome::Refused { until_ns });
+        assert_eq!(spend(cell, 5 * SECOND, 7), SpendOutcome::Nothing);
+        cell.bank(0, 20 * SECOND, 2);
         let until_ns = 3 * SECOND;
-        assert_eq!(spend(hand, SECOND, 7), SpendOutcome::Refused { until_ns });
+        assert_eq!(spend(cell, SECOND, 7), SpendOutcome::Refused { until_ns });
     }
 
     #[test]
     fn alone_it_spends_its_level_then_its_rate_and_owes_what_the_store_would_not_have_granted() {
-        let hands = hands();
-        let hand = hands.hand(hands.claim(tag(7), 0).unwrap());
+        let key_table = key_table();
+        let cell = key_table.cell(key_table.claim(tag(7), 0).unwrap());
         let alone = FallbackBucket {
             rate: 1e-9,
             capacity: 5.0,
@@ -705,12 +705,12 @@ mod tests {
             shadow_rate: 2e-9,
             shadow_missing: 0.0,
         };
-        hand.prepare_alone(SECOND, &alone);
-        let admitted = (0..10).filter(|_| hand.spend_alone(SECOND, 1).is_ok());
+        cell.prepare_alone(SECOND, &alone);
+        let admitted = (0..10).filter(|_| cell.spend_alone(SECOND, 1).is_ok());
         assert_eq!(admitted.count(), 3);
-        assert_eq!(hand.spend_alone(SECOND, 1), Err(SECOND), "one a second");
-        assert_eq!(hand.spend_alone(2 * SECOND, 1), Ok(()));
-        let (admitted, missing) = hand.alone(2 * SECOND);
+        assert_eq!(cell.spend_alone(SECOND, 1), Err(SECOND), "one a second");
+        assert_eq!(cell.spend_alone(2 * SECOND, 1), Ok(()));
+        let (admitted, missing) = cell.alone(2 * SECOND);
         assert_eq!(admitted, 4);
         // 3 at the first second, of which 2 have refilled, and 1 at the second
         assert!((missing - 2.0).abs() < 0.01, "{missing}");
@@ -718,23 +718,25 @@ mod tests {
 
     #[test]
     fn a_full_table_gives_no_more_hands_and_a_released_one_is_empty() {
-        let hands = KeyTable::new(4, 1);
-        let places: Vec<usize> = (1..=8).filter_map(|key| hands.claim(tag(key), 0)).collect();
+        let key_table = KeyTable::new(4, 1);
+        let places: Vec<usize> = (1..=8)
+            .filter_map(|key| key_table.claim(tag(key), 0))
+            .collect();
         assert_eq!(places.len(), 8);
-        assert_eq!(hands.claim(tag(9), 0), None);
-        hands.hand(places[0]).bank(0, SECOND, 1);
-        hands.release(places[0], 0);
-        assert_eq!(hands.find(tag(1)), None);
-        let place = hands.claim(tag(9), 0).expect("room again");
-        assert_eq!(spend(hands.hand(place), 1, 1), SpendOutcome::Nothing);
+        assert_eq!(key_table.claim(tag(9), 0), None);
+        key_table.cell(places[0]).bank(0, SECOND, 1);
+        key_table.release(places[0], 0);
+        assert_eq!(key_table.find(tag(1)), None);
+        let place = key_table.claim(tag(9), 0).expect("room again");
+        assert_eq!(spend(key_table.cell(place), 1, 1), SpendOutcome::Nothing);
     }
 
     #[test]
     fn a_quota_that_takes_all_it_may_leaves_room_for_the_others() {
-        let hands = KeyTable::new(10_000, 3);
+        let key_table = KeyTable::new(10_000, 3);
         let claim = |key: u64, quota| {
             let mixed = u128::from(key + 1).wrapping_mul(0xDA94_2042_E4DD_58B5_9E37_79B9_7F4A_7C15);
-            hands.claim(Tag::new(Key(mixed ^ (mixed >> 61)), quota), quota)
+            key_table.claim(Tag::new(Key(mixed ^ (mixed >> 61)), quota), quota)
         };
         let taken = (0..40_000).filter(|&key| claim(key, 0).is_some()).count();
         assert!((9_000..10_000).contains(&taken), "{taken}");

@@ -52,10 +52,10 @@ pub(super) const PATIENCE: u32 = 20;
 
 /// The arguments that start the lease manager.
 pub(super) struct LeaseManagerConfig {
-    pub(super) hands: Arc<KeyTable>,
+    pub(super) key_table: Arc<KeyTable>,
     pub(super) degraded: Arc<Degraded>,
     pub(super) target: RedisTarget,
-    pub(super) patience: RedisTimeouts,
+    pub(super) timeouts: RedisTimeouts,
     pub(super) prefix: String,
     pub(super) timeout: Duration,
     pub(super) epoch: Instant,
@@ -66,7 +66,7 @@ pub(super) struct LeaseManagerConfig {
 }
 
 pub(super) struct LeaseManager {
-    wire: RedisClients,
+    clients: RedisClients,
     leases: Leases,
     in_flight: ConcurrencyLeases,
 }
@@ -75,48 +75,53 @@ impl LeaseManager {
     /// Runs until it is told to close or all workers' senders are dropped; `keeper` does not count.
     /// `started` receives whether Redis answered the first time.
     pub(super) async fn run(
-        duty: LeaseManagerConfig,
-        keeper: mpsc::WeakSender<Message>,
+        config: LeaseManagerConfig,
+        manager: mpsc::WeakSender<Message>,
         mut messages: mpsc::Receiver<Message>,
         started: SyncSender<Result<(), Failure>>,
     ) {
         let (events, mut happened) = mpsc::channel(QUEUE);
-        let mut keeper = LeaseManager {
-            leases: Leases::new(Arc::clone(&duty.hands)),
-            in_flight: ConcurrencyLeases::new(Arc::clone(&duty.hands), keeper),
-            wire: RedisClients::new(duty, events),
+        let mut manager = LeaseManager {
+            leases: Leases::new(Arc::clone(&config.key_table)),
+            in_flight: ConcurrencyLeases::new(Arc::clone(&config.key_table), manager),
+            clients: RedisClients::new(config, events),
         };
         // during an aborted start the receiver is gone
-        let _ = started.send(keeper.wire.connect().await);
+        let _ = started.send(manager.clients.connect().await);
         loop {
-            let keys_ns = keeper.leases.next_ns().min(keeper.in_flight.next_ns());
-            let wake = keeper.wire.moment(keeper.wire.next_ns().min(keys_ns));
+            let keys_ns = manager.leases.next_ns().min(manager.in_flight.next_ns());
+            let wake = manager
+                .clients
+                .moment(manager.clients.next_ns().min(keys_ns));
             tokio::select! {
                 message = messages.recv() => match message {
-                    Some(Message::Close(patience)) => {
-                        return keeper.close(&mut happened, patience).await;
+                    Some(Message::Close(timeouts)) => {
+                        return manager.close(&mut happened, timeouts).await;
                     }
-                    Some(message) => keeper.hear(message),
+                    Some(message) => manager.hear(message),
                     None => return,
                 },
                 // the wire holds a sender: there is always another event
-                Some(event) = happened.recv() => keeper.happened(event),
-                () = tokio::time::sleep_until(wake) => keeper.look_at_due(),
+                Some(event) = happened.recv() => manager.happened(event),
+                () = tokio::time::sleep_until(wake) => manager.look_at_due(),
             }
         }
     }
 
     fn hear(&mut self, message: Message) {
-        let now_ns = self.wire.now_ns();
-        let (wire, leases, in_flight) = (&mut self.wire, &mut self.leases, &mut self.in_flight);
+        let now_ns = self.clients.now_ns();
+        let (clients, leases, in_flight) =
+            (&mut self.clients, &mut self.leases, &mut self.in_flight);
         match message {
             Message::Ask(question) => match question.limit.algorithm() {
-                LeaseAlgorithm::Slots => in_flight.ask(wire, now_ns, question),
-                _ => leases.ask(wire, now_ns, question),
+                LeaseAlgorithm::Slots => in_flight.ask(clients, now_ns, question),
+                _ => leases.ask(clients, now_ns, question),
             },
-            Message::Low(place, tag) if leases.has(place, tag) => leases.fill(wire, now_ns, place),
+            Message::Low(place, tag) if leases.has(place, tag) => {
+                leases.fill(clients, now_ns, place)
+            }
             Message::Low(place, tag) if in_flight.has(place, tag) => {
-                in_flight.freed(wire, now_ns, place);
+                in_flight.freed(clients, now_ns, place);
             }
             Message::Return {
                 place,
@@ -124,7 +129,7 @@ impl LeaseManager {
                 origin,
                 tokens,
             } if leases.has(place, tag) => {
-                leases.unused(wire, now_ns, place, origin, tokens);
+                leases.unused(clients, now_ns, place, origin, tokens);
             }
             Message::Unslacked { place, tag, tokens } if leases.has(place, tag) => {
                 leases.unslacked(place, tokens);
@@ -138,69 +143,70 @@ impl LeaseManager {
     }
 
     fn happened(&mut self, event: Event) {
-        let now_ns = self.wire.now_ns();
-        let (wire, leases, in_flight) = (&mut self.wire, &mut self.leases, &mut self.in_flight);
+        let now_ns = self.clients.now_ns();
+        let (clients, leases, in_flight) =
+            (&mut self.clients, &mut self.leases, &mut self.in_flight);
         match event.kind {
             EventKind::Overdue => {
-                wire.overdue(now_ns, &event);
+                clients.overdue(now_ns, &event);
                 leases.give_up(&event);
                 in_flight.give_up(&event);
             }
             EventKind::Ended(Ok(reply)) => {
-                wire.answered(now_ns, &event);
-                leases.replied(wire, now_ns, &event, &reply);
-                in_flight.replied(wire, now_ns, &event, &reply);
+                clients.answered(now_ns, &event);
+                leases.replied(clients, now_ns, &event, &reply);
+                in_flight.replied(clients, now_ns, &event, &reply);
             }
             EventKind::Ended(Err(failure)) => {
-                wire.failed(now_ns, &event, failure);
+                clients.failed(now_ns, &event, failure);
                 leases.give_up(&event);
                 in_flight.give_up(&event);
             }
             EventKind::Late(reply) => {
-                wire.answered_late(now_ns, &event);
-                leases.replied(wire, now_ns, &event, &reply);
-                in_flight.replied(wire, now_ns, &event, &reply);
+                clients.answered_late(now_ns, &event);
+                leases.replied(clients, now_ns, &event, &reply);
+                in_flight.replied(clients, now_ns, &event, &reply);
             }
             EventKind::Probed(result) => {
-                wire.probed(event.shard, result);
-                leases.tell_news(wire, now_ns, event.shard);
+                clients.probed(event.shard, result);
+                leases.tell_news(clients, now_ns, event.shard);
             }
-            EventKind::Checked(ref result) => wire.checked(now_ns, &event, result),
+            EventKind::Checked(ref result) => clients.checked(now_ns, &event, result),
             EventKind::Moved => {
-                wire.moved();
-                leases.moved(wire);
-                in_flight.moved(wire);
+                clients.moved();
+                leases.moved(clients);
+                in_flight.moved(clients);
             }
             EventKind::Counted { gateways, is_new } => {
-                wire.counted(now_ns, event.shard, gateways, is_new);
+                clients.counted(now_ns, event.shard, gateways, is_new);
                 leases.look_at_disagreements(now_ns);
             }
         }
-        while let Some(shard) = wire.take_loss() {
+        while let Some(shard) = clients.take_loss() {
             leases.lost(now_ns, shard);
-            in_flight.lost(wire, now_ns, shard);
+            in_flight.lost(clients, now_ns, shard);
         }
         if leases.has(event.place, event.tag) {
-            leases.settle(wire, now_ns, event.place);
+            leases.settle(clients, now_ns, event.place);
         } else if in_flight.has(event.place, event.tag) {
-            in_flight.settle(wire, now_ns, event.place);
+            in_flight.settle(clients, now_ns, event.place);
         }
     }
 
     fn look_at_due(&mut self) {
-        let now_ns = self.wire.now_ns();
-        self.wire.look_at_due(now_ns);
-        self.leases.look_at_due(&mut self.wire, now_ns);
-        self.in_flight.look_at_due(&mut self.wire, now_ns);
+        let now_ns = self.clients.now_ns();
+        self.clients.look_at_due(now_ns);
+        self.leases.look_at_due(&mut self.clients, now_ns);
+        self.in_flight.look_at_due(&mut self.clients, now_ns);
     }
 
     /// Returns every token in parallel, and waits for the replies for at most `patience`.
-    async fn close(mut self, happened: &mut mpsc::Receiver<Event>, patience: Duration) {
-        let deadline = Instant::now() + patience;
-        let now_ns = self.wire.now_ns();
-        let tokens = self.leases.hand_back(&mut self.wire, now_ns);
-        let slots = self.in_flight.hand_back(&mut self.wire, now_ns);
-        let good_bye = self.wire.count(true);
+    async fn close(mut self, happened: &mut mpsc::Receiver<Event>, timeouts: Duration) {
+        let deadline = Instant::now() + timeouts;
+        let now_ns = self.clients.now_ns();
+        let tokens = self.leases.hand_back(&mut self.clients, now_ns);
+        let slots = self.in_flight.hand_back(&mut self.clients, now_ns);
+        let good_bye = self.clients.count(true);
         while self.leases.is_busy() || self.in_flight.is_busy() {
             match tokio::time::timeout_at(deadline, happened.recv()).await {
                 Ok(Some(event))

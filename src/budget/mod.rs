@@ -61,8 +61,8 @@ use crate::telemetry::handles::BudgetMetrics;
 /// The shared state from which every worker spends.
 #[derive(Debug)]
 pub struct Budget {
-    hands: Arc<KeyTable>,
-    keeper: mpsc::Sender<Message>,
+    key_table: Arc<KeyTable>,
+    manager: mpsc::Sender<Message>,
     degraded: Arc<Degraded>,
     override_sync: OverrideSync,
     wait: Duration,
@@ -94,7 +94,7 @@ impl Default for Degraded {
 /// The thread that talks to Redis.
 #[derive(Debug)]
 pub struct LeaseManagerThread {
-    keeper: mpsc::Sender<Message>,
+    manager: mpsc::Sender<Message>,
     thread: thread::JoinHandle<()>,
 }
 
@@ -119,23 +119,23 @@ pub fn start(
         .iter()
         .take(8)
         .fold(0, |seed, &byte| seed << 8 | u64::from(byte));
-    let hands = Arc::new(hands(max_keys, limits));
+    let key_table = Arc::new(key_table(max_keys, limits));
     let degraded: Arc<Degraded> = Arc::default();
-    let patience = RedisTimeouts {
+    let timeouts = RedisTimeouts {
         connect: settings.connect_timeout,
         response: settings.timeout * PATIENCE,
     };
-    let (keeper, messages) = mpsc::channel(QUEUE);
+    let (manager, messages) = mpsc::channel(QUEUE);
     let (override_sync, posts) = OverrideSync::new();
     let reading = override_sync::OverrideSyncConfig {
         target: settings.target.clone(),
-        patience,
+        timeouts,
         prefix: settings.key_prefix.clone(),
         reader,
     };
-    let own = keeper.downgrade();
+    let own = manager.downgrade();
     let target = settings.target.clone();
-    let (hands_of, degraded_of) = (Arc::clone(&hands), Arc::clone(&degraded));
+    let (hands_of, degraded_of) = (Arc::clone(&key_table), Arc::clone(&degraded));
     let (prefix, timeout) = (settings.key_prefix.clone(), settings.timeout);
     let (started, has_started) = sync_channel(1);
     let work = move || {
@@ -143,11 +143,11 @@ pub fn start(
             .enable_all()
             .build_local(LocalOptions::default());
         let Ok(runtime) = runtime else { return };
-        let duty = LeaseManagerConfig {
-            hands: hands_of,
+        let config = LeaseManagerConfig {
+            key_table: hands_of,
             degraded: degraded_of,
             target,
-            patience,
+            timeouts,
             prefix,
             timeout,
             epoch,
@@ -157,7 +157,7 @@ pub fn start(
         };
         runtime.block_on(async {
             tokio::task::spawn_local(override_sync::serve(reading, posts));
-            LeaseManager::run(duty, own, messages, started).await;
+            LeaseManager::run(config, own, messages, started).await;
         });
     };
     let thread = thread::Builder::new().name("budget".into()).spawn(work)?;
@@ -168,41 +168,41 @@ pub fn start(
         tracing::info!(redis = settings.target.address(), "shared limits use Redis");
     }
     let budget = Budget {
-        hands,
-        keeper: keeper.clone(),
+        key_table,
+        manager: manager.clone(),
         degraded,
         override_sync,
         wait: settings.timeout,
     };
-    Ok((budget, LeaseManagerThread { keeper, thread }))
+    Ok((budget, LeaseManagerThread { manager, thread }))
 }
 
 /// A table with room for every key, and an overflow cell per quota.
-fn hands(max_keys: usize, limits: &[Arc<SharedLimit>]) -> KeyTable {
+fn key_table(max_keys: usize, limits: &[Arc<SharedLimit>]) -> KeyTable {
     let quotas = limits.iter().map(|limit| limit.quotas()).sum();
-    let hands = KeyTable::new(max_keys, quotas);
+    let key_table = KeyTable::new(max_keys, quotas);
     for limit in limits {
         for tier in &limit.tiers {
-            let place = hands.overflow(tier.overflow);
+            let place = key_table.overflow(tier.overflow);
             if limit.algorithm() == LeaseAlgorithm::Slots {
                 if let Some(most) = lease_manager::most_alone(&tier.terms, limit.when_down, 1.0) {
-                    hands.slots(place).prepare_alone(most);
+                    key_table.slots(place).prepare_alone(most);
                 }
             } else if let Some(alone) =
                 lease_manager::alone(&tier.terms, limit.when_down, 1.0, None)
             {
-                hands.hand(place).prepare_alone(0, &alone);
+                key_table.cell(place).prepare_alone(0, &alone);
             }
         }
     }
-    hands
+    key_table
 }
 
 impl LeaseManagerThread {
     /// Returns every leased token and stops. Takes at most slightly longer than `patience`.
-    pub fn close(self, patience: Duration) {
+    pub fn close(self, timeouts: Duration) {
         // a lease manager that has ended has nothing to return
-        if self.keeper.blocking_send(Message::Close(patience)).is_ok() {
+        if self.manager.blocking_send(Message::Close(timeouts)).is_ok() {
             let _ = self.thread.join();
         }
     }

@@ -121,8 +121,8 @@ impl OverrideSync {
     /// too many posts are waiting. Blocks while entries are merged: milliseconds if there are many.
     pub fn post<E>(&self, rule: impl FnOnce() -> Result<OverrideEntry, E>) -> Result<bool, E> {
         let _order = self.order.hold();
-        let notice = rule()?;
-        Ok(self.posts.try_send(notice).is_ok())
+        let entry = rule()?;
+        Ok(self.posts.try_send(entry).is_ok())
     }
 }
 
@@ -136,16 +136,16 @@ impl OverrideQueue {
         unposted: &mut BTreeMap<String, OverrideEntry>,
     ) {
         let _order = self.order.hold();
-        while let Ok(notice) = self.posts.try_recv() {
-            match notice.value.clone() {
-                Some(value) => posted.insert(notice.subject.clone(), value),
-                None => posted.remove(&notice.subject),
+        while let Ok(entry) = self.posts.try_recv() {
+            match entry.value.clone() {
+                Some(value) => posted.insert(entry.subject.clone(), value),
+                None => posted.remove(&entry.subject),
             };
-            keep(unposted, notice);
+            keep(unposted, entry);
         }
         if let Some((reader, is_news)) = reader {
-            for notice in (reader.0)(posted, is_news) {
-                keep(unposted, notice);
+            for entry in (reader.0)(posted, is_news) {
+                keep(unposted, entry);
             }
         }
     }
@@ -154,17 +154,17 @@ impl OverrideQueue {
 /// Which servers store the hash, and which reader receives it.
 pub(super) struct OverrideSyncConfig {
     pub(super) target: RedisTarget,
-    pub(super) patience: RedisTimeouts,
+    pub(super) timeouts: RedisTimeouts,
     pub(super) prefix: String,
     pub(super) reader: OverrideReader,
 }
 
 /// Posts and polls until every posting handle is dropped.
-pub(super) async fn serve(duty: OverrideSyncConfig, mut posts: OverrideQueue) {
-    let servers = ClusterServers::new(&duty.target, duty.patience);
+pub(super) async fn serve(config: OverrideSyncConfig, mut posts: OverrideQueue) {
+    let servers = ClusterServers::new(&config.target, config.timeouts);
     let script = Script::new(include_str!("board.lua"));
-    let key = format!("{}:{{board}}", duty.prefix);
-    let mut reader = duty.reader;
+    let key = format!("{}:{{board}}", config.prefix);
+    let mut reader = config.reader;
     let mut read: Option<String> = None;
     let mut unposted: BTreeMap<String, OverrideEntry> = BTreeMap::new();
     let mut ticks = tokio::time::interval(POLL);
@@ -172,21 +172,21 @@ pub(super) async fn serve(duty: OverrideSyncConfig, mut posts: OverrideQueue) {
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
-            notice = posts.posts.recv() => match notice {
-                Some(notice) => keep(&mut unposted, notice),
+            entry = posts.posts.recv() => match entry {
+                Some(entry) => keep(&mut unposted, entry),
                 None => return,
             },
         }
-        while let Ok(notice) = posts.posts.try_recv() {
-            keep(&mut unposted, notice);
+        while let Ok(entry) = posts.posts.try_recv() {
+            keep(&mut unposted, entry);
         }
         let mut arguments = vec![read.clone().unwrap_or_default(), SUBJECTS_MAX.to_string()];
-        for notice in unposted.values() {
-            let until = notice.value.as_ref().map(|_| notice.until_ms.to_string());
+        for entry in unposted.values() {
+            let until = entry.value.as_ref().map(|_| entry.until_ms.to_string());
             arguments.extend([
-                notice.subject.clone(),
+                entry.subject.clone(),
                 until.unwrap_or_else(|| "-1".to_owned()),
-                notice.value.clone().unwrap_or_default(),
+                entry.value.clone().unwrap_or_default(),
             ]);
         }
         let Some((state, posted)) = look(&servers, &script, &key, &arguments).await else {
@@ -207,9 +207,9 @@ pub(super) async fn serve(duty: OverrideSyncConfig, mut posts: OverrideQueue) {
     }
 }
 
-fn keep(unposted: &mut BTreeMap<String, OverrideEntry>, notice: OverrideEntry) {
-    if unposted.len() < UNPOSTED_MAX || unposted.contains_key(&notice.subject) {
-        unposted.insert(notice.subject.clone(), notice);
+fn keep(unposted: &mut BTreeMap<String, OverrideEntry>, entry: OverrideEntry) {
+    if unposted.len() < UNPOSTED_MAX || unposted.contains_key(&entry.subject) {
+        unposted.insert(entry.subject.clone(), entry);
     }
 }
 
@@ -257,7 +257,7 @@ mod tests {
 
     const SUBJECT: &str = "limit a";
 
-    fn notice() -> Result<OverrideEntry, Infallible> {
+    fn entry() -> Result<OverrideEntry, Infallible> {
         Ok(OverrideEntry {
             subject: SUBJECT.to_owned(),
             value: Some("off".to_owned()),
@@ -287,7 +287,7 @@ mod tests {
                     set(&here, "off");
                     // the receiver may have stopped waiting
                     let _ = changing.send(());
-                    notice()
+                    entry()
                 })
             };
             operators
@@ -338,7 +338,7 @@ mod tests {
                 waits(&is_done),
                 "the entries were read in the middle of an atomic step"
             );
-            notice()
+            entry()
         });
         assert_eq!(is_posted, Ok(true));
         let reading = reading.map(thread::JoinHandle::join);

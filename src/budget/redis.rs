@@ -364,7 +364,7 @@ pub(super) struct RedisTimeouts {
 #[derive(Debug)]
 pub(super) struct RedisConnection {
     target: RedisTarget,
-    patience: RedisTimeouts,
+    timeouts: RedisTimeouts,
     state: RefCell<RedisConnectionState>,
     changed: Notify,
     number: Cell<u64>,
@@ -398,10 +398,10 @@ const LATEST_REPLY: Duration = Duration::from_secs(4);
 const PIPELINE: usize = 4096;
 
 impl RedisConnection {
-    pub(super) fn new(target: RedisTarget, patience: RedisTimeouts) -> RedisConnection {
+    pub(super) fn new(target: RedisTarget, timeouts: RedisTimeouts) -> RedisConnection {
         RedisConnection {
             target,
-            patience,
+            timeouts,
             state: RefCell::new(RedisConnectionState::Down),
             changed: Notify::new(),
             number: Cell::new(0),
@@ -455,7 +455,7 @@ impl RedisConnection {
     ) -> Result<Value, (Failure, Option<Redirect>)> {
         let unconnected = |failure| (failure, None);
         let (mut connection, number) = self.connection().await.map_err(unconnected)?;
-        connection.set_response_timeout(self.patience.response.max(LATEST_REPLY));
+        connection.set_response_timeout(self.timeouts.response.max(LATEST_REPLY));
         let run = self.run.get().to_le_bytes();
         let known = call.command("EVALSHA", &script.sha, run);
         let mut result = self.send(&mut connection, number, known, asks).await;
@@ -487,7 +487,7 @@ impl RedisConnection {
     ) -> Result<Value, RedisError> {
         let sent = send(connection, command, asks);
         tokio::pin!(sent);
-        match tokio::time::timeout(self.patience.response, &mut sent).await {
+        match tokio::time::timeout(self.timeouts.response, &mut sent).await {
             Ok(result) => result,
             Err(_) => {
                 self.drop_connection(number);
@@ -626,12 +626,12 @@ impl RedisConnection {
             _ => Failure::Connection,
         };
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.patience.connect))
-            .set_response_timeout(Some(self.patience.response))
+            .set_connection_timeout(Some(self.timeouts.connect))
+            .set_response_timeout(Some(self.timeouts.response))
             .set_pipeline_buffer_size(PIPELINE);
         let client = Client::open(server.0.clone()).map_err(failed)?;
         // The follow-up read shares the connect timeout because callers are blocked on it.
-        let give_up = Instant::now() + self.patience.connect;
+        let give_up = Instant::now() + self.timeouts.connect;
         let opening = client.get_multiplexed_async_connection_with_config(&config);
         let error = match opening.await {
             Ok(connection) => return Ok(connection),

@@ -38,7 +38,7 @@ pub struct Decided<'a> {
     /// For the claims.
     pub shared: Verdict<'a>,
     /// The slots of an admitted request; dropping this returns them.
-    pub lent: Vec<SlotGuard>,
+    pub slot_guard: Vec<SlotGuard>,
     /// The source of each claim's decision.
     pub sources: ArrayVec<DecisionSource, MAX_LIMITS>,
 }
@@ -76,7 +76,7 @@ enum ClaimState {
     #[default]
     Undecided,
     /// Local tokens.
-    Hand(lease::TokenPair),
+    Tokens(lease::TokenPair),
     /// Tokens that the store granted to this request.
     Granted(Grant),
     /// Slots: among the [`Takings::lent`].
@@ -99,7 +99,7 @@ impl ClaimState {
     fn admits(self) -> bool {
         matches!(
             self,
-            ClaimState::Hand(_)
+            ClaimState::Tokens(_)
                 | ClaimState::Granted(_)
                 | ClaimState::Lent
                 | ClaimState::Slack
@@ -120,7 +120,7 @@ impl ClaimState {
 #[derive(Debug, Default)]
 struct Takings {
     each: ArrayVec<Taken, MAX_LIMITS>,
-    lent: Vec<SlotGuard>,
+    slot_guard: Vec<SlotGuard>,
 }
 
 type Pending = ArrayVec<(usize, oneshot::Receiver<KeyReply>), MAX_LIMITS>;
@@ -140,7 +140,7 @@ impl Budget {
     ) -> Result<Decided<'a>, Unavailable> {
         let mut takings = Takings::default();
         for claim in claims.iter().take(MAX_LIMITS) {
-            let taken = self.take(now_ns, claim, &mut takings.lent);
+            let taken = self.take(now_ns, claim, &mut takings.slot_guard);
             takings.each.push(taken);
         }
         if takings.is_open() && store.peek(now_ns, local).admitted() {
@@ -162,7 +162,7 @@ impl Budget {
         };
         if !charges || !local.admitted() {
             self.put_back(claims, &takings.each);
-            takings.lent.clear();
+            takings.slot_guard.clear();
         }
         let closed = |taken: &Taken| taken.what == ClaimState::Closed;
         if let Some(claim) = takings.each.iter().position(closed) {
@@ -175,11 +175,11 @@ impl Budget {
             findings: claims.iter().zip(&takings.each).map(finding).collect(),
         };
         let sources = takings.each.iter().map(|taken| taken.source).collect();
-        let lent = takings.lent;
+        let slot_guard = takings.slot_guard;
         Ok(Decided {
             local,
             shared,
-            lent,
+            slot_guard,
             sources,
         })
     }
@@ -187,7 +187,7 @@ impl Budget {
     /// The status of the limits as far as this gateway knows; charges nothing.
     pub fn peek(&self, now_ns: u64, claims: &[SharedClaim<'_>]) -> Verdict<'static> {
         let finding = |claim: &SharedClaim<'_>| {
-            let place = self.hands.find(claim.tag());
+            let place = self.key_table.find(claim.tag());
             let what = ClaimState::Undecided;
             self.standing(now_ns, claim, Taken::of(place, what, DecisionSource::Lease))
                 .into()
@@ -198,51 +198,51 @@ impl Budget {
     }
 
     /// Takes from the cell of a claim, if it has one.
-    fn take(&self, now_ns: u64, claim: &SharedClaim<'_>, lent: &mut Vec<SlotGuard>) -> Taken {
+    fn take(&self, now_ns: u64, claim: &SharedClaim<'_>, slot_guard: &mut Vec<SlotGuard>) -> Taken {
         let terms = &claim.limit.tier(claim.tier).terms;
         if claim.cost > terms.capacity {
             return ClaimState::Never.into();
         }
         let tag = claim.tag();
-        let Some(place) = self.hands.find(tag) else {
+        let Some(place) = self.key_table.find(tag) else {
             // if the fallback needs no cell, there is nothing to ask for
             let is_down = self.degraded.all.load(Relaxed);
             return match claim.limit.when_down {
                 WhenDown::Open | WhenDown::Closed if is_down => {
-                    self.alone(now_ns, claim, None, lent)
+                    self.alone(now_ns, claim, None, slot_guard)
                 }
                 _ => ClaimState::Undecided.into(),
             };
         };
         if terms.algorithm == LeaseAlgorithm::Slots {
-            return self.take_slots(now_ns, claim, place, lent);
+            return self.take_slots(now_ns, claim, place, slot_guard);
         }
-        let hand = self.hands.hand(place);
-        let what = match hand.spend(now_ns, claim.cost, terms) {
+        let cell = self.key_table.cell(place);
+        let what = match cell.spend(now_ns, claim.cost, terms) {
             SpendOutcome::Taken { tokens, is_low } => {
-                if !self.hands.is(place, tag) {
-                    hand.put_back(tokens);
+                if !self.key_table.is(place, tag) {
+                    cell.put_back(tokens);
                     return ClaimState::Undecided.into();
                 }
                 if is_low {
                     // if the lease manager's queue is full, the next request without tokens
                     // notifies it
-                    let _ = self.keeper.try_send(Message::Low(place, tag));
+                    let _ = self.manager.try_send(Message::Low(place, tag));
                 }
-                ClaimState::Hand(tokens)
+                ClaimState::Tokens(tokens)
             }
             SpendOutcome::Refused { until_ns } => {
                 // a request that costs more than a unit does not count as demand: a few of them
                 // would claim everything
                 if claim.cost == 1 {
-                    hand.count_refused(1);
+                    cell.count_refused(1);
                 } else {
                     claim.limit.metrics.refused_by_memory.increment(claim.cost);
                 }
                 ClaimState::Refused { until_ns }
             }
-            SpendOutcome::Nothing if self.is_down(hand) => {
-                return self.alone(now_ns, claim, Some(place), lent);
+            SpendOutcome::Nothing if self.is_down(cell) => {
+                return self.alone(now_ns, claim, Some(place), slot_guard);
             }
             SpendOutcome::Nothing => ClaimState::Undecided,
         };
@@ -255,20 +255,20 @@ impl Budget {
         now_ns: u64,
         claim: &SharedClaim<'_>,
         place: usize,
-        lent: &mut Vec<SlotGuard>,
+        slot_guard: &mut Vec<SlotGuard>,
     ) -> Taken {
-        let what = match self.hands.slots(place).take(now_ns, claim.cost) {
+        let what = match self.key_table.slots(place).take(now_ns, claim.cost) {
             Ok(()) => {
                 let taken = self.lend(claim, place, false);
-                if !self.hands.is(place, claim.tag()) {
+                if !self.key_table.is(place, claim.tag()) {
                     return ClaimState::Undecided.into();
                 }
-                lent.push(taken);
+                slot_guard.push(taken);
                 ClaimState::Lent
             }
             Err(NoSlot::Refused { until_ns }) => ClaimState::Refused { until_ns },
-            Err(NoSlot::Unknown) if self.is_down(self.hands.hand(place)) => {
-                return self.alone(now_ns, claim, Some(place), lent);
+            Err(NoSlot::Unknown) if self.is_down(self.key_table.cell(place)) => {
+                return self.alone(now_ns, claim, Some(place), slot_guard);
             }
             Err(NoSlot::Unknown) => ClaimState::Undecided,
         };
@@ -277,14 +277,14 @@ impl Budget {
 
     /// Guards taken slots for as long as the request holds them.
     fn lend(&self, claim: &SharedClaim<'_>, place: usize, alone: bool) -> SlotGuard {
-        let at = (&self.hands, &self.keeper);
+        let at = (&self.key_table, &self.manager);
         SlotGuard::new(at, (place, claim.tag()), claim.cost, alone)
     }
 
-    fn is_down(&self, hand: KeyCell<'_>) -> bool {
+    fn is_down(&self, cell: KeyCell<'_>) -> bool {
         self.degraded
             .servers
-            .get(hand.shard())
+            .get(cell.shard())
             .is_some_and(|down| down.load(Relaxed))
     }
 
@@ -294,17 +294,17 @@ impl Budget {
         now_ns: u64,
         claim: &SharedClaim<'_>,
         place: Option<usize>,
-        lent: &mut Vec<SlotGuard>,
+        slot_guard: &mut Vec<SlotGuard>,
     ) -> Taken {
         claim.limit.metrics.degraded.increment(1);
         let tier = claim.limit.tier(claim.tier);
-        let place = place.unwrap_or_else(|| self.hands.overflow(tier.overflow));
+        let place = place.unwrap_or_else(|| self.key_table.overflow(tier.overflow));
         let what = match claim.limit.when_down {
             WhenDown::Open => ClaimState::Open,
             WhenDown::Closed => ClaimState::Closed,
             WhenDown::Local { .. } if tier.terms.algorithm == LeaseAlgorithm::Slots => {
-                if self.hands.slots(place).take_alone(claim.cost) {
-                    lent.push(self.lend(claim, place, true));
+                if self.key_table.slots(place).take_alone(claim.cost) {
+                    slot_guard.push(self.lend(claim, place, true));
                     ClaimState::Lent
                 } else {
                     // a returned slot is free at once
@@ -312,7 +312,7 @@ impl Budget {
                 }
             }
             WhenDown::Local { .. } => {
-                match self.hands.hand(place).spend_alone(now_ns, claim.cost) {
+                match self.key_table.cell(place).spend_alone(now_ns, claim.cost) {
                     Ok(()) => ClaimState::Alone,
                     Err(wait_ns) => ClaimState::Refused {
                         until_ns: now_ns.saturating_add(wait_ns),
@@ -336,7 +336,7 @@ impl Budget {
         name: impl Fn(usize) -> SharedKeyName,
     ) -> Pending {
         let mut pending = Pending::new();
-        let Takings { each, lent } = takings;
+        let Takings { each, slot_guard } = takings;
         for (index, (claim, taken)) in claims.iter().zip(each).enumerate() {
             let is_ahead = claim.limit.tier(claim.tier).terms.ahead;
             if taken.what != ClaimState::Undecided || is_ahead == strict {
@@ -351,9 +351,9 @@ impl Budget {
                 cost: claim.cost,
                 answer,
             };
-            match self.keeper.try_send(Message::Ask(question)) {
+            match self.manager.try_send(Message::Ask(question)) {
                 Ok(()) => pending.push((index, answered)),
-                Err(_) => *taken = self.alone(now_ns, claim, taken.place, lent),
+                Err(_) => *taken = self.alone(now_ns, claim, taken.place, slot_guard),
             }
         }
         pending
@@ -378,7 +378,7 @@ impl Budget {
                     answered.try_recv().ok()
                 }
             };
-            let Takings { each, lent } = takings;
+            let Takings { each, slot_guard } = takings;
             let (Some(claim), Some(taken)) = (claims.get(index), each.get_mut(index)) else {
                 continue;
             };
@@ -386,9 +386,9 @@ impl Budget {
             let place = answer.as_ref().map(|answer| answer.place).or(taken.place);
             let what = match answer.map(|answer| answer.word) {
                 Some(KeeperOutcome::Granted(grant)) => ClaimState::Granted(grant),
-                Some(KeeperOutcome::Taken(tokens)) => ClaimState::Hand(tokens),
+                Some(KeeperOutcome::Taken(tokens)) => ClaimState::Tokens(tokens),
                 Some(KeeperOutcome::Lent(slots)) => {
-                    lent.push(slots);
+                    slot_guard.push(slots);
                     ClaimState::Lent
                 }
                 Some(KeeperOutcome::Slack) => {
@@ -397,12 +397,16 @@ impl Budget {
                 }
                 Some(KeeperOutcome::Refused) => {
                     let terms = &claim.limit.tier(claim.tier).terms;
-                    let fits_ns = |place| self.hands.hand(place).fits_ns(now_ns, claim.cost, terms);
+                    let fits_ns = |place| {
+                        self.key_table
+                            .cell(place)
+                            .fits_ns(now_ns, claim.cost, terms)
+                    };
                     let until_ns = place.map_or(0, fits_ns);
                     ClaimState::Refused { until_ns }
                 }
                 Some(KeeperOutcome::Alone) | None => {
-                    *taken = self.alone(now_ns, claim, place, lent);
+                    *taken = self.alone(now_ns, claim, place, slot_guard);
                     continue;
                 }
             };
@@ -414,11 +418,11 @@ impl Budget {
     fn put_back(&self, claims: &[SharedClaim<'_>], takings: &[Taken]) {
         for (claim, taken) in claims.iter().zip(takings) {
             let Some(place) = taken.place else { continue };
-            let hand = self.hands.hand(place);
+            let cell = self.key_table.cell(place);
             match taken.what {
-                ClaimState::Hand(tokens) => hand.put_back(tokens),
+                ClaimState::Tokens(tokens) => cell.put_back(tokens),
                 ClaimState::Granted(grant) if claim.limit.tier(claim.tier).terms.banks_grants() => {
-                    hand.bank(grant.slot, grant.deadline_ns, claim.cost);
+                    cell.bank(grant.slot, grant.deadline_ns, claim.cost);
                 }
                 ClaimState::Granted(grant) => {
                     let unused = Message::Return {
@@ -428,7 +432,7 @@ impl Budget {
                         tokens: claim.cost,
                     };
                     // if the lease manager's queue is full, the unit is lost and counts as spent
-                    let _ = self.keeper.try_send(unused);
+                    let _ = self.manager.try_send(unused);
                 }
                 ClaimState::Slack => {
                     let unused = Message::Unslacked {
@@ -437,9 +441,9 @@ impl Budget {
                         tokens: claim.cost,
                     };
                     // if the lease manager's queue is full, the unit counts as admitted slack
-                    let _ = self.keeper.try_send(unused);
+                    let _ = self.manager.try_send(unused);
                 }
-                ClaimState::Alone => hand.refund_alone(claim.cost),
+                ClaimState::Alone => cell.refund_alone(claim.cost),
                 _ => {}
             }
         }
@@ -507,10 +511,10 @@ mod tests {
         let metrics = Metrics::install().lease("all", "local");
         let when_down = WhenDown::Closed;
         let limit = Arc::new(SharedLimit::new("all", vec![terms], when_down, 0, metrics));
-        let (keeper, messages) = mpsc::channel(8);
+        let (manager, messages) = mpsc::channel(8);
         let budget = Budget {
-            hands: Arc::new(KeyTable::new(64, 1)),
-            keeper,
+            key_table: Arc::new(KeyTable::new(64, 1)),
+            manager,
             degraded: Arc::<Degraded>::default(),
             override_sync: crate::budget::OverrideSync::new().0,
             wait: Duration::from_secs(1),
@@ -539,21 +543,21 @@ mod tests {
         let terms = LeaseTerms::new(LeaseAlgorithm::Bucket, 5, Duration::from_secs(1), 5, true);
         let (budget, limit, mut messages) = unanswered(terms);
         let place = budget
-            .hands
+            .key_table
             .claim(Tag::new(Key(7), 0), 0)
             .expect("there is room");
-        let hand = budget.hands.hand(place);
-        hand.bank(0, 2 * SECOND, 2);
+        let cell = budget.key_table.cell(place);
+        cell.bank(0, 2 * SECOND, 2);
         let said: Vec<_> = (0..2).map(|_| decided_at_once(&budget, &limit)).collect();
         assert_eq!(said, [Some(true), Some(true)]);
         let pause = Pause {
             until_ns: 2 * SECOND,
             least: 0,
         };
-        hand.know(0, &Forecast::default(), Some(pause));
+        cell.know(0, &Forecast::default(), Some(pause));
         assert_eq!(decided_at_once(&budget, &limit), Some(false));
         assert!(messages.try_recv().is_err(), "no message was sent");
-        hand.know(0, &Forecast::default(), None);
+        cell.know(0, &Forecast::default(), None);
         assert_eq!(
             decided_at_once(&budget, &limit),
             None,
@@ -566,7 +570,7 @@ mod tests {
     async fn a_slot_whose_request_goes_away_while_it_is_decided_comes_back() {
         let (budget, limit, mut messages) = unanswered(LeaseTerms::slots(1, true));
         let place = budget
-            .hands
+            .key_table
             .claim(Tag::new(Key(7), 0), 0)
             .expect("there is room");
         let store = Store::new(1);
@@ -586,12 +590,12 @@ mod tests {
             let Ok(Message::Ask(question)) = messages.try_recv() else {
                 panic!("it asks")
             };
-            let at = (&budget.hands, &budget.keeper);
-            let lent = SlotGuard::new(at, (place, question.tag), 1, false);
-            let word = KeeperOutcome::Lent(lent);
+            let at = (&budget.key_table, &budget.manager);
+            let slot_guard = SlotGuard::new(at, (place, question.tag), 1, false);
+            let word = KeeperOutcome::Lent(slot_guard);
             assert!(question.answer.send(KeyReply { place, word }).is_ok());
             // the client leaves before the answer arrives
         }
-        assert_eq!(budget.hands.slots(place).free(), 1);
+        assert_eq!(budget.key_table.slots(place).free(), 1);
     }
 }

@@ -51,12 +51,12 @@ impl ActiveConfig {
         snapshot: Arc<Snapshot>,
         previous: Option<&ActiveConfig>,
     ) -> Result<Self, PlanError> {
-        let plan = Plan::bind(&snapshot, process, previous.map(|shared| &shared.plan))?;
+        let plan = Plan::bind(&snapshot, process, previous.map(|active| &active.plan))?;
         process.start_access_log(&snapshot)?;
         let overload = snapshot.overload.as_ref().map(|wanted| {
             let mut running = previous
                 .iter()
-                .filter_map(|shared| shared.overload.as_ref());
+                .filter_map(|active| active.overload.as_ref());
             // If the bound is unchanged, requests in flight stay counted.
             let same = running.find(|running| running.settings() == wanted);
             same.map_or_else(|| Overload::new(wanted.clone()), Arc::clone)
@@ -74,7 +74,7 @@ impl ActiveConfig {
     /// `previous`. Blocks until Redis answers or its timeout passes. Do not call it on a
     /// low-priority thread: the lease manager's thread would inherit the priority.
     pub fn connect(&mut self, previous: Option<&ActiveConfig>) -> Result<(), PlanError> {
-        let previous = previous.and_then(|shared| shared.budget.as_ref());
+        let previous = previous.and_then(|active| active.budget.as_ref());
         self.budget = SharedBudget::of(&self.snapshot, &self.plan, &self.process, previous)?;
         Ok(())
     }
@@ -153,8 +153,8 @@ impl ActiveConfig {
     /// workers.
     pub async fn keep_watch(self: Arc<Self>) {
         let mut watches = JoinSet::new();
-        for fleet in &self.plan.upstreams {
-            watches.spawn(Arc::clone(fleet).keep_watch());
+        for upstream_state in &self.plan.upstreams {
+            watches.spawn(Arc::clone(upstream_state).keep_watch());
         }
         while watches.join_next().await.is_some() {}
     }
@@ -200,22 +200,22 @@ impl ActiveConfig {
 /// The running configuration.
 #[derive(Debug)]
 pub struct ActiveConfigHandle {
-    shared: ArcSwap<ActiveConfig>,
+    active: ArcSwap<ActiveConfig>,
 }
 
 impl ActiveConfigHandle {
     /// Starts with the first configuration.
-    pub fn new(shared: Arc<ActiveConfig>) -> Arc<Self> {
+    pub fn new(active: Arc<ActiveConfig>) -> Arc<Self> {
         let current = Arc::new(Self {
-            shared: ArcSwap::new(shared),
+            active: ArcSwap::new(active),
         });
         let shown = Arc::downgrade(&current);
-        current.shared().process.metrics().on_render(move || {
+        current.active().process.metrics().on_render(move || {
             if let Some(current) = shown.upgrade() {
-                let shared = current.shared();
-                let (bodies, metrics) = (&shared.process.body_buffers, shared.process.metrics());
+                let active = current.active();
+                let (bodies, metrics) = (&active.process.body_buffers, active.process.metrics());
                 metrics.body_buffers(bodies.used(), bodies.refused());
-                shared
+                active
                     .plan
                     .limits
                     .iter()
@@ -226,16 +226,16 @@ impl ActiveConfigHandle {
     }
 
     /// The running configuration. Do not store it: a reload replaces it.
-    pub fn shared(&self) -> Arc<ActiveConfig> {
-        self.shared.load_full()
+    pub fn active(&self) -> Arc<ActiveConfig> {
+        self.active.load_full()
     }
 
     /// Replaces the running configuration.
-    pub fn replace(&self, shared: Arc<ActiveConfig>) {
-        let previous = self.shared.swap(shared);
-        let shared = self.shared();
+    pub fn replace(&self, active: Arc<ActiveConfig>) {
+        let previous = self.active.swap(active);
+        let active = self.active();
         for rule in &previous.plan.limits {
-            if shared.plan.limit(&rule.name).is_none() {
+            if active.plan.limit(&rule.name).is_none() {
                 rule.metrics.keys.set(0.0);
             }
         }

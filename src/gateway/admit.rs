@@ -36,10 +36,10 @@ impl Worker {
         observer: &mut impl DecisionObserver<'a>,
     ) -> Result<(), Refusal> {
         let granted = self.apply_limits(decision, guesses, effect, observer)?;
-        let now_ns = self.shared.process.nanoseconds(decision.decided_at);
+        let now_ns = self.active.process.nanoseconds(decision.decided_at);
         let mut limits = std::mem::take(&mut decision.limits);
         let shared = limits.enforced().iter().any(|one| one.applied.is_shared());
-        match self.shared.budget.as_ref().filter(|_| shared) {
+        match self.active.budget.as_ref().filter(|_| shared) {
             Some(budget) => {
                 let asked = limits.enforced_mut();
                 let asking = self.ask_shared(budget, decision, now_ns, asked, effect);
@@ -80,7 +80,7 @@ impl Worker {
         if !effect.charges() {
             return;
         }
-        let store = &self.shared.process.store;
+        let store = &self.active.process.store;
         for one in limits.enforced_mut() {
             if !one.applied.limit.rule.settings.charge_rejected {
                 continue;
@@ -135,7 +135,7 @@ impl Worker {
             let held = finding.held();
             if held != ChargeLocation::Nowhere && (rule.holds_slots || delay_ns > 0) {
                 let slot = HeldSlot::of(applied, now_ns, held);
-                decision.slots.add(&self.shared, slot);
+                decision.slots.add(&self.active, slot);
             }
         }
         decision.delay = turn + slowed;
@@ -153,7 +153,7 @@ impl Worker {
             let applied: AppliedLimit<'a> = one.applied;
             let rule = &applied.limit.rule;
             let alone = std::slice::from_mut(one);
-            match &self.shared.budget {
+            match &self.active.budget {
                 Some(budget) if applied.is_shared() => {
                     let asking = self.ask_shared(budget, decision, now_ns, alone, effect);
                     match Box::pin(asking).await {
@@ -177,7 +177,7 @@ impl Worker {
             }
             if rule.holds_slots && finding.held() != ChargeLocation::Nowhere {
                 let slot = HeldSlot::of(&applied, now_ns, finding.held());
-                decision.slots.add(&self.shared, slot);
+                decision.slots.add(&self.active, slot);
             }
         }
         Ok(())
@@ -190,9 +190,9 @@ impl Worker {
             let counted = &one.applied.limit.rule.settings.count_status;
             if one.finding.is_some() && counted.contains(&status) {
                 let now_ns = *now_ns.get_or_insert_with(|| {
-                    self.shared.process.nanoseconds(tokio::time::Instant::now())
+                    self.active.process.nanoseconds(tokio::time::Instant::now())
                 });
-                self.shared
+                self.active
                     .process
                     .store
                     .charge(now_ns, &one.applied.charge());

@@ -108,13 +108,13 @@ impl Worker {
         {
             headers.insert(&X_RATELIMIT_WARNING, limit);
         }
-        let settings = &self.shared.plan.response;
+        let settings = &self.active.plan.response;
         self.fields.borrow_mut().write(
             headers,
             status,
             &reports(request, &request.decision.limits.standings()),
             settings,
-            self.shared.process.wall_clock(request.decision.decided_at),
+            self.active.process.wall_clock(request.decision.decided_at),
         );
         record.answered(status);
         self.count_answer(&request.decision, status);
@@ -130,13 +130,13 @@ impl Worker {
             reports(request, &standings)
         };
         let denial = StoppedRequest::new(&met, self.return_after_ns(request, &standings));
-        let settings = &self.shared.plan.response;
+        let settings = &self.active.plan.response;
         let response = response::too_many_requests(
             &denial,
             &asked(request),
             settings,
             &mut self.fields.borrow_mut(),
-            self.shared.process.wall_clock(request.decision.decided_at),
+            self.active.process.wall_clock(request.decision.decided_at),
         );
         let retry_after = denial.retry_after();
         let binding = standings
@@ -186,7 +186,7 @@ impl Worker {
         refusal: &Refusal,
         record: Option<Record>,
     ) -> Response<Body> {
-        let settings = &self.shared.plan.response;
+        let settings = &self.active.plan.response;
         let asked = asked(request);
         let mut response = response::refuse(refusal, &asked, settings.body);
         let status = refusal.status();
@@ -196,7 +196,7 @@ impl Worker {
                 status,
                 &reports(request, &request.decision.limits.standings()),
                 settings,
-                self.shared.process.wall_clock(request.decision.decided_at),
+                self.active.process.wall_clock(request.decision.decided_at),
             );
         }
         self.count_answer(&request.decision, status);
@@ -232,7 +232,7 @@ impl Worker {
         let count = self.decisions.get();
         self.decisions.set(count.wrapping_add(1));
         if count.is_multiple_of(TIMED) {
-            self.shared
+            self.active
                 .process
                 .decision_seconds
                 .record(request.decision.arrived.elapsed());
@@ -241,7 +241,7 @@ impl Worker {
 
     /// 401, counted by cause.
     pub(super) fn unauthorized(&self, rejected: &Rejected) -> Refusal {
-        self.shared.plan.count_rejected(rejected);
+        self.active.plan.count_rejected(rejected);
         Refusal::Unauthorized {
             challenge: rejected.challenge(),
         }
@@ -255,10 +255,10 @@ impl Worker {
         error: &UpstreamError,
     ) -> Refusal {
         let index = request.decision.route.upstream;
-        let fleet = &self.shared.plan.upstreams[index];
+        let upstream_state = &self.active.plan.upstreams[index];
         if let Some(suppressed) = self.warnings[index].speak() {
-            let (upstream, kind) = (&fleet.settings().name, error.kind());
-            let server = server.map(|server| fleet.server_name(server));
+            let (upstream, kind) = (&upstream_state.settings().name, error.kind());
+            let server = server.map(|server| upstream_state.server_name(server));
             let request_id = request.request_id.to_str().unwrap_or_default();
             tracing::warn!(upstream, server, kind, request_id, suppressed, %error, "the upstream gave no response");
         }

@@ -37,7 +37,7 @@ impl Worker {
         };
         let samples_keys = self.samples_keys();
         let mut limits = std::mem::take(&mut decision.limits);
-        let applied = decision.with_subject(&self.shared.plan.table, attributes, |subject| {
+        let applied = decision.with_subject(&self.active.plan.table, attributes, |subject| {
             for limit in &route.limits {
                 let applicability =
                     self.applicability(attributes, limit, guesses, subject, route.cost);
@@ -109,7 +109,7 @@ impl Worker {
     ) -> Applicability<'a> {
         let rule = &*limit.rule;
         let client = &attributes.client;
-        let (hasher, prefixes) = (&self.shared.process.hasher, self.shared.plan.prefixes);
+        let (hasher, prefixes) = (&self.active.process.hasher, self.active.plan.prefixes);
         let mut tier = rule.tier(client);
         let mut block = None;
         let readable = || self.readable(rule, subject);
@@ -156,8 +156,8 @@ impl Worker {
 
     fn readable(&self, rule: &LimitRule, subject: &KeySubject<'_>) -> String {
         rule.key.readable(
-            &self.shared.process.hasher,
-            self.shared.plan.prefixes,
+            &self.active.process.hasher,
+            self.active.plan.prefixes,
             subject,
         )
     }

@@ -37,7 +37,7 @@ impl Worker {
         limits: &mut [LimitOutcome<'a>],
         effect: DecisionEffect,
     ) {
-        let store = &self.shared.process.store;
+        let store = &self.active.process.store;
         let is_blocked = limits.iter().any(|one| one.applied.block.is_some());
         // `collect` would move the whole array.
         let mut now = PerLimit::<Charge<'a>>::new();
@@ -68,7 +68,7 @@ impl Worker {
         limits: &mut [LimitOutcome<'a>],
         effect: DecisionEffect,
     ) -> Asked {
-        let store = &self.shared.process.store;
+        let store = &self.active.process.store;
         let is_blocked = limits.iter().any(|one| one.applied.block.is_some());
         let now: PerLimit<Charge<'a>> = local(limits, false).collect();
         let later: PerLimit<Charge<'a>> = local(limits, true).collect();
@@ -89,7 +89,7 @@ impl Worker {
             Ok(decided) => {
                 let (now, known) = (decided.local, decided.shared);
                 distribute(limits, now, later, known, &decided.sources);
-                Asked::Decided(decided.lent)
+                Asked::Decided(decided.slot_guard)
             }
             Err(Unavailable { claim }) => {
                 let asked = shared(limits).nth(claim);
@@ -107,7 +107,7 @@ impl Worker {
         let Some(attributes) = &decision.attributes else {
             return SharedKeyName::default();
         };
-        let plan = &self.shared.plan;
+        let plan = &self.active.plan;
         decision.with_subject(&plan.table, attributes, |subject| {
             SharedKeyName(applied.limit.rule.key.shared(plan.prefixes, subject))
         })

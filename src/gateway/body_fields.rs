@@ -85,9 +85,9 @@ impl Worker {
         let Some(attributes) = &decision.attributes else {
             return Ok(false);
         };
-        let now_ns = self.shared.process.nanoseconds(decision.decided_at);
+        let now_ns = self.active.process.nanoseconds(decision.decided_at);
         let needs_body = |limit: &LimitPlan| !limit.rule.key.wanted_body_fields().is_empty();
-        let table = &self.shared.plan.table;
+        let table = &self.active.plan.table;
         let mut limits = decision.with_subject(table, attributes, |subject| {
             let applicability =
                 |limit| self.applicability(attributes, limit, guesses, subject, route.cost);

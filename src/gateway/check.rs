@@ -109,11 +109,11 @@ impl ForwardAuthWorker {
 }
 
 async fn serve(current: &ActiveConfigHandle, mut asked: mpsc::Receiver<CheckRequest>) {
-    let mut clerk = ForwardAuthWorker::new(current.shared(), None);
+    let mut clerk = ForwardAuthWorker::new(current.active(), None);
     loop {
         let question = tokio::time::timeout(LOOK, asked.recv()).await;
-        let shared = current.shared();
-        if !Arc::ptr_eq(&shared, &clerk.worker.shared) {
+        let shared = current.active();
+        if !Arc::ptr_eq(&shared, &clerk.worker.active) {
             clerk = ForwardAuthWorker::new(shared, Some(&clerk));
         }
         match question {
@@ -140,7 +140,7 @@ impl Worker {
     ) -> Response<Bytes> {
         let from = Peer::described(described.peer, listener, None);
         let token = HeldToken::default();
-        let (head, unrouted) = (&described.head, &self.shared.plan.unrouted);
+        let (head, unrouted) = (&described.head, &self.active.plan.unrouted);
         let mut request =
             RequestContext::begin(head, &from, &token, unrouted, self.request_ids.next());
         let mut body = DescribedSource::new(&described.body);
@@ -173,8 +173,8 @@ impl Worker {
             headers,
             StatusCode::OK,
             &answer::reports(request, &request.decision.limits.standings()),
-            &self.shared.plan.response,
-            self.shared.process.wall_clock(request.decision.decided_at),
+            &self.active.plan.response,
+            self.active.process.wall_clock(request.decision.decided_at),
         );
         // Always set, so that a proxy that copies them replaces whatever the client sent.
         let client = request

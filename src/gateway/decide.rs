@@ -72,11 +72,12 @@ impl Worker {
     fn body_bounds(&self, request: &RequestContext<'_>) -> BodyBounds {
         let route = request.decision.route;
         let listener = &request.from.listener;
-        let fleet = self.shared.plan.upstreams.get(route.upstream);
+        let upstream_state = self.active.plan.upstreams.get(route.upstream);
         BodyBounds {
             max_bytes: route.max_body_bytes.unwrap_or(listener.max_body_bytes),
             per_message: request.grpc.is_some()
-                && fleet.is_some_and(|fleet| fleet.settings().speaks_http2()),
+                && upstream_state
+                    .is_some_and(|upstream_state| upstream_state.settings().speaks_http2()),
         }
     }
 

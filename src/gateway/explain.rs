@@ -68,8 +68,8 @@ pub fn explain(mut snapshot: Snapshot, described: &Described) -> Result<Explanat
     snapshot.redis = None;
     snapshot.trace = TraceSettings::default();
     let process = Process::start(&snapshot, Metrics::install()).map_err(PlanError::System)?;
-    let shared = ActiveConfig::prepare(&process, Arc::new(snapshot), None)?;
-    let worker = Worker::new(Arc::new(shared), None);
+    let active = ActiveConfig::prepare(&process, Arc::new(snapshot), None)?;
+    let worker = Worker::new(Arc::new(active), None);
     // Charge these private buckets, so that limits report what is left after the request.
     Ok(worker.explain(described, FRESH, DecisionEffect::Charge)?)
 }
@@ -122,7 +122,7 @@ impl Worker {
         when: &'static str,
         effect: DecisionEffect,
     ) -> Result<Explanation, NotTaken> {
-        let plan = &self.shared.plan;
+        let plan = &self.active.plan;
         let head = &described.head;
         let (listener, holder) = self.enter(described)?;
         let mut explained = self.reason(described.peer, holder.as_ref(), &head.headers, when);
@@ -158,7 +158,7 @@ impl Worker {
         &self,
         described: &Described,
     ) -> Result<(&listener::ListenerSettings, Option<ClientCertificate>), NotTaken> {
-        let listeners = &self.shared.snapshot().listeners;
+        let listeners = &self.active.snapshot().listeners;
         let Some(presented) = &described.certificate else {
             return Ok((&listeners[0], None));
         };
@@ -183,11 +183,11 @@ impl Worker {
         headers: &HeaderMap,
         when: &'static str,
     ) -> Explanation {
-        let identity = &self.shared.snapshot().identity;
+        let identity = &self.active.snapshot().identity;
         let (mut address, mut users) = (Vec::new(), Vec::new());
         let mut seen = 0;
         let held = HeldToken::default();
-        let found = self.shared.plan.identifier.reason(
+        let found = self.active.plan.identifier.reason(
             peer,
             certificate,
             headers,
@@ -205,7 +205,7 @@ impl Worker {
         );
         let client = found.unwrap_or_else(|rejected| rejected.client);
         if seen > 0 {
-            let unseen = self.shared.plan.identifier.unseen(headers, seen);
+            let unseen = self.active.plan.identifier.unseen(headers, seen);
             let believed = |text: &&[u8]| {
                 format!(
                     "\"{}\" is ignored: anybody can have written it",
@@ -235,13 +235,13 @@ impl Worker {
 
     /// Describes the request's target and its route.
     fn asked(&self, request: &RequestContext<'_>, target: &UpstreamTarget<'_>) -> ExplainedRequest {
-        let plan = &self.shared.plan;
+        let plan = &self.active.plan;
         let (host, path) = request
             .decision
             .attributes
             .as_ref()
             .map_or(("", ""), |asked| (&*asked.host, &*asked.path));
-        let snapshot = self.shared.snapshot();
+        let snapshot = self.active.snapshot();
         let shown = |index: usize| {
             let route = &snapshot.routes[index];
             RouteShown {
@@ -306,13 +306,13 @@ impl Worker {
         applicability: &Applicability<'_>,
     ) -> LimitShown {
         let rule = &limit.rule;
-        let (settings, plan) = (&rule.settings, &self.shared.plan);
+        let (settings, plan) = (&rule.settings, &self.active.plan);
         let key = request.attributes().map_or_else(String::new, |attributes| {
             request
                 .decision
                 .with_subject(&plan.table, attributes, |subject| {
                     rule.key
-                        .readable(&self.shared.process.hasher, plan.prefixes, subject)
+                        .readable(&self.active.process.hasher, plan.prefixes, subject)
                 })
         });
         let client = request.attributes().map(|attributes| &attributes.client);

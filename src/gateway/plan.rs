@@ -264,9 +264,10 @@ impl Plan {
                 .iter()
                 .map(|settings| {
                     let mut before = previous.iter().flat_map(|plan| &plan.upstreams);
-                    let unchanged = before.find(|fleet| fleet.settings() == settings);
+                    let unchanged =
+                        before.find(|upstream_state| upstream_state.settings() == settings);
                     let new = || bind_upstream(settings, metrics).map(Arc::new);
-                    unchanged.map_or_else(new, |fleet| Ok(Arc::clone(fleet)))
+                    unchanged.map_or_else(new, |upstream_state| Ok(Arc::clone(upstream_state)))
                 })
                 .collect::<Result<_, _>>()?,
             response: snapshot.response.clone(),

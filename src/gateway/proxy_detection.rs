@@ -22,7 +22,7 @@ impl Worker {
     /// Checks for a forwarding header from a private address. Internet clients can forge the
     /// header, but a private peer is probably a proxy of ours.
     pub(super) fn suspect_peer(&self, client: &Client<'_>, headers: &HeaderMap) {
-        let plan = &self.shared.plan;
+        let plan = &self.active.plan;
         let looks_like_one = !client.peer_trusted
             && plan.counts_addresses
             && address::is_private(client.peer)
@@ -32,7 +32,7 @@ impl Worker {
             return;
         }
         plan.addresses.rejected(UNNAMED_PROXY);
-        if self.shared.process.unnamed_proxy.is_first() {
+        if self.active.process.unnamed_proxy.is_first() {
             tracing::warn!(
                 peer = %client.peer,
                 "an untrusted private address sends x-forwarded-for: if it is your load balancer, all its clients share one bucket; add it to client_ip.trusted_proxies"

@@ -28,7 +28,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Record {
     metrics: Arc<RouteMetrics>,
-    fleet: Arc<UpstreamState>,
+    upstream_state: Arc<UpstreamState>,
     /// The last server tried.
     server: Option<usize>,
     /// How that server failed.
@@ -56,10 +56,10 @@ impl Record {
         slots: RequestSlots,
     ) -> Self {
         let route = request.decision.route;
-        let fleet = &worker.shared.plan.upstreams[route.upstream];
+        let upstream_state = &worker.active.plan.upstreams[route.upstream];
         Self {
             metrics: Arc::clone(&route.metrics),
-            fleet: Arc::clone(fleet),
+            upstream_state: Arc::clone(upstream_state),
             server: None,
             error: None,
             refused: None,
@@ -107,7 +107,7 @@ impl Record {
 
     pub(super) fn broke(&mut self, error: &BodyError) {
         self.error = Some("body");
-        self.fleet.metrics().body_errors.increment(1);
+        self.upstream_state.metrics().body_errors.increment(1);
         tracing::debug!(%error, "a response was cut short");
     }
 
@@ -134,8 +134,10 @@ impl Drop for Record {
         });
         if let Some(told) = &self.told {
             let went = Went {
-                upstream: &self.fleet.settings().name,
-                server: self.server.map(|server| self.fleet.server_name(server)),
+                upstream: &self.upstream_state.settings().name,
+                server: self
+                    .server
+                    .map(|server| self.upstream_state.server_name(server)),
                 error: self.error,
             };
             told.tell(status, Some(went), self.refused, self.bytes, duration);
@@ -202,7 +204,7 @@ impl Told {
         let logged = worker.access.as_ref().and_then(|access| {
             let lines_dropped = match allowed {
                 true => worker.logs_admitted().then_some(0),
-                false => worker.shared.admit_rejected_line(request.decision.arrived),
+                false => worker.active.admit_rejected_line(request.decision.arrived),
             };
             Some((access.clone(), lines_dropped?))
         });
@@ -246,7 +248,7 @@ impl Told {
 impl Worker {
     /// Whether an admitted request gets an access line.
     fn logs_admitted(&self) -> bool {
-        self.shared.logs_all() || self.is_drawn(self.shared.snapshot().log.sample_ppm)
+        self.active.logs_all() || self.is_drawn(self.active.snapshot().log.sample_ppm)
     }
 
     /// Draws true with a probability of `ppm` in a million.
@@ -265,7 +267,7 @@ impl Worker {
         };
         let sampled = match caller {
             Some(caller) if client.peer_trusted => caller.sampled,
-            _ => self.is_drawn(self.shared.snapshot().trace.sample_ppm),
+            _ => self.is_drawn(self.active.snapshot().trace.sample_ppm),
         };
         if !sampled {
             return None;
@@ -408,13 +410,13 @@ impl KeptLimit {
         let outcome = request.decision.limits.enforced().get(index)?;
         let rule = &outcome.applied.limit.rule;
         let standing = standings.get(index)?;
-        let plan = &worker.shared.plan;
+        let plan = &worker.active.plan;
         let key = request.decision.with_subject(
             &plan.table,
             request.decision.attributes.as_ref()?,
             |subject| {
                 rule.key
-                    .readable(&worker.shared.process.hasher, plan.prefixes, subject)
+                    .readable(&worker.active.process.hasher, plan.prefixes, subject)
             },
         );
         Some(Self {

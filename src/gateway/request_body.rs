@@ -38,7 +38,7 @@ impl BodySource for LiveBody<'_> {
         let attributes = request.attributes();
         let address = attributes.map_or(request.from.ip, |asked| asked.client.address);
         let client = Prefixes::default().aggregate(address);
-        let buffers = &self.worker.shared.process.body_buffers;
+        let buffers = &self.worker.active.process.body_buffers;
         let read = self.body.read_ahead(MAX_READ_AHEAD_BYTES, buffers, client);
         let read = Box::pin(self.worker.while_client_stays(request, read)).await;
         read.map_err(|error| refusals::bad_body(&error))

@@ -35,7 +35,7 @@ impl Worker {
         &'a self,
         request: &mut RequestContext<'a>,
     ) -> Result<Resolved<'a>, Refusal> {
-        let plan = &self.shared.plan;
+        let plan = &self.active.plan;
         let head = request.head;
         let addressed =
             request::check(head, &request.from.listener).map_err(refusals::malformed)?;
@@ -107,7 +107,7 @@ impl Worker {
         decision: &mut DecisionContext<'_>,
         effect: DecisionEffect,
     ) -> Result<(), Refusal> {
-        let Some(overload) = &self.shared.overload else {
+        let Some(overload) = &self.active.overload else {
             return Ok(());
         };
         let priority = decision.route.priority;

@@ -41,10 +41,10 @@ impl SharedBudget {
             return Ok(None);
         };
         let written = &snapshot.written.tables["redis"];
-        let is_same = |purse: &&Arc<SharedBudget>| {
-            let pairs = purse.limits.iter().zip(&plan.shared);
-            purse.redis == *written
-                && purse.limits.len() == plan.shared.len()
+        let is_same = |shared_budget: &&Arc<SharedBudget>| {
+            let pairs = shared_budget.limits.iter().zip(&plan.shared);
+            shared_budget.redis == *written
+                && shared_budget.limits.len() == plan.shared.len()
                 && pairs.into_iter().all(|(one, other)| one.is_like(other))
         };
         if let Some(same) = previous.filter(is_same) {

@@ -58,8 +58,8 @@ impl RequestSlots {
         self.place = Some(place);
     }
 
-    pub(super) fn add(&mut self, shared: &Arc<ActiveConfig>, slot: HeldSlot) {
-        self.held.push((Arc::clone(shared), slot));
+    pub(super) fn add(&mut self, active: &Arc<ActiveConfig>, slot: HeldSlot) {
+        self.held.push((Arc::clone(active), slot));
     }
 
     /// Holds slots of limits that gateways share.
@@ -90,7 +90,7 @@ impl RequestSlots {
 
 impl Drop for RequestSlots {
     fn drop(&mut self) {
-        for (shared, slot) in &self.held {
+        for (active, slot) in &self.held {
             let charge = Charge {
                 limit: &slot.rule.buckets,
                 tier: slot.tier,
@@ -98,7 +98,7 @@ impl Drop for RequestSlots {
                 cost: slot.cost,
                 max_delay_ns: slot.rule.max_delay_ns,
             };
-            shared
+            active
                 .process
                 .store
                 .release(slot.charged_at_ns, &charge, slot.held);

@@ -24,7 +24,7 @@ use crate::{
 impl Worker {
     /// Lists every limit disclosed to the caller, in configuration order.
     pub(super) fn own_quotas(&self, request: &RequestContext<'_>) -> Response<Body> {
-        let plan = &self.shared.plan;
+        let plan = &self.active.plan;
         let mut limits: Vec<&LimitPlan> = plan.met().collect();
         limits.retain(|limit| limit.rule.name != status_limit::NAME);
         limits.sort_by_key(|limit| limit.rule.place);
@@ -39,7 +39,7 @@ impl Worker {
             &answer::asked(request),
             &plan.response,
             &mut self.fields.borrow_mut(),
-            self.shared.process.wall_clock(request.decision.decided_at),
+            self.active.process.wall_clock(request.decision.decided_at),
         );
         let bytes = response.body().len() as u64;
         record::note(self, request, StatusCode::OK, bytes, Ours::Asked);
@@ -53,7 +53,7 @@ impl Worker {
         request: &RequestContext<'_>,
         limit: &'a LimitPlan,
     ) -> Option<OwnQuota<'a>> {
-        let (rule, plan) = (&limit.rule, &self.shared.plan);
+        let (rule, plan) = (&limit.rule, &self.active.plan);
         if !rule.settings.disclose || rule.mode() != config::Mode::Enforce {
             return None;
         }
@@ -89,7 +89,7 @@ impl Worker {
 
     /// The standing known to this gateway; for a shared limit it may lag behind Redis.
     fn stands(&self, request: &RequestContext<'_>, applied: &AppliedLimit<'_>) -> Option<Standing> {
-        let shared = &self.shared;
+        let shared = &self.active;
         let now_ns = shared.process.nanoseconds(request.decision.decided_at);
         let verdict = match (&shared.budget, applied.claim()) {
             (Some(budget), Some(claim)) => budget.peek(now_ns, &[claim]),

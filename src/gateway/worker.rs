@@ -29,7 +29,7 @@ use crate::{
 /// The gateway on one worker thread, with one configuration.
 #[derive(Debug)]
 pub(super) struct Worker {
-    pub(super) shared: Arc<ActiveConfig>,
+    pub(super) active: Arc<ActiveConfig>,
     pub(super) upstreams: Vec<Rc<Upstream>>,
     pub(super) request_ids: RequestIds,
     pub(super) fields: RefCell<FieldWriter>,
@@ -52,20 +52,25 @@ pub(super) struct Worker {
 impl Worker {
     /// Creates the worker without opening connections. Unchanged upstreams keep the previous
     /// worker's connections.
-    pub(super) fn new(shared: Arc<ActiveConfig>, previous: Option<&Worker>) -> Self {
+    pub(super) fn new(active: Arc<ActiveConfig>, previous: Option<&Worker>) -> Self {
         let request_ids = RequestIds::new();
-        let upstreams = shared.plan.upstreams.iter().map(|fleet| {
+        let upstreams = active.plan.upstreams.iter().map(|upstream_state| {
             let mut before = previous.iter().flat_map(|worker| &worker.upstreams);
-            let unchanged = before.find(|upstream| Arc::ptr_eq(upstream.state(), fleet));
-            let new = || Rc::new(Upstream::new(Arc::clone(fleet), request_ids.random()));
+            let unchanged = before.find(|upstream| Arc::ptr_eq(upstream.state(), upstream_state));
+            let new = || {
+                Rc::new(Upstream::new(
+                    Arc::clone(upstream_state),
+                    request_ids.random(),
+                ))
+            };
             unchanged.map_or_else(new, Rc::clone)
         });
         let upstreams: Vec<_> = upstreams.collect();
         let decision_log = match previous {
             Some(worker) => Arc::clone(&worker.decision_log),
-            None => shared.process.decision_logs.open(),
+            None => active.process.decision_logs.open(),
         };
-        decision_log.retain(|limit| shared.plan.limit(limit).is_some());
+        decision_log.retain(|limit| active.plan.limit(limit).is_some());
         Self {
             decision_log,
             admissions: Admissions::default(),
@@ -75,15 +80,15 @@ impl Worker {
             request_ids,
             fields: RefCell::default(),
             spare: SpareHeaderMap::default(),
-            access: shared.access_log(),
-            spans: shared.process.spans().cloned(),
-            tokens: TokenCache::new(shared.process.token_secret),
+            access: active.access_log(),
+            spans: active.process.spans().cloned(),
+            tokens: TokenCache::new(active.process.token_secret),
             decisions: Cell::new(0),
             majorities: RefCell::new(
                 // One more for the limit of the status page.
-                vec![MajorityVote::default(); shared.snapshot().limits.len() + 1].into(),
+                vec![MajorityVote::default(); active.snapshot().limits.len() + 1].into(),
             ),
-            shared,
+            active: active,
         }
     }
 

@@ -20,17 +20,17 @@ pub struct WorkerService {
 
 impl WorkerService {
     /// Starts with this configuration.
-    pub fn new(shared: Arc<ActiveConfig>) -> Self {
+    pub fn new(active: Arc<ActiveConfig>) -> Self {
         Self {
-            worker: RefCell::new(Rc::new(Worker::new(shared, None))),
+            worker: RefCell::new(Rc::new(Worker::new(active, None))),
         }
     }
 
     /// Serves requests that arrive from now on with the new configuration.
-    pub fn adopt(&self, shared: Arc<ActiveConfig>) {
+    pub fn adopt(&self, active: Arc<ActiveConfig>) {
         let previous = self.current();
         self.worker
-            .replace(Rc::new(Worker::new(shared, Some(&previous))));
+            .replace(Rc::new(Worker::new(active, Some(&previous))));
     }
 
     /// Closes upstream connections that have been idle for too long.

@@ -208,28 +208,28 @@ impl AbuseAccount {
 mod tests {
     use super::*;
 
-    fn ledger() -> (AbuseAccount, Instant) {
+    fn account() -> (AbuseAccount, Instant) {
         let now = Instant::now();
         (AbuseAccount::new(now), now)
     }
 
     #[test]
     fn abandoned_requests_are_forgiven_while_as_many_are_finished() {
-        let (ledger, _) = ledger();
+        let (account, _) = account();
         for _ in 0..10_000 {
-            ledger.finished();
-            assert_eq!(ledger.abandoned(), Ok(()));
+            account.finished();
+            assert_eq!(account.abandoned(), Ok(()));
         }
-        assert_eq!(ledger.abandoned(), Err(AbuseReason::Resets));
+        assert_eq!(account.abandoned(), Err(AbuseReason::Resets));
     }
 
     #[test]
     fn a_few_abandoned_requests_are_forgiven_anyway() {
-        let (ledger, _) = ledger();
+        let (account, _) = account();
         for _ in 0..MAX_ABANDONED {
-            assert_eq!(ledger.abandoned(), Ok(()));
+            assert_eq!(account.abandoned(), Ok(()));
         }
-        assert_eq!(ledger.abandoned(), Err(AbuseReason::Resets));
+        assert_eq!(account.abandoned(), Err(AbuseReason::Resets));
     }
 
     const PING: FrameHead = FrameHead {
@@ -240,44 +240,44 @@ mod tests {
     };
 
     /// How many of these frames are accepted.
-    fn taken(ledger: &AbuseAccount, frame: FrameHead, now: Instant) -> u64 {
+    fn taken(account: &AbuseAccount, frame: FrameHead, now: Instant) -> u64 {
         (0..10_000_000)
-            .take_while(|_| ledger.frame(&frame, || now).is_ok())
+            .take_while(|_| account.frame(&frame, || now).is_ok())
             .count() as u64
     }
 
     #[test]
     fn frames_of_control_are_explained_by_requests_answers_and_time() {
-        let (ledger, began) = ledger();
-        assert_eq!(taken(&ledger, PING, began), GRACE_BYTES / 17);
-        ledger.request();
-        assert_eq!(taken(&ledger, PING, began), BYTES_PER_REQUEST / 17);
-        ledger.answer(1700 - BYTES_PER_CHUNK);
-        assert_eq!(taken(&ledger, PING, began), 99);
+        let (account, began) = account();
+        assert_eq!(taken(&account, PING, began), GRACE_BYTES / 17);
+        account.request();
+        assert_eq!(taken(&account, PING, began), BYTES_PER_REQUEST / 17);
+        account.answer(1700 - BYTES_PER_CHUNK);
+        assert_eq!(taken(&account, PING, began), 99);
         let later = began + Duration::from_secs(10);
-        assert_eq!(taken(&ledger, PING, later), 10 * 1024 / 17 - 1);
+        assert_eq!(taken(&account, PING, later), 10 * 1024 / 17 - 1);
     }
 
     #[test]
     fn data_needs_no_explanation_unless_it_is_empty() {
-        let (ledger, began) = ledger();
+        let (account, began) = account();
         let data = |length, flags| FrameHead {
             length,
             padding: 0,
             kind: FrameHead::DATA,
             flags,
         };
-        assert_eq!(taken(&ledger, data(1, 0), began), 10_000_000);
+        assert_eq!(taken(&account, data(1, 0), began), 10_000_000);
         assert_eq!(
-            taken(&ledger, data(0, FrameHead::END_STREAM), began),
+            taken(&account, data(0, FrameHead::END_STREAM), began),
             10_000_000
         );
-        assert_eq!(taken(&ledger, data(0, 0), began), GRACE_BYTES / 9);
+        assert_eq!(taken(&account, data(0, 0), began), GRACE_BYTES / 9);
     }
 
     #[test]
     fn a_head_is_explained_by_the_request_that_it_begins() {
-        let (ledger, began) = ledger();
+        let (account, began) = account();
         let head = FrameHead {
             length: 16_384,
             padding: 0,
@@ -285,10 +285,10 @@ mod tests {
             flags: 4,
         };
         for _ in 0..10_000 {
-            assert_eq!(ledger.frame(&head, || began), Ok(()));
-            ledger.request();
+            assert_eq!(account.frame(&head, || began), Ok(()));
+            account.request();
         }
-        let unexplained = taken(&ledger, head, began);
+        let unexplained = taken(&account, head, began);
         assert!(
             unexplained < 10_000,
             "{unexplained} refused or malformed ones"

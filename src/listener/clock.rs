@@ -35,7 +35,7 @@ pub(super) struct Clock {
     holds_back: Cell<bool>,
     /// Response to a head that does not arrive in time; empty in HTTP/2, which has none.
     timeout_answer: Cell<&'static [u8]>,
-    ledger: AbuseAccount,
+    account: AbuseAccount,
     cut: Cell<Option<AbuseReason>>,
 }
 
@@ -71,7 +71,7 @@ impl Clock {
             body_left_unread: Cell::new(false),
             holds_back: Cell::new(false),
             timeout_answer: Cell::new(b""),
-            ledger: AbuseAccount::new(Instant::now()),
+            account: AbuseAccount::new(Instant::now()),
             cut: Cell::new(None),
         }
     }
@@ -109,7 +109,7 @@ impl Clock {
     pub(super) fn request(self: &Rc<Self>) -> RequestInFlight {
         self.in_flight.set(self.in_flight.get() + 1);
         self.body_left_unread.set(false);
-        self.ledger.request();
+        self.account.request();
         RequestInFlight {
             clock: Rc::clone(self),
             finished: Cell::new(false),
@@ -147,12 +147,12 @@ impl Clock {
 
     /// A piece of a response was queued for sending.
     pub(super) fn answer_passed(&self, bytes: usize) {
-        self.ledger.answer(bytes as u64);
+        self.account.answer(bytes as u64);
     }
 
     /// An HTTP/2 frame arrived.
     pub(super) fn frame(&self, frame: &FrameHead) {
-        let taken = self.ledger.frame(frame, Instant::now);
+        let taken = self.account.frame(frame, Instant::now);
         self.settle(taken);
     }
 
@@ -179,7 +179,7 @@ impl Clock {
 
     /// Why the connection is being closed early, by us or by the h2 crate; `None` if it is not.
     pub(super) fn why_cut(&self, error: &h2::Error) -> Option<AbuseReason> {
-        self.cut.get().or_else(|| self.ledger.ended_by(error))
+        self.cut.get().or_else(|| self.account.ended_by(error))
     }
 
     /// Why the connection is being closed early; `None` if it is not.
@@ -289,8 +289,8 @@ impl Drop for RequestInFlight {
             clock.since.set(Some(Instant::now()));
         }
         match self.finished.get() {
-            true => clock.ledger.finished(),
-            false => clock.settle(clock.ledger.abandoned()),
+            true => clock.account.finished(),
+            false => clock.settle(clock.account.abandoned()),
         }
     }
 }

@@ -52,7 +52,9 @@ struct IdleSlots<T> {
 impl<T> fmt::Debug for IdleConnections<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parked = self.places.borrow().taken.len();
-        f.debug_struct("Lot").field("parked", &parked).finish()
+        f.debug_struct("IdleConnections")
+            .field("parked", &parked)
+            .finish()
     }
 }
 

@@ -27,7 +27,7 @@ use super::{
     background_tasks::{self, BackgroundTask, TaskSet},
     certificates::Certificates,
     descriptors,
-    low_priority::{aside, give_memory_back},
+    low_priority::{give_memory_back, run_at_low_priority},
     worker::{Assigned, NewListener, Stop, WorkerCommand, WorkerConfig},
 };
 use crate::{
@@ -74,7 +74,7 @@ pub(super) enum ListenerChange {
 
 /// A configuration that is ready to become active.
 pub(super) struct Prepared {
-    shared: Arc<ActiveConfig>,
+    active: Arc<ActiveConfig>,
     listeners: Vec<ListenerChange>,
     /// By listener.
     tls: Vec<Option<Arc<ListenerTls>>>,
@@ -143,25 +143,25 @@ impl Activation {
         let (process, next) = (Arc::clone(&self.process), Arc::clone(&snapshot));
         let previous = self.active.clone();
         let prepare = move || ActiveConfig::prepare(&process, next, previous.as_deref());
-        let mut shared = match &self.active {
+        let mut active = match &self.active {
             // building a large plan takes long, so it must not slow the workers down
-            Some(_) => aside(prepare).await??,
+            Some(_) => run_at_low_priority(prepare).await??,
             None => prepare()?,
         };
         let previous = self.active.clone();
         // Redis may be slow, and this thread also handles signals
         let connected = task::spawn_blocking(move || {
-            let connected = shared.connect(previous.as_deref());
-            connected.map(|()| shared)
+            let connected = active.connect(previous.as_deref());
+            connected.map(|()| active)
         });
-        let shared = Arc::new(connected.await.map_err(io::Error::from)??);
+        let active = Arc::new(connected.await.map_err(io::Error::from)??);
         let before: Vec<_> = listeners.iter().map(|place| self.tls_of(place)).collect();
         let metrics = self.process.metrics();
         let certificates = Certificates::take_up(&snapshot.listeners, &before, metrics)?;
         let tls = certificates.listeners().collect();
-        let background = background_tasks::of(&shared, self.active.as_deref(), certificates).await;
+        let background = background_tasks::of(&active, self.active.as_deref(), certificates).await;
         Ok(Prepared {
-            shared,
+            active: active,
             listeners,
             tls,
             background,
@@ -178,13 +178,13 @@ impl Activation {
         let mut threads = Vec::with_capacity(self.worker_count);
         let (up, started) = std_mpsc::sync_channel(self.worker_count);
         for index in 0..self.worker_count {
-            let (commands, orders) = mpsc::channel(1);
+            let (commands, inbox) = mpsc::channel(1);
             self.workers.push(commands);
             let duty = WorkerConfig {
-                shared: Arc::clone(&first.shared),
+                active: Arc::clone(&first.active),
                 connections: Arc::clone(&self.connections),
                 crowd: Arc::clone(&crowd),
-                orders,
+                commands: inbox,
                 stopping: stopping.clone(),
                 up: up.clone(),
             };
@@ -202,21 +202,21 @@ impl Activation {
 
     /// Activates the next configuration and returns once every worker has switched to it.
     pub(super) async fn activate(&mut self, next: Prepared) -> Arc<ActiveConfig> {
-        let shared = next.shared;
-        self.resize(shared.snapshot().server.max_connections);
-        let previous = self.active.replace(Arc::clone(&shared));
+        let active = next.active;
+        self.resize(active.snapshot().server.max_connections);
+        let previous = self.active.replace(Arc::clone(&active));
         if let Some(previous) = &previous {
-            shared.take_over(previous);
+            active.take_over(previous);
         }
-        self.hand_over(&shared, next.listeners, &next.tls).await;
+        self.hand_over(&active, next.listeners, &next.tls).await;
         self.background.replace(next.background);
-        let hash = &shared.snapshot().hash;
+        let hash = &active.snapshot().hash;
         let metrics = self.process.metrics();
         metrics.config_loaded(hash, SystemTime::now());
         if let Some(previous) = previous {
-            retire(previous, Arc::clone(&shared));
+            retire(previous, Arc::clone(&active));
         }
-        shared
+        active
     }
 
     /// The TLS of a kept listener.
@@ -247,15 +247,15 @@ impl Activation {
     /// Sends the configuration to every worker and waits until all have switched to it.
     async fn hand_over(
         &mut self,
-        shared: &Arc<ActiveConfig>,
+        active: &Arc<ActiveConfig>,
         mut places: Vec<ListenerChange>,
         tls: &[Option<Arc<ListenerTls>>],
     ) {
-        let listeners = &shared.snapshot().listeners;
+        let listeners = &active.snapshot().listeners;
         let mut adopted = Vec::with_capacity(self.workers.len());
         for worker in &self.workers {
-            let doors = listeners.iter().zip(&mut places).zip(tls);
-            let assigned = doors.filter_map(|((settings, place), tls)| {
+            let next = listeners.iter().zip(&mut places).zip(tls);
+            let assigned = next.filter_map(|((settings, place), tls)| {
                 let (settings, tls) = (settings.clone(), tls.clone());
                 Some(match place {
                     ListenerChange::Kept(at) => Assigned::Kept(*at, settings, tls),
@@ -268,18 +268,18 @@ impl Activation {
                 })
             });
             let (done, told) = oneshot::channel();
-            let order = WorkerCommand {
-                shared: Arc::clone(shared),
-                entrances: assigned.collect(),
+            let command = WorkerCommand {
+                active: Arc::clone(active),
+                listeners: assigned.collect(),
                 done,
             };
             // fails only if the worker has ended, which the drain reports
-            if worker.send(order).await.is_ok() {
+            if worker.send(command).await.is_ok() {
                 adopted.push(told);
             }
         }
-        let doors = listeners.iter().zip(places).zip(tls);
-        let listening = doors.map(|((settings, place), tls)| Listening {
+        let next = listeners.iter().zip(places).zip(tls);
+        let listening = next.map(|((settings, place), tls)| Listening {
             configured: settings.address.clone(),
             real: match place {
                 ListenerChange::Kept(at) => self.listening[at].real.clone(),
@@ -312,11 +312,11 @@ fn retire(previous: Arc<ActiveConfig>, after: Arc<ActiveConfig>) {
         }
         let retired = Arc::clone(&previous);
         // waits for Redis for at most a second
-        let _ = aside(move || retired.retire(&after)).await;
+        let _ = run_at_low_priority(move || retired.retire(&after)).await;
         while Arc::strong_count(&previous) > 1 {
             tokio::time::sleep(LOOK).await;
         }
-        let _ = aside(move || {
+        let _ = run_at_low_priority(move || {
             drop(previous);
             give_memory_back();
         })

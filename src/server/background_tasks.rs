@@ -13,27 +13,27 @@ pub(super) type BackgroundTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// The background tasks of one configuration. Needs the control thread's runtime. A failed task
 /// logs the failure and retries, so none can stop the gateway.
 pub(super) async fn of(
-    shared: &Arc<ActiveConfig>,
+    active: &Arc<ActiveConfig>,
     previous: Option<&ActiveConfig>,
     certificates: Certificates,
 ) -> Vec<BackgroundTask> {
-    let mut errands: Vec<BackgroundTask> = vec![
-        Box::pin(Arc::clone(shared).keep_watch()),
+    let mut tasks: Vec<BackgroundTask> = vec![
+        Box::pin(Arc::clone(active).keep_watch()),
         Box::pin(certificates.watch()),
     ];
-    for issuer in issuers(shared, previous).await {
-        errands.push(Box::pin(issuer.keep_fresh()));
+    for issuer in issuers(active, previous).await {
+        tasks.push(Box::pin(issuer.keep_fresh()));
     }
-    errands
+    tasks
 }
 
 /// Fetches every published key set once, in parallel, so keys are there for the first tokens. Takes
 /// over the sets that the previous configuration fetched. Bounded by the timeout of one fetch.
-async fn issuers(shared: &ActiveConfig, previous: Option<&ActiveConfig>) -> Vec<Issuer> {
+async fn issuers(active: &ActiveConfig, previous: Option<&ActiveConfig>) -> Vec<Issuer> {
     let mut issuers = Vec::new();
     let mut fetches = Vec::new();
-    for (url, keys) in shared.published_keys() {
-        let mut issuer = Issuer::new(url, keys, shared.process().metrics());
+    for (url, keys) in active.published_keys() {
+        let mut issuer = Issuer::new(url, keys, active.process().metrics());
         let mut before = previous.into_iter().flat_map(ActiveConfig::published_keys);
         match before.find(|(known, _)| *known == url) {
             Some((_, known)) => {
@@ -58,8 +58,8 @@ pub(super) struct TaskSet(Vec<JoinHandle<()>>);
 
 impl TaskSet {
     /// Aborts the current tasks and starts these.
-    pub(super) fn replace(&mut self, errands: Vec<BackgroundTask>) {
+    pub(super) fn replace(&mut self, tasks: Vec<BackgroundTask>) {
         self.0.iter().for_each(JoinHandle::abort);
-        self.0 = errands.into_iter().map(tokio::spawn).collect();
+        self.0 = tasks.into_iter().map(tokio::spawn).collect();
     }
 }

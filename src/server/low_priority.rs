@@ -12,7 +12,7 @@ const NICER: i32 = 10;
 
 /// Runs `work` on such a thread and waits for it. Fails if the thread cannot start, or if `work`
 /// panics, which is logged.
-pub(super) async fn aside<T: Send + 'static>(
+pub(super) async fn run_at_low_priority<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<T> {
     let (done, told) = oneshot::channel();
@@ -124,8 +124,10 @@ mod tests {
     fn what_is_done_aside_comes_back_and_its_panic_ends_nothing_else() {
         let runtime = tokio::runtime::Builder::new_current_thread().build();
         let runtime = runtime.expect("a runtime");
-        assert_eq!(runtime.block_on(aside(|| 7)).ok(), Some(7));
-        let failed = runtime.block_on(aside(|| -> u8 { std::panic::resume_unwind(Box::new(())) }));
+        assert_eq!(runtime.block_on(run_at_low_priority(|| 7)).ok(), Some(7));
+        let failed = runtime.block_on(run_at_low_priority(|| -> u8 {
+            std::panic::resume_unwind(Box::new(()))
+        }));
         assert!(failed.is_err_and(|error| error.to_string().contains("ended early")));
     }
 }

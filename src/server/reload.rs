@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use tokio::sync::mpsc;
 
-use super::{activation::Activation, low_priority::aside, notify};
+use super::{activation::Activation, low_priority::run_at_low_priority, notify};
 use crate::{
     admin::{Reload, Reloaded},
     config::{self, Changes, DiagnosticReport, LoadedConfig},
@@ -29,7 +29,7 @@ impl Reloader {
             let result = self.reload(&why).await;
             notify::tell(notify::READY);
             if let Err(report) = &result {
-                self.complain(&why, report);
+                self.log_refusal(&why, report);
             }
             // the caller may be gone
             let _ = answer.send(result);
@@ -45,8 +45,8 @@ impl Reloader {
         };
         let shown = file.display().to_string();
         let unfit = |error: &dyn std::fmt::Display| config::unfit(&shown, error.to_string());
-        let running = Arc::clone(self.current.shared().snapshot());
-        let loaded = aside(move || {
+        let running = Arc::clone(self.current.active().snapshot());
+        let loaded = run_at_low_priority(move || {
             let loaded = config::load(&file)?;
             let changes = Changes::between(&running, &loaded.snapshot);
             Ok((loaded, changes))
@@ -56,12 +56,12 @@ impl Reloader {
         let listeners = self.activation.bind(&snapshot.listeners, BindMode::Alone);
         let listeners = listeners.map_err(|error| unfit(&error))?;
         let prepared = self.activation.prepare(snapshot, listeners).await;
-        let shared = self
+        let active = self
             .activation
             .activate(prepared.map_err(|error| unfit(&error))?)
             .await;
-        self.current.replace(Arc::clone(&shared));
-        let hash = &shared.snapshot().hash;
+        self.current.replace(Arc::clone(&active));
+        let hash = &active.snapshot().hash;
         tracing::info!(
             why,
             hash,
@@ -75,8 +75,8 @@ impl Reloader {
         })
     }
 
-    fn complain(&self, why: &str, report: &DiagnosticReport) {
-        self.current.shared().process().metrics().config_refused();
+    fn log_refusal(&self, why: &str, report: &DiagnosticReport) {
+        self.current.active().process().metrics().config_refused();
         for problem in &report.diagnostics {
             let (line, column) = problem
                 .place

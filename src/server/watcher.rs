@@ -43,7 +43,7 @@ pub(super) async fn watch(
     let mut last: Option<Look> = None;
     loop {
         ticks.tick().await;
-        let running = Arc::clone(current.shared().snapshot());
+        let running = Arc::clone(current.active().snapshot());
         if !running.server.watch_config {
             watch = ConfigWatcher::default();
             continue;

@@ -41,9 +41,9 @@ pub(super) enum Stop {
 
 /// A configuration for a worker to switch to.
 pub(super) struct WorkerCommand {
-    pub(super) shared: Arc<ActiveConfig>,
+    pub(super) active: Arc<ActiveConfig>,
     /// All listeners from now on; the worker closes those that are not in this list.
-    pub(super) entrances: Vec<Assigned>,
+    pub(super) listeners: Vec<Assigned>,
     /// Signalled once the worker serves new requests with this configuration.
     pub(super) done: oneshot::Sender<()>,
 }
@@ -67,10 +67,10 @@ pub(super) struct NewListener {
 
 /// Everything that a worker thread starts with.
 pub(super) struct WorkerConfig {
-    pub(super) shared: Arc<ActiveConfig>,
+    pub(super) active: Arc<ActiveConfig>,
     pub(super) connections: Arc<Semaphore>,
     pub(super) crowd: Arc<ConnectionsPerAddress>,
-    pub(super) orders: mpsc::Receiver<WorkerCommand>,
+    pub(super) commands: mpsc::Receiver<WorkerCommand>,
     pub(super) stopping: watch::Receiver<Stop>,
     pub(super) up: std_mpsc::SyncSender<io::Result<()>>,
 }
@@ -88,19 +88,19 @@ impl WorkerConfig {
     }
 
     async fn accept_until_stopped(mut self) {
-        let mut house = WorkerState {
-            station: Rc::new(WorkerService::new(Arc::clone(&self.shared))),
-            shared: self.shared,
+        let mut worker = WorkerState {
+            service: Rc::new(WorkerService::new(Arc::clone(&self.active))),
+            active: self.active,
             connections: self.connections,
             crowd: self.crowd,
             open: Vec::new(),
             leaving: JoinSet::new(),
         };
-        let station = Rc::clone(&house.station);
+        let service = Rc::clone(&worker.service);
         let upkeep = tokio::task::spawn_local(async move {
             let mut ticks = tokio::time::interval(SWEEP);
             loop {
-                station.sweep(ticks.tick().await);
+                service.sweep(ticks.tick().await);
             }
         });
         // the receiver is gone only if another worker could not start
@@ -109,19 +109,19 @@ impl WorkerConfig {
             tokio::select! {
                 // the sender lives until every worker has ended
                 _ = self.stopping.wait_for(|stop| *stop != Stop::No) => break,
-                Some(order) = self.orders.recv() => house.obey(order),
-                Some(_) = house.leaving.join_next() => {}
+                Some(command) = self.commands.recv() => worker.execute(command),
+                Some(_) = worker.leaving.join_next() => {}
             }
         }
         upkeep.abort();
-        house.leave(self.stopping).await;
+        worker.leave(self.stopping).await;
     }
 }
 
 /// The state of a running worker.
 struct WorkerState {
-    station: Rc<WorkerService>,
-    shared: Arc<ActiveConfig>,
+    service: Rc<WorkerService>,
+    active: Arc<ActiveConfig>,
     connections: Arc<Semaphore>,
     crowd: Arc<ConnectionsPerAddress>,
     open: Vec<AcceptTask>,
@@ -131,65 +131,67 @@ struct WorkerState {
 
 /// A listener and its accept task.
 struct AcceptTask {
-    entrance: Rc<Listener>,
+    listener: Rc<Listener>,
     accepting: JoinHandle<io::Result<()>>,
 }
 
 impl WorkerState {
     fn admit(&self, opening: NewListener) -> AcceptTask {
-        let metrics = self.shared.process().metrics();
+        let metrics = self.active.process().metrics();
         let observer = ConnectionMetrics::new(metrics, opening.label, &opening.settings);
         let handshakes = self.handshakes(opening.tls);
-        let entrance = Listener::new(opening.settings, handshakes, Arc::clone(&self.crowd));
-        let accept = Rc::clone(&entrance).accept(
+        let listener = Listener::new(opening.settings, handshakes, Arc::clone(&self.crowd));
+        let accept = Rc::clone(&listener).accept(
             opening.socket,
-            Rc::clone(&self.station),
+            Rc::clone(&self.service),
             Rc::new(observer),
             Arc::clone(&self.connections),
         );
         AcceptTask {
-            entrance,
+            listener,
             accepting: tokio::task::spawn_local(accept),
         }
     }
 
     fn handshakes(&self, tls: Option<Arc<ListenerTls>>) -> Option<Rc<Handshakes>> {
-        let metrics = self.shared.process().metrics();
+        let metrics = self.active.process().metrics();
         tls.map(|tls| Rc::new(Handshakes::new(tls, metrics.handshakes())))
     }
 
-    fn obey(&mut self, order: WorkerCommand) {
-        self.shared = order.shared;
-        self.station.adopt(Arc::clone(&self.shared));
+    fn execute(&mut self, command: WorkerCommand) {
+        self.active = command.active;
+        self.service.adopt(Arc::clone(&self.active));
         let mut before: Vec<Option<AcceptTask>> = self.open.drain(..).map(Some).collect();
-        for assigned in order.entrances {
-            let door = match assigned {
+        for assigned in command.listeners {
+            let listener_task = match assigned {
                 Assigned::New(opening) => Some(self.admit(opening)),
                 Assigned::Kept(place, settings, tls) => {
-                    let door = before.get_mut(place).and_then(Option::take);
-                    if let Some(door) = &door {
-                        door.entrance.change(settings, self.handshakes(tls));
+                    let listener_task = before.get_mut(place).and_then(Option::take);
+                    if let Some(listener_task) = &listener_task {
+                        listener_task
+                            .listener
+                            .change(settings, self.handshakes(tls));
                     }
-                    door
+                    listener_task
                 }
             };
-            self.open.extend(door);
+            self.open.extend(listener_task);
         }
         before
             .into_iter()
             .flatten()
-            .for_each(|door| self.close(door));
+            .for_each(|listener_task| self.close(listener_task));
         // the caller may have stopped waiting
-        let _ = order.done.send(());
+        let _ = command.done.send(());
     }
 
     /// Closes a listener. Its connections end after their current requests, or at the deadline.
-    fn close(&mut self, door: AcceptTask) {
-        let patience = self.shared.snapshot().server.drain_timeout;
+    fn close(&mut self, listener_task: AcceptTask) {
+        let patience = self.active.snapshot().server.drain_timeout;
         self.leaving.spawn_local(async move {
-            let drain = door.entrance.drain();
+            let drain = listener_task.listener.drain();
             let ended = async {
-                let _ = tokio::join!(door.accepting, drain.finish());
+                let _ = tokio::join!(listener_task.accepting, drain.finish());
                 // connections that were still in the accept queue
                 drain.finish().await;
             };
@@ -204,8 +206,8 @@ impl WorkerState {
     }
 
     async fn leave(mut self, mut stopping: watch::Receiver<Stop>) {
-        for door in std::mem::take(&mut self.open) {
-            self.close(door);
+        for listener_task in std::mem::take(&mut self.open) {
+            self.close(listener_task);
         }
         let finished = async { while self.leaving.join_next().await.is_some() {} };
         tokio::select! {

@@ -26,7 +26,7 @@ pub struct BreakerConfig {
 
 #[derive(Debug)]
 pub(super) struct CircuitBreaker {
-    rating: BreakerConfig,
+    config: BreakerConfig,
     /// Consecutive.
     failures: AtomicU32,
     /// 0 while closed; otherwise when the next trial may begin.
@@ -34,19 +34,19 @@ pub(super) struct CircuitBreaker {
 }
 
 impl CircuitBreaker {
-    pub(super) fn new(rating: BreakerConfig) -> Self {
+    pub(super) fn new(config: BreakerConfig) -> Self {
         Self {
-            rating,
+            config: config,
             failures: AtomicU32::new(0),
             trial_at_ms: AtomicU64::new(0),
         }
     }
 
-    pub(super) fn rating(&self) -> BreakerConfig {
-        self.rating
+    pub(super) fn config(&self) -> BreakerConfig {
+        self.config
     }
 
-    pub(super) fn is_whole(&self) -> bool {
+    pub(super) fn is_closed(&self) -> bool {
         self.trial_at_ms.load(Relaxed) == 0
     }
 
@@ -75,24 +75,24 @@ impl CircuitBreaker {
         if self.failures.load(Relaxed) != 0 {
             self.failures.store(0, Relaxed);
         }
-        !self.is_whole() && self.trial_at_ms.swap(0, Relaxed) != 0
+        !self.is_closed() && self.trial_at_ms.swap(0, Relaxed) != 0
     }
 
     /// Records a failure. `true` if the threshold is reached: the caller may now
-    /// [`blow`](Self::blow) it.
+    /// [`open`](Self::open) it.
     pub(super) fn failed(&self) -> bool {
-        let rated = self.rating.failures;
+        let threshold = self.config.failures;
         // saturates, so that a flood of failures cannot overflow it
-        let failures = self.failures.load(Relaxed).min(rated);
-        if failures < rated {
+        let failures = self.failures.load(Relaxed).min(threshold);
+        if failures < threshold {
             let failures = self.failures.fetch_add(1, Relaxed) + 1;
-            return failures >= rated && self.is_whole();
+            return failures >= threshold && self.is_closed();
         }
-        rated != 0 && self.is_whole()
+        threshold != 0 && self.is_closed()
     }
 
     /// Opens the breaker. `true` if it was closed until now.
-    pub(super) fn blow(&self, now_ms: u64) -> bool {
+    pub(super) fn open(&self, now_ms: u64) -> bool {
         let next = self.pause_from(now_ms);
         self.trial_at_ms
             .compare_exchange(0, next, Relaxed, Relaxed)
@@ -100,7 +100,7 @@ impl CircuitBreaker {
     }
 
     fn pause_from(&self, now_ms: u64) -> u64 {
-        let pause_ms = u64::try_from(self.rating.pause.as_millis()).unwrap_or(u64::MAX);
+        let pause_ms = u64::try_from(self.config.pause.as_millis()).unwrap_or(u64::MAX);
         now_ms.saturating_add(pause_ms).max(1)
     }
 }
@@ -109,7 +109,7 @@ impl CircuitBreaker {
 mod tests {
     use super::*;
 
-    fn fuse(failures: u32) -> CircuitBreaker {
+    fn breaker(failures: u32) -> CircuitBreaker {
         CircuitBreaker::new(BreakerConfig {
             failures,
             pause: Duration::from_millis(100),
@@ -117,38 +117,38 @@ mod tests {
     }
 
     #[test]
-    fn only_failures_in_a_row_blow_it() {
-        let fuse = fuse(3);
+    fn only_consecutive_failures_open_it() {
+        let breaker = breaker(3);
         for _ in 0..10 {
-            assert!(!fuse.failed() && !fuse.failed());
-            assert!(!fuse.succeeded(), "it was closed all the time");
+            assert!(!breaker.failed() && !breaker.failed());
+            assert!(!breaker.succeeded(), "it was closed all the time");
         }
-        assert!(!fuse.failed() && !fuse.failed());
-        assert!(fuse.failed());
-        assert!(fuse.is_whole(), "until the caller says so");
-        assert!(fuse.blow(1));
-        assert!(!fuse.blow(1), "once");
+        assert!(!breaker.failed() && !breaker.failed());
+        assert!(breaker.failed());
+        assert!(breaker.is_closed(), "until the caller says so");
+        assert!(breaker.open(1));
+        assert!(!breaker.open(1), "once");
     }
 
     #[test]
-    fn one_trial_passes_for_each_pause_and_an_answer_mends_it() {
-        let fuse = fuse(1);
-        assert!(fuse.failed() && fuse.blow(1_000));
-        assert_eq!(fuse.blocked_for(1_000), Duration::from_millis(100));
-        assert!(!fuse.enter(1_099));
-        assert!(fuse.enter(1_100), "the trial");
-        assert!(!fuse.enter(1_100), "and no other");
-        assert!(!fuse.failed(), "a failed trial changes nothing");
-        assert!(!fuse.enter(1_199));
-        assert!(fuse.enter(1_200), "the next trial");
-        assert!(fuse.succeeded(), "news");
-        assert!(fuse.enter(1_200) && fuse.enter(1_200));
-        assert!(fuse.failed(), "it counts from the beginning");
+    fn one_trial_passes_for_each_pause_and_an_answer_closes_it() {
+        let breaker = breaker(1);
+        assert!(breaker.failed() && breaker.open(1_000));
+        assert_eq!(breaker.blocked_for(1_000), Duration::from_millis(100));
+        assert!(!breaker.enter(1_099));
+        assert!(breaker.enter(1_100), "the trial");
+        assert!(!breaker.enter(1_100), "and no other");
+        assert!(!breaker.failed(), "a failed trial changes nothing");
+        assert!(!breaker.enter(1_199));
+        assert!(breaker.enter(1_200), "the next trial");
+        assert!(breaker.succeeded(), "news");
+        assert!(breaker.enter(1_200) && breaker.enter(1_200));
+        assert!(breaker.failed(), "it counts from the beginning");
     }
 
     #[test]
-    fn a_fuse_rated_at_zero_never_blows() {
-        let fuse = fuse(0);
-        assert!((0..1_000).all(|_| !fuse.failed()));
+    fn a_breaker_without_a_threshold_never_opens() {
+        let breaker = breaker(0);
+        assert!((0..1_000).all(|_| !breaker.failed()));
     }
 }

@@ -92,8 +92,8 @@ where
 {
     let (mut unsent, mut now) = (body, now);
     let is_repeatable = unsent.is_none() && is_idempotent(request.method);
-    let fleet = &upstream.state;
-    if let Err(error) = fleet.enter(now) {
+    let upstream_state = &upstream.state;
+    if let Err(error) = upstream_state.enter(now) {
         return Err(ForwardFailure {
             server: None,
             failed: error.into(),
@@ -106,7 +106,7 @@ where
         let attempt = upstream.attempt(server, request, &mut unsent, is_repeatable, now);
         let error = match attempt.await {
             Ok(response) => {
-                fleet.succeeded(server);
+                upstream_state.succeeded(server);
                 return Ok(Answered { response, server });
             }
             Err(Failed::Upstream(error)) => error,
@@ -117,16 +117,19 @@ where
                 });
             }
         };
-        fleet.failed(server, &error);
+        upstream_state.failed(server, &error);
         tried.push(server);
         let closed = matches!(error, UpstreamError::Closed(_));
         let may_repeat = error.nothing_was_sent() || (closed && is_repeatable);
         now = Instant::now();
-        let another = (may_repeat && tried.len() <= fleet.settings().retries)
+        let another = (may_repeat && tried.len() <= upstream_state.settings().retries)
             .then(|| upstream.choose_another(request, &tried, now));
         match another.flatten() {
             Some(another) => {
-                let (upstream, failed) = (&fleet.settings().name, fleet.server_name(server));
+                let (upstream, failed) = (
+                    &upstream_state.settings().name,
+                    upstream_state.server_name(server),
+                );
                 tracing::debug!(upstream, server = failed, %error, "trying another server");
                 server = another;
             }
@@ -147,7 +150,7 @@ impl Upstream {
             return 0;
         }
         let open = Open {
-            fleet: &self.state,
+            upstream_state: &self.state,
             tried: &[],
             now,
             regardless: false,
@@ -171,7 +174,7 @@ impl Upstream {
         now: Instant,
     ) -> Option<usize> {
         let open = Open {
-            fleet: &self.state,
+            upstream_state: &self.state,
             tried,
             now,
             regardless: false,

@@ -40,10 +40,10 @@ impl UpstreamState {
     pub async fn keep_watch(self: Arc<Self>) {
         let mut tasks = JoinSet::new();
         for server in 0..self.settings().servers.len() {
-            let fleet = Arc::clone(&self);
-            tasks.spawn(async move { fleet.keep_resolving(server).await });
-            let fleet = Arc::clone(&self);
-            tasks.spawn(async move { fleet.keep_checking(server).await });
+            let upstream_state = Arc::clone(&self);
+            tasks.spawn(async move { upstream_state.keep_resolving(server).await });
+            let upstream_state = Arc::clone(&self);
+            tasks.spawn(async move { upstream_state.keep_checking(server).await });
         }
         while tasks.join_next().await.is_some() {}
     }
@@ -98,12 +98,12 @@ enum HealthProbe {
 }
 
 impl HealthProbe {
-    fn new(fleet: &UpstreamState, server: usize, health: &Health) -> Self {
-        if !fleet.settings().servers[server].speaks_http2() {
-            return Self::Http1(request(fleet, server, health));
+    fn new(upstream_state: &UpstreamState, server: usize, health: &Health) -> Self {
+        if !upstream_state.settings().servers[server].speaks_http2() {
+            return Self::Http1(request(upstream_state, server, health));
         }
-        let own = fleet.settings().servers[server].authority();
-        let host = match &fleet.settings().host {
+        let own = upstream_state.settings().servers[server].authority();
+        let host = match &upstream_state.settings().host {
             HostHeader::Literal(host) => host.to_str().unwrap_or(&own),
             HostHeader::Preserve | HostHeader::Server => &own,
         };
@@ -120,9 +120,9 @@ impl HealthProbe {
     }
 }
 
-fn request(fleet: &UpstreamState, server: usize, health: &Health) -> Vec<u8> {
-    let own = fleet.settings().servers[server].authority();
-    let host = match &fleet.settings().host {
+fn request(upstream_state: &UpstreamState, server: usize, health: &Health) -> Vec<u8> {
+    let own = upstream_state.settings().servers[server].authority();
+    let host = match &upstream_state.settings().host {
         HostHeader::Literal(host) => host.as_bytes(),
         HostHeader::Preserve | HostHeader::Server => own.as_bytes(),
     };

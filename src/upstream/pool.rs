@@ -30,7 +30,7 @@ use super::{
 /// The connections of one worker to one server.
 #[derive(Debug)]
 pub struct ServerPool {
-    fleet: Arc<UpstreamState>,
+    upstream_state: Arc<UpstreamState>,
     /// Index of the server in the upstream.
     server: usize,
     /// The server's own name, for `host = "server"`.
@@ -45,10 +45,10 @@ pub struct ServerPool {
 }
 
 impl ServerPool {
-    pub(super) fn new(fleet: Arc<UpstreamState>, server: usize) -> Self {
+    pub(super) fn new(upstream_state: Arc<UpstreamState>, server: usize) -> Self {
         Self {
-            authority: fleet.settings().servers[server].authority(),
-            fleet,
+            authority: upstream_state.settings().servers[server].authority(),
+            upstream_state,
             server,
             open: Cell::new(0),
             idle: RefCell::default(),
@@ -69,7 +69,7 @@ impl ServerPool {
     }
 
     pub(super) fn settings(&self) -> &UpstreamSettings {
-        self.fleet.settings()
+        self.upstream_state.settings()
     }
 
     pub(super) fn lines(&self) -> &H2Pool {
@@ -197,7 +197,7 @@ impl ServerPool {
     }
 
     fn endpoint(&self) -> &ServerEndpoint {
-        self.fleet.endpoint(self.server)
+        self.upstream_state.endpoint(self.server)
     }
 
     /// Closes idle connections, now and when they return.
@@ -247,7 +247,7 @@ pub(super) struct Outstanding {
 
 impl Outstanding {
     pub(super) fn at(pool: &Rc<ServerPool>) -> Self {
-        pool.fleet.begin(pool.server);
+        pool.upstream_state.begin(pool.server);
         Self {
             pool: Rc::clone(pool),
         }
@@ -256,7 +256,7 @@ impl Outstanding {
 
 impl Drop for Outstanding {
     fn drop(&mut self) {
-        self.pool.fleet.end(self.pool.server);
+        self.pool.upstream_state.end(self.pool.server);
     }
 }
 

@@ -110,7 +110,7 @@ impl UpstreamState {
 
     /// Whether the circuit breaker of the upstream lets a request pass.
     pub(super) fn enter(&self, now: Instant) -> Result<(), UpstreamError> {
-        if self.breaker.is_whole() {
+        if self.breaker.is_closed() {
             return Ok(());
         }
         let now_ms = self.milliseconds(now);
@@ -127,7 +127,7 @@ impl UpstreamState {
     /// worker gets it.
     pub(super) fn enter_server(&self, server: usize, now: Instant) -> bool {
         let ejection = &self.members[server].ejection;
-        ejection.is_whole() || ejection.enter(self.milliseconds(now))
+        ejection.is_closed() || ejection.enter(self.milliseconds(now))
     }
 
     /// Counts a request in flight at a server.
@@ -171,7 +171,7 @@ impl UpstreamState {
         if self.members[server].ejection.failed() {
             self.eject(server, now_ms, error);
         }
-        if self.breaker.failed() && self.breaker.blow(now_ms) {
+        if self.breaker.failed() && self.breaker.open(now_ms) {
             let upstream = &self.settings.name;
             let (failures, retry) = (self.settings.breaker.failures, self.settings.breaker.pause);
             tracing::warn!(upstream, failures, ?retry, %error, "the upstream keeps failing; its circuit breaker opens and its requests get 503");
@@ -213,12 +213,12 @@ impl UpstreamState {
             .iter()
             .enumerate()
             .any(|(other, member)| other != server && member.is_in_service());
-        if is_last || !member.ejection.blow(now_ms) {
+        if is_last || !member.ejection.open(now_ms) {
             return;
         }
         member.show();
         let (upstream, server) = (&self.settings.name, &member.name);
-        let rating = member.ejection.rating();
+        let rating = member.ejection.config();
         tracing::warn!(upstream, server, failures = rating.failures, eject_for = ?rating.pause, %error, "ejecting a server that keeps failing");
     }
 
@@ -250,7 +250,7 @@ impl UpstreamState {
 
 impl ServerState {
     fn is_in_service(&self) -> bool {
-        !self.is_unhealthy.load(Relaxed) && self.ejection.is_whole()
+        !self.is_unhealthy.load(Relaxed) && self.ejection.is_closed()
     }
 
     fn show(&self) {
@@ -262,7 +262,7 @@ impl ServerState {
 /// The servers that may still receive this request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Open<'a> {
-    pub(super) fleet: &'a UpstreamState,
+    pub(super) upstream_state: &'a UpstreamState,
     /// Servers that have already failed it.
     pub(super) tried: &'a [usize],
     pub(super) now: Instant,
@@ -272,27 +272,30 @@ pub(super) struct Open<'a> {
 
 impl Candidates for Open<'_> {
     fn count(&self) -> usize {
-        self.fleet.members.len()
+        self.upstream_state.members.len()
     }
 
     fn may_take(&self, server: usize) -> bool {
-        let member = &self.fleet.members[server];
+        let member = &self.upstream_state.members[server];
         let is_open = || {
             let ejection = &member.ejection;
             !member.is_unhealthy.load(Relaxed)
-                && (ejection.is_whole()
+                && (ejection.is_closed()
                     || ejection
-                        .blocked_for(self.fleet.milliseconds(self.now))
+                        .blocked_for(self.upstream_state.milliseconds(self.now))
                         .is_zero())
         };
         !self.tried.contains(&server) && (self.regardless || is_open())
     }
 
     fn outstanding(&self, server: usize) -> usize {
-        self.fleet.members[server].outstanding.0.load(Relaxed)
+        self.upstream_state.members[server]
+            .outstanding
+            .0
+            .load(Relaxed)
     }
 
     fn seed(&self, server: usize) -> u64 {
-        self.fleet.members[server].seed
+        self.upstream_state.members[server].seed
     }
 }

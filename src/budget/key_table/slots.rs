@@ -144,8 +144,8 @@ impl SlotCell<'_> {
 /// Slots that an admitted request holds. Dropping it returns them.
 #[derive(Debug)]
 pub struct SlotGuard {
-    hands: Arc<KeyTable>,
-    keeper: mpsc::Sender<Message>,
+    key_table: Arc<KeyTable>,
+    manager: mpsc::Sender<Message>,
     place: usize,
     tag: Tag,
     cost: u64,
@@ -155,14 +155,14 @@ pub struct SlotGuard {
 impl SlotGuard {
     /// Guards slots just taken from this cell; `alone` if they were taken without a grant.
     pub(in crate::budget) fn new(
-        (hands, keeper): (&Arc<KeyTable>, &mpsc::Sender<Message>),
+        (key_table, manager): (&Arc<KeyTable>, &mpsc::Sender<Message>),
         (place, tag): (usize, Tag),
         cost: u64,
         alone: bool,
     ) -> SlotGuard {
         SlotGuard {
-            hands: Arc::clone(hands),
-            keeper: keeper.clone(),
+            key_table: Arc::clone(key_table),
+            manager: manager.clone(),
             place,
             tag,
             cost,
@@ -173,10 +173,10 @@ impl SlotGuard {
 
 impl Drop for SlotGuard {
     fn drop(&mut self) {
-        let slots = self.hands.slots(self.place);
+        let slots = self.key_table.slots(self.place);
         if slots.come_back(self.cost, self.alone) {
             // if the lease manager's queue is full, its next declaration finds out
-            let _ = self.keeper.try_send(Message::Low(self.place, self.tag));
+            let _ = self.manager.try_send(Message::Low(self.place, self.tag));
         }
     }
 }
@@ -187,9 +187,11 @@ mod tests {
     use crate::limit::Key;
 
     fn with<T>(check: impl Fn(SlotCell<'_>) -> T) -> T {
-        let hands = KeyTable::new(64, 1);
-        let place = hands.claim(Tag::new(Key(7), 0), 0).expect("there is room");
-        check(hands.slots(place))
+        let key_table = KeyTable::new(64, 1);
+        let place = key_table
+            .claim(Tag::new(Key(7), 0), 0)
+            .expect("there is room");
+        check(key_table.slots(place))
     }
 
     #[test]

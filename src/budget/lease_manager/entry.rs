@@ -67,15 +67,15 @@ impl KeyEntry {
     }
 
     /// Learns from the cell what workers did.
-    pub(super) fn look(&mut self, now_ns: u64, hand: KeyCell<'_>, horizon_ns: u64) {
-        let (held, lapsed) = hand.held(now_ns);
+    pub(super) fn look(&mut self, now_ns: u64, cell: KeyCell<'_>, horizon_ns: u64) {
+        let (held, lapsed) = cell.held(now_ns);
         for (slot, has_lapsed) in lapsed.into_iter().enumerate() {
             if has_lapsed {
-                self.limit.metrics.lapsed.increment(hand.empty(slot));
+                self.limit.metrics.lapsed.increment(cell.empty(slot));
                 self.lease.lapsed(slot);
             }
         }
-        let refused = hand.take_refused();
+        let refused = cell.take_refused();
         self.limit.metrics.refused_by_memory.increment(refused);
         self.lease.look(now_ns, horizon_ns, held, refused);
     }
@@ -88,11 +88,11 @@ impl KeyEntry {
         &mut self,
         now_ns: u64,
         horizon_ns: u64,
-        hand: (usize, KeyCell<'_>),
+        cell: (usize, KeyCell<'_>),
         waiters: VecDeque<Waiter>,
         (reply, grant): (&Reply, Grant),
     ) -> u64 {
-        let (place, _) = hand;
+        let (place, _) = cell;
         // the pool before the grants: the store granted in this order
         let mut whole = reply
             .need
@@ -102,7 +102,7 @@ impl KeyEntry {
         for waiter in waiters {
             let cost = waiter.cost;
             if cost > whole.min(granted) {
-                self.serve_from_hand(now_ns, horizon_ns, hand, waiter, true);
+                self.serve_from_hand(now_ns, horizon_ns, cell, waiter, true);
                 continue;
             }
             (whole, granted) = (whole - cost, granted - cost);
@@ -113,7 +113,7 @@ impl KeyEntry {
             }
         }
         for waiter in std::mem::take(&mut self.queue) {
-            self.serve_from_hand(now_ns, horizon_ns, hand, waiter, false);
+            self.serve_from_hand(now_ns, horizon_ns, cell, waiter, false);
         }
         granted + unclaimed
     }
@@ -124,7 +124,7 @@ impl KeyEntry {
         &mut self,
         now_ns: u64,
         horizon_ns: u64,
-        (place, hand): (usize, KeyCell<'_>),
+        (place, cell): (usize, KeyCell<'_>),
         waiter: Waiter,
         was_asked: bool,
     ) {
@@ -132,10 +132,10 @@ impl KeyEntry {
             // the request used its fallback or was cancelled
             return;
         }
-        match self.spend(now_ns, horizon_ns, hand, waiter.cost) {
+        match self.spend(now_ns, horizon_ns, cell, waiter.cost) {
             SpendOutcome::Taken { tokens, .. } => {
                 if !waiter.tell(place, KeeperOutcome::Taken(tokens)) {
-                    hand.put_back(tokens);
+                    cell.put_back(tokens);
                 }
             }
             // if the store must first receive reports, it is asked again then
@@ -154,10 +154,10 @@ impl KeyEntry {
         &mut self,
         now_ns: u64,
         horizon_ns: u64,
-        hand: KeyCell<'_>,
+        cell: KeyCell<'_>,
         cost: u64,
     ) -> SpendOutcome {
-        let spent = hand.spend(now_ns, cost, &self.terms());
+        let spent = cell.spend(now_ns, cost, &self.terms());
         if let SpendOutcome::Taken { tokens, .. } = spent {
             self.lease.took(tokens);
             self.admitted(now_ns, horizon_ns, cost);
@@ -239,8 +239,8 @@ impl KeyEntry {
     }
 
     /// Charges fallback admissions that the store could not know.
-    pub(super) fn settle_alone(&mut self, now_ns: u64, hand: KeyCell<'_>, gateways: f64) {
-        let (admitted, missing) = hand.alone(now_ns);
+    pub(super) fn settle_alone(&mut self, now_ns: u64, cell: KeyCell<'_>, gateways: f64) {
+        let (admitted, missing) = cell.alone(now_ns);
         if admitted == 0 {
             return;
         }
@@ -252,18 +252,18 @@ impl KeyEntry {
         let debt = (missing - expected).ceil().clamp(0.0, admitted as f64) as u64;
         self.limit.metrics.debt.increment(debt);
         self.lease.owe(now_ns, debt);
-        hand.settled_alone(now_ns, expected);
+        cell.settled_alone(now_ns, expected);
     }
 
     /// Sets up the fallback bucket: this gateway's share of what is left, times the configured
     /// fraction.
-    pub(super) fn prepare_alone(&self, now_ns: u64, hand: KeyCell<'_>, gateways: f64) {
+    pub(super) fn prepare_alone(&self, now_ns: u64, cell: KeyCell<'_>, gateways: f64) {
         let terms = self.terms();
         // a share of 0 would never be used again
         let share = self.lease.share().unwrap_or(1.0 / gateways).max(1e-3);
         let pool = self.lease.pool(now_ns, &terms);
         if let Some(alone) = alone(&terms, self.limit.when_down, share, pool) {
-            hand.prepare_alone(now_ns, &alone);
+            cell.prepare_alone(now_ns, &alone);
         }
     }
 }

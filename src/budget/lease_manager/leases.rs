@@ -22,7 +22,7 @@ use crate::budget::{
 
 /// Keys by the index of their cell.
 pub(super) struct Leases {
-    hands: Arc<KeyTable>,
+    key_table: Arc<KeyTable>,
     entries: HashMap<usize, KeyEntry>,
     looks: BinaryHeap<Reverse<(u64, usize)>>,
     /// Keys to report to Redis without a request, because it lost them or units go back; and when
@@ -40,9 +40,9 @@ const TELL_PAUSE_NS: u64 = 5_000_000;
 const MAX_REMEMBERED: usize = 65_536;
 
 impl Leases {
-    pub(super) fn new(hands: Arc<KeyTable>) -> Leases {
+    pub(super) fn new(key_table: Arc<KeyTable>) -> Leases {
         Leases {
-            hands,
+            key_table,
             entries: HashMap::new(),
             looks: BinaryHeap::new(),
             telling: VecDeque::new(),
@@ -58,14 +58,14 @@ impl Leases {
     }
 
     /// A request that found no local token.
-    pub(super) fn ask(&mut self, wire: &mut RedisClients, now_ns: u64, question: KeyRequest) {
-        let place = self.entry_of(wire, now_ns, &question);
+    pub(super) fn ask(&mut self, clients: &mut RedisClients, now_ns: u64, question: KeyRequest) {
+        let place = self.entry_of(clients, now_ns, &question);
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
         };
-        let hand = self.hands.hand(place);
-        let horizon_ns = entry.terms().horizon_ns(wire.rtt_ns(entry.shard));
-        entry.look(now_ns, hand, horizon_ns);
+        let cell = self.key_table.cell(place);
+        let horizon_ns = entry.terms().horizon_ns(clients.rtt_ns(entry.shard));
+        entry.look(now_ns, cell, horizon_ns);
         if question.cost <= 1 {
             entry.lease.arrived(now_ns, horizon_ns, 0, question.cost);
         }
@@ -74,19 +74,19 @@ impl Leases {
             cost: question.cost,
             answer: question.answer,
         };
-        let spent = entry.spend(now_ns, horizon_ns, hand, question.cost);
+        let spent = entry.spend(now_ns, horizon_ns, cell, question.cost);
         if let SpendOutcome::Taken { tokens, .. } = spent {
             if !waiter.tell(place, KeeperOutcome::Taken(tokens)) {
-                hand.put_back(tokens);
+                cell.put_back(tokens);
             }
         } else if matches!(spent, SpendOutcome::Refused { .. }) {
             entry.limit.metrics.refused_by_memory.increment(waiter.cost);
             waiter.tell(place, KeeperOutcome::Refused);
-        } else if entry.passes(now_ns, horizon_ns, wire.gateways(), question.cost) {
+        } else if entry.passes(now_ns, horizon_ns, clients.gateways(), question.cost) {
             if !waiter.tell(place, KeeperOutcome::Slack) {
                 entry.slack.refund(question.cost);
             }
-        } else if wire.is_open(entry.shard) {
+        } else if clients.is_open(entry.shard) {
             waiter.tell(place, KeeperOutcome::Alone);
         } else if entry.flight.is_some() && !entry.may_queue(now_ns) {
             entry.limit.metrics.refused_by_redis.increment(waiter.cost);
@@ -94,35 +94,42 @@ impl Leases {
         } else {
             entry.queue.push_back(waiter);
             if entry.flight.is_none() {
-                self.call(wire, now_ns, place, true);
+                self.call(clients, now_ns, place, true);
             }
         }
-        self.settle(wire, now_ns, place);
+        self.settle(clients, now_ns, place);
     }
 
     /// The index of the key's cell; a new key is set up.
-    fn entry_of(&mut self, wire: &mut RedisClients, now_ns: u64, question: &KeyRequest) -> usize {
+    fn entry_of(
+        &mut self,
+        clients: &mut RedisClients,
+        now_ns: u64,
+        question: &KeyRequest,
+    ) -> usize {
         let tier = question.limit.tier(question.tier);
-        let hands = &self.hands;
-        let place = hands
+        let key_table = &self.key_table;
+        let place = key_table
             .claim(question.tag, tier.overflow)
-            .unwrap_or_else(|| hands.overflow(tier.overflow));
+            .unwrap_or_else(|| key_table.overflow(tier.overflow));
         if self
             .entries
             .get(&place)
-            .is_some_and(|entry| entry.tag == question.tag || !hands.has_key(place))
+            .is_some_and(|entry| entry.tag == question.tag || !key_table.has_key(place))
         {
             return place;
         }
         // keys without a cell of their own share a bucket in the store, too
-        let name = if hands.has_key(place) {
+        let name = if key_table.has_key(place) {
             question.name
         } else {
             SharedKeyName::OVERFLOW
         };
-        let key = question.limit.redis_key(wire.prefix(), &tier.terms, name);
-        let shard = wire.shard_of(&key);
-        hands.hand(place).set_shard(shard);
+        let key = question
+            .limit
+            .redis_key(clients.prefix(), &tier.terms, name);
+        let shard = clients.shard_of(&key);
+        key_table.cell(place).set_shard(shard);
         let entry = KeyEntry {
             limit: Arc::clone(&question.limit),
             tier: question.tier,
@@ -131,7 +138,7 @@ impl Leases {
             shard,
             former_key: question
                 .limit
-                .former_key(wire.prefix(), &tier.terms, name)
+                .former_key(clients.prefix(), &tier.terms, name)
                 .map(Rc::from),
             lease: Lease::default(),
             slack: Slack::default(),
@@ -144,21 +151,21 @@ impl Leases {
             counted: 0,
             counted_short: false,
         };
-        entry.prepare_alone(now_ns, hands.hand(place), wire.gateways());
+        entry.prepare_alone(now_ns, key_table.cell(place), clients.gateways());
         question.limit.metrics.keys.increment(1.0);
         self.entries.insert(place, entry);
         place
     }
 
     /// Calls Redis for the waiters; `fill` also requests tokens ahead.
-    fn call(&mut self, wire: &mut RedisClients, now_ns: u64, place: usize, fill: bool) {
-        self.call_back(wire, now_ns, place, fill, [0, 0]);
+    fn call(&mut self, clients: &mut RedisClients, now_ns: u64, place: usize, fill: bool) {
+        self.call_back(clients, now_ns, place, fill, [0, 0]);
     }
 
     /// The same, and returns these tokens, which were withdrawn from the cell.
     fn call_back(
         &mut self,
-        wire: &mut RedisClients,
+        clients: &mut RedisClients,
         now_ns: u64,
         place: usize,
         fill: bool,
@@ -167,30 +174,30 @@ impl Leases {
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
         };
-        let hand = self.hands.hand(place);
-        if !wire.may_call(now_ns, entry.shard) {
-            hand.put_back(back);
+        let cell = self.key_table.cell(place);
+        if !clients.may_call(now_ns, entry.shard) {
+            cell.put_back(back);
             for waiter in entry.queue.drain(..) {
                 waiter.tell(place, KeeperOutcome::Alone);
             }
             return;
         }
         let terms = entry.terms();
-        let horizon_ns = terms.horizon_ns(wire.rtt_ns(entry.shard));
+        let horizon_ns = terms.horizon_ns(clients.rtt_ns(entry.shard));
         // this call makes low-water notifications unnecessary
-        hand.set_low(None);
-        entry.settle_alone(now_ns, hand, wire.gateways());
-        entry.charge_slack(now_ns, wire.gateways());
+        cell.set_low(None);
+        entry.settle_alone(now_ns, cell, clients.gateways());
+        entry.charge_slack(now_ns, clients.gateways());
         entry.limit.metrics.calls.increment(1);
         let (waiters, need) = entry.begin();
-        let (held, _) = hand.held(now_ns);
+        let (held, _) = cell.held(now_ns);
         let (held, back) = if waiters.is_empty() {
             (held, back)
         } else {
             // too few for the waiters: return them so that the store can grant both together
-            let more = hand.withdraw(held);
+            let more = cell.withdraw(held);
             let add = |slot: usize| back[slot].saturating_add(more[slot]);
-            (hand.held(now_ns).0, [add(0), add(1)])
+            (cell.held(now_ns).0, [add(0), add(1)])
         };
         let ask = lease::CallReason {
             need: need.clone(),
@@ -200,7 +207,7 @@ impl Leases {
         let call = entry.lease.call(now_ns, &terms, horizon_ns, held, ask);
         let returned: u64 = back.iter().sum();
         entry.limit.metrics.returned.increment(returned);
-        let id = wire.number();
+        let id = clients.number();
         entry.flight = Some(CallInFlight { id, waiters, need });
         entry.poll_ns = None;
         let about = CallSubject {
@@ -212,8 +219,8 @@ impl Leases {
             algorithm: terms.algorithm,
             memory_at: Some(memory_at(terms.algorithm)),
         };
-        let arguments = arguments(&terms, &call, (wire.id(), id), wire.gateways());
-        wire.send(now_ns, id, about, arguments);
+        let arguments = arguments(&terms, &call, (clients.id(), id), clients.gateways());
+        clients.send(now_ns, id, about, arguments);
     }
 
     /// Releases the waiters of an overdue call; the next request makes its own call.
@@ -233,24 +240,24 @@ impl Leases {
 
     pub(super) fn replied(
         &mut self,
-        wire: &mut RedisClients,
+        clients: &mut RedisClients,
         now_ns: u64,
         event: &Event,
         reply: &lease::Reply,
     ) {
-        let (rtt_ns, jitter) = (wire.rtt_ns(event.shard), wire.jitter());
-        let gateways = wire.gateways();
-        let hands = Arc::clone(&self.hands);
-        let hand = hands.hand(event.place);
+        let (rtt_ns, jitter) = (clients.rtt_ns(event.shard), clients.jitter());
+        let gateways = clients.gateways();
+        let key_table = Arc::clone(&self.key_table);
+        let cell = key_table.cell(event.place);
         let Some(entry) = self.entry_about(event) else {
             return;
         };
         let terms = entry.terms();
         let horizon_ns = terms.horizon_ns(rtt_ns);
-        entry.shard = wire.shard_of(&entry.key);
-        hand.set_shard(entry.shard);
-        entry.look(now_ns, hand, horizon_ns);
-        entry.settle_alone(now_ns, hand, gateways);
+        entry.shard = clients.shard_of(&entry.key);
+        cell.set_shard(entry.shard);
+        entry.look(now_ns, cell, horizon_ns);
+        entry.settle_alone(now_ns, cell, gateways);
         let sent_ns = event.sent_ns;
         let flight = entry.flight.take_if(|flight| flight.id == event.id);
         let whole = reply
@@ -266,7 +273,7 @@ impl Leases {
                 .replied(now_ns, sent_ns, &terms, (reply, refused), (rtt_ns, jitter));
         entry.former_key = None;
         if granted.is_lost {
-            wire.lost_key(event.shard);
+            clients.lost_key(event.shard);
         }
         let mut disagreeing = None;
         if reply.disagrees {
@@ -274,21 +281,21 @@ impl Leases {
             let was_known = limit.disagreement.lasts(now_ns);
             limit.disagreement.seen(now_ns);
             if !was_known && limit.disagreement.lasts(now_ns) {
-                wire.disagree(limit);
+                clients.disagree(limit);
                 disagreeing = Some(Arc::clone(limit));
             }
         }
         if granted.replaces {
-            let lapsed = hand.empty(granted.slot);
+            let lapsed = cell.empty(granted.slot);
             entry.limit.metrics.lapsed.increment(lapsed);
         }
         if granted.bank > 0 {
-            hand.bank(granted.slot, granted.deadline_ns, granted.bank);
+            cell.bank(granted.slot, granted.deadline_ns, granted.bank);
         }
         entry.limit.metrics.granted_ahead.increment(granted.bank);
         entry.limit.metrics.granted.increment(reply.need);
-        entry.prepare_alone(now_ns, hand, gateways);
-        hand.know(reply.pool, &granted.forecast, granted.pause);
+        entry.prepare_alone(now_ns, cell, gateways);
+        cell.know(reply.pool, &granted.forecast, granted.pause);
         let pause = granted.pause.filter(|pause| pause.least == 0);
         entry.pause_until_ns = pause.map_or(0, |pause| pause.until_ns);
 
@@ -298,39 +305,39 @@ impl Leases {
             origin: granted.origin,
             deadline_ns: granted.deadline_ns,
         };
-        let at = (event.place, hand);
+        let at = (event.place, cell);
         let unused = entry.serve(now_ns, horizon_ns, at, waiters, (reply, grant));
         if unused > 0 && terms.banks_grants() {
-            hand.bank(grant.slot, grant.deadline_ns, unused);
+            cell.bank(grant.slot, grant.deadline_ns, unused);
         } else if unused > 0 {
             entry.lease.unused(granted.origin, unused);
         }
         self.disagreeing.extend(disagreeing);
-        self.go_on(wire, now_ns, event.place, false);
+        self.go_on(clients, now_ns, event.place, false);
     }
 
     /// The next action for a key without a call in flight. Only a request that spends triggers a
     /// refill: retrying after an empty reply would loop for ever.
-    fn go_on(&mut self, wire: &mut RedisClients, now_ns: u64, place: usize, has_spent: bool) {
+    fn go_on(&mut self, clients: &mut RedisClients, now_ns: u64, place: usize, has_spent: bool) {
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
         };
         if entry.flight.is_some() {
             return;
         }
-        let gives_back = entry.lease.has_news() && wire.has_room(entry.shard);
+        let gives_back = entry.lease.has_news() && clients.has_room(entry.shard);
         if !entry.queue.is_empty() || gives_back {
-            return self.call(wire, now_ns, place, true);
+            return self.call(clients, now_ns, place, true);
         }
-        if entry.lease.has_news() && !wire.is_open(entry.shard) {
+        if entry.lease.has_news() && !clients.is_open(entry.shard) {
             // as soon as there is room
             if !std::mem::replace(&mut entry.is_to_tell, true) {
                 self.telling.push_back(place);
             }
             self.tell_ns = self.tell_ns.min(now_ns.saturating_add(TELL_PAUSE_NS));
         }
-        let hand = self.hands.hand(place);
-        let rtt_ns = wire.rtt_ns(entry.shard);
+        let cell = self.key_table.cell(place);
+        let rtt_ns = clients.rtt_ns(entry.shard);
         let terms = entry.terms();
         let horizon_ns = terms.horizon_ns(rtt_ns);
         if now_ns < entry.pause_until_ns {
@@ -338,31 +345,31 @@ impl Leases {
             entry.poll_ns = polls.then_some(entry.pause_until_ns);
             return;
         }
-        let (held, _) = hand.held(now_ns);
+        let (held, _) = cell.held(now_ns);
         let is_low = || {
             let lease = &entry.lease;
             lease.is_low(now_ns, &terms, horizon_ns, rtt_ns, held)
         };
         if has_spent && is_low() {
-            return self.call(wire, now_ns, place, true);
+            return self.call(clients, now_ns, place, true);
         }
-        hand.set_low(entry.lease.low_mark(now_ns, &terms, horizon_ns, rtt_ns));
+        cell.set_low(entry.lease.low_mark(now_ns, &terms, horizon_ns, rtt_ns));
     }
 
     /// A cell is below its low-water mark.
-    pub(super) fn fill(&mut self, wire: &mut RedisClients, now_ns: u64, place: usize) {
+    pub(super) fn fill(&mut self, clients: &mut RedisClients, now_ns: u64, place: usize) {
         if let Some(entry) = self.entries.get_mut(&place) {
-            let horizon_ns = entry.terms().horizon_ns(wire.rtt_ns(entry.shard));
-            entry.look(now_ns, self.hands.hand(place), horizon_ns);
-            self.go_on(wire, now_ns, place, true);
-            self.settle(wire, now_ns, place);
+            let horizon_ns = entry.terms().horizon_ns(clients.rtt_ns(entry.shard));
+            entry.look(now_ns, self.key_table.cell(place), horizon_ns);
+            self.go_on(clients, now_ns, place, true);
+            self.settle(clients, now_ns, place);
         }
     }
 
     /// Return unused units of a strict (per-request) limit.
     pub(super) fn unused(
         &mut self,
-        wire: &mut RedisClients,
+        clients: &mut RedisClients,
         now_ns: u64,
         place: usize,
         origin: lease::Origin,
@@ -370,7 +377,7 @@ impl Leases {
     ) {
         if let Some(entry) = self.entries.get_mut(&place) {
             entry.lease.unused(origin, tokens);
-            self.go_on(wire, now_ns, place, false);
+            self.go_on(clients, now_ns, place, false);
         }
     }
 
@@ -400,8 +407,8 @@ impl Leases {
     }
 
     /// A server answers again: reports keys with units to return, a few at a time.
-    pub(super) fn tell_news(&mut self, wire: &RedisClients, now_ns: u64, shard: usize) {
-        if !wire.is_open(shard) {
+    pub(super) fn tell_news(&mut self, clients: &RedisClients, now_ns: u64, shard: usize) {
+        if !clients.is_open(shard) {
             let keys = self.entries.iter();
             let keys = keys.filter(|(_, entry)| entry.shard == shard && entry.lease.has_news());
             self.telling.extend(keys.map(|(&place, _)| place));
@@ -409,7 +416,7 @@ impl Leases {
         }
     }
 
-    fn tell(&mut self, wire: &mut RedisClients, now_ns: u64) {
+    fn tell(&mut self, clients: &mut RedisClients, now_ns: u64) {
         if now_ns < self.tell_ns {
             return;
         }
@@ -426,9 +433,9 @@ impl Leases {
                 // the call in flight reports it
                 continue;
             }
-            if wire.has_room(entry.shard) {
-                self.call(wire, now_ns, place, false);
-                self.settle(wire, now_ns, place);
+            if clients.has_room(entry.shard) {
+                self.call(clients, now_ns, place, false);
+                self.settle(clients, now_ns, place);
             } else {
                 entry.is_to_tell = true;
                 self.telling.push_back(place);
@@ -439,8 +446,8 @@ impl Leases {
     }
 
     /// Looks at every key that is due.
-    pub(super) fn look_at_due(&mut self, wire: &mut RedisClients, now_ns: u64) {
-        self.tell(wire, now_ns);
+    pub(super) fn look_at_due(&mut self, clients: &mut RedisClients, now_ns: u64) {
+        self.tell(clients, now_ns);
         while let Some(&Reverse((due, place))) = self.looks.peek()
             && due <= now_ns
         {
@@ -448,7 +455,7 @@ impl Leases {
             // a key may have several planned looks; only the one that it remembers counts
             let entry = self.entries.get(&place);
             if entry.is_some_and(|entry| entry.look_ns == due) {
-                self.look(wire, now_ns, place);
+                self.look(clients, now_ns, place);
             }
         }
     }
@@ -459,38 +466,38 @@ impl Leases {
         look_ns.min(self.tell_ns)
     }
 
-    fn look(&mut self, wire: &mut RedisClients, now_ns: u64, place: usize) {
+    fn look(&mut self, clients: &mut RedisClients, now_ns: u64, place: usize) {
         let may_remember = self.entries.len() <= MAX_REMEMBERED;
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
         };
         entry.look_ns = u64::MAX;
-        let hand = self.hands.hand(place);
+        let cell = self.key_table.cell(place);
         let terms = entry.terms();
-        let horizon_ns = terms.horizon_ns(wire.rtt_ns(entry.shard));
-        entry.look(now_ns, hand, horizon_ns);
+        let horizon_ns = terms.horizon_ns(clients.rtt_ns(entry.shard));
+        entry.look(now_ns, cell, horizon_ns);
         if entry.flight.is_none() {
             if entry.poll_ns.take_if(|due| *due <= now_ns).is_some() {
                 if entry.lease.is_wanted() {
-                    self.call(wire, now_ns, place, true);
+                    self.call(clients, now_ns, place, true);
                 }
             } else {
-                let (held, _) = hand.held(now_ns);
-                let is_open = wire.is_open(entry.shard);
-                let has_room = wire.has_room(entry.shard);
+                let (held, _) = cell.held(now_ns);
+                let is_open = clients.is_open(entry.shard);
+                let has_room = clients.has_room(entry.shard);
                 let surplus = entry.lease.surplus(now_ns, &terms, horizon_ns, held);
-                let back = hand.withdraw(if has_room { surplus } else { [0, 0] });
-                let (alone, _) = hand.alone(now_ns);
+                let back = cell.withdraw(if has_room { surplus } else { [0, 0] });
+                let (alone, _) = cell.alone(now_ns);
                 let owes = entry.lease.debt() > 0 || alone > 0;
                 // a busy key's debt goes with its next call
                 let settles = owes && has_room && entry.lease.is_quiet(now_ns, horizon_ns);
                 let is_kept = may_remember && entry.remembers(now_ns);
                 let is_idle = held == [0, 0]
                     && !is_kept
-                    && entry.is_idle(now_ns, horizon_ns, wire.gateways());
+                    && entry.is_idle(now_ns, horizon_ns, clients.gateways());
                 let gives_back = has_room && entry.lease.has_news();
                 if back != [0, 0] || settles || gives_back {
-                    self.call_back(wire, now_ns, place, false, back);
+                    self.call_back(clients, now_ns, place, false, back);
                 } else if is_idle && !owes && !is_open {
                     // without Redis a forgotten key would start again with a burst that it has
                     // already had
@@ -498,24 +505,24 @@ impl Leases {
                 }
             }
         }
-        self.settle(wire, now_ns, place);
+        self.settle(clients, now_ns, place);
     }
 
     fn forget(&mut self, place: usize) {
         if let Some(entry) = self.entries.remove(&place) {
             let quota = entry.limit.tier(entry.tier).overflow;
-            self.hands.release(place, quota);
+            self.key_table.release(place, quota);
             entry.hide();
         }
     }
 
     /// Plans the next look at a key and updates its gauge.
-    pub(super) fn settle(&mut self, wire: &RedisClients, now_ns: u64, place: usize) {
+    pub(super) fn settle(&mut self, clients: &RedisClients, now_ns: u64, place: usize) {
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
         };
-        let horizon_ns = entry.terms().horizon_ns(wire.rtt_ns(entry.shard));
-        let (held, _) = self.hands.hand(place).held(now_ns);
+        let horizon_ns = entry.terms().horizon_ns(clients.rtt_ns(entry.shard));
+        let (held, _) = self.key_table.cell(place).held(now_ns);
         let held: u64 = held.iter().sum();
         entry.show(held);
         let quiet_ns = now_ns.saturating_add(horizon_ns.saturating_mul(2));
@@ -534,30 +541,30 @@ impl Leases {
     }
 
     /// Keys have moved to other servers.
-    pub(super) fn moved(&mut self, wire: &mut RedisClients) {
+    pub(super) fn moved(&mut self, clients: &mut RedisClients) {
         for (&place, entry) in &mut self.entries {
-            entry.shard = wire.shard_of(&entry.key);
-            self.hands.hand(place).set_shard(entry.shard);
+            entry.shard = clients.shard_of(&entry.key);
+            self.key_table.cell(place).set_shard(entry.shard);
         }
     }
 
     /// Returns every token in parallel; returns their number.
-    pub(super) fn hand_back(&mut self, wire: &mut RedisClients, now_ns: u64) -> u64 {
+    pub(super) fn hand_back(&mut self, clients: &mut RedisClients, now_ns: u64) -> u64 {
         let places: Vec<usize> = self.entries.keys().copied().collect();
         let mut returned: u64 = 0;
         for place in places {
             let Some(entry) = self.entries.get_mut(&place) else {
                 continue;
             };
-            let hand = self.hands.hand(place);
-            let horizon_ns = entry.terms().horizon_ns(wire.rtt_ns(entry.shard));
-            entry.look(now_ns, hand, horizon_ns);
+            let cell = self.key_table.cell(place);
+            let horizon_ns = entry.terms().horizon_ns(clients.rtt_ns(entry.shard));
+            entry.look(now_ns, cell, horizon_ns);
             entry.flight = None;
-            let back = hand.withdraw([u64::MAX; 2]);
+            let back = cell.withdraw([u64::MAX; 2]);
             let count: u64 = back.iter().sum();
             if count > 0 || entry.lease.debt() > 0 {
                 returned += count;
-                self.call_back(wire, now_ns, place, false, back);
+                self.call_back(clients, now_ns, place, false, back);
             }
         }
         returned

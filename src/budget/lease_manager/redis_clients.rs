@@ -180,20 +180,20 @@ impl Scripts {
 }
 
 impl RedisClients {
-    pub(super) fn new(duty: LeaseManagerConfig, events: mpsc::Sender<Event>) -> RedisClients {
+    pub(super) fn new(config: LeaseManagerConfig, events: mpsc::Sender<Event>) -> RedisClients {
         RedisClients {
-            servers: Rc::new(ClusterServers::new(&duty.target, duty.patience)),
+            servers: Rc::new(ClusterServers::new(&config.target, config.timeouts)),
             shards: Vec::new(),
             scripts: Rc::new(Scripts::new()),
             events,
-            degraded: duty.degraded,
-            metrics: duty.metrics,
-            prefix: duty.prefix,
-            timeout: duty.timeout,
-            epoch: duty.epoch,
-            id: duty.id,
+            degraded: config.degraded,
+            metrics: config.metrics,
+            prefix: config.prefix,
+            timeout: config.timeout,
+            epoch: config.epoch,
+            id: config.id,
             calls: 0,
-            random: duty.seed | 1,
+            random: config.seed | 1,
             gateways: 1.0,
             at_least: (0.0, 0),
             shows_bound: false,

@@ -29,7 +29,7 @@ struct SlotEntry {
     tag: Tag,
     key: Rc<str>,
     shard: usize,
-    holding: SlotLease,
+    slot_lease: SlotLease,
     /// Requests that wait for the next call.
     queue: VecDeque<Waiter>,
     flight: Option<CallInFlight>,
@@ -44,19 +44,19 @@ struct SlotEntry {
 
 /// Keys by the index of their cell.
 pub(super) struct ConcurrencyLeases {
-    hands: Arc<KeyTable>,
+    key_table: Arc<KeyTable>,
     /// For notifications of returned slots; weak, so that the lease manager stops when all workers'
     /// senders are gone.
-    keeper: WeakSender<Message>,
+    manager: WeakSender<Message>,
     entries: HashMap<usize, SlotEntry>,
     looks: BinaryHeap<Reverse<(u64, usize)>>,
 }
 
 impl ConcurrencyLeases {
-    pub(super) fn new(hands: Arc<KeyTable>, keeper: WeakSender<Message>) -> ConcurrencyLeases {
+    pub(super) fn new(key_table: Arc<KeyTable>, manager: WeakSender<Message>) -> ConcurrencyLeases {
         ConcurrencyLeases {
-            hands,
-            keeper,
+            key_table,
+            manager,
             entries: HashMap::new(),
             looks: BinaryHeap::new(),
         }
@@ -69,11 +69,11 @@ impl ConcurrencyLeases {
     }
 
     /// A request that found no free slot in the cell.
-    pub(super) fn ask(&mut self, wire: &mut RedisClients, now_ns: u64, question: KeyRequest) {
-        let Some(keeper) = self.keeper.upgrade() else {
+    pub(super) fn ask(&mut self, clients: &mut RedisClients, now_ns: u64, question: KeyRequest) {
+        let Some(manager) = self.manager.upgrade() else {
             return;
         };
-        let place = self.entry_of(wire, now_ns, &question);
+        let place = self.entry_of(clients, now_ns, &question);
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
         };
@@ -82,48 +82,60 @@ impl ConcurrencyLeases {
             cost: question.cost,
             answer: question.answer,
         };
-        if self.hands.slots(place).take(now_ns, waiter.cost).is_ok() {
-            entry.lend(waiter, place, &self.hands, &keeper);
+        if self
+            .key_table
+            .slots(place)
+            .take(now_ns, waiter.cost)
+            .is_ok()
+        {
+            entry.lend(waiter, place, &self.key_table, &manager);
         } else if now_ns < entry.refuse_until_ns {
             waiter.tell(place, KeeperOutcome::Refused);
-        } else if wire.is_open(entry.shard) {
+        } else if clients.is_open(entry.shard) {
             waiter.tell(place, KeeperOutcome::Alone);
         } else {
             entry.queue.push_back(waiter);
             if entry.flight.is_none() {
-                self.call(wire, now_ns, place, 0);
+                self.call(clients, now_ns, place, 0);
             }
         }
-        self.settle(wire, now_ns, place);
+        self.settle(clients, now_ns, place);
     }
 
     /// The index of the key's cell; a new key is set up.
-    fn entry_of(&mut self, wire: &mut RedisClients, now_ns: u64, question: &KeyRequest) -> usize {
+    fn entry_of(
+        &mut self,
+        clients: &mut RedisClients,
+        now_ns: u64,
+        question: &KeyRequest,
+    ) -> usize {
         let tier = question.limit.tier(question.tier);
-        let hands = &self.hands;
-        let place = hands
+        let key_table = &self.key_table;
+        let place = key_table
             .claim(question.tag, tier.overflow)
-            .unwrap_or_else(|| hands.overflow(tier.overflow));
+            .unwrap_or_else(|| key_table.overflow(tier.overflow));
         let known = self.entries.get(&place);
-        if known.is_some_and(|entry| entry.tag == question.tag || !hands.has_key(place)) {
+        if known.is_some_and(|entry| entry.tag == question.tag || !key_table.has_key(place)) {
             return place;
         }
         // keys without a cell of their own share a bucket in the store, too
-        let name = if hands.has_key(place) {
+        let name = if key_table.has_key(place) {
             question.name
         } else {
             SharedKeyName::OVERFLOW
         };
-        let key = question.limit.redis_key(wire.prefix(), &tier.terms, name);
-        let shard = wire.shard_of(&key);
-        hands.hand(place).set_shard(shard);
+        let key = question
+            .limit
+            .redis_key(clients.prefix(), &tier.terms, name);
+        let shard = clients.shard_of(&key);
+        key_table.cell(place).set_shard(shard);
         let entry = SlotEntry {
             limit: Arc::clone(&question.limit),
             tier: question.tier,
             tag: question.tag,
             key: key.into(),
             shard,
-            holding: SlotLease::default(),
+            slot_lease: SlotLease::default(),
             queue: VecDeque::new(),
             flight: None,
             refuse_until_ns: 0,
@@ -131,19 +143,19 @@ impl ConcurrencyLeases {
             look_ns: u64::MAX,
             counted: 0,
         };
-        entry.prepare_alone(hands, place, wire.gateways());
+        entry.prepare_alone(key_table, place, clients.gateways());
         question.limit.metrics.keys.increment(1.0);
         self.entries.insert(place, entry);
         place
     }
 
     /// Declares the slots held, requests more for the waiters, and gives back `surplus` free ones.
-    fn call(&mut self, wire: &mut RedisClients, now_ns: u64, place: usize, surplus: u64) {
+    fn call(&mut self, clients: &mut RedisClients, now_ns: u64, place: usize, surplus: u64) {
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
         };
-        let slots = self.hands.slots(place);
-        if !wire.may_call(now_ns, entry.shard) {
+        let slots = self.key_table.slots(place);
+        if !clients.may_call(now_ns, entry.shard) {
             for waiter in entry.queue.drain(..) {
                 waiter.tell(place, KeeperOutcome::Alone);
             }
@@ -160,12 +172,12 @@ impl ConcurrencyLeases {
         let back = slots.withdraw(surplus);
         entry.limit.metrics.returned.increment(back);
         entry.limit.metrics.calls.increment(1);
-        let id = wire.number();
+        let id = clients.number();
         let alone = slots.used_alone();
-        let declared = entry.holding.declare(now_ns, id, back, alone, units);
+        let declared = entry.slot_lease.declare(now_ns, id, back, alone, units);
         let terms = entry.terms();
         let arguments = vec![
-            wire.id().to_owned(),
+            clients.id().to_owned(),
             terms.capacity.to_string(),
             declared.held.to_string(),
             need.to_string(),
@@ -183,7 +195,7 @@ impl ConcurrencyLeases {
             algorithm: terms.algorithm,
             memory_at: None,
         };
-        wire.send(now_ns, id, about, arguments);
+        clients.send(now_ns, id, about, arguments);
     }
 
     /// Releases the waiters of an overdue call.
@@ -203,75 +215,83 @@ impl ConcurrencyLeases {
 
     pub(super) fn replied(
         &mut self,
-        wire: &mut RedisClients,
+        clients: &mut RedisClients,
         now_ns: u64,
         event: &Event,
         reply: &lease::Reply,
     ) {
-        let (jitter, gateways) = (wire.jitter(), wire.gateways());
-        let hands = Arc::clone(&self.hands);
-        let keeper = self.keeper.upgrade();
-        let slots = hands.slots(event.place);
+        let (jitter, gateways) = (clients.jitter(), clients.gateways());
+        let key_table = Arc::clone(&self.key_table);
+        let manager = self.manager.upgrade();
+        let slots = key_table.slots(event.place);
         let Some(entry) = self.entry_about(event) else {
             return;
         };
-        entry.shard = wire.shard_of(&entry.key);
-        hands.hand(event.place).set_shard(entry.shard);
+        entry.shard = clients.shard_of(&entry.key);
+        key_table.cell(event.place).set_shard(entry.shard);
         let flight = entry.flight.take_if(|flight| flight.id == event.id);
         let terms = entry.terms();
-        let lot = entry
-            .holding
-            .replied(now_ns, event.sent_ns, event.id, reply, &terms, jitter);
-        let Some(lot) = lot else { return };
-        entry.limit.metrics.granted.increment(lot.granted);
-        entry.refuse_until_ns = lot.refuse_until_ns;
-        slots.know(entry.holding.mine(), reply.pool, lot.refuse_until_ns);
-        entry.prepare_alone(&hands, event.place, gateways);
+        let slot_reply =
+            entry
+                .slot_lease
+                .replied(now_ns, event.sent_ns, event.id, reply, &terms, jitter);
+        let Some(slot_reply) = slot_reply else { return };
+        entry.limit.metrics.granted.increment(slot_reply.granted);
+        entry.refuse_until_ns = slot_reply.refuse_until_ns;
+        slots.know(
+            entry.slot_lease.mine(),
+            reply.pool,
+            slot_reply.refuse_until_ns,
+        );
+        entry.prepare_alone(&key_table, event.place, gateways);
         // the pool before the grants: the store granted in this order
-        let (mut whole, mut granted) = (lot.granted.saturating_add(reply.pool), lot.granted);
+        let (mut whole, mut granted) = (
+            slot_reply.granted.saturating_add(reply.pool),
+            slot_reply.granted,
+        );
         let asked = flight.map(|flight| flight.waiters).unwrap_or_default();
         let mut rest = VecDeque::new();
         for waiter in asked {
-            match &keeper {
-                Some(keeper) if waiter.cost <= whole.min(granted) => {
+            match &manager {
+                Some(manager) if waiter.cost <= whole.min(granted) => {
                     (whole, granted) = (whole - waiter.cost, granted - waiter.cost);
-                    entry.lend(waiter, event.place, &hands, keeper);
+                    entry.lend(waiter, event.place, &key_table, manager);
                 }
                 _ => rest.push_back((waiter, true)),
             }
         }
-        slots.add(granted, lot.good_until_ns);
+        slots.add(granted, slot_reply.good_until_ns);
         rest.extend(entry.queue.drain(..).map(|waiter| (waiter, false)));
         for (waiter, was_asked) in rest {
             let is_free = slots.take(now_ns, waiter.cost).is_ok();
             // for a strict limit only the store knows which slots were returned
             let may_fit = !terms.ahead || waiter.cost <= reply.pool;
-            match (&keeper, is_free) {
-                (Some(keeper), true) => entry.lend(waiter, event.place, &hands, keeper),
+            match (&manager, is_free) {
+                (Some(manager), true) => entry.lend(waiter, event.place, &key_table, manager),
                 (_, false) if !was_asked && may_fit => entry.queue.push_back(waiter),
                 _ => _ = waiter.tell(event.place, KeeperOutcome::Refused),
             }
         }
         if !entry.queue.is_empty() {
-            self.call(wire, now_ns, event.place, 0);
+            self.call(clients, now_ns, event.place, 0);
         }
     }
 
     /// A slot was returned.
-    pub(super) fn freed(&mut self, wire: &mut RedisClients, now_ns: u64, place: usize) {
+    pub(super) fn freed(&mut self, clients: &mut RedisClients, now_ns: u64, place: usize) {
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
         };
-        let free = self.hands.slots(place).free();
-        let (terms, gateways) = (entry.terms(), wire.gateways());
-        if entry.holding.freed(now_ns, &terms, gateways, free) {
-            return self.look(wire, now_ns, place);
+        let free = self.key_table.slots(place).free();
+        let (terms, gateways) = (entry.terms(), clients.gateways());
+        if entry.slot_lease.freed(now_ns, &terms, gateways, free) {
+            return self.look(clients, now_ns, place);
         }
-        self.settle(wire, now_ns, place);
+        self.settle(clients, now_ns, place);
     }
 
     /// Looks at every key that is due.
-    pub(super) fn look_at_due(&mut self, wire: &mut RedisClients, now_ns: u64) {
+    pub(super) fn look_at_due(&mut self, clients: &mut RedisClients, now_ns: u64) {
         while let Some(&Reverse((due, place))) = self.looks.peek()
             && due <= now_ns
         {
@@ -280,7 +300,7 @@ impl ConcurrencyLeases {
             let entry = self.entries.get_mut(&place);
             if let Some(entry) = entry.filter(|entry| entry.look_ns == due) {
                 entry.look_ns = u64::MAX;
-                self.look(wire, now_ns, place);
+                self.look(clients, now_ns, place);
             }
         }
     }
@@ -290,54 +310,54 @@ impl ConcurrencyLeases {
         self.looks.peek().map_or(u64::MAX, |&Reverse((due, _))| due)
     }
 
-    fn look(&mut self, wire: &mut RedisClients, now_ns: u64, place: usize) {
+    fn look(&mut self, clients: &mut RedisClients, now_ns: u64, place: usize) {
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
         };
         if entry.flight.is_none() {
-            let slots = self.hands.slots(place);
+            let slots = self.key_table.slots(place);
             let (free, alone) = (slots.free(), slots.used_alone());
-            let (terms, gateways) = (entry.terms(), wire.gateways());
-            let back = entry.holding.surplus(now_ns, &terms, gateways, free);
-            if !wire.is_open(entry.shard) && entry.holding.is_due(now_ns, back, alone) {
-                self.call(wire, now_ns, place, back);
-            } else if entry.holding.is_idle(now_ns, entry.asked_ns, alone) {
+            let (terms, gateways) = (entry.terms(), clients.gateways());
+            let back = entry.slot_lease.surplus(now_ns, &terms, gateways, free);
+            if !clients.is_open(entry.shard) && entry.slot_lease.is_due(now_ns, back, alone) {
+                self.call(clients, now_ns, place, back);
+            } else if entry.slot_lease.is_idle(now_ns, entry.asked_ns, alone) {
                 return self.forget(place);
             }
         }
-        self.settle(wire, now_ns, place);
+        self.settle(clients, now_ns, place);
     }
 
     fn forget(&mut self, place: usize) {
         if let Some(entry) = self.entries.remove(&place) {
             let quota = entry.limit.tier(entry.tier).overflow;
-            self.hands.release(place, quota);
+            self.key_table.release(place, quota);
             entry.limit.metrics.keys.decrement(1.0);
             entry.limit.metrics.in_hand.decrement(entry.counted as f64);
         }
     }
 
     /// Plans the next look at a key and updates its gauge.
-    pub(super) fn settle(&mut self, wire: &RedisClients, now_ns: u64, place: usize) {
+    pub(super) fn settle(&mut self, clients: &RedisClients, now_ns: u64, place: usize) {
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
         };
-        let slots = self.hands.slots(place);
+        let slots = self.key_table.slots(place);
         let (free, alone) = (slots.free(), slots.used_alone());
-        let (terms, gateways) = (entry.terms(), wire.gateways());
+        let (terms, gateways) = (entry.terms(), clients.gateways());
         // if some slots are kept, a look is planned anyway
-        if free == 0 || entry.holding.keeps_nothing(now_ns, &terms, gateways) {
+        if free == 0 || entry.slot_lease.keeps_nothing(now_ns, &terms, gateways) {
             slots.listen();
         }
         let gauge = &entry.limit.metrics.in_hand;
         gauge.increment(free as f64 - entry.counted as f64);
         entry.counted = free;
-        let next = if wire.is_open(entry.shard) {
+        let next = if clients.is_open(entry.shard) {
             // no declaration is possible now; free slots stay available to the next request
             now_ns.saturating_add(LIFE_NS / 10)
         } else {
-            let holding = &entry.holding;
-            holding.look_again_ns(now_ns, &terms, gateways, (free, alone))
+            let slot_lease = &entry.slot_lease;
+            slot_lease.look_again_ns(now_ns, &terms, gateways, (free, alone))
         };
         // a look that comes too early plans the next one
         if next < entry.look_ns {
@@ -347,36 +367,36 @@ impl ConcurrencyLeases {
     }
 
     /// A server has lost data: declares all its keys again at once.
-    pub(super) fn lost(&mut self, wire: &mut RedisClients, now_ns: u64, shard: usize) {
+    pub(super) fn lost(&mut self, clients: &mut RedisClients, now_ns: u64, shard: usize) {
         let keys = self.entries.iter();
         let keys = keys.filter(|(_, entry)| entry.shard == shard && entry.flight.is_none());
         let places: Vec<usize> = keys.map(|(&place, _)| place).collect();
         for place in places {
-            self.call(wire, now_ns, place, 0);
+            self.call(clients, now_ns, place, 0);
         }
     }
 
     /// Keys have moved to other servers.
-    pub(super) fn moved(&mut self, wire: &mut RedisClients) {
+    pub(super) fn moved(&mut self, clients: &mut RedisClients) {
         for (&place, entry) in &mut self.entries {
-            entry.shard = wire.shard_of(&entry.key);
-            self.hands.hand(place).set_shard(entry.shard);
+            entry.shard = clients.shard_of(&entry.key);
+            self.key_table.cell(place).set_shard(entry.shard);
         }
     }
 
     /// Gives back every free slot in parallel; returns their number. Slots in use become free when
     /// their declaration expires.
-    pub(super) fn hand_back(&mut self, wire: &mut RedisClients, now_ns: u64) -> u64 {
+    pub(super) fn hand_back(&mut self, clients: &mut RedisClients, now_ns: u64) -> u64 {
         let places: Vec<usize> = self.entries.keys().copied().collect();
         let mut returned: u64 = 0;
         for place in places {
-            let slots = self.hands.slots(place);
+            let slots = self.key_table.slots(place);
             if let Some(entry) = self.entries.get_mut(&place) {
                 entry.flight = None;
                 let free = slots.free();
-                if entry.holding.is_due(now_ns, free, slots.used_alone()) {
+                if entry.slot_lease.is_due(now_ns, free, slots.used_alone()) {
                     returned += free;
-                    self.call(wire, now_ns, place, free);
+                    self.call(clients, now_ns, place, free);
                 }
             }
         }
@@ -408,17 +428,24 @@ impl SlotEntry {
     }
 
     /// Hands taken slots to this request; if it is gone, they come back.
-    fn lend(&self, waiter: Waiter, place: usize, hands: &Arc<KeyTable>, keeper: &Sender<Message>) {
-        let lent = SlotGuard::new((hands, keeper), (place, self.tag), waiter.cost, false);
-        waiter.tell(place, KeeperOutcome::Lent(lent));
+    fn lend(
+        &self,
+        waiter: Waiter,
+        place: usize,
+        key_table: &Arc<KeyTable>,
+        manager: &Sender<Message>,
+    ) {
+        let slot_guard =
+            SlotGuard::new((key_table, manager), (place, self.tag), waiter.cost, false);
+        waiter.tell(place, KeeperOutcome::Lent(slot_guard));
     }
 
     /// Sets the most requests in flight here while Redis is down: this gateway's share, times the
     /// configured fraction.
-    fn prepare_alone(&self, hands: &KeyTable, place: usize, gateways: f64) {
-        let share = self.holding.share().unwrap_or(1.0 / gateways);
+    fn prepare_alone(&self, key_table: &KeyTable, place: usize, gateways: f64) {
+        let share = self.slot_lease.share().unwrap_or(1.0 / gateways);
         if let Some(most) = most_alone(&self.terms(), self.limit.when_down, share) {
-            hands.slots(place).prepare_alone(most);
+            key_table.slots(place).prepare_alone(most);
         }
     }
 }

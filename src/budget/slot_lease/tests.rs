@@ -18,20 +18,20 @@ fn granted(need: u64, left: u64, wanted_us: u64) -> Reply {
 
 #[test]
 fn a_declaration_says_all_that_is_held_and_a_lost_reply_heals_with_the_next() {
-    let (terms, mut holding) = (LeaseTerms::slots(10, true), SlotLease::default());
-    let first = holding.declare(0, 1, 0, 0, 3);
+    let (terms, mut slot_lease) = (LeaseTerms::slots(10, true), SlotLease::default());
+    let first = slot_lease.declare(0, 1, 0, 0, 3);
     assert_eq!((first.held, first.need), (0, 3));
-    holding.replied(MS, 0, 1, &granted(3, 7, 0), &terms, 0.5);
-    assert_eq!(holding.declare(2 * MS, 2, 0, 0, 2).held, 3);
+    slot_lease.replied(MS, 0, 1, &granted(3, 7, 0), &terms, 0.5);
+    assert_eq!(slot_lease.declare(2 * MS, 2, 0, 0, 2).held, 3);
     // the reply is lost
     assert!(
-        holding.is_due(3 * MS, 0, 0),
+        slot_lease.is_due(3 * MS, 0, 0),
         "the store's record is unknown"
     );
-    assert_eq!(holding.declare(3 * MS, 3, 1, 0, 0).held, 2);
-    let late = holding.replied(4 * MS, 2 * MS, 2, &granted(2, 5, 0), &terms, 0.5);
+    assert_eq!(slot_lease.declare(3 * MS, 3, 1, 0, 0).held, 2);
+    let late = slot_lease.replied(4 * MS, 2 * MS, 2, &granted(2, 5, 0), &terms, 0.5);
     assert_eq!(
-        (late, holding.mine()),
+        (late, slot_lease.mine()),
         (None, 2),
         "the third call says that it has two"
     );
@@ -39,28 +39,31 @@ fn a_declaration_says_all_that_is_held_and_a_lost_reply_heals_with_the_next() {
 
 #[test]
 fn slots_may_be_taken_for_two_thirds_of_a_life_and_are_declared_anew_before() {
-    let (terms, mut holding) = (LeaseTerms::slots(10, true), SlotLease::default());
-    holding.declare(0, 1, 0, 0, 1);
-    let lot = holding.replied(50 * MS, 0, 1, &granted(1, 9, 0), &terms, 0.5);
-    let good_until_ns = lot.expect("the last call").good_until_ns;
+    let (terms, mut slot_lease) = (LeaseTerms::slots(10, true), SlotLease::default());
+    slot_lease.declare(0, 1, 0, 0, 1);
+    let slot_reply = slot_lease.replied(50 * MS, 0, 1, &granted(1, 9, 0), &terms, 0.5);
+    let good_until_ns = slot_reply.expect("the last call").good_until_ns;
     assert!(good_until_ns < LIFE_NS * 7 / 10);
-    let look_ns = holding.look_again_ns(50 * MS, &terms, 2.0, (0, 0));
+    let look_ns = slot_lease.look_again_ns(50 * MS, &terms, 2.0, (0, 0));
     assert_eq!(look_ns, 3 * S);
-    assert!(!holding.is_due(look_ns - 1, 0, 0) && holding.is_due(look_ns, 0, 0));
+    assert!(!slot_lease.is_due(look_ns - 1, 0, 0) && slot_lease.is_due(look_ns, 0, 0));
 }
 
 #[test]
 fn a_free_slot_is_kept_for_a_moment_unless_others_want_it() {
     let terms = LeaseTerms::slots(10, true);
-    let mut holding = SlotLease::default();
-    holding.declare(0, 1, 0, 0, 2);
-    holding.replied(MS, 0, 1, &granted(2, 8, 0), &terms, 0.5);
-    assert!(!holding.freed(2 * MS, &terms, 2.0, 1), "kept");
-    assert_eq!(holding.look_again_ns(2 * MS, &terms, 2.0, (1, 0)), 102 * MS);
+    let mut slot_lease = SlotLease::default();
+    slot_lease.declare(0, 1, 0, 0, 2);
+    slot_lease.replied(MS, 0, 1, &granted(2, 8, 0), &terms, 0.5);
+    assert!(!slot_lease.freed(2 * MS, &terms, 2.0, 1), "kept");
+    assert_eq!(
+        slot_lease.look_again_ns(2 * MS, &terms, 2.0, (1, 0)),
+        102 * MS
+    );
     // two are free, but only one has been free since the last look
-    assert_eq!(holding.surplus(102 * MS, &terms, 2.0, 2), 1);
-    holding.declare(110 * MS, 2, 1, 0, 0);
-    holding.replied(
+    assert_eq!(slot_lease.surplus(102 * MS, &terms, 2.0, 2), 1);
+    slot_lease.declare(110 * MS, 2, 1, 0, 0);
+    slot_lease.replied(
         111 * MS,
         110 * MS,
         2,
@@ -69,7 +72,7 @@ fn a_free_slot_is_kept_for_a_moment_unless_others_want_it() {
         0.5,
     );
     assert!(
-        holding.freed(112 * MS, &terms, 2.0, 1),
+        slot_lease.freed(112 * MS, &terms, 2.0, 1),
         "a request was refused"
     );
     assert!(
@@ -86,27 +89,27 @@ fn a_refusal_is_remembered_for_a_moment_and_not_at_all_where_every_request_asks(
         (LeaseTerms::slots(4, true), 21 * MS),
         (LeaseTerms::slots(4, false), 0),
     ] {
-        let mut holding = SlotLease::default();
-        holding.declare(0, 1, 0, 0, 1);
-        let lot = holding.replied(MS, 0, 1, &granted(0, 0, 10), &terms, 0.5);
-        assert_eq!(lot.expect("the last call").refuse_until_ns, expected);
+        let mut slot_lease = SlotLease::default();
+        slot_lease.declare(0, 1, 0, 0, 1);
+        let slot_reply = slot_lease.replied(MS, 0, 1, &granted(0, 0, 10), &terms, 0.5);
+        assert_eq!(slot_reply.expect("the last call").refuse_until_ns, expected);
     }
 }
 
 #[test]
 fn it_is_forgotten_when_the_store_knows_that_it_holds_nothing() {
-    let (terms, mut holding) = (LeaseTerms::slots(4, true), SlotLease::default());
-    holding.declare(0, 1, 0, 0, 1);
-    holding.replied(MS, 0, 1, &granted(1, 3, 0), &terms, 0.5);
-    assert!(!holding.is_idle(5 * S, 0, 0), "a request holds it");
-    holding.declare(6 * S, 2, 1, 0, 0);
-    assert!(!holding.is_idle(8 * S, 0, 0), "no reply yet");
-    holding.replied(8 * S, 8 * S, 2, &granted(0, 4, 0), &terms, 0.5);
+    let (terms, mut slot_lease) = (LeaseTerms::slots(4, true), SlotLease::default());
+    slot_lease.declare(0, 1, 0, 0, 1);
+    slot_lease.replied(MS, 0, 1, &granted(1, 3, 0), &terms, 0.5);
+    assert!(!slot_lease.is_idle(5 * S, 0, 0), "a request holds it");
+    slot_lease.declare(6 * S, 2, 1, 0, 0);
+    assert!(!slot_lease.is_idle(8 * S, 0, 0), "no reply yet");
+    slot_lease.replied(8 * S, 8 * S, 2, &granted(0, 4, 0), &terms, 0.5);
     assert!(
-        !holding.is_idle(8 * S, 0, 1),
+        !slot_lease.is_idle(8 * S, 0, 1),
         "one is under way that no store granted"
     );
-    assert!(holding.is_idle(8 * S, 0, 0));
+    assert!(slot_lease.is_idle(8 * S, 0, 0));
 }
 
 /// The script, ported to Rust.
@@ -153,7 +156,7 @@ impl SlotScript {
 #[derive(Clone, Default)]
 struct SlotGateway {
     id: usize,
-    holding: SlotLease,
+    slot_lease: SlotLease,
     free: u64,
     good_until_ns: u64,
     in_use: u64,
@@ -204,11 +207,11 @@ proptest! {
                 let by_ns = left_ns.min(200 * MS);
                 (now_ns, left_ns) = (now_ns + by_ns, left_ns - by_ns);
                 for gateway in &mut gateways {
-                    let back = gateway.holding.surplus(now_ns, &terms, 3.0, gateway.free);
-                    if gateway.flight.is_none() && gateway.holding.is_due(now_ns, back, 0) {
+                    let back = gateway.slot_lease.surplus(now_ns, &terms, 3.0, gateway.free);
+                    if gateway.flight.is_none() && gateway.slot_lease.is_due(now_ns, back, 0) {
                         number += 1;
                         gateway.free -= back;
-                        let said = gateway.holding.declare(now_ns, number, back, 0, 0);
+                        let said = gateway.slot_lease.declare(now_ns, number, back, 0, 0);
                         let reply = store.call(now_ns, gateway.id, limit, number, said);
                         gateway.flight = Some((number, now_ns, Some(reply)));
                     }
@@ -229,7 +232,7 @@ proptest! {
             let need = step.arrive - taken;
             if need > 0 && gateway.flight.is_none() {
                 number += 1;
-                let said = gateway.holding.declare(now_ns, number, 0, 0, need);
+                let said = gateway.slot_lease.declare(now_ns, number, 0, 0, need);
                 let mut reply = None;
                 match step.fate {
                     0 => {}
@@ -265,14 +268,14 @@ impl SlotGateway {
         let Some((number, sent_ns, reply)) = self.flight.take() else {
             return 0;
         };
-        let lot = reply.and_then(|reply| {
-            self.holding
+        let slot_reply = reply.and_then(|reply| {
+            self.slot_lease
                 .replied(now_ns, sent_ns, number, &reply, terms, 0.5)
         });
-        lot.map_or(0, |lot| {
-            self.free += lot.granted;
-            self.good_until_ns = lot.good_until_ns;
-            lot.granted
+        slot_reply.map_or(0, |slot_reply| {
+            self.free += slot_reply.granted;
+            self.good_until_ns = slot_reply.good_until_ns;
+            slot_reply.granted
         })
     }
 }

@@ -14,34 +14,34 @@ impl Budget {
             return self.standing_of_slots(terms.capacity, taken);
         }
         let capacity = terms.capacity;
-        let hand = taken.place.map(|place| self.hands.hand(place));
-        let forecast = hand.map(|hand| hand.forecast()).unwrap_or_default();
+        let cell = taken.place.map(|place| self.key_table.cell(place));
+        let forecast = cell.map(|cell| cell.forecast()).unwrap_or_default();
         let end_ns = forecast.end_ns;
         // the whole pool at the last reply: any gateway may spend it
-        let left = |hand: KeyCell<'_>| match terms.algorithm {
-            LeaseAlgorithm::Log => hand.pool(),
+        let left = |cell: KeyCell<'_>| match terms.algorithm {
+            LeaseAlgorithm::Log => cell.pool(),
             _ => forecast.left(now_ns, terms),
         };
-        let remaining = match (taken.what, hand) {
+        let remaining = match (taken.what, cell) {
             (ClaimState::Never, _) => 0,
             // some is available, but not enough
-            (ClaimState::Refused { .. }, Some(hand))
+            (ClaimState::Refused { .. }, Some(cell))
                 if taken.source != DecisionSource::Fallback =>
             {
-                let held = hand.held(now_ns).0.iter().sum::<u64>();
-                held.saturating_add(left(hand))
+                let held = cell.held(now_ns).0.iter().sum::<u64>();
+                held.saturating_add(left(cell))
                     .min(claim.cost.saturating_sub(1))
             }
-            (ClaimState::Refused { .. }, Some(hand)) => {
-                hand.left_alone(now_ns).min(claim.cost.saturating_sub(1))
+            (ClaimState::Refused { .. }, Some(cell)) => {
+                cell.left_alone(now_ns).min(claim.cost.saturating_sub(1))
             }
             (ClaimState::Refused { .. }, None) => 0,
-            (ClaimState::Alone, Some(hand)) => hand.left_alone(now_ns),
+            (ClaimState::Alone, Some(cell)) => cell.left_alone(now_ns),
             // the pool is not known yet
             (ClaimState::Slack, _) => capacity.saturating_sub(claim.cost),
-            (_, Some(hand)) => {
-                let held = hand.held(now_ns).0.iter().sum::<u64>();
-                held.saturating_add(left(hand))
+            (_, Some(cell)) => {
+                let held = cell.held(now_ns).0.iter().sum::<u64>();
+                held.saturating_add(left(cell))
             }
             (_, None) => capacity,
         };
@@ -80,7 +80,7 @@ impl Budget {
     fn standing_of_slots(&self, capacity: u64, taken: Taken) -> Standing {
         let never = taken.what == ClaimState::Never;
         let refused = matches!(taken.what, ClaimState::Refused { .. });
-        let slots = taken.place.map(|place| self.hands.slots(place));
+        let slots = taken.place.map(|place| self.key_table.slots(place));
         let left = slots.map_or(capacity, |slots| {
             slots.free().saturating_add(slots.elsewhere())
         });

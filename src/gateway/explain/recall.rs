@@ -78,7 +78,7 @@ impl Worker {
         let Some(attributes) = request.attributes() else {
             return Vec::new();
         };
-        let (table, route) = (&self.shared.plan.table, request.decision.route);
+        let (table, route) = (&self.active.plan.table, request.decision.route);
         request.decision.with_subject(table, attributes, |subject| {
             let limits = route.limits.iter();
             let applicability =
@@ -97,10 +97,10 @@ impl Worker {
         let decision = &request.decision;
         let name = || {
             request.attributes().map_or_else(String::new, |attributes| {
-                decision.with_subject(&self.shared.plan.table, attributes, |subject| {
+                decision.with_subject(&self.active.plan.table, attributes, |subject| {
                     rule.key.readable(
-                        &self.shared.process.hasher,
-                        self.shared.plan.prefixes,
+                        &self.active.process.hasher,
+                        self.active.plan.prefixes,
                         subject,
                     )
                 })
