@@ -79,7 +79,7 @@ enum ClaimState {
     Tokens(lease::TokenPair),
     /// Tokens that the store granted to this request.
     Granted(Grant),
-    /// Slots: among the [`Takings::lent`].
+    /// Slots: among the [`Takings::slot_guard`].
     Lent,
     /// Nothing yet: it passes before Redis is asked.
     Slack,

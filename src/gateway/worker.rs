@@ -88,7 +88,7 @@ impl Worker {
                 // One more for the limit of the status page.
                 vec![MajorityVote::default(); active.snapshot().limits.len() + 1].into(),
             ),
-            active: active,
+            active,
         }
     }
 

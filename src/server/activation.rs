@@ -161,7 +161,7 @@ impl Activation {
         let tls = certificates.listeners().collect();
         let background = background_tasks::of(&active, self.active.as_deref(), certificates).await;
         Ok(Prepared {
-            active: active,
+            active,
             listeners,
             tls,
             background,

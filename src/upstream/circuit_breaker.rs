@@ -36,7 +36,7 @@ pub(super) struct CircuitBreaker {
 impl CircuitBreaker {
     pub(super) fn new(config: BreakerConfig) -> Self {
         Self {
-            config: config,
+            config,
             failures: AtomicU32::new(0),
             trial_at_ms: AtomicU64::new(0),
         }
