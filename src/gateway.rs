@@ -1,53 +1,65 @@
-//! THE REQUEST PATH: identify, find, admit, forward | answer. Read this first.
+//! THE REQUEST PATH: decide, forward | answer. Read this first.
 //!
 //! ```text
-//! request ─▶ check ─▶ identify ─▶ find ─▶ admit ─▶ forward ─▶ response with its fields
-//!              │          │         │        │         │
-//!             400        401     404 405    429     502 504          (written by `response`)
+//! request ─▶ decide ─────────────────────────────────────────────▶ forward ─▶ response
+//!            resolve ─▶ overload ─▶ body fields ─▶ limits ─▶ conclude    │
+//!              │           │            │            │          │        │
+//!             400         503          429       429 503   401 404 405  413 502 504
 //! ```
 //!
-//! Only this module calls identity, routes, limits and upstreams, so the step order exists in one
-//! place. One request uses one plan and one `now`. Everything here belongs to one worker thread and
-//! takes no lock. Threads share only the limiter's cells and the metrics' counters.
+//! `decide` has the steps of a decision; forward-auth (`/check`) and `explain` take the same. All
+//! status codes of our own come from `response`. Only this module calls identity, routes, limits
+//! and upstreams, so the step order exists in one place. One request uses one plan and one `now`.
+//! Everything here belongs to one worker thread and takes no lock. Threads share only the limiter's
+//! cells and the metrics' counters.
 
-mod admit;
-mod answer;
+// one decision, in the order of its steps
+mod decide;
+mod resolve;
+mod request_context;
+mod decision_context;
+mod body_source;
+mod body_fields;
+mod request_body;
+mod body_error;
 mod applicability;
 mod applied_limit;
 mod ask;
-mod body;
-mod body_fields;
-mod body_source;
-pub mod check;
-mod body_error;
-mod decide;
-mod decision_context;
-pub mod described;
-mod config_exceptions;
-mod refusals;
-mod request_body;
-mod request_context;
-mod request_id;
-mod resolve;
-pub mod explain;
-mod log_once;
-mod majority_vote;
-pub mod decision_log;
-pub mod admin_view;
+mod admit;
 mod observer;
+
+// the response, and what is recorded of it
+mod answer;
+mod refusals;
 mod outbound;
-mod status_page;
-mod plan;
-mod process;
-mod shared_budget;
+mod body;
 mod record;
-pub mod runtime_overrides;
-mod active_config;
+mod request_id;
 mod slots;
-mod worker_service;
-mod status_limit;
-mod proxy_detection;
+
+// who asks: a listener's worker, another proxy, an operator
 mod worker;
+mod worker_service;
+pub mod check;
+pub mod described;
+pub mod explain;
+pub mod admin_view;
+mod status_limit;
+mod status_page;
+
+// what a reload keeps, and what it replaces
+mod process;
+mod active_config;
+mod plan;
+mod config_exceptions;
+mod shared_budget;
+pub mod runtime_overrides;
+pub mod decision_log;
+
+// what looks wrong with a configuration while it runs
+mod proxy_detection;
+mod majority_vote;
+mod log_once;
 
 use std::rc::Rc;
 

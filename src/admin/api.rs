@@ -1,10 +1,10 @@
 //! `/api/v1/…`: the JSON API of a running gateway, for programs and the command line.
 //!
-//! **Access.** The rules of [`AdminPages`] apply to every request: the token if one is configured, and a
-//! loopback `Host` on a loopback address. A request that changes state must also not come from a
-//! web page. Its body, if any, must be `application/json`, which a page cannot send cross-origin
-//! without a preflight (Fetch §4.8). Requests that a browser marks as cross-site are refused. Every
-//! change is logged with the client's address.
+//! **Access.** The rules of [`AdminPages`] apply to every request: the token if one is configured,
+//! and a loopback `Host` on a loopback address. A request that changes state must also not come
+//! from a web page. Its body, if any, must be `application/json`, which a page cannot send
+//! cross-origin without a preflight (Fetch §4.8). Requests that a browser marks as cross-site are
+//! refused. Every change is logged with the client's address.
 
 use std::net::IpAddr;
 

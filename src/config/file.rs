@@ -1,7 +1,7 @@
 //! The TOML as written: tables that know their position and which keys they may have.
 //!
-//! Opening a [`Section`] reports every key that is not in its list. Reading a [`ConfigValue`] reports a
-//! wrong type. Both continue with a default or `None`, so one pass finds every problem.
+//! Opening a [`Section`] reports every key that is not in its list. Reading a [`ConfigValue`]
+//! reports a wrong type. Both continue with a default or `None`, so one pass finds every problem.
 //! [`Section::finish`] asserts that no key was accepted and then ignored.
 
 use std::{cell::RefCell, collections::BTreeSet, ops::Range, rc::Rc, time::Duration};

@@ -1,10 +1,11 @@
 //! The active configuration: its plan, its shared budget, its bound on requests in flight. A reload
-//! replaces all of it and keeps the [`Process`].
+//! replaces it and keeps the [`Process`]. The next configuration continues with the shared budget,
+//! the bound and the upstreams whose settings are unchanged.
 //!
 //! Starting and reloading take the same two steps. [`ActiveConfig::prepare`] builds the next
-//! configuration without touching the running one. [`ActiveConfig::take_over`] moves the counters to it.
-//! Workers switch one by one, and a request keeps the configuration it began with. All other code
-//! uses [`ActiveConfigHandle`].
+//! configuration without touching the running one. [`ActiveConfig::take_over`] moves the counters
+//! to it. Workers switch one by one, and a request keeps the configuration it began with. All other
+//! code uses [`ActiveConfigHandle`].
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 

@@ -1,5 +1,6 @@
 //! State that survives reloads: counters, secrets, logs, runtime overrides and the limiter's clock.
-//! One per process; every active configuration uses it ([`ActiveConfig`](super::active_config::ActiveConfig)).
+//! One per process; every active configuration uses it
+//! ([`ActiveConfig`](super::active_config::ActiveConfig)).
 
 use std::{
     io::{self, IsTerminal as _},

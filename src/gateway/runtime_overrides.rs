@@ -6,10 +6,11 @@
 //! - **Bounds.** [`KEYS_MAX`] keys per limit.
 //! - **Reach.** Gateways that share limits exchange overrides through Redis within seconds
 //!   (the override sync of `budget`). Each counts the rest of a grant on its own.
-//! - **Time.** An override expires by itself. The process calls [`RuntimeOverrides::refresh`] every second,
-//!   so expiry is up to a second late.
+//! - **Time.** An override expires by itself. The process calls [`RuntimeOverrides::refresh`] every
+//!   second, so expiry is up to a second late.
 //!
-//! Reloads change nothing here. A restart drops all overrides.
+//! Reloads change nothing here. After a restart a gateway with Redis reads the shared overrides
+//! back; all others are gone.
 
 use std::{
     collections::{BTreeMap, HashMap},

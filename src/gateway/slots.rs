@@ -2,7 +2,8 @@
 //! finishes, and queue places until its turn.
 //!
 //! Every exit releases them: the guard drops with the response body or with a panic. If the client
-//! leaves while the server works, the task that waits for the server drops it ([`RequestSlots::outlast`]).
+//! leaves while the server works, the task that waits for the server drops it
+//! ([`RequestSlots::outlast`]).
 
 use std::sync::Arc;
 

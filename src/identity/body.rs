@@ -4,8 +4,8 @@
 //! selects the same bucket whether the body is JSON or a form.
 //!
 //! tidegate cannot know how the upstream parses a body. So every field that some parser reads as
-//! the wanted one counts as an occurrence. Occurrences that differ become `FieldValue::Unclear`, one
-//! shared value.
+//! the wanted one counts as an occurrence. Occurrences that differ become `FieldValue::Unclear`,
+//! one shared value.
 //!
 //! A body is unclear as a whole if parsers would disagree about all of it:
 //! - its content type is missing, repeated or not one of those below,

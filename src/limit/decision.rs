@@ -270,7 +270,8 @@ impl Standings {
     }
 }
 
-/// Whether `a` has a smaller share of its capacity left than `b`: `a.remaining / a.capacity < b.remaining / b.capacity`.
+/// Whether `a` has a smaller share of its capacity left than `b`: `a.remaining / a.capacity <
+/// b.remaining / b.capacity`.
 fn tighter(a: &Standing, b: &Standing) -> bool {
     let share = |of: &Standing, other: &Standing| {
         u128::from(of.remaining).saturating_mul(u128::from(other.capacity))

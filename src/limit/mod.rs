@@ -6,9 +6,9 @@
 //! against all of its limits: all are charged, or none.
 //!
 //! An algorithm is a few pure functions over one 64-bit word per key (`charge`, `refund`,
-//! `standing` in [`bucket`], `window` and [`slot_counters`]), plus a test whether a word still carries
-//! information. The table and the store know nothing else about it. Only the sliding log needs more
-//! than a word; it has its own store, behind locks: [`log`].
+//! `standing` in [`bucket`], `window` and [`slot_counters`]), plus a test whether a word still
+//! carries information. The table and the store know nothing else about it. Only the sliding log
+//! needs more than a word; it has its own store, behind locks: [`log`].
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -109,7 +109,8 @@ enum Rule {
 }
 
 impl Limit {
-    /// A limit that counts by `algorithm`. `quotas` has one entry per tier, the first is the default.
+    /// A limit that counts by `algorithm`. `quotas` has one entry per tier, the first is the
+    /// default.
     pub fn new(name: &str, algorithm: Algorithm, quotas: &[Quota]) -> Result<Limit, QuotaError> {
         let rule = match word_algorithm::WordAlgorithm::new(algorithm, quotas, None) {
             Some(words) => Rule::Words(words?),

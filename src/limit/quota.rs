@@ -24,7 +24,7 @@ const DAY_SECS: u64 = 24 * 60 * 60;
 /// `amount` units per `period`, at most `burst` at once.
 ///
 /// Made by [`Quota::new`], or by [`Quota::slots`] for limits without a rate. The fields are public,
-/// so code that accepts a quota checks it again ([`LimitSettings::new`](super::Limit::new) does).
+/// so code that accepts a quota checks it again ([`Limit::new`](super::Limit::new) does).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     /// Units that become available per `period`.
@@ -50,8 +50,8 @@ impl Quota {
         Ok(quota)
     }
 
-    /// `count` slots, for [`Algorithm::Concurrency`](super::Algorithm::Concurrency): amount and burst are the count, and
-    /// the period is 0.
+    /// `count` slots, for [`Algorithm::Concurrency`](super::Algorithm::Concurrency): amount and
+    /// burst are the count, and the period is 0.
     pub fn slots(count: u64) -> Result<Quota, QuotaError> {
         let count = NonZeroU64::new(count).ok_or(QuotaError::NoSlots)?;
         let quota = Quota {

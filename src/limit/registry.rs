@@ -1,10 +1,10 @@
 //! The limits that a store knows: counters that outlive configurations.
 //!
-//! A limit has one set of counters for each [`StateFormat`] of its words: for a bucket its unit of time,
-//! for a window its length. Tiers share counters, except where their windows differ in length. An
-//! id is never reused for other counters, because slots of the table may carry it for the life of
-//! the process. After a reload the limit keeps its counters if the new rule reads them alike.
-//! Otherwise it gets fresh counters and a reference to the previous rule: see the module
+//! A limit has one set of counters for each [`StateFormat`] of its words: for a bucket its unit of
+//! time, for a window its length. Tiers share counters, except where their windows differ in
+//! length. An id is never reused for other counters, because slots of the table may carry it for
+//! the life of the process. After a reload the limit keeps its counters if the new rule reads them
+//! alike. Otherwise it gets fresh counters and a reference to the previous rule: see the module
 //! `migration`.
 //!
 //! Ids are looked up on the slow path only, and without a lock: two levels of write-once cells.

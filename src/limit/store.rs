@@ -42,7 +42,8 @@ pub struct Charge<'a> {
     pub tier: usize,
     /// The key whose bucket is charged; `None` is the limit's single bucket for all.
     pub key: Option<Key>,
-    /// Units. 0 is always admitted and changes nothing; more than the tier's capacity is never admitted.
+    /// Units. 0 is always admitted and changes nothing; more than the tier's capacity is never
+    /// admitted.
     pub cost: u64,
     /// How long the request may be held until its turn; 0 means not at all. Applies to buckets
     /// only, and must be equal in every charge of one limit. A TAT further ahead than the burst,

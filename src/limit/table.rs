@@ -27,7 +27,8 @@
 //! **Memory.** All slots are allocated at once. The system zeroes them and backs them with memory
 //! only when they are touched: a table for 10 million keys is made in microseconds.
 //!
-//! **Protocol.** A word changes by compare-and-swap only. A tag changes only while its word is [`RESERVED`]:
+//! **Protocol.** A word changes by compare-and-swap only. A tag changes only while its word is
+//! [`RESERVED`]:
 //!
 //! ```text
 //!   taker:    word: w ─CAS→ RESERVED      tag := new      word := first word

@@ -2,8 +2,8 @@
 //! word.
 //!
 //! 0 is a key never seen; `u64::MAX` is not a word, because the table reserves it. A word's meaning
-//! is its [`StateFormat`]. Words of one form stay readable when a limit's amounts change; words of another
-//! form are never read.
+//! is its [`StateFormat`]. Words of one form stay readable when a limit's amounts change; words of
+//! another form are never read.
 
 use super::{
     Algorithm, Quota, QuotaError, Standing,

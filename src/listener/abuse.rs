@@ -9,7 +9,7 @@
 //! DATA with content is not counted: flow control bounds its amount, and the body's own bounds
 //! (size, pace) apply. [`check_discarded`] bounds DATA for closed streams. The h2 crate bounds
 //! single frames and field blocks (CONTINUATION, field lists, empty DATA). A connection that it
-//! closes for that is a [`AbuseReason`] like ours.
+//! closes for that is an [`AbuseReason`] like ours.
 
 use std::{cell::Cell, time::Duration};
 

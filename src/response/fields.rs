@@ -3,8 +3,8 @@
 //! | family | fields | value |
 //! |---|---|---|
 //! | `ratelimit` | `RateLimit`, `RateLimit-Policy` | every limit that applies, the binding one first |
-//! | `ratelimit_triple` | `RateLimit-LimitSettings`, `-Remaining`, `-Reset` | the binding limit; reset in seconds from now |
-//! | `x_ratelimit` | `X-RateLimit-LimitSettings`, `-Remaining`, `-Reset` | the binding limit; reset in seconds since 1970 |
+//! | `ratelimit_triple` | `RateLimit-Limit`, `-Remaining`, `-Reset` | the binding limit; reset in seconds from now |
+//! | `x_ratelimit` | `X-RateLimit-Limit`, `-Remaining`, `-Reset` | the binding limit; reset in seconds since 1970 |
 //!
 //! `ratelimit` follows draft-ietf-httpapi-ratelimit-headers-11, called draft-11 below.
 //!

@@ -155,7 +155,7 @@ fn percent_encoded(text: &str) -> Bytes {
     out.freeze()
 }
 
-/// The value of `grpc-status-details-bin`: a `google.rpc.GrpcStatus` with one `RetryInfo`, in unpadded
+/// The value of `grpc-status-details-bin`: a `google.rpc.Status` with one `RetryInfo`, in unpadded
 /// Base64.
 fn details(wait_ms: u64) -> String {
     let retry_info = RetryInfo {
@@ -176,7 +176,7 @@ fn details(wait_ms: u64) -> String {
     BASE64_STANDARD_NO_PAD.encode(status.encode_to_vec())
 }
 
-/// `google.rpc.GrpcStatus`.
+/// `google.rpc.Status`.
 #[derive(prost::Message)]
 struct GrpcStatus {
     #[prost(int32, tag = "1")]

@@ -184,9 +184,9 @@ pub struct ResponseSettings {
 pub struct FieldFamilies {
     /// `RateLimit` and `RateLimit-Policy`, draft-11 syntax.
     pub ratelimit: bool,
-    /// `RateLimit-LimitSettings`, `-Remaining`, `-Reset`.
+    /// `RateLimit-Limit`, `-Remaining`, `-Reset`.
     pub ratelimit_triple: bool,
-    /// `X-RateLimit-LimitSettings`, `-Remaining`, `-Reset` (epoch seconds).
+    /// `X-RateLimit-Limit`, `-Remaining`, `-Reset` (epoch seconds).
     pub x_ratelimit: bool,
 }
 

@@ -2,7 +2,8 @@
 //! TraceService/Export), on its own thread.
 //!
 //! ```text
-//! workers ──try_send──▶ queue (QUEUE_SPANS) ──▶ batch (BATCH_SPANS or LINGER) ──▶ one call (CALL_TIMEOUT) ──▶ collector
+//! workers ──try_send──▶ queue (QUEUE_SPANS) ──▶ batch (BATCH_SPANS or LINGER) ──▶ one call
+//! (CALL_TIMEOUT) ──▶ collector
 //!             full? dropped and counted                    failed? counted, not tried again
 //! ```
 //!

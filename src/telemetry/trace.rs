@@ -1,8 +1,8 @@
 //! OpenTelemetry spans: one for each sampled request, propagated in its `traceparent`.
 //!
-//! A span has the content of an access line ([`AccessLine`]). A worker builds it as an OTLP message and
-//! pushes it to a bounded queue ([`Spans`]); a separate thread sends it. Workers never wait: if the
-//! queue is full, the span is dropped and counted. Without a collector no spans exist, and
+//! A span has the content of an access line ([`AccessLine`]). A worker builds it as an OTLP message
+//! and pushes it to a bounded queue ([`Spans`]); a separate thread sends it. Workers never wait: if
+//! the queue is full, the span is dropped and counted. Without a collector no spans exist, and
 //! `traceparent` is forwarded like any other field.
 //!
 //! `docs/decisions/0004-spans-by-hand.md` explains why tidegate does not use the OpenTelemetry

@@ -16,8 +16,8 @@
 //! A server that has not begun its response receives no FIN. Many servers close the connection at
 //! once on a FIN but continue to work unseen. Work is also unseen after a RST_STREAM. A server that
 //! streams fails at its next write after a reset, so the time it has taken so far is assumed to
-//! cover that write. [`abandoned_timeout`](super::UpstreamSettings::abandoned_timeout) bounds each wait.
-//! Then the connection is closed, or the stream reset.
+//! cover that write. [`abandoned_timeout`](super::UpstreamSettings::abandoned_timeout) bounds each
+//! wait. Then the connection is closed, or the stream reset.
 //!
 //! The limits that grant the slots bound the number of these exchanges. A request without slots is
 //! closed at once.

@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderName, header::SEC_WEBSOCKET_ACCEPT};
 /// Appended to the key by the server.
 const GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
-/// Whether the fields of a 101 answer this `Sec-WebSocket-VerificationKey`.
+/// Whether the fields of a 101 answer this `Sec-WebSocket-Key`.
 pub(super) fn accepts(headers: &HeaderMap, key: &[u8]) -> bool {
     only(headers, &SEC_WEBSOCKET_ACCEPT) == Some(&accept(key))
 }

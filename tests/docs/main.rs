@@ -3,10 +3,12 @@
 
 use std::{fs, path::Path};
 
+mod blocks;
 mod links;
 mod prose;
 
 const PAGES: &[&str] = &[
+    "ARCHITECTURE.md",
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
