@@ -91,7 +91,7 @@ impl AdminPages {
     {
         if !self.trusts(peer) {
             if !self.inner.told_of_stranger.swap(true, Relaxed) {
-                tracing::warn!(%peer, "a peer that is no trusted proxy used /check and gets 403; add it to [client_ip] trusted_proxies if it is yours");
+                tracing::warn!(%peer, "rejected /check from an untrusted peer (403); add it to [client_ip] trusted_proxies if it is yours");
             }
             let why = "only a trusted proxy may use /check";
             return Err(ApiResponse::error(StatusCode::FORBIDDEN, why));

@@ -10,11 +10,11 @@ use crate::{
 
 /// 400: `missing = "reject"`.
 pub(super) const LACKS_KEY: Refusal =
-    Refusal::BadRequest("The request lacks something that a limit counts by.");
+    Refusal::BadRequest("The request lacks a value that a rate limit requires.");
 
 /// 400: the client ended the body early.
 pub(super) const BROKEN_BODY: Refusal =
-    Refusal::BadRequest("The request body is not framed as its head announces.");
+    Refusal::BadRequest("The request body does not match its Content-Length or Transfer-Encoding.");
 
 /// The answer to a malformed request.
 pub(super) fn malformed(malformed: Malformed) -> Refusal {
@@ -22,12 +22,12 @@ pub(super) fn malformed(malformed: Malformed) -> Refusal {
         Malformed::Invalid(why) => Refusal::BadRequest(why),
         Malformed::TargetTooLong => Refusal::UriTooLong,
         Malformed::FieldsTooLarge => Refusal::HeadersTooLarge,
-        Malformed::Tunnel => Refusal::NotImplemented("A gateway is not a tunnel."),
+        Malformed::Tunnel => Refusal::NotImplemented("CONNECT is not supported."),
         Malformed::Trace => Refusal::MethodNotAllowed {
             allow: HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"),
         },
         Malformed::CodingNotKnown => {
-            Refusal::NotImplemented("The transfer coding is not known here.")
+            Refusal::NotImplemented("The transfer coding is not supported.")
         }
     }
 }
@@ -39,9 +39,9 @@ pub(super) fn bad_path(error: PathError) -> Refusal {
         PathError::ForbiddenCharacter => "The target has a character that must be percent-encoded.",
         PathError::MalformedEscape => "The path has a malformed percent-escape.",
         PathError::ForbiddenEscape => {
-            "The path has a percent-escape that servers read differently."
+            "The path has a percent-escape that servers decode differently."
         }
-        PathError::AboveRoot => "The path leaves the root.",
+        PathError::AboveRoot => "The path goes above the root with `..`.",
         PathError::DotWithParameter => "The path has a dot segment with a parameter.",
     })
 }

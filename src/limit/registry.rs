@@ -30,7 +30,7 @@ pub(super) const OVERFLOW_BUCKETS: usize = 256;
 /// The ids are used up: there are 65,535. A limit takes another for each change that its counters
 /// do not survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this process has seen 65535 different limits and cannot tell more apart; restart it")]
+#[error("this process has used all 65535 limit ids; restart tidegate")]
 pub struct TooManyLimits;
 
 /// A word alone on its cache line, for cells that every request of a limit may touch.

@@ -51,10 +51,10 @@ pub enum PathError {
     #[error("the path contains a malformed percent-escape")]
     MalformedEscape,
     /// An escaped control character, slash, backslash, or byte that never occurs in UTF-8.
-    #[error("the path contains a percent-escape of a character that servers read differently")]
+    #[error("the path contains a percent-escape of a character that servers decode differently")]
     ForbiddenEscape,
     /// More `..` than segments before it.
-    #[error("the path leaves the root")]
+    #[error("the path goes above the root with `..`")]
     AboveRoot,
     /// `/..;x/`: some servers read a dot segment, others a name.
     #[error("the path contains a dot segment with a parameter")]

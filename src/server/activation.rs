@@ -294,7 +294,9 @@ impl Activation {
             }
         };
         if tokio::time::timeout(ADOPTION, all).await.is_err() {
-            tracing::warn!("a worker is slow to switch to the new configuration; it still will");
+            tracing::warn!(
+                "a worker has not switched to the new configuration yet; it will when it is idle"
+            );
         }
     }
 }

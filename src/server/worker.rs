@@ -266,7 +266,7 @@ impl Observer for ConnectionMetrics {
             tracing::warn!(
                 listener = self.label,
                 suppressed,
-                "cut a connection short: {why}"
+                "closed a connection early: {why}"
             );
         }
         self.metrics.cut(why.label());

@@ -127,9 +127,12 @@ pub fn install_panic_hook(panics: Counter) {
                 thread,
                 file = at.file(),
                 line = at.line(),
-                "panic, a bug in tidegate: {message}"
+                "panic, please report this bug in tidegate: {message}"
             ),
-            None => tracing::error!(thread, "panic, a bug in tidegate: {message}"),
+            None => tracing::error!(
+                thread,
+                "panic, please report this bug in tidegate: {message}"
+            ),
         }
     }));
 }
@@ -216,7 +219,10 @@ mod tests {
             assert!(caught.is_err());
         });
         let line: serde_json::Value = serde_json::from_str(&text).expect("it is one line of JSON");
-        assert_eq!(line["message"], "panic, a bug in tidegate: a\nbug");
+        assert_eq!(
+            line["message"],
+            "panic, please report this bug in tidegate: a\nbug"
+        );
         assert_eq!(line["level"], "ERROR");
         assert!(
             line["file"]

@@ -149,7 +149,7 @@ fn whoever_is_no_trusted_proxy_spends_nobody_s_quota() {
     let asked = question("/check", "203.0.113.9", "/");
     assert_eq!(statuses(&gateway, &asked, 5), [403; 5]);
     assert_eq!(gateway.metric("tidegate_decisions_total"), 0.0);
-    let said = || gateway.stderr().matches("used /check").count();
+    let said = || gateway.stderr().matches("rejected /check").count();
     eventually_eq("the log says it once", 1, said);
 }
 
