@@ -3,8 +3,8 @@
 //! HTTP/2 lets a client cause much work with few bytes. It can open and reset streams
 //! (CVE-2023-44487) or make *us* reset them (CVE-2025-8671), and send PING, SETTINGS, PRIORITY and
 //! WINDOW_UPDATE without end. Each of these is legal once. So each connection has an account. It is
-//! closed when most of its requests were abandoned, or when its control frames exceed what its
-//! requests and our responses explain.
+//! closed when most of its requests were abandoned before the head of their response was sent, or
+//! when its control frames exceed what its requests and our responses explain.
 //!
 //! DATA with content is not counted: flow control bounds its amount, and the body's own bounds
 //! (size, pace) apply. [`check_discarded`] bounds DATA for closed streams. The h2 crate bounds
@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::http2::FrameHead;
 
 /// Abandoned requests that are tolerated at any ratio: users close tabs and retype searches.
-const MAX_ABANDONED: u32 = 200;
+pub(super) const MAX_ABANDONED: u32 = 200;
 /// Unexplained bytes that a connection may send: 60,000 PINGs.
 const GRACE_BYTES: u64 = 1 << 20;
 /// Control frames per request besides its head: RST_STREAM, PRIORITY, WINDOW_UPDATE.
@@ -188,12 +188,12 @@ impl AbuseAccount {
             .saturating_add(since.as_secs().saturating_mul(BYTES_PER_SECOND))
     }
 
-    /// A request was answered in full.
+    /// A request was answered: the head of its response was sent, even if the rest was not wanted.
     pub(super) fn finished(&self) {
         self.finished.set(self.finished.get().saturating_add(1));
     }
 
-    /// A request ended before its response, reset by either side.
+    /// A request ended before the head of its response, reset by either side.
     pub(super) fn abandoned(&self) -> Result<(), AbuseReason> {
         let abandoned = self.abandoned.get().saturating_add(1);
         self.abandoned.set(abandoned);

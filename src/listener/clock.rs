@@ -272,7 +272,7 @@ impl RequestInFlight {
         &self.clock
     }
 
-    /// The request was answered, in full or as far as possible.
+    /// The request was answered: in full, or as far as the origin or the client wanted.
     pub(super) fn finished(&self) {
         self.finished.set(true);
     }

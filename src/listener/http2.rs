@@ -171,6 +171,8 @@ fn builder(settings: &ListenerSettings) -> server::Builder {
         .max_concurrent_reset_streams(MAX_REMEMBERED_RESETS)
         .reset_stream_duration(RESET_MEMORY)
         .max_local_error_reset_streams(Some(MAX_FAULTY_STREAMS))
+        // the account counts these requests once they are accepted
+        .max_pending_accept_reset_streams(abuse::MAX_ABANDONED as usize)
         .max_send_buffer_size(MAX_WAITING_BYTES);
     builder
 }

@@ -180,6 +180,9 @@ impl<B: Body<Data = Bytes>> Body for Tracked<B> {
             return has_left.map(|()| this.broken.take().map(Err));
         }
         if let Some(waiting) = this.waiting {
+            // HTTP/2 polls the body only after the head was sent: the request counts as answered,
+            // even if the client cancels the rest (a watch, a search as you type)
+            this.in_flight.finished();
             waiting.since.set(None);
         }
         let frame = match ready!(this.body.as_mut().poll_frame(cx)).transpose() {

@@ -10,7 +10,7 @@ use crate::support::{
         SETTINGS, WINDOW_UPDATE,
     },
     http2,
-    wait::{Gate, eventually_eq},
+    wait::{Gate, PATIENCE, eventually_eq},
 };
 
 /// `SETTINGS_INITIAL_WINDOW_SIZE`.
@@ -121,6 +121,84 @@ fn abandoned_requests_end_the_connection_even_where_each_was_seen() {
     gate.open();
     assert!(cuts(&gateway, "resets") >= 1.0, "after {seen} requests");
     assert!(seen >= 200.0, "not before: a browser abandons some too");
+    assert!(is_well(&gateway));
+}
+
+/// Reads until the stream has a frame of this kind; false if the connection ended.
+fn read_until(client: &mut Connection, stream: u32, kind: u8) -> bool {
+    while let Some(frame) = client.next() {
+        if (frame.stream, frame.kind) == (stream, kind) {
+            return true;
+        }
+    }
+    false
+}
+
+#[test]
+fn watches_that_are_cancelled_after_their_head_do_not_end_the_connection() {
+    const HEAD: &[u8] = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n";
+    let gate = Gate::default();
+    let opened = gate.clone();
+    let origin = Origin::new(move |exchange| {
+        exchange.write(HEAD)?;
+        exchange.wait_for(&opened)?;
+        exchange.write(b"0\r\n\r\n")
+    });
+    let gateway = Gateway::with("").upstream(&origin).start();
+    for kind in [HEADERS, DATA] {
+        let mut client = Connection::open(gateway.address(), &[]);
+        client.patience(PATIENCE);
+        assert!(client.get(1, "/"));
+        assert!(read_until(&mut client, 1, DATA), "the healthy stream");
+        for stream in streams(1001).skip(1) {
+            assert!(client.get(stream, "/"), "stream {stream}");
+            assert!(read_until(&mut client, stream, kind), "stream {stream}");
+            assert!(client.send(RST_STREAM, 0, stream, &CANCEL));
+        }
+        if kind == DATA {
+            gate.open();
+            assert!(read_until(&mut client, 1, DATA), "the healthy stream lives");
+        } else {
+            assert!(client.send(PING, 0, 0, &[7; 8]));
+            assert!(read_until(&mut client, 0, PING), "the connection lives");
+        }
+    }
+    assert_eq!(cuts(&gateway, "resets"), 0.0);
+}
+
+/// Sends requests and their resets in one write.
+fn cancel_unread(client: &mut Connection, first: u32, count: u32) -> bool {
+    let requests = (0..count).map(|index| first + 2 * index);
+    client.send_cancelled(requests, "/", CANCEL)
+}
+
+#[test]
+fn requests_that_are_cancelled_before_they_are_read_count_like_others() {
+    let gate = Gate::default();
+    let opened = gate.clone();
+    let origin = Origin::new(move |exchange| {
+        exchange.wait_for(&opened)?;
+        exchange.respond(200, &[], b"ok")
+    });
+    let gateway = Gateway::with("").upstream(&origin).start();
+    let mut client = Connection::open(gateway.address(), &[]);
+    client.patience(PATIENCE);
+    assert!(client.get(1, "/"));
+    origin.wait_for_requests(1);
+    assert!(cancel_unread(&mut client, 3, 150));
+    gate.open();
+    assert!(read_until(&mut client, 1, DATA), "150 are forgiven");
+    assert_eq!(cuts(&gateway, "resets"), 0.0);
+    // and the account has not forgotten them; it closes the connection when more arrives
+    cancel_unread(&mut client, 303, 60);
+    eventually_eq("the cut", 1.0, || {
+        client.send(PING, 0, 0, &[7; 8]);
+        cuts(&gateway, "resets")
+    });
+    let mut attacker = Connection::open(gateway.address(), &[]);
+    attacker.discard_answers();
+    cancel_unread(&mut attacker, 1, 1000);
+    eventually_eq("the cut of a flood", 2.0, || cuts(&gateway, "resets"));
     assert!(is_well(&gateway));
 }
 

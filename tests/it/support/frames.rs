@@ -153,6 +153,28 @@ impl<S: Read + Write> Connection<S> {
         self.stream.write_all(&bytes).is_ok()
     }
 
+    /// Sends GETs for this path, each followed by its reset, in one write.
+    pub fn send_cancelled(
+        &mut self,
+        streams: impl Iterator<Item = u32>,
+        path: &str,
+        code: [u8; 4],
+    ) -> bool {
+        let block = encode(&fields_of("GET", path, &[]));
+        let mut bytes = Vec::new();
+        for stream in streams {
+            frame(
+                &mut bytes,
+                HEADERS,
+                END_STREAM | END_HEADERS,
+                stream,
+                &block,
+            );
+            frame(&mut bytes, RST_STREAM, 0, stream, &code);
+        }
+        self.stream.write_all(&bytes).is_ok()
+    }
+
     /// Sends a GET for this path, which ends the stream.
     pub fn get(&mut self, stream: u32, path: &str) -> bool {
         self.head("GET", END_STREAM, stream, path)
@@ -180,16 +202,7 @@ impl<S: Read + Write> Connection<S> {
         path: &str,
         more: &[(&str, &str)],
     ) -> bool {
-        let pseudo = [
-            (":method", method),
-            (":scheme", "http"),
-            (":authority", "a.example"),
-            (":path", path),
-        ];
-        let fields = pseudo.iter().chain(more);
-        let fields: Vec<_> = fields
-            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
-            .collect();
+        let fields = fields_of(method, path, more);
         self.send(HEADERS, flags | END_HEADERS, stream, &encode(&fields))
     }
 
@@ -316,6 +329,20 @@ fn field_block(bytes: &mut Vec<u8>, fields: &[(String, String)], end_stream: boo
         };
         frame(bytes, kind, stream_flag | head_flag, 1, chunk);
     }
+}
+
+/// The fields of a request.
+fn fields_of(method: &str, path: &str, more: &[(&str, &str)]) -> Vec<(String, String)> {
+    let pseudo = [
+        (":method", method),
+        (":scheme", "http"),
+        (":authority", "a.example"),
+        (":path", path),
+    ];
+    let fields = pseudo.iter().chain(more);
+    fields
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+        .collect()
 }
 
 fn encode(fields: &[(String, String)]) -> Vec<u8> {
