@@ -18,7 +18,7 @@ use crate::support::{
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Number of vectors in `tests/vectors/body_key_vectors.json`.
-const CASES: usize = 186;
+const CASES: usize = 198;
 
 /// One route per field in the vectors; no bucket runs out.
 const FIELDS: [&str; 3] = ["username", "user_name", "user.name"];
@@ -267,6 +267,96 @@ fn a_body_that_fails_is_charged_and_then_refused() {
             "{what}: others go on"
         );
     }
+}
+
+/// One limit for each place of a value, each 3 requests.
+fn by_place() -> String {
+    let places = ["body:name", "query:name", "cookie:name", "param:name"];
+    let limited = |place: &str| {
+        let name = place.replace(':', "_");
+        format!(
+            "[limit.{name}]\nkey = [\"{place}\"]\nrate = \"3/h\"\nburst = 3\n\
+             [[route]]\nname = \"{name}\"\npath = \"/{name}/{{name}}\"\nupstream = \"origin\"\nlimits = [\"{name}\"]\n"
+        )
+    };
+    places.map(limited).concat()
+}
+
+/// How many of these requests are admitted.
+fn admitted(gateway: &Gateway, requests: impl Iterator<Item = Request>) -> usize {
+    let sent = |request: Request| Client::connect(gateway.address()).send(&request);
+    let statuses = requests.map(|request| sent(request).status);
+    statuses.filter(|status| *status == 200).count()
+}
+
+/// One name, in the spellings that MySQL's default collation equates.
+fn spellings_of_alice() -> Vec<String> {
+    let marks = ('\u{730}'..='\u{73f}').chain('\u{7eb}'..='\u{7f2}');
+    let marked = marks.map(|mark| format!("alice{mark}\u{74a}"));
+    let others = [
+        "al\u{640}ice",
+        "alice\u{70f}",
+        "\u{600}alice",
+        "ali\u{fff9}ce",
+        "\u{363}lic\u{364}",
+        "ALI\u{368}E",
+    ];
+    marked.chain(others.map(str::to_owned)).collect()
+}
+
+#[test]
+fn spellings_that_a_collation_equates_share_one_bucket_in_every_place() {
+    let gateway = Gateway::with(&by_place())
+        .upstream_at("builtin:echo")
+        .start();
+    let names = spellings_of_alice();
+    assert_eq!(names.len(), 30);
+    let escaped = |name: &str| -> String {
+        let bytes = name.bytes();
+        bytes.map(|byte| format!("%{byte:02X}")).collect()
+    };
+    let json = |name: &Value| {
+        Request::post("/body_name/x", json!({ "name": name }).to_string())
+            .header("content-type", "application/json")
+    };
+    let body = names.iter().map(|name| json(&json!(name)));
+    assert_eq!(admitted(&gateway, body), 3, "body");
+    let query = names.iter().map(|name| {
+        let target = format!("/query_name/x?name={}", escaped(name));
+        Request::get(&target)
+    });
+    assert_eq!(admitted(&gateway, query), 3, "query");
+    let cookie = names.iter().map(|name| {
+        Request::get("/cookie_name/x").header("cookie", &format!("name={}", escaped(name)))
+    });
+    assert_eq!(admitted(&gateway, cookie), 3, "cookie");
+    let param = names.iter().map(|name| {
+        let target = format!("/param_name/{}", escaped(name));
+        Request::get(&target)
+    });
+    assert_eq!(admitted(&gateway, param), 3, "param");
+    let zeros = [
+        '\u{660}', '\u{6f0}', '\u{7c0}', '\u{966}', '\u{e50}', '\u{1040}',
+    ];
+    let digits = zeros.iter().map(|zero| {
+        let digit = |more| char::from_u32(u32::from(*zero) + more).expect("a digit");
+        json(&json!(format!("user{}{}", digit(1), digit(2))))
+    });
+    assert_eq!(admitted(&gateway, digits), 3, "user12");
+}
+
+#[test]
+fn integers_that_javascript_reads_as_one_share_two_buckets() {
+    let gateway = Gateway::with(&by_place())
+        .upstream_at("builtin:echo")
+        .start();
+    let near = 9_223_372_036_854_775_508_u64..=9_223_372_036_854_776_108;
+    let bodies = near.map(|id| {
+        Request::post("/body_name/x", format!("{{\"name\":{id}}}"))
+            .header("content-type", "application/json")
+    });
+    // 2^63 itself, once, and three of the others
+    assert_eq!(admitted(&gateway, bodies), 4);
 }
 
 #[test]

@@ -57,6 +57,28 @@ impl Here<'_> {
     fn text(mut self, text: &str) {
         self.exactly().for_each(|given| given.add(text));
     }
+
+    fn unclear(mut self) {
+        self.exactly()
+            .for_each(|given| *given = FieldValue::Unclear);
+    }
+
+    /// JavaScript reads an integer as the nearest double, Python as it is.
+    fn integer(self, magnitude: u64, text: &str) {
+        match is_double(magnitude) {
+            true => self.text(text),
+            false => self.unclear(),
+        }
+    }
+}
+
+/// From here on a double may stand for several integers: 2⁵³.
+const INEXACT_MIN: f64 = 9_007_199_254_740_992.0;
+
+/// Whether a double holds this integer exactly: its significant bits are 53 at most.
+fn is_double(integer: u64) -> bool {
+    let width = u64::BITS - integer.leading_zeros();
+    width <= f64::MANTISSA_DIGITS + integer.trailing_zeros()
 }
 
 /// Whether `name` lies inside `path`. An empty path contains everything.
@@ -90,17 +112,22 @@ impl<'de> Visitor<'de> for Here<'_> {
     }
 
     fn visit_u64<E>(self, value: u64) -> Result<(), E> {
-        self.text(&value.to_string());
+        self.integer(value, &value.to_string());
         Ok(())
     }
 
     fn visit_i64<E>(self, value: i64) -> Result<(), E> {
-        self.text(&value.to_string());
+        self.integer(value.unsigned_abs(), &value.to_string());
         Ok(())
     }
 
-    /// `1.0`, `10e-1` and `1` are one number, and so are numbers with the same `f64` value.
+    /// `1.0`, `10e-1` and `1` are one number, and so are numbers with the same `f64` value. This is
+    /// also called for integers that `u64` and `i64` cannot hold.
     fn visit_f64<E>(self, value: f64) -> Result<(), E> {
+        if value.abs() >= INEXACT_MIN {
+            self.unclear();
+            return Ok(());
+        }
         self.text(&if value == 0.0 { 0.0 } else { value }.to_string());
         Ok(())
     }

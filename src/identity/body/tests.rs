@@ -57,6 +57,46 @@ fn numbers_and_booleans_are_what_they_would_be_written_as() {
 }
 
 #[test]
+fn a_number_that_no_double_holds_is_unclear() {
+    for exact in [
+        "9007199254740991",
+        "9007199254740992",
+        "9007199254740994",
+        "-9007199254740992",
+        "9223372036854775808",
+        "-9223372036854775808",
+        "18446744073709549568",
+    ] {
+        let body = format!("{{\"id\":{exact}}}");
+        assert_eq!(field(JSON, &body, "id"), text(exact), "{body}");
+    }
+    for inexact in [
+        "9007199254740993",
+        "-9007199254740993",
+        "9223372036854775807",
+        "9223372036854775809",
+        "-9223372036854775807",
+        "18446744073709551615",
+        "18446744073709551616",
+        "9007199254740992.0",
+        "9007199254740993.0",
+        "1e24",
+        "-1e24",
+        "1000000000000000000000001",
+    ] {
+        let body = format!("{{\"id\":{inexact}}}");
+        assert_eq!(field(JSON, &body, "id"), FieldValue::Unclear, "{body}");
+        let body = format!("{{\"id\":\"{inexact}\"}}");
+        assert_eq!(field(JSON, &body, "id"), text(inexact), "{body}");
+    }
+    // JavaScript reads one number from these
+    let near = (9_223_372_036_854_775_508_u64..=9_223_372_036_854_776_108)
+        .map(|id| field(JSON, &format!("{{\"id\":{id}}}"), "id"))
+        .filter(|value| *value != FieldValue::Unclear);
+    assert_eq!(near.count(), 1, "all but 2^63 itself");
+}
+
+#[test]
 fn what_parsers_read_differently_is_one_value_for_all() {
     for body in [
         r#"{"username":"alice","username":"x1"}"#,
