@@ -2,7 +2,6 @@
 
 use std::{
     io::{Read, Write},
-    net::{TcpStream, ToSocketAddrs},
     path::PathBuf,
     time::Duration,
 };
@@ -10,7 +9,8 @@ use std::{
 use anyhow::{Context as _, bail};
 use serde_json::Value;
 
-use super::healthcheck::authority;
+use super::{healthcheck::authority, terminal::printable_line, timed_stream::TimedStream};
+use crate::config;
 
 /// The options that select a running gateway.
 #[derive(Clone, Debug, clap::Args)]
@@ -25,7 +25,7 @@ pub struct AdminAddress {
 
 /// The admin address without `--admin`.
 const DEFAULT: &str = "http://127.0.0.1:9901";
-/// The longest wait for each step.
+/// The longest time for a whole exchange.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The largest response that is read.
 const ANSWER_MAX_BYTES: u64 = 16 << 20;
@@ -55,7 +55,7 @@ impl AdminAddress {
             }
             _ => {
                 let why = json["error"].as_str().or(json["detail"].as_str());
-                bail!("{}", why.unwrap_or(text.trim()))
+                bail!("{}", printable_line(why.unwrap_or(text.trim())))
             }
         }
     }
@@ -69,8 +69,11 @@ impl AdminAddress {
     ) -> anyhow::Result<(u16, String)> {
         let token = match &self.token_file {
             Some(file) => {
-                let token = std::fs::read_to_string(file)
-                    .with_context(|| format!("cannot read {}", file.display()))?;
+                let token = config::read_file(file)
+                    .and_then(|bytes| {
+                        String::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())
+                    })
+                    .map_err(|why| anyhow::anyhow!("cannot read {}: {why}", file.display()))?;
                 format!("authorization: Bearer {}\r\n", token.trim())
             }
             None => String::new(),
@@ -79,16 +82,12 @@ impl AdminAddress {
             Value::Null => String::new(),
             body => body.to_string(),
         };
-        let address = authority.to_socket_addrs()?.next();
-        let address = address.context("the host name has no address")?;
-        let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        write!(
-            stream,
+        let mut stream = TimedStream::connect(authority, PATIENCE)?;
+        let request = format!(
             "{method} /api/v1/{path} HTTP/1.1\r\nhost: {authority}\r\n{token}content-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
             body.len()
-        )?;
+        );
+        stream.write_all(request.as_bytes())?;
         let mut answer = String::new();
         stream.take(ANSWER_MAX_BYTES).read_to_string(&mut answer)?;
         let (head, body) = answer

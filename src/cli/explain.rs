@@ -3,7 +3,6 @@
 //! running gateway.
 
 use std::{
-    fs,
     io::Write as _,
     net::IpAddr,
     path::{Path, PathBuf},
@@ -19,7 +18,12 @@ use http::{
 
 use serde_json::{Value, json};
 
-use super::{ConfigFile, admin::AdminAddress, check::Format};
+use super::{
+    ConfigFile,
+    admin::AdminAddress,
+    check::Format,
+    terminal::{printable, printable_json, printable_line},
+};
 use crate::{
     config,
     gateway::{
@@ -72,7 +76,8 @@ pub fn explain(args: &ExplainArgs) -> ExitCode {
     match try_explain(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(anstream::stderr(), "error: {error:#}");
+            let error = printable(&format!("{error:#}"));
+            let _ = writeln!(anstream::stderr(), "error: {error}");
             ExitCode::FAILURE
         }
     }
@@ -151,15 +156,14 @@ fn show(args: &ExplainArgs, explained: &Value) -> anyhow::Result<()> {
     let mut text = String::new();
     if let (Some(id), Some(at)) = (explained["request_id"].as_str(), explained["at"].as_str()) {
         let outcome = explained["outcome"].as_str().unwrap_or_default();
-        text = format!("request {} was {outcome} at {at}\n\n", id.escape_debug());
+        text = printable_line(&format!("request {id} was {outcome} at {at}")) + "\n\n";
     }
     let text = match args.format {
         Format::Text => {
-            text + explained["text"]
-                .as_str()
-                .context("the response has no explanation")?
+            let explanation = explained["text"].as_str();
+            text + &printable(explanation.context("the response has no explanation")?)
         }
-        Format::Json => format!("{explained}\n"),
+        Format::Json => printable_json(&explained.to_string()) + "\n",
     };
     // a closed pipe is not a failure
     let _ = std::io::stdout().write_all(text.as_bytes());
@@ -220,7 +224,8 @@ fn described(args: &ExplainArgs) -> anyhow::Result<Described> {
 /// Reads a client certificate.
 fn presented(file: &Path) -> anyhow::Result<Presented> {
     let shown = file.display();
-    let pem = fs::read(file).with_context(|| format!("{shown} cannot be read"))?;
+    let pem =
+        config::read_file(file).map_err(|why| anyhow::anyhow!("{shown} cannot be read: {why}"))?;
     Presented::parse(&pem).map_err(|fault| {
         anyhow::anyhow!("{shown} {fault}: name a PEM file with the client's certificate, followed by any intermediates")
     })

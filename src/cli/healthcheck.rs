@@ -2,10 +2,11 @@
 
 use std::{
     io::{self, Read, Write},
-    net::{TcpStream, ToSocketAddrs},
     process::ExitCode,
     time::Duration,
 };
+
+use super::timed_stream::TimedStream;
 
 /// Arguments of `tidegate healthcheck`.
 #[derive(Debug, clap::Args)]
@@ -20,7 +21,7 @@ pub struct HealthcheckArgs {
     admin: String,
 }
 
-/// The longest wait for each step of the check.
+/// The longest time for the whole check.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Exits 0 if `/readyz` answers 200, otherwise 1 with the reason on stderr. Container health checks
@@ -74,17 +75,9 @@ pub(super) fn authority(admin: &str) -> Result<&str, String> {
 
 /// The status of `GET /readyz`.
 fn ask(authority: &str) -> io::Result<u16> {
-    let address = authority
-        .to_socket_addrs()?
-        .next()
-        .ok_or_else(|| io::Error::other("the host name has no address"))?;
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    write!(
-        stream,
-        "GET /readyz HTTP/1.1\r\nhost: {authority}\r\nconnection: close\r\n\r\n"
-    )?;
+    let mut stream = TimedStream::connect(authority, PATIENCE)?;
+    let request = format!("GET /readyz HTTP/1.1\r\nhost: {authority}\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes())?;
     let mut head = [0; 12];
     stream.read_exact(&mut head)?;
     let status = head

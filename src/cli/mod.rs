@@ -14,6 +14,8 @@ pub mod healthcheck;
 pub mod init;
 pub mod run;
 pub mod schema;
+mod terminal;
+mod timed_stream;
 pub mod top;
 
 /// A rate-limiting reverse proxy that protects an origin from overload.

@@ -10,7 +10,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::admin::AdminAddress;
+use super::{admin::AdminAddress, terminal::printable};
 
 /// Arguments of `tidegate top`.
 #[derive(Debug, clap::Args)]
@@ -45,18 +45,17 @@ pub fn top(args: &TopArgs) -> ExitCode {
         let status = match args.gateway.ask("GET", "status", &Value::Null) {
             Ok(status) => status,
             Err(error) => {
-                let _ = writeln!(anstream::stderr(), "error: {error:#}");
+                let error = printable(&format!("{error:#}"));
+                let _ = writeln!(anstream::stderr(), "error: {error}");
                 return ExitCode::FAILURE;
             }
         };
         let now = Instant::now();
         if let Some((then, before)) = &before {
-            let mut text = if live {
-                CLEAR.to_owned()
-            } else {
-                String::new()
-            };
+            let mut text = String::new();
             screen(&mut text, &status, before, now.duration_since(*then));
+            let clear = if live { CLEAR } else { "" };
+            let text = clear.to_owned() + &printable(&text);
             // a closed pipe is not a failure
             if std::io::stdout().write_all(text.as_bytes()).is_err() || !live {
                 return ExitCode::SUCCESS;

@@ -365,11 +365,14 @@ fn a_client_certificate_that_cannot_be_explained_says_why() {
     let damaged = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     write("damaged.pem", damaged);
     write("cut.pem", &damaged[..40]);
+    write("large.pem", &"\n".repeat((4 << 20) + 1));
     let nobody = "[upstream.a]\nservers = [\"builtin:echo\"]\n[[route]]\nname = \"all\"\npath = \"/{*rest}\"\nupstream = \"a\"\n";
     write("plain.toml", nobody);
     let admin = format!("http://{}", gateway.admin_address());
     for (certificate, config, part) in [
         ("nowhere.pem", "gateway.toml", "nowhere.pem cannot be read"),
+        ("/dev/zero", "gateway.toml", "it is not a regular file"),
+        ("large.pem", "gateway.toml", "larger than 4194304 bytes"),
         (
             "alice.key",
             "gateway.toml",

@@ -1,8 +1,13 @@
 //! Operations on a running gateway: limits, keys, decisions, and the kill switch.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
-use crate::support::{Client, Gateway, Redis, Request, eventually, tidegate, wait::eventually_eq};
+use crate::support::{
+    Client, Gateway, Origin, Redis, Request, eventually, tidegate,
+    wait::{eventually_eq, pause},
+};
 
 const LIMITED: &str = r#"
     [gateway]
@@ -593,6 +598,72 @@ fn top_shows_what_happens_and_to_whom() {
         refused.code == Some(1) && refused.stderr.contains("--token-file"),
         "{refused}"
     );
+}
+
+#[test]
+fn a_hostile_admin_address_cannot_command_the_terminal() {
+    // terminal commands in C0 and C1, a reversed line, invisible characters
+    const HOSTILE: &str = "a\u{9b}31m\u{202e}\u{2066}\u{ad}\u{7f}";
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let escaped = format!("{HOSTILE}\\u001b[2J");
+    let failure = format!("{{\"error\": \"{escaped}\"}}");
+    let success = format!(
+        "{{\"request_id\": \"{escaped}\", \"at\": \"{escaped}\", \"outcome\": \"{escaped}\", \"text\": \"{escaped}\", \"version\": \"{escaped}\", \"in_flight\": \"{escaped}\", \"limits\": [{{\"name\": \"{escaped}\", \"keys\": \"{escaped}\"}}]}}"
+    );
+    for (status, body) in [(500, failure), (500, escaped), (200, success)] {
+        let origin = Origin::new(move |exchange| {
+            exchange.read_body()?;
+            exchange.respond(status, &[], body.as_bytes())?;
+            exchange.close()
+        });
+        for arguments in [
+            &["top", "--once"][..],
+            &["explain", "/"],
+            &["explain", "--request-id", "1"],
+            &["explain", "/", "--format", "json"],
+        ] {
+            let shown = tidegate(
+                folder.path(),
+                &[arguments, &["--admin", &origin.url()]].concat(),
+            );
+            let expected = if status == 200 { 0 } else { 1 };
+            assert_eq!(shown.code, Some(expected), "{shown}");
+            let text = format!("{}{}", shown.stdout, shown.stderr);
+            assert!(text.contains("31m"), "{arguments:?}: {text:?}");
+            for character in [
+                '\u{1b}', '\u{9b}', '\u{202e}', '\u{2066}', '\u{ad}', '\u{7f}',
+            ] {
+                assert!(!text.contains(character), "{arguments:?}: {text:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_admin_address_that_answers_byte_by_byte_does_not_hold_a_command() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let origin = Origin::new(|exchange| {
+        exchange.write(b"HTTP")?;
+        loop {
+            exchange.write(b" ")?;
+            pause(Duration::from_millis(500));
+        }
+    });
+    let url = origin.url();
+    std::thread::scope(|scope| {
+        for (command, part) in [
+            (&["healthcheck"][..], "not complete after 2s"),
+            (&["top", "--once"], "not complete after 10s"),
+            (&["explain", "/"], "not complete after 10s"),
+        ] {
+            let (folder, url) = (folder.path(), &url);
+            scope.spawn(move || {
+                let shown = tidegate(folder, &[command, &["--admin", url]].concat());
+                assert_eq!(shown.code, Some(1), "{shown}");
+                assert!(shown.stderr.contains(part), "{shown}");
+            });
+        }
+    });
 }
 
 #[test]
