@@ -10,7 +10,10 @@ use annotate_snippets::{
 };
 use serde_json::{Value, json};
 
-use super::{code::Code, source::SourceText};
+use super::{
+    code::Code,
+    source::{SourceText, without_credentials},
+};
 
 /// How many problems of each severity a report keeps; the rest are only counted.
 pub const MAX_SHOWN: usize = 100;
@@ -226,7 +229,19 @@ impl Diagnostic {
 pub(super) struct Problems(RefCell<DiagnosticReport>);
 
 impl Problems {
-    pub(super) fn push(&self, diagnostic: Diagnostic) {
+    /// Adds a problem, and masks the credentials of URLs in its texts.
+    pub(super) fn push(&self, mut diagnostic: Diagnostic) {
+        let Diagnostic {
+            message,
+            label,
+            hint,
+            ..
+        } = &mut diagnostic;
+        for text in [message, label, hint] {
+            if let Cow::Owned(shown) = without_credentials(text) {
+                *text = shown;
+            }
+        }
         let mut report = self.0.borrow_mut();
         let found = match diagnostic.severity {
             Severity::Error => &mut report.errors,
@@ -311,9 +326,11 @@ pub(crate) fn count(n: usize, noun: &str) -> String {
     }
 }
 
-/// Quotes untrusted text in backticks: escaped, and cut after 60 characters.
+/// Quotes untrusted text in backticks: escaped, and cut after 60 characters. Credentials of a URL
+/// are masked before: the cut could remove the `@` that ends them.
 pub(super) fn quote(text: &str) -> String {
     const MAX_CHARS: usize = 60;
+    let text = &*without_credentials(text);
     let is_plain = |byte: u8| matches!(byte, b' '..=b'~') && byte != b'\\';
     if text.len() <= MAX_CHARS && text.bytes().all(is_plain) {
         // fast path: nearly every name is plain, and large files have many

@@ -2,9 +2,10 @@
 //!
 //! A diagnostic shows a line, and a line may hold a secret: an API key pasted in place of its
 //! digest, or a password in a URL. The value after a telling name (`token = …`) is masked, even if
-//! the key does not exist. So is everything between `://` and `@`.
+//! the key does not exist. So are the user name and the password in a URL. Messages quote values,
+//! so [`without_credentials`] masks those in messages too.
 
-use std::ops::Range;
+use std::{borrow::Cow, ops::Range};
 
 use super::diagnostic::{MAX_LINE_BYTES, SourceLocation};
 
@@ -83,16 +84,50 @@ fn redact(line: &str) -> String {
             mask(&mut shown, value_after(line, at + 1));
         }
     }
-    for (at, scheme) in line.match_indices("://") {
-        let authority = &line[at + scheme.len()..];
-        let end = authority
-            .find(['/', '"', '\'', ' '])
-            .unwrap_or(authority.len());
-        if let Some(password) = authority[..end].rfind('@') {
-            mask(&mut shown, at + scheme.len()..at + scheme.len() + password);
-        }
+    for credentials in credentials_in(line) {
+        mask(&mut shown, credentials);
     }
     shown
+}
+
+/// Replaces the user name and the password of every URL in a message by `***`.
+pub(super) fn without_credentials(text: &str) -> Cow<'_, str> {
+    let mut shown = String::new();
+    let mut copied = 0;
+    for credentials in credentials_in(text) {
+        shown.push_str(&text[copied..credentials.start]);
+        shown.push_str("***");
+        copied = credentials.end;
+    }
+    if copied == 0 {
+        return text.into();
+    }
+    shown.push_str(&text[copied..]);
+    shown.into()
+}
+
+/// Where URLs have user names and passwords: between `://` and the last `@` before a quote, since a
+/// password may have any character that its author forgot to escape. Some keys take
+/// `USER:PASSWORD@HOST` without a scheme; that text itself, which hints show, is no secret.
+fn credentials_in(text: &str) -> Vec<Range<usize>> {
+    const SCHEME_END: &str = "://";
+    let mut found = Vec::new();
+    let mut start = 0;
+    for part in text.split_inclusive(['"', '\'', '`']) {
+        let before = part.rsplit_once('@').map_or("", |(before, _)| before);
+        let word = before.rsplit(char::is_whitespace).next().unwrap_or(before);
+        let secret = match before.split_once(SCHEME_END) {
+            Some((_, secret)) => secret,
+            None if word.contains(':') => word,
+            None => "",
+        };
+        if !matches!(secret, "" | "USER:PASSWORD") {
+            let end = start + before.len();
+            found.push(end - secret.len()..end);
+        }
+        start += part.len();
+    }
+    found
 }
 
 /// The value after `from`: the quoted text, or everything up to a separator.
@@ -129,6 +164,9 @@ mod tests {
             r#""api_key" = "hunter2"#,
             r#"admin.password = hunter2 # note"#,
             r#"url = "redis://user:hunter2@host:1""#,
+            r#"url = "redis://user:slash/hunter2@host:1""#,
+            r#"nodes = ["a:1", "user:hunter2@host:1"]"#,
+            r#"urls = ["http://h:1", "http://u:a@hunter2 @h", "http://:hunter2@[::1]"]"#,
             r#"secret = "a = \"hunter2\"""#,
             r#"token = "${TOKEN:-hunter2}""#,
         ] {
@@ -139,11 +177,37 @@ mod tests {
     }
 
     #[test]
+    fn a_message_names_a_url_without_its_credentials() {
+        for (message, shown) in [
+            (
+                "`http://u:hunter2@h:1/x` is not a server",
+                "`http://***@h:1/x` is not a server",
+            ),
+            ("at redis://:hun/ter2@h:1", "at redis://***@h:1"),
+            ("`u:hunter2@h` or `http://h`", "`***@h` or `http://h`"),
+            (
+                "`alice@example.com` has no key",
+                "`alice@example.com` has no key",
+            ),
+            (
+                "write rediss://USER:PASSWORD@HOST",
+                "write rediss://USER:PASSWORD@HOST",
+            ),
+            ("not\u{a0}u:hunter2@h", "not\u{a0}***@h"),
+            ("`http://h:1` `@x` `x://@h`", "`http://h:1` `@x` `x://@h`"),
+        ] {
+            assert_eq!(without_credentials(message), shown);
+            assert_eq!(without_credentials(shown), shown, "again");
+        }
+    }
+
+    #[test]
     fn what_is_no_secret_stays_readable() {
         for line in [
             r#"token_file = "admin.token""#,
             r#"from = "api_key""#,
             r#"token = "${ADMIN_TOKEN}""#,
+            r#"user = "alice@example.com""#,
         ] {
             assert_eq!(redact(line), line);
         }
