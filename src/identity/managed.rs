@@ -5,6 +5,9 @@
 //! `X.User.Id` to one name. A client could send a variant that is not removed. So drop the fields
 //! that [`ManagedFields::contains`] from untrusted peers, and every [`ManagedFields::alias`] from
 //! any peer.
+//!
+//! The header of a credential belongs to the client, so it passes. Its other spellings do not: the
+//! gateway does not check them, but the upstream may.
 
 use super::{AddressSource, IdentitySettings, UserSource};
 
@@ -27,6 +30,8 @@ const FAMILY: &str = "x-forwarded-";
 pub struct ManagedFields {
     /// As configured, in lower case.
     names: Vec<Box<str>>,
+    /// Headers in which clients send credentials: not managed, but their other spellings are.
+    credentials: Vec<Box<str>>,
     /// Bit n is set if some name has n bytes. This alone excludes nearly every other name.
     lengths: u64,
     source: AddressSource,
@@ -36,26 +41,35 @@ impl ManagedFields {
     /// Collects the fixed names and the configured names for addresses, users and tiers.
     pub fn new(settings: &IdentitySettings) -> ManagedFields {
         let mut names: Vec<Box<str>> = ALWAYS.map(Box::from).into();
+        let mut credentials: Vec<Box<str>> = Vec::new();
         if let AddressSource::Single(name) = &settings.address_from {
             names.push(name.as_str().into());
         }
         for source in &settings.users {
-            if let UserSource::Header {
-                header,
-                tier_header,
-            } = source
-            {
-                names.push(header.as_str().into());
-                names.extend(tier_header.as_ref().map(|header| header.as_str().into()));
+            match source {
+                UserSource::Header {
+                    header,
+                    tier_header,
+                } => {
+                    names.push(header.as_str().into());
+                    names.extend(tier_header.as_ref().map(|header| header.as_str().into()));
+                }
+                UserSource::ApiKey { header, .. } => credentials.push(header.as_str().into()),
+                UserSource::Jwt(source) => credentials.push(source.header.as_str().into()),
+                UserSource::ClientCert(_) => {}
             }
         }
-        names.sort_unstable();
-        names.dedup();
+        for list in [&mut names, &mut credentials] {
+            list.sort_unstable();
+            list.dedup();
+        }
         let lengths = names
             .iter()
+            .chain(&credentials)
             .fold(0, |lengths, name| lengths | length_bit(name));
         ManagedFields {
             names,
+            credentials,
             lengths,
             source: settings.address_from.clone(),
         }
@@ -66,40 +80,51 @@ impl ManagedFields {
         &self.source
     }
 
-    /// Whether a field name, in any case, is managed or resembles a managed name. Takes a few
-    /// nanoseconds for most other names.
+    /// Whether a field name, in any case, is managed, or resembles a managed name or the header of
+    /// a credential. Takes a few nanoseconds for most other names.
     pub fn contains(&self, name: &str) -> bool {
-        in_family(name) || self.look_alikes(name).next().is_some()
+        in_family(name)
+            || (self.may_be_known(name)
+                && (look_alikes(&self.names, name).next().is_some()
+                    || self.is_other_spelling(name)))
     }
 
-    /// Whether a field name resembles a managed name but differs by more than case. No legitimate
-    /// sender uses such a name.
+    /// Whether a field name resembles a managed name or the header of a credential but differs by
+    /// more than case. No legitimate sender uses such a name.
     pub fn alias(&self, name: &str) -> bool {
         if in_family(name) {
             return name.contains(['_', '.']);
         }
-        let mut is_alias = false;
-        for managed in self.look_alikes(name) {
-            if managed.eq_ignore_ascii_case(name) {
-                return false;
-            }
-            is_alias = true;
-        }
-        is_alias
+        self.may_be_known(name) && self.is_other_spelling(name)
     }
 
-    fn look_alikes(&self, name: &str) -> impl Iterator<Item = &str> {
-        let worth_a_look = self.lengths & length_bit(name) != 0;
-        let names = if worth_a_look {
-            self.names.as_slice()
-        } else {
-            &[]
-        };
-        names
-            .iter()
-            .map(|managed| &**managed)
-            .filter(move |managed| managed.len() == name.len() && look_alike(managed, name))
+    /// Whether a field may not be in trailers: it is managed or carries a credential, in any
+    /// spelling. Servers that merge trailers into the headers would take it for a checked field.
+    pub fn forbids_trailer(&self, name: &str) -> bool {
+        self.contains(name) || look_alikes(&self.credentials, name).next().is_some()
     }
+
+    fn may_be_known(&self, name: &str) -> bool {
+        self.lengths & length_bit(name) != 0
+    }
+
+    fn is_other_spelling(&self, name: &str) -> bool {
+        let mut resembles = false;
+        for known in look_alikes(&self.names, name).chain(look_alikes(&self.credentials, name)) {
+            if known.eq_ignore_ascii_case(name) {
+                return false;
+            }
+            resembles = true;
+        }
+        resembles
+    }
+}
+
+fn look_alikes<'a>(names: &'a [Box<str>], name: &'a str) -> impl Iterator<Item = &'a str> {
+    names
+        .iter()
+        .map(|known| &**known)
+        .filter(move |known| known.len() == name.len() && look_alike(known, name))
 }
 
 fn in_family(name: &str) -> bool {
@@ -131,7 +156,10 @@ mod tests {
     use http::HeaderName;
     use proptest::prelude::*;
 
-    use super::*;
+    use super::{
+        super::{KnownKeys, OnInvalid},
+        *,
+    };
 
     fn managed() -> ManagedFields {
         ManagedFields::new(&IdentitySettings {
@@ -174,6 +202,25 @@ mod tests {
             assert!(managed.contains(name), "{name}");
             assert_eq!(managed.alias(name), alias, "{name}");
         }
+    }
+
+    #[test]
+    fn credential_passes_in_its_own_spelling_only() {
+        let managed = ManagedFields::new(&IdentitySettings {
+            users: vec![UserSource::ApiKey {
+                header: HeaderName::from_static("x-api-key"),
+                keys: KnownKeys::new(Vec::new()),
+                invalid: OnInvalid::Reject,
+            }],
+            ..IdentitySettings::default()
+        });
+        assert!(!managed.contains("X-Api-Key") && !managed.alias("X-Api-Key"));
+        assert!(managed.forbids_trailer("X-Api-Key"));
+        for name in ["x_api_key", "X.Api.Key", "x-api_key"] {
+            assert!(managed.contains(name) && managed.alias(name), "{name}");
+            assert!(managed.forbids_trailer(name), "{name}");
+        }
+        assert!(!managed.forbids_trailer("x-api-keys"));
     }
 
     #[test]

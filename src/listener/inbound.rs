@@ -201,7 +201,8 @@ impl InboundBody {
         self.messages = Some(Messages::default());
     }
 
-    /// Removes from its trailers every field that a server could read as one of the gateway's own.
+    /// Removes from its trailers every field that a server could read as one of the gateway's own
+    /// or as a credential.
     pub fn remove_from_trailers(&mut self, managed: &Arc<ManagedFields>) {
         if !self.is_end_stream() {
             self.managed = Some(Arc::clone(managed));
@@ -277,8 +278,8 @@ impl InboundBody {
 
     fn without_managed(&self, mut frame: Frame<Bytes>) -> Frame<Bytes> {
         if let (Some(managed), Some(trailers)) = (&self.managed, frame.trailers_mut()) {
-            let is_managed = |name: &&HeaderName| managed.contains(name.as_str());
-            let named: Vec<HeaderName> = trailers.keys().filter(is_managed).cloned().collect();
+            let is_forbidden = |name: &&HeaderName| managed.forbids_trailer(name.as_str());
+            let named: Vec<HeaderName> = trailers.keys().filter(is_forbidden).cloned().collect();
             for name in named {
                 trailers.remove(name);
             }

@@ -129,7 +129,8 @@ pub fn is_hop_by_hop(name: &HeaderName) -> bool {
 }
 
 /// Whether a field is allowed in trailers: none that frames, routes, authenticates or that the
-/// gateway vouches for, nor any spelling that a server could take for it.
+/// gateway vouches for, nor any spelling that a server could take for it. The headers of configured
+/// credentials are removed before: see [`ManagedFields::forbids_trailer`].
 pub fn may_be_trailer(field: &HeaderName) -> bool {
     let name = field.as_str();
     if name.bytes().any(|byte| matches!(byte, b'_' | b'.')) {
@@ -153,11 +154,18 @@ fn is_harmless_trailer(name: &HeaderName) -> bool {
             "age",
             "forwarded",
             "range",
+            "traceparent",
+            "tracestate",
+            "x-method-override",
+            "x-original-url",
             "x-real-ip",
+            "x-rewrite-url",
         ]
         .contains(&text)
         || [
+            "sec-websocket-",
             "x-forwarded-",
+            "x-http-method",
             "x-request-",
             "x-user-",
             "x-rate",
