@@ -81,7 +81,7 @@ const EXCEPTIONS: &[Exception] = &[
         },
     },
     Exception {
-        why: "docs/decisions/0003: during a rollout the bucket may refill behind a lease once",
+        why: "docs/shared-limits.md: a bucket may refill once behind tokens borrowed before a change",
         covers: |judged, fault| {
             let changes = matches!(judged.event, Event::Reload | Event::Exchange);
             changes && judged.is_leased() && fault.is_beyond()
