@@ -312,7 +312,7 @@ fn key_json(active: &ActiveConfig, limit: &str, view: &KeyView) -> Value {
             Effect::Block => "block",
         };
         json!({
-            "for": exception.whom.to_string(),
+            "for": exception.target.to_string(),
             "effect": effect,
             "until": until_json(exception.until),
             "note": exception.note,

@@ -194,7 +194,7 @@ pub struct Slow {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigOverride {
     /// The user, tenant, network or key.
-    pub whom: Whom,
+    pub target: OverrideTarget,
     /// What replaces the limit.
     pub effect: Effect,
     /// When it ends; `None` means never.
@@ -205,7 +205,7 @@ pub struct ConfigOverride {
 
 /// The subject of an exception.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Whom {
+pub enum OverrideTarget {
     /// A user, by name.
     User(String),
     /// A tenant, by name.
@@ -216,13 +216,13 @@ pub enum Whom {
     Key(String),
 }
 
-impl fmt::Display for Whom {
+impl fmt::Display for OverrideTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Whom::User(name) => write!(f, "user {name}"),
-            Whom::Tenant(name) => write!(f, "tenant {name}"),
-            Whom::Ip(network) => write!(f, "{network}"),
-            Whom::Key(key) => write!(f, "key {key}"),
+            OverrideTarget::User(name) => write!(f, "user {name}"),
+            OverrideTarget::Tenant(name) => write!(f, "tenant {name}"),
+            OverrideTarget::Ip(network) => write!(f, "{network}"),
+            OverrideTarget::Key(key) => write!(f, "key {key}"),
         }
     }
 }

@@ -29,7 +29,8 @@ pub use diagnostic::{
     Diagnostic, DiagnosticReport, MAX_LINE_BYTES, MAX_SHOWN, Severity, SourceLocation,
 };
 pub use limit::{
-    ConfigOverride, Effect, Exempt, LimitSettings, Mode, Over, Share, SharedSettings, Slow, Whom,
+    ConfigOverride, Effect, Exempt, LimitSettings, Mode, Over, OverrideTarget, Share,
+    SharedSettings, Slow,
 };
 pub use quick::{parse_limit, parse_to, quick};
 pub use schema::json_schema;

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     budget::SharedClaim,
-    config::{self, ConfigOverride, Effect, Mode, Whom},
+    config::{self, ConfigOverride, Effect, Mode, OverrideTarget},
     limit::{Charge, Key, Standing},
 };
 
@@ -179,7 +179,7 @@ impl ActiveConfig {
         let settings = &rule.settings;
         let now = SystemTime::now();
         let holds = |one: &&ConfigOverride| one.until.is_none_or(|until| now < until);
-        let fits = |one: &&ConfigOverride| is_for(settings, &one.whom, name);
+        let fits = |one: &&ConfigOverride| is_for(settings, &one.target, name);
         let known = |tier: &str| settings.tiers.iter().any(|(known, _)| known == tier);
         if is_exempt(settings, name) {
             return Applies::Exempt;
@@ -316,13 +316,13 @@ fn parts<'n>(settings: &config::LimitSettings, name: &'n str) -> Vec<(&'n str, &
 }
 
 /// Whether a configured override names this key.
-fn is_for(settings: &config::LimitSettings, whom: &Whom, name: &str) -> bool {
+fn is_for(settings: &config::LimitSettings, whom: &OverrideTarget, name: &str) -> bool {
     let has = |part: &str, value: &str| parts(settings, name).contains(&(part, value));
     match whom {
-        Whom::User(user) => has("user", user),
-        Whom::Tenant(tenant) => has("tenant", tenant),
-        Whom::Ip(network) => is_within(settings, name, network),
-        Whom::Key(key) => key == name,
+        OverrideTarget::User(user) => has("user", user),
+        OverrideTarget::Tenant(tenant) => has("tenant", tenant),
+        OverrideTarget::Ip(network) => is_within(settings, name, network),
+        OverrideTarget::Key(key) => key == name,
     }
 }
 

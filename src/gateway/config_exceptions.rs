@@ -8,7 +8,7 @@ use std::{
 use ipnet::IpNet;
 
 use crate::{
-    config::{self, Effect, Whom},
+    config::{self, Effect, OverrideTarget},
     identity::Client,
 };
 
@@ -47,14 +47,14 @@ impl ConfigExceptions {
             exceptions
                 .overrides
                 .push((exception.effect, exception.until));
-            let names = match &exception.whom {
-                Whom::Ip(network) => {
+            let names = match &exception.target {
+                OverrideTarget::Ip(network) => {
                     exceptions.ips.push((*network, index));
                     continue;
                 }
-                Whom::User(name) => (&mut exceptions.users, name),
-                Whom::Tenant(name) => (&mut exceptions.tenants, name),
-                Whom::Key(key) => (&mut exceptions.keys, key),
+                OverrideTarget::User(name) => (&mut exceptions.users, name),
+                OverrideTarget::Tenant(name) => (&mut exceptions.tenants, name),
+                OverrideTarget::Key(key) => (&mut exceptions.keys, key),
             };
             names.0.entry(names.1.clone()).or_default().push(index);
         }

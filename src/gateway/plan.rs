@@ -464,7 +464,7 @@ fn tiers_before(before: &config::LimitSettings, after: &config::LimitSettings) -
         let same = before
             .overrides
             .iter()
-            .find(|other| other.whom == exception.whom);
+            .find(|other| other.target == exception.target);
         if let (Effect::Quota(place), Some(Effect::Quota(then))) =
             (exception.effect, same.map(|same| same.effect))
         {

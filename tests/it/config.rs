@@ -11,8 +11,8 @@ use std::{
 use proptest::prelude::*;
 use tidegate::{
     config::{
-        self, Code, DiagnosticReport, Effect, LimitSettings, LoadedConfig, Mode, Over, Severity,
-        Share, Whom,
+        self, Code, DiagnosticReport, Effect, LimitSettings, LoadedConfig, Mode, Over,
+        OverrideTarget, Severity, Share,
     },
     identity::{ClaimRules, KeySource, Missing, OnInvalid, UserSource},
     limit::Algorithm,
@@ -390,7 +390,10 @@ fn what_a_limit_does_is_what_was_written() {
         ]
     );
     assert_eq!((global.mode, global.over), (Mode::Enforce, Over::Reject));
-    assert_eq!(global.overrides[0].whom, Whom::Key("all".to_owned()));
+    assert_eq!(
+        global.overrides[0].target,
+        OverrideTarget::Key("all".to_owned())
+    );
     let last: Vec<String> = all_parts.key.iter().map(ToString::to_string).collect();
     assert_eq!(
         last[11..],
@@ -406,7 +409,7 @@ fn what_a_limit_does_is_what_was_written() {
     let [acme, bulk] = per_user.overrides.as_slice() else {
         panic!("two exceptions")
     };
-    assert_eq!(acme.whom, Whom::User("acme".to_owned()));
+    assert_eq!(acme.target, OverrideTarget::User("acme".to_owned()));
     assert_eq!(
         (acme.effect, bulk.effect),
         (Effect::Quota(3), Effect::Quota(4))

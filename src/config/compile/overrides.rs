@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     config::{
-        ConfigOverride, Effect, LimitSettings, Whom,
+        ConfigOverride, Effect, LimitSettings, OverrideTarget,
         code::Code,
         diagnostic::{PendingDiagnostic, quote},
         file::Section,
@@ -37,26 +37,26 @@ pub(super) fn compile(file: &Section<'_>, prefixes: Prefixes, limits: &mut [Name
         let limit = section
             .require("limit", "add limit = \"NAME\", the limit to override")
             .and_then(|value| find_limit(&value.text()?, limits));
-        let whom = whom(&section);
+        let found = target(&section);
         let effect = effect(&section);
         let until = section.get("until").and_then(|value| until(&value, now));
         let note = section.get("note").and_then(|value| value.text());
         section.finish();
-        let (Some(index), Some((whom, who)), Some(effect)) = (limit, whom, effect) else {
+        let (Some(index), Some((target, named)), Some(effect)) = (limit, found, effect) else {
             continue;
         };
-        let line = who.document.source.line(who.span.start);
+        let line = named.document.source.line(named.span.start);
         if !is_over(until)
-            && let Some(first) = earlier.insert((index, format!("{whom:?}")), line)
+            && let Some(first) = earlier.insert((index, format!("{target:?}")), line)
         {
-            let message = format!("the limit already has an exception for {}", who.shown());
+            let message = format!("the limit already has an exception for {}", named.shown());
             let hint = format!("the other is on line {first}: remove one of them");
-            who.error(PendingDiagnostic::new(Code::Duplicate, message).hint(hint));
+            named.error(PendingDiagnostic::new(Code::Duplicate, message).hint(hint));
         }
         let Some(limit) = limits[index].compiled.as_mut() else {
             continue;
         };
-        check_whom(limit, prefixes, &whom, &who);
+        check_target(limit, prefixes, &target, &named);
         let Some(effect) = effect.apply(limit) else {
             continue;
         };
@@ -69,7 +69,7 @@ pub(super) fn compile(file: &Section<'_>, prefixes: Prefixes, limits: &mut [Name
             continue;
         }
         limit.overrides.push(ConfigOverride {
-            whom,
+            target,
             effect,
             until,
             note: note.map(|note| note.value),
@@ -78,7 +78,7 @@ pub(super) fn compile(file: &Section<'_>, prefixes: Prefixes, limits: &mut [Name
 }
 
 /// Reads the one key that names the subject, and its text.
-fn whom<'a>(section: &Section<'a>) -> Option<(Whom, ExpandedText<'a>)> {
+fn target<'a>(section: &Section<'a>) -> Option<(OverrideTarget, ExpandedText<'a>)> {
     let written = ["user", "tenant", "ip", "key"].map(|key| (key, section.get(key)));
     let mut written = written
         .into_iter()
@@ -95,13 +95,13 @@ fn whom<'a>(section: &Section<'a>) -> Option<(Whom, ExpandedText<'a>)> {
         refuse_second(&value, key, other);
     }
     let text = value.text()?;
-    let whom = match key {
-        "user" => Whom::User(text.value.clone()),
-        "tenant" => Whom::Tenant(text.value.clone()),
-        "ip" => Whom::Ip(text.parse("a network", parse_network)?),
-        _ => Whom::Key(text.value.clone()),
+    let target = match key {
+        "user" => OverrideTarget::User(text.value.clone()),
+        "tenant" => OverrideTarget::Tenant(text.value.clone()),
+        "ip" => OverrideTarget::Ip(text.parse("a network", parse_network)?),
+        _ => OverrideTarget::Key(text.value.clone()),
     };
-    Some((whom, text))
+    Some((target, text))
 }
 
 fn refuse_second(value: &ConfigValue<'_>, first: &str, second: &str) {
@@ -200,14 +200,19 @@ impl WrittenOverride<'_> {
 }
 
 /// Checks that the limit's key contains the kind of subject that the exception names.
-fn check_whom(limit: &LimitSettings, prefixes: Prefixes, whom: &Whom, who: &ExpandedText<'_>) {
+fn check_target(
+    limit: &LimitSettings,
+    prefixes: Prefixes,
+    target: &OverrideTarget,
+    named: &ExpandedText<'_>,
+) {
     let has = |parts: &[KeyPart]| limit.key.iter().any(|part| parts.contains(part));
-    let (fits, part) = match whom {
-        Whom::User(_) => (has(&[KeyPart::User, KeyPart::UserOrIp]), "user"),
-        Whom::Tenant(_) => (has(&[KeyPart::Tenant]), "tenant"),
-        Whom::Ip(_) => (has(&[KeyPart::Ip, KeyPart::UserOrIp]), "ip"),
-        Whom::Key(_) => {
-            who.parse("a key of the limit", |key| {
+    let (fits, part) = match target {
+        OverrideTarget::User(_) => (has(&[KeyPart::User, KeyPart::UserOrIp]), "user"),
+        OverrideTarget::Tenant(_) => (has(&[KeyPart::Tenant]), "tenant"),
+        OverrideTarget::Ip(_) => (has(&[KeyPart::Ip, KeyPart::UserOrIp]), "ip"),
+        OverrideTarget::Key(_) => {
+            named.parse("a key of the limit", |key| {
                 check_key(limit, prefixes, key).map_err(|(message, hint)| {
                     let (key, name) = (quote(key), quote(&limit.name));
                     let message = format!("{key} is not a key of limit {name}: {message}");
@@ -224,7 +229,7 @@ fn check_whom(limit: &LimitSettings, prefixes: Prefixes, whom: &Whom, who: &Expa
             "its key is [{}]: an exception is for a part of it",
             key.join(", ")
         );
-        who.error(PendingDiagnostic::new(Code::UnfitOverride, message).hint(hint));
+        named.error(PendingDiagnostic::new(Code::UnfitOverride, message).hint(hint));
     }
 }
 

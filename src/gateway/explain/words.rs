@@ -80,7 +80,7 @@ pub(super) fn exception(settings: &crate::config::LimitSettings, place: usize) -
     let note = exception.note.as_deref().map(|note| format!(" ({note})"));
     format!(
         "an [[override]] for {}: {what}{}",
-        exception.whom,
+        exception.target,
         note.unwrap_or_default()
     )
 }
