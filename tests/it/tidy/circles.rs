@@ -66,6 +66,17 @@ fn a_circle_of_files_is_found() {
         ]),
         ["a", "a/one"]
     );
+    assert_eq!(
+        circular(&[
+            ("a", "mod one; struct Two; fn f() { one::f() }"),
+            ("a/one", "use super::Two;")
+        ]),
+        ["a", "a/one"],
+        "a path in the code is an import"
+    );
+    let parent = "#[cfg(test)]\nmod tests;\nuse a;\n#[cfg(test)]\nmod more {\nuse b;";
+    assert!(without_tests(parent).contains("use a;"));
+    assert!(!without_tests(parent).contains("use b;"));
 }
 
 fn named(file: &Source) -> (Name, String) {
@@ -77,14 +88,20 @@ fn named(file: &Source) -> (Name, String) {
     if name.last().is_some_and(|last| last == "mod") {
         name.pop();
     }
-    (
-        name,
-        file.code
-            .split("#[cfg(test)]\nmod ")
-            .next()
-            .unwrap_or_default()
-            .to_owned(),
-    )
+    (name, without_tests(&file.code).to_owned())
+}
+
+/// The code before an inline module of tests. `mod tests;` names a file of its own.
+fn without_tests(code: &str) -> &str {
+    let is_inline = |(at, start): &(usize, &str)| {
+        let rest = &code[at + start.len()..];
+        rest.split_once('\n')
+            .is_some_and(|(line, _)| line.ends_with('{'))
+    };
+    match code.match_indices("#[cfg(test)]\nmod ").find(is_inline) {
+        Some((at, _)) => &code[..at],
+        None => code,
+    }
 }
 
 /// Which files each file imports from.
@@ -117,7 +134,7 @@ struct Use {
     is_export: bool,
 }
 
-/// Every path that a file names in `use`, or in its code from `crate` or `super` on.
+/// Every path that a file names in `use`, or in its code from `crate`, `super` or a child module on.
 fn uses(file: &Name, code: &str, files: &BTreeMap<Name, String>) -> Vec<Use> {
     let mut found = Vec::new();
     let mut rest = code;
@@ -141,11 +158,11 @@ fn uses(file: &Name, code: &str, files: &BTreeMap<Name, String>) -> Vec<Use> {
         rest = &rest[at + length..];
     }
     body.push_str(rest);
-    for start in ["crate::", "super::"] {
-        for (at, _) in body.match_indices(start) {
-            let path = body[at..].split(|c: char| c != ':' && c != '_' && !c.is_alphanumeric());
-            let path = path.into_iter().next().unwrap_or_default();
-            found.push((path.split("::").map(str::to_owned).collect(), false));
+    let paths = body.split(|c: char| c != ':' && c != '_' && !c.is_alphanumeric());
+    for path in paths.filter(|path| path.contains("::")) {
+        let names: Name = path.split("::").map(str::to_owned).collect();
+        if names.iter().all(|name| !name.is_empty()) {
+            found.push((names, false));
         }
     }
     let from_root = |(path, is_export): (Name, bool)| {
