@@ -30,6 +30,7 @@ pub mod upstream;
 pub mod issuer;
 pub mod overload;
 pub mod receive_buffer;
+pub mod body;
 pub mod telemetry;
 pub mod route;
 pub mod identity;

@@ -6,7 +6,6 @@ use http::{
     HeaderMap, HeaderValue, Method, Response, StatusCode, Version,
     header::{CONNECTION, UPGRADE, VIA},
 };
-use http_body::Body as _;
 
 use super::{
     applied_limit::AppliedLimit,
@@ -329,7 +328,7 @@ pub(super) fn leave_unread(
     request: &RequestContext<'_>,
     mut response: Response<Body>,
 ) -> Response<Body> {
-    if !body.is_end_stream() && request.head.version < Version::HTTP_2 {
+    if !body.has_ended() && request.head.version < Version::HTTP_2 {
         request.from.leave_body_unread();
         response
             .headers_mut()

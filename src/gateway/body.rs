@@ -1,19 +1,15 @@
 //! Response bodies, ours or an upstream's, and what the gateway records when they end.
 
-use std::{
-    pin::Pin,
-    task::{Context, Poll},
-};
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http_body::{Body as HttpBody, Frame, SizeHint};
-use http_body_util::Full;
 
 use super::{body_error::BodyError, record::Record, refusals::bad_body};
 use crate::{
+    body::{AnswerBody, BodyPiece},
     listener::inbound::InboundBody,
     response::Grpc,
-    upstream::{ResponseBody, Tunnel, echo::EchoBody, forward::ForwardedBody, http2::StreamBody},
+    upstream::{Tunnel, forwarded_body::ForwardedBody},
 };
 
 /// A response body, with the record of a forwarded request. Kept small because responses are moved
@@ -23,8 +19,9 @@ pub struct Body(Content);
 
 #[derive(Debug)]
 enum Content {
-    /// Our answer to a request that was not forwarded; recorded when the answer was made.
-    Authored(Full<Bytes>),
+    /// Our answer to a request that was not forwarded; recorded when the answer was made. `None`
+    /// once it is sent.
+    Authored(Option<Bytes>),
     Recorded(Box<Recorded>),
 }
 
@@ -50,34 +47,25 @@ impl Drop for Recorded {
 /// The origin of the response to a forwarded request.
 #[derive(Debug)]
 pub(super) enum ResponseSource {
-    /// We answer in place of the server.
-    Authored(Full<Bytes>),
-    /// An HTTP/1.1 server.
-    Remote(ResponseBody<Box<InboundBody>>),
-    /// An HTTP/2 server.
-    Stream(Box<StreamBody<Box<InboundBody>>>),
-    /// The built-in echo server.
-    Echo(EchoBody<Box<InboundBody>>),
+    /// We answer in place of the server. `None` once it is sent.
+    Authored(Option<Bytes>),
+    /// A server.
+    Forwarded(ForwardedBody<Box<InboundBody>>),
 }
 
 impl Recorded {
-    fn poll_frame(
-        &mut self,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<BodyPiece, BodyError>>> {
         if self.has_ended {
             return Poll::Ready(None);
         }
-        let frame = Pin::new(&mut self.source).poll_frame(cx);
-        match &frame {
-            Poll::Ready(Some(Ok(frame))) => {
-                self.record.sent(frame.data_ref().map_or(0, Bytes::len));
-            }
+        let piece = self.source.poll_piece(cx);
+        match &piece {
+            Poll::Ready(Some(Ok(piece))) => self.record.sent(piece.data_bytes()),
             Poll::Ready(Some(Err(error))) => {
                 let Some(inbound) = error.of_request() else {
                     self.record.broke(error);
                     self.source.abandon(&self.record);
-                    return frame;
+                    return piece;
                 };
                 let refusal = bad_body(inbound);
                 self.record.request_broke(&refusal, error);
@@ -85,18 +73,18 @@ impl Recorded {
                 if let Some(trailers) = self.grpc.and_then(|grpc| grpc.trailers(&refusal)) {
                     // End the gRPC call with a proper status.
                     self.has_ended = true;
-                    return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
+                    return Poll::Ready(Some(Ok(BodyPiece::Trailers(trailers))));
                 }
             }
             Poll::Ready(None) | Poll::Pending => {}
         }
-        frame
+        piece
     }
 }
 
 impl Body {
     pub(super) fn authored(bytes: Bytes) -> Self {
-        Self(Content::Authored(Full::new(bytes)))
+        Self(Content::Authored(whole(bytes)))
     }
 
     pub(super) fn recorded(source: ResponseSource, record: Record, grpc: Option<Grpc>) -> Self {
@@ -107,123 +95,133 @@ impl Body {
             has_ended: false,
         })))
     }
+
+    /// The bytes of an answer to a request that was not forwarded; none of any other.
+    pub(super) fn into_authored(self) -> Bytes {
+        match self.0 {
+            Content::Authored(bytes) => bytes.unwrap_or_default(),
+            Content::Recorded(_) => Bytes::new(),
+        }
+    }
+}
+
+/// A body in one piece; an empty one has none.
+fn whole(bytes: Bytes) -> Option<Bytes> {
+    (!bytes.is_empty()).then_some(bytes)
 }
 
 impl ResponseSource {
     pub(super) fn authored(bytes: Bytes) -> Self {
-        Self::Authored(Full::new(bytes))
+        Self::Authored(whole(bytes))
     }
 
     /// Takes the server's end of a connection after 101 Switching Protocols. Leaves an empty body.
     pub(super) fn take_tunnel(&mut self) -> Option<Tunnel> {
-        match std::mem::replace(self, Self::authored(Bytes::new())) {
-            Self::Remote(body) => body.into_tunnel(),
-            Self::Authored(_) | Self::Stream(_) | Self::Echo(_) => None,
-        }
+        self.take()?.into_tunnel()
     }
 
     /// Ends an exchange that may still be running. Keeps it while the request holds slots, else
     /// closes it. Leaves an empty body.
     fn abandon(&mut self, record: &Record) {
-        let abandoned = match std::mem::replace(self, Self::authored(Bytes::new())) {
-            Self::Remote(body) => body.abandon(),
-            Self::Stream(body) => body.abandon(),
-            Self::Authored(_) | Self::Echo(_) => None,
-        };
+        let abandoned = self.take().and_then(ForwardedBody::abandon);
         if let (Some(custody), Some(abandoned)) = (record.custody(), abandoned) {
             custody.keep(abandoned);
+        }
+    }
+
+    fn take(&mut self) -> Option<ForwardedBody<Box<InboundBody>>> {
+        match std::mem::replace(self, Self::Authored(None)) {
+            Self::Forwarded(body) => Some(body),
+            Self::Authored(_) => None,
         }
     }
 
     /// Whether the whole request was sent to the server.
     pub(super) fn request_was_sent(&self) -> bool {
         match self {
-            Self::Remote(body) => body.request_was_sent(),
-            Self::Stream(body) => body.request_was_sent(),
-            Self::Authored(_) | Self::Echo(_) => true,
+            Self::Forwarded(body) => body.request_was_sent(),
+            Self::Authored(_) => true,
         }
     }
 
     /// The request body, while it is still being sent.
     pub(super) fn unsent_mut(&mut self) -> Option<&mut InboundBody> {
         match self {
-            Self::Remote(body) => body.unsent_mut().map(Box::as_mut),
-            Self::Stream(body) => body.unsent_mut().map(Box::as_mut),
-            Self::Authored(_) | Self::Echo(_) => None,
+            Self::Forwarded(body) => body.unsent_mut().map(Box::as_mut),
+            Self::Authored(_) => None,
         }
     }
+
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<BodyPiece, BodyError>>> {
+        match self {
+            Self::Authored(bytes) => next(bytes),
+            Self::Forwarded(body) => body.poll_piece(cx),
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        match self {
+            Self::Authored(bytes) => bytes.is_none(),
+            Self::Forwarded(body) => body.has_ended(),
+        }
+    }
+
+    fn exact_bytes(&self) -> Option<u64> {
+        match self {
+            Self::Authored(bytes) => Some(bytes_in(bytes)),
+            Self::Forwarded(body) => body.exact_bytes(),
+        }
+    }
+}
+
+/// The one piece of a body of ours.
+fn next(bytes: &mut Option<Bytes>) -> Poll<Option<Result<BodyPiece, BodyError>>> {
+    Poll::Ready(bytes.take().map(|bytes| Ok(BodyPiece::Data(bytes))))
+}
+
+fn bytes_in(bytes: &Option<Bytes>) -> u64 {
+    bytes.as_ref().map_or(0, Bytes::len) as u64
 }
 
 impl From<ForwardedBody<Box<InboundBody>>> for ResponseSource {
-    fn from(answer: ForwardedBody<Box<InboundBody>>) -> Self {
-        match answer {
-            ForwardedBody::Remote(body) => Self::Remote(body),
-            ForwardedBody::Stream(body) => Self::Stream(body),
-            ForwardedBody::Echo(body) => Self::Echo(body),
-        }
+    fn from(body: ForwardedBody<Box<InboundBody>>) -> Self {
+        Self::Forwarded(body)
     }
 }
 
-impl HttpBody for ResponseSource {
-    type Data = Bytes;
+impl AnswerBody for Body {
     type Error = BodyError;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match &mut *self {
-            Self::Authored(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
-            Self::Remote(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
-            Self::Stream(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
-            Self::Echo(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Authored(body) => body.is_end_stream(),
-            Self::Remote(body) => body.is_end_stream(),
-            Self::Stream(body) => body.is_end_stream(),
-            Self::Echo(body) => body.is_end_stream(),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Authored(body) => body.size_hint(),
-            Self::Remote(body) => body.size_hint(),
-            Self::Stream(body) => body.size_hint(),
-            Self::Echo(body) => body.size_hint(),
-        }
-    }
-}
-
-impl HttpBody for Body {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<BodyPiece, BodyError>>> {
         match &mut self.0 {
-            Content::Authored(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
-            Content::Recorded(recorded) => recorded.poll_frame(cx),
+            Content::Authored(bytes) => next(bytes),
+            Content::Recorded(recorded) => recorded.poll_piece(cx),
         }
     }
 
-    fn is_end_stream(&self) -> bool {
+    fn has_ended(&self) -> bool {
         match &self.0 {
-            Content::Authored(body) => body.is_end_stream(),
-            Content::Recorded(recorded) => recorded.has_ended || recorded.source.is_end_stream(),
+            Content::Authored(bytes) => bytes.is_none(),
+            Content::Recorded(recorded) => recorded.has_ended || recorded.source.has_ended(),
         }
     }
 
-    fn size_hint(&self) -> SizeHint {
+    fn exact_bytes(&self) -> Option<u64> {
         match &self.0 {
-            Content::Authored(body) => body.size_hint(),
-            Content::Recorded(recorded) => recorded.source.size_hint(),
+            Content::Authored(bytes) => Some(bytes_in(bytes)),
+            Content::Recorded(recorded) => recorded.source.exact_bytes(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_is_no_larger_than_that_of_its_server() {
+        assert!(size_of::<Body>() <= 40);
+        let server = size_of::<ForwardedBody<Box<InboundBody>>>();
+        assert_eq!(size_of::<ResponseSource>(), server);
     }
 }

@@ -1,7 +1,5 @@
 //! Errors that end a response body early.
 
-use std::convert::Infallible;
-
 use crate::{listener::inbound::InboundError, upstream::body::Interrupted};
 
 /// A response body ended early; the gateway then closes the client's connection.
@@ -23,11 +21,5 @@ impl BodyError {
             Self::Interrupted(Interrupted::RequestBody(error)) => error.downcast_ref(),
             Self::Interrupted(Interrupted::Server(_)) => None,
         }
-    }
-}
-
-impl From<Infallible> for BodyError {
-    fn from(never: Infallible) -> Self {
-        match never {}
     }
 }

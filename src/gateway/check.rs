@@ -13,7 +13,6 @@ use std::{io, rc::Rc, sync::Arc, thread, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
-use http_body_util::BodyExt as _;
 use tokio::{
     runtime::LocalOptions,
     sync::{mpsc, oneshot},
@@ -154,11 +153,7 @@ impl Worker {
             Err(LocalReply::Denied) => self.deny(&request),
             Err(LocalReply::OwnQuotas) => self.let_pass(&request),
         };
-        let (head, body) = response.into_parts();
-        // Bodies that we author are complete and cannot fail.
-        let body = body.collect().await;
-        let body = body.map_or_else(|_| Bytes::new(), |body| body.to_bytes());
-        Response::from_parts(head, body)
+        response.map(Body::into_authored)
     }
 
     /// 200, with the fields for the client and the upstream.

@@ -1,7 +1,6 @@
 //! The body of a live request, as a decision reads it.
 
 use bytes::Bytes;
-use http_body::Body as _;
 
 use super::{
     body_source::{BodyBounds, BodySource, MAX_READ_AHEAD_BYTES},
@@ -31,7 +30,7 @@ impl BodySource for LiveBody<'_> {
     }
 
     fn is_empty(&self) -> bool {
-        self.body.is_end_stream()
+        self.body.has_ended()
     }
 
     async fn read_ahead(&mut self, request: &RequestContext<'_>) -> Result<Option<Bytes>, Refusal> {

@@ -220,6 +220,11 @@ impl InboundBody {
         self.may_pause = true;
     }
 
+    /// Whether it is known that nothing more arrives.
+    pub fn has_ended(&self) -> bool {
+        self.is_end_stream()
+    }
+
     /// Whether its announced length exceeds the bound.
     pub fn is_too_large(&self) -> bool {
         self.messages.is_none() && self.size_hint().lower() > self.max_bytes

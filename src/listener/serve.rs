@@ -12,9 +12,8 @@ use std::{
     task::Poll,
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use http::{HeaderMap, Request, Response, StatusCode};
-use http_body::Body;
 use tokio::{
     net::{TcpStream, UnixStream},
     sync::OwnedSemaphorePermit,
@@ -36,12 +35,12 @@ use super::{
     stream::ClientStream,
     timed_io::TimedIo,
 };
-use crate::identity::ClientCertificate;
+use crate::{body::AnswerBody, identity::ClientCertificate};
 
 /// Turns a request into a response; one per worker.
 pub trait Handler: 'static {
     /// Body of the responses.
-    type Body: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + 'static;
+    type Body: AnswerBody + 'static;
 
     /// Answers one request and returns `finish` of the response. Dropped when the client is gone.
     ///

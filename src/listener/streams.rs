@@ -19,6 +19,7 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
 use super::clock::{Clock, RequestInFlight};
+use crate::body::{AnswerBody, BodyPiece};
 
 /// State of a stream, shared with its body.
 #[derive(Debug, Default)]
@@ -126,30 +127,30 @@ impl<F: Future<Output = ()>> Future for StreamTask<F> {
     }
 }
 
-pin_project_lite::pin_project! {
-    /// A response body that ends the request when it ends.
-    ///
-    /// If it breaks off, the bytes before the failure are sent first. hyper and the h2 crate
-    /// discard buffered bytes when a body fails, and a client that receives nothing assumes that
-    /// its request never began.
-    pub(super) struct Tracked<B: Body> {
-        #[pin]
-        body: B,
-        in_flight: RequestInFlight,
-        // HTTP/2 only
-        waiting: Option<Rc<StreamState>>,
-        // why the body broke off
-        broken: Option<B::Error>,
-    }
+/// A response body that ends the request when it ends, for the HTTP library of the connection.
+///
+/// If it breaks off, the bytes before the failure are sent first. hyper and the h2 crate discard
+/// buffered bytes when a body fails, and a client that receives nothing assumes that its request
+/// never began.
+pub(super) struct Tracked<B: AnswerBody> {
+    body: B,
+    in_flight: RequestInFlight,
+    /// HTTP/2 only.
+    waiting: Option<Rc<StreamState>>,
+    /// Why the body broke off.
+    broken: Option<B::Error>,
 }
 
-impl<B: Body> Tracked<B> {
+// no field is pinned
+impl<B: AnswerBody> Unpin for Tracked<B> {}
+
+impl<B: AnswerBody> Tracked<B> {
     pub(super) fn new(
         body: B,
         in_flight: RequestInFlight,
         waiting: Option<Rc<StreamState>>,
     ) -> Self {
-        if body.is_end_stream() {
+        if body.has_ended() {
             in_flight.finished();
         }
         Self {
@@ -161,7 +162,7 @@ impl<B: Body> Tracked<B> {
     }
 }
 
-impl<B: Body<Data = Bytes>> Body for Tracked<B> {
+impl<B: AnswerBody> Body for Tracked<B> {
     type Data = Portion;
     type Error = B::Error;
 
@@ -169,9 +170,9 @@ impl<B: Body<Data = Bytes>> Body for Tracked<B> {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Portion>, B::Error>>> {
-        let mut this = self.project();
+        let this = self.get_mut();
         if this.broken.is_some() {
-            let has_left = match this.waiting {
+            let has_left = match &this.waiting {
                 Some(stream) => stream.poll_marker(cx),
                 // the socket writer polls this again once it has written everything
                 None if this.in_flight.clock().is_holding_back() => Poll::Pending,
@@ -179,18 +180,18 @@ impl<B: Body<Data = Bytes>> Body for Tracked<B> {
             };
             return has_left.map(|()| this.broken.take().map(Err));
         }
-        if let Some(waiting) = this.waiting {
+        if let Some(waiting) = &this.waiting {
             // HTTP/2 polls the body only after the head was sent: the request counts as answered,
             // even if the client cancels the rest (a watch, a search as you type)
             this.in_flight.finished();
             waiting.since.set(None);
         }
-        let frame = match ready!(this.body.as_mut().poll_frame(cx)).transpose() {
-            Ok(frame) => frame,
+        let piece = match ready!(this.body.poll_piece(cx)).transpose() {
+            Ok(piece) => piece,
             Err(error) => {
                 this.in_flight.finished();
-                *this.broken = Some(error);
-                let Some(stream) = this.waiting else {
+                this.broken = Some(error);
+                let Some(stream) = &this.waiting else {
                     // hyper writes its buffer when this is pending
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
@@ -200,23 +201,28 @@ impl<B: Body<Data = Bytes>> Body for Tracked<B> {
                 return Poll::Ready(Some(Ok(Frame::data(marker))));
             }
         };
-        if frame.is_none() || this.body.is_end_stream() {
+        if piece.is_none() || this.body.has_ended() {
             this.in_flight.finished();
         }
-        if let (Some(waiting), Some(frame)) = (this.waiting, &frame) {
-            let length = frame.data_ref().map_or(0, Bytes::len);
-            this.in_flight.clock().answer_passed(length);
+        if let (Some(waiting), Some(piece)) = (&this.waiting, &piece) {
+            this.in_flight.clock().answer_passed(piece.data_bytes());
             waiting.since.set(Some(Instant::now()));
         }
-        Poll::Ready(frame.map(|frame| Ok(frame.map_data(Portion::Bytes))))
+        Poll::Ready(piece.map(|piece| match piece {
+            BodyPiece::Data(data) => Ok(Frame::data(Portion::Bytes(data))),
+            BodyPiece::Trailers(trailers) => Ok(Frame::trailers(trailers)),
+        }))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.broken.is_none() && self.body.is_end_stream()
+        self.broken.is_none() && self.body.has_ended()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        match self.body.exact_bytes() {
+            Some(bytes) => SizeHint::with_exact(bytes),
+            None => SizeHint::default(),
+        }
     }
 }
 

@@ -25,9 +25,9 @@ use http_body::Body;
 use tokio::time::Instant;
 
 use super::{
-    HostHeader, MAX_RETRIES, ResponseBody, ServerAddress, Upstream, UpstreamError,
-    echo::{self, EchoBody},
+    HostHeader, MAX_RETRIES, ServerAddress, Upstream, UpstreamError, echo,
     exchange::exchange,
+    forwarded_body::ForwardedBody,
     headers::{self, BodyFraming, Outbound},
     http2::{self, H2Pool, StreamBody},
     pool::ServerPool,
@@ -42,17 +42,6 @@ pub struct Answered<B> {
     pub response: Response<ForwardedBody<B>>,
     /// The server that answered.
     pub server: usize,
-}
-
-/// The body of a response.
-#[derive(Debug)]
-pub enum ForwardedBody<B> {
-    /// Over its own connection.
-    Remote(ResponseBody<B>),
-    /// Over an HTTP/2 stream.
-    Stream(Box<StreamBody<B>>),
-    /// From the built-in server.
-    Echo(EchoBody<B>),
 }
 
 /// A request without a response to forward.

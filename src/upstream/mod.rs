@@ -21,6 +21,7 @@ mod endpoint;
 mod exchange;
 pub mod state;
 pub mod forward;
+pub mod forwarded_body;
 pub mod framing;
 mod circuit_breaker;
 pub mod headers;

@@ -25,7 +25,7 @@ const ORDER: &[&[&str]] = &[
     &["config"],
     &["response"],
     &["listener", "budget", "upstream", "overload", "issuer"],
-    &["receive_buffer"],
+    &["receive_buffer", "body"],
     &["telemetry"],
     &["route"],
     &["identity"],
@@ -85,6 +85,28 @@ fn core_modules_name_no_runtime_network_or_telemetry() {
         })
         .collect();
     assert!(impure.is_empty(), "{}", impure.join("\n"));
+}
+
+/// Crates of the HTTP libraries. `http`, which only has words for heads, is none of them.
+const HTTP_LIBRARIES: &[&str] = &["hyper", "hyper_util", "http_body", "http_body_util", "h2"];
+
+#[test]
+fn the_gateway_names_no_http_library() {
+    let gateway: Vec<Source> = source_files()
+        .into_iter()
+        .filter(|file| file.module == "gateway")
+        .collect();
+    assert!(gateway.len() > 30, "{} files were seen", gateway.len());
+    let naming: Vec<String> = gateway
+        .iter()
+        .flat_map(|file| {
+            HTTP_LIBRARIES
+                .iter()
+                .filter(|name| words(&file.code).any(|word| word == **name))
+                .map(move |name| format!("{} names {name}", file.path.display()))
+        })
+        .collect();
+    assert!(naming.is_empty(), "{}", naming.join("\n"));
 }
 
 #[test]
