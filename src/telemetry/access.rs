@@ -327,5 +327,4 @@ fn is_plain(value: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-#[path = "access_tests.rs"]
 mod tests;

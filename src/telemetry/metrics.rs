@@ -401,5 +401,4 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[cfg(test)]
-#[path = "metrics_tests.rs"]
 mod tests;

@@ -481,5 +481,4 @@ fn has_bare_lf(lines: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-#[path = "framing_tests.rs"]
 mod tests;

@@ -10,7 +10,7 @@ use http::StatusCode;
 
 use super::*;
 
-const DOCUMENT: &str = include_str!("../../docs/metrics.md");
+const DOCUMENT: &str = include_str!("../../../docs/metrics.md");
 
 /// Resolves the handles of a small configuration.
 fn configured(metrics: &Metrics) -> RouteMetrics {
