@@ -18,6 +18,7 @@ mod decide;
 mod resolve;
 mod request_context;
 mod decision_context;
+mod decision_effect;
 mod body_source;
 mod body_fields;
 mod request_body;
@@ -77,7 +78,7 @@ use crate::{
 };
 
 use body::ResponseSource;
-use decide::DecisionEffect;
+use decision_effect::DecisionEffect;
 use observer::Unobserved;
 use record::Record;
 use request_body::LiveBody;

@@ -12,8 +12,8 @@ use std::time::Duration;
 use super::{
     applied_limit::{AppliedLimit, LimitOutcome, LimitOutcomes},
     ask::{Asked, unavailable},
-    decide::DecisionEffect,
     decision_context::DecisionContext,
+    decision_effect::DecisionEffect,
     observer::DecisionObserver,
     slots::{HeldSlot, RequestSlots},
     worker::Worker,

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::{
     applied_limit::{Applicability, AppliedLimit, Block},
-    decide::DecisionEffect,
     decision_context::{DecisionContext, RequestAttributes},
+    decision_effect::DecisionEffect,
     observer::DecisionObserver,
     plan::{LimitPlan, LimitRule},
     refusals::LACKS_KEY,

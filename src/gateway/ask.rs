@@ -7,8 +7,8 @@ use arrayvec::ArrayVec;
 
 use super::{
     applied_limit::{AppliedLimit, LimitOutcome},
-    decide::DecisionEffect,
     decision_context::DecisionContext,
+    decision_effect::DecisionEffect,
     worker::Worker,
 };
 use crate::{

@@ -17,8 +17,8 @@ use tokio::time::Instant;
 use super::{
     applied_limit::{Applicability, LimitOutcomes},
     body_source::BodySource,
-    decide::DecisionEffect,
     decision_context::DecisionContext,
+    decision_effect::DecisionEffect,
     observer::DecisionObserver,
     plan::{LimitPlan, RoutePlan},
     refusals::LACKS_KEY,

@@ -23,7 +23,7 @@ use super::{
     active_config::ActiveConfigHandle,
     answer,
     body::Body,
-    decide::DecisionEffect,
+    decision_effect::DecisionEffect,
     described::{Described, DescribedSource},
     observer::Unobserved,
     record::{self, Ours},

@@ -13,28 +13,12 @@
 
 use super::{
     body_source::{BodyBounds, BodySource},
+    decision_effect::DecisionEffect,
     observer::DecisionObserver,
     request_context::{LocalReply, RequestContext, Resolved, UpstreamTarget},
     worker::Worker,
 };
 use crate::response::Refusal;
-
-/// The side effects of a decision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum DecisionEffect {
-    /// The gateway serves the request: limits are charged, and it counts as in flight.
-    Serve,
-    /// Another proxy serves the request: limits are charged.
-    Charge,
-    /// None: no limit is charged and nothing is recorded.
-    Look,
-}
-
-impl DecisionEffect {
-    pub(super) fn charges(self) -> bool {
-        self != Self::Look
-    }
-}
 
 impl Worker {
     /// Decides one request: its upstream target, or our own answer. Waits only for a body that keys

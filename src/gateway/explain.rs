@@ -25,7 +25,7 @@ use http::HeaderMap;
 use super::{
     active_config::ActiveConfig,
     applied_limit::{Applicability, LimitOutcome},
-    decide::DecisionEffect,
+    decision_effect::DecisionEffect,
     described::{Described, DescribedSource},
     observer::DecisionObserver,
     plan::{LimitPlan, PlanError},

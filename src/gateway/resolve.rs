@@ -6,8 +6,8 @@ use std::{borrow::Cow, time::SystemTime};
 use http::Uri;
 
 use super::{
-    decide::DecisionEffect,
     decision_context::{DecisionContext, RequestAttributes},
+    decision_effect::DecisionEffect,
     refusals,
     request_context::{RequestContext, Resolved, UpstreamTarget},
     request_id, status_limit,
