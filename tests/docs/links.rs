@@ -36,7 +36,7 @@ fn anchors(markdown: &str) -> BTreeSet<String> {
         .collect()
 }
 
-fn targets(markdown: &str) -> Vec<String> {
+pub(crate) fn targets(markdown: &str) -> Vec<String> {
     let text = prose(markdown);
     let targets = text
         .split("](")

@@ -1,11 +1,13 @@
-//! Tests of the documentation as a text: its language and its links. The tests that compare it with the code are beside that
-//! code and in `tests/it`.
+//! Tests of the documentation: its language, its links, and the guides, whose commands and configurations are run. The tests
+//! that compare it with the code are beside that code and in `tests/it`.
 
 use std::{fs, path::Path};
 
 mod blocks;
+mod guide;
 mod links;
 mod prose;
+mod site;
 
 const PAGES: &[&str] = &[
     "ARCHITECTURE.md",
@@ -16,7 +18,7 @@ const PAGES: &[&str] = &[
     "bench/README.md",
     "load/README.md",
 ];
-const FOLDERS: &[&str] = &["docs", "docs/decisions"];
+const FOLDERS: &[&str] = &["docs", "docs/decisions", "docs/tutorial"];
 
 /// Name and text of every page.
 fn pages() -> Vec<(String, String)> {
