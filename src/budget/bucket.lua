@@ -39,7 +39,7 @@ if #A[11] >= 12 then knew, _, alive, run, memory_spent = struct.unpack('<HBBI4f'
 local inc, of, told, doubt = 0, 0, 0, 0
 -- unused: total returned from grants for `need`, in 64ths modulo 2^28
 local spent, ts, gen, o0, o1, dem, since, unused = 0, now, g32, 0, 0, 0, 0, 0
-local rare, others, set, member, elsewhere, disagree = nil, nil, false, nil, 0, 0
+local rare, found, elsewhere, returnable, beyond = nil, nil, 0, 0, 0
 local s = redis.pcall('GET', KEYS[1])
 local own = false
 if s and #s == 58 then
@@ -59,23 +59,23 @@ if not own then
     spent, ts, gen, o0, o1, dem = struct.unpack('<ddI4I4I4f', s)
   elseif s then
     rare = rarely()
-    local body, head, before
     local function mine(form, body)
       if form ~= 'B' then return false end
       local c, r = struct.unpack('<ff', body)
       c, r = c / cap - 1, r / rate - 1
       return c < ALIKE and c > -ALIKE and r < ALIKE and r > -ALIKE
     end
-    body, head, before, others, set, member, disagree = rare.sections(s, mine)
-    if head then _, inc, of, told, doubt = struct.unpack('<c1HI4BH', head) else s = false end
-    if body then
-      _, _, _, spent, ts, unused, o0, o1, dem, since = struct.unpack('<ffI4ddI4I4I4ff', body)
+    found = rare.sections(s, mine)
+    if found.head then _, inc, of, told, doubt = struct.unpack('<c1HI4BH', found.head) else s = false end
+    if found.own then
+      _, _, _, spent, ts, unused, o0, o1, dem, since = struct.unpack('<ffI4ddI4I4I4ff', found.own)
       gen = generation(ts, tau)
-    elseif before then
-      spent = before
-      if spent > cap then spent = cap end
+      returnable, beyond = found.returnable, found.beyond
+    elseif found.before then
+      spent = math.min(cap, found.before)
+      returnable, beyond = spent, found.before - spent
     end
-    elsewhere = rare.out_elsewhere(others)
+    elsewhere = found.elsewhere
   end
 end
 -- the least that was spent according to this gateway's memory, if data was lost since its last call
@@ -128,7 +128,11 @@ if level < top then
 end
 if level > cap - least then level = cap - least end
 local level_before = level
-local back = 0
+local back, out, returned = 0, o0 + o1 + elsewhere, {}
+if found then
+  returnable = math.min(returnable, cap - level)
+  if returnable <= 0 then returnable, beyond = 0, 0 end
+end
 for i = 12, #A, 3 do
   local kind, g, n = A[i], A[i + 1] + 0, tonumber(A[i + 2])
   if kind == '2' then
@@ -142,6 +146,7 @@ for i = 12, #A, 3 do
     n = rare.not_used(A[i + 2], rate, tau, g32 - g, unused)
     unused = (unused + math.ceil(n * 64)) % 268435456
     back = back + n
+    returned[#returned + 1] = { n, now - now % tau - (g32 - g) % 4294967296 * tau }
   else
     -- never more than is recorded as leased
     if g == g32 then
@@ -153,7 +158,10 @@ for i = 12, #A, 3 do
     else
       n = 0
     end
-    if kind == '1' then back = back + n end
+    if kind == '1' then
+      back = back + n
+      returned[#returned + 1] = { n, now - now % tau - (g32 - g) % 4294967296 * tau }
+    end
   end
 end
 level = level + back
@@ -207,10 +215,11 @@ local granted = level_before - level
 local ttl = (cap - level) / rate / 1000 + tau / 500
 ttl = ttl - ttl % 1 + GRACE
 local state = struct.pack('<c1HI4BHffI4ddI4I4I4ff', 'B', inc, of, told, doubt, cap, rate, tau, cap - level, now, unused, o0, o1, dem, since + granted)
-if others then
-  for _, section in ipairs(others) do rare.charge(section, granted, cap - level) end
-  rare.write(state, others, set, member, ttl)
+if found then
+  local call = { charged = granted + back, back = returned, out = out }
+  for _, section in ipairs(found.others) do rare.charge(section, call) end
+  rare.write(state, found, ttl, returnable, beyond)
 else
   redis.call('SET', KEYS[1], state, 'PX', ttl)
 end
-return {a, spec, g32, (gen_now + 2) * tau - now, whole, wait, inc + 65536 * disagree, dem * 1000, (cap - level) / rate + 1, room}
+return {a, spec, g32, (gen_now + 2) * tau - now, whole, wait, inc + 65536 * (found and found.disagree or 0), dem * 1000, (cap - level) / rate + 1, room}

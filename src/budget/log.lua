@@ -16,7 +16,7 @@ local A = ARGV
 local limit, win = A[1] + 0, A[2] + 0
 local knew, alive, run, own_units, _ = 0, 1, 0, -1, nil
 if #A[6] >= 12 then knew, _, alive, run, own_units = struct.unpack('<HBBI4f', A[6]) end
-local rare, others, set, member, disagree = nil, nil, true, nil, 0
+local rare, found, others, member = nil, nil, nil, nil
 local inc, of, told, doubt, since = 0, 0, 0, 0, 0
 local own, s = false, redis.pcall('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
 local was = s
@@ -33,22 +33,22 @@ if not own then
     redis.call('ZUNIONSTORE', KEYS[1], 1, KEYS[2])
   end
   if s.err then s = redis.call('GET', KEYS[1]) end
-  local body, head, before
   local function mine(form, body) return form == 'L' and struct.unpack('<I6', body) == win end
-  body, head, before, others, set, member, disagree = rare.sections(s, mine)
-  if head then _, inc, of, told, doubt = struct.unpack('<c1HI4BH', head) end
-  if body then
-    _, _, since = struct.unpack('<I6ff', body)
-  elseif before then
+  found = rare.sections(s, mine)
+  member = found.member
+  if found.head then _, inc, of, told, doubt = struct.unpack('<c1HI4BH', found.head) end
+  if found.own then
+    _, _, since = struct.unpack('<I6ff', found.own)
+  elseif found.before then
     if type(s) == 'string' then redis.call('DEL', KEYS[1]) end
     -- what the previous terms had counted is spent now, except what these terms count anyway
-    set = true
+    found.set = true
     local has = redis.call('ZCOUNT', KEYS[1], '(' .. string.format('%.0f', now - win), '(inf')
-    for i = 1, math.min(limit, math.ceil(before - ALIKE)) - has do
+    for i = 1, math.min(limit, math.ceil(found.before - ALIKE)) - has do
       redis.call('ZADD', KEYS[1], now, 'x:' .. string.format('%.0f', now) .. ':' .. i)
     end
   end
-  if #others == 0 then others = nil end
+  if #found.others > 0 then others = found.others end
 end
 local longest = win
 if others then
@@ -100,7 +100,7 @@ if inc == 0 or inc ~= knew or (run ~= of and run ~= 0) or doubt ~= 0 or #A[6] > 
   if doubt_left == 0 then doubt = 0 end
 end
 local before = 0
-local debt = 0
+local debt, returned = 0, {}
 for i = 7, #A, 3 do
   if A[i] == '1' then
     local left = A[i + 2] + 0
@@ -109,7 +109,9 @@ for i = 7, #A, 3 do
     while redis.call('ZSCORE', KEYS[1], A[4] .. ':' .. A[i + 1] .. ':' .. n) do n = n + 1 end
     while left > 0 and n > 1 do
       n, left = n - 1, left - 1
-      redis.call('ZREM', KEYS[1], A[4] .. ':' .. A[i + 1] .. ':' .. n)
+      local entry = A[4] .. ':' .. A[i + 1] .. ':' .. n
+      returned[#returned + 1] = { 1, redis.call('ZSCORE', KEYS[1], entry) + 0 }
+      redis.call('ZREM', KEYS[1], entry)
       before = before + 1
     end
   elseif A[i] == '2' then
@@ -158,10 +160,11 @@ local life = math.ceil(win / 1000) + GRACE
 local delta = n - before
 local state = struct.pack('<c1HI4BHI6ff', 'L', inc, of, told, doubt, win, limit, doubt > 0 and since + delta or 0)
 if others then
+  local call = { charged = granted + math.max(0, debt), back = returned, out = found.elsewhere }
   for _, section in ipairs(others) do
-    if section[1] ~= 'L' then rare.charge(section, delta, n) end
+    if section[1] ~= 'L' then rare.charge(section, call) end
   end
-  rare.write(state, others, set, member, life)
+  rare.write(state, found, life, 0, 0)
 else
   if state ~= member then
     if member then redis.call('ZREM', KEYS[1], member) end
@@ -169,4 +172,4 @@ else
   end
   redis.call('PEXPIRE', KEYS[1], life)
 end
-return {granted, 0, A[5] + 0, 0, left, wait, inc + 65536 * disagree, 0, 0, 0}
+return {granted, 0, A[5] + 0, 0, left, wait, inc + 65536 * (found and found.disagree or 0), 0, 0, 0}

@@ -13,6 +13,7 @@
 --           f demand, f granted in this incarnation in this window, f in the one before
 --   L       I6 window length, f limit, f granted in this incarnation
 --   others  c1 form, I4 the second of its last call, and the section
+--   R       after the others, for each section: f returnable, f beyond (see `charge`)
 --
 -- An incarnation is the life of a key from creation to loss. A gateway remembers the state after
 -- its last call, and its incarnation. If the stored state has another incarnation, data was lost in
@@ -73,12 +74,24 @@ local function rarely()
     return inc
   end
 
-  -- Units that a section counts as spent now.
-  local function used(form, body)
+  -- Tokens of a bucket's section that are still leased.
+  local function leased(form, body)
+    if form ~= 'B' then return 0 end
+    local _, _, tau, _, ts, _, o0, o1 = struct.unpack('<ffI4ddI4I4I4', body)
+    local age = (generation(now, tau) - generation(ts, tau)) % 4294967296
+    if age == 1 then return o0 end
+    -- after a step back of the clock, gateways still hold them
+    if age == 0 or age >= 2147483648 then return o0 + o1 end
+    return 0
+  end
+
+  -- Units that a section counts as spent now. A bucket does not refill behind the tokens `out`,
+  -- which are leased under any terms.
+  local function used(form, body, out)
     if form == 'B' then
       local _, rate, _, spent, ts = struct.unpack('<ffI4dd', body)
-      if now > ts then spent = spent - (now - ts) * rate end
-      if spent < 0 then spent = 0 end
+      local least = math.min(spent, out)
+      if now > ts then spent = math.max(least, spent - (now - ts) * rate) end
       return spent
     elseif form == 'L' then
       local win = struct.unpack('<I6', body)
@@ -96,59 +109,60 @@ local function rarely()
     return cur + prev * (1 - into / win)
   end
 
-  -- The sections of a state that is not just one section of the caller's own terms. Returns the
-  -- caller's section (nil: none yet), the header, what the previous terms had counted (nil:
-  -- unknown), all others, whether the key is a sorted set, its member, whether gateways disagree,
-  -- and the section of the previous terms.
+  -- Reads a state that is not just one section of the caller's own terms:
+  --   head      the header
+  --   own       the caller's section (nil: none yet)
+  --   returnable, beyond  of that section
+  --   first     the section of the previous terms, and `before`, what it had counted (nil: unknown)
+  --   others    all sections but the caller's: form, second of the last call, body, returnable, beyond
+  --   elsewhere tokens leased under other terms
+  --   set       whether the key is a sorted set, and `member`, its state
+  --   disagree  1 if gateways disagree
   local function sections(s, mine)
     local SIZE = { B = 48, F = 48, S = 48, L = 14 }
-    local set, member = false, nil
+    local found = { others = {}, set = false, returnable = 0, beyond = 0, elsewhere = 0, disagree = 0 }
     if type(s) == 'table' then
       local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
-      set, s = true, false
-      if last[2] == 'inf' then s, member = last[1], last[1] end
+      found.set, s = true, false
+      if last[2] == 'inf' then s, found.member = last[1], last[1] end
     end
-    local all, head = {}, nil
+    local all = {}
     if s and SIZE[string.sub(s, 1, 1)] and #s >= 10 + SIZE[string.sub(s, 1, 1)] then
       local form, at = string.sub(s, 1, 1), 11
-      head = string.sub(s, 1, 10)
-      all[1] = { form, false, string.sub(s, at, at + SIZE[form] - 1) }
+      found.head = string.sub(s, 1, 10)
+      all[1] = { form, false, string.sub(s, at, at + SIZE[form] - 1), 0, 0 }
       at = at + SIZE[form]
       while #s > at + 5 do
         form = string.sub(s, at, at)
-        local asked = struct.unpack('<I4', s, at + 1)
         if not SIZE[form] then break end
-        all[#all + 1] = { form, asked, string.sub(s, at + 5, at + 4 + SIZE[form]) }
+        local asked = struct.unpack('<I4', s, at + 1)
+        all[#all + 1] = { form, asked, string.sub(s, at + 5, at + 4 + SIZE[form]), 0, 0 }
         at = at + 5 + SIZE[form]
       end
+      if string.sub(s, at, at) == 'R' and #s == at + 8 * #all then
+        for i, section in ipairs(all) do
+          section[4], section[5] = struct.unpack('<ff', s, at - 7 + 8 * i)
+        end
+      end
     end
-    local own, before, second, disagree = nil, nil, (now - now % 1000000) / 1000000, 0
-    local others = {}
+    local second, out = (now - now % 1000000) / 1000000, 0
     for i, section in ipairs(all) do
       if mine(section[1], section[3]) then
-        own = section[3]
+        found.own, found.returnable, found.beyond = section[3], section[4], section[5]
         -- these terms were in use before others and are again: two gateways disagree
-        if i > 1 then disagree = 1 end
-      elseif not section[2] or (section[2] + KEEP >= second and #others < MOST) then
+        if i > 1 then found.disagree = 1 end
+        out = out + leased(section[1], section[3])
+      elseif not section[2] or (section[2] + KEEP >= second and #found.others < MOST) then
         section[2] = section[2] or second
-        others[#others + 1] = section
+        found.others[#found.others + 1] = section
+        found.elsewhere = found.elsewhere + leased(section[1], section[3])
       end
     end
-    if all[1] and not own then before = used(all[1][1], all[1][3]) end
-    return own, head, before, others, set, member, disagree, all[1]
-  end
-
-  -- Tokens still leased under other terms: the bucket must not refill behind them.
-  local function out_elsewhere(others)
-    local sum = 0
-    for _, section in ipairs(others) do
-      if section[1] == 'B' then
-        local _, _, tau, _, ts, _, o0, o1 = struct.unpack('<ffI4ddI4I4I4', section[3])
-        local age = (generation(now, tau) - generation(ts, tau)) % 4294967296
-        if age == 0 then sum = sum + o0 + o1 elseif age == 1 then sum = sum + o0 end
-      end
+    found.first = all[1]
+    if all[1] and not found.own then
+      found.before = math.max(found.elsewhere, used(all[1][1], all[1][3], found.elsewhere))
     end
-    return sum
+    return found
   end
 
   -- Of units of a bucket granted to a request and not used, the number to return. The bucket has
@@ -165,10 +179,20 @@ local function rarely()
     local room = (packed - before) / 268435456 - passed * rate * 64 - (counted - before) % 268435456
     return math.max(0, math.min(tokens, room / 64))
   end
-  -- Charges a section of other terms with `n` more units, or returns some; `mine` is the count of
-  -- the caller's own terms.
-  local function charge(section, n, mine)
-    local form, body = section[1], section[3]
+
+  -- Charges a section of other terms with what a call was granted, less what it returned.
+  --
+  --   call.charged  units granted by this call, and debts
+  --   call.back     units returned by this call: { units, the earliest moment of their grant }
+  --   call.out      tokens leased under any terms before this call
+  --
+  -- Returned units come back only as far as they are still counted here:
+  --   beyond      units charged when there was no room to count them; returned units are those first
+  --   returnable  bucket: what other terms charged and the bucket has not refilled since. Window: what
+  --               other terms had spent when these terms came into use in this window; units granted
+  --               since the window began are counted here anyway
+  local function charge(section, call)
+    local form, body, returnable, beyond = section[1], section[3], section[4], section[5]
     if form == 'B' then
       local cap, rate, tau, _, ts, unused, o0, o1, dem, since = struct.unpack('<ffI4ddI4I4I4ff', body)
       local age = (generation(now, tau) - generation(ts, tau)) % 4294967296
@@ -177,20 +201,21 @@ local function rarely()
       elseif age ~= 0 and age < 2147483648 then
         o0, o1 = 0, 0
       end
-      local spent = used(form, body)
-      local after = spent + n
-      if n < 0 then
-        -- the returned units may exceed what this bucket could count
-        local least = mine
-        if least > cap then least = cap end
-        if after < least then after = least end
-        if after > spent then after = spent end
-      elseif after > cap then
-        after = cap
+      local spent = used(form, body, call.out)
+      returnable = math.min(returnable, spent)
+      if returnable <= 0 then returnable, beyond = 0, 0 end
+      for _, units in ipairs(call.back) do
+        local n = math.max(0, units[1] - beyond)
+        beyond = beyond - units[1] + n
+        n = math.min(n, returnable)
+        spent, returnable = spent - n, returnable - n
       end
-      section[3] = struct.pack('<ffI4ddI4I4I4ff', cap, rate, tau, after, now, unused, o0, o1, dem, since)
+      local counted = math.max(0, math.min(call.charged, cap - spent))
+      spent, returnable, beyond = spent + counted, returnable + counted, beyond + call.charged - counted
+      section[3] = struct.pack('<ffI4ddI4I4I4ff', cap, rate, tau, spent, now, unused, o0, o1, dem, since)
     elseif form == 'L' then
-      for i = 1, n do
+      -- entries of returned units stay until their window has passed
+      for i = 1, call.charged do
         redis.call('ZADD', KEYS[1], now, 'x:' .. string.format('%.0f', now) .. ':' .. i)
       end
     else
@@ -198,32 +223,41 @@ local function rarely()
       local w = (now - now % win) / win
       if w > wid then
         if w == wid + 1 then prev, s1 = cur, s0 else prev, s1 = 0, 0 end
-        wid, cur, s0 = w, 0, 0
+        wid, cur, s0, returnable, beyond = w, 0, 0, 0, 0
       end
-      if n < 0 then
-        -- The returned units may exceed what this window could count, or belong to a window that is
-        -- over. What the caller still counts stays counted, and so does what these terms granted in
-        -- this window.
-        local least = math.max(s0, math.min(mine, limit) - (form == 'S' and prev * (wid + 1 - now / win) or 0))
-        if cur > least then cur = math.max(0, least, cur + n) end
-      elseif cur + n < limit then
-        cur = cur + n
-      elseif cur < limit then
-        -- the wait is never longer than after spending all of these terms
-        cur = limit
+      for _, units in ipairs(call.back) do
+        local n = math.max(0, units[1] - beyond)
+        beyond = beyond - units[1] + n
+        if units[2] < wid * win then
+          n = math.min(n, returnable)
+          returnable = returnable - n
+        end
+        -- what these terms granted in this window stays counted
+        cur = cur - math.max(0, math.min(n, cur - s0))
+        returnable = math.max(0, math.min(returnable, cur - s0))
       end
+      -- the wait is never longer than after spending all of these terms
+      local counted = math.max(0, math.min(call.charged, limit - cur))
+      cur, beyond = cur + counted, beyond + call.charged - counted
       section[3] = struct.pack('<I6fI6ddI4fff', win, limit, wid, cur, prev, ts, dem, s0, s1)
     end
+    section[4], section[5] = returnable, beyond
   end
 
   -- Writes a state of several sections, or one that is or was a log's.
-  local function write(first, others, set, member, ttl)
+  local function write(first, found, ttl, returnable, beyond)
+    local set, member = found.set, found.member
     local parts, log = { first }, string.sub(first, 1, 1) == 'L'
-    for _, section in ipairs(others) do
+    local rest = { 'R', struct.pack('<ff', returnable, beyond) }
+    for _, section in ipairs(found.others) do
       parts[#parts + 1] = section[1] .. struct.pack('<I4', section[2]) .. section[3]
+      rest[#rest + 1] = struct.pack('<ff', section[4], section[5])
       log = log or section[1] == 'L'
     end
-    if #others > 0 and ttl < KEEP * 1000 then ttl = KEEP * 1000 end
+    if #found.others > 0 then
+      parts[#parts + 1] = table.concat(rest)
+      if ttl < KEEP * 1000 then ttl = KEEP * 1000 end
+    end
     local state = table.concat(parts)
     if log ~= set then redis.call('DEL', KEYS[1]) end
     if log then
@@ -237,6 +271,6 @@ local function rarely()
 
   return {
     doubt_left = doubt_left, doubt_units = doubt_units, doubt_until = doubt_until, incarnate = incarnate, sections = sections,
-    out_elsewhere = out_elsewhere, charge = charge, write = write, not_used = not_used,
+    charge = charge, write = write, not_used = not_used,
   }
 end

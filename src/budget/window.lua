@@ -26,7 +26,7 @@ if #A[11] >= 16 then knew, knew_window, alive, run, memory_cur, memory_prev = st
 -- one before
 local inc, of, told, doubt = 0, 0, 0, 0
 local wid, cur, prev, ts, dem, since, since_prev = w, 0, 0, 0, 0, 0, 0
-local rare, others, set, member, disagree, _ = nil, nil, false, nil, 0, nil
+local rare, found, returnable, beyond, _ = nil, nil, 0, 0, nil
 local millis = (now - now % 1024) / 1024 % 4294967296
 ts = millis
 local s = redis.pcall('GET', KEYS[1])
@@ -47,30 +47,32 @@ if not own then
     wid, cur, prev, _, dem = struct.unpack('<ddddf', s)
   elseif s then
     rare = rarely()
-    local body, head, before, first
     local function mine(f, body)
       if f ~= form then return false end
       local length, most = struct.unpack('<I6f', body)
       most = most / limit - 1
       return length == win and most < ALIKE and most > -ALIKE
     end
-    body, head, before, others, set, member, disagree, first = rare.sections(s, mine)
-    if head then _, inc, of, told, doubt = struct.unpack('<c1HI4BH', head) else s = false end
-    if body then
-      _, _, wid, cur, prev, ts, dem, since, since_prev = struct.unpack('<I6fI6ddI4fff', body)
+    found = rare.sections(s, mine)
+    local first, before = found.first, found.before
+    if found.head then _, inc, of, told, doubt = struct.unpack('<c1HI4BH', found.head) else s = false end
+    if found.own then
+      _, _, wid, cur, prev, ts, dem, since, since_prev = struct.unpack('<I6fI6ddI4fff', found.own)
+      returnable, beyond = found.returnable, found.beyond
     elseif before and first[1] == form and struct.unpack('<I6', first[3]) == win then
       -- the same window with another amount
-      _, _, wid, cur, prev = struct.unpack('<I6fI6dd', first[3])
-      cur, prev = math.min(limit, cur), math.min(limit, prev)
+      local _, _, window, count, count_before = struct.unpack('<I6fI6dd', first[3])
+      wid, cur, prev, beyond = window, math.min(limit, count), math.min(limit, count_before), math.max(0, count - limit)
     elseif before then
       -- whole units, at most the limit
       cur = math.min(limit, math.ceil(before - ALIKE))
+      returnable, beyond = cur, math.max(0, before - limit)
     end
   end
 end
 if w > wid then
   if w == wid + 1 then prev, since_prev = cur, since else prev, since_prev = 0, 0 end
-  cur, since, wid = 0, 0, w
+  cur, since, wid, returnable, beyond = 0, 0, w, 0, 0
   -- a loss in a past window does not matter
   if not slide then doubt = 0 end
 elseif w < wid - 1 then
@@ -110,6 +112,7 @@ local left = (wid + 1) * win - now
 local into = win - left
 if into < 0 then into = 0 end
 local w32 = wid % 4294967296
+local returned, back = {}, 0
 for i = 12, #A, 3 do
   local kind, g, n = A[i], A[i + 1] + 0, A[i + 2] + 0
   if kind == '2' then
@@ -123,11 +126,12 @@ for i = 12, #A, 3 do
     end
   elseif kind == '1' then
     if g == w32 then
-      cur = cur - n
-      if cur < 0 then cur = 0 end
+      if n > cur then n = cur end
+      cur, back = cur - n, back + n
+      returned[#returned + 1] = { n, wid * win }
     elseif (w32 - g) % 4294967296 == 1 then
-      prev = prev - n
-      if prev < 0 then prev = 0 end
+      if n > prev then n = prev end
+      prev, back = prev - n, back + n
     end
   end
 end
@@ -193,10 +197,12 @@ if room < refused then
 end
 local granted = cur - cur_before
 local state = struct.pack('<c1HI4BHI6fI6ddI4fff', form, inc, of, told, doubt, win, limit, wid, cur, prev, millis, dem, since + granted, since_prev)
-if others then
-  for _, section in ipairs(others) do rare.charge(section, granted + prev - prev_before, limit - room) end
-  rare.write(state, others, set, member, ttl)
+if found then
+  -- returned units of the window before are not counted by other terms any more
+  local call = { charged = granted + prev - prev_before + back, back = returned, out = found.elsewhere }
+  for _, section in ipairs(found.others) do rare.charge(section, call) end
+  rare.write(state, found, ttl, returnable, beyond)
 else
   redis.call('SET', KEYS[1], state, 'PX', ttl)
 end
-return {a, spec, w32, left, whole, wait, inc + 65536 * disagree, dem * 1000, math.ceil(cur), math.ceil(prev)}
+return {a, spec, w32, left, whole, wait, inc + 65536 * (found and found.disagree or 0), dem * 1000, math.ceil(cur), math.ceil(prev)}

@@ -411,6 +411,118 @@ fn what_was_borrowed_in_a_window_that_is_over_does_not_come_back_to_the_next_one
     }
 }
 
+/// Moves the last call of every bucket in the state into the past, as if this time had passed.
+fn pass_time(redis: &Redis, seconds: u64) {
+    let script = "local s = redis.call('GET', KEYS[1])
+        local at = 11
+        local form = string.sub(s, 1, 1)
+        while form == 'B' or form == 'F' or form == 'S' do
+            if form == 'B' then
+                local ts = struct.unpack('<d', s, at + 20)
+                s = string.sub(s, 1, at + 19) .. struct.pack('<d', ts - ARGV[1] * 1e6) .. string.sub(s, at + 28)
+            end
+            form, at = string.sub(s, at + 48, at + 48), at + 53
+        end
+        redis.call('SET', KEYS[1], s, 'KEEPTTL')
+        return redis.status_reply('OK')";
+    redis.run::<Value>(&["EVAL", script, "1", KEY, &seconds.to_string()]);
+}
+
+/// One token per second.
+const QUICK: Bucket = Bucket {
+    capacity: 20.0,
+    rate: 1.0,
+    tau_us: 3_600_000_000,
+};
+
+#[test]
+fn a_bucket_that_refilled_behind_borrowed_tokens_does_not_grant_them_again_when_they_come_back() {
+    for (before, old) in FORMS {
+        let redis = Redis::start();
+        let borrowed = old(&redis, 20, 0, 6, &[]);
+        assert_eq!(borrowed.want, 6);
+        assert_eq!(QUICK.call(&redis, 0, 0, &[]).pool, 14, "{before}");
+        pass_time(&redis, 60);
+        let first = QUICK.call(&redis, 20, 0, &[]).need;
+        old(&redis, 20, 0, 0, &[(1, borrowed.generation, 6)]);
+        let second = QUICK.call(&redis, 20, 0, &[]).need;
+        assert_eq!(first + second, 20, "{before}: {first} and {second}");
+    }
+}
+
+#[test]
+fn borrowed_tokens_are_still_counted_by_a_bucket_that_a_change_creates_later() {
+    let new = Bucket {
+        capacity: 59.0,
+        ..QUICK
+    };
+    let redis = Redis::start();
+    let borrowed = QUICK.call(&redis, 0, 6, &[]);
+    pass_time(&redis, 60);
+    assert_eq!(new.call(&redis, 59, 0, &[]).need, 53);
+    QUICK.call(&redis, 0, 0, &[(1, borrowed.generation, 6)]);
+    assert_eq!(new.call(&redis, 59, 0, &[]).need, 6);
+}
+
+#[test]
+fn a_bucket_does_not_refill_behind_its_own_leases_when_other_terms_are_used() {
+    for (other, call) in FORMS {
+        let redis = Redis::start();
+        call(&redis, 21, 0, 0, &[]);
+        let borrowed = QUICK.call(&redis, 0, 6, &[]);
+        assert_eq!(borrowed.want, 6);
+        pass_time(&redis, 60);
+        call(&redis, 21, 0, 0, &[]);
+        let first = QUICK.call(&redis, 20, 0, &[]).need;
+        assert_eq!(first, 14, "{other}");
+        let returned = [(1, borrowed.generation, 6)];
+        assert_eq!(QUICK.call(&redis, 20, 0, &returned).need, 6, "{other}");
+    }
+}
+
+#[test]
+fn units_that_a_smaller_limit_had_no_room_to_count_do_not_come_back_to_it() {
+    let large = Bucket {
+        capacity: 60.0,
+        ..QUICK
+    };
+    for (after, new) in FORMS {
+        let redis = Redis::start();
+        let borrowed = large.call(&redis, 40, 20, &[]);
+        assert_eq!((borrowed.need, borrowed.want), (40, 20));
+        assert_eq!(new(&redis, 33, 33, 0, &[]).need, 0);
+        // the old bucket refills, the new one hardly does
+        pass_time(&redis, 60);
+        large.call(&redis, 0, 0, &[(1, borrowed.generation, 20)]);
+        assert_eq!(new(&redis, 33, 33, 0, &[]).need, 0, "{after}");
+    }
+}
+
+#[test]
+fn tokens_borrowed_before_a_window_do_not_come_back_to_it_in_place_of_later_ones() {
+    const SECOND_US: u64 = 1_000_000;
+    let redis = Redis::start();
+    let new = |need| window(&redis, false, 10, SECOND_US, need, 0, &[]);
+    let borrowed = QUICK.call(&redis, 0, 6, &[]);
+    let first = new(0).generation;
+    let second = loop {
+        pause(Duration::from_millis(5));
+        let answer = new(0);
+        if answer.generation != first {
+            break answer.generation;
+        }
+    };
+    // these eight are spent in the second window; the bucket has forgotten them when six return
+    assert_eq!(QUICK.call(&redis, 8, 0, &[]).need, 8);
+    pass_time(&redis, 60);
+    QUICK.call(&redis, 0, 0, &[(1, borrowed.generation, 6)]);
+    let answer = new(10);
+    assert!(
+        answer.need == 2 || answer.generation != second,
+        "{answer:?}"
+    );
+}
+
 #[test]
 fn a_window_grants_its_limit_and_takes_back_what_was_not_used() {
     for slides in [false, true] {
