@@ -80,13 +80,6 @@ const EXCEPTIONS: &[Exception] = &[
             lost && judged.limit.scope != Scope::Local && fault.excess() == 0
         },
     },
-    Exception {
-        why: "docs/shared-limits.md: a bucket may refill once behind tokens borrowed before a change",
-        covers: |judged, fault| {
-            let changes = matches!(judged.event, Event::Reload | Event::Exchange);
-            changes && judged.is_leased() && fault.is_beyond()
-        },
-    },
 ];
 
 /// Figures of many sets.
