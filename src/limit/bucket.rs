@@ -46,12 +46,8 @@ use super::{
     ChargeLocation, Quota, QuotaError, Standing,
     overdraft::{Claimed, Overdraft},
     quota::MAX_FILL,
-    word_algorithm::WordRequest,
+    word_request::{STEP_BACK_NS, WordRequest},
 };
-
-/// A `now` less than this behind the latest one is taken for a slow thread, not for a clock step.
-/// So a `now` must be used within 10 s of being read.
-pub const STEP_BACK_NS: u64 = 10_000_000_000;
 
 /// The finest unit of time is 1/64 ns.
 const MAX_SCALE: NonZeroU64 = NonZeroU64::MIN.saturating_add(63);

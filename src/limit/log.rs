@@ -34,11 +34,10 @@ use std::{
 
 use super::{
     Key, Quota, QuotaError, Standing,
-    bucket::STEP_BACK_NS,
-    migration::SpentUnits,
     quota::MAX_LOG,
     share::{Occupancy, SharedCapacity},
-    word_algorithm::{StateFormat, WordRequest},
+    word_algorithm::StateFormat,
+    word_request::{STEP_BACK_NS, SpentUnits, WordRequest},
 };
 
 /// Entries that all rings may reserve, per key of the store's `max_keys`.
@@ -146,6 +145,11 @@ pub(super) enum RingOwner {
 }
 
 impl RingOwner {
+    /// The ring of this key alone.
+    pub(super) fn own(key: Option<Key>) -> RingOwner {
+        key.map_or(RingOwner::Everybody, RingOwner::Key)
+    }
+
     /// The overflow ring of this key.
     pub(super) fn overflow(key: Option<Key>) -> RingOwner {
         let low = key.map_or(0, |key| key.0 as u8);

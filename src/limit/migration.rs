@@ -25,86 +25,80 @@
 //! [`GENERATIONS`] rules. Slots (requests in flight) are always kept, because requests return them;
 //! they are no debt to any other algorithm.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
-};
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use arrayvec::ArrayVec;
 
 use super::{
-    Key, Rule, Standing, Store,
-    registry::{Attached, LimitCounters, OVERFLOW_BUCKETS},
+    attached::{Attached, GENERATIONS, PreviousRule},
+    counters::{LimitCounters, OVERFLOW_BUCKETS},
+    key::Key,
+    registry::TooManyLimits,
+    rule::{Limit, Rule},
+    standing::Standing,
+    store::Store,
     table::TableAddress,
-    word_algorithm::{WordAlgorithm, WordRequest},
+    word_algorithm::{StateFormat, WordAlgorithm},
+    word_request::{SpentUnits, WordRequest},
 };
 
-/// Previous rules that a limit remembers.
-const GENERATIONS: usize = 8;
-
-/// A limit's rule until some moment.
-#[derive(Clone, Debug)]
-pub(super) struct PreviousRule {
-    limit: Arc<Attached>,
-    /// Maps each tier of the next rule to its tier here.
-    tiers: Box<[usize]>,
-    change: Arc<RuleChange>,
-}
-
-/// When one rule replaced another; `u64::MAX` while the change is only planned.
-#[derive(Debug)]
-struct RuleChange {
-    at_ns: AtomicU64,
-    /// From then on earlier usage does not matter.
-    until_ns: AtomicU64,
-}
-
-impl RuleChange {
-    fn planned() -> Arc<RuleChange> {
-        Arc::new(RuleChange {
-            at_ns: AtomicU64::new(u64::MAX),
-            until_ns: AtomicU64::new(u64::MAX),
-        })
+impl Store {
+    /// Joins a limit to the counters of the one that it replaces. No key regains spent units, and
+    /// none waits longer than the new quota takes to refill (see the module `migration`). `was`
+    /// maps each of its tiers to its tier in `before`. Changes nothing until
+    /// [`Store::change_over`].
+    pub fn succeed(
+        &self,
+        limit: &Limit,
+        before: &Attached,
+        was: &[usize],
+    ) -> Result<Arc<Attached>, TooManyLimits> {
+        let was: Vec<usize> = (0..limit.tiers())
+            .map(|tier| was.get(tier).copied().unwrap_or(0))
+            .collect();
+        self.registry.attach(limit, Some((before, &was)))
     }
-}
 
-/// Units spent at one moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SpentUnits {
-    pub(super) at_ns: u64,
-    pub(super) units: u64,
-}
-
-/// The previous rules of a limit that replaces `before` with fresh counters; `tiers` maps each of
-/// its tiers to its old tier.
-pub(super) fn formers(before: &Attached, tiers: &[usize]) -> Box<[PreviousRule]> {
-    let direct = PreviousRule {
-        limit: Arc::new(before.without_past()),
-        tiers: tiers.into(),
-        change: RuleChange::planned(),
-    };
-    let earlier = before.past.iter().cloned();
-    [direct]
-        .into_iter()
-        .chain(earlier)
-        .take(GENERATIONS)
-        .collect()
-}
-
-/// The previous rules of a limit that keeps the counters of `before`.
-pub(super) fn inherited(before: &Attached, tiers: &[usize]) -> Box<[PreviousRule]> {
-    let mut past = before.past.clone();
-    if let Some(direct) = past.first_mut() {
-        direct.tiers = tiers.iter().map(|&tier| direct.was(tier)).collect();
+    /// From `now_ns` on the limits of `after` count, and those of `before` no longer. Counters that
+    /// no limit of `after` continues are dropped. Call once, before the first decision by `after`.
+    pub fn change_over<'a>(
+        &self,
+        now_ns: u64,
+        before: impl Iterator<Item = &'a Attached>,
+        after: impl Iterator<Item = &'a Attached> + Clone,
+    ) {
+        for limit in after.clone() {
+            limit.take_over(self, now_ns);
+        }
+        for occupied in self.registry.occupied() {
+            let mut runs = after.clone();
+            match runs.find(|limit| Arc::ptr_eq(limit.occupancy(), &occupied)) {
+                Some(limit) => self.run(limit),
+                None => {
+                    occupied.slots.set_running(false);
+                    occupied.entries.set_running(false);
+                }
+            }
+        }
+        self.divide();
+        for limit in before {
+            for state in limit.states() {
+                let goes_on = |after: &Attached| after.remembers(state.id);
+                if state.form != StateFormat::Slots && !after.clone().any(goes_on) {
+                    state.retire(now_ns, now_ns);
+                }
+            }
+        }
     }
-    past
+
+    /// Clears what a key has spent of a limit, also under previous rules. Slots in flight still
+    /// count; their requests release them.
+    pub fn forget(&self, limit: &Attached, key: Option<Key>) {
+        limit.forget(self, key);
+    }
 }
 
 impl PreviousRule {
-    fn was(&self, tier: usize) -> usize {
-        self.tiers.get(tier).copied().unwrap_or(0)
-    }
-
     /// Units this rule had counted for a key when it was replaced; `None` for an unknown key.
     fn spent(&self, store: &Store, key: Option<Key>, tier: usize) -> Option<u64> {
         let at_ns = self.change.at_ns.load(Relaxed);
@@ -118,11 +112,11 @@ impl PreviousRule {
                         (store.table.find(&address)?.load()?, address.spread())
                     }
                 };
-                words.owed(&ask(tier, at_ns, spread), word)
+                words.owed(&WordRequest::zero_cost(tier, at_ns, spread), word)
             }
             Rule::Logs(logs) => {
                 let id = self.limit.state(tier).id;
-                used(&store.look_at_ring(id, key, logs, &ask(tier, at_ns, 0))?)
+                used(&store.look_at_ring(id, key, logs, &WordRequest::zero_cost(tier, at_ns, 0))?)
             }
         })
     }
@@ -198,7 +192,8 @@ impl Attached {
         };
         for tier in 0..self.tiers() {
             let (state, was) = (self.state(tier), former.was(tier));
-            let word = self.first_word(store, words, None, &ask(tier, now_ns, 0));
+            let word =
+                self.first_word(store, words, None, &WordRequest::zero_cost(tier, now_ns, 0));
             state.unkeyed.0.fetch_max(word, Relaxed);
             if let Rule::Words(before) = &former.limit.rule
                 && !(words.is_slots() || before.is_slots())
@@ -228,17 +223,6 @@ impl Attached {
             }
         }
     }
-
-    /// Whether it uses these counters, or refers to them as a previous rule's.
-    pub(super) fn remembers(&self, id: u16) -> bool {
-        let mut formers = self.past.iter().flat_map(|former| former.limit.states());
-        self.states().into_iter().any(|state| state.id == id) || formers.any(|state| state.id == id)
-    }
-
-    /// Whether it counts requests in flight.
-    fn counts_slots(&self) -> bool {
-        matches!(&self.rule, Rule::Words(words) if words.is_slots())
-    }
 }
 
 impl PreviousRule {
@@ -255,7 +239,7 @@ impl PreviousRule {
                 return;
             };
             let word = shared.word.load(Relaxed);
-            let units = before.owed(&ask(was, now_ns, shared.spread), word);
+            let units = before.owed(&WordRequest::zero_cost(was, now_ns, shared.spread), word);
             if units > 0
                 && let Some(bucket) = state.overflow(index)
             {
@@ -268,81 +252,6 @@ impl PreviousRule {
     fn at(&self, units: u64) -> SpentUnits {
         let at_ns = self.change.at_ns.load(Relaxed);
         SpentUnits { at_ns, units }
-    }
-}
-
-impl LimitCounters {
-    /// Freezes these counters at `now_ns`; they matter until `until_ns`.
-    pub(super) fn retire(&self, now_ns: u64, until_ns: u64) {
-        self.succeeded_ns.store(now_ns, Relaxed);
-        self.until_ns.store(until_ns, Relaxed);
-    }
-
-    /// Whether a word carries no information: a key without a word would have the same status.
-    pub(super) fn is_idle(&self, now_ns: u64, spread: u64, word: u64) -> bool {
-        let then_ns = now_ns.min(self.succeeded_ns.load(Relaxed));
-        self.form.is_idle(then_ns, spread, word) || self.until_ns.load(Relaxed) <= now_ns
-    }
-}
-
-impl Rule {
-    /// Whether counters of `before` mean the same under this rule.
-    pub(super) fn continues(&self, before: &Rule, tiers: &[usize]) -> bool {
-        match (self, before) {
-            (Rule::Words(words), Rule::Words(before)) => words.continues(before, tiers),
-            (Rule::Logs(logs), Rule::Logs(before)) => {
-                let mut pairs = tiers.iter().enumerate();
-                pairs.all(|(tier, &was)| logs.form(tier) == before.form(was))
-            }
-            _ => false,
-        }
-    }
-
-    /// The time after which nothing spent now counts any more.
-    fn recovery_ns(&self) -> u64 {
-        match self {
-            Rule::Words(words) => words.recovery_ns(),
-            Rule::Logs(logs) => logs.recovery_ns(),
-        }
-    }
-
-    /// The part of `spent` that still counts at a later moment, if nothing else was spent.
-    fn still_spent(&self, spent: SpentUnits, key: Option<Key>, tier: usize, at_ns: u64) -> u64 {
-        match self {
-            Rule::Words(words) => {
-                let spread = key.map_or(0, |key| TableAddress::new(key, 0).spread());
-                let word = words.spent(spent, tier, spread);
-                words.owed(&ask(tier, at_ns, spread), word)
-            }
-            Rule::Logs(logs) => logs.still_spent(spent, tier, at_ns),
-        }
-    }
-}
-
-impl WordAlgorithm {
-    /// The word of a key that has spent these units just now and nothing else.
-    pub(super) fn spent_now(&self, ask: &WordRequest, units: u64) -> u64 {
-        let at_ns = ask.now_ns;
-        self.spent(SpentUnits { at_ns, units }, ask.tier, ask.spread)
-    }
-
-    /// The word of a key that has spent this and nothing else.
-    fn spent(&self, spent: SpentUnits, tier: usize, spread: u64) -> u64 {
-        let ask = WordRequest {
-            cost: spent.units,
-            ..ask(tier, spent.at_ns, spread)
-        };
-        self.overdraw(&ask, 0).0
-    }
-}
-
-fn ask(tier: usize, now_ns: u64, spread: u64) -> WordRequest {
-    WordRequest {
-        tier,
-        now_ns,
-        cost: 0,
-        max_delay_ns: 0,
-        spread,
     }
 }
 

@@ -14,19 +14,27 @@
 
 pub mod bucket;
 pub mod decision;
-pub mod slot_counters;
 pub mod log;
 pub mod quota;
 pub mod share;
+pub mod slot_counters;
 pub mod store;
 
+mod algorithm;
+mod attached;
+mod charge;
+mod counters;
+mod key;
+mod migration;
 mod overdraft;
 mod registry;
-mod migration;
+mod rule;
+mod standing;
 mod sync;
 mod table;
 mod window;
 mod word_algorithm;
+mod word_request;
 
 #[cfg(test)]
 mod accuracy;
@@ -35,126 +43,15 @@ mod model;
 #[cfg(test)]
 mod properties;
 
-pub use decision::{ChargeLocation, Denial, Finding, Standing, Standings, Verdict};
+pub use algorithm::Algorithm;
+pub use attached::Attached;
+pub use charge::Charge;
+pub use decision::{Denial, Finding, Standings, Verdict};
+pub use key::{Key, MAX_LIMITS};
 pub use overdraft::Overdraft;
 pub use quota::{Quota, QuotaError};
-pub use registry::{Attached, TooManyLimits};
-pub use store::{Charge, Store};
-
-use std::time::Duration;
-
-/// Identifies one bucket: a keyed 128-bit hash of its sharing attributes. The secret key prevents
-/// targeted collisions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Key(pub u128);
-
-/// Most limits that may apply to one request (checked when a configuration is compiled).
-pub const MAX_LIMITS: usize = 16;
-
-impl Key {
-    /// The offset of this key's windows from an even division of process time, for a window limit
-    /// of this length. It is less than a window and spreads the resets of different keys. Requests
-    /// without a key have no offset.
-    pub fn window_offset(self, window: Duration) -> Duration {
-        let window_ns = u64::try_from(window.as_nanos()).unwrap_or(u64::MAX);
-        let spread = table::TableAddress::new(self, 0).spread();
-        Duration::from_nanos(window::offset_ns(window_ns, spread))
-    }
-}
-
-/// How a limit counts. See `docs/algorithms.md` for what a client sees of each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Algorithm {
-    /// Token bucket, kept as one timestamp per key: `amount` per `period`, at most `burst` at once.
-    TokenBucket,
-    /// Another name for the token bucket.
-    Gcra,
-    /// Token bucket without a delay; with one, a queue of `burst` places including the request in
-    /// service.
-    LeakyBucket,
-    /// At most `amount` in each `period`; the count resets at the end of each. Ignores the burst.
-    FixedWindow,
-    /// About `amount` at most in any `period`, from two counters. Ignores the burst.
-    SlidingWindow,
-    /// At most `amount` in any `period`, exactly, from a log of at most 10,000. Ignores the burst.
-    SlidingLog,
-    /// At most this many in flight ([`Quota::slots`]); return them with [`Store::release`].
-    Concurrency,
-}
-
-impl Algorithm {
-    /// Whether the quota has a burst beside the rate.
-    pub fn has_burst(self) -> bool {
-        matches!(
-            self,
-            Algorithm::TokenBucket | Algorithm::Gcra | Algorithm::LeakyBucket
-        )
-    }
-}
-
-/// One rule: a name, and a quota per tier. Pure; the counters are in a [`Store`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limit {
-    name: Box<str>,
-    rule: Rule,
-}
-
-/// The representation of a limit's counters.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Rule {
-    /// One word per key, in the table.
-    Words(word_algorithm::WordAlgorithm),
-    /// A ring per key, in a separate store.
-    Logs(log::Logs),
-}
-
-impl Limit {
-    /// A limit that counts by `algorithm`. `quotas` has one entry per tier, the first is the
-    /// default.
-    pub fn new(name: &str, algorithm: Algorithm, quotas: &[Quota]) -> Result<Limit, QuotaError> {
-        let rule = match word_algorithm::WordAlgorithm::new(algorithm, quotas, None) {
-            Some(words) => Rule::Words(words?),
-            None => Rule::Logs(log::Logs::new(quotas)?),
-        };
-        let name = name.into();
-        Ok(Limit { name, rule })
-    }
-
-    /// A limit on costs that are known only afterwards. It is charged by estimates (module
-    /// `overdraft`) and settled with [`Store::overdraw`] and [`Store::release`]. Sliding logs and
-    /// slots in flight do not support estimates.
-    pub fn of_estimates(
-        name: &str,
-        algorithm: Algorithm,
-        quotas: &[Quota],
-        overdraft: Overdraft,
-    ) -> Result<Limit, QuotaError> {
-        match word_algorithm::WordAlgorithm::new(algorithm, quotas, Some(overdraft)) {
-            Some(words) if algorithm != Algorithm::Concurrency => Ok(Limit {
-                name: name.into(),
-                rule: Rule::Words(words?),
-            }),
-            _ => Err(QuotaError::NoEstimates),
-        }
-    }
-
-    /// The name by which a [`Store`] finds the counters again.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The format of this tier's counters.
-    fn form(&self, tier: usize) -> word_algorithm::StateFormat {
-        match &self.rule {
-            Rule::Words(words) => words.form(tier),
-            Rule::Logs(logs) => logs.form(tier),
-        }
-    }
-
-    fn tiers(&self) -> usize {
-        match &self.rule {
-            Rule::Words(words) => words.tiers(),
-            Rule::Logs(logs) => logs.tiers(),
-        }
-    }
-}
+pub use registry::TooManyLimits;
+pub use rule::Limit;
+pub use standing::{ChargeLocation, Standing};
+pub use store::Store;
+pub use word_request::STEP_BACK_NS;

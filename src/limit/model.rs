@@ -12,7 +12,7 @@ use shuttle::{check_pct, check_random, thread};
 use super::{
     Key, Quota,
     bucket::{BucketKind, Buckets},
-    word_algorithm::WordRequest,
+    word_request::WordRequest,
 };
 
 mod sync {

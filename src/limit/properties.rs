@@ -14,7 +14,7 @@ use proptest::{
     test_runner::{Config, TestCaseResult, TestRunner},
 };
 
-use super::{Attached, Charge, Key, Limit, Quota, Standing, Store, bucket::STEP_BACK_NS};
+use super::{Attached, Charge, Key, Limit, Quota, STEP_BACK_NS, Standing, Store};
 
 mod models;
 

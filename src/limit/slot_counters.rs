@@ -6,7 +6,7 @@
 //! limit is never exceeded. A word of 0 carries no information, and a key that holds a slot is
 //! never evicted.
 
-use super::{ChargeLocation, Quota, QuotaError, Standing, word_algorithm::WordRequest};
+use super::{ChargeLocation, Quota, QuotaError, Standing, word_request::WordRequest};
 
 /// Retry time of a denial: 1 s. Slots return when other requests end, which nothing can predict.
 pub const RETRY_NS: u64 = 1_000_000_000;

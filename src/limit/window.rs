@@ -51,17 +51,28 @@
 //! after `now`'s. That bounds the wait by two windows, and stepping the clock to and fro gains
 //! nothing.
 
-use std::num::NonZeroU64;
+use std::{num::NonZeroU64, time::Duration};
 
 use super::{
-    Quota, QuotaError, Standing,
-    bucket::STEP_BACK_NS,
+    Key, Quota, QuotaError, Standing,
     overdraft::{Claimed, Overdraft},
-    word_algorithm::WordRequest,
+    table::TableAddress,
+    word_request::{STEP_BACK_NS, WordRequest},
 };
 
 /// The uptime for which every index fits: 9 years.
 const UPTIME_NS: u64 = 9 * 366 * 24 * 3_600 * 1_000_000_000;
+
+impl Key {
+    /// The offset of this key's windows from an even division of process time, for a window limit
+    /// of this length. It is less than a window and spreads the resets of different keys. Requests
+    /// without a key have no offset.
+    pub fn window_offset(self, window: Duration) -> Duration {
+        let window_ns = u64::try_from(window.as_nanos()).unwrap_or(u64::MAX);
+        let spread = TableAddress::new(self, 0).spread();
+        Duration::from_nanos(offset_ns(window_ns, spread))
+    }
+}
 
 /// The layout of a word (index and counts), and the window that an index names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -11,18 +11,8 @@ use super::{
     overdraft::Overdraft,
     slot_counters::SlotCounters,
     window::{Layout, Windows},
+    word_request::{SpentUnits, WordRequest},
 };
-
-/// A request's demand on a word.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct WordRequest {
-    pub(super) tier: usize,
-    pub(super) now_ns: u64,
-    pub(super) cost: u64,
-    pub(super) max_delay_ns: u64,
-    /// 48 bits of the key's hash, which offset its windows from other keys'.
-    pub(super) spread: u64,
-}
 
 /// One quota per tier, ready to decide over a word.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -208,5 +198,22 @@ impl WordAlgorithm {
     #[inline]
     pub(super) fn is_slots(&self) -> bool {
         matches!(self, WordAlgorithm::InFlight(_))
+    }
+}
+
+impl WordAlgorithm {
+    /// The word of a key that has spent these units just now and nothing else.
+    pub(super) fn spent_now(&self, ask: &WordRequest, units: u64) -> u64 {
+        let at_ns = ask.now_ns;
+        self.spent(SpentUnits { at_ns, units }, ask.tier, ask.spread)
+    }
+
+    /// The word of a key that has spent this and nothing else.
+    pub(super) fn spent(&self, spent: SpentUnits, tier: usize, spread: u64) -> u64 {
+        let ask = WordRequest {
+            cost: spent.units,
+            ..WordRequest::zero_cost(tier, spent.at_ns, spread)
+        };
+        self.overdraw(&ask, 0).0
     }
 }

@@ -19,8 +19,8 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use serde_json::Value;
 use tidegate::{
     limit::{
-        Algorithm, Attached, Charge, ChargeLocation, Key, Limit, Quota, Standing, Store, Verdict,
-        bucket::STEP_BACK_NS,
+        Algorithm, Attached, Charge, ChargeLocation, Key, Limit, Quota, STEP_BACK_NS, Standing,
+        Store, Verdict,
     },
     response::StoppedRequest,
 };

@@ -9,7 +9,7 @@ use super::{
     tests::{HOUR, SECOND, in_threads, key, remaining},
     *,
 };
-use crate::limit::{Algorithm, Quota, slot_counters::RETRY_NS};
+use crate::limit::{Algorithm, Charge, ChargeLocation, Quota, Verdict, slot_counters::RETRY_NS};
 
 const ALL: [Algorithm; 7] = [
     Algorithm::TokenBucket,

@@ -2,12 +2,13 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{Charge, Store};
+use super::Store;
 use crate::limit::{
-    ChargeLocation, Finding, Key, Standing,
+    charge::Charge,
+    decision::Finding,
     log::{Deed, Logs, RingChange, RingOwner},
-    migration::SpentUnits,
-    word_algorithm::WordRequest,
+    standing::{ChargeLocation, Standing},
+    word_request::SpentUnits,
 };
 
 impl Store {
@@ -134,28 +135,8 @@ impl Store {
             }),
         }
     }
-
-    /// The status of a ring of the counters `id`, if there is one.
-    pub(in crate::limit) fn look_at_ring(
-        &self,
-        id: u16,
-        key: Option<Key>,
-        logs: &Logs,
-        ask: &WordRequest,
-    ) -> Option<Standing> {
-        self.rings.look((id, owner_of(key)), logs, ask)
-    }
-
-    /// Drops the entries of a ring of the counters `id`.
-    pub(in crate::limit) fn drop_ring(&self, id: u16, key: Option<Key>) {
-        self.rings.clear((id, owner_of(key)));
-    }
 }
 
 fn owner(charge: &Charge<'_>) -> RingOwner {
-    owner_of(charge.key)
-}
-
-fn owner_of(key: Option<Key>) -> RingOwner {
-    key.map_or(RingOwner::Everybody, RingOwner::Key)
+    RingOwner::own(charge.key)
 }

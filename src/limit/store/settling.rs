@@ -8,8 +8,11 @@ use serde_json::Value;
 
 use super::*;
 use crate::limit::{
-    Algorithm, Overdraft, Quota,
-    store::tests::{in_threads, key},
+    Algorithm, Charge, ChargeLocation, Overdraft, Quota,
+    store::{
+        tests::{in_threads, key},
+        word::WordAttempt,
+    },
 };
 
 const SECOND: u64 = 1_000_000_000;

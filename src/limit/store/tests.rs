@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::*;
-use crate::limit::{Algorithm, Denial, Quota, registry::OVERFLOW_BUCKETS};
+use crate::limit::{Algorithm, Charge, Denial, MAX_LIMITS, Quota, counters::OVERFLOW_BUCKETS};
 
 const ALGORITHMS: [Algorithm; 7] = [
     Algorithm::TokenBucket,

@@ -2,12 +2,17 @@
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use super::{Charge, Store};
+use super::Store;
 use crate::limit::{
-    ChargeLocation, Finding, Key,
-    registry::{Attached, LimitCounters, OverflowBucket},
+    attached::Attached,
+    charge::Charge,
+    counters::{LimitCounters, OverflowBucket},
+    decision::Finding,
+    key::Key,
+    standing::ChargeLocation,
     table::{Cell, Insertion, SlotOwner, TableAddress},
-    word_algorithm::{WordAlgorithm, WordRequest},
+    word_algorithm::WordAlgorithm,
+    word_request::WordRequest,
 };
 
 /// The location of a charge's word.

@@ -9,7 +9,14 @@ use super::{Source, source_files, without_comments_and_literals};
 use imports::{Name, Needs, needs};
 
 /// Modules without a circle of files. Add a module here once it is free of them.
-const FREE_OF_CIRCLES: &[&str] = &["gateway", "issuer", "overload", "receive_buffer", "route"];
+const FREE_OF_CIRCLES: &[&str] = &[
+    "gateway",
+    "issuer",
+    "limit",
+    "overload",
+    "receive_buffer",
+    "route",
+];
 
 #[test]
 fn files_of_a_module_import_each_other_in_one_direction() {
