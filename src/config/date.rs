@@ -5,7 +5,21 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use time::{OffsetDateTime, PrimitiveDateTime};
 use toml::value::{Date, Datetime, Offset, Time};
 
-use super::{code::Code, diagnostic::PendingDiagnostic};
+use super::{
+    code::Code,
+    diagnostic::{PendingDiagnostic, quote},
+};
+
+/// Parses a point in time as the configuration writes it: RFC 3339, or a date.
+pub fn parse_moment(text: &str) -> Result<SystemTime, String> {
+    let written = text.parse().map_err(|_| {
+        format!(
+            "{} is not a date or time: write for example 2027-01-31T18:00:00Z",
+            quote(text)
+        )
+    })?;
+    instant(&written).map_err(|problem| format!("{}: {}", problem.message, problem.hint))
+}
 
 /// Converts to a point in time. A date alone means midnight UTC. A time without an offset is
 /// rejected, since each time zone reads it differently; so is a time without a date.

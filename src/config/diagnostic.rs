@@ -12,14 +12,11 @@ use serde_json::{Value, json};
 
 use super::{
     code::Code,
-    source::{SourceText, without_credentials},
+    source::{SourceLocation, SourceText, without_credentials},
 };
 
 /// How many problems of each severity a report keeps; the rest are only counted.
 pub const MAX_SHOWN: usize = 100;
-
-/// Longer lines are not shown; the diagnostic gives only their position.
-pub const MAX_LINE_BYTES: usize = 4096;
 
 /// Whether the configuration can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,19 +54,6 @@ pub struct Diagnostic {
     pub label: String,
     /// How to fix it; may be empty.
     pub hint: String,
-}
-
-/// A location in a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SourceLocation {
-    /// From 1.
-    pub line: usize,
-    /// In characters, from 1.
-    pub column: usize,
-    /// The line, with secrets masked; `None` when it is too long to show.
-    pub text: Option<String>,
-    /// The byte range of `text` to underline.
-    pub marked: Range<usize>,
 }
 
 /// The problems of one configuration, sorted by file and line.
@@ -390,6 +374,15 @@ pub(super) fn nearest<'a>(
         });
     near.min_by_key(|(distance, _)| *distance)
         .map(|(_, word)| word)
+}
+
+/// The problem for a feature that does not exist yet.
+pub(super) fn not_built(what: String, feature: &str) -> PendingDiagnostic {
+    PendingDiagnostic::new(
+        Code::NotBuilt,
+        format!("{what} is not built yet: {feature}"),
+    )
+    .label("not built yet")
 }
 
 /// "did you mean `x`?" or nothing.

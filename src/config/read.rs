@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::changes::short_hash;
+use sha2::{Digest, Sha256};
 
 /// The hint for a file that cannot be read.
 pub(super) const HINT: &str = "check the path and its permissions; relative paths start at the folder of the configuration file";
@@ -47,6 +47,22 @@ impl ConfigFiles {
 pub(super) fn hash(text: &[u8], files: &BTreeMap<PathBuf, String>) -> String {
     let files = files.values().map(String::as_bytes);
     short_hash(std::iter::once(text).chain(files))
+}
+
+/// The first 8 bytes of a SHA-256, in hex: enough to distinguish two texts.
+pub(super) fn short_hash<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
+    let mut hash = Sha256::new();
+    parts.into_iter().for_each(|part| hash.update(part));
+    let digest = hash.finalize();
+    let half = digest.iter().take(8);
+    half.map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Reads a file that the configuration names: a regular file of at most 4 MiB. The error continues
+/// the sentence "… cannot be read: ".
+pub fn read_file(path: &Path) -> Result<Vec<u8>, String> {
+    const MAX_BYTES: u64 = 4 << 20;
+    bytes(path, MAX_BYTES)
 }
 
 /// The bytes of a file. The error continues the sentence "… cannot be read: ". Reads only regular

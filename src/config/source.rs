@@ -7,7 +7,21 @@
 
 use std::{borrow::Cow, ops::Range};
 
-use super::diagnostic::{MAX_LINE_BYTES, SourceLocation};
+/// Longer lines are not shown; the diagnostic gives only their position.
+pub const MAX_LINE_BYTES: usize = 4096;
+
+/// A location in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceLocation {
+    /// From 1.
+    pub line: usize,
+    /// In characters, from 1.
+    pub column: usize,
+    /// The line, with secrets masked; `None` when it is too long to show.
+    pub text: Option<String>,
+    /// The byte range of `text` to underline.
+    pub marked: Range<usize>,
+}
 
 /// A named text with its lines.
 #[derive(Debug)]

@@ -53,6 +53,14 @@ const LEAST_BURST: u64 = 10;
 /// The longest period of a rate.
 const MAX_PERIOD: Duration = Duration::from_secs(31 * 86_400);
 
+/// Parses a duration given to a running gateway: as in the configuration, but `15m` also means
+/// minutes.
+pub fn parse_span(text: &str) -> Result<Duration, String> {
+    let minutes = text.strip_suffix('m').map(|count| format!("{count}min"));
+    let parsed = duration(minutes.as_deref().unwrap_or(text));
+    parsed.map_err(|problem| format!("{}: {}", problem.message, problem.hint))
+}
+
 /// Parses `"250ms"`, `"10s"`, `"1min"`, `"1h"`, `"1d"`; zero is allowed.
 pub(super) fn duration(text: &str) -> Result<Duration, PendingDiagnostic> {
     const HINT: &str =

@@ -1,7 +1,4 @@
 //! One value of the file, read as some type. Problems are reported at the position of the value.
-//!
-//! This module expands `${NAME}` in texts. A value from the environment may be a secret, so it is
-//! never shown.
 
 use std::{
     fmt::{self, Display},
@@ -16,13 +13,13 @@ use toml::{
 };
 
 use super::{
-    Share,
     code::Code,
     date,
-    diagnostic::{PendingDiagnostic, did_you_mean, quote},
-    environment,
-    file::{Document, Section, not_built},
-    keys::{Keys, ValueKind},
+    diagnostic::{PendingDiagnostic, quote},
+    document::Document,
+    expanded_text::ExpandedText,
+    keys::ValueKind,
+    limit::Share,
     units,
 };
 
@@ -136,19 +133,9 @@ impl<'a> ConfigValue<'a> {
             self.error(self.wrong_type(expected).hint(hint));
             return None;
         };
-        match environment::expand(raw, self.document.env) {
-            Ok(value) => Some(ExpandedText {
-                document: self.document,
-                from_environment: raw.contains("${"),
-                raw,
-                value,
-                span: self.span(),
-            }),
-            Err(problem) => {
-                self.error(problem);
-                None
-            }
-        }
+        ExpandedText::expand(self.document, raw, self.span())
+            .map_err(|problem| self.error(problem))
+            .ok()
     }
 
     /// A duration within the range of its record.
@@ -347,22 +334,6 @@ impl<'a> ConfigValue<'a> {
         entries
     }
 
-    /// Opens this value as a table that may have `keys`.
-    pub(super) fn section(
-        &self,
-        title: impl Into<Rc<str>>,
-        keys: &'static Keys,
-    ) -> Option<Section<'a>> {
-        let table = self.table()?;
-        Some(Section::open(
-            self.document,
-            title.into(),
-            self.name_span(),
-            keys,
-            Some(table),
-        ))
-    }
-
     fn within<T: PartialOrd + Copy>(
         &self,
         value: T,
@@ -386,93 +357,4 @@ fn out_of_range(
 ) -> PendingDiagnostic {
     PendingDiagnostic::new(Code::OutOfRange, format!("{what} is out of range: {value}"))
         .label(format!("expected {from} to {to}"))
-}
-
-/// A text with `${NAME}` expanded.
-pub(super) struct ExpandedText<'a> {
-    pub(super) document: Document<'a>,
-    pub(super) value: String,
-    pub(super) span: Range<usize>,
-    raw: &'a str,
-    /// Whether it contained `${…}`, so it may be a secret.
-    pub(super) from_environment: bool,
-}
-
-impl<'a> ExpandedText<'a> {
-    fn plain(document: Document<'a>, raw: &'a str, span: Range<usize>) -> Self {
-        Self {
-            document,
-            raw,
-            value: raw.to_owned(),
-            span,
-            from_environment: false,
-        }
-    }
-
-    /// The text as written, unexpanded.
-    pub(super) fn raw(&self) -> &str {
-        self.raw
-    }
-
-    /// The text for messages: as written, quoted.
-    pub(super) fn shown(&self) -> String {
-        quote(self.raw)
-    }
-
-    pub(super) fn error(&self, problem: PendingDiagnostic) {
-        self.document.error(self.span.clone(), problem);
-    }
-
-    pub(super) fn warn(&self, problem: PendingDiagnostic) {
-        self.document.warn(self.span.clone(), problem);
-    }
-
-    /// Parses, or reports why not. A value from the environment is not repeated.
-    pub(super) fn parse<T>(
-        &self,
-        kind: &str,
-        parse: impl Fn(&str) -> Result<T, PendingDiagnostic>,
-    ) -> Option<T> {
-        parse(&self.value)
-            .map_err(|problem| self.error(self.conceal(problem, kind)))
-            .ok()
-    }
-
-    fn conceal(&self, problem: PendingDiagnostic, kind: &str) -> PendingDiagnostic {
-        if !self.from_environment {
-            return problem;
-        }
-        let message = format!("{} is not {kind}", self.shown());
-        PendingDiagnostic::new(problem.code, message)
-            .hint("correct the environment variable, or the default after `:-`")
-    }
-
-    /// One of `built`. A word in `unbuilt` is reported as the missing `feature`.
-    pub(super) fn choice<T: Copy>(
-        &self,
-        built: &[(&str, T)],
-        unbuilt: &[&str],
-        feature: &str,
-    ) -> Option<T> {
-        if let Some((_, choice)) = built.iter().find(|(word, _)| *word == self.value) {
-            return Some(*choice);
-        }
-        let words = built.iter().map(|(word, _)| *word);
-        let known = words.clone().map(quote).collect::<Vec<_>>().join(", ");
-        self.error(if unbuilt.contains(&self.value.as_str()) {
-            not_built(self.shown(), feature).hint(format!("built now: {known}"))
-        } else {
-            PendingDiagnostic::new(
-                Code::UnknownChoice,
-                format!("unknown value {}", self.shown()),
-            )
-            .label(format!("expected one of {known}"))
-            .hint(if self.from_environment {
-                String::new()
-            } else {
-                did_you_mean(&self.value, words)
-            })
-        });
-        None
-    }
 }

@@ -11,7 +11,7 @@ use crate::{
         LimitSettings, Mode,
         code::Code,
         diagnostic::{PendingDiagnostic, quote},
-        file::Document,
+        document::Document,
     },
     identity::KeyPart,
     route::{Part, Pattern, RouteTable},

@@ -4,12 +4,10 @@ use std::ops::Range;
 
 use crate::{
     config::{
-        LimitSettings,
+        LimitSettings, SourceLocation,
         code::Code,
-        diagnostic::{
-            Diagnostic, PendingDiagnostic, Severity, SourceLocation, did_you_mean, quote,
-        },
-        file::Document,
+        diagnostic::{Diagnostic, PendingDiagnostic, Severity, did_you_mean, quote},
+        document::Document,
     },
     identity::{IdentitySettings, KeyPart},
     listener,

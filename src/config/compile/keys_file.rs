@@ -11,12 +11,8 @@ use std::{
 use super::{check_name, check_users::WrittenTier};
 use crate::{
     config::{
-        code::Code,
-        diagnostic::PendingDiagnostic,
-        file::{Document, Section},
-        keys, read,
-        source::SourceText,
-        value::{ConfigValue, ExpandedText},
+        code::Code, diagnostic::PendingDiagnostic, document::Document, expanded_text::ExpandedText,
+        keys, read, section::Section, source::SourceText, value::ConfigValue,
     },
     identity::{ApiKey, KnownKeys},
 };
@@ -101,7 +97,7 @@ fn api_key(
     table: &ConfigValue<'_>,
     seen: &mut EntriesSeen<'_>,
 ) -> Option<ApiKey> {
-    let section = table.section(table.what.to_string(), &keys::API_KEY)?;
+    let section = Section::of(&table, table.what.to_string(), &keys::API_KEY)?;
     let digest = section
         .require("sha256", HINT)
         .and_then(|value| value.text());

@@ -10,12 +10,8 @@ use std::ops::Range;
 use super::check_name;
 use crate::{
     config::{
-        LimitSettings,
-        code::Code,
-        diagnostic::PendingDiagnostic,
-        file::{Document, Section},
-        keys,
-        value::{ConfigValue, ExpandedText},
+        LimitSettings, code::Code, diagnostic::PendingDiagnostic, document::Document,
+        expanded_text::ExpandedText, keys, section::Section, value::ConfigValue,
     },
     identity::{self, UserSource},
     limit::Algorithm,
@@ -46,7 +42,7 @@ pub(super) fn compile(
 ) -> Vec<NamedLimit> {
     let limit = |(name, table): (ExpandedText<'_>, ConfigValue<'_>)| {
         check_name(&name, "a limit");
-        let section = table.section(table.what.to_string(), &keys::LIMIT);
+        let section = Section::of(&table, table.what.to_string(), &keys::LIMIT);
         let (compiled, exempt_tiers) = section
             .map(|section| limit(section, &name, users, has_redis))
             .unwrap_or_default();

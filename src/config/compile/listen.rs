@@ -15,9 +15,9 @@ use crate::{
         ProcessSettings,
         code::Code,
         diagnostic::{PendingDiagnostic, quote},
-        file::Section,
+        expanded_text::ExpandedText,
         keys,
-        value::ExpandedText,
+        section::Section,
     },
     identity::{self, TrustedProxies},
     listener::{
@@ -54,7 +54,7 @@ pub(super) fn compile(
     }
     let mut listeners: Vec<(ListenerSettings, Range<usize>)> = Vec::new();
     for table in tables {
-        let Some(section) = table.section("[[listen]]".to_owned(), &keys::LISTEN) else {
+        let Some(section) = Section::of(&table, "[[listen]]".to_owned(), &keys::LISTEN) else {
             continue;
         };
         let written = section.require("address", "add address = \"0.0.0.0:8080\"");

@@ -29,9 +29,10 @@ use super::{
     Snapshot, WrittenConfig,
     code::Code,
     diagnostic::{PendingDiagnostic, quote},
-    file::{Document, Section},
+    document::Document,
+    expanded_text::ExpandedText,
     keys, read,
-    value::ExpandedText,
+    section::Section,
 };
 
 /// Compiles a parsed file. `None` when nothing can run; the reason was then reported.

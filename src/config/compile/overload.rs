@@ -1,7 +1,9 @@
 //! `[overload]`: the bound on requests in flight, and which priorities are shed first.
 
 use crate::{
-    config::{code::Code, diagnostic::PendingDiagnostic, file::Section, keys, value::ConfigValue},
+    config::{
+        code::Code, diagnostic::PendingDiagnostic, keys, section::Section, value::ConfigValue,
+    },
     overload::{InFlightBound, OverloadSettings, Priority},
 };
 

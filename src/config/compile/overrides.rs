@@ -18,9 +18,10 @@ use crate::{
         ConfigOverride, Effect, LimitSettings, OverrideTarget,
         code::Code,
         diagnostic::{PendingDiagnostic, quote},
-        file::Section,
+        expanded_text::ExpandedText,
         keys,
-        value::{ConfigValue, ExpandedText},
+        section::Section,
+        value::ConfigValue,
     },
     identity::{KeyPart, Prefixes},
 };
@@ -31,7 +32,7 @@ pub(super) fn compile(file: &Section<'_>, prefixes: Prefixes, limits: &mut [Name
     let mut earlier = HashMap::new();
     let is_over = |until: Option<SystemTime>| until.is_some_and(|until| until <= now);
     for table in file.repeated("override") {
-        let Some(section) = table.section("[[override]]".to_owned(), &keys::OVERRIDE) else {
+        let Some(section) = Section::of(&table, "[[override]]".to_owned(), &keys::OVERRIDE) else {
             continue;
         };
         let limit = section

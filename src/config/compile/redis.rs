@@ -8,8 +8,8 @@ use crate::{
         code::Code,
         compile::upstream,
         diagnostic::{PendingDiagnostic, quote},
-        file::Section,
         keys, read,
+        section::Section,
     },
 };
 
@@ -22,7 +22,7 @@ const DEFAULT_URL: &str = "redis://127.0.0.1:6379";
 )]
 pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Option<Option<RedisSettings>> {
     let table = file.get("redis")?;
-    let section = table.section(keys::REDIS.title.to_owned(), &keys::REDIS)?;
+    let section = Section::of(&table, keys::REDIS.title.to_owned(), &keys::REDIS)?;
     let target = target(&section);
     let target = tls(&section, target, base_dir);
     let key_prefix = match section.get("key_prefix").map(|value| value.text()) {
@@ -70,7 +70,7 @@ fn target(section: &Section<'_>) -> Option<RedisTarget> {
     let cluster = nodes(section, "cluster");
     let sentinel = section
         .get("sentinel")
-        .and_then(|value| value.section(keys::SENTINEL.title.to_owned(), &keys::SENTINEL));
+        .and_then(|value| Section::of(&value, keys::SENTINEL.title.to_owned(), &keys::SENTINEL));
     let sentinel = sentinel.and_then(|sentinel| {
         let nodes = nodes(&sentinel, "nodes");
         let master = sentinel.get("master").map(|value| value.text());

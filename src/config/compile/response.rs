@@ -4,9 +4,9 @@ use crate::{
     config::{
         code::Code,
         diagnostic::{PendingDiagnostic, quote},
-        file::Section,
+        expanded_text::ExpandedText,
         keys,
-        value::ExpandedText,
+        section::Section,
     },
     response::{BodyStyle, FieldFamilies, FieldsOn, ResponseSettings},
     route::path,

@@ -10,9 +10,10 @@ use crate::{
         RouteSettings,
         code::Code,
         diagnostic::{PendingDiagnostic, did_you_mean, quote},
-        file::Section,
+        expanded_text::ExpandedText,
         keys,
-        value::{ConfigValue, ExpandedText},
+        section::Section,
+        value::ConfigValue,
     },
     limit::MAX_LIMITS,
     overload::Priority,
@@ -112,7 +113,7 @@ pub(super) fn compile(
 }
 
 fn route(table: &ConfigValue<'_>, names: &RouteNames<'_>) -> Option<WrittenRoute> {
-    let section = table.section("[[route]]".to_owned(), &keys::ROUTE)?;
+    let section = Section::of(&table, "[[route]]".to_owned(), &keys::ROUTE)?;
     let name = section.require("name", "add name = \"login\": logs and metrics use it");
     let name = name
         .and_then(|value| value.text())

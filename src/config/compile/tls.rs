@@ -5,11 +5,8 @@ use std::{path::Path, time::SystemTime};
 use super::process::to_usize;
 use crate::{
     config::{
-        code::Code,
-        diagnostic::PendingDiagnostic,
-        file::Section,
-        keys, read, read_file,
-        value::{ConfigValue, ExpandedText},
+        code::Code, diagnostic::PendingDiagnostic, expanded_text::ExpandedText, keys, read,
+        read_file, section::Section, value::ConfigValue,
     },
     listener::tls::{
         MinVersion, TlsSettings,
@@ -24,7 +21,7 @@ const CERTIFICATES: &str =
     "add certificates = [{ cert = \"certs/api.pem\", key = \"certs/api.key\" }]";
 
 pub(super) fn compile(table: &ConfigValue<'_>, base_dir: &Path) -> Option<TlsSettings> {
-    let section = table.section(keys::LISTEN_TLS.title.to_owned(), &keys::LISTEN_TLS)?;
+    let section = Section::of(&table, keys::LISTEN_TLS.title.to_owned(), &keys::LISTEN_TLS)?;
     let min_version = section.choice(
         "min_version",
         &[("1.2", MinVersion::Tls12), ("1.3", MinVersion::Tls13)],
@@ -87,7 +84,8 @@ fn pairs<'a>(section: &Section<'a>) -> Option<Vec<(ExpandedText<'a>, ExpandedTex
 }
 
 fn pair<'a>(table: &ConfigValue<'a>) -> Option<(ExpandedText<'a>, ExpandedText<'a>)> {
-    let section = table.section(
+    let section = Section::of(
+        &table,
         "an item of `certificates` in [listen.tls]".to_owned(),
         &keys::CERTIFICATE,
     )?;

@@ -9,9 +9,10 @@ use crate::{
     config::{
         code::Code,
         diagnostic::{PendingDiagnostic, quote},
-        file::Section,
+        expanded_text::ExpandedText,
         read,
-        value::{ConfigValue, ExpandedText},
+        section::Section,
+        value::ConfigValue,
     },
     identity::{
         ClaimRules, KeySet, KeySource, KeysUrl, TokenSource,

@@ -12,9 +12,10 @@ use crate::{
     config::{
         code::Code,
         diagnostic::{PendingDiagnostic, quote},
-        file::Section,
+        expanded_text::ExpandedText,
         keys, read,
-        value::{ConfigValue, ExpandedText},
+        section::Section,
+        value::ConfigValue,
     },
     upstream::{
         Balance, BreakerConfig, Health, HostHeader, Scheme, ServerAddress, UpstreamSettings,
@@ -40,7 +41,7 @@ pub(super) fn compile(file: &Section<'_>, base_dir: &Path) -> Vec<NamedUpstream>
     }
     let upstream = |(name, table): (ExpandedText<'_>, ConfigValue<'_>)| {
         check_name(&name, "an upstream");
-        let section = table.section(table.what.to_string(), &keys::UPSTREAM);
+        let section = Section::of(&table, table.what.to_string(), &keys::UPSTREAM);
         let settings = section.and_then(|section| settings(section, &name.value, base_dir));
         NamedUpstream {
             name: name.value,
@@ -187,7 +188,7 @@ fn server_name(text: &ExpandedText<'_>) -> Option<ServerName<'static>> {
 
 /// `None` if something was reported.
 fn health(value: &ConfigValue<'_>, name: &str) -> Option<Health> {
-    let section = value.section(format!("[upstream.{name}.health]"), &keys::HEALTH)?;
+    let section = Section::of(&value, format!("[upstream.{name}.health]"), &keys::HEALTH)?;
     let path = section.require(
         "path",
         "add path = \"/healthz\", a path that a healthy server answers with 200",

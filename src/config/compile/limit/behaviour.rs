@@ -10,9 +10,10 @@ use crate::{
         code::Code,
         compile::{check_name, identity::parse_network, is_first},
         diagnostic::PendingDiagnostic,
-        file::Section,
+        expanded_text::ExpandedText,
         keys,
-        value::{ConfigValue, ExpandedText},
+        section::Section,
+        value::ConfigValue,
     },
     identity::Missing,
     limit::Algorithm,
@@ -209,7 +210,7 @@ fn exempt(section: &Section<'_>) -> (Exempt, Vec<ExemptTier>) {
     let title = format!("{}.exempt]", section.title.trim_end_matches(']'));
     let Some(exempt) = section
         .get("exempt")
-        .and_then(|value| value.section(title, &keys::EXEMPT))
+        .and_then(|value| Section::of(&value, title, &keys::EXEMPT))
     else {
         return (Exempt::default(), Vec::new());
     };

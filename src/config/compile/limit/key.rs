@@ -4,7 +4,8 @@ use crate::{
     config::{
         code::Code,
         diagnostic::{PendingDiagnostic, did_you_mean, quote},
-        value::{ConfigValue, ExpandedText},
+        expanded_text::ExpandedText,
+        value::ConfigValue,
     },
     identity::{self, KeyPart, UserSource},
 };

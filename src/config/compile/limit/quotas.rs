@@ -7,10 +7,11 @@ use crate::{
     config::{
         code::Code,
         diagnostic::{PendingDiagnostic, quote},
-        file::Section,
+        expanded_text::ExpandedText,
         keys,
+        section::Section,
         units::{Rate, show_duration},
-        value::{ConfigValue, ExpandedText},
+        value::ConfigValue,
     },
     limit::{Algorithm, Limit, Quota},
 };

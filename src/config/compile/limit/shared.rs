@@ -6,8 +6,8 @@ use crate::{
     config::{
         LimitSettings, Over, SharedSettings,
         code::Code,
-        diagnostic::PendingDiagnostic,
-        file::{Section, not_built},
+        diagnostic::{PendingDiagnostic, not_built},
+        section::Section,
     },
     limit::Algorithm,
 };

@@ -1,4 +1,4 @@
-//! The TOML as written: tables that know their position and which keys they may have.
+//! The tables of the file as written: they know their position and which keys they may have.
 //!
 //! Opening a [`Section`] reports every key that is not in its list. Reading a [`ConfigValue`]
 //! reports a wrong type. Both continue with a default or `None`, so one pass finds every problem.
@@ -9,72 +9,15 @@ use std::{cell::RefCell, collections::BTreeSet, ops::Range, rc::Rc, time::Durati
 use toml::{Spanned, de::DeTable};
 
 use super::{
-    Share,
     code::Code,
-    diagnostic::{PendingDiagnostic, Problems, Severity, did_you_mean, nearest, quote},
-    environment::Lookup,
+    diagnostic::{PendingDiagnostic, did_you_mean, nearest, not_built, quote},
+    document::Document,
+    expanded_text::ExpandedText,
     keys::{self, KeyRecord, KeyStatus, Keys, ValueKind},
-    read::ConfigFiles,
+    limit::Share,
     renamed,
-    source::SourceText,
-    value::{ConfigValue, ExpandedText, ValuePath},
+    value::{ConfigValue, ValuePath},
 };
-
-/// One file being read.
-#[derive(Clone, Copy)]
-pub(super) struct Document<'a> {
-    pub(super) source: &'a SourceText,
-    pub(super) problems: &'a Problems,
-    pub(super) files: &'a ConfigFiles,
-    pub(super) env: Lookup<'a>,
-}
-
-impl Document<'_> {
-    pub(super) fn error(&self, span: Range<usize>, problem: PendingDiagnostic) {
-        self.problems
-            .at(self.source, span, Severity::Error, problem);
-    }
-
-    pub(super) fn warn(&self, span: Range<usize>, problem: PendingDiagnostic) {
-        self.problems
-            .at(self.source, span, Severity::Warning, problem);
-    }
-
-    /// Parses the text; reports syntax errors, one per line.
-    pub(super) fn parse<'t>(&self, text: &'t str) -> Option<DeTable<'t>> {
-        let (table, errors) = DeTable::parse_recoverable(text);
-        let mut lines = BTreeSet::new();
-        for error in &errors {
-            let span = error.span().unwrap_or(0..0);
-            // further errors on the same line are consequences of the first
-            if lines.insert(self.source.line(span.start)) {
-                let (before, rest) = text.split_at_checked(span.start).unwrap_or((text, ""));
-                self.error(span, syntax_problem(error.message(), before, rest));
-            }
-        }
-        errors.is_empty().then(|| table.into_inner())
-    }
-}
-
-/// The parser's message, with a hint for common mistakes.
-fn syntax_problem(message: &str, before: &str, rest: &str) -> PendingDiagnostic {
-    let hint = if before.ends_with('$') && rest.starts_with('{') {
-        "environment variables can only supply text in quotes: \"${NAME}\"; write numbers, true and false literally"
-    } else if message.contains("duplicate key") {
-        "write it once; a table that may be repeated has two brackets, for example [[route]]"
-    } else if message.contains("quoted") && rest.starts_with(|c: char| c.is_ascii_alphanumeric()) {
-        r#"put text, durations, sizes and rates in quotes, for example "10s""#
-    } else if message.contains("quoted") && rest.lines().next().unwrap_or_default().is_empty() {
-        "write a value after `=`"
-    } else if message.contains("unclosed array") {
-        "close the list with `]`, and each text in it with its opening quotation mark"
-    } else if message.contains("basic string") || message.contains("literal string") {
-        "close the text with its opening quotation mark, on the same line"
-    } else {
-        ""
-    };
-    PendingDiagnostic::new(Code::Syntax, format!("this is not TOML: {message}")).hint(hint)
-}
 
 /// One table whose keys were checked against the list of its keys.
 pub(super) struct Section<'a> {
@@ -114,6 +57,22 @@ impl<'a> Section<'a> {
             section.check_key(name);
         }
         section
+    }
+
+    /// Opens a value as a table that may have `keys`. Reports one that is no table.
+    pub(super) fn of(
+        value: &ConfigValue<'a>,
+        title: impl Into<Rc<str>>,
+        keys: &'static Keys,
+    ) -> Option<Self> {
+        let table = value.table()?;
+        Some(Self::open(
+            value.document,
+            title,
+            value.name_span(),
+            keys,
+            Some(table),
+        ))
     }
 
     fn check_key(&self, name: &Spanned<std::borrow::Cow<'a, str>>) {
@@ -397,13 +356,4 @@ fn header(kind: &str) -> Option<&'static str> {
         "user" => Some("[[user]]"),
         _ => None,
     }
-}
-
-/// The problem for a feature that does not exist yet.
-pub(super) fn not_built(what: String, feature: &str) -> PendingDiagnostic {
-    PendingDiagnostic::new(
-        Code::NotBuilt,
-        format!("{what} is not built yet: {feature}"),
-    )
-    .label("not built yet")
 }
