@@ -1,9 +1,18 @@
 //! Compiles the configuration text into one immutable, checked [`Snapshot`], or into a report of
 //! every problem.
 //!
-//! [`compile()`] is the entry point: TOML with positions ([`file`](self)), `${NAME}`, then one
-//! module per table. Nothing outside this folder sees the file as written. A documented key whose
-//! feature is not built yet is rejected, never ignored; `keys` is the only list.
+//! [`load()`] takes a file and [`compile()`] a text. On the way:
+//!
+//! ```text
+//! source ─▶ document ─▶ section, value ─▶ compile ─▶ snapshot
+//! text      TOML with   each key checked  one file   settings of
+//!           positions   with its record   a table    the modules below
+//!                       in `keys`
+//! ```
+//!
+//! A step that finds a problem reports it to `diagnostic` and continues with a default. Nothing
+//! outside this folder sees the file as written. A documented key whose feature is not built yet is
+//! rejected, never ignored; `keys` is the only list.
 
 mod changes;
 mod code;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::{
     limit::quotas::QuotaShape,
-    route::{RouteNames, WrittenRoute},
+    written_route::{RouteNames, WrittenRoute},
 };
 use crate::{
     config::{

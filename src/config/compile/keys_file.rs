@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-use super::{check_name, check_users::WrittenTier};
+use super::{check_users::WrittenTier, names::check_name};
 use crate::{
     config::{
         code::Code, diagnostic::PendingDiagnostic, document::Document, expanded_text::ExpandedText,

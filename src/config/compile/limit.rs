@@ -7,7 +7,7 @@ mod shared;
 
 use std::ops::Range;
 
-use super::check_name;
+use super::names::check_name;
 use crate::{
     config::{
         LimitSettings, code::Code, diagnostic::PendingDiagnostic, document::Document,
@@ -17,6 +17,7 @@ use crate::{
     limit::Algorithm,
 };
 
+use behaviour::ExemptTier;
 use quotas::QuotaShape;
 
 /// A named limit; `compiled` is `None` if it has an error.
@@ -25,13 +26,6 @@ pub(super) struct NamedLimit {
     pub(super) span: Range<usize>,
     pub(super) compiled: Option<LimitSettings>,
     exempt_tiers: Vec<ExemptTier>,
-}
-
-/// A tier that a limit exempts, and where the file says so.
-struct ExemptTier {
-    name: String,
-    shown: String,
-    span: Range<usize>,
 }
 
 /// Compiles all limits. Without `has_redis` no limit can be shared.

@@ -5,10 +5,13 @@
 
 mod check_routes;
 mod check_users;
+mod credential;
 mod identity;
 mod keys_file;
 mod limit;
 mod listen;
+mod names;
+mod network;
 mod overload;
 mod overrides;
 mod process;
@@ -18,22 +21,15 @@ mod route;
 mod tls;
 mod tokens;
 mod upstream;
+mod written_route;
 
 pub(super) use upstream::parse_server;
 
-use std::{fmt::Display, path::Path};
+use std::path::Path;
 
 use toml::de::DeTable;
 
-use super::{
-    Snapshot, WrittenConfig,
-    code::Code,
-    diagnostic::{PendingDiagnostic, quote},
-    document::Document,
-    expanded_text::ExpandedText,
-    keys, read,
-    section::Section,
-};
+use super::{Snapshot, WrittenConfig, document::Document, keys, read, section::Section};
 
 /// Compiles a parsed file. `None` when nothing can run; the reason was then reported.
 pub(super) fn snapshot(
@@ -97,39 +93,5 @@ pub(super) fn snapshot(
         trace,
         hash,
         written,
-    })
-}
-
-/// Checks the name of a limit, route, upstream or tier: clients see it, and it labels metrics.
-fn check_name(name: &ExpandedText<'_>, kind: &str) -> bool {
-    const MAX_BYTES: usize = 64;
-    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
-    let good = (1..=MAX_BYTES).contains(&name.value.len()) && name.value.chars().all(allowed);
-    if !good {
-        let message = format!("{} cannot be the name of {kind}", name.shown());
-        let hint = format!("use 1 to {MAX_BYTES} characters of A-Z a-z 0-9 _ . -");
-        name.error(PendingDiagnostic::new(Code::BadName, message).hint(hint));
-    }
-    good
-}
-
-/// Returns whether `item` is new in its list; reports a duplicate.
-fn is_first(item: &ExpandedText<'_>, earlier: &[String], list: impl Display) -> bool {
-    let first = !earlier.contains(&item.value);
-    if !first {
-        let message = format!("{} is listed twice in {list}", item.shown());
-        item.error(PendingDiagnostic::new(Code::Duplicate, message).hint("remove one of them"));
-    }
-    first
-}
-
-/// Parses a field name; reports an invalid one.
-fn field_name(text: &ExpandedText<'_>) -> Option<http::HeaderName> {
-    text.parse("the name of an HTTP field", |value| {
-        http::HeaderName::from_bytes(value.as_bytes()).map_err(|_| {
-            let message = format!("{} is not an HTTP field name", quote(value));
-            PendingDiagnostic::new(Code::BadField, message)
-                .hint("use letters, digits and `-`, as in x-api-key")
-        })
     })
 }

@@ -6,11 +6,11 @@ use std::{collections::HashMap, time::SystemTime};
 use ipnet::IpNet;
 
 use super::{
-    identity::parse_network,
     limit::{
         NamedLimit,
         quotas::{self, QuotaShape},
     },
+    network::parse_network,
     route::find_limit,
 };
 use crate::{

@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use super::identity::networks;
+use super::network::networks;
 use crate::{
     config::{
         AdminSettings, ProcessSettings,

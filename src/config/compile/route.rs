@@ -1,9 +1,12 @@
 //! `[gateway]` and `[[route]]`: which limits apply to a request, and which upstream serves it.
 
-use std::ops::Range;
-
 use super::{
-    check_name, check_routes, is_first, limit::NamedLimit, overload, upstream::NamedUpstream,
+    check_routes,
+    limit::NamedLimit,
+    names::{check_name, is_first},
+    overload,
+    upstream::NamedUpstream,
+    written_route::{RouteNames, WrittenRoute},
 };
 use crate::{
     config::{
@@ -16,57 +19,11 @@ use crate::{
         value::ConfigValue,
     },
     limit::MAX_LIMITS,
-    overload::Priority,
     route::Pattern,
 };
 
 /// A minimal route to paste into a file without one.
 const EXAMPLE: &str = "add: [[route]] and below it name = \"everything\", path = \"/{*rest}\"";
-
-/// The names that routes may refer to.
-pub(super) struct RouteNames<'a> {
-    pub(super) upstreams: &'a [NamedUpstream],
-    pub(super) limits: &'a [NamedLimit],
-    /// `[gateway] limits`, as indexes.
-    pub(super) everywhere: Vec<usize>,
-    /// A `[limit]` table is misspelt, so an unknown limit is not reported.
-    pub(super) limits_in_doubt: bool,
-    /// Likewise for `[upstream]`.
-    pub(super) upstreams_in_doubt: bool,
-}
-
-/// A route as far as it could be read, with the spans of its parts.
-pub(super) struct WrittenRoute {
-    /// The route as messages name it.
-    pub(super) shown: String,
-    pub(super) name: Option<(String, Range<usize>)>,
-    /// Its path or a host comes from the environment, so messages must not repeat them.
-    pub(super) is_secret: bool,
-    pub(super) pattern: Option<Pattern>,
-    pub(super) path_span: Range<usize>,
-    /// The span of each host.
-    pub(super) host_spans: Vec<Range<usize>>,
-    pub(super) upstream: Option<usize>,
-    pub(super) limits: Vec<usize>,
-    pub(super) cost: Option<u64>,
-    pub(super) cost_span: Range<usize>,
-    max_body_bytes: Option<Option<u64>>,
-    priority: Option<Priority>,
-}
-
-impl WrittenRoute {
-    fn finish(self) -> Option<RouteSettings> {
-        Some(RouteSettings {
-            name: self.name?.0,
-            pattern: self.pattern?,
-            upstream: self.upstream?,
-            limits: self.limits,
-            cost: self.cost?,
-            max_body_bytes: self.max_body_bytes?,
-            priority: self.priority?,
-        })
-    }
-}
 
 /// Compiles the limits of `[gateway]`, and the routes.
 pub(super) fn compile(

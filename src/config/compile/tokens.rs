@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc};
 
 use http::Uri;
 
-use super::identity::{INVALID, header_key};
+use super::credential::{INVALID, header_key};
 use crate::{
     config::{
         code::Code,

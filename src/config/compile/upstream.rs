@@ -7,7 +7,7 @@ use rustls::{
     pki_types::{CertificateDer, ServerName, pem::PemObject as _},
 };
 
-use super::{check_name, listen::unix_path, process::to_usize};
+use super::{listen::unix_path, names::check_name, process::to_usize};
 use crate::{
     config::{
         code::Code,

@@ -1,14 +1,19 @@
 //! What a limit does besides counting: its mode, its exemptions, and what clients see. Keys that
 //! contradict each other are rejected, each pair with its own message.
 
+use std::ops::Range;
+
 use http::StatusCode;
 
-use super::{ExemptTier, quotas::QuotaShape};
+use super::quotas::QuotaShape;
 use crate::{
     config::{
         Exempt, LimitSettings, Mode, Over, Slow,
         code::Code,
-        compile::{check_name, identity::parse_network, is_first},
+        compile::{
+            names::{check_name, is_first},
+            network::parse_network,
+        },
         diagnostic::PendingDiagnostic,
         expanded_text::ExpandedText,
         keys,
@@ -18,6 +23,13 @@ use crate::{
     identity::Missing,
     limit::Algorithm,
 };
+
+/// A tier that a limit exempts, and where the file says so.
+pub(super) struct ExemptTier {
+    pub(super) name: String,
+    pub(super) shown: String,
+    pub(super) span: Range<usize>,
+}
 
 /// Reads everything but key and quotas into `limit`. An invalid value is reported and keeps its
 /// default. `shape` is `None` if the algorithm is invalid.

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU64;
 
-use super::super::check_name;
+use super::super::names::check_name;
 use crate::{
     config::{
         code::Code,
