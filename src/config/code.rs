@@ -64,6 +64,10 @@ codes! {
     BadField = "TG0206",
     /// Not a date, or one without its offset.
     BadDate = "TG0207",
+    /// A setting that a limit on costs cannot have.
+    UnfitCost = "TG0208",
+    /// Not a decimal number.
+    BadDecimal = "TG0209",
 
     /// A file that the configuration names cannot be used.
     BadFile = "TG0301",

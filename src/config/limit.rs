@@ -2,16 +2,18 @@
 
 use std::{
     fmt,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use http::StatusCode;
 use ipnet::IpNet;
 
+use super::cost::{CostSettings, CostSource};
 use crate::{
     budget,
     identity::{KeyPart, Missing},
-    limit::{Algorithm, Quota},
+    limit::{Algorithm, Limit, Quota, QuotaError},
 };
 
 /// One `[limit.NAME]` table, and the `[[override]]` tables that name it.
@@ -54,6 +56,8 @@ pub struct LimitSettings {
     pub disclose: bool,
     /// How the limit is shared with other gateways; `None` if it is local.
     pub shared: Option<SharedSettings>,
+    /// How the limit charges costs; `None` if it counts requests.
+    pub cost: Option<Arc<CostSettings>>,
     /// Exceptions in file order; the first that matches a request wins.
     pub overrides: Vec<ConfigOverride>,
 }
@@ -104,7 +108,23 @@ impl LimitSettings {
             retry_jitter: Share::default(),
             disclose: true,
             shared: None,
+            cost: None,
             overrides: Vec::new(),
+        }
+    }
+
+    /// Whether requests take the `cost` of their route.
+    pub fn charges_route_cost(&self) -> bool {
+        let is_fixed = |cost: &Arc<CostSettings>| matches!(cost.source, CostSource::Fixed);
+        self.cost.as_ref().is_none_or(is_fixed)
+    }
+
+    /// The rule that counts. The error names a quota that does not fit.
+    pub fn rule(&self) -> Result<Limit, QuotaError> {
+        let overdraft = self.cost.as_ref().and_then(|cost| cost.overdraft());
+        match overdraft {
+            Some(debt) => Limit::of_estimates(&self.name, self.algorithm, &self.quotas, debt),
+            None => Limit::new(&self.name, self.algorithm, &self.quotas),
         }
     }
 }

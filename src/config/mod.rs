@@ -11,12 +11,12 @@
 //! ```
 //!
 //! A step that finds a problem reports it to `diagnostic` and continues with a default. Nothing
-//! outside this folder sees the file as written. A documented key whose feature is not built yet is
-//! rejected, never ignored; `keys` is the only list.
+//! outside this folder sees the file as written. `keys` is the only list of keys.
 
 mod changes;
 mod code;
 mod compile;
+mod cost;
 mod date;
 mod diagnostic;
 mod document;
@@ -39,6 +39,7 @@ mod written;
 
 pub use changes::{Changes, NamedChanges};
 pub use code::Code;
+pub use cost::{CostPreset, CostSettings, CostSource, ModelSource};
 pub use date::parse_moment;
 pub(crate) use diagnostic::count;
 pub use diagnostic::{Diagnostic, DiagnosticReport, MAX_SHOWN, Severity};

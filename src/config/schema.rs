@@ -64,12 +64,16 @@ impl Serialize for SchemaNode {
     }
 }
 
-/// The schema of a table. It allows only the keys that are built.
+/// The schema of a table. It allows only known keys.
 fn table(keys: &'static Keys, about: String) -> Members {
-    let properties = keys.built().map(|record| (record.name, key(record, keys)));
+    let properties = keys
+        .keys
+        .iter()
+        .map(|record| (record.name, key(record, keys)));
     let is_required = |record: &&KeyRecord| matches!(record.default, DefaultValue::Required);
     let required: Vec<&str> = keys
-        .built()
+        .keys
+        .iter()
         .filter(is_required)
         .map(|record| record.name)
         .collect();
@@ -130,6 +134,10 @@ fn kind(kind: &'static ValueKind) -> Members {
         ValueKind::Boolean => of_type("boolean"),
         ValueKind::Integer(least, most) => range("integer", json!(least), json!(most)),
         ValueKind::Share(least, most) => range("number", parts_of_one(*least), parts_of_one(*most)),
+        ValueKind::Decimal(least, most) => any_of([
+            SchemaNode::Object(range("number", nanos(*least), nanos(*most))),
+            SchemaNode::Object(pattern(format!(r"{number}(\.[0-9]+)?"))),
+        ]),
         ValueKind::Duration(..) => pattern(format!("{number}({time})")),
         ValueKind::Size(..) => {
             let sizes = units::SIZE_UNITS.map(|(name, _)| name).join("|");
@@ -185,6 +193,14 @@ fn parts_of_one(ppm: u32) -> serde_json::Value {
         0 => json!(0),
         1_000_000 => json!(1),
         ppm => json!(f64::from(ppm) / 1e6),
+    }
+}
+
+/// A decimal in units of 10⁻⁹.
+fn nanos(nanos: u64) -> serde_json::Value {
+    match nanos % 1_000_000_000 {
+        0 => json!(nanos / 1_000_000_000),
+        _ => json!(nanos as f64 / 1e9),
     }
 }
 

@@ -10,14 +10,15 @@ use toml::{Spanned, de::DeTable};
 
 use super::{
     code::Code,
-    diagnostic::{PendingDiagnostic, did_you_mean, nearest, not_built, quote},
+    diagnostic::{PendingDiagnostic, did_you_mean, nearest, quote},
     document::Document,
     expanded_text::ExpandedText,
-    keys::{self, KeyRecord, KeyStatus, Keys, ValueKind},
+    keys::{self, KeyRecord, Keys, ValueKind},
     limit::Share,
     renamed,
     value::{ConfigValue, ValuePath},
 };
+use crate::cost::Decimal;
 
 /// One table whose keys were checked against the list of its keys.
 pub(super) struct Section<'a> {
@@ -43,7 +44,7 @@ impl<'a> Section<'a> {
         keys: &'static Keys,
         table: Option<&'a DeTable<'a>>,
     ) -> Self {
-        let unread = RefCell::new(keys.built().map(|record| record.name).collect());
+        let unread = RefCell::new(keys.names().collect());
         let section = Self {
             document,
             title: title.into(),
@@ -77,18 +78,9 @@ impl<'a> Section<'a> {
 
     fn check_key(&self, name: &Spanned<std::borrow::Cow<'a, str>>) {
         let key = name.get_ref().as_ref();
-        let title = &self.title;
-        let problem = match self.keys.status(key) {
-            Some(KeyStatus::Built) => return,
-            Some(KeyStatus::NotBuilt(feature)) if self.is_file() => {
-                not_built(format!("[{key}]"), feature).hint("remove the table")
-            }
-            Some(KeyStatus::NotBuilt(feature)) => {
-                not_built(format!("{} in {title}", quote(key)), feature).hint("remove the key")
-            }
-            None => self.unknown(key),
-        };
-        self.document.error(name.span(), problem);
+        if self.keys.record(key).is_none() {
+            self.document.error(name.span(), self.unknown(key));
+        }
     }
 
     /// The problem for a key that is not in the list: it was renamed, or does not exist.
@@ -103,7 +95,7 @@ impl<'a> Section<'a> {
         }
         let meant = nearest(key, self.keys.names());
         self.in_doubt.borrow_mut().extend(meant);
-        let known = self.keys.built().map(|record| record.name);
+        let known = self.keys.names();
         let known = known.collect::<Vec<_>>().join(", ");
         let header = meant.and_then(header).filter(|_| self.is_file());
         let hint = header.map_or(format!("known here: {known}"), |header| {
@@ -115,12 +107,9 @@ impl<'a> Section<'a> {
             .hint(hint)
     }
 
-    /// The value of a key, which must be listed as built.
+    /// The value of a key, which must be listed.
     pub(super) fn get(&self, key: &'static str) -> Option<ConfigValue<'a>> {
-        debug_assert!(
-            matches!(self.keys.status(key), Some(KeyStatus::Built)),
-            "{key} is not listed as built"
-        );
+        debug_assert!(self.keys.record(key).is_some(), "{key} is not listed");
         self.unread.borrow_mut().retain(|unread| *unread != key);
         let (name, value) = self.table?.get_key_value(key)?;
         let what = ValuePath::Key(key, Rc::clone(&self.title));
@@ -165,7 +154,7 @@ impl<'a> Section<'a> {
         self.document.warn(self.span.clone(), problem);
     }
 
-    /// Asserts that every key listed as built was read.
+    /// Asserts that every listed key was read.
     pub(super) fn finish(self) {
         debug_assert!(
             self.unread.borrow().is_empty(),
@@ -232,6 +221,12 @@ impl<'a> Section<'a> {
             |record: &KeyRecord| Share::from_ppm((record.default_share()? * 1e6).round() as u32);
         self.value_or(key, ConfigValue::share, default)
             .unwrap_or_default()
+    }
+
+    /// A decimal within the range of its record, else the default.
+    pub(super) fn decimal(&self, key: &'static str) -> Decimal {
+        self.value_or(key, ConfigValue::decimal, KeyRecord::default_decimal)
+            .unwrap_or(Decimal::ZERO)
     }
 
     pub(super) fn boolean(&self, key: &'static str) -> bool {
@@ -316,7 +311,7 @@ impl<'a> Section<'a> {
         };
         let what = |name: &str| format!("[{key}.{}]", quote(name).trim_matches('`'));
         let is_nameless = |(name, value): &(ExpandedText<'_>, ConfigValue<'_>)| {
-            !value.is_table() && keys.status(&name.value).is_some()
+            !value.is_table() && keys.record(&name.value).is_some()
         };
         let entries = match value.is_table() {
             true => value.entries(what),

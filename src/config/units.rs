@@ -27,6 +27,15 @@ impl Rate {
         let second = u64::try_from(second).unwrap_or(u64::MAX);
         NonZeroU64::new(second.max(least)).unwrap_or(NonZeroU64::MIN)
     }
+
+    /// The default burst of a limit on costs: one minute's worth of units, rounded down, or the
+    /// rate's amount if its period is longer.
+    pub(super) fn default_cost_burst(self) -> NonZeroU64 {
+        const MINUTE_NS: u128 = 60_000_000_000;
+        let minute = u128::from(self.amount.get()) * MINUTE_NS / self.period.as_nanos();
+        let minute = u64::try_from(minute).unwrap_or(u64::MAX);
+        NonZeroU64::new(minute.max(self.amount.get())).unwrap_or(self.amount)
+    }
 }
 
 pub(super) const TIME_UNITS: [(&str, u64); 5] = [

@@ -22,6 +22,7 @@ use super::{
     limit::Share,
     units,
 };
+use crate::cost::Decimal;
 
 /// How messages name a value. Formatted lazily, because large files have many values and few
 /// messages.
@@ -241,6 +242,39 @@ impl<'a> ConfigValue<'a> {
         share
     }
 
+    /// A decimal within the range of its record: a number, or text.
+    pub(super) fn decimal(&self) -> Option<Decimal> {
+        let bounds = self.bounds(ValueKind::decimals)?;
+        let hint = "write digits with at most nine decimal places, for example 0.25 or \"2.50\"";
+        let bad = |text: &str| {
+            let message = format!("{} is not a decimal number", quote(text));
+            PendingDiagnostic::new(Code::BadDecimal, message).hint(hint)
+        };
+        let written = match self.value.get_ref() {
+            DeValue::Float(written) => written.as_str(),
+            DeValue::Integer(written) if written.radix() == 10 => written.as_str(),
+            _ => {
+                let text = self.text_like("a number, or text with one", hint)?;
+                let parse = |value: &str| Decimal::parse(value).ok_or_else(|| bad(value));
+                let value = text.parse("a decimal number", parse)?;
+                return self
+                    .within(value.nanos(), bounds, show_nanos)
+                    .map(Decimal::from_nanos);
+            }
+        };
+        let Some(value) = Decimal::parse(written) else {
+            let (from, to) = (show_nanos(*bounds.start()), show_nanos(*bounds.end()));
+            let is_number = written.parse::<f64>().is_ok_and(|number| number < 0.0);
+            self.error(match is_number {
+                true => out_of_range(&self.what, &quote(written), &from, &to),
+                false => bad(written),
+            });
+            return None;
+        };
+        self.within(value.nanos(), bounds, show_nanos)
+            .map(Decimal::from_nanos)
+    }
+
     /// A date, or a date and time with its offset.
     pub(super) fn date(&self) -> Option<SystemTime> {
         let Some(written) = self.value.get_ref().as_datetime() else {
@@ -347,6 +381,11 @@ impl<'a> ConfigValue<'a> {
         self.error(out_of_range(&self.what, &show(value), &from, &to));
         None
     }
+}
+
+/// A decimal in units of 10⁻⁹, as a file writes it.
+fn show_nanos(nanos: u64) -> String {
+    Decimal::from_nanos(nanos).to_string()
 }
 
 fn out_of_range(

@@ -413,7 +413,11 @@ fn bind_limit(
 ) -> Result<LimitRule, PlanError> {
     let unfit =
         |error: limit::QuotaError| PlanError::Unfit(format!("limit `{}`: {error}", limit.name));
-    let counted = limit::Limit::new(&limit.name, limit.algorithm, &limit.quotas).map_err(unfit)?;
+    if limit.cost.is_some() {
+        let message = format!("limit `{}`: costs are not charged yet", limit.name);
+        return Err(PlanError::Unfit(message));
+    }
+    let counted = limit.rule().map_err(unfit)?;
     let buckets = match before {
         Some(before) => {
             let was = tiers_before(&before.settings, limit);

@@ -110,7 +110,9 @@ fn check_patterns<'r>(document: Document<'_>, routes: &'r [WrittenRoute]) {
 /// Checks that the limit can admit one request of the route: an error if no tier can, a warning if
 /// some cannot.
 fn check_cost(document: Document<'_>, route: &WrittenRoute, limit: &LimitSettings) {
-    let Some(cost) = route.cost else { return };
+    let Some(cost) = route.cost.filter(|_| limit.charges_route_cost()) else {
+        return;
+    };
     let burst = |index: usize| limit.quotas.get(index).map_or(0, |quota| quota.burst.get());
     let tiers = limit
         .tiers

@@ -1,16 +1,17 @@
 //! `[limit.NAME]`: the limits.
 
 mod behaviour;
+mod cost;
 mod key;
 pub(super) mod quotas;
 mod shared;
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use super::names::check_name;
 use crate::{
     config::{
-        LimitSettings, code::Code, diagnostic::PendingDiagnostic, document::Document,
+        CostSettings, LimitSettings, code::Code, diagnostic::PendingDiagnostic, document::Document,
         expanded_text::ExpandedText, keys, section::Section, value::ConfigValue,
     },
     identity::{self, UserSource},
@@ -18,7 +19,7 @@ use crate::{
 };
 
 use behaviour::ExemptTier;
-use quotas::QuotaShape;
+use quotas::{QuotaRule, QuotaShape};
 
 /// A named limit; `compiled` is `None` if it has an error.
 pub(super) struct NamedLimit {
@@ -67,11 +68,23 @@ fn limit(
         .require("key", hint)
         .and_then(|value| key::key(&value, users));
     let algorithm = algorithm(&section);
-    let quotas = quotas::quotas(&section, algorithm, name);
-    let is_complete = key.is_some() && quotas.is_some();
+    let cost = cost::read(&section);
+    let is_complete = key.is_some() && cost.is_some();
+    let cost = cost.flatten();
+    let rule = algorithm.map(|algorithm| QuotaRule {
+        algorithm,
+        has_cost: cost.is_some(),
+        overdraft: cost
+            .as_ref()
+            .and_then(CostSettings::overdraft)
+            .filter(|_| cost::supports_costs(algorithm)),
+    });
+    let quotas = quotas::quotas(&section, rule, name);
+    let is_complete = is_complete && quotas.is_some();
     let (quotas, tiers) = quotas.unwrap_or_default();
     let mut limit = LimitSettings {
         tiers,
+        cost: cost.map(Arc::new),
         ..LimitSettings::new(
             &name.value,
             key.unwrap_or_default(),
@@ -81,6 +94,7 @@ fn limit(
     };
     let exempt_tiers = behaviour::read(&section, algorithm.map(QuotaShape::of), &mut limit);
     shared::read(&section, has_redis, &mut limit);
+    cost::check(&section, &limit);
     section.finish();
     (is_complete.then_some(limit), exempt_tiers)
 }

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use super::{
     limit::{
         NamedLimit,
-        quotas::{self, QuotaShape},
+        quotas::{self, QuotaRule, QuotaShape},
     },
     network::parse_network,
     route::find_limit,
@@ -182,12 +182,13 @@ impl WrittenOverride<'_> {
             return None;
         }
         let read = rate.rate()?;
+        let rule = QuotaRule::of(limit);
         let burst = match burst {
             Some(value) => quotas::burst(value)?,
             // a higher rate must not lower the burst below the default quota's
-            None => limit.quotas.first()?.burst.max(read.default_burst()),
+            None => limit.quotas.first()?.burst.max(rule.default_burst(read)),
         };
-        match quotas::quota(limit.algorithm, read, Some(burst)) {
+        match rule.quota(read, Some(burst)) {
             Ok(quota) => {
                 limit.quotas.push(quota);
                 Some(Effect::Quota(limit.quotas.len() - 1))

@@ -1,9 +1,14 @@
 //! `[limit.NAME]`, `[limit.NAME.exempt]` and `[[override]]`.
 
-use super::record::{
-    DefaultValue::{Note, Required, Value},
-    HOUR, KeyRecord, Keys, TEXT,
-    ValueKind::{Boolean, ByTier, Choice, Date, Duration, Integer, List, Rate, Share, Table, Text},
+use super::{
+    cost::COST_OR_PRESET,
+    record::{
+        DefaultValue::{Note, Required, Value},
+        HOUR, KeyRecord, Keys, TEXT,
+        ValueKind::{
+            Boolean, ByTier, Choice, Date, Duration, Integer, List, Rate, Share, Table, Text,
+        },
+    },
 };
 use crate::limit::quota::MAX_SLOTS;
 
@@ -174,8 +179,13 @@ pub(in crate::config) static LIMIT: Keys = Keys {
             Value("0.5"),
             "the part of the limit that all gateways together use locally",
         ),
-        KeyRecord::new("cost", TEXT, Note(""), "")
-            .not_built("costs read from a request or a response"),
+        KeyRecord::new(
+            "cost",
+            COST_OR_PRESET,
+            Note("none"),
+            "charges [the cost of each request](#limitnamecost) instead of one unit",
+        )
+        .said("[preset](costs.md#presets), or a table"),
     ],
 };
 

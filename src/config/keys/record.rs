@@ -3,7 +3,7 @@
 
 use std::{ops::RangeInclusive, time::Duration};
 
-use crate::config::units;
+use crate::{config::units, cost::Decimal};
 
 /// An hour and a day in milliseconds.
 pub(super) const HOUR: u64 = 3_600_000;
@@ -11,15 +11,6 @@ pub(super) const DAY: u64 = 24 * HOUR;
 
 /// Any text.
 pub(in crate::config) const TEXT: ValueKind = ValueKind::Text("text");
-
-/// Whether a key is built.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::config) enum KeyStatus {
-    /// It does what the documentation says.
-    Built,
-    /// Rejected; the text names the missing feature.
-    NotBuilt(&'static str),
-}
 
 /// The type of a value, with its range. Ranges include both ends.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +21,8 @@ pub(in crate::config) enum ValueKind {
     Integer(u64, u64),
     /// A number from 0 to 1; the range is in millionths.
     Share(u32, u32),
+    /// A decimal, as a number or as text; the range is in units of 10⁻⁹.
+    Decimal(u64, u64),
     /// A duration; the range is in milliseconds.
     Duration(u64, u64),
     /// A size; the range is in bytes.
@@ -75,7 +68,6 @@ pub(in crate::config) struct KeyRecord {
     pub(in crate::config) default: DefaultValue,
     /// Its meaning, in Markdown, for a row of docs/config.md.
     pub(in crate::config) doc: &'static str,
-    pub(in crate::config) status: KeyStatus,
     /// The type in the documentation, if it is not the kind's own text.
     type_name: Option<&'static str>,
 }
@@ -92,7 +84,6 @@ impl KeyRecord {
             kind,
             default,
             doc,
-            status: KeyStatus::Built,
             type_name: None,
         }
     }
@@ -100,12 +91,6 @@ impl KeyRecord {
     /// Describes the type by `text` in the documentation.
     pub(super) const fn said(mut self, text: &'static str) -> Self {
         self.type_name = Some(text);
-        self
-    }
-
-    /// Marks a key that is rejected because `feature` is missing.
-    pub(super) const fn not_built(mut self, feature: &'static str) -> Self {
-        self.status = KeyStatus::NotBuilt(feature);
         self
     }
 
@@ -136,6 +121,10 @@ impl KeyRecord {
 
     pub(in crate::config) fn default_share(&self) -> Option<f64> {
         self.default_text()?.parse().ok()
+    }
+
+    pub(in crate::config) fn default_decimal(&self) -> Option<Decimal> {
+        Decimal::parse(self.default_text()?)
     }
 
     pub(in crate::config) fn default_boolean(&self) -> Option<bool> {
@@ -177,6 +166,14 @@ impl ValueKind {
     pub(in crate::config) fn shares(&self) -> Option<RangeInclusive<u32>> {
         match self {
             Self::Share(least, most) => Some(*least..=*most),
+            _ => None,
+        }
+    }
+
+    /// The range of a decimal, in units of 10⁻⁹.
+    pub(in crate::config) fn decimals(&self) -> Option<RangeInclusive<u64>> {
+        match self {
+            Self::Decimal(least, most) => Some(*least..=*most),
             _ => None,
         }
     }
@@ -236,6 +233,10 @@ impl ValueKind {
             Self::Share(least, most) => {
                 let [least, most] = [least, most].map(|ppm| f64::from(*ppm) / 1e6);
                 format!("{least} to {most}")
+            }
+            Self::Decimal(least, most) => {
+                let [least, most] = [least, most].map(|nanos| Decimal::from_nanos(*nanos));
+                format!("decimal, {least} to {most}")
             }
             Self::Duration(least, most) => {
                 let [least, most] = [least, most].map(|ms| match ms {
@@ -308,15 +309,6 @@ pub(in crate::config) struct Keys {
 impl Keys {
     pub(in crate::config) fn record(&self, key: &str) -> Option<&'static KeyRecord> {
         self.keys.iter().find(|record| record.name == key)
-    }
-
-    pub(in crate::config) fn status(&self, key: &str) -> Option<KeyStatus> {
-        self.record(key).map(|record| record.status)
-    }
-
-    pub(in crate::config) fn built(&self) -> impl Iterator<Item = &'static KeyRecord> {
-        let is_built = |record: &&KeyRecord| matches!(record.status, KeyStatus::Built);
-        self.keys.iter().filter(is_built)
     }
 
     pub(in crate::config) fn names(&self) -> impl Iterator<Item = &'static str> {

@@ -5,6 +5,7 @@ use std::num::NonZeroU64;
 use super::super::names::check_name;
 use crate::{
     config::{
+        LimitSettings,
         code::Code,
         diagnostic::{PendingDiagnostic, quote},
         expanded_text::ExpandedText,
@@ -13,7 +14,7 @@ use crate::{
         units::{Rate, show_duration},
         value::ConfigValue,
     },
-    limit::{Algorithm, Limit, Quota},
+    limit::{Algorithm, Limit, Overdraft, Quota},
 };
 
 /// Which settings an algorithm takes.
@@ -46,16 +47,16 @@ type Tiers = Vec<(String, usize)>;
 /// invalid, only checks the values.
 pub(super) fn quotas(
     section: &Section<'_>,
-    algorithm: Option<Algorithm>,
+    rule: Option<QuotaRule>,
     name: &ExpandedText<'_>,
 ) -> Option<(Vec<Quota>, Tiers)> {
-    let Some(algorithm) = algorithm else {
+    let Some(rule) = rule else {
         section.get("rate").and_then(|value| rates(&value));
         section.get("burst").and_then(|value| bursts(&value));
         section.get("limit").and_then(|value| in_flight(&value));
         return None;
     };
-    let shape = QuotaShape::of(algorithm);
+    let shape = QuotaShape::of(rule.algorithm);
     refuse_foreign_keys(section, shape);
     let quotas = match shape {
         QuotaShape::InFlight => {
@@ -71,7 +72,7 @@ pub(super) fn quotas(
                 .filter(|_| shape == QuotaShape::Bucket)
                 .map_or(Some(ByTier::default()), |value| bursts(&value));
             join(rates?, bursts?, |rate, burst| {
-                quota(algorithm, rate, burst)
+                rule.quota(rate, burst)
                     .map_err(|problem| name.error(problem.of(&name.shown())))
                     .ok()
             })
@@ -131,6 +132,7 @@ fn refuse_limit(refuse: &impl Fn(&'static str, &str, &str)) {
 
 /// Why a rate and a burst do not form a valid quota.
 pub(in crate::config::compile) struct Unfit {
+    code: Code,
     error: String,
     rate: Rate,
     burst: Option<NonZeroU64>,
@@ -141,33 +143,74 @@ impl Unfit {
     pub(in crate::config::compile) fn of(self, shown: &str) -> PendingDiagnostic {
         let (rate, period) = (self.rate.amount, show_duration(self.rate.period));
         let message = format!("limit {shown} is out of range: {}", self.error);
-        PendingDiagnostic::new(Code::OutOfRange, message).hint(match self.burst {
+        PendingDiagnostic::new(self.code, message).hint(match self.burst {
             Some(burst) => format!("its burst is {burst}, its rate {rate} per {period}"),
             None => format!("its rate is {rate} per {period}"),
         })
     }
 }
 
-/// Builds a quota from a rate, and from a burst if the algorithm has one.
-pub(in crate::config::compile) fn quota(
-    algorithm: Algorithm,
-    rate: Rate,
-    burst: Option<NonZeroU64>,
-) -> Result<Quota, Unfit> {
-    let burst = (QuotaShape::of(algorithm) == QuotaShape::Bucket)
-        .then(|| burst.unwrap_or_else(|| rate.default_burst()));
-    let held = burst.unwrap_or(rate.amount).get();
-    let unfit = |error: String| Unfit { error, rate, burst };
-    if held > keys::MAX_BURST {
-        let message = format!(
-            "the largest quota that a response field can carry is {}",
-            keys::MAX_BURST
-        );
-        return Err(unfit(message));
+/// How a limit turns a rate and a burst into a quota.
+#[derive(Clone, Copy)]
+pub(in crate::config::compile) struct QuotaRule {
+    pub(super) algorithm: Algorithm,
+    /// Whether it charges costs.
+    pub(super) has_cost: bool,
+    /// The debt bound of estimates.
+    pub(super) overdraft: Option<Overdraft>,
+}
+
+impl QuotaRule {
+    pub(in crate::config::compile) fn of(limit: &LimitSettings) -> QuotaRule {
+        QuotaRule {
+            algorithm: limit.algorithm,
+            has_cost: limit.cost.is_some(),
+            overdraft: limit.cost.as_ref().and_then(|cost| cost.overdraft()),
+        }
     }
-    Quota::new(rate.amount.get(), rate.period, held)
-        .and_then(|quota| Limit::new("", algorithm, &[quota]).map(|_| quota))
-        .map_err(|error| unfit(error.to_string()))
+
+    /// The burst of a rate without one.
+    pub(in crate::config::compile) fn default_burst(self, rate: Rate) -> NonZeroU64 {
+        match self.has_cost {
+            true => rate.default_cost_burst(),
+            false => rate.default_burst(),
+        }
+    }
+
+    /// Builds a quota from a rate, and from a burst if the algorithm has one.
+    pub(in crate::config::compile) fn quota(
+        self,
+        rate: Rate,
+        burst: Option<NonZeroU64>,
+    ) -> Result<Quota, Unfit> {
+        let burst = (QuotaShape::of(self.algorithm) == QuotaShape::Bucket)
+            .then(|| burst.unwrap_or_else(|| self.default_burst(rate)));
+        let held = burst.unwrap_or(rate.amount).get();
+        let unfit = |code, error: String| Unfit {
+            code,
+            error,
+            rate,
+            burst,
+        };
+        if held > keys::MAX_BURST {
+            let message = format!(
+                "the largest quota that a response field can carry is {}",
+                keys::MAX_BURST
+            );
+            return Err(unfit(Code::OutOfRange, message));
+        }
+        let quota = Quota::new(rate.amount.get(), rate.period, held)
+            .and_then(|quota| Limit::new("", self.algorithm, &[quota]).map(|_| quota))
+            .map_err(|error| unfit(Code::OutOfRange, error.to_string()))?;
+        let with_debt = match self.overdraft {
+            Some(debt) => Limit::of_estimates("", self.algorithm, &[quota], debt).map(|_| ()),
+            None => Ok(()),
+        };
+        with_debt.map(|()| quota).map_err(|error| {
+            let message = format!("with its debt, {error}");
+            unfit(Code::UnfitCost, message)
+        })
+    }
 }
 
 /// A default value and values for tiers, in file order.
