@@ -14,19 +14,13 @@
 //! linear; nothing is allocated.
 
 use super::{
-    counters::{Counter, UsageCounters},
+    counters::{Counter, MAX_MODEL_BYTES, UsageCounters},
     decimal::MAX_NUMBER_CHARS,
-    paths::{NodeIndex, UsagePaths},
+    paths::{MAX_NAME_BYTES, NodeIndex, UsagePaths},
 };
 
 /// Reading stops at deeper values.
 pub const MAX_DEPTH: u32 = 64;
-
-/// Longer names match no path.
-pub const MAX_NAME_BYTES: usize = 64;
-
-/// Longer model names are ignored.
-pub const MAX_MODEL_BYTES: usize = 96;
 
 /// Why the rest of a value cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

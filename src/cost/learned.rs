@@ -151,7 +151,7 @@ impl LearnedRatios {
 
     /// Adds a model if there is room. Call it only for models of answers below 400.
     pub fn take_in(&self, name: &str) {
-        if name.len() > super::json::MAX_MODEL_BYTES {
+        if name.len() > super::counters::MAX_MODEL_BYTES {
             return;
         }
         for place in &self.models {

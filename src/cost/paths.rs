@@ -2,7 +2,10 @@
 
 use memchr::memmem::Finder;
 
-use super::{counters::Counter, decimal::Decimal, json::MAX_NAME_BYTES};
+use super::{counters::Counter, decimal::Decimal};
+
+/// Longer names match no path.
+pub(super) const MAX_NAME_BYTES: usize = 64;
 
 /// The most names in one configured path.
 pub(super) const MAX_PATH_NAMES: usize = 16;

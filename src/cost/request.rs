@@ -12,7 +12,7 @@ use std::fmt;
 
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::json::MAX_MODEL_BYTES;
+use super::counters::MAX_MODEL_BYTES;
 
 /// Longer base64 strings count as this many bytes.
 pub const MAX_ENCODED_BYTES: u64 = 4_096;

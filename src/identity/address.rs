@@ -17,21 +17,46 @@
 //! in front, the client is the Nth element from the right. If the list is shorter, the peer is the
 //! client; tidegate does not guess.
 
-use std::{fmt, net::IpAddr, net::Ipv4Addr, net::Ipv6Addr};
+mod element;
+
+use std::{fmt, net::IpAddr};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::{AddressSource, TrustedProxies, forwarded};
+pub use element::{AddressFault, ELEMENTS_MAX, parse};
+pub(super) use element::{Element, is_port, trim};
 
-/// Number of list elements that are read at most. A real proxy chain has two or three.
-pub const ELEMENTS_MAX: usize = 32;
-
-/// The longest readable element: a full IPv6 address with an embedded IPv4 tail, brackets and port.
-const ELEMENT_MAX_BYTES: usize = "[0000:0000:0000:0000:0000:ffff:255.255.255.255]:65535".len();
+use super::{forwarded, trusted::TrustedProxies};
 
 /// `X-Forwarded-For`.
 pub(super) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+
+/// Where a trusted proxy writes the client's address.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum AddressSource {
+    /// `X-Forwarded-For`, read from the right.
+    #[default]
+    XForwardedFor,
+    /// `Forwarded` (RFC 7239), read from the right.
+    Forwarded,
+    /// A header that holds exactly one address.
+    Single(http::HeaderName),
+    /// No header: the peer is the client.
+    None,
+}
+
+impl AddressSource {
+    /// The header's name; `None` if no header is read.
+    pub fn name(&self) -> Option<String> {
+        match self {
+            AddressSource::XForwardedFor => Some("x-forwarded-for".to_owned()),
+            AddressSource::Forwarded => Some("forwarded".to_owned()),
+            AddressSource::Single(name) => Some(name.to_string()),
+            AddressSource::None => None,
+        }
+    }
+}
 
 /// The addresses of one request, canonical.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,19 +69,6 @@ pub struct RequestAddresses {
     pub peer_trusted: bool,
     /// A trusted proxy forwarded something unreadable, so `client` may stand for several clients.
     pub doubt: Option<AddressFault>,
-}
-
-/// Why the search ended before it found an address outside the trusted networks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AddressFault {
-    /// Something is not an address, or the field does not follow its grammar.
-    Malformed,
-    /// A field that may occur only once is repeated.
-    Repeated,
-    /// The list is longer than [`ELEMENTS_MAX`].
-    TooLong,
-    /// The list has fewer elements than the configured number of proxies.
-    TooShort,
 }
 
 /// One step towards the client's address, for `explain`.
@@ -185,14 +197,6 @@ impl Chain {
             Some(hops) => count(elements, hops, peer, visit),
         }
     }
-}
-
-/// One element of a list of addresses.
-#[derive(Clone, Copy)]
-pub(super) struct Element<'a> {
-    pub(super) text: &'a [u8],
-    /// `None` where the text is not an address.
-    pub(super) address: Option<IpAddr>,
 }
 
 /// The elements of `X-Forwarded-For` from the right. All lines form one list (RFC 9110 §5.3).
@@ -325,51 +329,6 @@ fn single<'a>(
     }
 }
 
-/// Parses `1.2.3.4`, `2001:db8::1` or `[2001:db8::1]` to a canonical address. The first and the
-/// last form may have a port, which is dropped. Rejects leading zeros, hexadecimal octets, zones,
-/// names and quotes.
-pub fn parse(text: &[u8]) -> Option<IpAddr> {
-    if text.len() > ELEMENT_MAX_BYTES {
-        return None;
-    }
-    let text = str::from_utf8(text).ok()?;
-    if let Some(rest) = text.strip_prefix('[') {
-        let (address, port) = rest.split_once(']')?;
-        if !port.is_empty() && !is_port(port.strip_prefix(':')?) {
-            return None;
-        }
-        return address.parse().ok().map(canonical_v6);
-    }
-    match text.split_once(':') {
-        None => text.parse::<Ipv4Addr>().ok().map(IpAddr::V4),
-        Some((address, port)) if !port.contains(':') => address
-            .parse::<Ipv4Addr>()
-            .ok()
-            .filter(|_| is_port(port))
-            .map(IpAddr::V4),
-        Some(_) => text.parse().ok().map(canonical_v6),
-    }
-}
-
-fn canonical_v6(address: Ipv6Addr) -> IpAddr {
-    IpAddr::V6(address).to_canonical()
-}
-
-/// 0 to 65535 in at most five digits.
-pub(super) fn is_port(text: &str) -> bool {
-    (1..=5).contains(&text.len())
-        && text.bytes().all(|byte| byte.is_ascii_digit())
-        && text.parse::<u16>().is_ok()
-}
-
-/// Strips the optional spaces and tabs around a value (RFC 9110 §5.6.3).
-pub(super) fn trim(mut text: &[u8]) -> &[u8] {
-    while let [b' ' | b'\t', rest @ ..] | [rest @ .., b' ' | b'\t'] = text {
-        text = rest;
-    }
-    text
-}
-
 /// Whether the internet does not route the address: private, carrier-grade NAT, link-local or
 /// loopback.
 pub fn is_private(address: IpAddr) -> bool {
@@ -412,21 +371,6 @@ impl Prefixes {
             IpAddr::V6(address) => Ipv6Net::new_assert(address, self.ipv6.min(128))
                 .trunc()
                 .into(),
-        }
-    }
-}
-
-impl AddressFault {
-    /// The metric labels of all variants.
-    pub const LABELS: [&str; 4] = ["malformed", "repeated", "too_long", "too_short"];
-
-    /// The metric label.
-    pub fn label(self) -> &'static str {
-        match self {
-            AddressFault::Malformed => "malformed",
-            AddressFault::Repeated => "repeated",
-            AddressFault::TooLong => "too_long",
-            AddressFault::TooShort => "too_short",
         }
     }
 }

@@ -18,6 +18,7 @@
 mod form;
 mod json;
 mod multipart;
+mod names;
 
 use std::fmt;
 
@@ -169,16 +170,6 @@ fn are_harmless(parameters: &str) -> bool {
             other => !other.contains("charset"),
         }
     })
-}
-
-/// Whether the form's encoding is UTF-8. Some parsers read it from the `_charset_` field.
-fn is_utf8_form(name: &str, value: &str) -> bool {
-    !name.trim().eq_ignore_ascii_case("_charset_") || value.trim().eq_ignore_ascii_case("utf-8")
-}
-
-/// Whether a field may change other fields: JavaScript objects inherit from their prototype.
-fn is_prototype(name: &str) -> bool {
-    name.contains("__proto__")
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::{borrow::Cow, net::IpAddr};
 use arrayvec::ArrayVec;
 use http::{HeaderMap, header::FORWARDED};
 
-use super::address::{self, AddressFault, ELEMENTS_MAX, Element, trim};
+use super::address::{AddressFault, ELEMENTS_MAX, Element, is_port, parse, trim};
 
 /// The longest quoted value that is unescaped; longer than any node with a port.
 const VALUE_MAX_BYTES: usize = 256;
@@ -217,10 +217,10 @@ fn node_address(node: &[u8]) -> Option<IpAddr> {
             let is_obfuscated = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-".contains(byte);
             !obfuscated.is_empty() && obfuscated.iter().all(is_obfuscated)
         }
-        [b':', digits @ ..] => str::from_utf8(digits).is_ok_and(address::is_port),
+        [b':', digits @ ..] => str::from_utf8(digits).is_ok_and(is_port),
         _ => false,
     };
-    if is_port { address::parse(name) } else { None }
+    if is_port { parse(name) } else { None }
 }
 
 #[cfg(test)]

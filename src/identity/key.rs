@@ -27,8 +27,10 @@ use sha2::{Digest, Sha256};
 use siphasher::sip128::{Hasher128, SipHasher24};
 
 use super::{
-    BodyFields, Client, KeyPart,
     address::{Prefixes, trim},
+    body::BodyFields,
+    client::Client,
+    key_part::KeyPart,
     text::{self, FieldValue},
 };
 use crate::limit::Key;

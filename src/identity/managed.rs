@@ -9,7 +9,10 @@
 //! The header of a credential belongs to the client, so it passes. Its other spellings do not: the
 //! gateway does not check them, but the upstream may.
 
-use super::{AddressSource, IdentitySettings, UserSource};
+use super::{
+    address::AddressSource,
+    settings::{IdentitySettings, UserSource},
+};
 
 /// Fields that tidegate sends to the upstream or reads from trusted proxies in every configuration.
 const ALWAYS: [&str; 7] = [

@@ -1,6 +1,8 @@
 //! Which credential decides, and how an invalid one is treated.
 
-use http::{HeaderName, HeaderValue};
+use std::net::IpAddr;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
 use sha2::{Digest, Sha256};
 
 use super::*;

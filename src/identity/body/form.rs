@@ -2,7 +2,7 @@
 
 use super::{
     super::text::{FieldValue, pairs},
-    is_prototype, is_utf8_form,
+    names::{is_prototype, is_utf8_form},
 };
 
 /// Reads fields from a form. `None` if parsers disagree about the form as a whole. Characters that

@@ -8,7 +8,7 @@ use serde::de::{
 
 use super::{
     super::text::{FieldValue, pairs, same},
-    is_prototype,
+    names::is_prototype,
 };
 
 /// Reads fields from JSON. `None` if parsers disagree about the text as a whole.

@@ -15,7 +15,7 @@
 
 use super::{
     super::text::{FieldValue, may_mean},
-    is_prototype, is_utf8_form,
+    names::{is_prototype, is_utf8_form},
 };
 
 /// RFC 2046 §5.1.1.

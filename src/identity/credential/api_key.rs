@@ -11,11 +11,28 @@ use http::{HeaderMap, HeaderName, header::AUTHORIZATION};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use super::super::{ApiKey, Credential, OnInvalid};
-use super::{CredentialFault, User, secret_in};
+use super::{
+    fault::CredentialFault,
+    kind::{Credential, OnInvalid},
+    user::User,
+    value::secret_in,
+};
 
 /// Longer keys are rejected before hashing.
 const KEY_MAX_BYTES: usize = 1024;
+
+/// One entry of a keys file.
+#[derive(Clone, Debug)]
+pub struct ApiKey {
+    /// SHA-256 digest of the secret. The secret itself is never stored.
+    pub sha256: [u8; 32],
+    /// The user that the key identifies.
+    pub user: String,
+    /// The user's tier.
+    pub tier: Option<String>,
+    /// The user's tenant.
+    pub tenant: Option<String>,
+}
 
 /// The entries of a keys file, indexed by digest. Clones share one index.
 #[derive(Clone, Debug)]

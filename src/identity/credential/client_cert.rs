@@ -4,8 +4,54 @@
 //! its fields. A repeated field is a fault: the holder may influence the order of its values, and
 //! could count as several users.
 
-use super::{CredentialFault, NAME_MAX_BYTES, User};
-use crate::identity::{CertificateField, ClientCertificate};
+use super::{fault::CredentialFault, user::User, value::NAME_MAX_BYTES};
+
+/// A client certificate field that can name the user.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CertificateField {
+    /// The subject's common name.
+    #[default]
+    CommonName,
+    /// The DNS name among the subject's alternative names.
+    SanDns,
+    /// The URI among the subject's alternative names, such as a SPIFFE ID.
+    SanUri,
+    /// The SHA-256 digest of the certificate, in hexadecimal.
+    Fingerprint,
+}
+
+impl CertificateField {
+    /// All variants.
+    pub const ALL: [CertificateField; 4] = [
+        CertificateField::CommonName,
+        CertificateField::SanDns,
+        CertificateField::SanUri,
+        CertificateField::Fingerprint,
+    ];
+
+    /// The name in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            CertificateField::CommonName => "common_name",
+            CertificateField::SanDns => "san_dns",
+            CertificateField::SanUri => "san_uri",
+            CertificateField::Fingerprint => "fingerprint",
+        }
+    }
+}
+
+/// Names in a verified client certificate: all values of each field, in certificate order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClientCertificate {
+    /// Subject common names; a value that is not text becomes an empty string.
+    pub common_names: Vec<String>,
+    /// DNS names, in lower case.
+    pub dns_names: Vec<String>,
+    /// URIs.
+    pub uris: Vec<String>,
+    /// SHA-256 of the certificate, 64 hexadecimal digits in lower case.
+    pub fingerprint: String,
+}
 
 /// The user that the certificate names; `None` if it lacks the field.
 pub(in crate::identity) fn user(

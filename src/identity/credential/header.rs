@@ -7,7 +7,11 @@
 
 use http::{HeaderMap, HeaderName};
 
-use super::{CredentialFault, NAME_MAX_BYTES, User, one_value};
+use super::{
+    fault::CredentialFault,
+    user::User,
+    value::{NAME_MAX_BYTES, one_value},
+};
 
 /// The headers in which the proxy names the user and the tier.
 #[derive(Debug)]

@@ -8,6 +8,7 @@
 //! Nothing in a token is trusted before its signature verifies; even the payload is decoded only
 //! then. Verification takes tens of microseconds and allocates. A cached token needs neither.
 
+mod algorithms;
 mod cache;
 mod claims;
 mod json;
@@ -23,13 +24,13 @@ use std::{
 
 use http::{HeaderMap, HeaderName};
 
+pub use algorithms::ALGORITHMS;
 pub use cache::TokenCache;
 pub use claims::{ClaimRules, Verified};
 pub use jsonwebtoken::Algorithm;
-pub use keys::{ALGORITHMS, KeyError, KeyRing, KeySet, KeySource, KeysUrl, in_short};
+pub use keys::{KeyError, KeyRing, KeySet, KeySource, KeysUrl, in_short};
 
-use super::super::OnInvalid;
-use super::{CredentialFault, User, secret_in};
+use super::{fault::CredentialFault, kind::OnInvalid, user::User, value::secret_in};
 use token::Token;
 
 /// Settings of `[[user]] from = "jwt"`: where tokens are, and what they must contain.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use super::{
-    super::{CredentialFault, NAME_MAX_BYTES},
+    super::{fault::CredentialFault, value::NAME_MAX_BYTES},
     json,
 };
 

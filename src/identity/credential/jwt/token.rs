@@ -8,7 +8,7 @@
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use jsonwebtoken::Algorithm;
 
-use super::{super::CredentialFault, json, keys::ALGORITHMS};
+use super::{super::fault::CredentialFault, algorithms::ALGORITHMS, json};
 
 /// Longer tokens are rejected.
 pub(super) const TOKEN_MAX_BYTES: usize = 8 * 1024;
