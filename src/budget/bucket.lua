@@ -18,7 +18,8 @@
 --      12.. triples (kind, generation, tokens): 0 spent, 1 returned, 2 debt to charge, 3 still
 --         leased, but forgotten in a loss, 4 granted for `need` and not used: "tokens room moment",
 --         where room is number 10 of the reply that granted them, and moment the µs of the
---         generation that had passed then
+--         generation that had passed then, 5 reserved and not used, 6 to charge as far as tokens
+--         are left
 -- Reply 1 granted for need   2 granted for want   3 generation
 --       4 µs for which `want` tokens stay valid
 --       5 whole tokens left  6 µs until the first refused request fits, or until there is one token
@@ -128,7 +129,7 @@ if level < top then
 end
 if level > cap - least then level = cap - least end
 local level_before = level
-local back, out, returned = 0, o0 + o1 + elsewhere, {}
+local back, refund, out, returned = 0, 0, o0 + o1 + elsewhere, {}
 if found then
   returnable = math.min(returnable, cap - level)
   if returnable <= 0 then returnable, beyond = 0, 0 end
@@ -138,6 +139,10 @@ for i = 12, #A, 3 do
   if kind == '2' then
     level = level - n
     if level < -cap then level = -cap end
+  elseif kind == '5' then
+    refund = refund + n
+  elseif kind == '6' then
+    if level > 0 then level = math.max(0, level - n) end
   elseif kind == '3' then
     -- a loss erased it
     if g == g32 then o0 = o0 + n elseif (g32 - g) % 4294967296 == 1 then o1 = o1 + n end
@@ -166,6 +171,11 @@ for i = 12, #A, 3 do
 end
 level = level + back
 if level > cap then level = cap end
+-- the bucket may have refilled behind what was reserved, and leased tokens are content
+if refund > 0 then
+  top = cap - o0 - o1 - elsewhere
+  if level < top then level = math.min(top, level + refund) end
+end
 -- grant little while gateways may remember more spending
 local held = 0
 if doubt_left > 0 then

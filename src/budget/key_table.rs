@@ -364,6 +364,32 @@ impl KeyCell<'_> {
         Ok(())
     }
 
+    /// Takes up to `most` tokens; whether to refill the cell now.
+    pub(super) fn spend_part(&self, now_ns: u64, most: u64, terms: &LeaseTerms) -> SpendOutcome {
+        let (held, _) = self.held(now_ns);
+        let part = most.min(held.iter().sum());
+        match part {
+            0 => SpendOutcome::Nothing,
+            part => self.spend(now_ns, part, terms),
+        }
+    }
+
+    /// Lowers what is known of the store by units that are about to be charged, until its next
+    /// reply.
+    pub(super) fn expect(&self, now_ns: u64, units: u64, terms: &LeaseTerms) {
+        let lower = |state: u64| Some(self.forecast().less(state, now_ns, units, terms));
+        // the update always returns a value
+        let _ = self.0[FORECAST].fetch_update(AcqRel, Acquire, lower);
+        let _ = self.0[POOL].fetch_update(AcqRel, Acquire, |pool| Some(pool.saturating_sub(units)));
+    }
+
+    /// Charges the fallback bucket for a past event, as far as it has units.
+    pub(super) fn charge_alone(&self, now_ns: u64, units: u64) {
+        let part = units.min(self.left_alone(now_ns));
+        // a concurrent request may have taken them
+        let _ = self.spend_alone(now_ns, part);
+    }
+
     /// Returns what the fallback bucket charged, because another limit refuses the request.
     pub(super) fn refund_alone(&self, cost: u64) {
         let pairs = [
@@ -385,6 +411,19 @@ impl KeyCell<'_> {
         let room = self.0[ALONE_REACH_NS].load(Relaxed).saturating_sub(ahead);
         room.checked_div(self.0[ALONE_INTERVAL_NS].load(Relaxed))
             .unwrap_or(0)
+    }
+
+    /// The time until the fallback bucket has units for a request; 0 if it has them.
+    pub(super) fn wait_alone_ns(&self, now_ns: u64, cost: u64) -> u64 {
+        let interval = self.0[ALONE_INTERVAL_NS].load(Relaxed);
+        let reach = self.0[ALONE_REACH_NS].load(Relaxed);
+        if interval == 0 {
+            // not set up: a moment ago the cell was another key's
+            return 1;
+        }
+        let until = self.0[ALONE_UNTIL_NS].load(Relaxed).max(now_ns);
+        let next = until.saturating_add(interval.saturating_mul(cost));
+        next.saturating_sub(now_ns).saturating_sub(reach)
     }
 
     /// Tokens admitted by the fallback bucket, and the deficit of the reference bucket.

@@ -19,12 +19,14 @@
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 mod forecast;
+mod late;
 mod memory;
 mod pace;
 mod requests;
 mod terms;
 
 pub use forecast::Forecast;
+use late::LateUnits;
 pub use memory::Recollection;
 use memory::ReplyMemory;
 pub use requests::Requests;
@@ -100,6 +102,16 @@ pub enum LeaseReport {
         tokens: u64,
         /// Their window, if known: a debt to a window that is over lapses.
         window: Option<u32>,
+    },
+    /// Charged after an answer, as far as tokens are left.
+    Charge {
+        /// The number of tokens.
+        tokens: u64,
+    },
+    /// Reserved in a bucket for a request that cost less.
+    Refund {
+        /// The number of tokens.
+        tokens: u64,
     },
 }
 
@@ -253,6 +265,7 @@ pub struct Lease {
     debt_sent: u64,
     /// The window of the whole debt, if it is a single known one.
     debt_of: Option<u32>,
+    late: LateUnits,
     short: bool,
     pause_ns: u64,
     last_got: u64,
@@ -338,7 +351,7 @@ impl Lease {
 
     /// Units not yet charged by the store.
     pub fn debt(&self) -> u64 {
-        self.debt
+        self.debt.saturating_add(self.late.charged())
     }
 
     /// How many tokens this gateway should hold.
@@ -421,7 +434,7 @@ impl Lease {
 
     /// Whether to call even if no request waits: units go back, or a log has lost entries.
     pub fn has_news(&self) -> bool {
-        !self.unused.is_empty() || self.memory.tells()
+        !self.unused.is_empty() || self.late.is_due() || self.memory.tells()
     }
 
     /// Whether a store that lost the key would need a report.
@@ -443,7 +456,7 @@ impl Lease {
         let missing = target.saturating_sub(total(hand));
         let missing = missing.saturating_sub(missing.checked_rem(unit).unwrap_or(0));
         let since_ns = self.called_ns.map(|called| now_ns.saturating_sub(called));
-        let reports = self.reports(terms, hand, ask.back);
+        let reports = self.reports(now_ns, terms, hand, ask.back);
         self.called_ns = Some(now_ns);
         let memory_ns = horizon_ns.max(DEMAND_MEMORY_NS);
         let arrivals = std::mem::take(&mut self.arrivals);
@@ -467,6 +480,7 @@ impl Lease {
     /// its reports lapse.
     fn reports(
         &mut self,
+        now_ns: u64,
         terms: &LeaseTerms,
         hand: TokenPair,
         back: TokenPair,
@@ -505,6 +519,7 @@ impl Lease {
             let window = self.debt_of.filter(|_| !is_bucket);
             reports.push(LeaseReport::Debt { tokens, window });
         }
+        self.late.report(now_ns, terms, &mut reports);
         reports
     }
 
@@ -521,6 +536,7 @@ impl Lease {
         self.debt = self
             .debt
             .saturating_sub(std::mem::take(&mut self.debt_sent));
+        self.late.replied();
         let is_late = self.memory.knows_later(sent_ns);
         let is_lost = self.memory.saw(now_ns, sent_ns, terms, reply);
         if is_lost && terms.algorithm == LeaseAlgorithm::Bucket {
@@ -640,7 +656,7 @@ impl Lease {
 
     /// Whether this key can be forgotten without loss: no request for two horizons, and no debt.
     pub fn is_idle(&self, now_ns: u64, horizon_ns: u64) -> bool {
-        self.debt == 0 && self.is_quiet(now_ns, horizon_ns.saturating_mul(2))
+        self.debt() == 0 && self.is_quiet(now_ns, horizon_ns.saturating_mul(2))
     }
 
     /// Whether no request arrived for `time_ns`.

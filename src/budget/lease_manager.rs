@@ -41,7 +41,9 @@ use redis_clients::{Event, EventKind, RedisClients};
 use slots::ConcurrencyLeases;
 
 pub(super) use entry::alone;
-pub(super) use message::{Grant, KeeperOutcome, KeyReply, KeyRequest, Message};
+pub(super) use message::{
+    Grant, KeeperOutcome, KeyReply, KeyRequest, LateKind, LateMessage, Message,
+};
 pub(super) use redis_clients::Loss;
 pub(super) use slots::most_alone;
 
@@ -117,6 +119,7 @@ impl LeaseManager {
                 LeaseAlgorithm::Slots => in_flight.ask(clients, now_ns, question),
                 _ => leases.ask(clients, now_ns, question),
             },
+            Message::Late(late) => leases.late(clients, now_ns, &late),
             Message::Low(place, tag) if leases.has(place, tag) => {
                 leases.fill(clients, now_ns, place)
             }

@@ -9,7 +9,7 @@
 --       4 this gateway's unique name   5 number of this call, modulo 2^32
 --       6 this gateway's memory, see state.lua: f is the number of its own units; after a loss they
 --         follow, each I4 number of the call, H units, I6 µs since then
---       7.. triples (kind, number of a call, units): 1 returned, 2 debt to charge
+--       7.. triples (kind, number of a call, units): 1 returned, 2 or 6 to charge
 -- Reply as bucket.lua: 1 granted, 3 number of the call, 5 units left, 6 µs until the first refused
 -- request fits, or until one unit does, 7; the rest is 0
 local A = ARGV
@@ -114,7 +114,7 @@ for i = 7, #A, 3 do
       redis.call('ZREM', KEYS[1], entry)
       before = before + 1
     end
-  elseif A[i] == '2' then
+  elseif A[i] == '2' or A[i] == '6' then
     debt = debt + A[i + 2]
   end
 end

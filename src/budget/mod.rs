@@ -48,7 +48,7 @@ pub use key_table::SlotGuard;
 pub use override_sync::{OverrideEntry, OverrideReader, OverrideSnapshot, OverrideSync};
 pub use redis::{RedisServer, RedisTarget, RedisTls};
 pub use settings::{FAILURES, LOSSES, RedisSettings, SharedKeyName, SharedLimit, Sync, WhenDown};
-pub use spend::{Decided, DecisionSource, SharedClaim, Unavailable};
+pub use spend::{Decided, DecisionSource, LateCharge, SharedClaim, Unavailable};
 
 use cluster::MAX_SHARDS;
 use key_table::KeyTable;

@@ -15,7 +15,10 @@ use super::{
 };
 use crate::limit::{Charge, Key, MAX_LIMITS, Store, Verdict};
 
+mod late;
 mod standing;
+
+pub use late::LateCharge;
 
 /// One request's demand on one shared limit.
 #[derive(Clone, Copy, Debug)]

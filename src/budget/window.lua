@@ -12,7 +12,8 @@
 --       7 arrivals since last call 8 this gateway's rate, req/s
 --       9 µs since last call (0: first)                       10 memory of the demand, µs
 --      11 this gateway's memory, see state.lua
---      12.. triples (kind, window, tokens): 1 returned, 2 debt to charge
+--      12.. triples (kind, window, tokens): 1 returned, 2 debt to charge, 6 to charge as far as
+--         tokens are left
 -- Reply as bucket.lua; 3 is the window's number modulo 2^32, 4 the µs to its end, 9 its count,
 -- 10 that of the one before
 local A = ARGV
@@ -124,6 +125,8 @@ for i = 12, #A, 3 do
       prev = prev + n
       if prev > 2 * limit then prev = 2 * limit end
     end
+  elseif kind == '6' then
+    if cur < limit then cur = math.min(limit, cur + n) end
   elseif kind == '1' then
     if g == w32 then
       if n > cur then n = cur end

@@ -63,7 +63,7 @@ impl Worker {
         } else {
             let granted = granted.into_iter();
             granted.for_each(|(boost, units)| boost.give_back(units));
-            self.charge_rejected(now_ns, &mut limits, effect);
+            self.charge_rejected(decision, now_ns, &mut limits, effect);
         }
         decision.limits = limits;
         Ok(())
@@ -73,6 +73,7 @@ impl Worker {
     /// that charge.
     pub(super) fn charge_rejected(
         &self,
+        decision: &DecisionContext<'_>,
         now_ns: u64,
         limits: &mut LimitOutcomes<'_>,
         effect: DecisionEffect,
@@ -80,17 +81,17 @@ impl Worker {
         if !effect.charges() {
             return;
         }
-        let store = &self.active.process.store;
         for one in limits.enforced_mut() {
             if !one.applied.limit.rule.settings.charge_rejected {
                 continue;
             }
-            let charge = one.applied.charge();
-            store.charge(now_ns, &charge);
-            let after = store.peek(now_ns, &[charge]).findings.pop();
+            self.charge_event(decision, now_ns, &one.applied);
             // A block already carries its own duration.
             if one.applied.block.is_none() {
-                one.finding = after;
+                let after = self.look_at(now_ns, &one.applied);
+                // What this gateway knows of a shared limit may be older than the denial.
+                let is_newer = after.is_some_and(|after| after.denied() || !one.denies());
+                one.finding = after.filter(|_| is_newer).or(one.finding);
             }
         }
     }
@@ -192,10 +193,7 @@ impl Worker {
                 let now_ns = *now_ns.get_or_insert_with(|| {
                     self.active.process.nanoseconds(tokio::time::Instant::now())
                 });
-                self.active
-                    .process
-                    .store
-                    .charge(now_ns, &one.applied.charge());
+                self.charge_event(decision, now_ns, &one.applied);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Asks limits, and charges all of them or none.
 //!
 //! Local and shared limits are decided together. A limit that counts answers (`count_status`) is
-//! only peeked at here; the answer charges it.
+//! only peeked at here; the answer charges it, at the other gateways too if they share it.
 
 use arrayvec::ArrayVec;
 
@@ -12,7 +12,9 @@ use super::{
     worker::Worker,
 };
 use crate::{
-    budget::{Budget, DecisionSource, SharedClaim, SharedKeyName, SlotGuard, Unavailable},
+    budget::{
+        Budget, DecisionSource, LateCharge, SharedClaim, SharedKeyName, SlotGuard, Unavailable,
+    },
     config::Mode,
     limit::{Charge, Finding, MAX_LIMITS, Verdict},
     response::Refusal,
@@ -56,7 +58,12 @@ impl Worker {
             true => store.admit(now_ns, &now),
             false => store.peek(now_ns, &now),
         };
-        distribute(limits, now, later, Verdict::default(), &[]);
+        let verdicts = Verdicts {
+            now,
+            later,
+            ..Verdicts::default()
+        };
+        verdicts.distribute(limits, &[]);
     }
 
     /// Asks limits of which some are shared. Waits only if Redis must be asked.
@@ -73,33 +80,80 @@ impl Worker {
         let now: PerLimit<Charge<'a>> = local(limits, false).collect();
         let later: PerLimit<Charge<'a>> = local(limits, true).collect();
         let later = store.peek(now_ns, &later);
-        let claims: PerLimit<SharedClaim<'_>> = shared(limits).map(|(_, claim)| claim).collect();
-        if is_blocked || !effect.charges() || !later.admitted() {
-            let (now, known) = (store.peek(now_ns, &now), budget.peek(now_ns, &claims));
-            distribute(limits, now, later, known, &[]);
+        let shared_later: PerLimit<SharedClaim<'_>> =
+            shared(limits, true).map(|(_, claim)| claim).collect();
+        let shared_later = match budget.look(now_ns, &shared_later) {
+            Ok(verdict) => verdict,
+            Err(Unavailable { claim }) => return unavailable_at(limits, true, claim),
+        };
+        let claims: PerLimit<SharedClaim<'_>> =
+            shared(limits, false).map(|(_, claim)| claim).collect();
+        let admits_later = later.admitted() && shared_later.admitted();
+        let mut verdicts = Verdicts {
+            later,
+            shared_later,
+            ..Verdicts::default()
+        };
+        if is_blocked || !effect.charges() || !admits_later {
+            verdicts.now = store.peek(now_ns, &now);
+            verdicts.shared = budget.peek(now_ns, &claims);
+            verdicts.distribute(limits, &[]);
             return Asked::Decided(Vec::new());
         }
         let name = |index: usize| {
-            let asked = shared(limits).nth(index);
+            let asked = shared(limits, false).nth(index);
             asked.map_or_else(SharedKeyName::default, |(at, _)| {
                 self.shared_name(decision, &limits[at].applied)
             })
         };
         match budget.admit(now_ns, store, &now, &claims, name).await {
             Ok(decided) => {
-                let (now, known) = (decided.local, decided.shared);
-                distribute(limits, now, later, known, &decided.sources);
+                (verdicts.now, verdicts.shared) = (decided.local, decided.shared);
+                verdicts.distribute(limits, &decided.sources);
                 Asked::Decided(decided.slot_guard)
             }
-            Err(Unavailable { claim }) => {
-                let asked = shared(limits).nth(claim);
-                Asked::Unavailable(asked.map_or(0, |(at, _)| at))
+            Err(Unavailable { claim }) => unavailable_at(limits, false, claim),
+        }
+    }
+
+    /// Charges a limit for a past event, as far as units are left: a response or a rejection that
+    /// counts.
+    pub(super) fn charge_event(
+        &self,
+        decision: &DecisionContext<'_>,
+        now_ns: u64,
+        applied: &AppliedLimit<'_>,
+    ) {
+        match applied.claim().zip(self.active.budget.as_ref()) {
+            Some((claim, budget)) => {
+                let name = self.shared_name(decision, applied);
+                // if the lease manager's queue is full, the event is not counted
+                budget.settle(now_ns, &claim, name, LateCharge::Event);
+            }
+            None => self.active.process.store.charge(now_ns, &applied.charge()),
+        }
+    }
+
+    /// What is left of a limit; charges nothing.
+    pub(super) fn look_at<'a>(
+        &self,
+        now_ns: u64,
+        applied: &AppliedLimit<'a>,
+    ) -> Option<Finding<'a>> {
+        match applied.claim().zip(self.active.budget.as_ref()) {
+            Some((claim, budget)) => {
+                let verdict = budget.look(now_ns, &[claim]);
+                verdict.ok()?.findings.pop()
+            }
+            None => {
+                let store = &self.active.process.store;
+                store.peek(now_ns, &[applied.charge()]).findings.pop()
             }
         }
     }
 
     /// The bucket's name in Redis, the same for all gateways.
-    fn shared_name(
+    pub(super) fn shared_name(
         &self,
         decision: &DecisionContext<'_>,
         applied: &AppliedLimit<'_>,
@@ -132,33 +186,52 @@ fn local<'a>(limits: &[LimitOutcome<'a>], later: bool) -> impl Iterator<Item = C
         .map(|one| one.applied.charge())
 }
 
-/// The claims on shared limits, with their indices.
-fn shared<'a>(limits: &[LimitOutcome<'a>]) -> impl Iterator<Item = (usize, SharedClaim<'a>)> {
+/// The claims on shared limits, charged now or later, with their indices.
+fn shared<'a>(
+    limits: &[LimitOutcome<'a>],
+    later: bool,
+) -> impl Iterator<Item = (usize, SharedClaim<'a>)> {
     let limits = limits.iter().enumerate();
+    let limits = limits.filter(move |(_, one)| one.applied.counts_later() == later);
     limits.filter_map(|(index, one)| Some((index, one.applied.claim()?)))
 }
 
-/// Assigns each limit its finding, in order.
-fn distribute<'a>(
-    limits: &mut [LimitOutcome<'a>],
+fn unavailable_at(limits: &[LimitOutcome<'_>], later: bool, claim: usize) -> Asked {
+    let asked = shared(limits, later).nth(claim);
+    Asked::Unavailable(asked.map_or(0, |(at, _)| at))
+}
+
+/// What each kind of limits said, each in order.
+#[derive(Default)]
+struct Verdicts<'a> {
     now: Verdict<'a>,
     later: Verdict<'a>,
-    known: Verdict<'a>,
-    sources: &[DecisionSource],
-) {
-    let [mut now, mut later, mut known] =
-        [now, later, known].map(|verdict| verdict.findings.into_iter());
-    let mut sources = sources.iter().copied();
-    for one in limits {
-        let applied = &one.applied;
-        let finding: Option<Finding<'a>> = match (applied.is_shared(), applied.counts_later()) {
-            (true, _) => known.next(),
-            (false, true) => later.next(),
-            (false, false) => now.next(),
-        };
-        one.finding = finding.map(|finding| applied.closed_or(finding));
-        if applied.is_shared() {
-            one.source = Some(sources.next().unwrap_or_default());
+    shared: Verdict<'a>,
+    shared_later: Verdict<'a>,
+}
+
+impl<'a> Verdicts<'a> {
+    /// Assigns each limit its finding.
+    fn distribute(self, limits: &mut [LimitOutcome<'a>], sources: &[DecisionSource]) {
+        let mut now = self.now.findings.into_iter();
+        let mut later = self.later.findings.into_iter();
+        let mut shared = self.shared.findings.into_iter();
+        let mut shared_later = self.shared_later.findings.into_iter();
+        let mut sources = sources.iter().copied();
+        for one in limits {
+            let applied = &one.applied;
+            let finding: Option<Finding<'a>> = match (applied.is_shared(), applied.counts_later()) {
+                (true, false) => shared.next(),
+                (true, true) => shared_later.next(),
+                (false, true) => later.next(),
+                (false, false) => now.next(),
+            };
+            one.finding = finding.map(|finding| applied.closed_or(finding));
+            one.source = match (applied.is_shared(), applied.counts_later()) {
+                (true, false) => Some(sources.next().unwrap_or_default()),
+                (true, true) => Some(DecisionSource::default()),
+                (false, _) => None,
+            };
         }
     }
 }

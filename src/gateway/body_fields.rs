@@ -120,7 +120,7 @@ impl Worker {
         if limits.admitted() {
             return Ok(false);
         }
-        self.charge_rejected(now_ns, &mut limits, effect);
+        self.charge_rejected(decision, now_ns, &mut limits, effect);
         decision.limits = limits;
         Ok(true)
     }

@@ -495,7 +495,8 @@ fn bind_shared(
         Algorithm::SlidingLog => lease::LeaseAlgorithm::Log,
         Algorithm::Concurrency => lease::LeaseAlgorithm::Slots,
     };
-    let ahead = shared.sync == Sync::Lease;
+    // Nothing is taken on arrival from a limit that answers charge.
+    let ahead = shared.sync == Sync::Lease && limit.count_status.is_empty();
     let terms = limit.quotas.iter().map(|quota| {
         let (amount, burst) = (quota.amount.get(), quota.burst.get());
         let terms = match algorithm {

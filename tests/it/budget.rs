@@ -1,5 +1,6 @@
 //! One budget for several gateways, in a Redis of the test's own.
 
+mod afterwards;
 mod aggregate;
 mod boundaries;
 mod changes;

@@ -116,6 +116,26 @@ impl Forecast {
         }
     }
 
+    /// The state with fewer units: as if they had been spent now. At most one capacity is owed, as
+    /// at the store.
+    pub fn less(&self, state: u64, now_ns: u64, units: u64, terms: &LeaseTerms) -> u64 {
+        match terms.algorithm {
+            LeaseAlgorithm::Bucket => {
+                let ns = |units: u64| (units as f64 * 1e3 / terms.rate) as u64;
+                let most_ns = now_ns.saturating_add(ns(terms.capacity.saturating_mul(2)));
+                let full_ns = state.max(now_ns).saturating_add(ns(units));
+                full_ns.min(most_ns)
+            }
+            LeaseAlgorithm::Fixed => state.saturating_sub(units),
+            LeaseAlgorithm::Sliding => {
+                let part = units.div_ceil(scale(terms));
+                let current = (state >> 32).saturating_add(part).min(u64::from(u32::MAX));
+                current << 32 | (state & u64::from(u32::MAX))
+            }
+            LeaseAlgorithm::Log | LeaseAlgorithm::Slots => state,
+        }
+    }
+
     /// Sliding window: when the estimate has fallen to at most `most`.
     fn slides_ns(&self, terms: &LeaseTerms, most: u64) -> u64 {
         let (current, previous) = self.counts(terms);

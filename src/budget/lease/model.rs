@@ -57,7 +57,10 @@ impl BucketScript {
                 LeaseReport::Spent { generation, tokens } => (generation, tokens as f64, false),
                 LeaseReport::Returned { generation, tokens } => (generation, tokens as f64, true),
                 // this store loses nothing, and every request uses its grant
-                LeaseReport::Out { .. } | LeaseReport::Unused { .. } => continue,
+                LeaseReport::Out { .. }
+                | LeaseReport::Unused { .. }
+                | LeaseReport::Charge { .. }
+                | LeaseReport::Refund { .. } => continue,
                 LeaseReport::Debt { tokens, .. } => {
                     self.level = (self.level - tokens as f64).max(-capacity);
                     continue;

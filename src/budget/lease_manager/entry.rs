@@ -356,6 +356,8 @@ pub(super) fn arguments(
             LeaseReport::Debt { tokens, window } => {
                 (2, window.map_or(-1, i64::from), tokens.to_string())
             }
+            LeaseReport::Refund { tokens } => (5, -1, tokens.to_string()),
+            LeaseReport::Charge { tokens } => (6, -1, tokens.to_string()),
             LeaseReport::Out { generation, tokens } => {
                 (3, i64::from(*generation), tokens.to_string())
             }

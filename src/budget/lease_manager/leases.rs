@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     entry::{CallInFlight, KeyEntry, arguments, memory_at},
-    message::{Grant, KeeperOutcome, KeyRequest, Waiter},
+    message::{Grant, KeeperOutcome, KeyRequest, LateKind, LateMessage, Waiter},
     redis_clients::{CallSubject, Event, RedisClients},
 };
 use crate::budget::{
@@ -59,7 +59,10 @@ impl Leases {
 
     /// A request that found no local token.
     pub(super) fn ask(&mut self, clients: &mut RedisClients, now_ns: u64, question: KeyRequest) {
-        let place = self.entry_of(clients, now_ns, &question);
+        let KeyRequest {
+            limit, tier, tag, ..
+        } = &question;
+        let place = self.entry_of(clients, now_ns, limit, (*tier, *tag), question.name);
         let Some(entry) = self.entries.get_mut(&place) else {
             return;
         };
@@ -105,39 +108,38 @@ impl Leases {
         &mut self,
         clients: &mut RedisClients,
         now_ns: u64,
-        question: &KeyRequest,
+        limit: &Arc<SharedLimit>,
+        (quota, tag): (usize, Tag),
+        name: SharedKeyName,
     ) -> usize {
-        let tier = question.limit.tier(question.tier);
+        let tier = limit.tier(quota);
         let key_table = &self.key_table;
         let place = key_table
-            .claim(question.tag, tier.overflow)
+            .claim(tag, tier.overflow)
             .unwrap_or_else(|| key_table.overflow(tier.overflow));
         if self
             .entries
             .get(&place)
-            .is_some_and(|entry| entry.tag == question.tag || !key_table.has_key(place))
+            .is_some_and(|entry| entry.tag == tag || !key_table.has_key(place))
         {
             return place;
         }
         // keys without a cell of their own share a bucket in the store, too
         let name = if key_table.has_key(place) {
-            question.name
+            name
         } else {
             SharedKeyName::OVERFLOW
         };
-        let key = question
-            .limit
-            .redis_key(clients.prefix(), &tier.terms, name);
+        let key = limit.redis_key(clients.prefix(), &tier.terms, name);
         let shard = clients.shard_of(&key);
         key_table.cell(place).set_shard(shard);
         let entry = KeyEntry {
-            limit: Arc::clone(&question.limit),
-            tier: question.tier,
-            tag: question.tag,
+            limit: Arc::clone(limit),
+            tier: quota,
+            tag,
             key: key.into(),
             shard,
-            former_key: question
-                .limit
+            former_key: limit
                 .former_key(clients.prefix(), &tier.terms, name)
                 .map(Rc::from),
             lease: Lease::default(),
@@ -152,7 +154,7 @@ impl Leases {
             counted_short: false,
         };
         entry.prepare_alone(now_ns, key_table.cell(place), clients.gateways());
-        question.limit.metrics.keys.increment(1.0);
+        limit.metrics.keys.increment(1.0);
         self.entries.insert(place, entry);
         place
     }
@@ -379,6 +381,26 @@ impl Leases {
             entry.lease.unused(origin, tokens);
             self.go_on(clients, now_ns, place, false);
         }
+    }
+
+    /// Charges or refunds units after an answer, with the next call. Makes one if none is in flight
+    /// and it cannot wait.
+    pub(super) fn late(&mut self, clients: &mut RedisClients, now_ns: u64, late: &LateMessage) {
+        let LateMessage { limit, units, .. } = late;
+        let place = self.entry_of(clients, now_ns, limit, (late.tier, late.tag), late.name);
+        let Some(entry) = self.entries.get_mut(&place) else {
+            return;
+        };
+        let terms = entry.terms();
+        match late.kind {
+            LateKind::Charge => entry.lease.charge_late(*units),
+            LateKind::Debt => entry.lease.owe_late(now_ns, &terms, *units),
+            LateKind::Refund { charged_ns } => {
+                entry.lease.refund_late(now_ns, &terms, *units, charged_ns);
+            }
+        }
+        self.go_on(clients, now_ns, place, false);
+        self.settle(clients, now_ns, place);
     }
 
     /// Units admitted by slack were not used.

@@ -26,8 +26,32 @@ pub(in crate::budget) enum Message {
     },
     /// Units admitted by slack were not used.
     Unslacked { place: usize, tag: Tag, tokens: u64 },
+    /// Units are charged or refunded after an answer.
+    Late(LateMessage),
     /// Return everything and stop.
     Close(Duration),
+}
+
+/// Units of a key to charge or refund; nobody waits for it.
+#[derive(Debug)]
+pub(in crate::budget) struct LateMessage {
+    pub(in crate::budget) limit: Arc<SharedLimit>,
+    pub(in crate::budget) tier: usize,
+    pub(in crate::budget) tag: Tag,
+    pub(in crate::budget) name: SharedKeyName,
+    pub(in crate::budget) units: u64,
+    pub(in crate::budget) kind: LateKind,
+}
+
+/// What happens to units after an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::budget) enum LateKind {
+    /// Charged as far as they are left.
+    Charge,
+    /// Charged even if they are missing.
+    Debt,
+    /// Refunded; they were charged at this moment.
+    Refund { charged_ns: u64 },
 }
 
 /// A waiting request.

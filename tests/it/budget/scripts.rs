@@ -524,6 +524,31 @@ fn tokens_borrowed_before_a_window_do_not_come_back_to_it_in_place_of_later_ones
 }
 
 #[test]
+fn what_an_answer_did_not_cost_comes_back_but_not_on_top_of_a_full_bucket() {
+    let redis = Redis::start();
+    let reserved = SLOW.call(&redis, 80, 10, &[]);
+    assert_eq!((reserved.need, reserved.want, reserved.pool), (80, 10, 10));
+    assert_eq!(SLOW.call(&redis, 0, 0, &[(5, -1, 50)]).pool, 60);
+    // ten are leased: they are content
+    assert_eq!(SLOW.call(&redis, 0, 0, &[(5, -1, 500)]).pool, 90);
+}
+
+#[test]
+fn what_is_charged_after_an_answer_leaves_no_debt() {
+    for (name, run) in FORMS {
+        let redis = Redis::start();
+        assert_eq!(run(&redis, 100, 40, 0, &[]).need, 40, "{name}");
+        assert_eq!(run(&redis, 100, 0, 0, &[(6, -1, 10)]).pool, 50, "{name}");
+        assert_eq!(run(&redis, 100, 0, 0, &[(6, -1, 1_000)]).pool, 0, "{name}");
+        // one that owes already owes no more
+        let owing = run(&redis, 100, 0, 0, &[(2, -1, 50)]);
+        let charged = run(&redis, 100, 0, 0, &[(6, -1, 10)]);
+        let later = charged.wait_us - owing.wait_us;
+        assert!(later <= 0, "{name}: {later} us later");
+    }
+}
+
+#[test]
 fn a_window_grants_its_limit_and_takes_back_what_was_not_used() {
     for slides in [false, true] {
         let redis = Redis::start();

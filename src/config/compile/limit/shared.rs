@@ -81,7 +81,13 @@ pub(super) fn read(section: &Section<'_>, has_redis: bool, limit: &mut LimitSett
         }
         return;
     }
-    refuse_unbuilt(section, limit);
+    refuse_delay(section, limit);
+    if !limit.count_status.is_empty() {
+        deny_slack(
+            "`slack` has no effect: this limit is charged when the response is there",
+            "remove the key",
+        );
+    }
     let when_down = match behaviour {
         Some("open") => WhenDown::Open,
         Some("closed") => WhenDown::Closed,
@@ -100,24 +106,15 @@ pub(super) fn read(section: &Section<'_>, has_redis: bool, limit: &mut LimitSett
     });
 }
 
-/// Reports features that local limits have and shared limits do not have yet.
-fn refuse_unbuilt(section: &Section<'_>, limit: &LimitSettings) {
-    let refuse = |key: &'static str, feature: &str| {
-        if let Some(value) = section.get(key) {
-            let problem = not_built(format!("{} with scope = \"global\"", value.what), feature);
-            let hint = "write scope = \"local\", or remove the key";
-            section
-                .document
-                .error(value.name_span(), problem.hint(hint));
-        }
-    };
-    if limit.over != Over::Reject {
-        refuse("over", "delaying requests of a shared limit");
-    }
-    if limit.charge_rejected {
-        refuse("charge_rejected", "charging rejections to a shared limit");
-    }
-    if !limit.count_status.is_empty() {
-        refuse("count_status", "counting responses across gateways");
+/// A queue needs one order of all requests, and gateways that lease units have none.
+fn refuse_delay(section: &Section<'_>, limit: &LimitSettings) {
+    if limit.over != Over::Reject
+        && let Some(value) = section.get("over")
+    {
+        let reason = "a queue needs one order of all requests, and each gateway knows only its own";
+        let problem = not_built(format!("{} with scope = \"global\"", value.what), reason);
+        let hint = "write scope = \"local\", or remove the key";
+        let problem = problem.hint(hint);
+        section.document.error(value.name_span(), problem);
     }
 }
