@@ -129,6 +129,7 @@ if level < top then
 end
 if level > cap - least then level = cap - least end
 local level_before = level
+-- whatever raises the level is added to `back`, and to `returned` for other terms (see `charge`)
 local back, refund, out, returned = 0, 0, o0 + o1 + elsewhere, {}
 if found then
   returnable = math.min(returnable, cap - level)
@@ -174,7 +175,11 @@ if level > cap then level = cap end
 -- the bucket may have refilled behind what was reserved, and leased tokens are content
 if refund > 0 then
   top = cap - o0 - o1 - elsewhere
-  if level < top then level = math.min(top, level + refund) end
+  if level < top then
+    local n = math.min(top - level, refund)
+    level, back = level + n, back + n
+    returned[#returned + 1] = { n, 0 }
+  end
 end
 -- grant little while gateways may remember more spending
 local held = 0
