@@ -1,10 +1,5 @@
-//! This gateway's state of each key: local tokens, a remembered refusal, and the fallback bucket.
-//! Workers read it without a lock; only the lease manager adds and removes keys.
-//!
-//! A cell is two cache lines of words. The first decides requests in normal operation: tokens of
-//! two generations, each packed into one word with its deadline. Packing lets compare-and-swap
-//! spend them, and a deadline never applies to other tokens. The second decides while Redis does
-//! not answer: a bucket of this gateway's share, as one timestamp.
+//! This gateway's state of each key. Workers read it without a lock; only the lease manager adds and
+//! removes keys.
 //!
 //! **Finding.** Keys are keyed hashes. A key may live in two groups of eight; each group's tags
 //! fill one cache line. Only the lease manager writes tags. A worker that spent from a cell reads
@@ -12,481 +7,36 @@
 //! quota has a guaranteed part of the cells, and none can take them all ([`SharedCapacity`]). Keys
 //! without a cell share the overflow cell of their quota. Sharing is strict: together they get what
 //! one key would.
+//!
+//! `cell` has the state of a key, `slots` that of a limit on requests in flight, and `guard` the
+//! slots of an admitted request.
 
 use std::{
     alloc::{Layout, handle_alloc_error},
     sync::atomic::{
         AtomicU64,
-        Ordering::{AcqRel, Acquire, Relaxed, Release},
+        Ordering::{Acquire, Release},
     },
 };
 
 use zerocopy::FromZeros;
 
-use super::lease::{self, Forecast, LeaseAlgorithm, LeaseTerms, MAX_TOKENS, Pause};
-use crate::limit::{
-    Key,
-    share::{Occupancy, SharedCapacity},
-};
+use crate::limit::share::{Occupancy, SharedCapacity};
 
+mod cell;
+mod guard;
 mod slots;
+mod tag;
 
-pub use slots::SlotGuard;
+pub(super) use cell::{FallbackBucket, KeyCell, SpendOutcome};
+pub use guard::SlotGuard;
 pub(super) use slots::{NoSlot, SlotCell};
+pub(super) use tag::{CellNotice, Tag};
+
+use cell::WORDS;
 
 /// Tags in a group: a cache line.
 const WAYS: usize = 8;
-/// Bits of a packed word for tokens; the rest is the deadline in ms.
-const TOKEN_BITS: u32 = 26;
-/// 8.7 years after the gateway's start.
-const MAX_DEADLINE_MS: u64 = u64::MAX >> TOKEN_BITS;
-const NS_PER_MS: u64 = 1_000_000;
-
-/// A key's tag, and the groups that it may live in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Tag {
-    /// Never 0.
-    pub(super) tag: u64,
-    place: u64,
-}
-
-impl Tag {
-    /// Belongs to no key.
-    pub(super) const NONE: Tag = Tag { tag: 0, place: 0 };
-
-    /// The tag of a key under one of its limit's quotas. Tiers lease separately, because the store
-    /// applies different terms to each.
-    pub(super) fn new(key: Key, tier: usize) -> Tag {
-        let low = key.0 as u64;
-        let tier = (tier as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        Tag {
-            tag: (low ^ tier).max(1),
-            place: (key.0 >> 64) as u64 ^ tier,
-        }
-    }
-}
-
-/// The words of one cell; two cache lines. All zero means no tokens and no knowledge.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct KeyCell<'a>(&'a [AtomicU64; WORDS]);
-
-const WORDS: usize = 16;
-
-// 0 and 1: tokens and their deadline, by generation modulo 2
-const REFUSE_UNTIL_NS: usize = 2;
-/// Requests refused from memory since the lease manager last looked.
-const REFUSED: usize = 3;
-/// Low-water mark + 1; when tokens fall to it, request a refill. 0 disables.
-const LOW: usize = 4;
-/// Tokens left in the pool according to the last reply.
-const POOL: usize = 5;
-// 6, 7 and 15: the store's future content (see `Forecast`)
-const TOLD_NS: usize = 6;
-const END_NS: usize = 7;
-/// Fallback GCRA bucket used while Redis is down: emission interval in ns, burst tolerance, TAT.
-const ALONE_INTERVAL_NS: usize = 8;
-const ALONE_REACH_NS: usize = 9;
-const ALONE_UNTIL_NS: usize = 10;
-/// Reference bucket: what the store would have granted this gateway. Admissions beyond it are a
-/// debt.
-const SHADOW_INTERVAL_NS: usize = 11;
-const SHADOW_UNTIL_NS: usize = 12;
-/// Admitted by the fallback bucket since the last reply.
-const ALONE_ADMITTED: usize = 13;
-/// The Redis server, the duration of the last call, and the least cost that a pause applies to;
-/// packed as below.
-const PACKED: usize = 14;
-const FORECAST: usize = 15;
-
-/// Bits of the packed word, lowest first: the shard, the call's µs, then the cost.
-const SHARD_BITS: u32 = 12;
-const DELAY_BITS: u32 = 22;
-
-/// A cell's answer to a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SpendOutcome {
-    /// Tokens taken from each generation; whether to refill the cell now.
-    Taken {
-        tokens: lease::TokenPair,
-        is_low: bool,
-    },
-    /// Remembered: nothing before then, as reported to clients.
-    Refused { until_ns: u64 },
-    /// Redis must be asked.
-    Nothing,
-}
-
-/// The parameters of the fallback bucket.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct FallbackBucket {
-    /// Tokens per ns for this gateway.
-    pub(super) rate: f64,
-    /// The burst, at least 1.
-    pub(super) capacity: f64,
-    /// Tokens available now.
-    pub(super) level: f64,
-    /// This gateway's share of the store's grants per ns, and of its deficit.
-    pub(super) shadow_rate: f64,
-    pub(super) shadow_missing: f64,
-}
-
-impl KeyCell<'_> {
-    /// Takes tokens, or returns why not.
-    pub(super) fn spend(&self, now_ns: u64, cost: u64, terms: &LeaseTerms) -> SpendOutcome {
-        let now_ms = now_ns / NS_PER_MS;
-        let held = loop {
-            let words = [self.0[0].load(Acquire), self.0[1].load(Acquire)];
-            let [even, odd] = words.map(|word| good(word, now_ms));
-            let held = even + odd;
-            if held < cost {
-                break held;
-            }
-            // older first, because it expires first
-            let first = usize::from(deadline_ms(words[1]) < deadline_ms(words[0]));
-            let order = if even == 0 || odd == 0 {
-                usize::from(even == 0)
-            } else {
-                first
-            };
-            let from_first = cost.min(if order == 0 { even } else { odd });
-            if !self.take(order, words[order], from_first) {
-                continue;
-            }
-            let from_second = cost - from_first;
-            if from_second > 0 && !self.take(1 - order, words[1 - order], from_second) {
-                self.put_back_slot(order, deadline_ms(words[order]), from_first);
-                continue;
-            }
-            let mut tokens = [0, 0];
-            tokens[order] = from_first;
-            tokens[1 - order] = from_second;
-            let is_low = self.is_low(held - cost);
-            return SpendOutcome::Taken { tokens, is_low };
-        };
-        let pause_ns = self.0[REFUSE_UNTIL_NS].load(Acquire);
-        let is_paused = now_ns < pause_ns && cost >= self.paused_from();
-        let forecast = self.forecast();
-        // local tokens go back with the call and then count for the request
-        let is_early = || now_ns < forecast.not_before_ns(terms, cost.saturating_sub(held));
-        // a window with leases may receive returned tokens at any time
-        let is_told = !terms.ahead || terms.algorithm == LeaseAlgorithm::Bucket;
-        if is_paused || is_told && is_early() {
-            SpendOutcome::Refused {
-                until_ns: self.fits_ns(now_ns, cost, terms),
-            }
-        } else {
-            SpendOutcome::Nothing
-        }
-    }
-
-    /// When a request of this cost that is refused now may be admitted, as reported to clients:
-    /// always later than now.
-    pub(super) fn fits_ns(&self, now_ns: u64, cost: u64, terms: &LeaseTerms) -> u64 {
-        let (held, _) = self.held(now_ns);
-        let missing = cost.saturating_sub(held.iter().sum());
-        let fits_ns = self.forecast().fits_ns(terms, missing);
-        let pause_ns = self.0[REFUSE_UNTIL_NS].load(Acquire);
-        let pause_ns = if cost >= self.paused_from() {
-            pause_ns
-        } else {
-            0
-        };
-        fits_ns.max(pause_ns).max(now_ns.saturating_add(1))
-    }
-
-    /// Counts a request that was refused from memory: it is still demand.
-    pub(super) fn count_refused(&self, cost: u64) {
-        self.0[REFUSED].fetch_add(cost, Relaxed);
-    }
-
-    /// Returns tokens that [`KeyCell::spend`] took at `now_ns`; expired ones are lost.
-    pub(super) fn put_back(&self, tokens: lease::TokenPair) {
-        for (slot, tokens) in tokens.into_iter().enumerate() {
-            if tokens > 0 {
-                let deadline = deadline_ms(self.0[slot].load(Acquire));
-                self.put_back_slot(slot, deadline, tokens);
-            }
-        }
-    }
-
-    /// Adds tokens valid until `deadline_ns`; they replace older ones of the slot.
-    pub(super) fn bank(&self, slot: usize, deadline_ns: u64, tokens: u64) {
-        let deadline = (deadline_ns / NS_PER_MS).min(MAX_DEADLINE_MS);
-        let mut word = self.0[slot].load(Acquire);
-        loop {
-            // deadlines of one generation differ by travel times: the earliest applies to all
-            let (held, until) = match deadline_ms(word) {
-                0 => (0, deadline),
-                known => (word & MAX_TOKENS, known.min(deadline)),
-            };
-            let next = pack(held.saturating_add(tokens).min(MAX_TOKENS), until);
-            match self.0[slot].compare_exchange_weak(word, next, AcqRel, Acquire) {
-                Ok(_) => return,
-                Err(now) => word = now,
-            }
-        }
-    }
-
-    /// Empties a slot whose tokens have expired or go back.
-    pub(super) fn empty(&self, slot: usize) -> u64 {
-        self.0[slot].swap(0, AcqRel) & MAX_TOKENS
-    }
-
-    /// Takes up to `most` tokens of each slot to return them to the store.
-    pub(super) fn withdraw(&self, most: lease::TokenPair) -> lease::TokenPair {
-        let mut taken = [0, 0];
-        for (slot, most) in most.into_iter().enumerate() {
-            let mut word = self.0[slot].load(Acquire);
-            loop {
-                let tokens = (word & MAX_TOKENS).min(most);
-                match self.0[slot].compare_exchange_weak(word, word - tokens, AcqRel, Acquire) {
-                    Ok(_) => {
-                        taken[slot] = tokens;
-                        break;
-                    }
-                    Err(now) => word = now,
-                }
-            }
-        }
-        taken
-    }
-
-    /// Tokens by slot, and which slots hold expired ones.
-    pub(super) fn held(&self, now_ns: u64) -> (lease::TokenPair, [bool; 2]) {
-        let now_ms = now_ns / NS_PER_MS;
-        let words = [self.0[0].load(Acquire), self.0[1].load(Acquire)];
-        let lapsed = words.map(|word| word != 0 && deadline_ms(word) <= now_ms);
-        (words.map(|word| good(word, now_ms)), lapsed)
-    }
-
-    /// Requests refused from memory since the last call.
-    pub(super) fn take_refused(&self) -> u64 {
-        self.0[REFUSED].swap(0, Relaxed)
-    }
-
-    /// Sets the low-water mark: the next request that leaves at most this many tokens asks for
-    /// more, once.
-    pub(super) fn set_low(&self, mark: Option<u64>) {
-        self.0[LOW].store(mark.map_or(0, |mark| mark + 1), Relaxed);
-    }
-
-    /// Lease manager only: stores a reply. `pool` is what is left.
-    pub(super) fn know(&self, pool: u64, forecast: &Forecast, pause: Option<Pause>) {
-        self.0[POOL].store(pool, Relaxed);
-        self.0[TOLD_NS].store(forecast.told_ns, Relaxed);
-        self.0[END_NS].store(forecast.end_ns, Relaxed);
-        self.0[FORECAST].store(forecast.state, Relaxed);
-        let least = pause.map_or(0, |pause| pause.least);
-        let delay_us = (forecast.delay_ns / 1000).min(u64::MAX >> (u64::BITS - DELAY_BITS));
-        let least = least.min(u64::MAX >> (SHARD_BITS + DELAY_BITS));
-        let packed = (least << DELAY_BITS | delay_us) << SHARD_BITS | self.shard() as u64;
-        self.0[PACKED].store(packed, Relaxed);
-        let until_ns = pause.map_or(0, |pause| pause.until_ns);
-        self.0[REFUSE_UNTIL_NS].store(until_ns, Release);
-    }
-
-    /// The store's future content.
-    pub(super) fn forecast(&self) -> Forecast {
-        let [told_ns, end_ns, state, packed] =
-            [TOLD_NS, END_NS, FORECAST, PACKED].map(|word| self.0[word].load(Relaxed));
-        let delay_us = packed >> SHARD_BITS & (u64::MAX >> (u64::BITS - DELAY_BITS));
-        Forecast {
-            told_ns,
-            delay_ns: delay_us * 1000,
-            end_ns,
-            state,
-        }
-    }
-
-    /// The least cost that the pause applies to.
-    fn paused_from(&self) -> u64 {
-        self.0[PACKED].load(Relaxed) >> (SHARD_BITS + DELAY_BITS)
-    }
-
-    /// Tokens left in the pool according to the last reply.
-    pub(super) fn pool(&self) -> u64 {
-        self.0[POOL].load(Relaxed)
-    }
-
-    pub(super) fn shard(&self) -> usize {
-        (self.0[PACKED].load(Relaxed) & (u64::MAX >> (u64::BITS - SHARD_BITS))) as usize
-    }
-
-    /// Lease manager only.
-    pub(super) fn set_shard(&self, shard: usize) {
-        let others = self.0[PACKED].load(Relaxed) >> SHARD_BITS << SHARD_BITS;
-        self.0[PACKED].store(others | shard as u64, Relaxed);
-    }
-
-    /// Sets up the fallback bucket.
-    pub(super) fn prepare_alone(&self, now_ns: u64, alone: &FallbackBucket) {
-        // rounded up, so the share is never exceeded
-        let interval = (1.0 / alone.rate).ceil().clamp(1.0, 1e18);
-        let missing = (alone.capacity - alone.level).max(0.0);
-        self.0[ALONE_INTERVAL_NS].store(interval as u64, Relaxed);
-        self.0[ALONE_REACH_NS].store((alone.capacity * interval).min(1e18) as u64, Relaxed);
-        self.0[ALONE_UNTIL_NS].store(now_ns.saturating_add((missing * interval) as u64), Relaxed);
-        let interval = (1.0 / alone.shadow_rate).clamp(1.0, 1e18);
-        self.0[SHADOW_INTERVAL_NS].store(interval as u64, Relaxed);
-        let missing = (alone.shadow_missing.max(0.0) * interval) as u64;
-        self.0[SHADOW_UNTIL_NS].store(now_ns.saturating_add(missing), Relaxed);
-        self.0[ALONE_ADMITTED].store(0, Release);
-    }
-
-    /// Decides without the store: admits, or returns the wait until it would.
-    pub(super) fn spend_alone(&self, now_ns: u64, cost: u64) -> Result<(), u64> {
-        let interval = self.0[ALONE_INTERVAL_NS].load(Relaxed);
-        let reach = self.0[ALONE_REACH_NS].load(Relaxed);
-        if interval == 0 {
-            // not set up: a moment ago the cell was another key's
-            return Err(1);
-        }
-        let price = interval.saturating_mul(cost);
-        let mut until = self.0[ALONE_UNTIL_NS].load(Acquire);
-        loop {
-            let next = until.max(now_ns).saturating_add(price);
-            let ahead = next - now_ns;
-            if ahead > reach {
-                return Err(ahead - reach);
-            }
-            match self.0[ALONE_UNTIL_NS].compare_exchange_weak(until, next, AcqRel, Acquire) {
-                Ok(_) => break,
-                Err(now) => until = now,
-            }
-        }
-        self.0[ALONE_ADMITTED].fetch_add(cost, Relaxed);
-        let price = self.0[SHADOW_INTERVAL_NS]
-            .load(Relaxed)
-            .saturating_mul(cost);
-        let charge = |until: u64| Some(until.max(now_ns).saturating_add(price));
-        // the update always returns a value
-        let _ = self.0[SHADOW_UNTIL_NS].fetch_update(AcqRel, Acquire, charge);
-        Ok(())
-    }
-
-    /// Takes up to `most` tokens; whether to refill the cell now.
-    pub(super) fn spend_part(&self, now_ns: u64, most: u64, terms: &LeaseTerms) -> SpendOutcome {
-        let (held, _) = self.held(now_ns);
-        let part = most.min(held.iter().sum());
-        match part {
-            0 => SpendOutcome::Nothing,
-            part => self.spend(now_ns, part, terms),
-        }
-    }
-
-    /// Lowers what is known of the store by units that are about to be charged, until its next
-    /// reply.
-    pub(super) fn expect(&self, now_ns: u64, units: u64, terms: &LeaseTerms) {
-        let lower = |state: u64| Some(self.forecast().less(state, now_ns, units, terms));
-        // the update always returns a value
-        let _ = self.0[FORECAST].fetch_update(AcqRel, Acquire, lower);
-        let _ = self.0[POOL].fetch_update(AcqRel, Acquire, |pool| Some(pool.saturating_sub(units)));
-    }
-
-    /// Charges the fallback bucket for a past event, as far as it has units.
-    pub(super) fn charge_alone(&self, now_ns: u64, units: u64) {
-        let part = units.min(self.left_alone(now_ns));
-        // a concurrent request may have taken them
-        let _ = self.spend_alone(now_ns, part);
-    }
-
-    /// Returns what the fallback bucket charged, because another limit refuses the request.
-    pub(super) fn refund_alone(&self, cost: u64) {
-        let pairs = [
-            (&self.0[ALONE_UNTIL_NS], &self.0[ALONE_INTERVAL_NS]),
-            (&self.0[SHADOW_UNTIL_NS], &self.0[SHADOW_INTERVAL_NS]),
-        ];
-        for (until, interval) in pairs {
-            let price = interval.load(Relaxed).saturating_mul(cost);
-            let refund = |until: u64| Some(until.saturating_sub(price));
-            let _ = until.fetch_update(AcqRel, Acquire, refund);
-        }
-        let _ = self.0[ALONE_ADMITTED]
-            .fetch_update(AcqRel, Acquire, |count| Some(count.saturating_sub(cost)));
-    }
-
-    /// Whole tokens in the fallback bucket.
-    pub(super) fn left_alone(&self, now_ns: u64) -> u64 {
-        let ahead = self.0[ALONE_UNTIL_NS].load(Relaxed).saturating_sub(now_ns);
-        let room = self.0[ALONE_REACH_NS].load(Relaxed).saturating_sub(ahead);
-        room.checked_div(self.0[ALONE_INTERVAL_NS].load(Relaxed))
-            .unwrap_or(0)
-    }
-
-    /// The time until the fallback bucket has units for a request; 0 if it has them.
-    pub(super) fn wait_alone_ns(&self, now_ns: u64, cost: u64) -> u64 {
-        let interval = self.0[ALONE_INTERVAL_NS].load(Relaxed);
-        let reach = self.0[ALONE_REACH_NS].load(Relaxed);
-        if interval == 0 {
-            // not set up: a moment ago the cell was another key's
-            return 1;
-        }
-        let until = self.0[ALONE_UNTIL_NS].load(Relaxed).max(now_ns);
-        let next = until.saturating_add(interval.saturating_mul(cost));
-        next.saturating_sub(now_ns).saturating_sub(reach)
-    }
-
-    /// Tokens admitted by the fallback bucket, and the deficit of the reference bucket.
-    pub(super) fn alone(&self, now_ns: u64) -> (u64, f64) {
-        let ahead = self.0[SHADOW_UNTIL_NS].load(Acquire).saturating_sub(now_ns);
-        let interval = self.0[SHADOW_INTERVAL_NS].load(Relaxed).max(1);
-        let admitted = self.0[ALONE_ADMITTED].load(Acquire);
-        (admitted, ahead as f64 / interval as f64)
-    }
-
-    /// Fallback debt was reported to Redis; reset the reference bucket to Redis's own deficit.
-    pub(super) fn settled_alone(&self, now_ns: u64, missing: f64) {
-        let interval = self.0[SHADOW_INTERVAL_NS].load(Relaxed) as f64;
-        let until = now_ns.saturating_add((missing.max(0.0) * interval) as u64);
-        self.0[SHADOW_UNTIL_NS].store(until, Relaxed);
-        self.0[ALONE_ADMITTED].store(0, Release);
-    }
-
-    /// Clears the cell.
-    fn clear(&self) {
-        self.0.iter().for_each(|word| word.store(0, Release));
-    }
-
-    fn take(&self, slot: usize, word: u64, tokens: u64) -> bool {
-        self.0[slot]
-            .compare_exchange(word, word - tokens, AcqRel, Acquire)
-            .is_ok()
-    }
-
-    fn put_back_slot(&self, slot: usize, deadline: u64, tokens: u64) {
-        let mut word = self.0[slot].load(Acquire);
-        while deadline != 0 && deadline_ms(word) == deadline {
-            let next = pack(((word & MAX_TOKENS) + tokens).min(MAX_TOKENS), deadline);
-            match self.0[slot].compare_exchange_weak(word, next, AcqRel, Acquire) {
-                Ok(_) => return,
-                Err(now) => word = now,
-            }
-        }
-    }
-
-    /// Whether this request is the one that asks for more.
-    fn is_low(&self, left: u64) -> bool {
-        let mark = self.0[LOW].load(Relaxed);
-        left < mark && self.0[LOW].swap(0, AcqRel) != 0
-    }
-}
-
-fn pack(tokens: u64, deadline_ms: u64) -> u64 {
-    deadline_ms << TOKEN_BITS | tokens
-}
-
-fn deadline_ms(word: u64) -> u64 {
-    word >> TOKEN_BITS
-}
-
-/// Unexpired tokens of a word.
-fn good(word: u64, now_ms: u64) -> u64 {
-    if deadline_ms(word) > now_ms {
-        word & MAX_TOKENS
-    } else {
-        0
-    }
-}
 
 /// All cells of a process.
 #[derive(Debug)]
@@ -617,142 +167,11 @@ fn zeroed(length: usize) -> Box<[AtomicU64]> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-
-    const SECOND: u64 = 1_000_000_000;
-
-    fn key_table() -> KeyTable {
-        KeyTable::new(64, 1)
-    }
-
-    /// A bucket of ten, refilled by one a second.
-    fn spend(cell: KeyCell<'_>, now_ns: u64, cost: u64) -> SpendOutcome {
-        let terms = LeaseTerms::new(
-            LeaseAlgorithm::Bucket,
-            10,
-            Duration::from_secs(10),
-            10,
-            true,
-        );
-        cell.spend(now_ns, cost, &terms)
-    }
+    use crate::limit::Key;
 
     fn tag(key: u128) -> Tag {
         Tag::new(Key(key << 64 | key), 0)
-    }
-
-    #[test]
-    fn older_tokens_are_spent_first_and_none_after_its_deadline() {
-        let key_table = key_table();
-        let cell = key_table.cell(key_table.claim(tag(7), 0).unwrap());
-        cell.bank(0, 20 * SECOND, 2);
-        cell.bank(1, 10 * SECOND, 2);
-        let taken = |spent| match spent {
-            SpendOutcome::Taken { tokens, .. } => tokens,
-            other => panic!("{other:?}"),
-        };
-        assert_eq!(taken(spend(cell, SECOND, 1)), [0, 1]);
-        assert_eq!(taken(spend(cell, SECOND, 2)), [1, 1], "from both");
-        assert_eq!(spend(cell, 20 * SECOND, 1), SpendOutcome::Nothing, "lapsed");
-        assert_eq!(cell.held(20 * SECOND), ([0, 0], [true, true]));
-    }
-
-    #[test]
-    fn tokens_of_a_refused_request_serve_the_next_one() {
-        let key_table = key_table();
-        let cell = key_table.cell(key_table.claim(tag(7), 0).unwrap());
-        cell.bank(0, 20 * SECOND, 1);
-        let SpendOutcome::Taken { tokens, .. } = spend(cell, SECOND, 1) else {
-            panic!("there was a token")
-        };
-        assert_eq!(spend(cell, SECOND, 1), SpendOutcome::Nothing);
-        cell.put_back(tokens);
-        assert!(matches!(spend(cell, SECOND, 1), SpendOutcome::Taken { .. }));
-    }
-
-    #[test]
-    fn one_request_only_says_that_the_hand_is_low() {
-        let key_table = key_table();
-        let cell = key_table.cell(key_table.claim(tag(7), 0).unwrap());
-        cell.bank(0, 20 * SECOND, 4);
-        cell.set_low(Some(2));
-        let says: Vec<bool> = (0..4)
-            .map(|_| {
-                matches!(
-                    spend(cell, SECOND, 1),
-                    SpendOutcome::Taken { is_low: true, .. }
-                )
-            })
-            .collect();
-        assert_eq!(says, [false, true, false, false]);
-    }
-
-    #[test]
-    fn a_refusal_is_remembered_to_its_end() {
-        let key_table = key_table();
-        let cell = key_table.cell(key_table.claim(tag(7), 0).unwrap());
-        let pause = |least| {
-            let until_ns = 5;
-            Some(Pause { until_ns, least })
-        };
-        cell.know(0, &Forecast::default(), pause(0));
-        assert_eq!(spend(cell, 4, 1), SpendOutcome::Refused { until_ns: 5 });
-        assert_eq!(spend(cell, 5, 1), SpendOutcome::Nothing);
-        cell.set_shard(3);
-        cell.know(0, &Forecast::default(), pause(7));
-        assert_eq!(
-            spend(cell, 4, 6),
-            SpendOutcome::Nothing,
-            "a cheaper one may fit"
-        );
-        assert_eq!(spend(cell, 4, 7), SpendOutcome::Refused { until_ns: 5 });
-        assert_eq!(cell.shard(), 3);
-    }
-
-    #[test]
-    fn a_request_is_refused_until_its_cost_has_filled_and_told_so() {
-        let key_table = key_table();
-        let cell = key_table.cell(key_table.claim(tag(7), 0).unwrap());
-        // three of ten are available, one a second refills
-        let forecast = Forecast {
-            told_ns: SECOND,
-            delay_ns: SECOND / 100,
-            state: 8 * SECOND,
-            ..Forecast::default()
-        };
-        cell.know(3, &forecast, None);
-        assert_eq!(cell.forecast(), forecast);
-        assert_eq!(spend(cell, SECOND, 3), SpendOutcome::Nothing);
-        let until_ns = 5 * SECOND;
-        assert_eq!(spend(cell, SECOND, 7), SpendOutcome::Refused { until_ns });
-        assert_eq!(spend(cell, 5 * SECOND, 7), SpendOutcome::Nothing);
-        cell.bank(0, 20 * SECOND, 2);
-        let until_ns = 3 * SECOND;
-        assert_eq!(spend(cell, SECOND, 7), SpendOutcome::Refused { until_ns });
-    }
-
-    #[test]
-    fn alone_it_spends_its_level_then_its_rate_and_owes_what_the_store_would_not_have_granted() {
-        let key_table = key_table();
-        let cell = key_table.cell(key_table.claim(tag(7), 0).unwrap());
-        let alone = FallbackBucket {
-            rate: 1e-9,
-            capacity: 5.0,
-            level: 3.0,
-            shadow_rate: 2e-9,
-            shadow_missing: 0.0,
-        };
-        cell.prepare_alone(SECOND, &alone);
-        let admitted = (0..10).filter(|_| cell.spend_alone(SECOND, 1).is_ok());
-        assert_eq!(admitted.count(), 3);
-        assert_eq!(cell.spend_alone(SECOND, 1), Err(SECOND), "one a second");
-        assert_eq!(cell.spend_alone(2 * SECOND, 1), Ok(()));
-        let (admitted, missing) = cell.alone(2 * SECOND);
-        assert_eq!(admitted, 4);
-        // 3 at the first second, of which 2 have refilled, and 1 at the second
-        assert!((missing - 2.0).abs() < 0.01, "{missing}");
     }
 
     #[test]
@@ -763,11 +182,11 @@ mod tests {
             .collect();
         assert_eq!(places.len(), 8);
         assert_eq!(key_table.claim(tag(9), 0), None);
-        key_table.cell(places[0]).bank(0, SECOND, 1);
+        key_table.cell(places[0]).bank(0, 1_000_000_000, 1);
         key_table.release(places[0], 0);
         assert_eq!(key_table.find(tag(1)), None);
         let place = key_table.claim(tag(9), 0).expect("room again");
-        assert_eq!(spend(key_table.cell(place), 1, 1), SpendOutcome::Nothing);
+        assert_eq!(key_table.cell(place).held(1), ([0, 0], [false, false]));
     }
 
     #[test]

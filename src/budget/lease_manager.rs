@@ -15,6 +15,7 @@
 //! Read `message` (the protocol with workers), then `leases` with `entry` (keys and their tokens),
 //! `slots` (keys with requests in flight), then `redis_clients` (calls and servers).
 
+mod config;
 mod entry;
 mod leases;
 mod message;
@@ -28,44 +29,18 @@ use std::{
 
 use tokio::{sync::mpsc, time::Instant};
 
-use super::{
-    Degraded,
-    key_table::KeyTable,
-    lease::LeaseAlgorithm,
-    redis::{Failure, RedisTarget, RedisTimeouts},
-};
-use crate::telemetry::handles::BudgetMetrics;
+use super::{key_table::CellNotice, lease::LeaseAlgorithm, redis::Failure};
 
 use leases::Leases;
 use redis_clients::{Event, EventKind, RedisClients};
 use slots::ConcurrencyLeases;
 
+pub(super) use config::{LeaseManagerConfig, PATIENCE, QUEUE};
 pub(super) use entry::alone;
 pub(super) use message::{
     Grant, KeeperOutcome, KeyReply, KeyRequest, LateKind, LateMessage, Message,
 };
-pub(super) use redis_clients::Loss;
 pub(super) use slots::most_alone;
-
-/// Most messages queued for the lease manager, and most events.
-pub(super) const QUEUE: usize = 16_384;
-/// A call stays in flight for this many timeouts; a later reply only returns what it grants.
-pub(super) const PATIENCE: u32 = 20;
-
-/// The arguments that start the lease manager.
-pub(super) struct LeaseManagerConfig {
-    pub(super) key_table: Arc<KeyTable>,
-    pub(super) degraded: Arc<Degraded>,
-    pub(super) target: RedisTarget,
-    pub(super) timeouts: RedisTimeouts,
-    pub(super) prefix: String,
-    pub(super) timeout: Duration,
-    pub(super) epoch: Instant,
-    pub(super) metrics: BudgetMetrics,
-    /// A name unique to this process.
-    pub(super) id: String,
-    pub(super) seed: u64,
-}
 
 pub(super) struct LeaseManager {
     clients: RedisClients,
@@ -74,18 +49,18 @@ pub(super) struct LeaseManager {
 }
 
 impl LeaseManager {
-    /// Runs until it is told to close or all workers' senders are dropped; `keeper` does not count.
+    /// Runs until it is told to close or all workers' senders of messages are dropped.
     /// `started` receives whether Redis answered the first time.
     pub(super) async fn run(
         config: LeaseManagerConfig,
-        manager: mpsc::WeakSender<Message>,
-        mut messages: mpsc::Receiver<Message>,
+        notices: mpsc::WeakSender<CellNotice>,
+        (mut messages, mut noticed): (mpsc::Receiver<Message>, mpsc::Receiver<CellNotice>),
         started: SyncSender<Result<(), Failure>>,
     ) {
         let (events, mut happened) = mpsc::channel(QUEUE);
         let mut manager = LeaseManager {
             leases: Leases::new(Arc::clone(&config.key_table)),
-            in_flight: ConcurrencyLeases::new(Arc::clone(&config.key_table), manager),
+            in_flight: ConcurrencyLeases::new(Arc::clone(&config.key_table), notices),
             clients: RedisClients::new(config, events),
         };
         // during an aborted start the receiver is gone
@@ -103,6 +78,7 @@ impl LeaseManager {
                     Some(message) => manager.hear(message),
                     None => return,
                 },
+                Some(notice) = noticed.recv() => manager.notice(notice),
                 // the wire holds a sender: there is always another event
                 Some(event) = happened.recv() => manager.happened(event),
                 () = tokio::time::sleep_until(wake) => manager.look_at_due(),
@@ -120,12 +96,6 @@ impl LeaseManager {
                 _ => leases.ask(clients, now_ns, question),
             },
             Message::Late(late) => leases.late(clients, now_ns, &late),
-            Message::Low(place, tag) if leases.has(place, tag) => {
-                leases.fill(clients, now_ns, place)
-            }
-            Message::Low(place, tag) if in_flight.has(place, tag) => {
-                in_flight.freed(clients, now_ns, place);
-            }
             Message::Return {
                 place,
                 tag,
@@ -138,10 +108,17 @@ impl LeaseManager {
                 leases.unslacked(place, tokens);
             }
             // the key was forgotten meanwhile
-            Message::Low(..)
-            | Message::Return { .. }
-            | Message::Unslacked { .. }
-            | Message::Close(_) => {}
+            Message::Return { .. } | Message::Unslacked { .. } | Message::Close(_) => {}
+        }
+    }
+
+    fn notice(&mut self, CellNotice { place, tag }: CellNotice) {
+        let now_ns = self.clients.now_ns();
+        // otherwise the key was forgotten meanwhile
+        if self.leases.has(place, tag) {
+            self.leases.fill(&mut self.clients, now_ns, place);
+        } else if self.in_flight.has(place, tag) {
+            self.in_flight.freed(&mut self.clients, now_ns, place);
         }
     }
 
@@ -157,6 +134,7 @@ impl LeaseManager {
             }
             EventKind::Ended(Ok(reply)) => {
                 clients.answered(now_ns, &event);
+                clients.look_at_run(event.shard);
                 leases.replied(clients, now_ns, &event, &reply);
                 in_flight.replied(clients, now_ns, &event, &reply);
             }
@@ -167,6 +145,7 @@ impl LeaseManager {
             }
             EventKind::Late(reply) => {
                 clients.answered_late(now_ns, &event);
+                clients.look_at_run(event.shard);
                 leases.replied(clients, now_ns, &event, &reply);
                 in_flight.replied(clients, now_ns, &event, &reply);
             }

@@ -27,9 +27,11 @@ pub mod lease;
 mod override_sync;
 mod breaker;
 mod cluster;
+mod degraded;
 mod key_table;
 mod slot_lease;
 mod lease_manager;
+mod loss;
 mod redis;
 mod settings;
 mod slack;
@@ -37,7 +39,7 @@ mod spend;
 
 use std::{
     io,
-    sync::{Arc, atomic::AtomicBool, mpsc::sync_channel},
+    sync::{Arc, mpsc::sync_channel},
     thread,
     time::Duration,
 };
@@ -50,8 +52,8 @@ pub use redis::{RedisServer, RedisTarget, RedisTls};
 pub use settings::{FAILURES, LOSSES, RedisSettings, SharedKeyName, SharedLimit, Sync, WhenDown};
 pub use spend::{Decided, DecisionSource, LateCharge, SharedClaim, Unavailable};
 
-use cluster::MAX_SHARDS;
-use key_table::KeyTable;
+use degraded::Degraded;
+use key_table::{CellNotice, KeyTable};
 use lease::LeaseAlgorithm;
 use lease_manager::{LeaseManager, LeaseManagerConfig, Message, PATIENCE, QUEUE};
 use redis::RedisTimeouts;
@@ -63,6 +65,7 @@ use crate::telemetry::handles::BudgetMetrics;
 pub struct Budget {
     key_table: Arc<KeyTable>,
     manager: mpsc::Sender<Message>,
+    notices: mpsc::Sender<CellNotice>,
     degraded: Arc<Degraded>,
     override_sync: OverrideSync,
     wait: Duration,
@@ -72,22 +75,6 @@ impl Budget {
     /// The hash through which gateways share runtime overrides.
     pub fn override_sync(&self) -> &OverrideSync {
         &self.override_sync
-    }
-}
-
-/// Which servers are down at the moment. Written by the lease manager, read by workers.
-#[derive(Debug)]
-struct Degraded {
-    all: AtomicBool,
-    servers: [AtomicBool; MAX_SHARDS],
-}
-
-impl Default for Degraded {
-    fn default() -> Degraded {
-        Degraded {
-            all: AtomicBool::new(false),
-            servers: [const { AtomicBool::new(false) }; MAX_SHARDS],
-        }
     }
 }
 
@@ -133,7 +120,8 @@ pub fn start(
         prefix: settings.key_prefix.clone(),
         reader,
     };
-    let own = manager.downgrade();
+    let (notices, noticed) = mpsc::channel(QUEUE);
+    let own = notices.downgrade();
     let target = settings.target.clone();
     let (hands_of, degraded_of) = (Arc::clone(&key_table), Arc::clone(&degraded));
     let (prefix, timeout) = (settings.key_prefix.clone(), settings.timeout);
@@ -157,7 +145,7 @@ pub fn start(
         };
         runtime.block_on(async {
             tokio::task::spawn_local(override_sync::serve(reading, posts));
-            LeaseManager::run(config, own, messages, started).await;
+            LeaseManager::run(config, own, (messages, noticed), started).await;
         });
     };
     let thread = thread::Builder::new().name("budget".into()).spawn(work)?;
@@ -170,6 +158,7 @@ pub fn start(
     let budget = Budget {
         key_table,
         manager: manager.clone(),
+        notices,
         degraded,
         override_sync,
         wait: settings.timeout,

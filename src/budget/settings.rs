@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     lease::{LeaseAlgorithm, LeaseTerms},
+    loss::Loss,
     redis::{Failure, RedisTarget},
 };
 use crate::{limit::Key, telemetry::handles::LeaseMetrics};
@@ -75,7 +76,7 @@ pub const FAILURES: [&str; Failure::ALL.len()] = {
 };
 
 /// Labels of the metric for lost data.
-pub const LOSSES: [&str; 3] = super::lease_manager::Loss::LABELS;
+pub const LOSSES: [&str; 3] = Loss::LABELS;
 
 /// A limit that gateways share.
 #[derive(Debug)]

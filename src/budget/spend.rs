@@ -8,7 +8,7 @@ use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     Budget,
-    key_table::{KeyCell, NoSlot, SlotGuard, SpendOutcome, Tag},
+    key_table::{CellNotice, KeyCell, NoSlot, SlotGuard, SpendOutcome, Tag},
     lease::{self, LeaseAlgorithm},
     lease_manager::{Grant, KeeperOutcome, KeyReply, KeyRequest, Message},
     settings::{SharedKeyName, SharedLimit, WhenDown},
@@ -230,7 +230,7 @@ impl Budget {
                 if is_low {
                     // if the lease manager's queue is full, the next request without tokens
                     // notifies it
-                    let _ = self.manager.try_send(Message::Low(place, tag));
+                    let _ = self.notices.try_send(CellNotice { place, tag });
                 }
                 ClaimState::Tokens(tokens)
             }
@@ -280,7 +280,7 @@ impl Budget {
 
     /// Guards taken slots for as long as the request holds them.
     fn lend(&self, claim: &SharedClaim<'_>, place: usize, alone: bool) -> SlotGuard {
-        let at = (&self.key_table, &self.manager);
+        let at = (&self.key_table, &self.notices);
         SlotGuard::new(at, (place, claim.tag()), claim.cost, alone)
     }
 
@@ -500,7 +500,7 @@ mod tests {
     use super::*;
     use crate::{
         budget::{
-            Degraded,
+            degraded::Degraded,
             key_table::KeyTable,
             lease::{Forecast, LeaseTerms, Pause},
         },
@@ -518,6 +518,7 @@ mod tests {
         let budget = Budget {
             key_table: Arc::new(KeyTable::new(64, 1)),
             manager,
+            notices: mpsc::channel(8).0,
             degraded: Arc::<Degraded>::default(),
             override_sync: crate::budget::OverrideSync::new().0,
             wait: Duration::from_secs(1),
@@ -593,7 +594,7 @@ mod tests {
             let Ok(Message::Ask(question)) = messages.try_recv() else {
                 panic!("it asks")
             };
-            let at = (&budget.key_table, &budget.manager);
+            let at = (&budget.key_table, &budget.notices);
             let slot_guard = SlotGuard::new(at, (place, question.tag), 1, false);
             let word = KeeperOutcome::Lent(slot_guard);
             assert!(question.answer.send(KeyReply { place, word }).is_ok());

@@ -1,21 +1,15 @@
 //! This gateway's slots of one key: free ones for the next request, and those that requests hold.
 //!
 //! No slot is lent twice: a free slot is taken by compare-and-swap, and dropping the request's
-//! [`SlotGuard`] returns it however the request ended. Free slots may be taken until shortly before the
+//! `SlotGuard` returns it however the request ended. Free slots may be taken until shortly before the
 //! lease manager's last declaration expires.
 
-use std::sync::{
-    Arc,
-    atomic::{
-        AtomicU64,
-        Ordering::{AcqRel, Acquire, Relaxed, Release},
-    },
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
-use tokio::sync::mpsc;
-
-use super::{KeyTable, REFUSE_UNTIL_NS, REFUSED, Tag, WORDS};
-use crate::budget::lease_manager::Message;
+use super::cell::{REFUSE_UNTIL_NS, REFUSED, WORDS};
 
 /// The words of one cell of slots. All zero means no slots and no knowledge.
 #[derive(Clone, Copy, Debug)]
@@ -129,7 +123,7 @@ impl SlotCell<'_> {
         self.0[LISTENS].store(1, Release);
     }
 
-    fn come_back(&self, cost: u64, alone: bool) -> bool {
+    pub(super) fn come_back(&self, cost: u64, alone: bool) -> bool {
         let less = |used: u64| Some(used.saturating_sub(cost));
         if alone {
             // the update always returns a value
@@ -141,50 +135,13 @@ impl SlotCell<'_> {
     }
 }
 
-/// Slots that an admitted request holds. Dropping it returns them.
-#[derive(Debug)]
-pub struct SlotGuard {
-    key_table: Arc<KeyTable>,
-    manager: mpsc::Sender<Message>,
-    place: usize,
-    tag: Tag,
-    cost: u64,
-    alone: bool,
-}
-
-impl SlotGuard {
-    /// Guards slots just taken from this cell; `alone` if they were taken without a grant.
-    pub(in crate::budget) fn new(
-        (key_table, manager): (&Arc<KeyTable>, &mpsc::Sender<Message>),
-        (place, tag): (usize, Tag),
-        cost: u64,
-        alone: bool,
-    ) -> SlotGuard {
-        SlotGuard {
-            key_table: Arc::clone(key_table),
-            manager: manager.clone(),
-            place,
-            tag,
-            cost,
-            alone,
-        }
-    }
-}
-
-impl Drop for SlotGuard {
-    fn drop(&mut self) {
-        let slots = self.key_table.slots(self.place);
-        if slots.come_back(self.cost, self.alone) {
-            // if the lease manager's queue is full, its next declaration finds out
-            let _ = self.manager.try_send(Message::Low(self.place, self.tag));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limit::Key;
+    use crate::{
+        budget::key_table::{KeyTable, Tag},
+        limit::Key,
+    };
 
     fn with<T>(check: impl Fn(SlotCell<'_>) -> T) -> T {
         let key_table = KeyTable::new(64, 1);

@@ -15,8 +15,6 @@ use crate::budget::{
 pub(in crate::budget) enum Message {
     /// A request waits for tokens.
     Ask(KeyRequest),
-    /// A cell needs a refill, or a slot was returned to it.
-    Low(usize, Tag),
     /// Units of a strict limit were granted by this call and not used.
     Return {
         place: usize,

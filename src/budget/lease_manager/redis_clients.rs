@@ -15,20 +15,18 @@ use std::{
 
 use tokio::{sync::mpsc, time::Instant};
 
-use super::{LeaseManagerConfig, PATIENCE};
+use super::config::{LeaseManagerConfig, PATIENCE};
 use crate::{
     budget::{
-        Degraded,
         breaker::{Allowed, Breaker},
         cluster::ClusterServers,
+        degraded::Degraded,
         key_table::Tag,
         lease::{self, LeaseAlgorithm},
         redis::{Failure, Script, ScriptCall, reply},
     },
     telemetry::{handles::BudgetMetrics, log::Throttle},
 };
-
-pub(in crate::budget) use losses::Loss;
 
 /// The outcome of a call, or of a check of a server.
 pub(super) struct Event {
@@ -384,7 +382,6 @@ impl RedisClients {
     pub(super) fn answered(&mut self, now_ns: u64, event: &Event) {
         // a redirect may have led to a new server
         self.meet_servers();
-        self.look_at_run(event.shard);
         let is_late = self.is_late(now_ns, event);
         let taken_ns = now_ns.saturating_sub(event.sent_ns);
         let timeout_ns = self.timeout_ns();
@@ -405,7 +402,6 @@ impl RedisClients {
     /// An abandoned call was answered.
     pub(super) fn answered_late(&mut self, now_ns: u64, event: &Event) {
         self.meet_servers();
-        self.look_at_run(event.shard);
         self.shards[event.shard].answered_ns = now_ns;
     }
 

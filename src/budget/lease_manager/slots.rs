@@ -12,11 +12,11 @@ use tokio::sync::mpsc::{Sender, WeakSender};
 
 use super::{
     entry::CallInFlight,
-    message::{KeeperOutcome, KeyRequest, Message, Waiter},
+    message::{KeeperOutcome, KeyRequest, Waiter},
     redis_clients::{CallSubject, Event, RedisClients},
 };
 use crate::budget::{
-    key_table::{KeyTable, SlotGuard, Tag},
+    key_table::{CellNotice, KeyTable, SlotGuard, Tag},
     lease::{self, LeaseTerms},
     settings::{SharedKeyName, SharedLimit, WhenDown},
     slot_lease::{LIFE_NS, SlotLease},
@@ -47,16 +47,19 @@ pub(super) struct ConcurrencyLeases {
     key_table: Arc<KeyTable>,
     /// For notifications of returned slots; weak, so that the lease manager stops when all workers'
     /// senders are gone.
-    manager: WeakSender<Message>,
+    notices: WeakSender<CellNotice>,
     entries: HashMap<usize, SlotEntry>,
     looks: BinaryHeap<Reverse<(u64, usize)>>,
 }
 
 impl ConcurrencyLeases {
-    pub(super) fn new(key_table: Arc<KeyTable>, manager: WeakSender<Message>) -> ConcurrencyLeases {
+    pub(super) fn new(
+        key_table: Arc<KeyTable>,
+        notices: WeakSender<CellNotice>,
+    ) -> ConcurrencyLeases {
         ConcurrencyLeases {
             key_table,
-            manager,
+            notices,
             entries: HashMap::new(),
             looks: BinaryHeap::new(),
         }
@@ -70,7 +73,7 @@ impl ConcurrencyLeases {
 
     /// A request that found no free slot in the cell.
     pub(super) fn ask(&mut self, clients: &mut RedisClients, now_ns: u64, question: KeyRequest) {
-        let Some(manager) = self.manager.upgrade() else {
+        let Some(notices) = self.notices.upgrade() else {
             return;
         };
         let place = self.entry_of(clients, now_ns, &question);
@@ -88,7 +91,7 @@ impl ConcurrencyLeases {
             .take(now_ns, waiter.cost)
             .is_ok()
         {
-            entry.lend(waiter, place, &self.key_table, &manager);
+            entry.lend(waiter, place, &self.key_table, &notices);
         } else if now_ns < entry.refuse_until_ns {
             waiter.tell(place, KeeperOutcome::Refused);
         } else if clients.is_open(entry.shard) {
@@ -222,7 +225,7 @@ impl ConcurrencyLeases {
     ) {
         let (jitter, gateways) = (clients.jitter(), clients.gateways());
         let key_table = Arc::clone(&self.key_table);
-        let manager = self.manager.upgrade();
+        let notices = self.notices.upgrade();
         let slots = key_table.slots(event.place);
         let Some(entry) = self.entry_about(event) else {
             return;
@@ -252,10 +255,10 @@ impl ConcurrencyLeases {
         let asked = flight.map(|flight| flight.waiters).unwrap_or_default();
         let mut rest = VecDeque::new();
         for waiter in asked {
-            match &manager {
-                Some(manager) if waiter.cost <= whole.min(granted) => {
+            match &notices {
+                Some(notices) if waiter.cost <= whole.min(granted) => {
                     (whole, granted) = (whole - waiter.cost, granted - waiter.cost);
-                    entry.lend(waiter, event.place, &key_table, manager);
+                    entry.lend(waiter, event.place, &key_table, notices);
                 }
                 _ => rest.push_back((waiter, true)),
             }
@@ -266,8 +269,8 @@ impl ConcurrencyLeases {
             let is_free = slots.take(now_ns, waiter.cost).is_ok();
             // for a strict limit only the store knows which slots were returned
             let may_fit = !terms.ahead || waiter.cost <= reply.pool;
-            match (&manager, is_free) {
-                (Some(manager), true) => entry.lend(waiter, event.place, &key_table, manager),
+            match (&notices, is_free) {
+                (Some(notices), true) => entry.lend(waiter, event.place, &key_table, notices),
                 (_, false) if !was_asked && may_fit => entry.queue.push_back(waiter),
                 _ => _ = waiter.tell(event.place, KeeperOutcome::Refused),
             }
@@ -433,10 +436,10 @@ impl SlotEntry {
         waiter: Waiter,
         place: usize,
         key_table: &Arc<KeyTable>,
-        manager: &Sender<Message>,
+        notices: &Sender<CellNotice>,
     ) {
         let slot_guard =
-            SlotGuard::new((key_table, manager), (place, self.tag), waiter.cost, false);
+            SlotGuard::new((key_table, notices), (place, self.tag), waiter.cost, false);
         waiter.tell(place, KeeperOutcome::Lent(slot_guard));
     }
 

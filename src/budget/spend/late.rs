@@ -9,7 +9,7 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 use super::{Budget, ClaimState, DecisionSource, SharedClaim, Taken, Unavailable};
 use crate::{
     budget::{
-        key_table::{KeyCell, SpendOutcome},
+        key_table::{CellNotice, KeyCell, SpendOutcome},
         lease::LeaseAlgorithm,
         lease_manager::{LateKind, LateMessage, Message},
         settings::{SharedKeyName, WhenDown},
@@ -115,7 +115,7 @@ impl Budget {
                 if is_low {
                     // if the lease manager's queue is full, the next request without tokens
                     // notifies it
-                    let _ = self.manager.try_send(Message::Low(place, tag));
+                    let _ = self.notices.try_send(CellNotice { place, tag });
                 }
                 claim.cost.saturating_sub(tokens.iter().sum())
             }

@@ -6,30 +6,7 @@ use std::rc::Rc;
 use redis::Value;
 
 use super::{Event, EventKind, GONE_MS, RedisClients};
-use crate::budget::{redis::ScriptCall, settings::SharedLimit};
-
-/// How Redis lost data, as a metric's label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::budget) enum Loss {
-    /// Another run of a server answers, or another server: its data may be old or empty.
-    Restarted,
-    /// A server has forgotten this gateway: it was emptied.
-    Emptied,
-    /// The state of one key was missing or older than known.
-    Key,
-}
-
-impl Loss {
-    pub(in crate::budget) const LABELS: [&str; 3] = ["restarted", "emptied", "key"];
-
-    fn label(self) -> &'static str {
-        match self {
-            Loss::Restarted => "restarted",
-            Loss::Emptied => "emptied",
-            Loss::Key => "key",
-        }
-    }
-}
+use crate::budget::{loss::Loss, redis::ScriptCall, settings::SharedLimit};
 
 impl RedisClients {
     /// Sends a heartbeat or a goodbye, and learns the number of gateways. It goes to the server
@@ -111,8 +88,8 @@ impl RedisClients {
         }
     }
 
-    /// Records which run of a server answers.
-    pub(super) fn look_at_run(&mut self, shard: usize) {
+    /// Records which run of a server answers: call it after each answer.
+    pub(in crate::budget::lease_manager) fn look_at_run(&mut self, shard: usize) {
         let run = self.servers.link(shard).run();
         let before = self.shards[shard].run;
         if run == before || run == 0 {
