@@ -419,6 +419,6 @@ fn across(before: &Rule, after: &Rule, history: &[Record], (begun, over): Span) 
         });
         spent.retain(|record| record.start >= asked || record.verdict != Verdict::Refused);
     }
-    faults.extend(shown(after, &spent, judge_refused(after, &spent)));
+    faults.extend(shown(after, &spent, judge_refused(after, &spent, history)));
     faults
 }

@@ -258,7 +258,7 @@ const FINEST_CELL: Time = 256;
 pub fn judge(rule: &Rule, history: &[Record]) -> Vec<Fault> {
     in_cells(rule, &|rule| {
         let mut faults: Vec<Fault> = beyond::beyond(rule, history).into_iter().collect();
-        faults.extend(refused::refused(rule, history));
+        faults.extend(refused::refused(rule, history, history));
         faults
     })
 }
@@ -270,9 +270,10 @@ pub fn judge_admitted(rule: &Rule, history: &[Record]) -> Vec<Fault> {
     })
 }
 
-/// Only rejections: for a history with charges that the limit did not make.
-pub fn judge_refused(rule: &Rule, history: &[Record]) -> Vec<Fault> {
-    in_cells(rule, &|rule| refused::refused(rule, history))
+/// Only rejections: for a history with charges that the limit did not make. `calls` are all requests
+/// whose calls to Redis a gateway may remember.
+pub fn judge_refused(rule: &Rule, history: &[Record], calls: &[Record]) -> Vec<Fault> {
+    in_cells(rule, &|rule| refused::refused(rule, history, calls))
 }
 
 /// The faults under the boundaries that explain the history best.

@@ -9,8 +9,9 @@
 
 use super::{Counting, Fault, Record, Rule, SECOND, Time};
 
-/// Wrong rejections and wrong waits.
-pub fn refused(rule: &Rule, history: &[Record]) -> Vec<Fault> {
+/// Wrong rejections and wrong waits. `calls` are all requests whose calls to Redis a gateway may
+/// remember.
+pub fn refused(rule: &Rule, history: &[Record], calls: &[Record]) -> Vec<Fault> {
     let mut refused: Vec<usize> = (0..history.len())
         .filter(|&index| history[index].verdict == super::Verdict::Refused)
         .filter(|&index| history[index].cost <= rule.capacity())
@@ -18,7 +19,7 @@ pub fn refused(rule: &Rule, history: &[Record]) -> Vec<Fault> {
     refused.sort_unstable_by_key(|&index| history[index].start);
     let charges = Charges::of(history);
     let mut bucket = BucketSweep::new(rule, &charges);
-    let calls = longest_calls(history);
+    let calls = longest_calls(calls);
     let mut faults = Vec::new();
     for &index in &refused {
         let record = &history[index];
@@ -50,9 +51,9 @@ pub fn refused(rule: &Rule, history: &[Record]) -> Vec<Fault> {
 
 /// The duration of each gateway's longest request. A gateway may answer from a Redis reply that
 /// took some time to reach it.
-fn longest_calls(history: &[Record]) -> [Time; 256] {
+fn longest_calls(calls: &[Record]) -> [Time; 256] {
     let mut longest = [0; 256];
-    for record in history {
+    for record in calls {
         let known = &mut longest[usize::from(record.gateway)];
         *known = (record.end - record.start).max(*known);
     }
