@@ -106,7 +106,7 @@ fn screen(text: &mut String, now: &Value, before: &Value, time: Duration) {
             word(&limit["scope"]),
             of("admitted") + of("delayed"),
             of("rejected"),
-            limit["keys"],
+            limit["keys"].to_string(),
             quotas(limit),
         );
     }

@@ -593,6 +593,13 @@ fn top_shows_what_happens_and_to_whom() {
     ] {
         assert!(shown.stdout.contains(part), "{part}: {shown}");
     }
+    // the number of keys stands below its heading
+    let mut lines = shown.stdout.lines();
+    let heading = lines.find(|line| line.starts_with("LIMIT")).unwrap_or("");
+    let row = lines.next().unwrap_or("");
+    let (before, _) = heading.split_once("  QUOTA").unwrap_or(("", ""));
+    assert!(row[before.len()..].starts_with("  "), "{shown}");
+
     let refused = top(&[]);
     assert!(
         refused.code == Some(1) && refused.stderr.contains("--token-file"),
