@@ -13,7 +13,7 @@
 //! - `<!-- test: run COMMAND -->`: a command that readers do not need, for example to start a server for the page.
 //! - `<!-- test: stop NAME -->`: interrupts the background command NAME, which must end with 0.
 //! - before a block: `skip REASON`, `needs PROGRAM` (skipped without it), `file NAME` (a file without a title), `fragment` (part
-//!   of a configuration), `error CODE`, `exit STATUS`, `background NAME` (waits for the output below it), `repeat` (until the
+//!   of a configuration), `error CODE`, `warning CODE`, `exit STATUS`, `background NAME` (waits for the output below it), `repeat` (until the
 //!   output below it appears).
 
 mod expected;
@@ -101,6 +101,19 @@ guides! {
     the_index: "docs/index.md",
     the_first_limit: "docs/tutorial/first-limit.md",
     two_gateways: "docs/tutorial/two-gateways.md",
+    behind_a_load_balancer: "docs/how-to/behind-a-load-balancer.md",
+    shadow_to_enforce: "docs/how-to/shadow-to-enforce.md",
+    plans_and_overrides: "docs/how-to/plans-and-overrides.md",
+    protect_a_login: "docs/how-to/protect-a-login.md",
+    api_keys: "docs/how-to/api-keys.md",
+    jwt: "docs/how-to/jwt.md",
+    redis_ha: "docs/how-to/redis-ha.md",
+    tls: "docs/how-to/tls.md",
+    systemd: "docs/how-to/systemd.md",
+    containers: "docs/how-to/containers.md",
+    monitoring: "docs/how-to/monitoring.md",
+    at_3_am: "docs/how-to/at-3-am.md",
+    honour_a_429: "docs/how-to/honour-a-429.md",
 }
 
 #[test]

@@ -18,7 +18,7 @@ const PAGES: &[&str] = &[
     "bench/README.md",
     "load/README.md",
 ];
-const FOLDERS: &[&str] = &["docs", "docs/decisions", "docs/tutorial"];
+const FOLDERS: &[&str] = &["docs", "docs/decisions", "docs/how-to", "docs/tutorial"];
 
 /// Name and text of every page.
 fn pages() -> Vec<(String, String)> {

@@ -1,7 +1,7 @@
 //! The language rules of the documentation that a machine can check: the length of sentences and lines, words that have a
 //! better replacement, sentences with a "what" or "who" clause as their subject, and tables without an introduction.
 //!
-//! Code blocks, code spans, link targets and HTML comments are not prose. A table row is exempt from the line length, and a
+//! Code blocks, code spans, link targets and their definitions, and HTML comments are not prose. A table row is exempt from the line length, and a
 //! semicolon ends a sentence in it. `<!-- prose: allow long -->` above a block exempts its sentences from the word limit.
 
 use std::fmt;
@@ -113,6 +113,9 @@ impl Page {
             }
             fenced ^= fence;
             if code || trimmed.is_empty() {
+                continue;
+            }
+            if trimmed.starts_with('[') && trimmed.contains("]: http") {
                 continue;
             }
             if comment {
@@ -370,6 +373,10 @@ fn each_kind_of_fault_is_found() {
     );
     assert_eq!(
         found(&format!("<https://example.com/{}>", "a".repeat(90))),
+        []
+    );
+    assert_eq!(
+        found(&format!("[name]: https://example.com/{}", "a".repeat(90))),
         []
     );
     assert_eq!(found("# Title\n\n| a |\n|---|\n| b |").len(), 1);

@@ -13,6 +13,7 @@ pub(super) enum Instruction {
     File(String),
     Fragment,
     Error(String),
+    Warning(String),
     Exit(i32),
     Background(String),
     Repeat,
@@ -112,6 +113,7 @@ fn instruction(verb: &str, rest: &str) -> Option<Instruction> {
         "file" => Instruction::File(text),
         "fragment" => Instruction::Fragment,
         "error" => Instruction::Error(text),
+        "warning" => Instruction::Warning(text),
         "exit" => Instruction::Exit(rest.parse().ok()?),
         "background" => Instruction::Background(text),
         "repeat" => Instruction::Repeat,
@@ -212,10 +214,14 @@ impl Block {
             .instructions
             .iter()
             .find_map(|instruction| match instruction {
-                Instruction::Error(code) => Some(code.as_str()),
+                Instruction::Error(code) => Some((1, code.as_str())),
+                Instruction::Warning(code) => Some((0, code.as_str())),
                 _ => None,
             });
-        shell.check(&text, code)
+        match file {
+            Some(file) if !fragment => shell.check(file, &text, code),
+            _ => shell.check(".checked.toml", &text, code),
+        }
     }
 
     fn run(&self, shell: &mut Shell) -> Result<(), String> {

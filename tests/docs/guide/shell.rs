@@ -8,7 +8,10 @@ use std::{
     os::unix::{fs::PermissionsExt, process::CommandExt},
     path::Path,
     process::{self, Child, ChildStdin, ChildStdout, Stdio},
-    sync::atomic::{AtomicU16, Ordering},
+    sync::{
+        atomic::{AtomicU16, Ordering},
+        mpsc,
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -27,7 +30,7 @@ const END: &str = "\u{1}end ";
 
 pub(super) struct Shell {
     folder: TempDir,
-    environment: [(&'static str, String); 3],
+    environment: [(&'static str, String); 2],
     bash: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
@@ -61,7 +64,8 @@ fn wrapper(listen: &str, admin: &str) -> String {
     format!(
         r#"#!/usr/bin/env bash
 case " $* " in
-*" --print-config"*) ;;
+" top "* | " healthcheck "* | " explain --request-id "* | " explain "*" --request-id "*)
+  export TIDEGATE_ADMIN=http://127.0.0.1:{admin} ;;
 " run --to "* | " run "*" --to "*)
   case " $* " in *" --listen "*) ;; *) set -- "$@" --listen 127.0.0.1:{listen} ;; esac
   case " $* " in *" --admin "*) ;; *) set -- "$@" --admin 127.0.0.1:{admin} ;; esac ;;
@@ -92,7 +96,6 @@ impl Shell {
         let environment = [
             ("PATH", format!("{}:{path}", programs.display())),
             ("CURL_HOME", programs.display().to_string()),
-            ("TIDEGATE_ADMIN", format!("http://127.0.0.1:{admin}")),
         ];
         let mut bash = command(folder.path(), &environment)
             .stdin(Stdio::piped())
@@ -120,12 +123,17 @@ impl Shell {
             .map_err(|error| format!("{name}: {error}"))
     }
 
-    /// `tidegate check` accepts the text without a warning, or rejects it with this code.
-    pub(super) fn check(&mut self, text: &str, code: Option<&str>) -> Result<(), String> {
-        self.write(".checked.toml", text)?;
-        let (status, output) = self.execute("tidegate check .checked.toml")?;
+    /// `tidegate check` accepts the text without a warning, or ends with this status and reports this code.
+    pub(super) fn check(
+        &mut self,
+        file: &str,
+        text: &str,
+        code: Option<(i32, &str)>,
+    ) -> Result<(), String> {
+        self.write(file, text)?;
+        let (status, output) = self.execute(&format!("tidegate check {file}"))?;
         let accepted = match code {
-            Some(code) => status == 1 && output.contains(code),
+            Some((expected, code)) => status == expected && output.contains(code),
             None => status == 0 && !output.contains("warning"),
         };
         if accepted {
@@ -200,7 +208,7 @@ impl Shell {
             .background
             .remove(name)
             .ok_or(format!("{name} does not run"))?;
-        signal(&child, Signal::INT);
+        signal(child.id(), Signal::INT);
         let status = child.wait().map_err(|error| error.to_string())?;
         if status.success() {
             Ok(())
@@ -217,11 +225,31 @@ impl Shell {
             "{{ {command}\n}} </dev/null\nprintf '\\n{END}%s\\n' $?"
         )
         .map_err(lost)?;
+        let (ended, still_running) = mpsc::channel::<()>();
+        let group = self.bash.id();
+        // a command that does not end is killed with the shell, which ends its output
+        let watchdog = thread::spawn(move || {
+            let waited = still_running.recv_timeout(PATIENCE);
+            if waited == Err(mpsc::RecvTimeoutError::Timeout) {
+                signal(group, Signal::KILL);
+            }
+        });
+        let outcome = self.read_output();
+        drop(ended);
+        watchdog.join().map_err(|_| "the watchdog failed")?;
+        outcome
+    }
+
+    /// The output up to [`END`], and the status behind it.
+    fn read_output(&mut self) -> Result<(i32, String), String> {
         let mut output = String::new();
         loop {
             let mut line = String::new();
-            if self.output.read_line(&mut line).map_err(lost)? == 0 {
-                return Err(format!("the command ended the shell:\n{output}"));
+            let read = self.output.read_line(&mut line);
+            if read.map_err(|error| format!("the shell is lost: {error}"))? == 0 {
+                return Err(format!(
+                    "the command did not end, or ended the shell:\n{output}"
+                ));
             }
             if let Some(status) = line.strip_prefix(END) {
                 // the line end before the mark is not part of the output
@@ -249,7 +277,7 @@ impl Shell {
 impl Drop for Shell {
     fn drop(&mut self) {
         for child in self.background.values_mut().chain([&mut self.bash]) {
-            signal(child, Signal::KILL);
+            signal(child.id(), Signal::KILL);
             let _ = child.wait();
         }
     }
@@ -275,8 +303,8 @@ fn command(folder: &Path, environment: &[(&str, String)]) -> process::Command {
 }
 
 /// Signals a command and all that it started.
-fn signal(child: &Child, signal: Signal) {
-    let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+fn signal(group: u32, signal: Signal) {
+    let group = i32::try_from(group).ok().and_then(Pid::from_raw);
     if let Some(group) = group {
         let _ = kill_process_group(group, signal);
     }
