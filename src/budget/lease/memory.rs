@@ -29,8 +29,8 @@ pub(super) struct ReplyMemory {
     until_ns: u64,
     /// Log: this gateway's grants, oldest first.
     entries: VecDeque<LogEntry>,
-    /// The log has lost them and needs a report.
-    tells: bool,
+    /// The log has lost them and needs a report: since then.
+    lost_ns: Option<u64>,
 }
 
 /// Units that one call added to a log.
@@ -87,11 +87,12 @@ impl ReplyMemory {
         };
         let lives_ns = lives_us.saturating_mul(1000).saturating_sub(MARGIN_NS);
         self.until_ns = sent_ns.saturating_add(lives_ns);
-        if self.tells && !is_lost {
-            self.tells = false;
+        // a call that was sent before the loss was noticed did not report them
+        if self.lost_ns.is_some_and(|lost_ns| lost_ns <= sent_ns) {
+            self.lost_ns = None;
         }
         if is_lost && !self.entries.is_empty() {
-            self.tells = true;
+            self.lost_ns = Some(now_ns);
         }
         (self.incarnation, self.window) = (reply.incarnation, reply.generation);
         (self.at_ns, self.sent_ns) = (now_ns, sent_ns);
@@ -164,7 +165,7 @@ impl ReplyMemory {
                     .iter()
                     .filter(|entry| entry.units > 0 && age_us(entry.at_ns) < terms.span_us);
                 let units: f64 = kept.clone().map(|entry| f64::from(entry.units)).sum();
-                if self.tells {
+                if self.tells() {
                     entries.extend(kept.map(|it| (it.call, it.units, age_us(it.at_ns))));
                 }
                 [units, 0.0]
@@ -182,7 +183,7 @@ impl ReplyMemory {
 
     /// Whether to report to the log at once.
     pub(super) fn tells(&self) -> bool {
-        self.tells
+        self.lost_ns.is_some()
     }
 
     /// Whether a store that forgot the key now would need a report.

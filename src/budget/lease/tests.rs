@@ -296,7 +296,7 @@ fn after_a_loss_the_store_learns_what_is_still_out_and_a_log_its_entries() {
     assert_eq!((call.memory.spent, call.memory.entries.len()), (3.0, 0));
     let granted = lease.replied(
         SECOND,
-        SECOND,
+        SECOND - MS,
         &terms,
         (&Reply { pool: 0, ..another }, None),
         (MS, 0.5),
@@ -304,6 +304,15 @@ fn after_a_loss_the_store_learns_what_is_still_out_and_a_log_its_entries() {
     assert_eq!(
         granted.pause, None,
         "it first receives the entries, then is asked again"
+    );
+    assert!(lease.has_news());
+    // a call that was overdue when the loss was noticed reported nothing
+    lease.replied(
+        SECOND + MS,
+        SECOND - MS / 2,
+        &terms,
+        (&Reply { pool: 0, ..another }, None),
+        (MS, 0.5),
     );
     assert!(lease.has_news());
     let call = lease.call(2 * SECOND, &terms, horizon, [0, 0], CallReason::default());
