@@ -4,20 +4,22 @@
 //! built rate limiting capable of scaling to millions of domains", 2017). Its sample was 400
 //! million requests from 270,000 sources. It admitted three sources above the limit and stopped
 //! none below it. Cloudflare also counts refused requests; tidegate does not.
-//! `TIDEGATE_ACCURACY_REQUESTS=10000000` runs ten million requests instead of one million.
+//! A full run (`scripts/test`) sends a million requests; plain `cargo test` sends a tenth of
+//! them. `TIDEGATE_ACCURACY_REQUESTS=10000000` sends ten million.
 
 use std::{collections::VecDeque, env, sync::Arc, time::Duration};
 
-use super::{Algorithm, Attached, Charge, Key, Limit, Quota, Store};
+use super::{Algorithm, Attached, Charge, Key, Limit, Quota, Store, test_size::samples};
 
 const SECOND: u64 = 1_000_000_000;
 const WINDOW: Duration = Duration::from_secs(60);
 
 fn requests() -> u64 {
     let text = env::var("TIDEGATE_ACCURACY_REQUESTS");
-    text.map_or(1_000_000, |text| {
-        text.parse().expect("a number of requests")
-    })
+    text.map_or_else(
+        |_| u64::from(samples(1_000_000)),
+        |text| text.parse().expect("a number of requests"),
+    )
 }
 
 struct AccuracyRandom(u64);
@@ -157,6 +159,8 @@ fn sliding_window_judges_at_most_three_in_a_hundred_thousand_otherwise_where_mos
             100.0 * judged.share(),
             judged.denied
         );
+        // in a small sample, one busy minute of one client weighs more: 30 of a million, or of fewer
+        let bound = f64::max(bound, 30.0 / judged.requests as f64);
         assert!(judged.share() <= bound, "{}", judged.share());
     }
 }
@@ -165,15 +169,16 @@ fn sliding_window_judges_at_most_three_in_a_hundred_thousand_otherwise_where_mos
 fn sliding_window_judges_otherwise_at_the_limit_as_documented() {
     let mut random = AccuracyRandom(0x0FED_CBA9_8765_4321);
     for (load, bound) in [(1.0, 0.2), (1.5, 0.4), (4.0, 0.4)] {
-        let (limit, clients) = (100, 500);
-        let per_second = load * (limit * clients) as f64 / WINDOW.as_secs_f64();
+        // fewer clients beside fewer requests: the same time passes, and as many windows end
+        let (limit, clients) = (100, samples(500) as usize);
+        let per_second = load * (limit * clients as u64) as f64 / WINDOW.as_secs_f64();
         let moments = arrivals(requests(), per_second, &mut random);
         let judged = judge(
             limit,
-            clients as usize,
+            clients,
             moments
                 .into_iter()
-                .map(|now_ns| (now_ns, (random.next() % clients) as usize)),
+                .map(|now_ns| (now_ns, (random.next() % clients as u64) as usize)),
         );
         println!(
             "all clients at {load} of the limit: {:.2} % judged otherwise, {:.2} % denied by the log, {} admitted by the window and {} by the log",

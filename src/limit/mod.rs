@@ -42,6 +42,8 @@ mod accuracy;
 mod model;
 #[cfg(test)]
 mod properties;
+#[cfg(test)]
+mod test_size;
 
 pub use algorithm::Algorithm;
 pub use attached::Attached;

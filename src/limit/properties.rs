@@ -1,4 +1,5 @@
-//! The properties that every algorithm must satisfy, each over 10,000 random traces (tests).
+//! The properties that every algorithm must satisfy, each over 10,000 random traces in a
+//! full run (tests).
 //!
 //! An algorithm's model states by definition, in exact integers, three things: whether a request
 //! passes, how many whole units remain, and whether any charge is left. Every wait is then checked
@@ -14,7 +15,9 @@ use proptest::{
     test_runner::{Config, TestCaseResult, TestRunner},
 };
 
-use super::{Attached, Charge, Key, Limit, Quota, STEP_BACK_NS, Standing, Store};
+use super::{
+    Attached, Charge, Key, Limit, Quota, STEP_BACK_NS, Standing, Store, test_size::samples,
+};
 
 mod models;
 
@@ -187,7 +190,7 @@ fn for_each_drawn<T: Debug>(
     property: impl Fn(&'static dyn ModelAlgorithm, T) -> TestCaseResult,
 ) {
     let config = Config {
-        cases: 10_000,
+        cases: samples(10_000),
         source_file: Some(file!()),
         ..Config::default()
     };

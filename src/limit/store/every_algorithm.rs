@@ -9,7 +9,9 @@ use super::{
     tests::{HOUR, SECOND, in_threads, key, remaining},
     *,
 };
-use crate::limit::{Algorithm, Charge, ChargeLocation, Quota, Verdict, slot_counters::RETRY_NS};
+use crate::limit::{
+    Algorithm, Charge, ChargeLocation, Quota, Verdict, slot_counters::RETRY_NS, test_size::samples,
+};
 
 const ALL: [Algorithm; 7] = [
     Algorithm::TokenBucket,
@@ -241,7 +243,7 @@ fn threads_that_take_and_give_back_slots_in_a_crowded_table_leak_none() {
 #[test]
 fn slots_follow_a_count_through_any_sequence() {
     let config = Config {
-        cases: 10_000,
+        cases: samples(10_000),
         ..Config::default()
     };
     proptest!(config, |(capacity in 1..20_u64, steps in vec((0..3_u64, 0..25_u64, any::<bool>()), 1..60))| {
