@@ -24,7 +24,7 @@ use crate::support::{
     raw,
     secured::{self, Secured},
     tls::{Authority, Hello},
-    wait::{eventually_eq, pause},
+    wait::{eventually_eq, time_passes, time_passes_in_task},
     websocket::{AGREED, handshake},
 };
 
@@ -58,7 +58,7 @@ impl Workplace {
 
     fn work(&self) {
         self.begin();
-        pause(WORK);
+        time_passes(WORK, "the origin works");
         self.end();
     }
 
@@ -128,7 +128,7 @@ fn send_and_reset(address: SocketAddr, bytes: &[u8], number: usize) {
     use std::io::Write as _;
     let mut stream = raw::open(address);
     stream.write_all(bytes).expect("the gateway reads");
-    pause(moment(number));
+    time_passes(moment(number), "a client's patience ends");
     reset(&stream);
 }
 
@@ -145,7 +145,7 @@ fn reset_streams<S: std::io::Read + std::io::Write>(
                 if !connection.get(stream, "/") {
                     break;
                 }
-                pause(moment(number));
+                time_passes(moment(number), "a client's patience ends");
                 connection.send(RST_STREAM, 0, stream, &CANCEL);
             }
         }
@@ -185,7 +185,7 @@ fn connections_that_are_closed_do_not_make_the_origin_work_on_more() {
         client
             .write(&Request::get("/").to_bytes())
             .expect("the gateway reads");
-        pause(moment(number));
+        time_passes(moment(number), "a client's patience ends");
     });
     at.check();
     settled(&gateway);
@@ -229,7 +229,7 @@ fn over_tls_resets_do_not_make_the_origin_work_on_more() {
         client
             .write(&Request::get("/").to_bytes())
             .expect("the gateway reads");
-        pause(moment(number));
+        time_passes(moment(number), "a client's patience ends");
         reset(&client.stream().sock);
     });
     gateway.wait_for_metric("tidegate_in_flight", 0.0);
@@ -265,7 +265,7 @@ fn uploads_that_are_broken_off_do_not_make_the_origin_work_on_more() {
         place.begin();
         let read = exchange.read_body();
         // the origin notices, and continues to work
-        pause(WORK);
+        time_passes(WORK, "the origin works");
         place.end();
         read?;
         exchange.respond(200, &[], b"ok")
@@ -291,7 +291,7 @@ fn websockets_that_are_reset_do_not_make_the_origin_work_on_more() {
         let agreed = exchange.write(AGREED.as_bytes());
         while agreed.is_ok() && exchange.read_some().is_ok() {}
         // the origin notices, and continues to work
-        pause(WORK);
+        time_passes(WORK, "the origin works");
         place.end();
         exchange.close()
     });
@@ -299,7 +299,7 @@ fn websockets_that_are_reset_do_not_make_the_origin_work_on_more() {
     flood(2_000, |number| {
         let mut client = gateway.connect();
         client.begin(&handshake());
-        pause(moment(number) / 4);
+        time_passes(moment(number) / 4, "a client's patience ends");
         reset(client.stream());
     });
     at.check();
@@ -387,7 +387,7 @@ fn working_h2c(at: &Workplace) -> H2cOrigin {
         async move {
             at.begin();
             let begun = (call.target() == "/begun").then(|| call.answer(Response::new(()), false));
-            tokio::time::sleep(WORK).await;
+            time_passes_in_task(WORK, "the origin works").await;
             at.end();
             match begun {
                 Some(mut send) => drop(send.send_data("ok".into(), true)),
@@ -429,7 +429,7 @@ fn answers_without_a_body_hold_their_slot_until_the_stream_ends() {
             let status = call.target()[1..].parse::<u16>().unwrap_or(200);
             let answer = Response::builder().status(status).body(());
             let mut send = call.answer(answer.expect("a valid status"), false);
-            tokio::time::sleep(WORK).await;
+            time_passes_in_task(WORK, "the origin works").await;
             at.end();
             drop(send.send_data("".into(), true));
         }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::support::{Gateway, Origin, Request, Response, http2, wait::pause};
+use crate::support::{Gateway, Origin, Request, Response, http2, wait::time_passes};
 
 /// Burst of three, one request refilled every ten seconds; `[response]` is the caller's.
 fn three_per_ip(response: &str) -> String {
@@ -330,7 +330,10 @@ fn the_reset_of_a_window_is_one_second_however_long_the_answer_takes() {
     let origin = Origin::new(|exchange| {
         exchange.read_body()?;
         if exchange.request.target == "/slow" {
-            pause(Duration::from_millis(1_200));
+            time_passes(
+                Duration::from_millis(1_200),
+                "the second of the first answer ends",
+            );
         }
         exchange.respond(200, &[], b"")
     });

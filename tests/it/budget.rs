@@ -25,7 +25,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{Client, Gateway, Redis, Request, eventually, wait::pause};
+use crate::support::{Client, Gateway, Redis, Request, eventually, wait::time_passes};
 
 /// Others have to find out and agree first.
 const FAILOVER: Duration = Duration::from_secs(40);
@@ -252,7 +252,7 @@ fn clients_are_told_what_is_left_and_when_to_return() {
         (1..=4).contains(&wait),
         "one unit refills in 4 s, but Retry-After is {wait}"
     );
-    pause(Duration::from_secs(wait));
+    time_passes(Duration::from_secs(wait), "Retry-After passes");
     assert_eq!(
         client.send(&Request::get("/")).status,
         200,

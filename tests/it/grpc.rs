@@ -9,7 +9,7 @@ use crate::support::{
     grpc::{Caller, Echo},
     http2::block_on,
     origin::nobody,
-    wait::{eventually_eq, pause},
+    wait::{eventually_eq, time_passes, until},
 };
 
 fn through(echo: &Echo) -> Gateway {
@@ -175,7 +175,7 @@ fn a_stream_may_be_silent_for_longer_than_a_body_may_pause() {
         send.send(b"first".to_vec()).await.expect("it is taken");
         let mut replies = call.await.expect("a head").into_inner();
         assert!(replies.message().await.expect("a reply").is_some());
-        pause(Duration::from_millis(600));
+        time_passes(Duration::from_millis(600), "a body would have timed out");
         send.send(b"later".to_vec()).await.expect("it is taken");
         assert_eq!(
             replies.message().await.expect("a reply"),
@@ -313,22 +313,17 @@ fn what_the_gateway_refuses_has_a_status_of_grpc() {
 #[test]
 fn a_call_that_is_cancelled_is_cancelled_upstream_and_gives_back_its_slot() {
     let echo = Echo::start();
-    let slots = "[limit.slots]\nkey = []\nalgorithm = \"concurrency\"\nlimit = 1\n[gateway]\nlimits = [\"slots\"]\n";
+    let slots = "[limit.slots]\nkey = []\nalgorithm = \"concurrency\"\nlimit = 1\n[gateway]\nlimits = [\"slots\"]\n\
+        [upstream.origin]\nservers = [\"{origin}\"]\nabandoned_timeout = \"500ms\"\n";
     let gateway = Gateway::with(slots).upstream_at(&echo.url()).start();
     block_on(async {
         let mut caller = Caller::new(gateway.address());
         let call = caller.unary("/test.Echo/Hang", Request::new(b"1".to_vec()));
         tokio::select! {
             _ = call => panic!("it hangs"),
-            () = async {
-                while echo.hanging() == 0 {
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                }
-            } => {}
+            () = until("the call to arrive", || echo.hanging() == 1) => {}
         }
-        while echo.hanging() > 0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until("the call to be cancelled", || echo.hanging() == 0).await;
     });
     eventually("the slot to come back", || {
         block_on(async {

@@ -19,7 +19,7 @@ use crate::support::{
     h2c::{H2cOrigin, send_all},
     http2::block_on,
     tls::Authority,
-    wait::Gate,
+    wait::{Gate, time_passes_in_task},
 };
 
 const UNBOUNDED: &str = "[[listen]]\naddress = \"127.0.0.1:0\"\nmax_body_size = \"4GiB\"\n";
@@ -72,7 +72,7 @@ async fn send_frames(
         let sending = stream.send_data(payload.clone(), last);
         sending.map_err(|error| format!("after {sent} frames: {error}"))?;
         if sent % pace == 0 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            time_passes_in_task(Duration::from_millis(1), "the client paces itself").await;
         }
     }
     Ok(())
@@ -322,8 +322,7 @@ fn a_server_may_send_small_frames_to_a_client_that_reads_late() {
             .send_request(get.expect("a valid request"), true)
             .expect("sent");
         let mut body = response.await.expect("an answer").into_body();
-        // windows and sockets fill meanwhile
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        time_passes_in_task(Duration::from_millis(500), "windows and sockets fill").await;
         let mut received = 0;
         while let Some(data) = body.data().await {
             let data = data.expect("it is not cut");

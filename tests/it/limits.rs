@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::support::{
-    Client, Gateway, Origin, Request, curl::curl, http2, tokens::sha256_hex, wait::pause,
+    Client, Gateway, Origin, Request, curl::curl, http2, tokens::sha256_hex, wait::time_passes,
 };
 
 /// One limit per client address, of `burst` requests that hardly refill.
@@ -63,7 +63,7 @@ fn five_of_ten_pass_a_burst_of_five_and_retry_after_is_true() {
         (1..=2).contains(&wait),
         "one unit refills in 2 s, but Retry-After is {wait}"
     );
-    pause(Duration::from_secs(wait));
+    time_passes(Duration::from_secs(wait), "Retry-After passes");
     assert_eq!(
         client.send(&Request::get("/")).status,
         200,

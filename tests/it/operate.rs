@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::support::{
     Client, Gateway, Origin, Redis, Request, eventually, tidegate,
-    wait::{eventually_eq, pause},
+    wait::{eventually_eq, time_passes},
 };
 
 const LIMITED: &str = r#"
@@ -653,7 +653,7 @@ fn an_admin_address_that_answers_byte_by_byte_does_not_hold_a_command() {
         exchange.write(b"HTTP")?;
         loop {
             exchange.write(b" ")?;
-            pause(Duration::from_millis(500));
+            time_passes(Duration::from_millis(500), "the next byte is due");
         }
     });
     let url = origin.url();

@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::support::{Gateway, eventually, raw, wait::pause};
+use crate::support::{Gateway, eventually, raw, wait::time_passes};
 
 const VECTORS: &str = include_str!("../vectors/identity_vectors.json");
 
@@ -65,7 +65,10 @@ fn told(address: SocketAddr, pieces: &[&[u8]]) -> String {
     for (at, piece) in pieces.iter().enumerate() {
         if at > 0 {
             // so that the pieces usually arrive separately
-            pause(Duration::from_micros(300));
+            time_passes(
+                Duration::from_micros(300),
+                "the pieces usually arrive apart",
+            );
         }
         stream.write_all(piece).expect("it reads on");
     }

@@ -22,7 +22,7 @@ use crate::support::{
     http2::block_on,
     signal::signal,
     wait::eventually_eq,
-    wait::pause,
+    wait::time_passes,
     websocket::{AGREED, echo, handshake, send_back},
 };
 
@@ -326,7 +326,7 @@ fn websocket(address: SocketAddr, over: Arc<AtomicBool>) -> Load {
                 .read_exact(&mut answer)
                 .expect("an open WebSocket");
             exchanged += usize::from(&answer == b"ping");
-            pause(Duration::from_millis(5));
+            time_passes(Duration::from_millis(5), "a client paces itself");
         }
         exchanged
     })
@@ -337,7 +337,7 @@ fn sigterm_under_load_fails_no_request_that_was_accepted() {
     let origin = Origin::new(|exchange| {
         if exchange.request.header("upgrade").is_none() {
             let body = exchange.read_body()?;
-            pause(Duration::from_millis(2));
+            time_passes(Duration::from_millis(2), "the origin works");
             return exchange.respond(200, &[], &body);
         }
         exchange.write(AGREED.as_bytes())?;
@@ -373,7 +373,10 @@ fn sigterm_under_load_fails_no_request_that_was_accepted() {
     );
     // the other clients have left; active ones may finish
     assert!(gateway.is_running());
-    pause(Duration::from_millis(1_500));
+    time_passes(
+        Duration::from_millis(1_500),
+        "a gateway that waits for nobody would have ended",
+    );
     assert!(
         gateway.is_running(),
         "open WebSockets have until drain_timeout"

@@ -6,6 +6,7 @@
 //! prove nothing, so each asserts that it found its files.
 
 mod circles;
+mod sleeps;
 
 use std::{
     collections::BTreeMap,

@@ -437,7 +437,10 @@ fn a_new_key_is_fetched_when_a_token_names_it_but_not_for_every_such_token() {
     for number in 0..40 {
         let forged = newer.sign(&format!(r#"{{"alg":"ES256","kid":"{number}"}}"#), "{}");
         assert_eq!(statuses(&gateway, &forged, 1), [401]);
-        crate::support::wait::pause(std::time::Duration::from_millis(20));
+        crate::support::wait::time_passes(
+            std::time::Duration::from_millis(20),
+            "checks of the key set fall due",
+        );
     }
     // two checks passed, so a stale set would have been fetched again
     assert_eq!(publisher.fetches(), 2);

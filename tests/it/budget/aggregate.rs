@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{Client, Gateway, Redis, Request, wait::pause};
+use crate::support::{Client, Gateway, Redis, Request, wait::time_passes};
 
 const RATE: f64 = 100.0;
 const BURST: f64 = 50.0;
@@ -90,7 +90,10 @@ fn asks(user: &'static str, gateways: &[Gateway], per_second: u32, time: Duratio
                         return answers;
                     }
                     let due = begun + Duration::from_secs(1) * number / per_second;
-                    pause(due.saturating_duration_since(Instant::now()));
+                    time_passes(
+                        due.saturating_duration_since(Instant::now()),
+                        "a request is sent on schedule",
+                    );
                     let sent = begun.elapsed();
                     let turn = number as usize % clients.len();
                     answers.push((sent, clients[turn].send(&request).status));

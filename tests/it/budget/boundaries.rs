@@ -11,7 +11,7 @@ use super::{admitted, burst, shared_at};
 use crate::support::{
     Gateway, Redis, Request,
     far_redis::{Distance, FarRedis},
-    wait::pause,
+    wait::time_passes,
 };
 
 /// Window length in these tests.
@@ -33,7 +33,7 @@ fn next_window(offset: Duration) {
         .duration_since(SystemTime::UNIX_EPOCH)
         .expect("a clock later than 1970");
     let into = Duration::from_nanos(u64::try_from(now.as_nanos() % WINDOW.as_nanos()).unwrap_or(0));
-    pause(WINDOW - into + offset);
+    time_passes(WINDOW - into + offset, "the next window begins");
 }
 
 /// Waits for an offset into the current window.
@@ -42,7 +42,7 @@ fn later_in_window(offset: Duration) {
         .duration_since(SystemTime::UNIX_EPOCH)
         .expect("a clock later than 1970");
     let into = Duration::from_nanos(u64::try_from(now.as_nanos() % WINDOW.as_nanos()).unwrap_or(0));
-    pause(offset.saturating_sub(into));
+    time_passes(offset.saturating_sub(into), "the window proceeds");
 }
 
 /// Spends 95 of 100 in a window, lets one request cross its end, and returns how many of 100 the
@@ -92,7 +92,10 @@ fn a_grant_of_the_old_window_is_not_given_to_a_request_of_the_new_one() {
         .expect("it is sent");
     later_in_window(WINDOW - Duration::from_millis(200));
     drop(gone);
-    pause(Duration::from_millis(280));
+    time_passes(
+        Duration::from_millis(280),
+        "the window ends while the call is under way",
+    );
     let statuses = thread::scope(|scope| {
         let send = || gateway.get("/").status;
         let second = [scope.spawn(send), scope.spawn(send), scope.spawn(send)];
@@ -114,7 +117,7 @@ fn requests_that_come_while_the_first_call_after_a_refusal_is_under_way_wait_wit
         let statuses = gateway[0].statuses(&Request::get("/"), 20);
         assert!(statuses.contains(&429), "{algorithm}: {statuses:?}");
         // wait for a full window
-        pause(WINDOW + Duration::from_millis(100));
+        time_passes(WINDOW + Duration::from_millis(100), "a whole window passes");
         let passed = admitted(&burst_of(&gateway, 9));
         assert_eq!(passed, 9, "{algorithm}: nine were left for nine requests");
     }

@@ -21,7 +21,7 @@ use super::{
 use crate::support::{
     Client, Gateway, Redis, Request, eventually,
     redis::{Cluster, Sentinel},
-    wait::{pause, within},
+    wait::{time_passes, within},
 };
 
 fn shared(redis: &Redis, limit: &str) -> Gateway {
@@ -67,7 +67,7 @@ impl Load {
                     seen.slowest = seen.slowest.max(sent.elapsed());
                     *seen.statuses.entry(status).or_default() += 1;
                     *seen.admitted.entry(who).or_default() += usize::from(status == 200);
-                    pause(Duration::from_micros(500));
+                    time_passes(Duration::from_micros(500), "a client paces itself");
                 }
                 seen
             })
@@ -123,6 +123,16 @@ fn ok_calls(gateway: &Gateway) -> f64 {
     gateway.metric("tidegate_redis_calls_total{outcome=\"ok\"}")
 }
 
+/// Waits until every gateway has served some requests.
+fn until_under_load(gateways: &[Gateway]) {
+    for gateway in gateways {
+        eventually("load", || match gateway.metric("tidegate_requests_total") {
+            served if served >= 200.0 => Ok(()),
+            served => Err(served.to_string()),
+        });
+    }
+}
+
 /// Waits until every gateway uses Redis again and none uses its fallback.
 fn until_used_again(gateways: &[Gateway]) {
     let back = Instant::now();
@@ -158,7 +168,7 @@ fn befalls(what: impl FnOnce(&mut Redis)) {
     });
     what(&mut redis);
     until_used_again(&gateways);
-    pause(Duration::from_millis(500));
+    time_passes(Duration::from_millis(500), "the load goes on with Redis");
     let seen = load.end();
     let exact = BURST + RATE * seen.lasted.as_secs_f64();
     let admitted = seen.admitted();
@@ -175,7 +185,7 @@ fn befalls(what: impl FnOnce(&mut Redis)) {
 fn a_redis_that_is_killed_and_starts_empty_fails_no_request_and_gives_no_second_burst() {
     befalls(|redis| {
         redis.kill();
-        pause(Duration::from_millis(150));
+        time_passes(Duration::from_millis(150), "Redis is away");
         redis.restart();
     });
 }
@@ -184,7 +194,7 @@ fn a_redis_that_is_killed_and_starts_empty_fails_no_request_and_gives_no_second_
 fn a_redis_that_is_away_for_seconds_fails_no_request() {
     befalls(|redis| {
         redis.kill();
-        pause(Duration::from_secs(3));
+        time_passes(Duration::from_secs(3), "Redis is away");
         redis.restart();
     });
 }
@@ -193,7 +203,7 @@ fn a_redis_that_is_away_for_seconds_fails_no_request() {
 fn a_redis_that_stands_still_for_a_second_fails_no_request() {
     befalls(|redis| {
         redis.pause();
-        pause(Duration::from_secs(1));
+        time_passes(Duration::from_secs(1), "Redis stands still");
         redis.resume();
     });
 }
@@ -203,7 +213,10 @@ fn a_redis_whose_data_is_flushed_again_and_again_gives_no_second_burst() {
     befalls(|redis| {
         for _ in 0..3 {
             redis.run::<Value>(&["FLUSHALL"]);
-            pause(Duration::from_millis(200));
+            time_passes(
+                Duration::from_millis(200),
+                "gateways call between two flushes",
+            );
         }
     });
 }
@@ -213,10 +226,16 @@ fn a_redis_whose_scripts_are_flushed_and_whose_memory_is_full_fails_no_request()
     befalls(|redis| {
         for _ in 0..5 {
             redis.run::<Value>(&["SCRIPT", "FLUSH"]);
-            pause(Duration::from_millis(50));
+            time_passes(
+                Duration::from_millis(50),
+                "gateways call between two flushes",
+            );
         }
         redis.run::<Value>(&["CONFIG", "SET", "maxmemory", "1"]);
-        pause(Duration::from_millis(500));
+        time_passes(
+            Duration::from_millis(500),
+            "gateways call while memory is full",
+        );
         redis.run::<Value>(&["CONFIG", "SET", "maxmemory", "0"]);
     });
 }
@@ -266,7 +285,7 @@ fn a_replica_that_is_promoted_under_load_fails_no_request() {
     );
     let gateways: Vec<Gateway> = (0..2).map(|_| shared_by(&redis, LIMIT)).collect();
     let load = Load::start(&gateways, 1);
-    pause(Duration::from_millis(500));
+    until_under_load(&gateways);
     sentinel.master.kill();
     until_used_again(&gateways);
     let seen = load.end();
@@ -284,7 +303,7 @@ fn a_master_of_a_cluster_that_dies_under_load_fails_no_request_and_costs_its_own
     let limit = "rate = \"400/h\"\nburst = 400";
     let gateways = [per_ip(&cluster, limit), per_ip(&cluster, limit)];
     let load = Load::start(&gateways, 20);
-    pause(Duration::from_millis(500));
+    until_under_load(&gateways);
     cluster.masters[0].kill();
     within(FAILOVER, "the replica to take over", || {
         let keys = cluster.replicas[0].keys().len();

@@ -12,7 +12,7 @@ use std::{
 };
 
 use super::admitted;
-use crate::support::{Client, Gateway, Redis, Request, wait::pause};
+use crate::support::{Client, Gateway, Redis, Request, wait::time_passes};
 
 /// A global limit, or one per address; requests to `/costly` cost `cost`.
 fn at(url: &str, prefix: &str, key: &str, limit: &str, cost: u64) -> Gateway {
@@ -41,7 +41,7 @@ fn cheap_beside_expensive(sync: &str) -> usize {
         while !stopped.load(Relaxed) {
             let status = client.send(&Request::get("/costly")).status;
             *statuses.entry(status).or_default() += 1;
-            pause(Duration::from_millis(1));
+            time_passes(Duration::from_millis(1), "a client paces itself");
         }
         statuses
     });
@@ -49,8 +49,9 @@ fn cheap_beside_expensive(sync: &str) -> usize {
     let begun = Instant::now();
     let mut passed = 0;
     for turn in 0..100 {
-        pause(
+        time_passes(
             (begun + turn * Duration::from_millis(100)).saturating_duration_since(Instant::now()),
+            "a request is sent on schedule",
         );
         passed += usize::from(client.send(&Request::get("/")).status == 200);
     }
@@ -78,7 +79,10 @@ fn told_too_soon(gateway: &Gateway, who: usize, left: u64) -> (usize, Vec<String
     let request = Request::get("/costly").header("x-forwarded-for", &format!("203.0.113.{who}"));
     let (mut told, mut wrong) = (0, Vec::new());
     // each client at another moment of the window
-    pause(Duration::from_millis(u64::try_from(who).unwrap_or(0) * 37));
+    time_passes(
+        Duration::from_millis(u64::try_from(who).unwrap_or(0) * 37),
+        "each client begins at another moment of the window",
+    );
     let mut returns = false;
     while told < 3 {
         let response = client.send(&request);
@@ -97,9 +101,10 @@ fn told_too_soon(gateway: &Gateway, who: usize, left: u64) -> (usize, Vec<String
                 }
                 told += 1;
                 returns = true;
-                pause(
+                time_passes(
                     (answered + Duration::from_secs(seconds))
                         .saturating_duration_since(Instant::now()),
+                    "Retry-After passes",
                 );
             }
         }

@@ -11,7 +11,7 @@ use std::{
 use redis::Value;
 
 use super::{HOURLY, burst, refilled, waiting};
-use crate::support::{Gateway, Redis, Request, eventually, redis::free_address, wait::pause};
+use crate::support::{Gateway, Redis, Request, eventually, redis::free_address, wait::time_passes};
 
 fn shared(redis: &Redis, limit: &str) -> Gateway {
     shared_at(&redis.url(), limit)
@@ -110,7 +110,7 @@ fn a_key_gets_its_part_once_however_long_redis_is_away() {
     let (begun, mut alone) = (Instant::now(), 0);
     while begun.elapsed() < Duration::from_secs(6) {
         alone += passed(&gateway, 20);
-        pause(Duration::from_millis(20));
+        time_passes(Duration::from_millis(20), "a client paces itself");
     }
     // ten at once, and ten a second
     let most = 10.0 + 10.0 * begun.elapsed().as_secs_f64() + 2.0;
@@ -197,7 +197,10 @@ fn what_a_redis_that_stood_still_granted_to_nobody_goes_back() {
                 other => Err(format!("degraded is {other}")),
             }
         });
-        pause(Duration::from_secs(2));
+        time_passes(
+            Duration::from_secs(2),
+            "Redis stands still for longer than a call lasts",
+        );
         redis.resume();
         gateway.wait_for_metric("tidegate_degraded", 0.0);
         admit(20);

@@ -12,7 +12,7 @@ use std::{
 use super::waiting;
 use crate::support::{
     Gateway, Request,
-    wait::{lock, pause, within},
+    wait::{lock, time_passes, within},
 };
 
 fn shared_at(url: &str, limit: &str) -> Gateway {
@@ -175,7 +175,7 @@ fn a_reply_without_end_is_cut_off_and_its_memory_is_given_back() {
         let chunk = [b'x'; 64 * 1024];
         for _ in 0..64 * 1024 {
             stream.write_all(&chunk)?;
-            pause(Duration::from_millis(2));
+            time_passes(Duration::from_millis(2), "the impostor paces its reply");
         }
         Ok(())
     });

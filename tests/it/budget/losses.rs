@@ -18,7 +18,7 @@ use super::{FAILOVER, refilled};
 use crate::support::{
     Client, Gateway, Redis, Request, eventually,
     redis::{Sentinel, ask_sentinel},
-    wait::{pause, within},
+    wait::{time_passes, within},
 };
 
 /// Each has a burst of 600 that hardly refills during a test.
@@ -91,10 +91,7 @@ fn spend(gateway: &Gateway, kind: &str, requests: usize) -> usize {
             .send(&request)
             .status
         {
-            503 => {
-                pause(Duration::from_millis(20));
-                Err("503".to_owned())
-            }
+            503 => Err("503".to_owned()),
             status => Ok(status),
         });
         admitted += usize::from(status == 200);
@@ -125,7 +122,7 @@ fn a_loss_costs_little(redis: &mut Redis, before: impl Fn(&Redis), loses: impl F
                 *admitted.entry(kind).or_default() += spend(gateway, kind, 60);
             }
         }
-        pause(DOUBT);
+        time_passes(DOUBT, "the doubt ends");
     }
     is_within(&admitted, begun);
 }
@@ -210,7 +207,7 @@ fn keys_that_are_evicted_when_their_gateway_is_silent_cost_one_burst_once() {
                 );
             }
         }
-        pause(DOUBT);
+        time_passes(DOUBT, "the doubt ends");
     }
 }
 
@@ -242,7 +239,7 @@ fn a_gateway_without_requests_tells_a_flushed_redis_what_it_knows() {
         for (kind, _) in KINDS {
             *admitted.entry(kind).or_default() += spend(&gateways[0], kind, 20);
         }
-        pause(Duration::from_millis(100));
+        time_passes(Duration::from_millis(100), "a client paces itself");
     }
     is_within(&admitted, begun);
     said_once(&gateways[1], "Redis may have lost counters");
@@ -330,7 +327,7 @@ fn a_replica_that_takes_over_without_the_last_grants_is_told_of_them() {
                 *admitted.entry(kind).or_default() += spend(gateway, kind, 60);
             }
         }
-        pause(DOUBT);
+        time_passes(DOUBT, "the doubt ends");
     }
     is_within(&admitted, begun);
 }
@@ -353,18 +350,28 @@ fn under_load(loses: impl Fn(&mut Redis), before: impl Fn(&Redis)) {
                 let mut admitted = 0;
                 while !stop.load(Relaxed) {
                     admitted += usize::from(client.send(&request).status == 200);
-                    pause(Duration::from_millis(2));
+                    time_passes(Duration::from_millis(2), "a client paces itself");
                 }
                 (kind, admitted)
             })
         })
         .collect();
-    // about half of the burst is spent
-    pause(Duration::from_millis(500));
+    let spent = |each: usize| {
+        eventually("a part of the burst to be spent", || {
+            let admitted = |gateway: &Gateway| {
+                gateway.metric("tidegate_decisions_total{outcome=\"admitted\"}")
+            };
+            match gateways.iter().map(admitted).sum::<f64>() {
+                all if all >= (each * KINDS.len()) as f64 => Ok(()),
+                all => Err(all.to_string()),
+            }
+        });
+    };
+    spent(200);
     before(&redis);
-    pause(Duration::from_millis(300));
+    spent(400);
     loses(&mut redis);
-    pause(Duration::from_secs(6));
+    time_passes(Duration::from_secs(6), "the load goes on after the loss");
     stop.store(true, Relaxed);
     let mut admitted = BTreeMap::new();
     for client in clients {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use crate::support::{Redis, wait::pause};
+use crate::support::{Redis, eventually, wait::time_passes};
 
 const BUCKET: &str = concat!(
     include_str!("../../../src/budget/state.lua"),
@@ -208,7 +208,7 @@ fn a_grant_that_no_request_used_goes_back_only_as_far_as_nothing_refilled_behind
     for granted in &late[..2] {
         assert!(fast.unused(&redis, granted).pool <= 8);
     }
-    pause(Duration::from_millis(60));
+    time_passes(Duration::from_millis(60), "the bucket refills");
     assert_eq!(fast.call(&redis, 8, 0, &[]).need, 8, "it is full");
     for granted in &late[2..] {
         let begun = Instant::now();
@@ -232,16 +232,17 @@ fn what_is_out_on_lease_counts_as_content_for_two_generations() {
     };
     let lent = fast.call(&redis, 0, 60, &[]);
     assert_eq!(lent.want, 60);
-    pause(Duration::from_millis(30));
+    time_passes(Duration::from_millis(30), "the bucket refills");
     assert_eq!(
         fast.call(&redis, 0, 0, &[]).pool,
         40,
         "leased tokens are no second burst"
     );
     assert!((2_000_000..=4_000_000).contains(&lent.valid_us), "{lent:?}");
-    pause(
+    time_passes(
         Duration::from_micros(u64::try_from(lent.valid_us).expect("a duration"))
             + Duration::from_millis(30),
+        "the leased tokens lapse",
     );
     let answer = fast.call(&redis, 0, 0, &[(1, lent.generation, 60)]);
     assert_eq!(answer.pool, 100, "they have lapsed");
@@ -270,9 +271,10 @@ fn after_the_wait_exactly_one_fits() {
     bucket.call(&redis, 2, 0, &[]);
     let refused = bucket.call(&redis, 2, 0, &[]);
     assert_eq!(refused.need, 0);
-    pause(Duration::from_micros(
-        u64::try_from(refused.wait_us).expect("a wait"),
-    ));
+    time_passes(
+        Duration::from_micros(u64::try_from(refused.wait_us).expect("a wait")),
+        "the unit refills",
+    );
     assert_eq!(bucket.call(&redis, 2, 0, &[]).need, 1);
 }
 
@@ -396,13 +398,10 @@ fn what_was_borrowed_in_a_window_that_is_over_does_not_come_back_to_the_next_one
         let new = |need| window(&redis, false, 10, SECOND_US, need, 0, &[]);
         let answer = old(&redis, 20, 2, 6, &[]);
         let first = new(0).generation;
-        let second = loop {
-            pause(Duration::from_millis(5));
-            let answer = new(10);
-            if answer.generation != first {
-                break answer;
-            }
-        };
+        let second = eventually("the next window", || match new(10) {
+            answer if answer.generation != first => Ok(answer),
+            _ => Err(first.to_string()),
+        });
         assert_eq!(second.need, 10);
         old(&redis, 20, 0, 0, &[(1, answer.generation, 6)]);
         let third = new(10);
@@ -505,13 +504,10 @@ fn tokens_borrowed_before_a_window_do_not_come_back_to_it_in_place_of_later_ones
     let new = |need| window(&redis, false, 10, SECOND_US, need, 0, &[]);
     let borrowed = QUICK.call(&redis, 0, 6, &[]);
     let first = new(0).generation;
-    let second = loop {
-        pause(Duration::from_millis(5));
-        let answer = new(0);
-        if answer.generation != first {
-            break answer.generation;
-        }
-    };
+    let second = eventually("the next window", || match new(0).generation {
+        second if second != first => Ok(second),
+        _ => Err(first.to_string()),
+    });
     // these eight are spent in the second window; the bucket has forgotten them when six return
     assert_eq!(QUICK.call(&redis, 8, 0, &[]).need, 8);
     pass_time(&redis, 60);
@@ -581,23 +577,26 @@ fn a_new_window_is_open_and_a_sliding_one_looks_back() {
             if answer.valid_us > 2_400_000 && answer.need == 10 {
                 return answer;
             }
-            pause(
+            time_passes(
                 Duration::from_micros(u64::try_from(answer.valid_us).expect("a duration"))
                     + Duration::from_millis(1),
+                "the window ends",
             );
         }
     };
     let answer = full(false);
-    pause(Duration::from_micros(
-        u64::try_from(answer.wait_us).expect("a wait"),
-    ));
+    time_passes(
+        Duration::from_micros(u64::try_from(answer.wait_us).expect("a wait")),
+        "the window ends",
+    );
     assert_eq!(window(&redis, false, 10, second, 3, 0, &[]).need, 3);
 
     redis.run::<Value>(&["DEL", KEY]);
     let answer = full(true);
-    pause(
+    time_passes(
         Duration::from_micros(u64::try_from(answer.valid_us).expect("a duration"))
             + Duration::from_millis(500),
+        "the window ends",
     );
     let answer = window(&redis, true, 10, second, 10, 0, &[]);
     assert!(
@@ -655,7 +654,7 @@ fn after_the_wait_of_a_window_one_fits() {
         }
         let wait = u64::try_from(refused.wait_us).expect("a wait");
         assert!((1..=2 * three).contains(&wait), "{slides}: {wait}");
-        pause(Duration::from_micros(wait));
+        time_passes(Duration::from_micros(wait), "a unit returns to the window");
         let fits = window(&redis, slides, 4, three, 1, 0, &[]);
         assert_eq!(fits.need, 1, "{slides}: {refused:?}, {fits:?}");
     }
@@ -701,7 +700,7 @@ fn a_log_is_exact_and_gives_back_by_the_number_of_the_call() {
     );
     redis.run::<Value>(&["DEL", KEY]);
     assert_eq!(log(&redis, 5, 1_000, 5, "a", 3, &[]).need, 5);
-    pause(Duration::from_millis(5));
+    time_passes(Duration::from_millis(5), "the entries leave the log");
     assert_eq!(
         log(&redis, 5, 1_000, 5, "a", 4, &[]).need,
         5,
@@ -771,7 +770,7 @@ fn after_the_wait_of_a_costly_request_it_fits_and_not_before() {
             false => asking(&redis, script, first, need, "0"),
         };
         ask("1*2", "1");
-        pause(Duration::from_millis(200));
+        time_passes(Duration::from_millis(200), "the window proceeds");
         ask("6*1", "2");
         let refused = ask("7*1", "3");
         if refused.need > 0 {
@@ -779,7 +778,7 @@ fn after_the_wait_of_a_costly_request_it_fits_and_not_before() {
             continue;
         }
         let wait = u64::try_from(refused.wait_us).expect("a wait");
-        pause(Duration::from_micros(wait));
+        time_passes(Duration::from_micros(wait), "the request fits");
         let fits = ask("7*1", "4");
         assert_eq!(fits.need, 7, "{first:?}: {refused:?}, {fits:?}");
         assert!((1..=3_000_000).contains(&wait), "{first:?}: {wait}");
@@ -798,9 +797,10 @@ fn a_clock_that_steps_back_locks_a_log_for_one_window_at_most_and_gives_nothing(
     let answer = log(&redis, 5, 1_000_000, 1, "a", 2, &[]);
     assert_eq!(answer.need, 0, "nothing is given: {answer:?}");
     assert!((1..=1_000_000).contains(&answer.wait_us), "{answer:?}");
-    pause(Duration::from_micros(
-        u64::try_from(answer.wait_us).expect("a wait"),
-    ));
+    time_passes(
+        Duration::from_micros(u64::try_from(answer.wait_us).expect("a wait")),
+        "the log opens again",
+    );
     assert_eq!(log(&redis, 5, 1_000_000, 5, "a", 3, &[]).need, 5);
 }
 
@@ -816,6 +816,6 @@ fn a_clock_that_steps_back_leaves_on_the_books_of_a_bucket_what_is_out_on_lease(
     assert_eq!(fast.call(&redis, 0, 60, &[]).want, 60);
     step_clock(&redis, -HOUR_US);
     fast.call(&redis, 0, 0, &[]);
-    pause(Duration::from_millis(30));
+    time_passes(Duration::from_millis(30), "the bucket refills");
     assert_eq!(fast.call(&redis, 0, 0, &[]).pool, 40);
 }

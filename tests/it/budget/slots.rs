@@ -7,7 +7,7 @@ use redis::Value;
 
 use crate::support::{
     Client, Gateway, Origin, Redis, Request, eventually,
-    wait::{Gate, pause, within},
+    wait::{Gate, time_passes, within},
 };
 
 /// An origin whose responses to `/slow` end when the gate opens or their client has left.
@@ -131,7 +131,6 @@ fn a_gateway_that_is_killed_frees_its_slots_after_one_life() {
             if all.len() == 3 {
                 Ok(())
             } else {
-                pause(Duration::from_millis(50));
                 Err(format!("{} of 3", all.len()))
             }
         },
@@ -148,7 +147,10 @@ fn a_request_that_lasts_longer_than_a_declaration_keeps_its_slot() {
     ];
     let _held = hold_all(&gateways[..1], 2);
     for _ in 0..13 {
-        pause(Duration::from_secs(1));
+        time_passes(
+            Duration::from_secs(1),
+            "a declaration without renewal would have lapsed",
+        );
         assert!(hold(&gateways[1]).is_none());
     }
 }
@@ -232,7 +234,10 @@ fn who_comes_alone_is_not_refused_a_slot_that_is_on_its_way_back() {
         ask();
         // a free slot is returned after some 20 ms, and a refusal is remembered for up to 25
         redis.run::<Value>(&["CLIENT", "PAUSE", "40", "ALL"]);
-        pause(Duration::from_millis(20 + turn % 5));
+        time_passes(
+            Duration::from_millis(20 + turn % 5),
+            "the slot is on its way back, or just there",
+        );
         ask();
     }
 }

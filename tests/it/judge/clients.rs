@@ -20,7 +20,7 @@ use tokio::{
 
 use crate::support::{
     judge::{Boundaries, Record, SECOND, Time, Verdict},
-    wait::{lock, pause},
+    wait::{lock, time_passes, time_passes_in_task},
 };
 
 /// The clock of all records: nanoseconds since its creation.
@@ -119,7 +119,10 @@ pub fn run(
     for planned in planned {
         let ahead = planned.at - clock.now();
         if ahead > 0 {
-            pause(Duration::from_nanos(ahead.unsigned_abs()));
+            time_passes(
+                Duration::from_nanos(ahead.unsigned_abs()),
+                "a request is sent on schedule",
+            );
         }
         queue.blocking_send(planned).expect("the clients run");
     }
@@ -170,8 +173,9 @@ fn answer_all(
         for client in lone {
             client.await.expect("a client that is alone");
         }
+        // each ends by itself: `PATIENCE`
         while shared.under_way.get() > 0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            time_passes_in_task(Duration::from_millis(5), "the next poll is due").await;
         }
     });
     shared.histories.take()
@@ -191,7 +195,8 @@ async fn be_alone(shared: Rc<Shared>, lone: Lone) {
             Some((end, seconds)) => end + i64::from(seconds) * SECOND - shared.clock.now(),
             None => lone.pause,
         };
-        tokio::time::sleep(Duration::from_nanos(wait.max(0).unsigned_abs())).await;
+        let wait = Duration::from_nanos(wait.max(0).unsigned_abs());
+        time_passes_in_task(wait, "Retry-After passes").await;
     }
 }
 

@@ -15,7 +15,7 @@ use crate::support::{
     Gateway, Redis,
     judge::{MILLISECOND, SECOND, Time, beyond::beyond as excess},
     random::Random,
-    wait::pause,
+    wait::time_passes,
 };
 
 /// How Redis loses its data.
@@ -143,7 +143,10 @@ fn lose(loss: Loss, spread: Spread) -> [u64; PAIRS.len()] {
     };
     let until = |time: Time| {
         let ahead = (time - clock.now()).max(0);
-        pause(Duration::from_nanos(ahead.unsigned_abs()));
+        time_passes(
+            Duration::from_nanos(ahead.unsigned_abs()),
+            "a request is sent on schedule",
+        );
     };
     if let Loss::Snapshot(age) = loss {
         until(lost - Time::try_from(age.as_nanos()).unwrap_or(0));

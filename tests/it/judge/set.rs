@@ -21,7 +21,7 @@ use crate::support::{
         used::surely_used,
     },
     random::Random,
-    wait::pause,
+    wait::time_passes,
 };
 
 /// Configurations per set.
@@ -156,7 +156,10 @@ impl Set {
             let clock = Arc::clone(&clock);
             thread::spawn(move || clients::run(&clock, &addresses, planned, lone))
         };
-        pause(Duration::from_nanos((LASTS / 2).unsigned_abs()));
+        time_passes(
+            Duration::from_nanos((LASTS / 2).unsigned_abs()),
+            "half of the requests are sent",
+        );
         let event = self.befall(&clock, &mut gateways, &mut redis, (&far, &origin));
         let histories = clients.join().expect("the clients end");
         clock.look();
@@ -184,7 +187,7 @@ impl Set {
             Event::Terminate => gateways[1].signal("TERM"),
             Event::Pause => {
                 redis.pause();
-                pause(Duration::from_millis(500));
+                time_passes(Duration::from_millis(500), "Redis stands still");
                 redis.resume();
             }
             Event::Restart => redis.restart(),

@@ -18,7 +18,7 @@ use super::clients::Clock;
 use crate::support::{
     judge::{Time, slots::AtWork},
     random::Random,
-    wait::lock,
+    wait::{lock, time_passes_in_task},
 };
 
 /// Working time per request in milliseconds: minimum and maximum.
@@ -107,7 +107,7 @@ async fn serve(
         let text = String::from_utf8_lossy(&head).into_owned();
         head.clear();
         let works = random.within(WORKS_MS.0, WORKS_MS.1).unsigned_abs();
-        tokio::time::sleep(Duration::from_millis(works)).await;
+        time_passes_in_task(Duration::from_millis(works), "the origin works").await;
         if let Some((limit, slots)) = asked(&text) {
             lock(done).push((limit, (begun, clock.now(), slots)));
         }

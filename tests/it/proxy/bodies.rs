@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{Client, Gateway, Origin, Request, raw, wait::pause};
+use crate::support::{Client, Gateway, Origin, Request, raw, wait::time_passes};
 
 const MIB: u64 = 1024 * 1024;
 
@@ -224,7 +224,7 @@ fn settle(counter: &AtomicU64) -> u64 {
             break;
         }
         last = now;
-        pause(Duration::from_millis(200));
+        time_passes(Duration::from_millis(200), "what is under way arrives");
     }
     counter.load(Ordering::SeqCst)
 }

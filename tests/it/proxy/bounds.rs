@@ -383,7 +383,7 @@ fn a_body_may_drip_where_it_is_allowed_to_and_in_grpc() {
         client.write(head.as_bytes()).expect("it is sent");
         for _ in 0..20 {
             client.write(b"x").expect("it is open");
-            crate::support::wait::pause(Duration::from_millis(50));
+            crate::support::wait::time_passes(Duration::from_millis(50), "a client sends slowly");
         }
         let answer = client.read_response("POST");
         assert_eq!(
@@ -397,7 +397,10 @@ fn a_body_may_drip_where_it_is_allowed_to_and_in_grpc() {
 #[test]
 fn a_client_that_closes_its_side_after_its_request_is_answered() {
     let origin = Origin::new(|exchange| {
-        crate::support::wait::pause(Duration::from_millis(300));
+        crate::support::wait::time_passes(
+            Duration::from_millis(300),
+            "the gateway sees that the client closed its side",
+        );
         exchange.respond(200, &[], b"hello")
     });
     let gateway = Gateway::with("").upstream(&origin).start();

@@ -11,7 +11,7 @@ use crate::support::{
     h2c::{H2cOrigin, send_all},
     raw,
     tls::{Authority, Hello},
-    wait::{PATIENCE, pause},
+    wait::{PATIENCE, time_passes, time_passes_in_task},
 };
 
 /// Repetitions, since a race in the timing of writes fails only sometimes.
@@ -207,14 +207,20 @@ fn a_client_that_reads_slowly_gets_all_that_came_of_a_response_that_breaks_off()
     slow.write_all(&Request::get("/large/fin").to_bytes())
         .expect("a request");
     // the origin has sent as much as buffers allow, and has broken off
-    pause(std::time::Duration::from_millis(300));
+    time_passes(
+        std::time::Duration::from_millis(300),
+        "the buffers fill and the origin breaks off",
+    );
     let reply = raw::read(&mut slow, PATIENCE);
     check_http1("/large/fin", 3_000_000, &reply.bytes);
 
     // HTTP/2 windows hold 65,535 bytes
     let mut slow = Connection::open(gateway.address(), &[]);
     assert!(slow.get(1, "/large/fin"));
-    pause(std::time::Duration::from_millis(300));
+    time_passes(
+        std::time::Duration::from_millis(300),
+        "the buffers fill and the origin breaks off",
+    );
     let mut got = 0;
     let reset = loop {
         let frame = slow.next().expect("the connection stays open");
@@ -244,7 +250,7 @@ fn all_arrives_that_came_of_a_response_whose_http2_origin_resets_the_stream() {
         };
         if send_all(&mut send, body).await.is_ok() {
             // a reset discards the origin's unsent bytes
-            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+            time_passes_in_task(std::time::Duration::from_millis(2), "they leave").await;
             send.send_reset(h2::Reason::INTERNAL_ERROR);
         }
     });

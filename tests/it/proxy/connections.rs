@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Client, Gateway, Origin, Request, curl::curl, http2, raw, wait::pause};
+use crate::support::{Client, Gateway, Origin, Request, curl::curl, http2, raw, wait::time_passes};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -193,13 +193,13 @@ fn a_connection_that_was_idle_for_long_serves_on() {
         let body = "x".repeat(turn * 10_000);
         let answer = client.send(&Request::post("/", body.clone()));
         assert_eq!((answer.status, answer.text()), (200, body), "turn {turn}");
-        pause(PARKED);
+        time_passes(PARKED, "the gateway parks the connection");
     }
     // a head in two parts, each of which arrives on an idle connection
     let request = Request::post("/", "hello").to_bytes();
     let (first, second) = request.split_at(7);
     client.write(first).expect("the connection is open");
-    pause(PARKED);
+    time_passes(PARKED, "the gateway parks the connection");
     client.write(second).expect("the connection is open");
     let answer = client.read_response("POST").expect("an answer");
     assert_eq!(answer.text(), "hello");
@@ -224,7 +224,7 @@ fn the_start_of_a_head_behind_a_request_is_not_lost_while_nothing_else_comes() {
         client.read_response("POST").expect("an answer").text(),
         "one"
     );
-    pause(PARKED);
+    time_passes(PARKED, "the gateway parks the connection");
     client.write(&two[9..]).expect("the connection is open");
     assert_eq!(
         client.read_response("POST").expect("an answer").text(),
@@ -262,7 +262,7 @@ fn an_answer_that_its_client_is_slow_to_take_is_not_lost_while_nothing_else_move
             (client, length)
         })
         .collect();
-    pause(PARKED * 2);
+    time_passes(PARKED * 2, "the buffers of both sides fill");
     for (client, length) in &mut clients {
         let answer = client.read_response("GET").expect("a whole answer");
         assert_eq!(answer.body.len(), *length);
@@ -285,7 +285,7 @@ fn a_parked_connection_ends_after_the_idle_timeout_and_when_the_gateway_does() {
     for client in [&mut impatient, &mut patient] {
         assert_eq!(client.send(&Request::get("/")).status, 200);
     }
-    pause(PARKED);
+    time_passes(PARKED, "the gateway parks the connection");
     assert!(!impatient.closes_within(Duration::from_millis(100)));
     assert!(
         impatient.closes_within(Duration::from_secs(30)),

@@ -10,7 +10,7 @@ use crate::support::{
     Broken, Gateway, Origin, Request,
     h2c::{H2cOrigin, send_all},
     http2, raw,
-    wait::eventually_eq,
+    wait::{eventually_eq, time_passes, time_passes_in_task},
 };
 
 /// One worker, so that all requests share its connections.
@@ -146,7 +146,7 @@ fn a_body_that_breaks_off_never_ends_cleanly() {
         send_all(&mut send, Bytes::from_static(b"hello"))
             .await
             .expect("room");
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        time_passes_in_task(Duration::from_millis(50), "the gateway passes the start on").await;
         match target.as_str() {
             "/cancel" => send.send_reset(Reason::CANCEL),
             "/no-error" => send.send_reset(Reason::NO_ERROR),
@@ -369,7 +369,7 @@ fn idle_connections_are_closed_and_opened_again() {
     assert_eq!(gateway.get("/").status, 200);
     crate::support::eventually("another connection", || {
         assert_eq!(gateway.get("/").status, 200);
-        crate::support::wait::pause(Duration::from_millis(1500));
+        time_passes(Duration::from_millis(1500), "the idle timeout passes");
         match origin.connections() {
             1 => Err("still the first".into()),
             _ => Ok(()),

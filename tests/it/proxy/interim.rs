@@ -12,7 +12,7 @@ use crate::support::{
     http::read_head,
     http2, raw,
     tls::{Authority, Hello},
-    wait::pause,
+    wait::time_passes,
 };
 
 const HINTS: &[u8] =
@@ -130,7 +130,7 @@ fn a_client_that_reads_nothing_loses_hints_and_no_answer() {
     for _ in 0..4 {
         client.write(&request).expect("the requests leave");
     }
-    pause(Duration::from_millis(300));
+    time_passes(Duration::from_millis(300), "the buffers of both sides fill");
     for _ in 0..4 {
         let response = client.read_response("GET").expect("a whole response");
         assert_eq!((response.status, response.body.len()), (200, 3_000_000));

@@ -5,7 +5,7 @@ use std::{io::Read as _, net::Shutdown, os::unix::net::UnixStream, time::Duratio
 use crate::support::{
     Client, Gateway, Origin, Request,
     tls::{Authority, Hello},
-    wait::pause,
+    wait::time_passes,
 };
 
 /// Longer than the idle time before parking.
@@ -46,7 +46,7 @@ fn over_tls_a_client_is_who_it_was_and_hears_of_the_end() {
         assert_eq!((answer.status, answer.text()), (200, body), "turn {turn}");
         let seen = &origin.requests()[turn];
         assert_eq!(seen.header("x-user-id"), Some("alice"), "turn {turn}");
-        pause(PARKED);
+        time_passes(PARKED, "the gateway parks the connection");
     }
     let mut rest = Vec::new();
     client
@@ -78,7 +78,7 @@ fn the_address_that_a_proxy_header_named_stays() {
         assert_eq!(client.send(&Request::get("/")).status, 200);
         let seen = &origin.requests()[turn];
         assert_eq!(seen.header("x-forwarded-for"), Some("192.0.2.7"));
-        pause(PARKED);
+        time_passes(PARKED, "the gateway parks the connection");
     }
 }
 
@@ -87,7 +87,7 @@ fn a_client_that_closes_its_side_behind_its_request_gets_its_answer() {
     let gateway = Gateway::with("").start();
     let mut client = gateway.connect();
     assert_eq!(client.send(&Request::get("/")).status, 200);
-    pause(PARKED);
+    time_passes(PARKED, "the gateway parks the connection");
     // both are readable when it is resumed
     client
         .write(&Request::get("/").to_bytes())
@@ -106,7 +106,7 @@ fn a_head_that_begins_has_to_end() {
         Gateway::with("[[listen]]\naddress = \"127.0.0.1:0\"\nheader_timeout = \"1s\"\n").start();
     let mut client = gateway.connect();
     assert_eq!(client.send(&Request::get("/")).status, 200);
-    pause(PARKED);
+    time_passes(PARKED, "the gateway parks the connection");
     client.write(b"GET ").expect("the connection is open");
     assert_eq!(client.read_response("GET").expect("an answer").status, 408);
 }
@@ -122,7 +122,7 @@ fn a_unix_socket_serves_on() {
     let mut client = Client::on(stream);
     for _ in 0..2 {
         assert_eq!(client.send(&Request::get("/")).status, 200);
-        pause(PARKED);
+        time_passes(PARKED, "the gateway parks the connection");
     }
 }
 
@@ -135,7 +135,7 @@ fn it_counts_until_its_client_leaves() {
     let gateway = Gateway::with("[server]\nworkers = 1\nmax_connections = 1\n").start();
     let mut silent = gateway.connect();
     assert_eq!(silent.send(&Request::get("/")).status, 200);
-    pause(PARKED);
+    time_passes(PARKED, "the gateway parks the connection");
     let open = open(&gateway);
     assert_eq!(gateway.metric(&open), 1.0);
     let mut next = gateway.connect();
@@ -163,7 +163,7 @@ fn many_are_woken_at_once_and_each_is_answered() {
         for client in &mut clients {
             assert_eq!(client.read_response("GET").expect("an answer").status, 200);
         }
-        pause(PARKED);
+        time_passes(PARKED, "the gateway parks the connection");
     }
     clients.truncate(100);
     gateway.wait_for_metric(&open(&gateway), 100.0);
@@ -183,7 +183,7 @@ fn a_listener_that_goes_takes_it_along() {
     for client in [&mut kept, &mut leaving] {
         assert_eq!(client.send(&Request::get("/")).status, 200);
     }
-    pause(PARKED);
+    time_passes(PARKED, "the gateway parks the connection");
     gateway.reconfigure(&first);
     assert!(leaving.closes_within(SOON));
     assert_eq!(kept.send(&Request::get("/")).status, 200);

@@ -11,7 +11,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::support::{
     Gate, Gateway, Origin, Request,
-    wait::{PATIENCE, eventually_eq, pause},
+    wait::{PATIENCE, eventually_eq, time_passes},
 };
 
 const EVENTS: &[u8] =
@@ -66,7 +66,10 @@ fn a_long_poll_may_outlast_the_idle_timeout_of_the_client() {
     client
         .write(&Request::get("/poll").to_bytes())
         .expect("the request leaves");
-    pause(Duration::from_millis(700));
+    time_passes(
+        Duration::from_millis(700),
+        "the client's timeouts would have run out",
+    );
     gate.open();
     assert_eq!(
         client.read_response("GET").expect("an answer").text(),
@@ -164,7 +167,7 @@ fn a_client_that_closes_its_side_and_reads_slowly_gets_the_whole_answer_and_its_
                 0 => break,
                 count => answer.extend_from_slice(&piece[..count]),
             }
-            pause(Duration::from_micros(300));
+            time_passes(Duration::from_micros(300), "a far client reads slowly");
             last = Instant::now();
         }
         let body = answer.iter().rev().take_while(|byte| **byte == b'x');

@@ -9,7 +9,7 @@ use std::{
 
 use crate::support::{
     Broken, Client, Gate, Gateway, Origin, Request, Response, eventually, raw,
-    wait::{eventually_eq, pause},
+    wait::{eventually_eq, time_passes},
     websocket::{AGREED, KEY, echo, handshake, send_back},
 };
 
@@ -114,7 +114,10 @@ fn a_client_that_closes_its_side_before_it_is_agreed_to_costs_nothing_while_the_
     let held = gate.clone();
     let origin = Origin::new(move |exchange| {
         // by then the gateway has seen that the client closed its side
-        pause(Duration::from_millis(300));
+        time_passes(
+            Duration::from_millis(300),
+            "the gateway sees that the client closed its side",
+        );
         exchange.write(AGREED.as_bytes())?;
         held.wait();
         exchange.close()
@@ -276,7 +279,7 @@ fn a_websocket_in_which_nothing_moves_is_closed() {
     let mut client = open(&gateway);
     for _ in 0..4 {
         // longer in total than the bound, but never silent for that long
-        crate::support::wait::pause(Duration::from_millis(100));
+        crate::support::wait::time_passes(Duration::from_millis(100), "half of the timeout passes");
         client.write(b"x").expect("the tunnel takes it");
         assert_eq!(read(&mut client, 1), b"x");
     }

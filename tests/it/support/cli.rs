@@ -6,10 +6,14 @@ use std::{
     path::Path,
     process::{Command, ExitStatus, Stdio},
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
-use super::{gateway::piped, signal::signal, wait::PATIENCE, wait::pause};
+use super::{
+    gateway::piped,
+    signal::signal,
+    wait::{PATIENCE, time_passes},
+};
 
 /// The result of a command.
 pub struct Finished {
@@ -59,6 +63,11 @@ pub fn tidegate_command(folder: &Path) -> Command {
 /// Runs a command with this input. A command that does not end in time is killed, and the test
 /// fails.
 pub fn finish(command: &mut Command, input: &[u8]) -> Finished {
+    finish_within(PATIENCE * 2, command, input)
+}
+
+/// Like [`finish`], with another patience.
+pub fn finish_within(patience: Duration, command: &mut Command, input: &[u8]) -> Finished {
     let mut child = command
         .stdin(Stdio::piped())
         .spawn()
@@ -70,13 +79,13 @@ pub fn finish(command: &mut Command, input: &[u8]) -> Finished {
     thread::spawn(move || stdin.write_all(&input));
     let pid = child.id();
     let waiting = thread::spawn(move || child.wait_with_output());
-    let deadline = Instant::now() + PATIENCE * 2;
+    let deadline = Instant::now() + patience;
     while !waiting.is_finished() {
         if Instant::now() > deadline {
             signal(pid, "KILL");
-            panic!("{command:?} did not end within {:?}", PATIENCE * 2);
+            panic!("{command:?} did not end within {patience:?}");
         }
-        pause(std::time::Duration::from_millis(2));
+        time_passes(Duration::from_millis(2), "the next poll is due");
     }
     let output = waiting
         .join()

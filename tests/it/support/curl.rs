@@ -1,10 +1,11 @@
 //! The real curl, the client that most people try first.
 
-use std::process::Command;
+use std::{process::Command, time::Duration};
 
 use super::{
-    cli::{Finished, finish},
+    cli::{Finished, finish_within},
     gateway::piped,
+    wait::PATIENCE,
 };
 
 /// Runs `curl` quietly with these arguments and a time limit, and returns its output. Fails the
@@ -17,6 +18,11 @@ pub fn curl(arguments: &[&str]) -> String {
 
 /// Like [`curl`], but returns failures too.
 pub fn try_curl(arguments: &[&str]) -> Finished {
+    let time = arguments
+        .iter()
+        .rposition(|argument| *argument == "--max-time");
+    let seconds = time.and_then(|at| arguments.get(at + 1)?.parse().ok());
+    let patience = PATIENCE + Duration::from_secs(seconds.unwrap_or(10));
     let mut command = Command::new("curl");
     piped(&mut command)
         .args([
@@ -28,5 +34,5 @@ pub fn try_curl(arguments: &[&str]) -> Finished {
             "*",
         ])
         .args(arguments);
-    finish(&mut command, b"")
+    finish_within(patience, &mut command, b"")
 }

@@ -18,7 +18,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::random::Random;
+use super::{random::Random, wait::time_passes_in_task};
 
 /// The range of the delay of one message in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +123,8 @@ async fn carry(
     };
     let deliver = async move {
         while let Some((at, bytes)) = queued.recv().await {
-            tokio::time::sleep_until(at).await;
+            let ahead = at.saturating_duration_since(Instant::now());
+            time_passes_in_task(ahead, "the message is on its way").await;
             to.write_all(&bytes).await?;
         }
         io::Result::Ok(())

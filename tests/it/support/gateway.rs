@@ -20,7 +20,7 @@ use super::{
     metrics::Metrics,
     origin::Origin,
     signal::signal,
-    wait::{PATIENCE, eventually, lock, pause},
+    wait::{PATIENCE, eventually, lock, time_passes},
 };
 
 /// A running gateway; stopped on drop.
@@ -492,7 +492,7 @@ fn wait_until_ready(child: &mut Child, file: &Path) -> Result<Ready, ExitStatus>
             let _ = child.kill();
             panic!("the gateway neither became ready nor ended within {PATIENCE:?}");
         }
-        pause(Duration::from_millis(5));
+        time_passes(Duration::from_millis(5), "the next poll is due");
     }
 }
 

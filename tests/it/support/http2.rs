@@ -9,7 +9,7 @@ use tokio::{net::TcpStream, time::timeout};
 
 use super::{
     http::{Request, Response},
-    wait::PATIENCE,
+    wait::{PATIENCE, until},
 };
 
 /// Sends all requests concurrently on one connection. Returns a response or an error for each.
@@ -71,26 +71,22 @@ pub fn exchange_with_trailers(
     })
 }
 
-/// Sends a request, calls `sent` (which waits until the request has arrived), and resets the
-/// stream. The connection stays open until `after` has returned.
+/// Sends a request, resets its stream once the request `has_arrived`, and keeps the connection open
+/// until the reset `has_taken_effect`.
 pub fn send_and_reset(
     address: SocketAddr,
     request: &Request,
-    sent: impl FnOnce(),
-    after: impl FnOnce(),
+    has_arrived: impl Fn() -> bool,
+    has_taken_effect: impl Fn() -> bool,
 ) {
     block_on(async {
         let mut sender = connect(address).await;
         let response = tokio::spawn(sender.send_request(to_hyper(address, request)));
-        // lets the connection's task write the request; `sent` then blocks this thread, not the
-        // gateway
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        sent();
+        until("the request to arrive", has_arrived).await;
         response.abort();
         let _ = response.await;
-        // dropping the response future queues the reset; this gives it time to leave
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        after();
+        // dropping the response future queues the reset
+        until("the reset to take effect", has_taken_effect).await;
         drop(sender);
     });
 }

@@ -1,4 +1,4 @@
-//! Waits for conditions, never just for time to pass.
+//! Waits for conditions. Where a test is about time, [`time_passes`] says why it must pass.
 
 use std::{
     fmt::Debug,
@@ -8,6 +8,8 @@ use std::{
 
 /// The longest that a test waits for something immediate; generous, for busy machines.
 pub const PATIENCE: Duration = Duration::from_secs(10);
+/// Time between two polls of a condition.
+const POLL: Duration = Duration::from_millis(5);
 
 /// Polls until `ask` succeeds. If patience ends, fails the test with `what` and the last error.
 pub fn eventually<T>(what: &str, ask: impl FnMut() -> Result<T, String>) -> T {
@@ -23,7 +25,7 @@ pub fn within<T>(patience: Duration, what: &str, mut ask: impl FnMut() -> Result
             Err(last) if Instant::now() > deadline => {
                 panic!("{what}: not within {patience:?}; last: {last}")
             }
-            Err(_) => pause(Duration::from_millis(5)),
+            Err(_) => time_passes(POLL, "the next poll is due"),
         }
     }
 }
@@ -40,13 +42,30 @@ pub fn eventually_eq<T: PartialEq + Debug>(what: &str, expected: T, mut ask: imp
     });
 }
 
-/// Lets real time pass: between two polls, or if the test is about time.
+/// Lets real time pass, for a test that is about time: `why` says what happens meanwhile. If there
+/// is a state to wait for, use [`eventually`].
 #[expect(
     clippy::disallowed_methods,
-    reason = "the only sleep of the tests; no async runtime runs here"
+    reason = "no async runtime runs on this thread"
 )]
-pub fn pause(time: Duration) {
+pub fn time_passes(time: Duration, why: &str) {
+    assert!(!why.is_empty(), "a test says why time must pass");
     std::thread::sleep(time);
+}
+
+/// [`time_passes`] in an async test.
+pub async fn time_passes_in_task(time: Duration, why: &str) {
+    assert!(!why.is_empty(), "a test says why time must pass");
+    tokio::time::sleep(time).await;
+}
+
+/// Waits in an async test until `holds`. The test fails when patience ends.
+pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
+        tokio::time::sleep(POLL).await;
+    }
 }
 
 /// Blocks until the test opens it, so that an origin can be slow without a clock.
