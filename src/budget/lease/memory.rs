@@ -82,7 +82,8 @@ impl ReplyMemory {
             }
             LeaseAlgorithm::Fixed => reply.valid_us,
             LeaseAlgorithm::Sliding => reply.valid_us.saturating_add(terms.span_us),
-            _ if reply.pool < terms.capacity => terms.span_us,
+            // after a loss the log is empty until the next call reports its entries
+            _ if is_lost || reply.pool < terms.capacity => terms.span_us,
             _ => 0,
         };
         let lives_ns = lives_us.saturating_mul(1000).saturating_sub(MARGIN_NS);

@@ -298,7 +298,8 @@ fn after_a_loss_the_store_learns_what_is_still_out_and_a_log_its_entries() {
         SECOND,
         SECOND - MS,
         &terms,
-        (&Reply { pool: 0, ..another }, None),
+        // the call was for no request: the whole limit is left in the empty log
+        (&Reply { pool: 5, ..another }, None),
         (MS, 0.5),
     );
     assert_eq!(

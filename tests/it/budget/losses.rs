@@ -293,6 +293,24 @@ fn one_gateway_alone_goes_on_from_what_it_remembers_without_a_pause() {
 }
 
 #[test]
+fn one_gateway_alone_restores_what_redis_lost_before_the_next_request() {
+    let redis = Redis::start();
+    let gateways = gateways(&url(&redis), 1);
+    let begun = Instant::now();
+    for (kind, _) in KINDS {
+        assert_eq!(spend(&gateways[0], kind, 300), 300);
+    }
+    redis.run::<Value>(&["FLUSHALL"]);
+    // no request notices the loss: the next heartbeat does
+    let lost = "tidegate_redis_losses_total{kind=\"key\"}";
+    gateways[0].wait_for_metric(lost, KINDS.len() as f64);
+    for (kind, _) in KINDS {
+        let rest = spend(&gateways[0], kind, 330);
+        assert!(rest <= 300 + refilled(begun), "{kind}: {rest}");
+    }
+}
+
+#[test]
 fn a_replica_that_takes_over_without_the_last_grants_is_told_of_them() {
     let mut sentinel = Sentinel::start();
     let nodes = sentinel.address;
