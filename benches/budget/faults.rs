@@ -9,7 +9,7 @@ use crate::{
     gateway::{Answer, Limit, at},
     load::{Run, until},
     proxy::Proxy,
-    support::{redis::Redis, wait::pause},
+    support::{redis::Redis, wait::time_passes},
     verdict::{
         Bound::{AtLeast, AtMost, Within},
         Verdicts,
@@ -103,7 +103,7 @@ pub fn empty(verdicts: &mut Verdicts) {
     let told = run.go(&target, |begun| {
         until(begun, 9.0);
         redis.kill();
-        pause(Duration::from_millis(100));
+        time_passes(Duration::from_millis(100), "Redis is away");
         redis.restart();
         println!(
             "restarted after {:.2} s",

@@ -8,7 +8,7 @@ use tokio::{runtime::LocalOptions, time::Instant};
 
 use crate::{
     gateway::{Answer, Decision, Gateway, Limit},
-    support::wait::pause,
+    support::wait::time_passes,
 };
 
 /// Gateways that share keys.
@@ -311,7 +311,8 @@ fn in_order(
 
 /// Waits until this long after the start of the run.
 pub fn until(begun: Instant, seconds: f64) {
-    pause(Duration::from_secs_f64(seconds).saturating_sub(begun.elapsed()));
+    let ahead = Duration::from_secs_f64(seconds).saturating_sub(begun.elapsed());
+    time_passes(ahead, "the moment comes");
 }
 
 fn runtime() -> tokio::runtime::LocalRuntime {

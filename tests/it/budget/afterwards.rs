@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{failing::until_given_up, shared, waiting};
-use crate::support::{Gateway, Origin, Redis, Request, eventually, wait::pause};
+use crate::support::{Gateway, Origin, Redis, Request, eventually, wait::time_passes};
 
 /// An origin that answers 401 to `/wrong` and 200 to all else.
 fn login() -> Origin {
@@ -141,7 +141,7 @@ fn rejections_that_count_are_counted_together() {
     let first = gateways[1].get("/");
     assert_eq!(first.status, 429);
     // each rejection charges what has refilled: the bucket stays empty
-    pause(Duration::from_millis(100));
+    time_passes(Duration::from_millis(100), "the bucket refills");
     let later = gateways[0].get("/");
     assert_eq!(later.status, 429);
     assert!(
@@ -167,7 +167,7 @@ fn rejections_at_one_gateway_keep_a_client_out_at_the_other() {
         assert_eq!(gateways[0].get("/").status, 200);
         let mut admitted = 0;
         for _ in 0..25 {
-            pause(Duration::from_millis(100));
+            time_passes(Duration::from_millis(100), "the bucket refills");
             admitted += usize::from(gateways[0].get("/").status == 200);
         }
         let elsewhere = gateways[1].get("/").status;

@@ -63,7 +63,7 @@ pub fn tidegate_command(folder: &Path) -> Command {
 /// Runs a command with this input. A command that does not end in time is killed, and the test
 /// fails.
 pub fn finish(command: &mut Command, input: &[u8]) -> Finished {
-    finish_within(PATIENCE * 2, command, input)
+    finish_within(PATIENCE, command, input)
 }
 
 /// Like [`finish`], with another patience.

@@ -7,7 +7,7 @@ use std::{
 };
 
 /// The longest that a test waits for something immediate; generous, for busy machines.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Time between two polls of a condition.
 const POLL: Duration = Duration::from_millis(5);
 
