@@ -213,7 +213,7 @@ fn counts_addresses(snapshot: &Snapshot) -> bool {
         .limits
         .iter()
         .flat_map(|limit| &limit.key)
-        .any(|part| matches!(part, KeyPart::Ip | KeyPart::UserOrIp))
+        .any(KeyPart::has_address)
 }
 
 /// Whether requests may come through an unlisted proxy: a listener is not loopback, or is a Unix

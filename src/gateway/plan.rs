@@ -15,16 +15,13 @@ use super::{
     status_limit,
 };
 use crate::{
-    budget::{
-        SharedLimit, Sync,
-        lease::{self, LeaseTerms},
-    },
+    budget::{SharedLimit, Sync, lease::LeaseTerms},
     config::{self, Effect, Mode, Over, Snapshot},
     identity::{
         Client, Credential, Identifier, KeyParts, ManagedFields, Prefixes, Rejected,
         address::AddressFault,
     },
-    limit::{self, Algorithm, Attached, Store},
+    limit::{self, Attached, Refill, SharedMethod, Store},
     overload::Priority,
     response::{self, Policy},
     route::RouteTable,
@@ -368,19 +365,6 @@ impl<'a> Counted<'a> {
 /// The `route` label of requests without a route. Configurations cannot use this name.
 const NO_ROUTE: &str = "(none)";
 
-/// The algorithm's configuration name.
-fn name_of(algorithm: Algorithm) -> &'static str {
-    match algorithm {
-        Algorithm::TokenBucket => "token_bucket",
-        Algorithm::Gcra => "gcra",
-        Algorithm::LeakyBucket => "leaky_bucket",
-        Algorithm::FixedWindow => "fixed_window",
-        Algorithm::SlidingWindow => "sliding_window",
-        Algorithm::SlidingLog => "sliding_log",
-        Algorithm::Concurrency => "concurrency",
-    }
-}
-
 /// The body fields that key these limits, without duplicates.
 fn wanted_fields<'a>(rules: impl Iterator<Item = &'a LimitRule>) -> Vec<String> {
     let acting = rules.filter(|rule| rule.settings.mode != Mode::Off);
@@ -426,13 +410,14 @@ fn bind_limit(
         None => store.attach(&counted),
     };
     let buckets = buckets.map_err(|_| PlanError::TooManyLimits(limit.name.clone()))?;
+    let algorithm = limit.algorithm.record();
     let policies: Result<Vec<_>, _> = limit
         .quotas
         .iter()
-        .map(|quota| match limit.algorithm {
-            Algorithm::Concurrency => Policy::of_slots(&limit.name, quota.amount.get()),
-            Algorithm::FixedWindow | Algorithm::SlidingLog => Policy::of_window(&limit.name, quota),
-            _ => Policy::compile(&limit.name, quota),
+        .map(|quota| match algorithm.refill {
+            Refill::OnRelease => Policy::of_slots(&limit.name, quota.amount.get()),
+            Refill::AtOnce => Policy::of_window(&limit.name, quota),
+            Refill::Gradual => Policy::compile(&limit.name, quota),
         })
         .collect();
     Ok(LimitRule {
@@ -444,8 +429,8 @@ fn bind_limit(
         policies: policies
             .map_err(|error| PlanError::Unfit(format!("limit `{}`: {error}", limit.name)))?,
         exceptions: ConfigExceptions::of(limit),
-        algorithm: name_of(limit.algorithm),
-        holds_slots: limit.algorithm == Algorithm::Concurrency,
+        algorithm: algorithm.name,
+        holds_slots: limit.algorithm.holds_slots(),
         max_delay_ns: match limit.over {
             Over::Reject => 0,
             Over::Delay { max_delay } => u64::try_from(max_delay.as_nanos()).unwrap_or(u64::MAX),
@@ -486,21 +471,13 @@ fn bind_shared(
     metrics: &Metrics,
 ) -> Option<Arc<SharedLimit>> {
     let shared = limit.shared?;
-    let algorithm = match limit.algorithm {
-        Algorithm::TokenBucket | Algorithm::Gcra | Algorithm::LeakyBucket => {
-            lease::LeaseAlgorithm::Bucket
-        }
-        Algorithm::FixedWindow => lease::LeaseAlgorithm::Fixed,
-        Algorithm::SlidingWindow => lease::LeaseAlgorithm::Sliding,
-        Algorithm::SlidingLog => lease::LeaseAlgorithm::Log,
-        Algorithm::Concurrency => lease::LeaseAlgorithm::Slots,
-    };
-    // Nothing is taken on arrival from a limit that answers charge.
+    let algorithm = limit.algorithm.record().shared;
+    // A limit that is charged after the response takes nothing on arrival.
     let ahead = shared.sync == Sync::Lease && limit.count_status.is_empty();
     let terms = limit.quotas.iter().map(|quota| {
         let (amount, burst) = (quota.amount.get(), quota.burst.get());
         let terms = match algorithm {
-            lease::LeaseAlgorithm::Slots => LeaseTerms::slots(amount, ahead),
+            SharedMethod::Slots => LeaseTerms::slots(amount, ahead),
             _ => LeaseTerms::new(algorithm, amount, quota.period, burst, ahead),
         };
         terms.part(region_share)

@@ -159,31 +159,12 @@ impl KeyParts {
 
     /// Whether the key includes an address.
     pub fn has_address(&self) -> bool {
-        self.parts
-            .iter()
-            .any(|part| matches!(part, KeyPart::Ip | KeyPart::UserOrIp))
+        self.parts.iter().any(KeyPart::has_address)
     }
 
     /// Whether the key depends on the request's target or body, not only on the client.
     pub fn depends_on_target(&self) -> bool {
-        self.parts.iter().any(|part| match part {
-            KeyPart::Method
-            | KeyPart::Route
-            | KeyPart::Path
-            | KeyPart::Query(_)
-            | KeyPart::Param(_)
-            | KeyPart::Body(_) => true,
-            KeyPart::Ip
-            | KeyPart::User
-            | KeyPart::UserOrIp
-            | KeyPart::Tenant
-            | KeyPart::Tier
-            | KeyPart::Host
-            | KeyPart::UserAgent
-            | KeyPart::Header(_)
-            | KeyPart::Cookie(_)
-            | KeyPart::Claim(_) => false,
-        })
+        self.parts.iter().any(|part| part.record().of_target)
     }
 
     /// Whether all requests share one bucket.
@@ -258,10 +239,7 @@ impl KeyParts {
                 let after = rest.strip_prefix(name)?.strip_prefix('=')?;
                 Some(rest.len() - after.len())
             };
-            let names: &[String] = &match part {
-                KeyPart::UserOrIp => vec!["user".to_owned(), "ip".to_owned()],
-                part => vec![part.to_string()],
-            };
+            let names = part.value_names();
             let found = names
                 .iter()
                 .find_map(|name| Some((name, named(rest, name)?)));
@@ -281,11 +259,11 @@ impl KeyParts {
             };
             rest = &rest[skip..];
             let end = match self.parts.get(place + 1) {
-                Some(KeyPart::UserOrIp) => {
-                    let ends = [", user=", ", ip="].map(|next| rest.find(next));
-                    ends.into_iter().flatten().min()?
+                Some(next) => {
+                    let names = next.value_names().into_iter();
+                    let ends = names.filter_map(|name| rest.find(&format!(", {name}=")));
+                    ends.min()?
                 }
-                Some(next) => rest.find(&format!(", {next}="))?,
                 None => rest.len(),
             };
             let text = &rest[..end];
@@ -293,6 +271,7 @@ impl KeyParts {
             let folded;
             let value = match part {
                 _ if text.is_empty() || text.len() >= SHOWN_MAX_BYTES => return None,
+                part if part.record().is_secret => return None,
                 KeyPart::Ip | KeyPart::UserOrIp if name == "ip" => {
                     let network = text.parse::<IpNet>().ok();
                     let address = network.map(|network| network.addr());
@@ -303,11 +282,6 @@ impl KeyParts {
                     folded = text::folded_param(text);
                     PartValue::Param(text, folded)
                 }
-                KeyPart::UserAgent
-                | KeyPart::Header(_)
-                | KeyPart::Query(_)
-                | KeyPart::Cookie(_)
-                | KeyPart::Body(_) => return None,
                 _ => PartValue::Text(text),
             };
             if !full.is_empty() {

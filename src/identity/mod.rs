@@ -32,7 +32,7 @@ pub use credential::{
 };
 pub use identifier::{Identifier, Thought, Tried};
 pub use key::{KeyHasher, KeyParts, KeySubject, Keyed, Missing};
-pub use key_part::KeyPart;
+pub use key_part::{KeyPart, KeyPartRecord, NamedPart, PartNeeds, PartOrigin};
 pub use managed::ManagedFields;
 pub use rejected::Rejected;
 pub use settings::{IdentitySettings, UserSource};

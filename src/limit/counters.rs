@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use super::{share::Occupancy, word_algorithm::StateFormat};
+use super::{algorithm::StateFormat, share::Occupancy};
 
 /// Overflow buckets per limit; a power of two, at most 2¹⁶.
 pub(super) const OVERFLOW_BUCKETS: usize = 256;

@@ -5,9 +5,9 @@ use std::ops::Deref;
 use arrayvec::ArrayVec;
 
 use super::{
+    algorithm::WordAlgorithm,
     key::MAX_LIMITS,
     standing::{ChargeLocation, Standing},
-    word_algorithm::WordAlgorithm,
     word_request::WordRequest,
 };
 

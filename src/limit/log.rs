@@ -34,9 +34,9 @@ use std::{
 
 use super::{
     Key, Quota, QuotaError, Standing,
+    algorithm::StateFormat,
     quota::MAX_LOG,
     share::{Occupancy, SharedCapacity},
-    word_algorithm::StateFormat,
     word_request::{STEP_BACK_NS, SpentUnits, WordRequest},
 };
 

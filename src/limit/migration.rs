@@ -30,6 +30,7 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 use arrayvec::ArrayVec;
 
 use super::{
+    algorithm::{StateFormat, WordAlgorithm},
     attached::{Attached, GENERATIONS, PreviousRule},
     counters::{LimitCounters, OVERFLOW_BUCKETS},
     key::Key,
@@ -38,7 +39,6 @@ use super::{
     standing::Standing,
     store::Store,
     table::TableAddress,
-    word_algorithm::{StateFormat, WordAlgorithm},
     word_request::{SpentUnits, WordRequest},
 };
 

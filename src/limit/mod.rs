@@ -33,7 +33,6 @@ mod standing;
 mod sync;
 mod table;
 mod window;
-mod word_algorithm;
 mod word_request;
 
 #[cfg(test)]
@@ -45,7 +44,7 @@ mod properties;
 #[cfg(test)]
 mod test_size;
 
-pub use algorithm::Algorithm;
+pub use algorithm::{Algorithm, AlgorithmRecord, QuotaShape, Refill, SharedMethod};
 pub use attached::Attached;
 pub use charge::Charge;
 pub use decision::{Denial, Finding, Standings, Verdict};

@@ -15,10 +15,10 @@ use std::sync::{
 };
 
 use super::{
+    algorithm::StateFormat,
     attached::{Attached, inherited, previous_rules},
     counters::{LimitCounters, Occupied},
     rule::Limit,
-    word_algorithm::StateFormat,
 };
 
 /// Ids per chunk; 256 chunks of 256.

@@ -1,13 +1,12 @@
 //! A limit as configured: its name, its algorithm and a quota for each tier.
 
 use super::{
-    algorithm::Algorithm,
+    algorithm::{Algorithm, StateFormat, WordAlgorithm},
     key::Key,
     log::Logs,
     overdraft::Overdraft,
     quota::{Quota, QuotaError},
     table::TableAddress,
-    word_algorithm::{StateFormat, WordAlgorithm},
     word_request::{SpentUnits, WordRequest},
 };
 
@@ -50,7 +49,7 @@ impl Limit {
         overdraft: Overdraft,
     ) -> Result<Limit, QuotaError> {
         match WordAlgorithm::new(algorithm, quotas, Some(overdraft)) {
-            Some(words) if algorithm != Algorithm::Concurrency => Ok(Limit {
+            Some(words) if algorithm.supports_costs() => Ok(Limit {
                 name: name.into(),
                 rule: Rule::Words(words?),
             }),

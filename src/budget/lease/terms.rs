@@ -3,21 +3,8 @@
 
 use std::time::Duration;
 
-/// The store's algorithm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum LeaseAlgorithm {
-    /// Token bucket: refills continuously.
-    Bucket,
-    /// Fixed window.
-    Fixed,
-    /// Sliding window from two counters.
-    Sliding,
-    /// Sliding log: exact, no leases.
-    Log,
-    /// Requests in flight: slots instead of tokens, which return on release (see the module
-    /// `slot_lease`).
-    Slots,
-}
+/// The algorithm by which Redis counts.
+pub use crate::limit::SharedMethod as LeaseAlgorithm;
 
 /// One quota of a shared limit, as leases and the store use it.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -2,10 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{
-    limit::quotas::QuotaShape,
-    written_route::{RouteNames, WrittenRoute},
-};
+use super::written_route::{RouteNames, WrittenRoute};
 use crate::{
     config::{
         LimitSettings, Mode,
@@ -14,6 +11,7 @@ use crate::{
         document::Document,
     },
     identity::KeyPart,
+    limit::QuotaShape,
     route::{Part, Pattern, RouteTable},
 };
 
@@ -124,7 +122,7 @@ fn check_cost(document: Document<'_>, route: &WrittenRoute, limit: &LimitSetting
         return;
     };
     let (name, shown) = (quote(&limit.name), &route.shown);
-    let held = match QuotaShape::of(limit.algorithm) {
+    let held = match limit.algorithm.record().quota {
         QuotaShape::Bucket => "burst",
         QuotaShape::Window => "count of the rate",
         QuotaShape::InFlight => "limit",
@@ -200,7 +198,7 @@ fn warn_of_chosen_key(
     };
     if compiled.mode == Mode::Off
         || !compiled.key.iter().any(KeyPart::is_chosen)
-        || compiled.key.iter().any(KeyPart::is_vouched)
+        || compiled.key.iter().any(KeyPart::is_verified)
     {
         return;
     }
@@ -211,7 +209,7 @@ fn warn_of_chosen_key(
             let mut parts = other.key.iter();
             other.mode == Mode::Enforce
                 && other.count_status.is_empty()
-                && parts.any(|part| matches!(part, KeyPart::Ip | KeyPart::UserOrIp))
+                && parts.any(KeyPart::has_address)
                 && !other.key.iter().any(KeyPart::is_chosen)
         })
     };

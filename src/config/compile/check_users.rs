@@ -35,11 +35,8 @@ pub(super) struct WrittenTier {
 
 /// Warns of API keys that can be guessed without limit, and of tiers that no limit names.
 pub(super) fn check(document: Document<'_>, users: &Users, limits: &[&LimitSettings]) {
-    let counts_by = |part: &[KeyPart]| {
-        let mut parts = limits.iter().flat_map(|limit| &limit.key);
-        parts.any(|counted| part.contains(counted))
-    };
-    if !counts_by(&[KeyPart::Ip, KeyPart::UserOrIp]) {
+    let mut parts = limits.iter().flat_map(|limit| &limit.key);
+    if !parts.clone().any(KeyPart::has_address) {
         for span in &users.guessable {
             let message = "API keys can be guessed without limit: no limit counts by address";
             let hint = "a request with an unknown key has no user: add a limit with key = [\"ip\"] to [gateway] limits";
@@ -49,7 +46,7 @@ pub(super) fn check(document: Document<'_>, users: &Users, limits: &[&LimitSetti
             );
         }
     }
-    if !counts_by(&[KeyPart::Tier]) {
+    if !parts.any(|part| *part == KeyPart::Tier) {
         warn_of_tiers(document, &users.tiers, limits);
     }
 }

@@ -19,7 +19,7 @@ use crate::{
 };
 
 use behaviour::ExemptTier;
-use quotas::{QuotaRule, QuotaShape};
+use quotas::QuotaRule;
 
 /// A named limit; `compiled` is `None` if it has an error.
 pub(super) struct NamedLimit {
@@ -77,7 +77,7 @@ fn limit(
         overdraft: cost
             .as_ref()
             .and_then(CostSettings::overdraft)
-            .filter(|_| cost::supports_costs(algorithm)),
+            .filter(|_| algorithm.supports_costs()),
     });
     let quotas = quotas::quotas(&section, rule, name);
     let is_complete = is_complete && quotas.is_some();
@@ -92,7 +92,11 @@ fn limit(
             quotas,
         )
     };
-    let exempt_tiers = behaviour::read(&section, algorithm.map(QuotaShape::of), &mut limit);
+    let exempt_tiers = behaviour::read(
+        &section,
+        algorithm.map(|algorithm| algorithm.record().quota),
+        &mut limit,
+    );
     shared::read(&section, has_redis, &mut limit);
     cost::check(&section, &limit);
     section.finish();
@@ -102,15 +106,7 @@ fn limit(
 fn algorithm(section: &Section<'_>) -> Option<Algorithm> {
     section.choice(
         "algorithm",
-        &[
-            ("token_bucket", Algorithm::TokenBucket),
-            ("gcra", Algorithm::Gcra),
-            ("leaky_bucket", Algorithm::LeakyBucket),
-            ("fixed_window", Algorithm::FixedWindow),
-            ("sliding_window", Algorithm::SlidingWindow),
-            ("sliding_log", Algorithm::SlidingLog),
-            ("concurrency", Algorithm::Concurrency),
-        ],
+        &Algorithm::ALL.map(|algorithm| (algorithm.record().name, algorithm)),
     )
 }
 

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use super::{
     limit::{
         NamedLimit,
-        quotas::{self, QuotaRule, QuotaShape},
+        quotas::{self, QuotaRule},
     },
     network::parse_network,
     route::find_limit,
@@ -24,6 +24,7 @@ use crate::{
         value::ConfigValue,
     },
     identity::{KeyPart, Prefixes},
+    limit::QuotaShape,
 };
 
 /// Adds each exception to its limit.
@@ -164,7 +165,7 @@ impl WrittenOverride<'_> {
             WrittenOverride::Block => return Some(Effect::Block),
             WrittenOverride::Quota { rate, burst } => (rate, burst),
         };
-        let shape = QuotaShape::of(limit.algorithm);
+        let shape = limit.algorithm.record().quota;
         let (name, unfit) = (quote(&limit.name), Code::UnfitOverride);
         if shape == QuotaShape::InFlight {
             let message = format!("limit {name} counts requests in flight: it has no rate");
@@ -247,15 +248,18 @@ fn check_key(limit: &LimitSettings, prefixes: Prefixes, key: &str) -> Result<(),
             Err((message, hint))
         };
     }
-    if let Some(part) = limit.key.iter().find(|part| is_hashed(part)) {
+    if let Some(part) = limit.key.iter().find(|part| part.record().is_secret) {
         let hint = "name the user, tenant or ip instead".to_owned();
         let message = format!("\"{part}\" is hashed with a new secret at each start");
         return Err((message, hint));
     }
     let values: Vec<&str> = key.split(", ").collect();
-    let form = |part: &KeyPart| match part {
-        KeyPart::UserOrIp => "user=… or ip=…".to_owned(),
-        part => format!("{part}=…"),
+    let form = |part: &KeyPart| {
+        let names = part.value_names().into_iter();
+        names
+            .map(|name| format!("{name}=…"))
+            .collect::<Vec<_>>()
+            .join(" or ")
     };
     let form: Vec<String> = limit.key.iter().map(form).collect();
     let wrong_form = || {
@@ -269,11 +273,7 @@ fn check_key(limit: &LimitSettings, prefixes: Prefixes, key: &str) -> Result<(),
     }
     for (value, part) in values.iter().zip(&limit.key) {
         let (name, value) = value.split_once('=').ok_or_else(wrong_form)?;
-        let fits = match part {
-            KeyPart::UserOrIp => matches!(name, "user" | "ip"),
-            part => name == part.to_string(),
-        };
-        if !fits {
+        if !part.value_names().iter().any(|known| known == name) {
             return Err(wrong_form());
         }
         if name == "ip" {
@@ -295,18 +295,6 @@ fn check_address(prefixes: Prefixes, value: &str) -> Result<(), (String, String)
     }
     let message = format!("{} counts as part of {counted}", quote(value));
     Err((message, format!("write ip={counted}")))
-}
-
-/// Whether log lines show only a hash of this part.
-fn is_hashed(part: &KeyPart) -> bool {
-    matches!(
-        part,
-        KeyPart::UserAgent
-            | KeyPart::Header(_)
-            | KeyPart::Query(_)
-            | KeyPart::Cookie(_)
-            | KeyPart::Body(_)
-    )
 }
 
 fn until(value: &ConfigValue<'_>, now: SystemTime) -> Option<SystemTime> {

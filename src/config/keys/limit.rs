@@ -10,7 +10,7 @@ use super::{
         },
     },
 };
-use crate::limit::quota::MAX_SLOTS;
+use crate::limit::{Algorithm, quota::MAX_SLOTS};
 
 /// The largest bucket: the largest structured-field integer (RFC 9651 §3.3.1).
 pub(in crate::config) const MAX_BURST: u64 = 999_999_999_999_999;
@@ -27,15 +27,7 @@ pub(in crate::config) static LIMIT: Keys = Keys {
         ),
         KeyRecord::new(
             "algorithm",
-            Choice(&[
-                "token_bucket",
-                "gcra",
-                "leaky_bucket",
-                "fixed_window",
-                "sliding_window",
-                "sliding_log",
-                "concurrency",
-            ]),
+            Choice(&Algorithm::NAMES),
             Value("\"token_bucket\""),
             "how tidegate counts requests",
         )

@@ -17,13 +17,13 @@ use super::{
     word::{self, ChargedWord, WordAttempt},
 };
 use crate::limit::{
+    algorithm::WordAlgorithm,
     charge::Charge,
     decision::{Finding, Verdict},
     key::MAX_LIMITS,
     log::Deed,
     rule::Rule,
     standing::{ChargeLocation, Standing},
-    word_algorithm::WordAlgorithm,
 };
 
 impl Store {

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use super::Store;
 use crate::limit::{
+    algorithm::WordAlgorithm,
     attached::Attached,
     charge::Charge,
     counters::{LimitCounters, OverflowBucket},
@@ -11,7 +12,6 @@ use crate::limit::{
     key::Key,
     standing::ChargeLocation,
     table::{Cell, Insertion, SlotOwner, TableAddress},
-    word_algorithm::WordAlgorithm,
     word_request::WordRequest,
 };
 

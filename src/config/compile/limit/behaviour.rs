@@ -5,7 +5,6 @@ use std::ops::Range;
 
 use http::StatusCode;
 
-use super::quotas::QuotaShape;
 use crate::{
     config::{
         Exempt, LimitSettings, Mode, Over, Slow,
@@ -21,7 +20,7 @@ use crate::{
         value::ConfigValue,
     },
     identity::Missing,
-    limit::Algorithm,
+    limit::QuotaShape,
 };
 
 /// A tier that a limit exempts, and where the file says so.
@@ -38,7 +37,7 @@ pub(super) fn read(
     shape: Option<QuotaShape>,
     limit: &mut LimitSettings,
 ) -> Vec<ExemptTier> {
-    limit.over = over(section, shape, limit.algorithm);
+    limit.over = over(section, shape);
     limit.mode = section
         .choice(
             "mode",
@@ -96,7 +95,7 @@ pub(super) fn contradiction(section: &Section<'_>, key: &'static str, message: &
     }
 }
 
-fn over(section: &Section<'_>, shape: Option<QuotaShape>, algorithm: Algorithm) -> Over {
+fn over(section: &Section<'_>, shape: Option<QuotaShape>) -> Over {
     let delays = section.choice("over", &[("reject", false), ("delay", true)]);
     let max_delay = section.get("max_delay");
     let (delays, max_delay) = match (delays, max_delay) {
@@ -120,15 +119,16 @@ fn over(section: &Section<'_>, shape: Option<QuotaShape>, algorithm: Algorithm) 
             value.and_then(|value| value.duration()),
         ),
     };
-    if delays && shape.is_some_and(|shape| shape != QuotaShape::Bucket) {
-        let message = match algorithm {
-            Algorithm::Concurrency => {
-                "a concurrency limit cannot delay: the end of a request in flight is unknown"
-            }
-            _ => {
-                "a window limit cannot delay: a new window would release all waiting requests at once"
-            }
-        };
+    let cannot_delay = match shape {
+        None | Some(QuotaShape::Bucket) => None,
+        Some(QuotaShape::InFlight) => {
+            Some("a concurrency limit cannot delay: the end of a request in flight is unknown")
+        }
+        Some(QuotaShape::Window) => Some(
+            "a window limit cannot delay: a new window would release all waiting requests at once",
+        ),
+    };
+    if let Some(message) = cannot_delay.filter(|_| delays) {
         contradiction(
             section,
             "over",

@@ -19,7 +19,7 @@ use crate::{
         CostRule, CostUnits, Decimal, EstimateKind, FailureCost, FirstRatios, PartPrices,
         UnreportedCost, UsageFormat, UsageSchema,
     },
-    limit::{Algorithm, Overdraft},
+    limit::Overdraft,
 };
 
 const PRESETS: [(&str, CostPreset); 5] = [
@@ -87,7 +87,7 @@ pub(super) fn check(section: &Section<'_>, limit: &LimitSettings) {
         }
     };
     refuse(
-        !supports_costs(limit.algorithm),
+        !limit.algorithm.supports_costs(),
         "algorithm",
         "this algorithm counts requests one by one and cannot charge costs",
         "write algorithm = \"token_bucket\", or remove the cost",
@@ -110,11 +110,6 @@ pub(super) fn check(section: &Section<'_>, limit: &LimitSettings) {
         "gateways that share a limit on costs all keep a debt of one capacity",
         "remove max_debt, or write scope = \"local\"",
     );
-}
-
-/// Whether the algorithm can charge more than one unit at a time, and debt.
-pub(super) fn supports_costs(algorithm: Algorithm) -> bool {
-    !matches!(algorithm, Algorithm::Concurrency | Algorithm::SlidingLog)
 }
 
 /// The table with its preset. Without a table, every key has its default.

@@ -14,31 +14,8 @@ use crate::{
         units::{Rate, show_duration},
         value::ConfigValue,
     },
-    limit::{Algorithm, Limit, Overdraft, Quota},
+    limit::{Algorithm, Limit, Overdraft, Quota, QuotaShape},
 };
-
-/// Which settings an algorithm takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::config::compile) enum QuotaShape {
-    /// A rate and a burst.
-    Bucket,
-    /// A rate only.
-    Window,
-    /// A `limit` only.
-    InFlight,
-}
-
-impl QuotaShape {
-    pub(in crate::config::compile) fn of(algorithm: Algorithm) -> QuotaShape {
-        match algorithm {
-            Algorithm::TokenBucket | Algorithm::Gcra | Algorithm::LeakyBucket => QuotaShape::Bucket,
-            Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog => {
-                QuotaShape::Window
-            }
-            Algorithm::Concurrency => QuotaShape::InFlight,
-        }
-    }
-}
 
 /// Tier names, each with the index of its quota.
 type Tiers = Vec<(String, usize)>;
@@ -56,7 +33,7 @@ pub(super) fn quotas(
         section.get("limit").and_then(|value| in_flight(&value));
         return None;
     };
-    let shape = QuotaShape::of(rule.algorithm);
+    let shape = rule.algorithm.record().quota;
     refuse_foreign_keys(section, shape);
     let quotas = match shape {
         QuotaShape::InFlight => {
@@ -183,7 +160,7 @@ impl QuotaRule {
         rate: Rate,
         burst: Option<NonZeroU64>,
     ) -> Result<Quota, Unfit> {
-        let burst = (QuotaShape::of(self.algorithm) == QuotaShape::Bucket)
+        let burst = (self.algorithm.record().quota == QuotaShape::Bucket)
             .then(|| burst.unwrap_or_else(|| self.default_burst(rate)));
         let held = burst.unwrap_or(rate.amount).get();
         let unfit = |code, error: String| Unfit {
