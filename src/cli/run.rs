@@ -132,6 +132,25 @@ fn banner(running: &Running, file: Option<&Path>) -> String {
         };
         let _ = writeln!(text, "  listening  {scheme}{address}");
     }
+    list_routes(&mut text, &snapshot);
+    list_limits(&mut text, &snapshot);
+    let workers = if running.workers == 1 {
+        "1 worker".to_owned()
+    } else {
+        format!("{} workers", running.workers)
+    };
+    let _ = writeln!(
+        text,
+        "  admin      http://{}  (metrics, health)\n  ready      {workers}; end with Ctrl-C",
+        running.admin
+    );
+    if counts_addresses(&snapshot) && may_be_behind_a_proxy(&snapshot) {
+        text.push_str("  hint       behind a load balancer? set client_ip.trusted_proxies, or all its clients count as one\n");
+    }
+    text
+}
+
+fn list_routes(text: &mut String, snapshot: &Snapshot) {
     for (index, route) in snapshot.routes.iter().enumerate() {
         if index == MAX_SHOWN {
             let _ = writeln!(
@@ -165,6 +184,9 @@ fn banner(running: &Running, file: Option<&Path>) -> String {
             servers.join(", ")
         );
     }
+}
+
+fn list_limits(text: &mut String, snapshot: &Snapshot) {
     for (index, limit) in snapshot.limits.iter().enumerate() {
         if index == MAX_SHOWN {
             let _ = writeln!(
@@ -186,20 +208,6 @@ fn banner(running: &Running, file: Option<&Path>) -> String {
             enforcement(limit)
         );
     }
-    let workers = if running.workers == 1 {
-        "1 worker".to_owned()
-    } else {
-        format!("{} workers", running.workers)
-    };
-    let _ = writeln!(
-        text,
-        "  admin      http://{}  (metrics, health)\n  ready      {workers}; end with Ctrl-C",
-        running.admin
-    );
-    if counts_addresses(&snapshot) && may_be_behind_a_proxy(&snapshot) {
-        text.push_str("  hint       behind a load balancer? set client_ip.trusted_proxies, or all its clients count as one\n");
-    }
-    text
 }
 
 /// How long the process waits at exit for standard error to take the last lines.

@@ -162,111 +162,31 @@ impl Plan {
         process: &Process,
         previous: Option<&Plan>,
     ) -> Result<Self, PlanError> {
-        let (store, metrics, runtime_overrides) = (
-            &*process.store,
-            process.metrics(),
-            &process.runtime_overrides,
-        );
-        let region_share = snapshot
-            .redis
-            .as_ref()
-            .map_or(1.0, |redis| redis.region_share);
-        let mut quotas = 0;
-        let mut rules = Vec::with_capacity(snapshot.limits.len());
-        for (place, limit) in snapshot.limits.iter().enumerate() {
-            let before = previous.and_then(|plan| plan.limit(&limit.name));
-            let mut rule = bind_limit(place, limit, store, metrics, runtime_overrides, before)?;
-            rule.shared = bind_shared(limit, region_share, quotas, metrics);
-            quotas += rule.shared.as_ref().map_or(0, |shared| shared.quotas());
-            rules.push(Arc::new(rule));
-        }
-        // Append last so that configuration indices never address the built-in limit.
-        let own = rules.len();
-        let before = previous.and_then(|plan| plan.limit(status_limit::NAME));
-        // No runtime override applies: switching off all limits must not unprotect the status page.
-        let no_overrides = RuntimeOverrides::default();
-        let rule = bind_limit(
-            own,
-            &status_limit::limit(),
-            store,
-            metrics,
-            &no_overrides,
-            before,
-        )?;
-        rules.push(Arc::new(rule));
+        let metrics = process.metrics();
+        let rules = bind_rules(snapshot, process, previous)?;
+        // The built-in limit is the last one.
+        let status = rules.len() - 1;
         let counted = Counted::before(previous, metrics);
-        let bind_route = |name: &str, limits: &[usize]| RoutePlan {
-            index: None,
-            name: name.to_owned(),
-            upstream: 0,
-            wanted_fields: wanted_fields(limits.iter().map(|&limit| &*rules[limit])),
-            limits: limits
-                .iter()
-                .map(|&limit| LimitPlan {
-                    rule: Arc::clone(&rules[limit]),
-                    everywhere: snapshot.gateway_limits.contains(&limit),
-                    decisions: counted.decisions(name, &rules[limit].name),
-                })
-                .collect(),
-            cost: 1,
-            max_body_bytes: None,
-            priority: Priority::Normal,
-            shed: metrics.shed(Priority::Normal.as_str()),
-            shows_quotas: false,
-            metrics: counted.route(name),
+        let binder = RouteBinder {
+            snapshot,
+            rules: &rules,
+            counted,
         };
-        let routes = snapshot
-            .routes
-            .iter()
-            .enumerate()
-            .map(|(index, route)| RoutePlan {
-                index: Some(index),
-                upstream: route.upstream,
-                cost: route.cost,
-                max_body_bytes: route.max_body_bytes,
-                priority: route.priority,
-                shed: metrics.shed(route.priority.as_str()),
-                ..bind_route(&route.name, &route.limits)
-            });
-        let patterns: Vec<_> = snapshot
-            .routes
-            .iter()
-            .map(|route| route.pattern.clone())
-            .collect();
-        let table = RouteTable::build(&patterns).map_err(|errors| {
-            PlanError::Unfit(
-                errors
-                    .into_iter()
-                    .map(|error| error.problem)
-                    .collect::<Vec<_>>()
-                    .join("; "),
-            )
-        })?;
         let address_faults = [&AddressFault::LABELS[..], &[UNNAMED_PROXY]].concat();
         Ok(Self {
-            counts_addresses: rules[..own].iter().any(|rule| rule.key.has_address()),
+            counts_addresses: rules[..status].iter().any(|rule| rule.key.has_address()),
             identifier: Identifier::new(&snapshot.identity),
             managed: Arc::new(ManagedFields::new(&snapshot.identity)),
             prefixes: snapshot.identity.prefixes(),
-            table,
-            routes: routes.collect(),
-            unrouted: bind_route(NO_ROUTE, &snapshot.gateway_limits),
+            table: route_table(snapshot)?,
+            routes: binder.configured(),
+            unrouted: binder.built_in(NO_ROUTE, &snapshot.gateway_limits),
             status: RoutePlan {
                 shows_quotas: true,
-                ..bind_route(status_limit::NAME, &[own])
+                ..binder.built_in(status_limit::NAME, &[status])
             },
             status_path: snapshot.status_path.clone(),
-            upstreams: snapshot
-                .upstreams
-                .iter()
-                .map(|settings| {
-                    let mut before = previous.iter().flat_map(|plan| &plan.upstreams);
-                    let unchanged =
-                        before.find(|upstream_state| upstream_state.settings() == settings);
-                    let new = || bind_upstream(settings, metrics).map(Arc::new);
-                    unchanged.map_or_else(new, |upstream_state| Ok(Arc::clone(upstream_state)))
-                })
-                .collect::<Result<_, _>>()?,
+            upstreams: bind_upstreams(snapshot, metrics, previous)?,
             response: snapshot.response.clone(),
             shared: rules
                 .iter()
@@ -375,6 +295,108 @@ fn wanted_fields<'a>(rules: impl Iterator<Item = &'a LimitRule>) -> Vec<String> 
     wanted.sort_unstable();
     wanted.dedup();
     wanted
+}
+
+/// The limits in configuration order, and the status page's limit behind them.
+fn bind_rules(
+    snapshot: &Snapshot,
+    process: &Process,
+    previous: Option<&Plan>,
+) -> Result<Vec<Arc<LimitRule>>, PlanError> {
+    let (store, metrics) = (&*process.store, process.metrics());
+    let region_share = snapshot
+        .redis
+        .as_ref()
+        .map_or(1.0, |redis| redis.region_share);
+    let mut quotas = 0;
+    let mut rules = Vec::with_capacity(snapshot.limits.len() + 1);
+    for (place, limit) in snapshot.limits.iter().enumerate() {
+        let before = previous.and_then(|plan| plan.limit(&limit.name));
+        let overrides = &process.runtime_overrides;
+        let mut rule = bind_limit(place, limit, store, metrics, overrides, before)?;
+        rule.shared = bind_shared(limit, region_share, quotas, metrics);
+        quotas += rule.shared.as_ref().map_or(0, |shared| shared.quotas());
+        rules.push(Arc::new(rule));
+    }
+    // Append last so that configuration indices never address the built-in limit.
+    let (place, limit) = (rules.len(), status_limit::limit());
+    let before = previous.and_then(|plan| plan.limit(status_limit::NAME));
+    // No runtime override applies: switching off all limits must not unprotect the status page.
+    let no_overrides = RuntimeOverrides::default();
+    let rule = bind_limit(place, &limit, store, metrics, &no_overrides, before)?;
+    rules.push(Arc::new(rule));
+    Ok(rules)
+}
+
+/// Binds routes to their limits and metrics.
+struct RouteBinder<'a> {
+    snapshot: &'a Snapshot,
+    rules: &'a [Arc<LimitRule>],
+    counted: Counted<'a>,
+}
+
+impl RouteBinder<'_> {
+    /// The routes in configuration order.
+    fn configured(&self) -> Vec<RoutePlan> {
+        let bind = |(index, route): (usize, &config::RouteSettings)| RoutePlan {
+            index: Some(index),
+            upstream: route.upstream,
+            cost: route.cost,
+            max_body_bytes: route.max_body_bytes,
+            priority: route.priority,
+            shed: self.counted.metrics.shed(route.priority.as_str()),
+            ..self.built_in(&route.name, &route.limits)
+        };
+        self.snapshot.routes.iter().enumerate().map(bind).collect()
+    }
+
+    /// A route without settings of its own.
+    fn built_in(&self, name: &str, limits: &[usize]) -> RoutePlan {
+        let rules = limits.iter().map(|&limit| &self.rules[limit]);
+        let plan = |(rule, limit): (&Arc<LimitRule>, &usize)| LimitPlan {
+            rule: Arc::clone(rule),
+            everywhere: self.snapshot.gateway_limits.contains(limit),
+            decisions: self.counted.decisions(name, &rule.name),
+        };
+        RoutePlan {
+            index: None,
+            name: name.to_owned(),
+            upstream: 0,
+            wanted_fields: wanted_fields(rules.clone().map(|rule| &**rule)),
+            limits: rules.zip(limits).map(plan).collect(),
+            cost: 1,
+            max_body_bytes: None,
+            priority: Priority::Normal,
+            shed: self.counted.metrics.shed(Priority::Normal.as_str()),
+            shows_quotas: false,
+            metrics: self.counted.route(name),
+        }
+    }
+}
+
+fn route_table(snapshot: &Snapshot) -> Result<RouteTable, PlanError> {
+    let routes = snapshot.routes.iter();
+    let patterns: Vec<_> = routes.map(|route| route.pattern.clone()).collect();
+    RouteTable::build(&patterns).map_err(|errors| {
+        let problems = errors.into_iter().map(|error| error.problem);
+        PlanError::Unfit(problems.collect::<Vec<_>>().join("; "))
+    })
+}
+
+/// The upstreams; unchanged ones are shared with the previous plan.
+fn bind_upstreams(
+    snapshot: &Snapshot,
+    metrics: &Metrics,
+    previous: Option<&Plan>,
+) -> Result<Vec<Arc<UpstreamState>>, PlanError> {
+    let bind = |settings: &upstream::UpstreamSettings| {
+        let mut before = previous.iter().flat_map(|plan| &plan.upstreams);
+        match before.find(|upstream_state| upstream_state.settings() == settings) {
+            Some(unchanged) => Ok(Arc::clone(unchanged)),
+            None => bind_upstream(settings, metrics).map(Arc::new),
+        }
+    };
+    snapshot.upstreams.iter().map(bind).collect()
 }
 
 fn bind_upstream(

@@ -111,49 +111,10 @@ impl RouteTable {
         patterns: &[Pattern],
         errors: &mut Vec<RouteError>,
     ) {
-        let complaints = errors.len();
-        let mut wrong = |part, (problem, hint)| {
-            errors.push(RouteError {
-                index,
-                other: None,
-                part,
-                problem,
-                hint,
-            })
-        };
-        let segments = pattern::parse_path(&pattern.path).unwrap_or_else(|complaint| {
-            wrong(Part::Path, complaint);
-            Vec::new()
-        });
-        for (place, method) in pattern.methods.iter().enumerate() {
-            if pattern.methods[..place].contains(method) {
-                wrong(
-                    Part::Method(place),
-                    (
-                        format!("method `{method}` is listed twice"),
-                        "list it once".to_owned(),
-                    ),
-                );
-            }
-            pattern::check_method(method)
-                .unwrap_or_else(|complaint| wrong(Part::Method(place), complaint));
-        }
-        let mut hosts = Vec::with_capacity(pattern.hosts.len());
-        for (place, text) in pattern.hosts.iter().enumerate() {
-            match HostPattern::parse(text) {
-                Ok(host) if hosts.contains(&host) => wrong(
-                    Part::Host(place),
-                    (
-                        format!("host `{text}` is listed twice"),
-                        "list it once".to_owned(),
-                    ),
-                ),
-                Ok(host) => hosts.push(host),
-                Err(complaint) => wrong(Part::Host(place), complaint),
-            }
-        }
+        let earlier = errors.len();
+        let (segments, hosts) = parse(index, pattern, errors);
         self.names.push(names(&segments));
-        if errors.len() > complaints {
+        if errors.len() > earlier {
             return;
         }
 
@@ -266,6 +227,46 @@ impl RouteTable {
         }
         self.any.visit(key_path, &mut visit)
     }
+}
+
+/// The segments of the path, and the hosts. Reports what is wrong with either, or with a method.
+fn parse<'a>(
+    index: usize,
+    pattern: &'a Pattern,
+    errors: &mut Vec<RouteError>,
+) -> (Vec<PatternSegment<'a>>, Vec<HostPattern>) {
+    let mut wrong = |part, (problem, hint)| {
+        errors.push(RouteError {
+            index,
+            other: None,
+            part,
+            problem,
+            hint,
+        })
+    };
+    let twice = |what: &str, text: &dyn fmt::Display| {
+        let problem = format!("{what} `{text}` is listed twice");
+        (problem, "list it once".to_owned())
+    };
+    let segments = pattern::parse_path(&pattern.path).unwrap_or_else(|error| {
+        wrong(Part::Path, error);
+        Vec::new()
+    });
+    for (place, method) in pattern.methods.iter().enumerate() {
+        if pattern.methods[..place].contains(method) {
+            wrong(Part::Method(place), twice("method", method));
+        }
+        pattern::check_method(method).unwrap_or_else(|error| wrong(Part::Method(place), error));
+    }
+    let mut hosts = Vec::with_capacity(pattern.hosts.len());
+    for (place, text) in pattern.hosts.iter().enumerate() {
+        match HostPattern::parse(text) {
+            Ok(host) if hosts.contains(&host) => wrong(Part::Host(place), twice("host", text)),
+            Ok(host) => hosts.push(host),
+            Err(error) => wrong(Part::Host(place), error),
+        }
+    }
+    (segments, hosts)
 }
 
 fn names(segments: &[PatternSegment<'_>]) -> Box<[ParamName]> {

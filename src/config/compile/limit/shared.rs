@@ -9,7 +9,7 @@ use crate::{
         diagnostic::{PendingDiagnostic, not_built},
         section::Section,
     },
-    limit::Algorithm,
+    limit::SharedMethod,
 };
 
 /// Keys that only a shared limit may have.
@@ -29,26 +29,15 @@ pub(super) fn read(section: &Section<'_>, has_redis: bool, limit: &mut LimitSett
             contradiction(section, "slack", message, hint);
         }
     };
-    match scope {
-        None => return,
-        Some(false) => {
-            for key in FOREIGN {
-                let message =
-                    format!("`{key}` is for limits that gateways share, and this one is local");
-                contradiction(
-                    section,
-                    key,
-                    &message,
-                    "write scope = \"global\", or remove the key",
-                );
-            }
-            deny_slack(
-                "`slack` is for limits that gateways share, and this one is local",
-                "write scope = \"global\", or remove the key",
-            );
-            return;
-        }
-        Some(true) => {}
+    if scope == Some(false) {
+        refuse_shared_keys(section);
+        deny_slack(
+            "`slack` is for limits that gateways share, and this one is local",
+            "write scope = \"global\", or remove the key",
+        );
+    }
+    if scope != Some(true) {
+        return;
     }
     if behaviour.is_some_and(|behaviour| behaviour != "local") {
         let message =
@@ -56,17 +45,13 @@ pub(super) fn read(section: &Section<'_>, has_redis: bool, limit: &mut LimitSett
         let hint = "write on_redis_down = \"local\", or remove the key";
         contradiction(section, "local_fraction", message, hint);
     }
-    let is_log = limit.algorithm == Algorithm::SlidingLog;
+    let is_log = limit.algorithm.record().shared == SharedMethod::Log;
     if is_log && strict == Some(Sync::Lease) {
         let message = "a sliding log cannot lease units: it asks Redis for every request";
-        contradiction(
-            section,
-            "sync",
-            message,
-            "write sync = \"strict\", or another algorithm",
-        );
+        let hint = "write sync = \"strict\", or another algorithm";
+        contradiction(section, "sync", message, hint);
     }
-    if is_log || strict == Some(Sync::Strict) || limit.algorithm == Algorithm::Concurrency {
+    if is_log || strict == Some(Sync::Strict) || limit.algorithm.holds_slots() {
         deny_slack(
             "`slack` has no effect: this limit asks Redis for every request",
             "write sync = \"lease\" and another algorithm, or remove the key",
@@ -104,6 +89,15 @@ pub(super) fn read(section: &Section<'_>, has_redis: bool, limit: &mut LimitSett
         when_down,
         slack,
     });
+}
+
+/// Reports the keys of shared limits in a local one.
+fn refuse_shared_keys(section: &Section<'_>) {
+    for key in FOREIGN {
+        let message = format!("`{key}` is for limits that gateways share, and this one is local");
+        let hint = "write scope = \"global\", or remove the key";
+        contradiction(section, key, &message, hint);
+    }
 }
 
 /// A queue needs one order of all requests, and gateways that lease units have none.
