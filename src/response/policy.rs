@@ -9,7 +9,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use http::HeaderValue;
 
 use super::body;
-use crate::limit::Quota;
+use crate::limit::{Quota, Refill};
 
 /// The largest integer of a structured field (RFC 9651 §3.3.1).
 pub(super) const INTEGER_MAX: u64 = 999_999_999_999_999;
@@ -46,15 +46,6 @@ pub struct Policy {
     remains: Box<[u8]>,
 }
 
-/// How spent units come back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Refill {
-    /// Unit by unit: a bucket or a sliding window.
-    Gradual,
-    /// All at one moment: a window that restarts, or the oldest entry leaving a log.
-    AtOnce,
-}
-
 impl Policy {
     /// Describes the limit `name` with `quota`.
     pub fn compile(name: &str, quota: &Quota) -> Result<Policy, BadPolicyName> {
@@ -78,7 +69,10 @@ impl Policy {
 
     /// Describes the limit `name` that allows `slots` requests in flight.
     pub fn of_slots(name: &str, slots: u64) -> Result<Policy, BadPolicyName> {
-        Policy::new(name, format!("{name} ({slots} at a time)"), slots, None)
+        Ok(Policy {
+            refill: Refill::OnRelease,
+            ..Policy::new(name, format!("{name} ({slots} at a time)"), slots, None)?
+        })
     }
 
     fn new(
