@@ -121,10 +121,11 @@ impl<'de> Visitor<'de> for Here<'_> {
         Ok(())
     }
 
-    /// `1.0`, `10e-1` and `1` are one number, and so are numbers with the same `f64` value. This is
-    /// also called for integers that `u64` and `i64` cannot hold.
+    /// `1.0`, `10e-1` and `1` are one number, and so are numbers with the same `f64` value, which
+    /// serde_json's feature `float_roundtrip` makes the nearest one. This is also called for integers
+    /// that `u64` and `i64` cannot hold. Some upstreams drop a fraction, others keep it.
     fn visit_f64<E>(self, value: f64) -> Result<(), E> {
-        if value.abs() >= INEXACT_MIN {
+        if value.abs() >= INEXACT_MIN || value.fract() != 0.0 {
             self.unclear();
             return Ok(());
         }

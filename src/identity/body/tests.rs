@@ -46,6 +46,12 @@ fn numbers_and_booleans_are_what_they_would_be_written_as() {
         ("1", "1"),
         ("1.0", "1"),
         ("10e-1", "1"),
+        // a parser that divides doubles reads 985163373.0000001
+        ("9851633730000000000000000000000e-22", "985163373"),
+        (
+            "6040667583406784.0000000000000000000000",
+            "6040667583406784",
+        ),
         ("-0.0", "0"),
         ("-7", "-7"),
         ("true", "true"),
@@ -94,6 +100,15 @@ fn a_number_that_no_double_holds_is_unclear() {
         .map(|id| field(JSON, &format!("{{\"id\":{id}}}"), "id"))
         .filter(|value| *value != FieldValue::Unclear);
     assert_eq!(near.count(), 1, "all but 2^63 itself");
+}
+
+#[test]
+fn a_number_with_a_fraction_is_unclear() {
+    // PHP's `(int)` reads 12345 from the first
+    for number in ["12345.5", "12345.000000000002", "-0.5", "1e-9"] {
+        let body = format!("{{\"id\":{number}}}");
+        assert_eq!(field(JSON, &body, "id"), FieldValue::Unclear, "{body}");
+    }
 }
 
 #[test]
