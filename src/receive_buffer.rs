@@ -7,21 +7,24 @@
 //! sender.
 //!
 //! So frames leave the h2 crate quickly. The task that drives a connection reads at most
-//! `TURN_BYTES` at a time. Then it moves the data of each stream into that stream's receive buffer,
-//! where small chunks are merged. Flow control is credited only when the reader takes the bytes. So
+//! `TURN_BYTES` and `TURN_FRAMES` at a time. Then it moves the data of each stream into that
+//! stream's receive buffer, where small chunks are merged. Flow control is credited only when the reader takes the bytes. So
 //! the memory of a connection is bounded by its flow-control windows, whatever the frame size.
 //!
 //! Frames for a stream that nobody reads any more are discarded and counted in
 //! [`ReceiveBuffers::discarded_bytes`].
 //!
 //! ```text
-//! socket ──TURN_BYTES──▶ h2 ──fill──▶ receive buffer ──poll_data──▶ reader
+//! socket ──TurnReader──▶ h2 ──fill──▶ receive buffer ──poll_data──▶ reader
 //!                        frames       merged chunks      window credited
 //! ```
 
+mod frame_meter;
+mod turn_reader;
+
 use std::{
     cell::{Cell, RefCell},
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     mem,
     rc::{Rc, Weak},
     task::{Context, Poll, Waker},
@@ -32,10 +35,17 @@ use bytes::{Bytes, BytesMut};
 use h2::RecvStream;
 use http::HeaderMap;
 
+pub use frame_meter::FrameHead;
+pub use turn_reader::TurnReader;
+
 /// The most bytes read from a connection before its receive buffers are filled.
 const TURN_BYTES: usize = 64 * 1024;
+/// The most frames with content or fields that are read in the same time. The h2 crate keeps the
+/// memory for as many events (64 KiB) as long as the connection lives; 64 KiB of the smallest
+/// frames would take 1.7 MB. With fewer, readers would be woken for every few bytes.
+const TURN_FRAMES: usize = 256;
 /// Limit of the h2 crate for unread small DATA frames. It is not needed, because no frame stays
-/// unread longer than a turn (64 KiB of the smallest frames take 1.7 MB in the crate). The crate
+/// unread longer than a turn. The crate
 /// also charges frames that arrive after their stream was reset, and never credits them. After many
 /// early responses to uploads, it would close the connection for frames that the client sent before
 /// it saw the response. [`ReceiveBuffers::discarded_bytes`] bounds those frames instead.
@@ -55,13 +65,16 @@ const MAX_MERGED_BYTES: usize = 16 * 1024;
 #[derive(Debug, Default)]
 pub struct ReceiveBuffers {
     read_bytes: Cell<usize>,
-    open: RefCell<Vec<Weak<RefCell<Buffered>>>>,
-    totals: Rc<Totals>,
+    read_frames: Cell<usize>,
+    /// The streams that received DATA in this turn: at most `TURN_FRAMES`.
+    arrived_on: RefCell<Vec<u32>>,
+    shared: Rc<Shared>,
 }
 
-/// Totals of one connection.
+/// State of one connection that its receive buffers use, too.
 #[derive(Debug, Default)]
-struct Totals {
+struct Shared {
+    open: RefCell<HashMap<u32, Weak<RefCell<Buffered>>>>,
     /// Bytes of DATA on the wire, without padding.
     arrived_bytes: Cell<u64>,
     /// The part of `arrived_bytes` that reached a receive buffer.
@@ -77,7 +90,7 @@ pub struct ReceiveBuffer(Rc<RefCell<Buffered>>);
 #[derive(Debug)]
 struct Buffered {
     stream: RecvStream,
-    totals: Rc<Totals>,
+    shared: Rc<Shared>,
     chunks: VecDeque<Bytes>,
     /// After `chunks`: either the last chunk as received, or several small ones merged. Never both.
     last: Bytes,
@@ -92,51 +105,64 @@ struct Buffered {
 impl ReceiveBuffers {
     /// Creates the buffer of a received stream.
     pub fn open(&self, stream: RecvStream) -> ReceiveBuffer {
-        let buffered = Rc::new(RefCell::new(Buffered {
+        let id = stream.stream_id().as_u32();
+        let mut buffered = Buffered {
             stream,
-            totals: Rc::clone(&self.totals),
+            shared: Rc::clone(&self.shared),
             chunks: VecDeque::new(),
             last: Bytes::new(),
             merged: BytesMut::new(),
             end: None,
             reader: Waker::noop().clone(),
             is_awaited: false,
-        }));
-        let mut open = self.open.borrow_mut();
-        if open.len() == open.capacity() {
-            open.retain(|buffer| buffer.strong_count() > 0);
-        }
-        open.push(Rc::downgrade(&buffered));
+        };
+        // earlier turns have left it in the h2 crate
+        buffered.fill();
+        let buffered = Rc::new(RefCell::new(buffered));
+        let mut open = self.shared.open.borrow_mut();
+        open.insert(id, Rc::downgrade(&buffered));
         ReceiveBuffer(buffered)
     }
 
     /// Whether the connection may be read in this turn. If not, [`end_turn`](Self::end_turn) wakes
     /// its task.
-    pub fn may_read(&self) -> bool {
-        self.read_bytes.get() < TURN_BYTES
+    fn may_read(&self) -> bool {
+        self.read_bytes.get() < TURN_BYTES && self.read_frames.get() < TURN_FRAMES
     }
 
     /// Counts bytes that were read from the connection.
-    pub fn read(&self, bytes: usize) {
+    fn read(&self, bytes: usize) {
         self.read_bytes.set(self.read_bytes.get() + bytes);
     }
 
-    /// Counts a DATA frame of this size, without padding, among the bytes read.
-    pub fn data_arrived(&self, bytes: u64) {
-        add(&self.totals.arrived_bytes, bytes);
+    /// Counts a frame among the bytes read.
+    fn frame_arrived(&self, frame: &FrameHead) {
+        match frame.kind {
+            FrameHead::DATA => {
+                let content = u64::from(frame.content_bytes());
+                add(&self.shared.arrived_bytes, content);
+                let mut arrived_on = self.arrived_on.borrow_mut();
+                if arrived_on.last() != Some(&frame.stream) {
+                    arrived_on.push(frame.stream);
+                }
+            }
+            FrameHead::HEADERS => {}
+            _ => return,
+        }
+        self.read_frames.set(self.read_frames.get() + 1);
     }
 
     /// Bytes of DATA that reached no receive buffer by the end of a turn, because their streams had
     /// been answered or reset.
     pub fn discarded_bytes(&self) -> u64 {
-        let arrived = self.totals.arrived_bytes.get();
-        arrived.saturating_sub(self.totals.received_bytes.get())
+        let arrived = self.shared.arrived_bytes.get();
+        arrived.saturating_sub(self.shared.received_bytes.get())
     }
 
     /// The number of streams that stopped being read before their data had ended. On each, a peer
     /// that respects flow control can have one window of data in flight.
     pub fn unfinished_streams(&self) -> u64 {
-        self.totals.unfinished.get()
+        self.shared.unfinished.get()
     }
 
     /// Fills the receive buffers and lets the readers run before the next turn. The task that
@@ -147,13 +173,18 @@ impl ReceiveBuffers {
             return false;
         }
         self.read_bytes.set(0);
-        self.open.borrow_mut().retain(|buffer| {
-            let Some(buffer) = buffer.upgrade() else {
-                return false;
-            };
-            buffer.borrow_mut().fill();
-            true
-        });
+        self.read_frames.set(0);
+        for stream in self.arrived_on.borrow_mut().drain(..) {
+            let buffer = self
+                .shared
+                .open
+                .borrow()
+                .get(&stream)
+                .and_then(Weak::upgrade);
+            if let Some(buffer) = buffer {
+                buffer.borrow_mut().fill();
+            }
+        }
         cx.waker().wake_by_ref();
         true
     }
@@ -233,7 +264,7 @@ impl Buffered {
     }
 
     fn push(&mut self, data: Bytes) {
-        add(&self.totals.received_bytes, data.len() as u64);
+        add(&self.shared.received_bytes, data.len() as u64);
         let is_small = data.len() < MERGE_BELOW;
         if !self.merged.is_empty() {
             if is_small && self.merged.len() + data.len() <= MAX_MERGED_BYTES {
@@ -274,8 +305,10 @@ impl Buffered {
 impl Drop for Buffered {
     /// Credits unread bytes, which still count in the connection's window.
     fn drop(&mut self) {
+        let id = self.stream.stream_id().as_u32();
+        self.shared.open.borrow_mut().remove(&id);
         if self.end.is_none() && !self.stream.is_end_stream() {
-            add(&self.totals.unfinished, 1);
+            add(&self.shared.unfinished, 1);
         }
         let chunks: usize = self.chunks.iter().map(Bytes::len).sum();
         self.credit(chunks + self.last.len() + self.merged.len());

@@ -16,7 +16,7 @@ use std::{cell::Cell, time::Duration};
 use h2::Reason;
 use tokio::time::Instant;
 
-use super::http2::FrameHead;
+use crate::receive_buffer::FrameHead;
 
 /// Abandoned requests that are tolerated at any ratio: users close tabs and retype searches.
 pub(super) const MAX_ABANDONED: u32 = 200;
@@ -237,6 +237,7 @@ mod tests {
         padding: 0,
         kind: 6,
         flags: 0,
+        stream: 0,
     };
 
     /// How many of these frames are accepted.
@@ -266,6 +267,7 @@ mod tests {
             padding: 0,
             kind: FrameHead::DATA,
             flags,
+            stream: 1,
         };
         assert_eq!(taken(&account, data(1, 0), began), 10_000_000);
         assert_eq!(
@@ -283,6 +285,7 @@ mod tests {
             padding: 0,
             kind: FrameHead::HEADERS,
             flags: 4,
+            stream: 1,
         };
         for _ in 0..10_000 {
             assert_eq!(account.frame(&head, || began), Ok(()));

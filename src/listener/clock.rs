@@ -12,10 +12,8 @@ use std::{cell::Cell, rc::Rc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{
-    abuse::{AbuseAccount, AbuseReason},
-    http2::FrameHead,
-};
+use super::abuse::{AbuseAccount, AbuseReason};
+use crate::receive_buffer::FrameHead;
 
 /// The phase of a connection, and when that phase began.
 #[derive(Debug)]

@@ -4,7 +4,6 @@
 //! received: see [`crate::receive_buffer`].
 
 mod frame_io;
-mod frame_meter;
 mod request_body;
 mod respond;
 
@@ -35,7 +34,6 @@ use crate::receive_buffer::{
     DATA_FRAME_BUDGET, MAX_REMEMBERED_RESETS, RESET_MEMORY, ReceiveBuffers,
 };
 use frame_io::FrameIo;
-pub(super) use frame_meter::FrameHead;
 
 /// Flow-control window of a stream and of the connection, in bytes.
 const WINDOW: u32 = 1 << 20;

@@ -10,17 +10,14 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::{
-    super::{clock::Clock, timed_io::TimedIo},
-    frame_meter::{FrameHead, FrameMeter},
-};
-use crate::receive_buffer::ReceiveBuffers;
+use super::super::{clock::Clock, timed_io::TimedIo};
+use crate::receive_buffer::{ReceiveBuffers, TurnReader};
 
 /// The socket of an HTTP/2 connection.
 pub(super) struct FrameIo {
     io: Box<TimedIo>,
     buffers: Rc<ReceiveBuffers>,
-    meter: FrameMeter,
+    reader: TurnReader,
     clock: Rc<Clock>,
 }
 
@@ -29,7 +26,7 @@ impl FrameIo {
         Self {
             io,
             buffers,
-            meter: FrameMeter::default(),
+            reader: TurnReader::of_client(),
             clock,
         }
     }
@@ -42,21 +39,15 @@ impl AsyncRead for FrameIo {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        if !this.buffers.may_read() {
-            return Poll::Pending;
-        }
         let before = buf.filled().len();
-        ready!(Pin::new(&mut this.io).poll_read(cx, buf))?;
-        let bytes = &buf.filled()[before..];
-        this.buffers.read(bytes.len());
-        this.meter.read(bytes, |frame| {
-            if frame.kind == FrameHead::DATA {
-                this.buffers.data_arrived(u64::from(frame.content_bytes()));
-            }
-            this.clock.frame(&frame);
+        let io = &mut this.io;
+        let read = |buf: &mut ReadBuf<'_>| Pin::new(io).poll_read(cx, buf);
+        let read = this.reader.poll_read(&this.buffers, buf, read, |frame| {
+            this.clock.frame(frame);
         });
+        ready!(read)?;
         Poll::Ready(match this.clock.cut() {
-            Some(cut) if !bytes.is_empty() => Err(io::Error::other(cut)),
+            Some(cut) if buf.filled().len() > before => Err(io::Error::other(cut)),
             _ => Ok(()),
         })
     }

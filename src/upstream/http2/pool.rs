@@ -11,7 +11,7 @@ use std::{
     net::SocketAddr,
     pin::Pin,
     rc::Rc,
-    task::{Context, Poll, Waker, ready},
+    task::{Context, Poll, Waker},
 };
 
 use bytes::Bytes;
@@ -35,6 +35,7 @@ use super::{
 };
 use crate::receive_buffer::{
     DATA_FRAME_BUDGET, MAX_REMEMBERED_RESETS, RESET_MEMORY, ReceiveBuffer, ReceiveBuffers,
+    TurnReader,
 };
 
 /// The connections that accept new exchanges.
@@ -172,6 +173,7 @@ impl H2Pool {
         let carrier = Carrier {
             connection,
             buffers: Rc::clone(&buffers),
+            reader: TurnReader::of_server(),
         };
         let handshake = h2::client::Builder::new()
             // until the server's SETTINGS state its limit
@@ -300,6 +302,7 @@ impl Future for Driven {
 struct Carrier {
     connection: Box<ServerConnection>,
     buffers: Rc<ReceiveBuffers>,
+    reader: TurnReader,
 }
 
 impl AsyncRead for Carrier {
@@ -308,13 +311,10 @@ impl AsyncRead for Carrier {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if !self.buffers.may_read() {
-            return Poll::Pending;
-        }
-        let before = buf.filled().len();
-        ready!(Pin::new(&mut self.connection.stream).poll_read(cx, buf))?;
-        self.buffers.read(buf.filled().len() - before);
-        Poll::Ready(Ok(()))
+        let this = &mut *self;
+        let stream = &mut this.connection.stream;
+        let read = |buf: &mut ReadBuf<'_>| Pin::new(stream).poll_read(cx, buf);
+        this.reader.poll_read(&this.buffers, buf, read, |_| {})
     }
 }
 
