@@ -11,6 +11,7 @@
 //! No request touches it.
 
 mod activation;
+mod idle_memory;
 mod low_priority;
 mod certificates;
 mod descriptors;
@@ -32,11 +33,12 @@ use crate::{
     config::Snapshot,
     gateway::{ActiveConfigHandle, OverflowSeen, Process},
     listener::{self, BindAddress, BindMode},
-    telemetry::{self, Metrics},
+    telemetry::{self, Metrics, resident_bytes},
 };
 
 use activation::Activation;
-use low_priority::{HighWater, IdleWave, give_memory_back, run_at_low_priority};
+use idle_memory::{IdleMemory, MemoryUse, give_memory_back};
+use low_priority::run_at_low_priority;
 use reload::Reloader;
 use worker::Stop;
 
@@ -237,8 +239,7 @@ impl Running {
         let current = Arc::clone(&self.current);
         self.control.spawn(async move {
             let mut overflow = OverflowSeen::default();
-            let mut wave = IdleWave::default();
-            let mut bodies = HighWater::default();
+            let mut memory = IdleMemory::new(resident_bytes());
             let mut ticks = tokio::time::interval(UPKEEP);
             loop {
                 ticks.tick().await;
@@ -247,10 +248,15 @@ impl Running {
                 active.warn_of_overflow(&mut overflow);
                 active.process().follow_wall_clock();
                 let buffers = active.process().body_buffers();
-                let have_fallen = bodies.has_fallen(buffers.take_peak(), buffers.used());
-                if wave.is_over(listener::parked()) || have_fallen {
+                let now = MemoryUse {
+                    released_connections: listener::released_connections(),
+                    body_peak: buffers.take_peak(),
+                    body_bytes: buffers.used(),
+                };
+                if memory.is_due(now, resident_bytes) {
                     // on failure the memory stays allocated for later use
                     let _ = run_at_low_priority(give_memory_back).await;
+                    memory.trimmed(resident_bytes());
                 }
             }
         });

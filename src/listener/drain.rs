@@ -18,6 +18,7 @@ use std::{
     cell::{Cell, RefCell},
     collections::HashMap,
     rc::Rc,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
     task::Waker,
     time::Duration,
 };
@@ -26,6 +27,15 @@ use tokio::sync::Notify;
 
 /// How long an idle connection may still send a request after the listener closes.
 const LAST_CALL: Duration = Duration::from_secs(1);
+
+/// Connections that freed their buffers since the process began.
+static RELEASED: AtomicU64 = AtomicU64::new(0);
+
+/// How many connections have freed their buffers so far: they were parked, or closed. A connection
+/// counts each time.
+pub fn released_connections() -> u64 {
+    RELEASED.load(Relaxed)
+}
 
 /// The open connections of one listener on one worker.
 #[derive(Debug, Default)]
@@ -136,6 +146,7 @@ impl ConnectionGuard {
 
     /// Drops the waker: a parked connection has no task.
     pub(super) fn wakes_nobody(&self) {
+        RELEASED.fetch_add(1, Relaxed);
         self.drain.open.borrow_mut().insert(self.id, None);
     }
 
@@ -150,6 +161,7 @@ impl ConnectionGuard {
 
 impl Drop for ConnectionGuard {
     fn drop(&mut self) {
+        RELEASED.fetch_add(1, Relaxed);
         self.drain.open.borrow_mut().remove(&self.id);
         if self.drain.stage.get() != DrainStage::Open && self.drain.open() == 0 {
             self.drain.empty.notify_waiters();

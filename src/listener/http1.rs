@@ -4,13 +4,7 @@
 //! the time. So after a quarter of a second without a request hyper returns the connection, which
 //! is parked ([`super::idle_connections`]). The first bytes of the next request start hyper again.
 
-use std::{
-    convert::Infallible,
-    future::poll_fn,
-    pin::Pin,
-    rc::Rc,
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-};
+use std::{convert::Infallible, future::poll_fn, pin::Pin, rc::Rc};
 
 use bytes::{Bytes, BytesMut};
 use http::{
@@ -30,14 +24,6 @@ use super::{
     streams::Tracked,
     timed_io::TimedIo,
 };
-
-/// Connections parked since the process began; a connection counts each time.
-static PARKED: AtomicU64 = AtomicU64::new(0);
-
-/// How often a connection has been parked so far. Each parking frees its buffers.
-pub fn parked() -> u64 {
-    PARKED.load(Relaxed)
-}
 
 /// Serves one connection until it ends (`None`) or must be parked.
 pub(super) async fn serve<H: Handler>(
@@ -62,10 +48,7 @@ pub(super) async fn serve<H: Handler>(
         match Box::pin(busy(io, peer, handler, ticket)).await? {
             // the next head has already begun to arrive
             Some(idle) if idle.has_unread() => io = idle,
-            Some(idle) => {
-                PARKED.fetch_add(1, Relaxed);
-                return Ok(Some(idle));
-            }
+            Some(idle) => return Ok(Some(idle)),
             None => return Ok(None),
         }
     }

@@ -43,9 +43,8 @@ use tokio::{
 };
 
 pub use abuse::AbuseReason;
-pub use drain::Drain;
+pub use drain::{Drain, released_connections};
 pub use handover::ClientEnd;
-pub use http1::parked;
 pub use http2::StreamRequestBody;
 pub use proxy_protocol::ProxyProtocol;
 pub use serve::{Accepted, Handler, Peer};

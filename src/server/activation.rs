@@ -27,7 +27,8 @@ use super::{
     background_tasks::{self, BackgroundTask, TaskSet},
     certificates::Certificates,
     descriptors,
-    low_priority::{give_memory_back, run_at_low_priority},
+    idle_memory::give_memory_back,
+    low_priority::run_at_low_priority,
     worker::{Assigned, NewListener, Stop, WorkerCommand, WorkerConfig},
 };
 use crate::{

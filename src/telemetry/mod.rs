@@ -18,6 +18,7 @@ mod test_support;
 
 pub use self::{
     metrics::Metrics,
+    process::resident_bytes,
     samples::Sample,
     time::{date, moment},
 };

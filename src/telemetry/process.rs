@@ -80,6 +80,12 @@ pub(super) fn render(text: &mut String) {
     }
 }
 
+/// Resident memory of the process; `None` where it cannot be read.
+pub fn resident_bytes() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    kibibytes(&status, "VmRSS:").map(|bytes| bytes as u64)
+}
+
 /// Field `number` of proc_pid_stat(5), counted from 1. The second field may contain spaces and
 /// parentheses.
 fn stat_field(stat: &str, number: usize) -> Option<f64> {
@@ -116,6 +122,11 @@ fn number_after(text: &str, name: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn resident_memory_is_read() {
+        assert!(resident_bytes().is_none_or(|bytes| bytes > 1 << 20));
+    }
 
     #[test]
     fn fields_are_found_behind_a_hostile_process_name() {

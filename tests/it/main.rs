@@ -34,6 +34,7 @@ mod limit_modes;
 mod limits;
 mod lines;
 mod load_tests;
+mod memory;
 mod metric_names;
 mod overload;
 mod own_quotas;
