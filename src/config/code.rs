@@ -108,6 +108,8 @@ codes! {
     Contradiction = "TG0406",
     /// An exception that does not fit its limit.
     UnfitOverride = "TG0407",
+    /// A limit names a price table that is not defined.
+    UnknownPrices = "TG0408",
 
     /// A limit that applies to no route.
     UnusedLimit = "TG0501",
@@ -125,4 +127,10 @@ codes! {
     NothingShared = "TG0507",
     /// A limit keyed only by values that clients choose.
     ChosenKey = "TG0508",
+    /// A price table that no limit uses.
+    UnusedPrices = "TG0509",
+    /// A limit on costs without a bound on requests in flight.
+    UnboundedCost = "TG0510",
+    /// A debt bound that forgives sustained overuse.
+    ForgivingDebt = "TG0511",
 }

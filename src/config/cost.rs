@@ -22,6 +22,8 @@ pub struct CostSettings {
     pub model: ModelSource,
     /// Whether clients do not see the fields that contain the cost.
     pub hide: bool,
+    /// The name of the price table if the cost is money; the unit is then its millionth.
+    pub prices: Option<Arc<str>>,
     /// The name of the unit, such as `tokens` or `micro-usd`.
     pub unit: Arc<str>,
     /// The estimate and the final cost.

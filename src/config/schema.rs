@@ -143,7 +143,9 @@ fn kind(kind: &'static ValueKind) -> Members {
             let sizes = units::SIZE_UNITS.map(|(name, _)| name).join("|");
             pattern(format!("{number}({sizes})"))
         }
-        ValueKind::Rate => pattern(format!("{number}/({number})?({time})")),
+        ValueKind::Rate => pattern(format!(
+            r"{number}(\.[0-9]+ [^ /]+| [^ /]+)?/({number})?({time}|month)"
+        )),
         ValueKind::Date => any_of(
             ["date", "date-time"]
                 .map(|format| SchemaNode::from(json!({ "type": "string", "format": format }))),
@@ -169,6 +171,10 @@ fn kind(kind: &'static ValueKind) -> Members {
             let tables = tables.iter().map(|keys| titled(keys));
             list(SchemaNode::Object(any_of(tables)))
         }
+        ValueKind::ByName(value) => match named(SchemaNode::Object(self::kind(value))) {
+            SchemaNode::Object(members) => members,
+            _ => Vec::new(),
+        },
         ValueKind::Named(keys) => match named(titled(keys)) {
             SchemaNode::Object(members) => members,
             _ => Vec::new(),

@@ -6,6 +6,7 @@ use super::{
     code::Code,
     diagnostic::{PendingDiagnostic, nearest, quote},
 };
+use crate::cost::Decimal;
 
 /// A rate: units per period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,9 +15,40 @@ pub(super) struct Rate {
     pub(super) amount: NonZeroU64,
     /// The time in which `amount` units become available: 1 ms to 31 days.
     pub(super) period: Duration,
+    /// Whether the period is a month of the calendar; `period` is then the longest one.
+    pub(super) is_month: bool,
 }
 
+/// The suffix of a rate per calendar month.
+const MONTH: &str = "month";
+
 impl Rate {
+    /// Checks the bounds; `text` is the rate as written.
+    fn new(
+        amount: u64,
+        period: Duration,
+        is_month: bool,
+        text: &str,
+    ) -> Result<Rate, PendingDiagnostic> {
+        let zero =
+            |what: &str| PendingDiagnostic::new(Code::ZeroRate, format!("{} {what}", quote(text)));
+        if period.is_zero() {
+            return Err(zero("has a period of zero").hint(RATE_HINT));
+        }
+        let amount = NonZeroU64::new(amount).ok_or_else(|| {
+            zero("would reject every request").hint(r#"write at least 1, for example "1/d""#)
+        })?;
+        if u128::from(amount.get()) > period.as_nanos() {
+            let message = format!("{} is faster than one per nanosecond", quote(text));
+            return Err(PendingDiagnostic::new(Code::BadRate, message).hint(RATE_HINT));
+        }
+        Ok(Rate {
+            amount,
+            period,
+            is_month,
+        })
+    }
+
     /// The default burst: one second's worth of units, rounded down, but at least 10 or the
     /// rate's amount if that is less. A browser that opens a page then gets past its second
     /// request.
@@ -102,11 +134,12 @@ pub(super) fn size(text: &str) -> Result<u64, PendingDiagnostic> {
     count.ok_or_else(|| bad(format!("{} is too large to be represented", quote(text))))
 }
 
+const RATE_HINT: &str =
+    r#"write COUNT/UNIT or COUNT/DURATION, for example "100/s", "60/min" or "5/15min""#;
+
 /// Parses `"100/s"`, `"10_000/min"`, `"5/15min"`: at least 1 unit, at most one per nanosecond.
 pub(super) fn rate(text: &str) -> Result<Rate, PendingDiagnostic> {
-    const HINT: &str =
-        r#"write COUNT/UNIT or COUNT/DURATION, for example "100/s", "60/min" or "5/15min""#;
-    let bad = |message: String| PendingDiagnostic::new(Code::BadRate, message).hint(HINT);
+    let bad = |message: String| PendingDiagnostic::new(Code::BadRate, message).hint(RATE_HINT);
     let not_a_rate = || {
         let problem = bad(format!("{} is not a rate", quote(text)));
         match meant_rate(text) {
@@ -118,6 +151,11 @@ pub(super) fn rate(text: &str) -> Result<Rate, PendingDiagnostic> {
     let (count, "") = number(count).ok_or_else(not_a_rate)? else {
         return Err(not_a_rate());
     };
+    if per == MONTH {
+        let amount =
+            count.ok_or_else(|| bad(format!("{} is too fast to be represented", quote(text))))?;
+        return Rate::new(amount, MAX_PERIOD, true, text);
+    }
     let (times, unit) = match number(per) {
         Some((times, unit)) => (times, unit),
         None => (Some(1), per),
@@ -139,21 +177,27 @@ pub(super) fn rate(text: &str) -> Result<Rate, PendingDiagnostic> {
         })?;
     let amount =
         count.ok_or_else(|| bad(format!("{} is too fast to be represented", quote(text))))?;
-    let zero =
-        |what: &str| PendingDiagnostic::new(Code::ZeroRate, format!("{} {what}", quote(text)));
-    if period.is_zero() {
-        return Err(zero("has a period of zero").hint(HINT));
+    Rate::new(amount, period, false, text)
+}
+
+/// Parses money per period: `"500 usd/month"`, `"2.50 usd/d"`. The amount is in millionths.
+pub(super) fn money_rate(text: &str, currency: &str) -> Result<Rate, PendingDiagnostic> {
+    let bad = || {
+        let message = format!("{} is not a rate of {currency}", quote(text));
+        let hint = format!("write COUNT {currency}/UNIT, for example \"500 {currency}/month\"");
+        PendingDiagnostic::new(Code::BadRate, message).hint(hint)
+    };
+    let (money, per) = text.split_once('/').ok_or_else(bad)?;
+    let count = money.strip_suffix(currency).ok_or_else(bad)?;
+    let count = count.strip_suffix(' ').ok_or_else(bad)?;
+    let nanos = Decimal::parse(count).ok_or_else(bad)?.nanos();
+    if nanos % 1_000 != 0 {
+        return Err(bad().hint("money has at most six decimal places"));
     }
-    let amount = NonZeroU64::new(amount).ok_or_else(|| {
-        zero("would reject every request").hint(r#"write at least 1, for example "1/d""#)
-    })?;
-    if u128::from(amount.get()) > period.as_nanos() {
-        return Err(bad(format!(
-            "{} is faster than one per nanosecond",
-            quote(text)
-        )));
-    }
-    Ok(Rate { amount, period })
+    rate(&format!("{}/{per}", nanos / 1_000)).map_err(|problem| match problem.code {
+        Code::ZeroRate => problem,
+        _ => bad(),
+    })
 }
 
 /// The rate that was probably meant: `10rps`, `10r/s`, `10 per second`, `1.5/s`.
@@ -303,6 +347,7 @@ mod tests {
         Ok(Rate {
             amount: NonZeroU64::new(amount).expect("not zero"),
             period,
+            is_month: false,
         })
     }
 

@@ -161,12 +161,16 @@ impl<'a> ConfigValue<'a> {
         self.within(value, bounds, units::show_size)
     }
 
-    pub(super) fn rate(&self) -> Option<units::Rate> {
+    /// A rate; of money if a `currency` is given.
+    pub(super) fn rate(&self, currency: Option<&str>) -> Option<units::Rate> {
         let text = self.text_like(
             "a rate",
             r#"a rate is text, for example "100/s" or "5/15min""#,
         )?;
-        text.parse("a rate", units::rate)
+        text.parse("a rate", |text| match currency {
+            Some(currency) => units::money_rate(text, currency),
+            None => units::rate(text),
+        })
     }
 
     /// A whole number within the range of its record.

@@ -3,7 +3,7 @@
 use super::decimal::{Decimal, scaled_up};
 
 /// Longer model names are ignored.
-pub(super) const MAX_MODEL_BYTES: usize = 96;
+pub const MAX_MODEL_BYTES: usize = 96;
 
 /// The meaning of the value at a wanted path. Formats map the same counter to different parts (see
 /// [`super::format`]).

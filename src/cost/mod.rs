@@ -18,11 +18,12 @@ mod events;
 mod paths;
 
 pub use calendar::{Calendar, CalendarPeriod, CalendarUnit};
+pub use counters::MAX_MODEL_BYTES;
 pub use decimal::Decimal;
 pub use format::{ReportedUsage, TokenUsage, UsageFormat, UsageSchema};
 pub use learned::{AnswerSample, FirstRatios, LearnedRatios, ModelRatios};
 pub use meter::{UnreadBody, UsageMeter};
-pub use price::{ModelPrice, PartPrices, PriceTable, TokenPrices};
+pub use price::{LongPrompt, ModelPrice, PartPrices, PriceTable, TokenPrices};
 pub use request::CostInputs;
 pub use reservation::{CostReservation, Refund, Settlement};
 pub use rule::{

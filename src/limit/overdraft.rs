@@ -10,7 +10,7 @@
 use std::num::NonZeroU64;
 
 /// The largest debt, as a share of the capacity in millionths: 0 to 10 capacities.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Overdraft(u64);
 
 impl Overdraft {

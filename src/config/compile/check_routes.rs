@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::written_route::{RouteNames, WrittenRoute};
+use super::{
+    check_costs,
+    written_route::{RouteNames, WrittenRoute},
+};
 use crate::{
     config::{
         LimitSettings, Mode,
@@ -31,6 +34,7 @@ pub(super) fn check(document: Document<'_>, routes: &[WrittenRoute], names: &Rou
     // after an error, a limit that looks unused may only be misspelt
     if document.problems.errors() == 0 {
         warn_of_unused(document, routes, names);
+        check_costs::warn_of_unbounded(document, routes, names);
     }
 }
 

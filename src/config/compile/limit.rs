@@ -8,7 +8,7 @@ mod shared;
 
 use std::{ops::Range, sync::Arc};
 
-use super::names::check_name;
+use super::{names::check_name, prices::NamedPrices};
 use crate::{
     config::{
         CostSettings, LimitSettings, code::Code, diagnostic::PendingDiagnostic, document::Document,
@@ -33,13 +33,14 @@ pub(super) struct NamedLimit {
 pub(super) fn compile(
     file: &Section<'_>,
     users: &identity::IdentitySettings,
+    prices: &[NamedPrices],
     has_redis: bool,
 ) -> Vec<NamedLimit> {
     let limit = |(name, table): (ExpandedText<'_>, ConfigValue<'_>)| {
         check_name(&name, "a limit");
         let section = Section::of(&table, table.what.to_string(), &keys::LIMIT);
         let (compiled, exempt_tiers) = section
-            .map(|section| limit(section, &name, users, has_redis))
+            .map(|section| limit(section, &name, users, prices, has_redis))
             .unwrap_or_default();
         NamedLimit {
             name: name.value,
@@ -61,6 +62,7 @@ fn limit(
     section: Section<'_>,
     name: &ExpandedText<'_>,
     users: &identity::IdentitySettings,
+    prices: &[NamedPrices],
     has_redis: bool,
 ) -> (Option<LimitSettings>, Vec<ExemptTier>) {
     let hint = "add key = [\"ip\"] for a bucket per client, or key = [] for one bucket for all";
@@ -68,7 +70,7 @@ fn limit(
         .require("key", hint)
         .and_then(|value| key::key(&value, users));
     let algorithm = algorithm(&section);
-    let cost = cost::read(&section);
+    let cost = cost::read(&section, prices);
     let is_complete = key.is_some() && cost.is_some();
     let cost = cost.flatten();
     let rule = algorithm.map(|algorithm| QuotaRule {
@@ -79,7 +81,8 @@ fn limit(
             .and_then(CostSettings::overdraft)
             .filter(|_| algorithm.supports_costs()),
     });
-    let quotas = quotas::quotas(&section, rule, name);
+    let currency = cost.as_ref().and_then(|cost| cost.prices.clone());
+    let quotas = quotas::quotas(&section, rule, currency.as_deref(), name);
     let is_complete = is_complete && quotas.is_some();
     let (quotas, tiers) = quotas.unwrap_or_default();
     let mut limit = LimitSettings {

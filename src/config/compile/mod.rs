@@ -3,6 +3,7 @@
 //! A step that finds a problem reports it and continues with a default, so one pass finds every
 //! problem. The result is used only if no step reported an error.
 
+mod check_costs;
 mod check_routes;
 mod check_users;
 mod credential;
@@ -14,6 +15,7 @@ mod names;
 mod network;
 mod overload;
 mod overrides;
+mod prices;
 mod process;
 mod redis;
 mod response;
@@ -51,7 +53,8 @@ pub(super) fn snapshot(
     let admin = process::admin(&file, base_dir, &listeners, &users.settings);
     let upstreams = upstream::compile(&file, base_dir);
     let redis = redis::compile(&file, base_dir);
-    let mut limits = limit::compile(&file, &users.settings, redis.is_some());
+    let prices = prices::compile(&file);
+    let mut limits = limit::compile(&file, &users.settings, &prices, redis.is_some());
     identity::read_claims(&mut users.settings, &limits);
     overrides::compile(&file, users.settings.prefixes(), &mut limits);
     let (response, status_path) = response::compile(&file);
@@ -60,6 +63,9 @@ pub(super) fn snapshot(
     let log = process::log(&file);
     let trace = process::trace(&file);
     file.finish();
+    if document.problems.errors() == 0 {
+        check_costs::warn_of_unused_prices(document, &prices, &limits);
+    }
     let compiled: Option<Vec<_>> = limits.iter().map(|limit| limit.compiled.as_ref()).collect();
     // after an error, a name that looks missing may only be misspelt
     if let Some(limits) = compiled.filter(|_| document.problems.errors() == 0) {

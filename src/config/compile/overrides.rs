@@ -182,7 +182,8 @@ impl WrittenOverride<'_> {
             burst.document.error(burst.name_span(), problem);
             return None;
         }
-        let read = rate.rate()?;
+        let currency = limit.cost.as_ref().and_then(|cost| cost.prices.as_deref());
+        let read = rate.rate(currency)?;
         let rule = QuotaRule::of(limit);
         let burst = match burst {
             Some(value) => quotas::burst(value)?,

@@ -74,6 +74,13 @@ pub(in crate::config) static COST: Keys = Keys {
              `cached` and `written` default to `input`, `reasoning` to `output`",
         ),
         KeyRecord::new(
+            "prices",
+            Text("name"),
+            Note("none"),
+            "the table [`[prices.NAME]`](#pricesnamemodel): the cost is money, in millionths, and \
+             the rate is written as money",
+        ),
+        KeyRecord::new(
             "estimate",
             OneOf(&[
                 Choice(&["learned", "max_tokens", "input"]),

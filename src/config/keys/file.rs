@@ -4,6 +4,7 @@ use super::{
     identity::{CLIENT_IP, USER_API_KEY, USER_CLIENT_CERT, USER_HEADER, USER_JWT},
     limit::{LIMIT, OVERRIDE},
     listen::LISTEN,
+    prices::PRICES,
     process::{ADMIN, LOG, OVERLOAD, SERVER, TRACE},
     record::{
         DefaultValue::{Note, Required},
@@ -51,6 +52,12 @@ pub(in crate::config) static FILE: Keys = Keys {
             Named(&LIMIT),
             NONE,
             "a limit that counts requests by a key",
+        ),
+        KeyRecord::new(
+            "prices",
+            PRICES,
+            NONE,
+            "the prices of models, for limits in money",
         ),
         KeyRecord::new(
             "gateway",

@@ -8,6 +8,7 @@ mod file;
 mod identity;
 mod limit;
 mod listen;
+mod prices;
 mod process;
 mod record;
 mod redis;
@@ -23,6 +24,7 @@ pub(super) use identity::{
 };
 pub(super) use limit::{EXEMPT, LIMIT, MAX_BURST, OVERRIDE};
 pub(super) use listen::{CERTIFICATE, LISTEN, LISTEN_TLS};
+pub(super) use prices::{LONG_PROMPT, MODEL_PRICE};
 pub(super) use process::{ADMIN, LOG, OVERLOAD, RESERVE, SERVER, TRACE};
 pub(super) use record::{DefaultValue, KeyRecord, Keys, TEXT, ValueKind};
 pub(super) use redis::{REDIS, SENTINEL};

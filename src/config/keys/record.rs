@@ -45,6 +45,8 @@ pub(in crate::config) enum ValueKind {
     Table(&'static Keys),
     /// A list of tables, each with one of these sets of keys.
     Tables(&'static [&'static Keys]),
+    /// A table whose entries have free names, with the kind of its values.
+    ByName(&'static ValueKind),
     /// Tables with names.
     Named(&'static Keys),
 }
@@ -215,7 +217,7 @@ impl ValueKind {
     /// The kind of an item of a list, or of an entry of a table.
     pub(in crate::config) fn inner(&'static self) -> &'static ValueKind {
         match self {
-            Self::List(_, kind) | Self::ByTier(kind) => kind,
+            Self::List(_, kind) | Self::ByTier(kind) | Self::ByName(kind) => kind,
             Self::OneOf(kinds) => {
                 let list = kinds.iter().find(|kind| matches!(kind, Self::List(..)));
                 list.map_or(self, ValueKind::inner)
@@ -271,7 +273,7 @@ impl ValueKind {
             }
             Self::Table(_) => "table".to_owned(),
             Self::Tables(_) => "list of tables".to_owned(),
-            Self::Named(_) => "tables with names".to_owned(),
+            Self::Named(_) | Self::ByName(_) => "tables with names".to_owned(),
         }
     }
 }

@@ -24,6 +24,7 @@ const TABLES: &[&Keys] = &[
     &BREAKER,
     &LIMIT,
     &COST,
+    &MODEL_PRICE,
     &EXEMPT,
     &GATEWAY,
     &ROUTE,
@@ -112,6 +113,10 @@ fn frame(table: &Keys) -> (&'static str, &'static str) {
         "[limit.NAME.cost]" => (
             "[limit.NAME]\nkey = [\"ip\"]\nrate = \"1000/s\"\n",
             "preset = \"openai\"",
+        ),
+        "[prices.NAME.MODEL]" => (
+            "[limit.a]\nkey = []\nrate = \"1 NAME/d\"\ncost = { preset = \"openai\", prices = \"NAME\" }\n",
+            "input = 1\noutput = 1",
         ),
         "[limit.NAME.exempt]" => ("[limit.NAME]\nkey = [\"ip\"]\nrate = \"1/s\"\n", ""),
         "[[override]]" => (

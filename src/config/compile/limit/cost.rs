@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use http::HeaderName;
 
-use super::super::names::check_name;
+use super::super::{
+    names::check_name,
+    prices::{self, NamedPrices},
+};
 use crate::{
     config::{
         CostPreset, CostSettings, CostSource, LimitSettings, ModelSource, Over,
@@ -17,10 +20,13 @@ use crate::{
     },
     cost::{
         CostRule, CostUnits, Decimal, EstimateKind, FailureCost, FirstRatios, PartPrices,
-        UnreportedCost, UsageFormat, UsageSchema,
+        PriceTable, UnreportedCost, UsageFormat, UsageSchema,
     },
     limit::Overdraft,
 };
+
+/// A price table with its name.
+type Money = (Arc<str>, Arc<PriceTable>);
 
 const PRESETS: [(&str, CostPreset); 5] = [
     ("openai", CostPreset::OpenAi),
@@ -47,7 +53,7 @@ const SETTLING_KEYS: [&str; 9] = [
 ];
 
 /// Reads `cost` of a limit. `None` if it is invalid; `Some(None)` if the limit counts requests.
-pub(super) fn read(limit: &Section<'_>) -> Option<Option<CostSettings>> {
+pub(super) fn read(limit: &Section<'_>, prices: &[NamedPrices]) -> Option<Option<CostSettings>> {
     let Some(value) = limit.get("cost") else {
         return Some(None);
     };
@@ -63,7 +69,7 @@ pub(super) fn read(limit: &Section<'_>) -> Option<Option<CostSettings>> {
             Some(value) => Some(value.text()?.choice(&PRESETS, &[], "")?),
             None => None,
         };
-        let settings = CostSection { section, preset }.settings();
+        let settings = CostSection { section, preset }.settings(prices);
         return settings.map(Some);
     }
     let preset = value.text()?.choice(&PRESETS, &[], "")?;
@@ -71,7 +77,7 @@ pub(super) fn read(limit: &Section<'_>) -> Option<Option<CostSettings>> {
     let section = Section::open(document, title, value.span(), &keys::COST, None);
     section.get("preset");
     let preset = Some(preset);
-    CostSection { section, preset }.settings().map(Some)
+    CostSection { section, preset }.settings(prices).map(Some)
 }
 
 /// Reports settings of the limit that cannot be beside a cost.
@@ -119,22 +125,26 @@ struct CostSection<'a> {
 }
 
 impl<'a> CostSection<'a> {
-    fn settings(self) -> Option<CostSettings> {
+    fn settings(self, prices: &[NamedPrices]) -> Option<CostSettings> {
         let section = &self.section;
         let scale = section.decimal("scale");
         let source = self.source(scale);
-        let unit = self.unit(source.as_ref());
+        let prices = self.prices(prices);
+        let unit = self.unit(source.as_ref(), prices.as_ref().and_then(Option::as_ref));
         let max_debt = Overdraft::from_ppm(section.decimal("max_debt").nanos() / 1_000);
         let cut_empty = section.choice("cut", &[("off", false), ("empty", true)]);
         let (model, hide) = (self.model(), section.boolean("hide"));
         let ask_usage = section.boolean("ask_usage");
-        let rule = self.rule(source.as_ref(), unit.as_deref());
+        let money = prices.as_ref().and_then(Option::as_ref);
+        let table = money.map(|(_, table)| Arc::clone(table));
+        let rule = self.rule(source.as_ref(), unit.as_deref(), table);
         let settings = CostSettings {
             preset: self.preset,
             source: source?,
             scale,
             model: model?,
             hide,
+            prices: prices?.map(|(name, _)| name),
             unit: unit?,
             max_debt: max_debt?,
             ask_usage,
@@ -143,9 +153,17 @@ impl<'a> CostSection<'a> {
             rule: rule?,
         };
         self.check_source(&settings);
+        if let Some(value) = section
+            .get("max_debt")
+            .filter(|_| max_debt < Some(Overdraft::ONE))
+        {
+            let message = "a debt of less than one capacity forgives what sustained load owes";
+            let problem = PendingDiagnostic::new(Code::ForgivingDebt, message);
+            value.warn(problem.hint("write max_debt = 1, or remove the key"));
+        }
         let reads_request = match (&settings.source, settings.rule.estimate) {
             (CostSource::RequestJson(_), _) => true,
-            (_, EstimateKind::Fixed(_)) => ask_usage,
+            (_, EstimateKind::Fixed(_)) => ask_usage || settings.prices.is_some(),
             _ => ask_usage || settings.is_of_tokens(),
         };
         self.section.finish();
@@ -155,15 +173,23 @@ impl<'a> CostSection<'a> {
         })
     }
 
-    fn rule(&self, source: Option<&CostSource>, unit: Option<&str>) -> Option<CostRule> {
+    fn rule(
+        &self,
+        source: Option<&CostSource>,
+        unit: Option<&str>,
+        prices: Option<Arc<PriceTable>>,
+    ) -> Option<CostRule> {
         let section = &self.section;
         let format = self.preset.and_then(CostPreset::format);
         let weights = self.weights();
         let units = match source {
-            Some(CostSource::ResponseJson(schema)) if schema.format().is_some() => match unit {
-                Some("s") => CostUnits::Seconds,
-                _ => CostUnits::Tokens(weights.or(Decimal::ONE)),
-            },
+            Some(CostSource::ResponseJson(schema)) if schema.format().is_some() => {
+                match (prices, unit) {
+                    (Some(prices), _) => CostUnits::Money(prices),
+                    (None, Some("s")) => CostUnits::Seconds,
+                    (None, _) => CostUnits::Tokens(weights.or(Decimal::ONE)),
+                }
+            }
             _ => CostUnits::Whole,
         };
         let estimate = self.estimate();
@@ -290,7 +316,28 @@ impl<'a> CostSection<'a> {
         })
     }
 
-    fn unit(&self, source: Option<&CostSource>) -> Option<Arc<str>> {
+    /// The price table and its name. `None` if it is unknown; `Some(None)` without prices.
+    fn prices(&self, known: &[NamedPrices]) -> Option<Option<Money>> {
+        let Some(value) = self.section.get("prices") else {
+            return Some(None);
+        };
+        for key in ["count", "unit"] {
+            if let Some(value) = self.section.get(key) {
+                self.has_no_effect(
+                    &value,
+                    "prices give the unit and the weights: remove the key",
+                );
+            }
+        }
+        let text = value.text()?;
+        let table = prices::find(&text, known)?;
+        Some(Some((text.value.into(), table)))
+    }
+
+    fn unit(&self, source: Option<&CostSource>, money: Option<&Money>) -> Option<Arc<str>> {
+        if let Some((currency, _)) = money {
+            return Some(format!("micro-{currency}").into());
+        }
         if let Some(value) = self.section.get("unit") {
             let text = value.text()?;
             return check_name(&text, "a unit").then(|| text.value.into());
@@ -407,7 +454,8 @@ impl<'a> CostSection<'a> {
             );
         }
         if !cost.is_of_tokens() {
-            refuse(&["count"], "only presets of language models report tokens");
+            let hint = "only presets of language models report tokens";
+            refuse(&["count", "prices"], hint);
         }
         if cost.preset != Some(CostPreset::OpenAi) || !cost.source.reads_answer() {
             refuse(&["ask_usage"], "it is for preset = \"openai\"");

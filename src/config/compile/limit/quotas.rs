@@ -25,10 +25,13 @@ type Tiers = Vec<(String, usize)>;
 pub(super) fn quotas(
     section: &Section<'_>,
     rule: Option<QuotaRule>,
+    currency: Option<&str>,
     name: &ExpandedText<'_>,
 ) -> Option<(Vec<Quota>, Tiers)> {
     let Some(rule) = rule else {
-        section.get("rate").and_then(|value| rates(&value));
+        section
+            .get("rate")
+            .and_then(|value| rates(&value, currency));
         section.get("burst").and_then(|value| bursts(&value));
         section.get("limit").and_then(|value| in_flight(&value));
         return None;
@@ -43,7 +46,7 @@ pub(super) fn quotas(
         QuotaShape::Bucket | QuotaShape::Window => {
             let rates = section
                 .require("rate", "add rate = \"100/s\"")
-                .and_then(|value| rates(&value));
+                .and_then(|value| rates(&value, currency));
             let bursts = section
                 .get("burst")
                 .filter(|_| shape == QuotaShape::Bucket)
@@ -169,6 +172,10 @@ impl QuotaRule {
             rate,
             burst,
         };
+        if rate.is_month {
+            let message = "a month has no fixed length: write 30d instead".to_owned();
+            return Err(unfit(Code::BadRate, message));
+        }
         if held > keys::MAX_BURST {
             let message = format!(
                 "the largest quota that a response field can carry is {}",
@@ -261,8 +268,8 @@ fn join(
     })
 }
 
-fn rates(value: &ConfigValue<'_>) -> Option<ByTier<Rate>> {
-    let rates = by_tier(value, |value| value.rate())?;
+fn rates(value: &ConfigValue<'_>, currency: Option<&str>) -> Option<ByTier<Rate>> {
+    let rates = by_tier(value, |value| value.rate(currency))?;
     require_default(value, &rates, "\"100/s\"");
     Some(rates)
 }
