@@ -12,15 +12,19 @@
 //! for the same call. When a call exceeds the timeout, its waiters use their fallback; its reply is
 //! banked when it comes.
 //!
-//! Read `message` (the protocol with workers), then `leases` with `entry` (keys and their tokens),
-//! `slots` (keys with requests in flight), then `redis_clients` (calls and servers).
+//! Read `message` (the protocol with workers), then `table` (the keys in use) and `key` (what they
+//! have in common), `tokens` and `slots` (the two kinds of leases), then `redis_clients` (calls and
+//! servers) and `scripts` (what is called).
 
 mod config;
-mod entry;
-mod leases;
+mod fallback;
+mod key;
 mod message;
-mod slots;
 mod redis_clients;
+mod scripts;
+mod slots;
+mod table;
+mod tokens;
 
 use std::{
     sync::{Arc, mpsc::SyncSender},
@@ -29,23 +33,20 @@ use std::{
 
 use tokio::{sync::mpsc, time::Instant};
 
-use super::{key_table::CellNotice, lease::LeaseAlgorithm, redis::Failure};
+use super::{key_table::CellNotice, redis::Failure};
 
-use leases::Leases;
 use redis_clients::{Event, EventKind, RedisClients};
-use slots::ConcurrencyLeases;
+use table::{HandedBack, LeaseTable};
 
 pub(super) use config::{LeaseManagerConfig, PATIENCE, QUEUE};
-pub(super) use entry::alone;
+pub(super) use fallback::{alone, most_alone};
 pub(super) use message::{
     Grant, KeeperOutcome, KeyReply, KeyRequest, LateKind, LateMessage, Message,
 };
-pub(super) use slots::most_alone;
 
 pub(super) struct LeaseManager {
     clients: RedisClients,
-    leases: Leases,
-    in_flight: ConcurrencyLeases,
+    table: LeaseTable,
 }
 
 impl LeaseManager {
@@ -53,23 +54,20 @@ impl LeaseManager {
     /// `started` receives whether Redis answered the first time.
     pub(super) async fn run(
         config: LeaseManagerConfig,
-        notices: mpsc::WeakSender<CellNotice>,
+        notices: mpsc::Sender<CellNotice>,
         (mut messages, mut noticed): (mpsc::Receiver<Message>, mpsc::Receiver<CellNotice>),
         started: SyncSender<Result<(), Failure>>,
     ) {
         let (events, mut happened) = mpsc::channel(QUEUE);
         let mut manager = LeaseManager {
-            leases: Leases::new(Arc::clone(&config.key_table)),
-            in_flight: ConcurrencyLeases::new(Arc::clone(&config.key_table), notices),
+            table: LeaseTable::new(Arc::clone(&config.key_table), notices),
             clients: RedisClients::new(config, events),
         };
         // during an aborted start the receiver is gone
         let _ = started.send(manager.clients.connect().await);
         loop {
-            let keys_ns = manager.leases.next_ns().min(manager.in_flight.next_ns());
-            let wake = manager
-                .clients
-                .moment(manager.clients.next_ns().min(keys_ns));
+            let next_ns = manager.clients.next_ns().min(manager.table.next_ns());
+            let wake = manager.clients.moment(next_ns);
             tokio::select! {
                 message = messages.recv() => match message {
                     Some(Message::Close(timeouts)) => {
@@ -78,8 +76,8 @@ impl LeaseManager {
                     Some(message) => manager.hear(message),
                     None => return,
                 },
+                // the table and the clients hold senders: there is always another one
                 Some(notice) = noticed.recv() => manager.notice(notice),
-                // the wire holds a sender: there is always another event
                 Some(event) = happened.recv() => manager.happened(event),
                 () = tokio::time::sleep_until(wake) => manager.look_at_due(),
             }
@@ -88,122 +86,94 @@ impl LeaseManager {
 
     fn hear(&mut self, message: Message) {
         let now_ns = self.clients.now_ns();
-        let (clients, leases, in_flight) =
-            (&mut self.clients, &mut self.leases, &mut self.in_flight);
+        let (clients, table) = (&mut self.clients, &mut self.table);
         match message {
-            Message::Ask(question) => match question.limit.algorithm() {
-                LeaseAlgorithm::Slots => in_flight.ask(clients, now_ns, question),
-                _ => leases.ask(clients, now_ns, question),
-            },
-            Message::Late(late) => leases.late(clients, now_ns, &late),
+            Message::Ask(request) => table.ask(clients, now_ns, request),
+            Message::Late(late) => table.late(clients, now_ns, &late),
             Message::Return {
                 place,
                 tag,
                 origin,
                 tokens,
-            } if leases.has(place, tag) => {
-                leases.unused(clients, now_ns, place, origin, tokens);
-            }
-            Message::Unslacked { place, tag, tokens } if leases.has(place, tag) => {
-                leases.unslacked(place, tokens);
-            }
-            // the key was forgotten meanwhile
-            Message::Return { .. } | Message::Unslacked { .. } | Message::Close(_) => {}
+            } => table.unused(clients, now_ns, (place, tag), (origin, tokens)),
+            Message::Unslacked { place, tag, tokens } => table.unslacked(place, tag, tokens),
+            // handled by the loop
+            Message::Close(_) => {}
         }
     }
 
-    fn notice(&mut self, CellNotice { place, tag }: CellNotice) {
+    fn notice(&mut self, notice: CellNotice) {
         let now_ns = self.clients.now_ns();
-        // otherwise the key was forgotten meanwhile
-        if self.leases.has(place, tag) {
-            self.leases.fill(&mut self.clients, now_ns, place);
-        } else if self.in_flight.has(place, tag) {
-            self.in_flight.freed(&mut self.clients, now_ns, place);
-        }
+        self.table.notice(&mut self.clients, now_ns, notice);
     }
 
     fn happened(&mut self, event: Event) {
         let now_ns = self.clients.now_ns();
-        let (clients, leases, in_flight) =
-            (&mut self.clients, &mut self.leases, &mut self.in_flight);
+        let (clients, table) = (&mut self.clients, &mut self.table);
         match event.kind {
             EventKind::Overdue => {
                 clients.overdue(now_ns, &event);
-                leases.give_up(&event);
-                in_flight.give_up(&event);
+                table.give_up(&event);
             }
             EventKind::Ended(Ok(reply)) => {
                 clients.answered(now_ns, &event);
                 clients.look_at_run(event.shard);
-                leases.replied(clients, now_ns, &event, &reply);
-                in_flight.replied(clients, now_ns, &event, &reply);
+                table.replied(clients, now_ns, &event, &reply);
             }
             EventKind::Ended(Err(failure)) => {
                 clients.failed(now_ns, &event, failure);
-                leases.give_up(&event);
-                in_flight.give_up(&event);
+                table.give_up(&event);
             }
             EventKind::Late(reply) => {
                 clients.answered_late(now_ns, &event);
                 clients.look_at_run(event.shard);
-                leases.replied(clients, now_ns, &event, &reply);
-                in_flight.replied(clients, now_ns, &event, &reply);
+                table.replied(clients, now_ns, &event, &reply);
             }
             EventKind::Probed(result) => {
                 clients.probed(event.shard, result);
-                leases.tell_news(clients, now_ns, event.shard);
+                table.tell_news(clients, now_ns, event.shard);
             }
             EventKind::Checked(ref result) => clients.checked(now_ns, &event, result),
             EventKind::Moved => {
                 clients.moved();
-                leases.moved(clients);
-                in_flight.moved(clients);
+                table.moved(clients);
             }
             EventKind::Counted { gateways, is_new } => {
                 clients.counted(now_ns, event.shard, gateways, is_new);
-                leases.look_at_disagreements(now_ns);
+                table.look_at_disagreements(now_ns);
             }
         }
         while let Some(shard) = clients.take_loss() {
-            leases.lost(now_ns, shard);
-            in_flight.lost(clients, now_ns, shard);
+            table.lost(clients, now_ns, shard);
         }
-        if leases.has(event.place, event.tag) {
-            leases.settle(clients, now_ns, event.place);
-        } else if in_flight.has(event.place, event.tag) {
-            in_flight.settle(clients, now_ns, event.place);
-        }
+        table.plan_after(clients, now_ns, &event);
     }
 
     fn look_at_due(&mut self) {
         let now_ns = self.clients.now_ns();
         self.clients.look_at_due(now_ns);
-        self.leases.look_at_due(&mut self.clients, now_ns);
-        self.in_flight.look_at_due(&mut self.clients, now_ns);
+        self.table.look_at_due(&mut self.clients, now_ns);
     }
 
     /// Returns every token in parallel, and waits for the replies for at most `patience`.
-    async fn close(mut self, happened: &mut mpsc::Receiver<Event>, timeouts: Duration) {
-        let deadline = Instant::now() + timeouts;
+    async fn close(mut self, happened: &mut mpsc::Receiver<Event>, patience: Duration) {
+        let deadline = Instant::now() + patience;
         let now_ns = self.clients.now_ns();
-        let tokens = self.leases.hand_back(&mut self.clients, now_ns);
-        let slots = self.in_flight.hand_back(&mut self.clients, now_ns);
+        let HandedBack { tokens, slots } = self.table.hand_back(&mut self.clients, now_ns);
         let good_bye = self.clients.count(true);
-        while self.leases.is_busy() || self.in_flight.is_busy() {
+        while self.table.is_busy() {
             match tokio::time::timeout_at(deadline, happened.recv()).await {
                 Ok(Some(event))
                     if matches!(event.kind, EventKind::Ended(_) | EventKind::Late(_)) =>
                 {
-                    self.leases.leave(&event);
-                    self.in_flight.leave(&event);
+                    self.table.leave(&event);
                 }
                 Ok(Some(_)) => {}
                 Ok(None) | Err(_) => break,
             }
         }
         let _ = tokio::time::timeout_at(deadline, good_bye).await;
-        self.leases.forget_all();
-        self.in_flight.forget_all();
+        self.table.forget_all();
         if tokens > 0 || slots > 0 {
             tracing::info!(tokens, slots, "returned unused tokens and slots to Redis");
         }

@@ -121,7 +121,7 @@ pub fn start(
         reader,
     };
     let (notices, noticed) = mpsc::channel(QUEUE);
-    let own = notices.downgrade();
+    let own_notices = notices.clone();
     let target = settings.target.clone();
     let (hands_of, degraded_of) = (Arc::clone(&key_table), Arc::clone(&degraded));
     let (prefix, timeout) = (settings.key_prefix.clone(), settings.timeout);
@@ -145,7 +145,7 @@ pub fn start(
         };
         runtime.block_on(async {
             tokio::task::spawn_local(override_sync::serve(reading, posts));
-            LeaseManager::run(config, own, (messages, noticed), started).await;
+            LeaseManager::run(config, own_notices, (messages, noticed), started).await;
         });
     };
     let thread = thread::Builder::new().name("budget".into()).spawn(work)?;

@@ -27,7 +27,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::lease::{Recollection, Reply};
+use super::lease::Recollection;
 
 /// A script, and the digest by which a server that has loaded it knows it.
 #[derive(Debug)]
@@ -673,46 +673,4 @@ async fn send(
     both.cmd("ASKING").add_command(command);
     let mut answers = connection.send_packed_commands(&both, 0, 2).await?;
     answers.pop().unwrap_or(Value::Nil).extract_error()
-}
-
-/// Parses a script's reply.
-pub(super) fn reply(value: &Value) -> Result<Reply, Failure> {
-    let Value::Array(items) = value else {
-        return Err(Failure::Malformed);
-    };
-    let mut numbers = [0_u64; 10];
-    if items.len() != numbers.len() {
-        return Err(Failure::Malformed);
-    }
-    for (number, item) in numbers.iter_mut().zip(items) {
-        let Value::Int(value) = item else {
-            return Err(Failure::Malformed);
-        };
-        *number = u64::try_from(*value).map_err(|_| Failure::Malformed)?;
-    }
-    let [
-        need,
-        want,
-        generation,
-        valid_us,
-        pool,
-        wait_us,
-        marks,
-        demand,
-        state @ ..,
-    ] = numbers;
-    // the incarnation, and in the bits above it whether gateways disagree
-    let incarnation = u16::try_from(marks & u64::from(u16::MAX));
-    Ok(Reply {
-        need,
-        want,
-        generation: u32::try_from(generation).map_err(|_| Failure::Malformed)?,
-        valid_us,
-        pool,
-        wait_us,
-        incarnation: incarnation.map_err(|_| Failure::Malformed)?,
-        disagrees: marks > u64::from(u16::MAX),
-        demand,
-        state,
-    })
 }

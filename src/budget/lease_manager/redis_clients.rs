@@ -15,7 +15,10 @@ use std::{
 
 use tokio::{sync::mpsc, time::Instant};
 
-use super::config::{LeaseManagerConfig, PATIENCE};
+use super::{
+    config::{LeaseManagerConfig, PATIENCE},
+    scripts::{Scripts, reply},
+};
 use crate::{
     budget::{
         breaker::{Allowed, Breaker},
@@ -23,7 +26,7 @@ use crate::{
         degraded::Degraded,
         key_table::Tag,
         lease::{self, LeaseAlgorithm},
-        redis::{Failure, Script, ScriptCall, reply},
+        redis::{Failure, ScriptCall},
     },
     telemetry::{handles::BudgetMetrics, log::Throttle},
 };
@@ -131,51 +134,6 @@ const RTT_NS: f64 = 1e6;
 /// Heartbeat interval, and the silence after which a gateway counts as gone.
 const COUNT_NS: u64 = 2_000_000_000;
 const GONE_MS: u64 = 6_000;
-
-/// One script for each form of state.
-#[derive(Debug)]
-struct Scripts {
-    nodes: Script,
-    bucket: Script,
-    window: Script,
-    log: Script,
-    slots: Script,
-}
-
-/// A script that counts units, prefixed with the functions for request lists.
-macro_rules! counting {
-    ($file:literal) => {
-        concat!(
-            include_str!("../state.lua"),
-            include_str!("../requests.lua"),
-            include_str!($file)
-        )
-    };
-}
-
-impl Scripts {
-    fn new() -> Scripts {
-        Scripts {
-            nodes: Script::new(include_str!("../nodes.lua")),
-            bucket: Script::new(counting!("../bucket.lua")),
-            window: Script::new(counting!("../window.lua")),
-            log: Script::new(counting!("../log.lua")),
-            slots: Script::new(concat!(
-                include_str!("../requests.lua"),
-                include_str!("../slots.lua")
-            )),
-        }
-    }
-
-    fn of(&self, algorithm: LeaseAlgorithm) -> &Script {
-        match algorithm {
-            LeaseAlgorithm::Bucket => &self.bucket,
-            LeaseAlgorithm::Fixed | LeaseAlgorithm::Sliding => &self.window,
-            LeaseAlgorithm::Log => &self.log,
-            LeaseAlgorithm::Slots => &self.slots,
-        }
-    }
-}
 
 impl RedisClients {
     pub(super) fn new(config: LeaseManagerConfig, events: mpsc::Sender<Event>) -> RedisClients {
