@@ -1,3 +1,5 @@
+//! Tests of a cell: tokens, refusals, and the fallback bucket.
+
 use std::time::Duration;
 
 use super::*;
