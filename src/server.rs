@@ -18,6 +18,7 @@ mod descriptors;
 mod background_tasks;
 mod notify;
 mod reload;
+mod start_error;
 mod watcher;
 mod worker;
 
@@ -36,56 +37,20 @@ use crate::{
     telemetry::{self, Metrics, resident_bytes},
 };
 
+pub use start_error::StartError;
+
 use activation::Activation;
 use idle_memory::{IdleMemory, MemoryUse, give_memory_back};
 use low_priority::run_at_low_priority;
 use reload::Reloader;
 use worker::Stop;
 
-/// Why the gateway did not start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// An address could not be bound.
-    #[error("cannot listen on {address}: {error}{}", hint(error))]
-    Bind {
-        /// The address as configured.
-        address: String,
-        /// The error from the system.
-        error: io::Error,
-    },
-    /// TLS cannot be set up.
-    #[error("cannot set up TLS: {0}")]
-    Tls(#[from] listener::tls::SetupError),
-    /// The configuration cannot be applied.
-    #[error(transparent)]
-    Gateway(#[from] crate::gateway::PlanError),
-    /// The system could not create a thread, a runtime or a signal handler.
-    #[error("cannot start: {0}")]
-    System(#[from] io::Error),
-}
-
 /// The signal after another gateway took over: it already serves the same addresses, including the
 /// admin one.
 const REPLACED: &str = "SIGUSR1";
 
-/// The next step for a failed bind.
-fn hint(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::AddrInUse => {
-            "; `ss -ltnp` shows the process that has it: configure another address, or replace a running gateway with --beside"
-        }
-        io::ErrorKind::PermissionDenied => {
-            "; ports below 1024 need a privilege (CAP_NET_BIND_SERVICE)"
-        }
-        io::ErrorKind::AddrNotAvailable => "; no interface of this machine has that address",
-        _ => "",
-    }
-}
-
 /// How often the control thread runs its upkeep.
 const UPKEEP: Duration = Duration::from_secs(1);
-/// How often a worker checks its idle upstream connections.
-const SWEEP: Duration = Duration::from_secs(5);
 
 /// The length of the reload queue; further callers wait for room in it.
 const RELOADS: usize = 4;

@@ -50,7 +50,7 @@ use connections::{AdminConnection, ConnectionTable};
 use crate::{
     gateway::{ActiveConfigHandle, check::ForwardAuth},
     response::{BodyStyle, Refusal, RequestFacts, refuse},
-    telemetry::{Metrics, metrics::ListenerMetrics},
+    telemetry::{Metrics, handles::ListenerMetrics},
 };
 
 const HEAD_MAX_BYTES: usize = 16 * 1024;

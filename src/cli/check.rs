@@ -6,7 +6,7 @@ use std::{io::Write, path::Path, process::ExitCode};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use super::ConfigFile;
+use super::config_file::ConfigFile;
 use crate::config::{self, DiagnosticReport, LoadedConfig, Snapshot, count};
 
 /// Arguments of `tidegate check`.

@@ -19,9 +19,9 @@ use http::{
 use serde_json::{Value, json};
 
 use super::{
-    ConfigFile,
     admin::AdminAddress,
     check::Format,
+    config_file::ConfigFile,
     terminal::{printable, printable_json, printable_line},
 };
 use crate::{

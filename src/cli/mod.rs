@@ -2,12 +2,13 @@
 //!
 //! Exit codes: 0 success, 1 findings or failure, 2 wrong usage.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 
 pub mod admin;
 pub mod check;
+pub mod config_file;
 pub mod explain;
 pub mod hash_key;
 pub mod healthcheck;
@@ -52,33 +53,6 @@ pub enum Command {
     HashKey(hash_key::HashKeyArgs),
     /// Exit 0 if a running gateway is ready (for containers without curl).
     Healthcheck(healthcheck::HealthcheckArgs),
-}
-
-/// The choice of the configuration file.
-#[derive(Clone, Debug, Args)]
-pub struct ConfigFile {
-    /// The configuration file [env: TIDEGATE_CONFIG] [default: gateway.toml]
-    #[arg(value_name = "FILE", conflicts_with = "config")]
-    file: Option<PathBuf>,
-    /// The same, as an option
-    #[arg(short, long, value_name = "FILE")]
-    config: Option<PathBuf>,
-}
-
-impl ConfigFile {
-    /// The path from the command line, else from `TIDEGATE_CONFIG`, else `gateway.toml`.
-    /// clap does not read the variable: a set variable would then conflict with the options
-    /// that need no file.
-    pub fn path(&self) -> PathBuf {
-        let named = self.file.as_ref().or(self.config.as_ref()).cloned();
-        let of_environment = || {
-            let path = std::env::var_os("TIDEGATE_CONFIG")?;
-            (!path.is_empty()).then(|| path.into())
-        };
-        named
-            .or_else(of_environment)
-            .unwrap_or_else(|| "gateway.toml".into())
-    }
 }
 
 /// Parses the command line and runs the subcommand.

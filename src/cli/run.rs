@@ -12,7 +12,7 @@ use std::{
 use anyhow::Context as _;
 use serde_json::json;
 
-use super::ConfigFile;
+use super::config_file::ConfigFile;
 use crate::{
     config::{self, DiagnosticReport, LoadedConfig, Mode, Snapshot},
     identity::{AddressSource, KeyPart},

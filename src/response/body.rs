@@ -12,13 +12,13 @@ use bytes::{BufMut, Bytes, BytesMut};
 use http::StatusCode;
 
 use super::{
-    BodyStyle, OwnQuota, Policy, Refusal, RequestFacts, StoppedRequest, policy::put_number,
+    json_text::{VALUE_MAX_BYTES, put},
+    policy::{LimitReport, Policy, StoppedRequest, put_number},
+    refusal::Refusal,
+    request_facts::RequestFacts,
+    settings::BodyStyle,
 };
 use crate::telemetry::json;
-
-/// No value in a body is longer: names come from the configuration, IDs from tidegate or a trusted
-/// proxy.
-const VALUE_MAX_BYTES: usize = 1024;
 
 /// The start of each problem of the draft, up to the value of `detail`.
 const QUOTA_EXCEEDED: &str = r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":429,"detail":"#;
@@ -177,15 +177,13 @@ fn put_name(out: &mut BytesMut, policy: &Policy) {
     out.put_u8(b'"');
 }
 
-/// A policy text escaped for a JSON string. Escaped once, then copied into each body.
-pub(super) fn escaped(text: &str) -> Box<[u8]> {
-    let mut out = Vec::with_capacity(text.len());
-    json::put_escaped(&mut out, text.as_bytes(), VALUE_MAX_BYTES);
-    out.into()
-}
-
-fn put(out: &mut BytesMut, text: &str) {
-    json::put_string(out, text.as_bytes(), VALUE_MAX_BYTES);
+/// One limit on the page that shows a caller's quotas.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnQuota<'a> {
+    /// The limit, for the client's tier.
+    pub policy: &'a Policy,
+    /// The limit's current state; `None` if it depends on the request target.
+    pub stands: Option<LimitReport<'a>>,
 }
 
 /// The body of the page that shows a caller's quotas. Allocates once, or a few times if there are

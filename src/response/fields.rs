@@ -30,11 +30,14 @@ use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::RETRY_AFTER};
 
 use super::{
-    BodyStyle, FieldFamilies, RequestFacts, ResponseSettings, authored_head, body,
+    body,
+    head::authored_head,
     members::{self, Listed},
     policy::{
         INTEGER_MAX, LimitReport, NS_PER_SECOND, Policy, StoppedRequest, put_number, value_of,
     },
+    request_facts::RequestFacts,
+    settings::{BodyStyle, FieldFamilies, ResponseSettings},
 };
 use crate::limit::MAX_LIMITS;
 

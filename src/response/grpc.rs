@@ -16,7 +16,12 @@ use http::{
 
 use prost::Message as _;
 
-use super::{Refusal, RequestFacts, StoppedRequest, X_REQUEST_ID};
+use super::{
+    head::X_REQUEST_ID,
+    policy::StoppedRequest,
+    refusal::Refusal,
+    request_facts::{Grpc, RequestFacts},
+};
 
 static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 static GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
@@ -26,31 +31,7 @@ static DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
 const RESOURCE_EXHAUSTED: u8 = 8;
 const EXHAUSTED: &str = "rate limit exceeded";
 
-/// The kind of gRPC that a request uses, if any.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Grpc {
-    /// `application/grpc` with any message format.
-    Native,
-    /// `application/grpc-web`, used by browsers.
-    Web,
-}
-
 impl Grpc {
-    /// Reads the request's content type with one header lookup.
-    pub fn of(headers: &HeaderMap) -> Option<Grpc> {
-        let kind = headers.get(CONTENT_TYPE)?.as_bytes();
-        let rest = kind
-            .get(..16)
-            .filter(|start| start.eq_ignore_ascii_case(b"application/grpc"))
-            .map(|_| &kind[16..])?;
-        let ends = |rest: &[u8]| rest.first().is_none_or(|byte| b"+; \t".contains(byte));
-        match rest.get(..4) {
-            _ if ends(rest) => Some(Grpc::Native),
-            Some(web) if web.eq_ignore_ascii_case(b"-web") && ends(&rest[4..]) => Some(Grpc::Web),
-            _ => None,
-        }
-    }
-
     fn content_type(self) -> HeaderValue {
         HeaderValue::from_static(match self {
             Grpc::Native => "application/grpc",

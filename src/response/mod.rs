@@ -8,41 +8,31 @@
 mod body;
 mod fields;
 mod grpc;
+mod head;
+mod json_text;
 mod members;
 mod policy;
 mod refusal;
+mod request_facts;
+mod settings;
 
 use std::time::SystemTime;
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Version,
-    header::{ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
+    HeaderValue, Response, StatusCode, Version,
+    header::{ALLOW, CONNECTION, RETRY_AFTER, WWW_AUTHENTICATE},
 };
 
+pub use body::OwnQuota;
 pub use fields::FieldWriter;
-pub use grpc::Grpc;
+pub use head::{X_RATELIMIT_WARNING, X_REQUEST_ID};
 pub use policy::{BadPolicyName, LimitReport, Policy, StoppedRequest};
-pub use refusal::Refusal;
+pub use refusal::{Refusal, client_gone};
+pub use request_facts::{Grpc, RequestFacts};
+pub use settings::{BodyStyle, FieldFamilies, FieldsOn, ResponseSettings};
 
-/// `X-Request-Id`.
-pub static X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// `X-RateLimit-Warning`: the name of a limit that is nearly exhausted.
-pub static X_RATELIMIT_WARNING: HeaderName = HeaderName::from_static("x-ratelimit-warning");
-
-/// Request data that a response depends on.
-#[derive(Clone, Copy, Debug)]
-pub struct RequestFacts<'a> {
-    /// A response to HEAD has no body.
-    pub is_head: bool,
-    /// `Connection` exists only in HTTP/1.
-    pub version: Version,
-    /// Returned in `X-Request-Id` and in the body.
-    pub request_id: Option<&'a HeaderValue>,
-    /// The kind of gRPC call, which has its own form of refusal.
-    pub grpc: Option<Grpc>,
-}
+use head::authored_head;
 
 /// The response to a request that is not served.
 ///
@@ -104,15 +94,6 @@ pub fn too_many_requests(
     response
 }
 
-/// One limit on the page that shows a caller's quotas.
-#[derive(Clone, Copy, Debug)]
-pub struct OwnQuota<'a> {
-    /// The limit, for the client's tier.
-    pub policy: &'a Policy,
-    /// The limit's current state; `None` if it depends on the request target.
-    pub stands: Option<LimitReport<'a>>,
-}
-
 /// The response with a caller's own quotas: always JSON. `met` is the limit of the page itself.
 pub fn own_quotas(
     quotas: &[OwnQuota<'_>],
@@ -144,93 +125,10 @@ fn authored(
     response
 }
 
-/// The head common to tidegate's responses: not cacheable, with a request ID.
-fn authored_head(style: BodyStyle, request_id: Option<HeaderValue>) -> HeaderMap {
-    // 3 here, Retry-After, 2 + 3 rate-limit fields; Date and Content-Length follow. The next larger
-    // table has twice the size
-    let mut headers = HeaderMap::with_capacity(12);
-    headers.insert(CONTENT_TYPE, style.content_type());
-    let no_store = const { HeaderValue::from_static("no-store") };
-    headers.insert(CACHE_CONTROL, no_store);
-    if let Some(id) = request_id {
-        headers.insert(&X_REQUEST_ID, id);
-    }
-    headers
-}
-
 /// The response to an HTTP/1.1 client whose request head does not arrive in time. It is written as
 /// raw bytes because there is no request yet. The connection then closes (RFC 9110 §15.5.9).
 pub const HEAD_TIMEOUT: &[u8] =
     b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
-
-/// The status that is logged if the client leaves before the response, as in nginx. Never sent.
-pub fn client_gone() -> StatusCode {
-    StatusCode::from_u16(499).expect("a number of three digits")
-}
-
-/// Settings of rate-limit fields and response bodies.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ResponseSettings {
-    /// The field families to write.
-    pub fields: FieldFamilies,
-    /// The responses that carry them.
-    pub on: FieldsOn,
-    /// The body format of tidegate's own responses.
-    pub body: BodyStyle,
-}
-
-/// The families of rate-limit fields. `ratelimit` and `ratelimit_triple` exclude each other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FieldFamilies {
-    /// `RateLimit` and `RateLimit-Policy`, draft-11 syntax.
-    pub ratelimit: bool,
-    /// `RateLimit-Limit`, `-Remaining`, `-Reset`.
-    pub ratelimit_triple: bool,
-    /// `X-RateLimit-Limit`, `-Remaining`, `-Reset` (epoch seconds).
-    pub x_ratelimit: bool,
-}
-
-/// The responses that carry rate-limit fields.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum FieldsOn {
-    /// Every response.
-    #[default]
-    Always,
-    /// Only rejections.
-    Rejected,
-}
-
-impl FieldsOn {
-    fn shows(self, denied: bool) -> bool {
-        denied || self == FieldsOn::Always
-    }
-}
-
-/// The body format of tidegate's own responses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum BodyStyle {
-    /// `application/problem+json`, RFC 9457.
-    #[default]
-    ProblemJson,
-    /// `application/json`.
-    Json,
-    /// `text/plain`.
-    Text,
-}
-
-impl BodyStyle {
-    /// The media type of the body.
-    pub fn content_type(self) -> HeaderValue {
-        // constants, because creating a value validates each byte
-        match self {
-            BodyStyle::ProblemJson => {
-                const { HeaderValue::from_static("application/problem+json") }
-            }
-            BodyStyle::Json => const { HeaderValue::from_static("application/json") },
-            BodyStyle::Text => const { HeaderValue::from_static("text/plain; charset=utf-8") },
-        }
-    }
-}
 
 #[cfg(test)]
 mod tests;

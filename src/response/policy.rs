@@ -8,7 +8,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use http::HeaderValue;
 
-use super::body;
+use super::json_text;
 use crate::limit::{Quota, Refill};
 
 /// The largest integer of a structured field (RFC 9651 §3.3.1).
@@ -105,7 +105,7 @@ impl Policy {
             None => text.put_slice(b";qu=\"concurrent-requests\""),
         }
         Ok(Policy {
-            in_json: [name, &described].map(body::escaped),
+            in_json: [name, &described].map(json_text::escaped),
             name: name.into(),
             described: described.into(),
             quota,

@@ -85,7 +85,7 @@ impl Refusal {
             | Refusal::UpstreamBroken { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Refusal::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
             Refusal::LoopDetected => StatusCode::LOOP_DETECTED,
-            Refusal::ClientLeft | Refusal::ConnectionCut => super::client_gone(),
+            Refusal::ClientLeft | Refusal::ConnectionCut => client_gone(),
             Refusal::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -182,4 +182,9 @@ impl Refusal {
             | Refusal::LoopDetected => false,
         }
     }
+}
+
+/// The status that is logged if the client leaves before the response, as in nginx. Never sent.
+pub fn client_gone() -> StatusCode {
+    StatusCode::from_u16(499).expect("a number of three digits")
 }

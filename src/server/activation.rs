@@ -23,12 +23,12 @@ use tokio::{
 };
 
 use super::{
-    StartError,
     background_tasks::{self, BackgroundTask, TaskSet},
     certificates::Certificates,
     descriptors,
     idle_memory::give_memory_back,
     low_priority::run_at_low_priority,
+    start_error::StartError,
     worker::{Assigned, NewListener, Stop, WorkerCommand, WorkerConfig},
 };
 use crate::{

@@ -6,6 +6,7 @@ use std::{
     net::IpAddr,
     rc::Rc,
     sync::{Arc, mpsc as std_mpsc},
+    time::Duration,
 };
 
 use tokio::{
@@ -14,7 +15,6 @@ use tokio::{
     task::{JoinHandle, JoinSet},
 };
 
-use super::SWEEP;
 use crate::{
     gateway::{ActiveConfig, WorkerService},
     listener::{
@@ -28,6 +28,9 @@ use crate::{
         log::Throttle,
     },
 };
+
+/// How often a worker checks its idle upstream connections.
+const SWEEP: Duration = Duration::from_secs(5);
 
 /// The shutdown state that workers watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

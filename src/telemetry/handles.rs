@@ -8,7 +8,7 @@ use std::{
 
 use metrics::{Counter, Gauge, Histogram};
 
-use super::metrics::{self as table, Metrics};
+use super::{metric_table as table, metrics::Metrics};
 
 impl Metrics {
     /// The handles of one route. The caller chooses a name for requests that match no route.

@@ -8,7 +8,7 @@ use std::{
     collections::BTreeMap,
     fmt::Write as _,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
@@ -18,7 +18,7 @@ use metrics_exporter_prometheus::formatting::{
     sanitize_label_value, write_help_line, write_type_line,
 };
 
-use super::metrics::{Metric, MetricKind, lock};
+use super::metric_table::{Metric, MetricKind};
 
 /// Every histogram, by metric name and rendered labels.
 #[derive(Debug, Default)]
@@ -119,6 +119,11 @@ fn write_series(
     let sum = f64::from_bits(distribution.sum.load(Relaxed));
     writeln!(text, "{name}_sum{braced} {sum}")?;
     writeln!(text, "{name}_count{braced} {count}")
+}
+
+/// The guarded data is consistent between statements, so a panic elsewhere does not damage it.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

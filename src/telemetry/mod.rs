@@ -3,8 +3,10 @@
 pub mod access;
 pub mod handles;
 mod histogram;
+mod install;
 pub mod json;
 pub mod log;
+pub mod metric_table;
 pub mod metrics;
 mod otlp;
 mod otlp_messages;

@@ -9,6 +9,7 @@ use std::{
 use http::StatusCode;
 
 use super::*;
+use crate::telemetry::handles::RouteMetrics;
 
 const DOCUMENT: &str = include_str!("../../../docs/metrics.md");
 
