@@ -10,6 +10,7 @@ use imports::{Name, Needs, needs};
 
 /// Modules without a circle of files. Add a module here once it is free of them.
 const FREE_OF_CIRCLES: &[&str] = &[
+    "cli",
     "config",
     "cost",
     "gateway",
@@ -18,7 +19,10 @@ const FREE_OF_CIRCLES: &[&str] = &[
     "limit",
     "overload",
     "receive_buffer",
+    "response",
     "route",
+    "server",
+    "telemetry",
 ];
 
 #[test]
