@@ -25,9 +25,9 @@ use http::{
 use http_body::Body;
 
 use super::{
-    AdminPages,
-    api::ApiResponse,
+    api_response::ApiResponse,
     connections::{AdminConnection, NoBody},
+    pages::AdminPages,
 };
 use crate::{
     gateway::{

@@ -4,7 +4,7 @@
 
 use http::{HeaderValue, Response, header::CONTENT_SECURITY_POLICY};
 
-use super::text;
+use super::text_response::text;
 
 /// Loads and runs only embedded files, connects only to this gateway, and forbids framing.
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; \

@@ -9,10 +9,7 @@ use http::{
 };
 use serde_json::{Value, json};
 
-use super::{
-    AdminPages,
-    api::{ApiRequest, ApiResponse},
-};
+use super::{api_request::ApiRequest, api_response::ApiResponse, pages::AdminPages};
 use crate::{
     gateway::{
         decision_log::RememberedDecision,

@@ -7,7 +7,7 @@ use std::sync::{
 
 use http::{Response, StatusCode};
 
-use super::text;
+use super::text_response::text;
 
 /// Whether a load balancer should send traffic to this gateway. Clones share the state.
 #[derive(Clone, Debug, Default)]

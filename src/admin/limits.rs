@@ -12,10 +12,7 @@ use std::{
 use http::{Method, StatusCode};
 use serde_json::{Map, Value, json};
 
-use super::{
-    AdminPages,
-    api::{ApiRequest, ApiResponse},
-};
+use super::{api_request::ApiRequest, api_response::ApiResponse, pages::AdminPages};
 use crate::{
     config::{self, Effect, Mode},
     gateway::{

@@ -6,28 +6,26 @@
 //! has access. The `Host` check keeps web pages from using it through a browser (DNS rebinding).
 
 mod api;
+mod api_request;
+mod api_response;
 mod check;
 mod connections;
 mod dashboard;
 mod decisions;
 mod health;
 mod limits;
+mod pages;
 mod reload;
 mod status;
+mod status_history;
+mod text_response;
 
-use std::{
-    convert::Infallible,
-    future::Future,
-    io,
-    net::IpAddr,
-    sync::{Arc, OnceLock, atomic::AtomicBool},
-    time::Duration,
-};
+use std::{convert::Infallible, future::Future, io, net::IpAddr, time::Duration};
 
 use bytes::Bytes;
 use http::{
     HeaderValue, Method, Request, Response, Uri,
-    header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HOST},
+    header::{AUTHORIZATION, CACHE_CONTROL, HOST},
     uri::Authority,
 };
 use http_body::Body;
@@ -36,72 +34,27 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use subtle::ConstantTimeEq;
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::mpsc,
     task::JoinSet,
     time,
 };
 
 pub use connections::WAITING_MAX;
 pub use health::{Readiness, ReadinessState};
+pub use pages::AdminPages;
 pub use reload::{Reload, Reloaded};
 
-use connections::{AdminConnection, ConnectionTable};
+use connections::AdminConnection;
+use pages::CROWDED;
+use text_response::text;
 
-use crate::{
-    gateway::{ActiveConfigHandle, check::ForwardAuth},
-    response::{BodyStyle, Refusal, RequestFacts, refuse},
-    telemetry::{Metrics, handles::ListenerMetrics},
-};
+use crate::response::{BodyStyle, Refusal, RequestFacts, refuse};
 
 const HEAD_MAX_BYTES: usize = 16 * 1024;
 const HEAD_MAX_FIELDS: usize = 64;
 /// Pause after a failed accept: descriptors do not become free sooner by retrying in a loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Metric label of connections closed to make room.
-const CROWDED: &str = "crowded";
 /// Time for responses in flight when the process ends.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
-const TIMEOUTS: Timeouts = Timeouts {
-    head: Duration::from_secs(5),
-    connection: Duration::from_secs(30),
-};
-
-/// Timeouts of a client.
-#[derive(Clone, Copy, Debug)]
-struct Timeouts {
-    /// For the request head.
-    head: Duration,
-    /// From accept to the last byte of the response.
-    connection: Duration,
-}
-
-/// The admin pages of one gateway.
-#[derive(Clone, Debug)]
-pub struct AdminPages {
-    inner: Arc<Inner>,
-    reloads: mpsc::Sender<Reload>,
-}
-
-#[derive(Debug)]
-struct Inner {
-    current: Arc<ActiveConfigHandle>,
-    metrics: Metrics,
-    /// Whether it listens on a loopback address.
-    on_loopback: bool,
-    readiness: Readiness,
-    listener: ListenerMetrics,
-    timeouts: Timeouts,
-    history: status::StatusHistory,
-    desk: OnceLock<Option<ForwardAuth>>,
-    connections: Arc<ConnectionTable>,
-    /// Whether the log already reports an untrusted peer at `/check`.
-    told_of_stranger: AtomicBool,
-    /// Whether the log already reports that `/check` was overloaded.
-    told_of_busy: AtomicBool,
-    /// Whether the log already reports an identity header from a proxy that is not trusted to
-    /// verify it.
-    told_of_identity: AtomicBool,
-}
 
 /// The handler of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,49 +91,6 @@ impl AdminEndpoint {
 }
 
 impl AdminPages {
-    /// Admin pages of the running gateway, on a listener at `address`. Reload requests go to
-    /// `reloads`. At most `waiting` connections wait for their clients, and never more than
-    /// [`WAITING_MAX`].
-    pub fn new(
-        current: Arc<ActiveConfigHandle>,
-        address: IpAddr,
-        readiness: Readiness,
-        reloads: mpsc::Sender<Reload>,
-        waiting: usize,
-    ) -> AdminPages {
-        AdminPages::with_timeouts(current, address, readiness, reloads, waiting, TIMEOUTS)
-    }
-
-    fn with_timeouts(
-        current: Arc<ActiveConfigHandle>,
-        address: IpAddr,
-        readiness: Readiness,
-        reloads: mpsc::Sender<Reload>,
-        waiting: usize,
-        timeouts: Timeouts,
-    ) -> AdminPages {
-        let metrics = current.active().process().metrics().clone();
-        let listener = metrics.listener("admin", &[CROWDED]);
-        let inner = Inner {
-            current,
-            metrics,
-            on_loopback: address.is_loopback(),
-            readiness,
-            listener,
-            timeouts,
-            history: status::StatusHistory::default(),
-            desk: OnceLock::new(),
-            connections: Arc::new(ConnectionTable::new(waiting)),
-            told_of_stranger: AtomicBool::new(false),
-            told_of_busy: AtomicBool::new(false),
-            told_of_identity: AtomicBool::new(false),
-        };
-        AdminPages {
-            inner: Arc::new(inner),
-            reloads,
-        }
-    }
-
     /// Serves until `shutdown` resolves, then gives responses in flight one second. Never fails:
     /// accept and connection errors are counted and logged.
     pub async fn serve(self, listener: TcpListener, shutdown: impl Future<Output = ()>) {
@@ -295,7 +205,7 @@ impl AdminPages {
         let metrics = self.inner.metrics.clone();
         match connection.in_turn(move || metrics.render()).await {
             Some(rendered) => text("text/plain; version=0.0.4; charset=utf-8", rendered),
-            None => api::ApiResponse::failed().into_response(),
+            None => api_response::ApiResponse::failed().into_response(),
         }
     }
 
@@ -359,14 +269,6 @@ fn dressed(mut response: Response<String>) -> Response<String> {
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     let nosniff = HeaderValue::from_static("nosniff");
     headers.insert("x-content-type-options", nosniff);
-    response
-}
-
-fn text(content_type: &'static str, body: String) -> Response<String> {
-    let mut response = Response::new(body);
-    response
-        .headers_mut()
-        .insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
 }
 

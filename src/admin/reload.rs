@@ -4,7 +4,7 @@ use http::StatusCode;
 use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 
-use super::api::ApiResponse;
+use super::api_response::ApiResponse;
 use crate::config::{Changes, DiagnosticReport};
 
 /// A request to read the configuration again.

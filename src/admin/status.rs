@@ -1,66 +1,27 @@
 //! `/api/v1/status`: all data of `tidegate top` and of the page at `/`, in one response.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
-    sync::{Mutex, PoisonError},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    collections::BTreeMap,
+    time::{Duration, Instant, SystemTime},
 };
 
 use http::Method;
 use serde_json::{Value, json};
 
 use super::{
-    AdminPages,
-    api::{ApiRequest, ApiResponse},
-    decisions, limits,
+    api_request::ApiRequest, api_response::ApiResponse, decisions, limits, pages::AdminPages,
+    status_history::Point,
 };
 use crate::telemetry::Sample;
 
 /// Number of latest rejections listed.
 const LATEST: usize = 20;
 
-/// Requests and rejections up to a moment.
-#[derive(Clone, Copy, Debug)]
-struct Point {
-    at: SystemTime,
-    requests: u64,
-    rejected: u64,
-}
-
-/// Recent counts, so that the page shows the time before it was opened.
-#[derive(Debug, Default)]
-pub(super) struct StatusHistory(Mutex<VecDeque<Point>>);
-
 /// Time between two points.
 const PAUSE: Duration = Duration::from_secs(10);
 /// A point costs a scrape. That is cheap except with thousands of routes, so it may use at most
 /// 1/SHARE of a core.
 const SHARE: u32 = 100;
-/// Points kept: a quarter of an hour.
-const POINTS: usize = 90;
-
-impl StatusHistory {
-    fn add(&self, point: Point) {
-        let mut points = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if points.len() >= POINTS {
-            points.pop_front();
-        }
-        points.push_back(point);
-    }
-
-    fn json(&self) -> Vec<Value> {
-        let points = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let json = |point: &Point| {
-            let at = point.at.duration_since(UNIX_EPOCH).unwrap_or_default();
-            json!({
-                "at_seconds": at.as_secs_f64(),
-                "requests": point.requests,
-                "rejected": point.rejected,
-            })
-        };
-        points.iter().map(json).collect()
-    }
-}
 
 impl AdminPages {
     /// Adds points for the life of the process.
@@ -182,25 +143,5 @@ impl Samples {
             "gateways": self.of("tidegate_lease_gateways", &[]) as u64,
             "calls": { "ok": calls("ok"), "late": calls("late"), "error": calls("error") },
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn history_is_bounded() {
-        let history = StatusHistory::default();
-        for requests in 0..1_000 {
-            let (at, rejected) = (UNIX_EPOCH, 0);
-            history.add(Point {
-                at,
-                requests,
-                rejected,
-            });
-        }
-        let kept = history.json();
-        assert_eq!((kept.len(), &kept[0]["requests"]), (POINTS, &json!(910)));
     }
 }

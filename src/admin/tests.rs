@@ -1,26 +1,31 @@
 //! The admin pages as a client sees them: over a socket if the connection matters, otherwise by the
 //! response alone.
 
-use std::{num::NonZeroU64, time::Duration};
+use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
-use http::{StatusCode, header::ALLOW};
+use http::{
+    StatusCode,
+    header::{ALLOW, CONTENT_TYPE},
+};
 use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
-    sync::oneshot,
+    sync::{mpsc, oneshot},
     task::JoinHandle,
 };
 
-use super::*;
+use super::{
+    pages::{TIMEOUTS, Timeouts},
+    *,
+};
 use crate::{
     config::{self, Snapshot},
-    gateway::ActiveConfig,
-    gateway::Process,
+    gateway::{ActiveConfig, ActiveConfigHandle, Process},
     identity, limit,
     response::{FieldFamilies, FieldsOn, ResponseSettings},
     route,
-    telemetry::LogSettings,
+    telemetry::{LogSettings, Metrics},
     upstream,
 };
 
