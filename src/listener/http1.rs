@@ -16,12 +16,8 @@ use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWrite as _;
 
 use super::{
-    ListenerSettings,
-    drain::ConnectionGuard,
-    handover::ClientEnd,
-    inbound::RequestBody,
-    serve::{Handler, Peer, run},
-    streams::Tracked,
+    drain::ConnectionGuard, handler::Handler, handover::ClientEnd, inbound::RequestBody,
+    peer::Peer, run_connection::run, settings::ListenerSettings, streams::Tracked,
     timed_io::TimedIo,
 };
 

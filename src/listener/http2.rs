@@ -23,10 +23,13 @@ use http::Request;
 pub use request_body::StreamRequestBody;
 
 use super::{
-    ListenerSettings, abuse,
+    abuse,
     drain::ConnectionGuard,
+    handler::Handler,
     inbound::RequestBody,
-    serve::{Handler, Peer, run},
+    peer::Peer,
+    run_connection::run,
+    settings::ListenerSettings,
     streams::{self, Portion, StreamState, Tracked},
     timed_io::TimedIo,
 };

@@ -1,19 +1,15 @@
 //! One connection: detects the HTTP version, then calls the handler for each request.
 
 use std::{
-    cell::RefCell,
-    fmt,
-    future::{Future, poll_fn},
+    future::poll_fn,
     io,
     net::IpAddr,
     os::fd::{AsRawFd, RawFd},
-    pin::Pin,
     rc::Rc,
-    task::Poll,
+    sync::Arc,
 };
 
 use bytes::BytesMut;
-use http::{HeaderMap, Request, Response, StatusCode};
 use tokio::{
     net::{TcpStream, UnixStream},
     sync::OwnedSemaphorePermit,
@@ -21,139 +17,32 @@ use tokio::{
 };
 
 use super::{
-    ConnectionTerms, ListenerSettings, Observer,
-    abuse::AbuseReason,
     clock::Clock,
-    connections_per_address::ConnectionPermit,
+    connections_per_address::{ConnectionPermit, ConnectionsPerAddress},
     drain::ConnectionGuard,
-    handover::Takeover,
+    handler::Handler,
     http1, http2,
     idle_connections::IdleConnections,
-    inbound::{ReadError, RequestBody},
-    interim::Interim,
+    inbound::ReadError,
+    observer::Observer,
+    peer::Peer,
+    protocol::Protocol,
     proxy_protocol::{self, Received},
+    settings::ListenerSettings,
     stream::ClientStream,
     timed_io::TimedIo,
+    tls::Handshakes,
 };
-use crate::{body::AnswerBody, identity::ClientCertificate};
+use crate::identity::ClientCertificate;
 
-/// Turns a request into a response; one per worker.
-pub trait Handler: 'static {
-    /// Body of the responses.
-    type Body: AnswerBody + 'static;
-
-    /// Answers one request and returns `finish` of the response. Dropped when the client is gone.
-    ///
-    /// `finish` is a parameter because the future is large: a wrapper future would move it once
-    /// more.
-    fn handle<R, F: FnOnce(Response<Self::Body>) -> R>(
-        self: Rc<Self>,
-        request: Request<RequestBody>,
-        from: Rc<Peer>,
-        finish: F,
-    ) -> impl Future<Output = R>;
-
-    /// Response, byte for byte, to an HTTP/1.1 client whose request head did not arrive in time.
-    fn head_timeout_answer(&self) -> &'static [u8];
-}
-
-/// The HTTP version of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Protocol {
-    Http1,
-    Http2,
-}
-
-/// The client of a connection, and the bounds that apply to it.
-pub struct Peer {
-    /// The client's address: the socket's, or that of a PROXY header.
-    pub ip: IpAddr,
-    /// The listener's settings.
-    pub listener: Rc<ListenerSettings>,
-    /// The verified client certificate.
-    pub certificate: Option<Rc<ClientCertificate>>,
-    pub(super) clock: Rc<Clock>,
-    interim: Rc<Interim>,
-    takeover: RefCell<Option<Takeover>>,
-}
-
-impl fmt::Debug for Peer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Peer")
-            .field("ip", &self.ip)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Peer {
-    fn new(
-        ip: IpAddr,
-        listener: Rc<ListenerSettings>,
-        certificate: Option<Rc<ClientCertificate>>,
-        clock: Clock,
-    ) -> Self {
-        Self {
-            ip,
-            listener,
-            certificate,
-            clock: Rc::new(clock),
-            interim: Rc::default(),
-            takeover: RefCell::default(),
-        }
-    }
-
-    /// A peer without a connection, to explain hypothetical requests.
-    pub fn described(
-        ip: IpAddr,
-        listener: Rc<ListenerSettings>,
-        certificate: Option<Rc<ClientCertificate>>,
-    ) -> Self {
-        let clock = Clock::new(listener.header_timeout, listener.idle_timeout);
-        Self::new(ip, listener, certificate, clock)
-    }
-
-    /// `http` or `https`, as the client used.
-    pub fn scheme(&self) -> &'static str {
-        match self.listener.tls {
-            Some(_) => "https",
-            None => "http",
-        }
-    }
-
-    /// Hands the connection to `to` once the 101 response has been sent. HTTP/1.1 only.
-    pub fn hand_over(&self, to: Takeover) {
-        self.takeover.replace(Some(to));
-    }
-
-    /// Takes the handler that was passed to `hand_over`.
-    pub(super) fn take_over(&self) -> Option<Takeover> {
-        self.takeover.take()
-    }
-
-    /// Queues an interim response of the upstream for the client, before the final one. `false` if
-    /// there is no room. HTTP/1.1 only: older clients do not know them, and the h2 crate cannot
-    /// send them.
-    pub fn pass_on_interim(&self, status: StatusCode, headers: &HeaderMap) -> bool {
-        self.interim.push(status, headers)
-    }
-
-    /// Sets whether a client that closes its side now has left: the gateway awaits more of its
-    /// request, or the request waits in a queue. Otherwise the client may only have finished
-    /// sending, and still gets its response if that comes soon. HTTP/1 only.
-    pub fn needs_client(&self, needs: bool) {
-        self.clock.needs_client(needs);
-    }
-
-    /// Why an HTTP/2 stream failed, if its connection was closed early.
-    pub(super) fn why_cut(&self, error: &h2::Error) -> Option<AbuseReason> {
-        self.clock.why_cut(error)
-    }
-
-    /// The response precedes the end of the request body: close the connection so that the client
-    /// can still read it. HTTP/1 only; HTTP/2 resets the stream.
-    pub fn leave_body_unread(&self) {
-        self.clock.leave_body_unread();
-    }
+/// The settings of a connection.
+#[derive(Clone, Debug)]
+pub(super) struct ConnectionTerms {
+    pub(super) settings: Rc<ListenerSettings>,
+    /// For connections with TLS.
+    pub(super) handshakes: Option<Rc<Handshakes>>,
+    /// Counts the connections per address.
+    pub(super) connections_per_address: Arc<ConnectionsPerAddress>,
 }
 
 /// An accepted connection, not yet served.
@@ -394,45 +283,6 @@ fn park<H, O: Observer>(
         held,
     };
     house.lot.park(parked, until)
-}
-
-/// Polls a connection to its end. Starts its graceful shutdown on a drain and, for HTTP/2, after
-/// too long an idle time (RFC 9113 §6.8). `None` if it must be parked instead.
-pub(super) async fn run<C>(
-    mut connection: Pin<&mut C>,
-    ticket: &ConnectionGuard,
-    clock: &Clock,
-    is_time: impl Fn(&ConnectionGuard) -> bool,
-    graceful_shutdown: impl Fn(Pin<&mut C>),
-) -> Option<C::Output>
-where
-    C: Future,
-{
-    let mut registered = false;
-    let mut asked = false;
-    poll_fn(move |cx| {
-        if !asked && is_time(ticket) {
-            asked = true;
-            clock.leave();
-            graceful_shutdown(connection.as_mut());
-        }
-        // once, and again for the second stage of the drain, as the first takes the waker
-        if !registered || !asked && ticket.is_closing() {
-            ticket.wake_with(cx.waker());
-            registered = true;
-        }
-        let mut outcome = connection.as_mut().poll(cx);
-        if outcome.is_pending() && !asked && clock.is_leaving() {
-            asked = true;
-            graceful_shutdown(connection.as_mut());
-            outcome = connection.as_mut().poll(cx);
-        }
-        if outcome.is_pending() && !asked && clock.is_parked() {
-            return Poll::Ready(None);
-        }
-        outcome.map(Some)
-    })
-    .await
 }
 
 /// The HTTP/2 client preface (RFC 9113 §3.4).

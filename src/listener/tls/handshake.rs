@@ -20,7 +20,7 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use super::{ListenerTls, client};
 use crate::{
     identity::ClientCertificate,
-    listener::{serve::Protocol, stream::ClientStream},
+    listener::{protocol::Protocol, stream::ClientStream},
     telemetry::handles::HandshakeMetrics,
 };
 

@@ -17,6 +17,7 @@ const FREE_OF_CIRCLES: &[&str] = &[
     "gateway",
     "identity",
     "issuer",
+    "listener",
     "limit",
     "overload",
     "receive_buffer",
