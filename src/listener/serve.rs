@@ -47,7 +47,7 @@ pub(super) struct ConnectionTerms {
 
 /// An accepted connection, not yet served.
 #[derive(Debug)]
-pub struct Accepted {
+pub(super) struct Accepted {
     stream: ClientStream,
     peer: IpAddr,
 }
