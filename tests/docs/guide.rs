@@ -114,6 +114,16 @@ guides! {
     monitoring: "docs/how-to/monitoring.md",
     at_3_am: "docs/how-to/at-3-am.md",
     honour_a_429: "docs/how-to/honour-a-429.md",
+    what_happens_to_a_request: "docs/explanation/what-happens-to-a-request.md",
+    upgrade: "docs/upgrade.md",
+    from_nginx: "docs/migration/nginx.md",
+    from_ingress_nginx: "docs/migration/ingress-nginx.md",
+    from_haproxy: "docs/migration/haproxy.md",
+    from_traefik: "docs/migration/traefik.md",
+    from_kong: "docs/migration/kong.md",
+    from_caddy: "docs/migration/caddy.md",
+    from_envoy_ratelimit: "docs/migration/envoy-ratelimit.md",
+    from_express_rate_limit: "docs/migration/express-rate-limit.md",
 }
 
 #[test]

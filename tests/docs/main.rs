@@ -18,7 +18,14 @@ const PAGES: &[&str] = &[
     "bench/README.md",
     "load/README.md",
 ];
-const FOLDERS: &[&str] = &["docs", "docs/decisions", "docs/how-to", "docs/tutorial"];
+const FOLDERS: &[&str] = &[
+    "docs",
+    "docs/decisions",
+    "docs/explanation",
+    "docs/how-to",
+    "docs/migration",
+    "docs/tutorial",
+];
 
 /// Name and text of every page.
 fn pages() -> Vec<(String, String)> {

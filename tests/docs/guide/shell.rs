@@ -25,6 +25,8 @@ use super::page::{Command, Ports};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Between two looks at a state.
 const BETWEEN: Duration = Duration::from_millis(20);
+/// How much output of a command is compared.
+const MOST_OUTPUT: usize = 1 << 16;
 /// Ends the output of a command, before its status.
 const END: &str = "\u{1}end ";
 
@@ -72,7 +74,8 @@ case " $* " in
 " run "*)
   file=gateway.toml
   for argument; do case $argument in *.toml) file=$argument ;; esac; done
-  grep -q '^\[admin\]' "$file" &&  grep -q '^\[\[listen\]\]' "$file" || {{ echo "$file uses default ports"; exit 70; }} ;;
+  grep -q '^\[admin\]' "$file" &&  grep -q '^\[\[listen\]\]' "$file" || {{ echo "$file uses default ports"; exit 70; }}
+  ! grep -q ':8080"\|:9901"' "$file" || {{ echo "$file uses the ports of readers"; exit 70; }} ;;
 esac
 exec '{binary}' "$@"
 "#
@@ -257,6 +260,10 @@ impl Shell {
                 return Ok((status.trim().parse().unwrap_or(-1), output));
             }
             output += &line;
+            // of a command that repeats itself the end is enough
+            if output.len() > MOST_OUTPUT {
+                output = output.chars().skip(MOST_OUTPUT / 2).collect();
+            }
         }
     }
 
