@@ -8,6 +8,8 @@ use std::{
 
 /// The longest that a test waits for something immediate; generous, for busy machines.
 pub const PATIENCE: Duration = Duration::from_secs(30);
+/// The longest that an origin waits at a gate: less than a gateway waits for a response.
+const GATE_PATIENCE: Duration = Duration::from_secs(20);
 /// Time between two polls of a condition.
 const POLL: Duration = Duration::from_millis(5);
 
@@ -83,11 +85,11 @@ impl Gate {
         *lock(&self.0.0)
     }
 
-    /// Waits until the gate is open or patience ends. Then the test fails elsewhere, but nothing
-    /// hangs.
+    /// Waits until the gate is open, but not for longer than a gateway does. Then the test fails
+    /// elsewhere, but nothing hangs.
     pub fn wait(&self) {
         let (open, opened) = &*self.0;
-        let waited = opened.wait_timeout_while(lock(open), PATIENCE, |open| !*open);
+        let waited = opened.wait_timeout_while(lock(open), GATE_PATIENCE, |open| !*open);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 }
