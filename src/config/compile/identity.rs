@@ -126,7 +126,7 @@ fn user(table: &ConfigValue<'_>, base_dir: &Path, users: &mut Users) -> Option<U
     let kind =
         ConfigValue::new(table.document, what.into(), from.span(), from, &keys::TEXT).text()?;
     let keys = kind.choice(kinds, &[], "")?;
-    let section = Section::of(&table, keys.title.to_owned(), keys)?;
+    let section = Section::of(table, keys.title.to_owned(), keys)?;
     section.get("from");
     let source = match kind.value.as_str() {
         "api_key" => api_key(&section, base_dir, users),

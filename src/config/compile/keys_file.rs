@@ -97,7 +97,7 @@ fn api_key(
     table: &ConfigValue<'_>,
     seen: &mut EntriesSeen<'_>,
 ) -> Option<ApiKey> {
-    let section = Section::of(&table, table.what.to_string(), &keys::API_KEY)?;
+    let section = Section::of(table, table.what.to_string(), &keys::API_KEY)?;
     let digest = section
         .require("sha256", HINT)
         .and_then(|value| value.text());

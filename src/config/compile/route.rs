@@ -70,7 +70,7 @@ pub(super) fn compile(
 }
 
 fn route(table: &ConfigValue<'_>, names: &RouteNames<'_>) -> Option<WrittenRoute> {
-    let section = Section::of(&table, "[[route]]".to_owned(), &keys::ROUTE)?;
+    let section = Section::of(table, "[[route]]".to_owned(), &keys::ROUTE)?;
     let name = section.require("name", "add name = \"login\": logs and metrics use it");
     let name = name
         .and_then(|value| value.text())

@@ -21,7 +21,7 @@ const CERTIFICATES: &str =
     "add certificates = [{ cert = \"certs/api.pem\", key = \"certs/api.key\" }]";
 
 pub(super) fn compile(table: &ConfigValue<'_>, base_dir: &Path) -> Option<TlsSettings> {
-    let section = Section::of(&table, keys::LISTEN_TLS.title.to_owned(), &keys::LISTEN_TLS)?;
+    let section = Section::of(table, keys::LISTEN_TLS.title.to_owned(), &keys::LISTEN_TLS)?;
     let min_version = section.choice(
         "min_version",
         &[("1.2", MinVersion::Tls12), ("1.3", MinVersion::Tls13)],
@@ -85,7 +85,7 @@ fn pairs<'a>(section: &Section<'a>) -> Option<Vec<(ExpandedText<'a>, ExpandedTex
 
 fn pair<'a>(table: &ConfigValue<'a>) -> Option<(ExpandedText<'a>, ExpandedText<'a>)> {
     let section = Section::of(
-        &table,
+        table,
         "an item of `certificates` in [listen.tls]".to_owned(),
         &keys::CERTIFICATE,
     )?;

@@ -188,7 +188,7 @@ fn server_name(text: &ExpandedText<'_>) -> Option<ServerName<'static>> {
 
 /// `None` if something was reported.
 fn health(value: &ConfigValue<'_>, name: &str) -> Option<Health> {
-    let section = Section::of(&value, format!("[upstream.{name}.health]"), &keys::HEALTH)?;
+    let section = Section::of(value, format!("[upstream.{name}.health]"), &keys::HEALTH)?;
     let path = section.require(
         "path",
         "add path = \"/healthz\", a path that a healthy server answers with 200",
