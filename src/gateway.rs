@@ -174,13 +174,13 @@ impl Worker {
         let Some(outbound) = self.outbound(request, target, framing) else {
             return self.refuse(request, &Refusal::Internal, None);
         };
-        if answer::came_through(&head.headers, &self.active.process.pseudonym) {
+        if answer::has_via(&head.headers, &self.active.process.pseudonym) {
             return self.refuse(request, &Refusal::LoopDetected, None);
         }
         let upstream = &self.upstreams[route.upstream];
         let mut record = Record::begin(self, request, slots);
         let outbound = Outbound {
-            custody: record.custody(),
+            custody: record.abandoned_exchanges(),
             ..outbound
         };
         let body = framing.has_body().then(|| Box::new(body));
@@ -193,7 +193,7 @@ impl Worker {
             Ok(answered) => {
                 upstream.state().metrics().seconds.record(sent.elapsed());
                 record.asked(Some(answered.server), None);
-                self.pass_on(request, answered.response.map(ResponseSource::from), record)
+                self.forward_response(request, answered.response.map(ResponseSource::from), record)
             }
             Err(unanswered) => {
                 let refusal = match &unanswered.failed {

@@ -225,10 +225,10 @@ impl Running {
                 }
             }
         });
-        notify::tell(notify::READY);
+        notify::notify(notify::READY);
         let name = self.control.block_on(self.signals.end(&self.reloads));
         self.readiness.set(ReadinessState::Draining);
-        notify::tell(notify::STOPPING);
+        notify::notify(notify::STOPPING);
         if name == REPLACED {
             // the other gateway answers the next request to this address
             self.admin_open.send_replace(false);

@@ -14,7 +14,7 @@ use http::{
 };
 use tidegate::upstream::{
     SpareHeaderMap,
-    framing::{Chunks, Framing, Piece, ResponseHead, take_head},
+    framing::{Chunks, DecoderOutput, Framing, ResponseHead, take_head},
 };
 
 /// Interim responses before the final one.
@@ -159,11 +159,11 @@ fn read_length(answer: &mut Answer, wire: &mut Wire<'_>, length: u64) -> End {
 fn read_chunks(answer: &mut Answer, wire: &mut Wire<'_>, mut chunks: Chunks, sent: &[u8]) -> End {
     loop {
         match chunks.take(&mut wire.inbox) {
-            Ok(Some(Piece::Data(data))) => {
+            Ok(Some(DecoderOutput::Data(data))) => {
                 assert!(!data.is_empty(), "an empty piece looks like the end");
                 answer.body.extend_from_slice(&data);
             }
-            Ok(Some(Piece::Trailers(trailers))) => {
+            Ok(Some(DecoderOutput::Trailers(trailers))) => {
                 for name in [CONTENT_LENGTH, TRANSFER_ENCODING, CONNECTION, TRAILER, TE] {
                     assert!(
                         !trailers.contains_key(&name),
@@ -173,7 +173,7 @@ fn read_chunks(answer: &mut Answer, wire: &mut Wire<'_>, mut chunks: Chunks, sen
                 answer.trailers = Some(trailers);
                 break;
             }
-            Ok(Some(Piece::End)) => break,
+            Ok(Some(DecoderOutput::End)) => break,
             Ok(None) if wire.receive() => {}
             Ok(None) => return End::MoreIsNeeded,
             Err(_) => return End::Refused,

@@ -117,7 +117,7 @@ impl AdminPages {
                 "the gateway cannot decide now",
             )
         };
-        let desk = self.desk().ok_or_else(nobody)?;
+        let desk = self.forward_auth().ok_or_else(nobody)?;
         let described = Described {
             head,
             peer,
@@ -177,7 +177,7 @@ impl AdminPages {
     }
 
     /// Started with the first request to `/check`: most gateways never receive one.
-    fn desk(&self) -> Option<&ForwardAuth> {
+    fn forward_auth(&self) -> Option<&ForwardAuth> {
         let open = || {
             let opened = ForwardAuth::open(self.inner.current.clone());
             opened
@@ -203,14 +203,17 @@ fn as_nginx_takes_it(mut response: Response<String>) -> Response<String> {
 /// Rebuilds the head of the request that the proxy received. The error addresses the proxy's
 /// operator.
 fn original(mut head: Parts) -> Result<Parts, String> {
-    if let Some(method) = told(&head.headers, &METHOD)? {
+    if let Some(method) = unambiguous(&head.headers, &METHOD)? {
         let method = Method::from_bytes(method.as_bytes());
         head.method = method.map_err(|_| format!("{} is not a method", METHOD[0]))?;
     }
     let (host, target) = target(&head)?;
-    let host = match told(&head.headers, &[FORWARDED_HOST])?.cloned().or(host) {
+    let host = match unambiguous(&head.headers, &[FORWARDED_HOST])?
+        .cloned()
+        .or(host)
+    {
         Some(host) => host,
-        None => told(&head.headers, &[HOST.as_str()])?
+        None => unambiguous(&head.headers, &[HOST.as_str()])?
             .cloned()
             .ok_or("the host is missing")?,
     };
@@ -235,7 +238,7 @@ fn original(mut head: Parts) -> Result<Parts, String> {
 
 /// The requested authority, if given, and the target.
 fn target(head: &Parts) -> Result<(Option<HeaderValue>, PathAndQuery), String> {
-    let Some(written) = told(&head.headers, &TARGET)? else {
+    let Some(written) = unambiguous(&head.headers, &TARGET)? else {
         let own = head.uri.path_and_query().map_or("", PathAndQuery::as_str);
         let behind = own.strip_prefix(PATH).filter(|rest| rest.starts_with('/'));
         let behind = behind
@@ -258,7 +261,10 @@ fn target(head: &Parts) -> Result<(Option<HeaderValue>, PathAndQuery), String> {
 }
 
 /// The value under these names: present once, or equal.
-fn told<'a>(headers: &'a HeaderMap, names: &[&str]) -> Result<Option<&'a HeaderValue>, String> {
+fn unambiguous<'a>(
+    headers: &'a HeaderMap,
+    names: &[&str],
+) -> Result<Option<&'a HeaderValue>, String> {
     let mut values = names.iter().flat_map(|name| headers.get_all(*name));
     let first = values.next();
     match values.all(|other| Some(other) == first) {

@@ -284,18 +284,18 @@ impl AdminConnection {
 
     fn wait_for_client(&self) {
         let place = self.table.table().insert(self.peer, &self.close);
-        *self.place() = Some(place);
+        *self.entry() = Some(place);
     }
 
     fn leave(&self) {
-        let place = self.place().take();
+        let place = self.entry().take();
         if let Some(place) = place {
             self.table.table().remove(place);
             self.table.left.notify_one();
         }
     }
 
-    fn place(&self) -> MutexGuard<'_, Option<u64>> {
+    fn entry(&self) -> MutexGuard<'_, Option<u64>> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -350,7 +350,7 @@ mod tests {
     }
 
     fn is_closed(connection: &AdminConnection) -> bool {
-        connection.place().is_some_and(|place| {
+        connection.entry().is_some_and(|place| {
             let table = connection.table.table();
             !table.by_age.contains_key(&place)
         })
@@ -415,9 +415,9 @@ mod tests {
         {
             let _permit = busy.work(&table.reloads).expect("there is room");
             let _next = enter(&table, "192.0.2.1").await;
-            assert!(busy.place().is_none() && !is_closed(&busy));
+            assert!(busy.entry().is_none() && !is_closed(&busy));
         }
-        assert!(busy.place().is_some());
+        assert!(busy.entry().is_some());
         let permits: Vec<_> = (0..3).map(|_| busy.work(&table.checks)).collect();
         let granted: Vec<_> = permits.iter().map(Option::is_some).collect();
         assert_eq!(granted, [true, true, false]);

@@ -16,7 +16,7 @@ use crate::{
         described::{Described, DescribedBody},
         explain::{Explanation, ExplanationText, Outcome, Unexplained},
     },
-    listener::tls::Presented,
+    listener::tls::PresentedChain,
     telemetry,
 };
 
@@ -211,7 +211,7 @@ fn described(described: &Value) -> Result<Described, ApiResponse> {
     let certificate = match &described["client_cert"] {
         Value::Null => None,
         Value::String(pem) => {
-            let presented = Presented::parse(pem.as_bytes());
+            let presented = PresentedChain::parse(pem.as_bytes());
             Some(presented.map_err(|fault| bad(&format!("client_cert {fault}")))?)
         }
         _ => {

@@ -17,10 +17,10 @@ use crate::{
     config::{self, Effect, Mode},
     gateway::{
         ActiveConfig,
-        admin_view::{Applies, KeyStanding, KeyView, LimitView, NoKey, Reach},
+        admin_view::{KeyStanding, KeyView, LimitView, NoKey, OverrideScope, QuotaChoice},
         runtime_overrides::{
-            KeyOverride, LimitOverrides, ModeOverride, OverrideSubject, QuotaGrant,
-            RuntimeOverrides, TooManyOverrides, Until,
+            Expiry, KeyOverride, LimitOverrides, ModeOverride, OverrideSubject, QuotaGrant,
+            RuntimeOverrides, TooManyOverrides,
         },
     },
     telemetry::{self, Sample},
@@ -81,7 +81,10 @@ impl AdminPages {
 /// Describes an override of all limits; `null` if there is none.
 pub(super) fn kill(active: &ActiveConfig) -> Value {
     let runtime_overrides = active.process().runtime_overrides();
-    acting(runtime_overrides.on_all(), runtime_overrides.on_all_here())
+    acting(
+        runtime_overrides.mode_of_all(),
+        runtime_overrides.local_mode_of_all(),
+    )
 }
 
 /// The stronger of the runtime overrides for all gateways and for this one, with its scope.
@@ -144,8 +147,8 @@ fn rule_mode(
     let runtime_overrides = active.process().runtime_overrides();
     if scope == Scope::Gateway || acting.is_none() {
         match limit {
-            Some(limit) => runtime_overrides.rule_here(limit, acting),
-            None => runtime_overrides.rule_all_here(acting),
+            Some(limit) => runtime_overrides.set_local_mode(limit, acting),
+            None => runtime_overrides.set_local_mode_of_all(acting),
         }
     }
     if scope == Scope::Gateway {
@@ -154,8 +157,8 @@ fn rule_mode(
     let about = limit.map_or(OverrideSubject::All, OverrideSubject::Limit);
     rule(active, about, |runtime_overrides| {
         match limit {
-            Some(limit) => runtime_overrides.rule(limit, acting),
-            None => runtime_overrides.rule_all(acting),
+            Some(limit) => runtime_overrides.set_mode(limit, acting),
+            None => runtime_overrides.set_mode_of_all(acting),
         }
         Ok(())
     })
@@ -231,7 +234,7 @@ fn limit_json(limit: &LimitView, samples: &[Sample]) -> Value {
         "gateways_disagree": disagree,
         "mode": limit.mode.as_str(),
         "configured_mode": settings.mode.as_str(),
-        "runtime_override": acting(limit.runtime_overrides.acting(), limit.runtime_overrides.acting_here()),
+        "runtime_override": acting(limit.runtime_overrides.shared_mode(), limit.runtime_overrides.local_mode()),
         "keys": limit.keys + held as u64,
         "guaranteed_keys": limit.guaranteed,
         "evictions": limit.evictions,
@@ -264,7 +267,7 @@ fn key_override_json(key_override: &KeyOverride) -> Value {
     })
 }
 
-fn until_json(until: Until) -> Value {
+fn until_json(until: Expiry) -> Value {
     until.map_or(Value::Null, |until| json!(telemetry::moment(until)))
 }
 
@@ -291,14 +294,14 @@ fn key_json(active: &ActiveConfig, limit: &str, view: &KeyView) -> Value {
         .map_or_else(|| json!({}), key_override_json);
     json["limit"] = json!(limit);
     json["key"] = json!(view.name);
-    stands_json(&mut json, &view.stands);
+    standing_json(&mut json, &view.stands);
     let (tier, why, exception) = match &view.applies {
-        Applies::Override(exception) => (None, "override", Some(exception)),
-        Applies::Exempt => (None, "exempt", None),
-        Applies::Asked(tier) => (Some(tier), "asked", None),
-        Applies::LastSeen(tier) => (tier.as_ref(), "last_seen", None),
-        Applies::Only => (None, "only_quota", None),
-        Applies::Unknown => (None, "unknown", None),
+        QuotaChoice::Override(exception) => (None, "override", Some(exception)),
+        QuotaChoice::Exempt => (None, "exempt", None),
+        QuotaChoice::Asked(tier) => (Some(tier), "asked", None),
+        QuotaChoice::LastSeen(tier) => (tier.as_ref(), "last_seen", None),
+        QuotaChoice::Only => (None, "only_quota", None),
+        QuotaChoice::Unknown => (None, "unknown", None),
     };
     json["tier"] = json!(tier);
     json["quota_from"] = json!(why);
@@ -317,7 +320,7 @@ fn key_json(active: &ActiveConfig, limit: &str, view: &KeyView) -> Value {
     });
     let tiers = view.tiers.iter().map(|(tier, stands)| {
         let mut json = json!({ "tier": tier });
-        stands_json(&mut json, stands);
+        standing_json(&mut json, stands);
         json
     });
     json["tiers"] = tiers.collect();
@@ -325,7 +328,7 @@ fn key_json(active: &ActiveConfig, limit: &str, view: &KeyView) -> Value {
     json
 }
 
-fn stands_json(json: &mut Value, stands: &KeyStanding) {
+fn standing_json(json: &mut Value, stands: &KeyStanding) {
     json["rate"] = json!(stands.rate);
     json["capacity"] = json!(stands.capacity);
     json["spent"] = json!(stands.capacity.saturating_sub(stands.remaining));
@@ -419,7 +422,7 @@ fn change(
     key: &str,
     call: &ApiRequest,
     what: &'static str,
-    until: Until,
+    until: Expiry,
     change: impl FnOnce(&mut KeyOverride),
 ) -> Result<ApiResponse, ApiResponse> {
     let key = active
@@ -470,9 +473,9 @@ fn rule(
     about: OverrideSubject<'_>,
     rule: impl FnOnce(&RuntimeOverrides) -> Result<(), TooManyOverrides>,
 ) -> Result<&'static str, ApiResponse> {
-    match active.rule_and_tell(about, rule) {
-        Ok(Reach::All) => Ok("all gateways"),
-        Ok(Reach::ThisOne) => Ok("this gateway"),
+    match active.set_and_publish(about, rule) {
+        Ok(OverrideScope::All) => Ok("all gateways"),
+        Ok(OverrideScope::ThisOne) => Ok("this gateway"),
         Err(full) => Err(ApiResponse::error(StatusCode::CONFLICT, full.to_string())),
     }
 }
@@ -508,7 +511,7 @@ const BOOST_FOR: Duration = Duration::from_secs(24 * 3_600);
 const FOR_MAX: Duration = Duration::from_secs(366 * 24 * 3_600);
 
 /// When a runtime override ends: after `for`, at `until`, or when an operator ends it.
-fn until(call: &ApiRequest) -> Result<Until, ApiResponse> {
+fn until(call: &ApiRequest) -> Result<Expiry, ApiResponse> {
     let bad = |why: String| ApiResponse::error(StatusCode::BAD_REQUEST, why);
     let now = SystemTime::now();
     let until = match (&call.body["for"], &call.body["until"]) {

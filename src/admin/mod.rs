@@ -177,7 +177,7 @@ impl AdminPages {
         B: Body<Data = Bytes>,
     {
         if check::is_for(request.uri().path()) {
-            return dressed(self.check(request, peer, connection).await);
+            return with_page_headers(self.check(request, peer, connection).await);
         }
         if !api::is_for(request.uri().path()) {
             return self.answer(&request, connection).await;
@@ -186,7 +186,7 @@ impl AdminPages {
             Ok(()) => self.call(request, peer, connection).await.into_response(),
             Err(refusal) => refused(&request, &refusal),
         };
-        dressed(response)
+        with_page_headers(response)
     }
 
     /// The response to a request for a page; its body is not read.
@@ -195,7 +195,7 @@ impl AdminPages {
         request: &Request<B>,
         connection: &AdminConnection,
     ) -> Response<String> {
-        dressed(match self.endpoint(request) {
+        with_page_headers(match self.endpoint(request) {
             Ok(endpoint) => self.show(endpoint, connection).await,
             Err(refusal) => refused(request, &refusal),
         })
@@ -264,7 +264,7 @@ fn refused<B>(request: &Request<B>, refusal: &Refusal) -> Response<String> {
 }
 
 /// Adds the fields that every response carries.
-fn dressed(mut response: Response<String>) -> Response<String> {
+fn with_page_headers(mut response: Response<String>) -> Response<String> {
     let headers = response.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     let nosniff = HeaderValue::from_static("nosniff");

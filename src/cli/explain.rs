@@ -30,7 +30,7 @@ use crate::{
         described::{Described, DescribedBody},
         explain::{ExplanationText, explain as explain_request},
     },
-    listener::tls::Presented,
+    listener::tls::PresentedChain,
 };
 
 /// Arguments of `tidegate explain`.
@@ -222,11 +222,11 @@ fn described(args: &ExplainArgs) -> anyhow::Result<Described> {
 }
 
 /// Reads a client certificate.
-fn presented(file: &Path) -> anyhow::Result<Presented> {
+fn presented(file: &Path) -> anyhow::Result<PresentedChain> {
     let shown = file.display();
     let pem =
         config::read_file(file).map_err(|why| anyhow::anyhow!("{shown} cannot be read: {why}"))?;
-    Presented::parse(&pem).map_err(|fault| {
+    PresentedChain::parse(&pem).map_err(|fault| {
         anyhow::anyhow!("{shown} {fault}: name a PEM file with the client's certificate, followed by any intermediates")
     })
 }

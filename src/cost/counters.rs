@@ -46,7 +46,7 @@ impl UsageCounters {
         }
     }
 
-    pub(super) fn tell(&mut self, counter: Counter, text: &[u8], scale: Decimal) {
+    pub(super) fn record(&mut self, counter: Counter, text: &[u8], scale: Decimal) {
         let place = self.values.get_mut(counter as usize);
         if let (Some(place), Some(value)) = (place, scaled_up(text, scale)) {
             self.told |= 1 << counter as u8;

@@ -201,5 +201,5 @@ fn is_whole_event(behind: &[u8]) -> bool {
 
 /// Whether the data contains nothing still wanted.
 fn is_skipped(paths: &UsagePaths, found: &UsageCounters, data: &[u8]) -> bool {
-    (!paths.wants_model() || found.model().is_some()) && !paths.may_tell(data)
+    (!paths.wants_model() || found.model().is_some()) && !paths.may_contain_counter(data)
 }

@@ -393,7 +393,7 @@ impl JsonScanner {
             && let (Some(counter), Some(text)) = (self.counter(paths), text)
             && text.len() <= MAX_NUMBER_CHARS
         {
-            found.tell(counter, text, paths.scale());
+            found.record(counter, text, paths.scale());
         }
         self.value_ends(paths);
     }

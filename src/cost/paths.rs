@@ -127,7 +127,7 @@ impl UsagePaths {
 
     /// Whether this text may contain a counter. Text without any wanted name contains none,
     /// wherever it ends.
-    pub(super) fn may_tell(&self, text: &[u8]) -> bool {
+    pub(super) fn may_contain_counter(&self, text: &[u8]) -> bool {
         self.needle
             .as_ref()
             .is_none_or(|needle| needle.find(text).is_some())

@@ -152,10 +152,10 @@ impl ActiveConfig {
 
     /// Resolves the names of upstream servers and checks their health, forever. Run it outside the
     /// workers.
-    pub async fn keep_watch(self: Arc<Self>) {
+    pub async fn run_health_checks(self: Arc<Self>) {
         let mut watches = JoinSet::new();
         for upstream_state in &self.plan.upstreams {
-            watches.spawn(Arc::clone(upstream_state).keep_watch());
+            watches.spawn(Arc::clone(upstream_state).run_health_checks());
         }
         while watches.join_next().await.is_some() {}
     }

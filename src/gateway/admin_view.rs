@@ -52,7 +52,7 @@ pub struct KeyView {
     /// The standing under the quota that applies, as far as known.
     pub stands: KeyStanding,
     /// Why that quota applies.
-    pub applies: Applies,
+    pub applies: QuotaChoice,
     /// The standing in each tier, the default tier first. Empty if there is only one quota.
     pub tiers: Vec<(Option<String>, KeyStanding)>,
     /// `local`, or `lease` for this gateway's leased part of a shared limit.
@@ -61,7 +61,7 @@ pub struct KeyView {
 
 /// Which quota applies to a key, and why.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Applies {
+pub enum QuotaChoice {
     /// A configured override names the key.
     Override(ConfigOverride),
     /// The limit exempts it.
@@ -93,7 +93,7 @@ pub struct KeyStanding {
 
 /// The scope of a runtime override.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum OverrideScope {
     /// This gateway only.
     ThisOne,
     /// All gateways that share limits through this Redis, within seconds.
@@ -145,16 +145,16 @@ impl ActiveConfig {
             settings.tiers.iter().find(named).map_or(0, |(_, at)| *at)
         };
         let quota = match &applies {
-            Applies::Override(exception) => match exception.effect {
+            QuotaChoice::Override(exception) => match exception.effect {
                 Effect::Quota(quota) => quota,
                 Effect::Exempt | Effect::Block => 0,
             },
-            Applies::Asked(tier) => quota_of(&Some(tier.clone())),
-            Applies::LastSeen(tier) => quota_of(tier),
-            Applies::Exempt | Applies::Only | Applies::Unknown => 0,
+            QuotaChoice::Asked(tier) => quota_of(&Some(tier.clone())),
+            QuotaChoice::LastSeen(tier) => quota_of(tier),
+            QuotaChoice::Exempt | QuotaChoice::Only | QuotaChoice::Unknown => 0,
         };
         let stands = |quota| {
-            let stands = self.key_stands(rule, key, quota);
+            let stands = self.key_standing(rule, key, quota);
             stands.ok_or_else(|| not_named(rule, &name))
         };
         let mut tiers = Vec::new();
@@ -175,23 +175,23 @@ impl ActiveConfig {
     }
 
     /// Finds the quota of a key from its name and the logged decisions.
-    fn applies(&self, rule: &LimitRule, name: &str, asked: Option<&str>) -> Applies {
+    fn applies(&self, rule: &LimitRule, name: &str, asked: Option<&str>) -> QuotaChoice {
         let settings = &rule.settings;
         let now = SystemTime::now();
         let holds = |one: &&ConfigOverride| one.until.is_none_or(|until| now < until);
         let fits = |one: &&ConfigOverride| is_for(settings, &one.target, name);
         let known = |tier: &str| settings.tiers.iter().any(|(known, _)| known == tier);
         if is_exempt(settings, name) {
-            return Applies::Exempt;
+            return QuotaChoice::Exempt;
         }
         if let Some(exception) = settings.overrides.iter().filter(holds).find(fits) {
-            return Applies::Override(exception.clone());
+            return QuotaChoice::Override(exception.clone());
         }
         if let Some(tier) = asked.filter(|tier| known(tier)) {
-            return Applies::Asked(tier.to_owned());
+            return QuotaChoice::Asked(tier.to_owned());
         }
         if settings.tiers.is_empty() && settings.exempt.tiers.is_empty() {
-            return Applies::Only;
+            return QuotaChoice::Only;
         }
         let is_about =
             |limit: &super::explain::LimitShown| limit.name == rule.name && limit.key == name;
@@ -200,13 +200,13 @@ impl ActiveConfig {
             .decision_logs
             .decisions(|one| one.explanation.limits.iter().any(is_about));
         match latest.first().map(|one| &one.explanation.who.tier) {
-            Some(Some(tier)) if settings.exempt.tiers.contains(tier) => Applies::Exempt,
-            Some(tier) => Applies::LastSeen(tier.clone().filter(|tier| known(tier))),
-            None => Applies::Unknown,
+            Some(Some(tier)) if settings.exempt.tiers.contains(tier) => QuotaChoice::Exempt,
+            Some(tier) => QuotaChoice::LastSeen(tier.clone().filter(|tier| known(tier))),
+            None => QuotaChoice::Unknown,
         }
     }
 
-    fn key_stands(&self, rule: &LimitRule, key: Option<Key>, tier: usize) -> Option<KeyStanding> {
+    fn key_standing(&self, rule: &LimitRule, key: Option<Key>, tier: usize) -> Option<KeyStanding> {
         let now_ns = self.process.nanoseconds(Instant::now());
         let verdict = match rule.shared.as_ref().zip(self.budget.as_ref()) {
             Some((limit, budget)) => {
@@ -247,11 +247,11 @@ impl ActiveConfig {
 
     /// Sets a runtime override, and sends it to the gateways that share limits with this one. They
     /// apply it within seconds.
-    pub fn rule_and_tell(
+    pub fn set_and_publish(
         &self,
         about: OverrideSubject<'_>,
         rule: impl FnOnce(&RuntimeOverrides) -> Result<(), TooManyOverrides>,
-    ) -> Result<Reach, TooManyOverrides> {
+    ) -> Result<OverrideScope, TooManyOverrides> {
         let apply = || {
             rule(&self.process.runtime_overrides)?;
             Ok(self.process.runtime_overrides.notice(about))
@@ -264,8 +264,8 @@ impl ActiveConfig {
             }
         };
         match is_posted {
-            true => Ok(Reach::All),
-            false => Ok(Reach::ThisOne),
+            true => Ok(OverrideScope::All),
+            false => Ok(OverrideScope::ThisOne),
         }
     }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::{
     applied_limit::{AppliedLimit, LimitOutcome, LimitOutcomes},
-    ask::{Asked, unavailable},
+    ask::{AskOutcome, unavailable},
     decision_context::DecisionContext,
     decision_effect::DecisionEffect,
     observer::DecisionObserver,
@@ -44,15 +44,17 @@ impl Worker {
                 let asked = limits.enforced_mut();
                 let asking = self.ask_shared(budget, decision, now_ns, asked, effect);
                 match Box::pin(asking).await {
-                    Asked::Decided(lent) => decision.slots.lend(lent),
-                    Asked::Unavailable(index) => unavailable(&limits.enforced()[index].applied)?,
+                    AskOutcome::Decided(lent) => decision.slots.add_shared(lent),
+                    AskOutcome::Unavailable(index) => {
+                        unavailable(&limits.enforced()[index].applied)?
+                    }
                 }
             }
             None => self.ask_local(now_ns, limits.enforced_mut(), effect),
         }
         let admitted = limits.admitted();
         if admitted {
-            self.hold(decision, now_ns, &limits);
+            self.hold_admitted(decision, now_ns, &limits);
             let observed = self.observe(decision, now_ns, &mut limits, effect);
             if let Err(refusal) = observed.await {
                 // This refusal is immediate: release what the request holds.
@@ -97,7 +99,7 @@ impl Worker {
     }
 
     /// Gives an admitted request its slots, queue places and delay.
-    fn hold<'a>(
+    fn hold_admitted<'a>(
         &self,
         decision: &mut DecisionContext<'a>,
         now_ns: u64,
@@ -158,8 +160,8 @@ impl Worker {
                 Some(budget) if applied.is_shared() => {
                     let asking = self.ask_shared(budget, decision, now_ns, alone, effect);
                     match Box::pin(asking).await {
-                        Asked::Decided(lent) => decision.slots.lend(lent),
-                        Asked::Unavailable(_) => unavailable(&applied)?,
+                        AskOutcome::Decided(lent) => decision.slots.add_shared(lent),
+                        AskOutcome::Unavailable(_) => unavailable(&applied)?,
                     }
                 }
                 _ => self.ask_local(now_ns, alone, effect),

@@ -12,7 +12,7 @@ use super::{
     body::Body,
     body::ResponseSource,
     plan::LimitPlan,
-    record::{self, Ours, Record},
+    record::{self, LocalReplyReason, Record},
     request_context::RequestContext,
     worker::Worker,
 };
@@ -24,12 +24,12 @@ use crate::{
         inbound::InboundBody,
         request::{self},
     },
-    response::{self, LimitReport, Refusal, StoppedRequest, X_RATELIMIT_WARNING, X_REQUEST_ID},
+    response::{self, LimitReport, Refusal, RejectedRequest, X_RATELIMIT_WARNING, X_REQUEST_ID},
     upstream::{self, Tunnel, UpstreamError},
 };
 
 impl upstream::headers::InterimSink for Peer {
-    fn hear(&self, status: StatusCode, headers: &HeaderMap) -> bool {
+    fn send_interim(&self, status: StatusCode, headers: &HeaderMap) -> bool {
         self.pass_on_interim(status, headers)
     }
 }
@@ -39,7 +39,7 @@ const TIMED: u32 = 16;
 
 impl Worker {
     /// Returns the upstream's response, with the fields that describe the limits.
-    pub(super) fn pass_on(
+    pub(super) fn forward_response(
         &self,
         request: &RequestContext<'_>,
         mut response: Response<ResponseSource>,
@@ -78,12 +78,12 @@ impl Worker {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
         self.describe(request, &mut response, &mut record);
-        request.from.hand_over(Box::new(move |client| {
+        request.from.upgrade_to(Box::new(move |client| {
             Box::pin(async move {
                 let _open = record.open_tunnel();
                 if let Err(ended) = tunnel.relay(client, |bytes| record.sent(bytes)).await {
                     tracing::debug!(%ended, "a tunnel ended early");
-                    if let Some(custody) = record.custody() {
+                    if let Some(custody) = record.abandoned_exchanges() {
                         custody.keep(tunnel.abandon());
                     }
                 }
@@ -128,7 +128,7 @@ impl Worker {
         } else {
             reports(request, &standings)
         };
-        let denial = StoppedRequest::new(&met, self.return_after_ns(request, &standings));
+        let denial = RejectedRequest::new(&met, self.return_after_ns(request, &standings));
         let settings = &self.active.plan.response;
         let response = response::too_many_requests(
             &denial,
@@ -150,13 +150,13 @@ impl Worker {
                 .retry_after_seconds
                 .record(f64::from(seconds));
         }
-        record::note(
+        record::record_local_reply(
             self,
             request,
             // Log the denial as 429: a gRPC client receives it in a 200.
             StatusCode::TOO_MANY_REQUESTS,
             response.body().len() as u64,
-            Ours::Denied { retry_after },
+            LocalReplyReason::Denied { retry_after },
         );
         response.map(Body::authored)
     }
@@ -205,8 +205,11 @@ impl Worker {
                 response.map(|body| Body::recorded(ResponseSource::authored(body), record, None))
             }
             None => {
-                let (bytes, ours) = (response.body().len() as u64, Ours::Refused(refusal.slug()));
-                record::note(self, request, status, bytes, ours);
+                let (bytes, ours) = (
+                    response.body().len() as u64,
+                    LocalReplyReason::Refused(refusal.slug()),
+                );
+                record::record_local_reply(self, request, status, bytes, ours);
                 response.map(Body::authored)
             }
         }
@@ -358,7 +361,7 @@ pub(super) fn refuse_upgrade(
 }
 
 /// Whether this process has forwarded the request before.
-pub(super) fn came_through(headers: &HeaderMap, pseudonym: &str) -> bool {
+pub(super) fn has_via(headers: &HeaderMap, pseudonym: &str) -> bool {
     let mut lines = headers.get_all(VIA).iter();
     lines.any(|line| {
         line.as_bytes()

@@ -54,7 +54,7 @@ impl Worker {
                     Applicability::Applies(applied) => {
                         if let Some(key) = applied.key().filter(|_| samples_keys) {
                             let readable = || self.readable(&limit.rule, subject);
-                            self.suspect_key(&limit.rule, key, readable);
+                            self.sample_key(&limit.rule, key, readable);
                         }
                         limits.push(applied);
                     }

@@ -24,7 +24,7 @@ type PerLimit<T> = ArrayVec<T, MAX_LIMITS>;
 
 /// The result of asking limits.
 #[derive(Debug)]
-pub(super) enum Asked {
+pub(super) enum AskOutcome {
     Decided(Vec<SlotGuard>),
     /// Redis is unavailable, and the limit at this index admits nothing without it.
     Unavailable(usize),
@@ -74,7 +74,7 @@ impl Worker {
         now_ns: u64,
         limits: &mut [LimitOutcome<'a>],
         effect: DecisionEffect,
-    ) -> Asked {
+    ) -> AskOutcome {
         let store = &self.active.process.store;
         let is_blocked = limits.iter().any(|one| one.applied.block.is_some());
         let now: PerLimit<Charge<'a>> = local(limits, false).collect();
@@ -98,7 +98,7 @@ impl Worker {
             verdicts.now = store.peek(now_ns, &now);
             verdicts.shared = budget.peek(now_ns, &claims);
             verdicts.distribute(limits, &[]);
-            return Asked::Decided(Vec::new());
+            return AskOutcome::Decided(Vec::new());
         }
         let name = |index: usize| {
             let asked = shared(limits, false).nth(index);
@@ -110,7 +110,7 @@ impl Worker {
             Ok(decided) => {
                 (verdicts.now, verdicts.shared) = (decided.local, decided.shared);
                 verdicts.distribute(limits, &decided.sources);
-                Asked::Decided(decided.slot_guard)
+                AskOutcome::Decided(decided.slot_guard)
             }
             Err(Unavailable { claim }) => unavailable_at(limits, false, claim),
         }
@@ -196,9 +196,9 @@ fn shared<'a>(
     limits.filter_map(|(index, one)| Some((index, one.applied.claim()?)))
 }
 
-fn unavailable_at(limits: &[LimitOutcome<'_>], later: bool, claim: usize) -> Asked {
+fn unavailable_at(limits: &[LimitOutcome<'_>], later: bool, claim: usize) -> AskOutcome {
     let asked = shared(limits, later).nth(claim);
-    Asked::Unavailable(asked.map_or(0, |(at, _)| at))
+    AskOutcome::Unavailable(asked.map_or(0, |(at, _)| at))
 }
 
 /// What each kind of limits said, each in order.

@@ -38,7 +38,7 @@ struct Recorded {
 
 impl Drop for Recorded {
     fn drop(&mut self) {
-        if self.record.custody().is_some() {
+        if self.record.abandoned_exchanges().is_some() {
             self.source.abandon(&self.record);
         }
     }
@@ -63,7 +63,7 @@ impl Recorded {
             Poll::Ready(Some(Ok(piece))) => self.record.sent(piece.data_bytes()),
             Poll::Ready(Some(Err(error))) => {
                 let Some(inbound) = error.of_request() else {
-                    self.record.broke(error);
+                    self.record.record_body_error(error);
                     self.source.abandon(&self.record);
                     return piece;
                 };
@@ -124,7 +124,7 @@ impl ResponseSource {
     /// closes it. Leaves an empty body.
     fn abandon(&mut self, record: &Record) {
         let abandoned = self.take().and_then(ForwardedBody::abandon);
-        if let (Some(custody), Some(abandoned)) = (record.custody(), abandoned) {
+        if let (Some(custody), Some(abandoned)) = (record.abandoned_exchanges(), abandoned) {
             custody.keep(abandoned);
         }
     }

@@ -1,13 +1,13 @@
 //! Errors that end a response body early.
 
-use crate::{listener::inbound::InboundError, upstream::body::Interrupted};
+use crate::{listener::inbound::InboundError, upstream::body::BodyInterruption};
 
 /// A response body ended early; the gateway then closes the client's connection.
 #[derive(Debug, thiserror::Error)]
 pub enum BodyError {
     /// The server's connection failed.
     #[error(transparent)]
-    Interrupted(#[from] Interrupted),
+    Interrupted(#[from] BodyInterruption),
     /// The request body failed while the echo server was returning it.
     #[error(transparent)]
     Inbound(#[from] InboundError),
@@ -18,8 +18,8 @@ impl BodyError {
     pub(super) fn of_request(&self) -> Option<&InboundError> {
         match self {
             Self::Inbound(error) => Some(error),
-            Self::Interrupted(Interrupted::RequestBody(error)) => error.downcast_ref(),
-            Self::Interrupted(Interrupted::Server(_)) => None,
+            Self::Interrupted(BodyInterruption::RequestBody(error)) => error.downcast_ref(),
+            Self::Interrupted(BodyInterruption::Server(_)) => None,
         }
     }
 }

@@ -26,7 +26,7 @@ use super::{
     decision_effect::DecisionEffect,
     described::{Described, DescribedSource},
     observer::Unobserved,
-    record::{self, Ours},
+    record::{self, LocalReplyReason},
     request_context::LocalReply,
     request_context::RequestContext,
     worker::Worker,
@@ -148,21 +148,21 @@ impl Worker {
         // Do not hold queue places: the asking proxy would have to wait.
         request.decision.slots.turn_has_come();
         let response = match decided {
-            Ok(_) => self.let_pass(&request),
+            Ok(_) => self.allow(&request),
             Err(LocalReply::Refused(refusal)) => self.refuse(&request, &refusal, None),
             Err(LocalReply::Denied) => self.deny(&request),
-            Err(LocalReply::OwnQuotas) => self.let_pass(&request),
+            Err(LocalReply::OwnQuotas) => self.allow(&request),
         };
         response.map(Body::into_authored)
     }
 
     /// 200, with the fields for the client and the upstream.
-    fn let_pass(&self, request: &RequestContext<'_>) -> Response<Body> {
+    fn allow(&self, request: &RequestContext<'_>) -> Response<Body> {
         let mut response = Response::new(Body::authored(Bytes::new()));
         let headers = response.headers_mut();
         headers.insert(&X_REQUEST_ID, request.request_id.clone());
         if let Some(limit) = request.decision.warning {
-            say(headers, &X_RATELIMIT_WARNING, limit);
+            set_field(headers, &X_RATELIMIT_WARNING, limit);
         }
         self.fields.borrow_mut().write(
             headers,
@@ -179,16 +179,16 @@ impl Worker {
             .map(|asked| &asked.client);
         let user = client.and_then(|client| client.user);
         let tier = client.and_then(|client| client.tier);
-        say(headers, &USER, user.unwrap_or_default());
-        say(headers, &TIER, tier.unwrap_or_default());
-        say(headers, &OVER, &request.decision.tags.join(", "));
-        record::note(self, request, StatusCode::OK, 0, Ours::Asked);
+        set_field(headers, &USER, user.unwrap_or_default());
+        set_field(headers, &TIER, tier.unwrap_or_default());
+        set_field(headers, &OVER, &request.decision.tags.join(", "));
+        record::record_local_reply(self, request, StatusCode::OK, 0, LocalReplyReason::Asked);
         response
     }
 }
 
 /// Sets a field; a value that no header can carry becomes empty.
-fn say(headers: &mut HeaderMap, name: &HeaderName, value: &str) {
+fn set_field(headers: &mut HeaderMap, name: &HeaderName, value: &str) {
     let value = HeaderValue::from_bytes(value.as_bytes());
     let value = value.unwrap_or(HeaderValue::from_static(""));
     headers.insert(name, value);

@@ -47,7 +47,7 @@ impl Worker {
             self.remember(request, &resolved);
         }
         match request.decision.limits.admitted() {
-            true => self.conclude(resolved, request),
+            true => self.forward_admitted(resolved, request),
             false => Err(LocalReply::Denied),
         }
     }
@@ -66,7 +66,7 @@ impl Worker {
     }
 
     /// Forwards an admitted request, unless identity, routing or the body failed.
-    fn conclude<'a>(
+    fn forward_admitted<'a>(
         &self,
         resolved: Resolved<'a>,
         request: &RequestContext<'_>,

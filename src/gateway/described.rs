@@ -10,7 +10,7 @@ use super::{
     refusals::BROKEN_BODY,
     request_context::RequestContext,
 };
-use crate::{listener::tls::Presented, response::Refusal};
+use crate::{listener::tls::PresentedChain, response::Refusal};
 
 /// A described request.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub struct Described {
     /// The peer: of the socket, or from a PROXY header.
     pub peer: IpAddr,
     /// The client certificate of the TLS handshake.
-    pub certificate: Option<Presented>,
+    pub certificate: Option<PresentedChain>,
     /// The body.
     pub body: DescribedBody,
 }

@@ -36,15 +36,15 @@ use super::{
 use crate::{
     config::{Mode, Snapshot},
     identity::{
-        ClientCertificate, HeldToken, Thought,
+        ClientCertificate, HeldToken, IdentityStep,
         address::{AddressFault, AddressStep, ELEMENTS_MAX},
     },
     limit::Standing,
-    listener::{self, Peer, tls::NotTaken},
+    listener::{self, Peer, tls::CertificateRefusal},
     response::Refusal,
     telemetry::{AccessLines, Metrics, trace::TraceSettings},
 };
-use words::{allowance, came_of, chosen_by, exception, source};
+use words::{allowance, chosen_by, exception, outcome_text, source};
 
 pub use report::*;
 pub use text::ExplanationText;
@@ -57,7 +57,7 @@ pub enum Unexplained {
     Plan(#[from] PlanError),
     /// The client's TLS handshake fails, so its request never arrives.
     #[error(transparent)]
-    Certificate(#[from] NotTaken),
+    Certificate(#[from] CertificateRefusal),
 }
 
 /// Explains one request as the first after a start: every bucket is full. Opens no connection and
@@ -99,13 +99,13 @@ fn at_once<T>(decision: impl Future<Output = Result<T, LocalReply>>) -> Result<T
 
 /// Records the steps of a decision for display.
 #[derive(Debug)]
-struct Notes<'a> {
+struct StepRecorder<'a> {
     worker: &'a Worker,
     asked: Option<ExplainedRequest>,
     limits: Vec<(&'a LimitPlan, Applicability<'a>)>,
 }
 
-impl<'a> DecisionObserver<'a> for Notes<'a> {
+impl<'a> DecisionObserver<'a> for StepRecorder<'a> {
     fn resolved(&mut self, request: &RequestContext<'a>, resolved: &Resolved<'a>) {
         self.asked = Some(self.worker.asked(request, &resolved.target));
     }
@@ -121,7 +121,7 @@ impl Worker {
         described: &Described,
         when: &'static str,
         effect: DecisionEffect,
-    ) -> Result<Explanation, NotTaken> {
+    ) -> Result<Explanation, CertificateRefusal> {
         let plan = &self.active.plan;
         let head = &described.head;
         let (listener, holder) = self.enter(described)?;
@@ -132,7 +132,7 @@ impl Worker {
         let mut request =
             RequestContext::begin(head, &from, &token, &plan.unrouted, self.request_ids.next());
         let mut body = DescribedSource::new(&described.body);
-        let mut notes = Notes {
+        let mut notes = StepRecorder {
             worker: self,
             asked: None,
             limits: Vec::new(),
@@ -157,18 +157,18 @@ impl Worker {
     fn enter(
         &self,
         described: &Described,
-    ) -> Result<(&listener::ListenerSettings, Option<ClientCertificate>), NotTaken> {
+    ) -> Result<(&listener::ListenerSettings, Option<ClientCertificate>), CertificateRefusal> {
         let listeners = &self.active.snapshot().listeners;
         let Some(presented) = &described.certificate else {
             return Ok((&listeners[0], None));
         };
         let now = SystemTime::now();
-        let mut refused = NotTaken::NotAsked;
+        let mut refused = CertificateRefusal::NotAsked;
         for listener in listeners {
             let tls = listener.tls.as_ref();
             match tls.map(|tls| tls.holder(presented, now)) {
                 Some(Ok(holder)) => return Ok((listener, Some(holder))),
-                Some(Err(why)) if refused == NotTaken::NotAsked => refused = why,
+                Some(Err(why)) if refused == CertificateRefusal::NotAsked => refused = why,
                 Some(Err(_)) | None => {}
             }
         }
@@ -187,19 +187,19 @@ impl Worker {
         let (mut address, mut users) = (Vec::new(), Vec::new());
         let mut seen = 0;
         let held = HeldToken::default();
-        let found = self.active.plan.identifier.reason(
+        let found = self.active.plan.identifier.identify_with(
             peer,
             certificate,
             headers,
             self.tokens(&held),
             |thought| match thought {
-                Thought::Address(step) => {
+                IdentityStep::Address(step) => {
                     seen += usize::from(matches!(step, AddressStep::Element { .. }));
                     address.push(step.to_string());
                 }
-                Thought::User { place, outcome } => users.push(UserTried {
+                IdentityStep::User { place, outcome } => users.push(UserSourceShown {
                     source: identity.users.get(place).map_or_else(String::new, source),
-                    outcome: came_of(outcome, identity.users.get(place), certificate),
+                    outcome: outcome_text(outcome, identity.users.get(place), certificate),
                 }),
             },
         );
@@ -215,7 +215,7 @@ impl Worker {
             address.extend(unseen.iter().take(ELEMENTS_MAX).map(believed));
         }
         Explanation {
-            who: Who {
+            who: ClientShown {
                 peer: client.peer,
                 header: identity.address_from.name(),
                 steps: address,
@@ -360,7 +360,7 @@ impl Worker {
                 let outcome = request.decision.limits.of(limit);
                 shown.standing = outcome
                     .and_then(|one| one.finding)
-                    .map(|finding| stands(&finding.standing()));
+                    .map(|finding| shown_standing(&finding.standing()));
                 match (outcome, applied.is_enforced) {
                     (Some(outcome), true) => enforced(outcome),
                     (Some(outcome), false) if outcome.denies() && rule.mode() == Mode::Tag => {
@@ -419,8 +419,8 @@ fn refused(refusal: &Refusal) -> Refused {
     }
 }
 
-fn stands(standing: &Standing) -> Stands {
-    Stands {
+fn shown_standing(standing: &Standing) -> StandingShown {
+    StandingShown {
         remaining: standing.remaining,
         capacity: standing.capacity,
     }

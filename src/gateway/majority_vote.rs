@@ -28,7 +28,7 @@ pub(super) struct MajorityVote {
 impl MajorityVote {
     /// Adds a sample. After a round with a dominant key, returns true once: at that key's next
     /// sample.
-    pub(super) fn note(&mut self, Key(key): Key) -> bool {
+    pub(super) fn vote(&mut self, Key(key): Key) -> bool {
         let is_candidate = self.candidate == key;
         if self.seen < ELECTION {
             self.seen += 1;
@@ -65,7 +65,7 @@ mod tests {
     fn found(keys: impl IntoIterator<Item = u128>) -> usize {
         let mut majority = MajorityVote::default();
         keys.into_iter()
-            .filter(|key| majority.note(Key(*key)))
+            .filter(|key| majority.vote(Key(*key)))
             .count()
     }
 

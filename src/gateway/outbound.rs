@@ -6,7 +6,7 @@ use super::{
     request_context::{RequestContext, UpstreamTarget},
     worker::Worker,
 };
-use crate::upstream::headers::{BodyFraming, Continued, Outbound};
+use crate::upstream::headers::{BodyFraming, ContinuedTrace, Outbound};
 
 impl Worker {
     /// The request head for the upstream; `None` if the client is not identified yet.
@@ -30,7 +30,7 @@ impl Worker {
                 _ => "1.1",
             },
             client: &request.decision.attributes.as_ref()?.client,
-            traced: request.traced.as_ref().map(|traced| Continued {
+            traced: request.traced.as_ref().map(|traced| ContinuedTrace {
                 traceparent: &traced.traceparent,
                 is_root: traced.place.is_root(),
             }),

@@ -166,7 +166,7 @@ impl Plan {
         let rules = bind_rules(snapshot, process, previous)?;
         // The built-in limit is the last one.
         let status = rules.len() - 1;
-        let counted = Counted::before(previous, metrics);
+        let counted = MetricHandles::before(previous, metrics);
         let binder = RouteBinder {
             snapshot,
             rules: &rules,
@@ -232,7 +232,7 @@ impl Plan {
     }
 
     /// Every limit used by a route, once, as its first route has it.
-    pub(super) fn met(&self) -> impl Iterator<Item = &LimitPlan> {
+    pub(super) fn limits_in_use(&self) -> impl Iterator<Item = &LimitPlan> {
         let mut seen: Vec<usize> = Vec::new();
         self.all_routes()
             .flat_map(|route| &route.limits)
@@ -253,12 +253,12 @@ impl Plan {
 
 /// Metric handles of routes, reused from the previous plan. Creating them would dominate the cost
 /// of binding a large configuration.
-struct Counted<'a> {
+struct MetricHandles<'a> {
     metrics: &'a Metrics,
     before: HashMap<&'a str, &'a RoutePlan>,
 }
 
-impl<'a> Counted<'a> {
+impl<'a> MetricHandles<'a> {
     fn before(previous: Option<&'a Plan>, metrics: &'a Metrics) -> Self {
         let previous = previous.filter(|plan| plan.unrouted.metrics.are_of(metrics));
         let routes = previous.into_iter().flat_map(Plan::all_routes);
@@ -332,7 +332,7 @@ fn bind_rules(
 struct RouteBinder<'a> {
     snapshot: &'a Snapshot,
     rules: &'a [Arc<LimitRule>],
-    counted: Counted<'a>,
+    counted: MetricHandles<'a>,
 }
 
 impl RouteBinder<'_> {
@@ -427,7 +427,7 @@ fn bind_limit(
     let buckets = match before {
         Some(before) => {
             let was = tiers_before(&before.settings, limit);
-            store.succeed(&counted, &before.buckets, &was)
+            store.attach_after(&counted, &before.buckets, &was)
         }
         None => store.attach(&counted),
     };

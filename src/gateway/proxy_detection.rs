@@ -21,7 +21,7 @@ static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 impl Worker {
     /// Checks for a forwarding header from a private address. Internet clients can forge the
     /// header, but a private peer is probably a proxy of ours.
-    pub(super) fn suspect_peer(&self, client: &Client<'_>, headers: &HeaderMap) {
+    pub(super) fn check_peer(&self, client: &Client<'_>, headers: &HeaderMap) {
         let plan = &self.active.plan;
         let looks_like_one = !client.peer_trusted
             && plan.counts_addresses
@@ -46,16 +46,11 @@ impl Worker {
     }
 
     /// Samples one key of a limit.
-    pub(super) fn suspect_key(
-        &self,
-        rule: &LimitRule,
-        key: Key,
-        readable: impl FnOnce() -> String,
-    ) {
+    pub(super) fn sample_key(&self, rule: &LimitRule, key: Key, readable: impl FnOnce() -> String) {
         let mut majorities = self.majorities.borrow_mut();
         let dominant = majorities
             .get_mut(rule.place)
-            .is_some_and(|majority| majority.note(key));
+            .is_some_and(|majority| majority.vote(key));
         if !dominant {
             return;
         }

@@ -17,11 +17,11 @@ use crate::{
     identity::Client,
     response::{self, Refusal},
     telemetry::{
-        access::{AccessLine, AccessLog, LimitPart, Went},
+        access::{AccessLine, AccessLog, AccessUpstream, LimitPart},
         handles::{GaugeGuard, RouteMetrics},
         trace::{self, Spans},
     },
-    upstream::{UpstreamState, abandoned::Custody},
+    upstream::{UpstreamState, abandoned::AbandonedExchanges},
 };
 
 /// A forwarded request, until its answer is sent or the client leaves. Written when dropped.
@@ -43,9 +43,9 @@ pub(super) struct Record {
     /// Released when both the answer and the server's work have ended.
     slots: RequestSlots,
     /// Exchanges that ended for the client, but perhaps not for the server.
-    custody: Custody,
+    custody: AbandonedExchanges,
     /// `Some` if the request gets an access line or a span.
-    told: Option<Box<Told>>,
+    told: Option<Box<AccessData>>,
 }
 
 impl Record {
@@ -68,8 +68,8 @@ impl Record {
             bytes: 0,
             _in_flight: route.metrics.enter(),
             slots,
-            custody: Custody::default(),
-            told: Told::of(worker, request, None).map(Box::new),
+            custody: AbandonedExchanges::default(),
+            told: AccessData::of(worker, request, None).map(Box::new),
         }
     }
 
@@ -92,7 +92,7 @@ impl Record {
     }
 
     /// Takes exchanges abandoned while the request holds slots.
-    pub(super) fn custody(&self) -> Option<&Custody> {
+    pub(super) fn abandoned_exchanges(&self) -> Option<&AbandonedExchanges> {
         (!self.slots.is_empty()).then_some(&self.custody)
     }
 
@@ -105,7 +105,7 @@ impl Record {
         self.metrics.enter_tunnel()
     }
 
-    pub(super) fn broke(&mut self, error: &BodyError) {
+    pub(super) fn record_body_error(&mut self, error: &BodyError) {
         self.error = Some("body");
         self.upstream_state.metrics().body_errors.increment(1);
         tracing::debug!(%error, "a response was cut short");
@@ -123,7 +123,7 @@ impl Drop for Record {
         let abandoned = self.custody.take();
         if !abandoned.is_empty() {
             let counted = self.metrics.enter_abandoned();
-            std::mem::take(&mut self.slots).outlast(abandoned, counted);
+            std::mem::take(&mut self.slots).hold_until_done(abandoned, counted);
         }
         let duration = self.arrived.elapsed();
         self.metrics.request_seconds.record(duration);
@@ -133,21 +133,21 @@ impl Drop for Record {
             gone
         });
         if let Some(told) = &self.told {
-            let went = Went {
+            let went = AccessUpstream {
                 upstream: &self.upstream_state.settings().name,
                 server: self
                     .server
                     .map(|server| self.upstream_state.server_name(server)),
                 error: self.error,
             };
-            told.tell(status, Some(went), self.refused, self.bytes, duration);
+            told.report(status, Some(went), self.refused, self.bytes, duration);
         }
     }
 }
 
 /// Why we wrote the answer.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Ours {
+pub(super) enum LocalReplyReason {
     /// The client asked for it, or left before any other answer.
     Asked,
     /// A limit denies the request. Holds the seconds until a retry can succeed.
@@ -157,17 +157,17 @@ pub(super) enum Ours {
 }
 
 /// Records our answer to a request that was not forwarded. Such an answer is complete at once.
-pub(super) fn note(
+pub(super) fn record_local_reply(
     worker: &Worker,
     request: &RequestContext<'_>,
     status: StatusCode,
     bytes: u64,
-    ours: Ours,
+    ours: LocalReplyReason,
 ) {
     let (retry_after, refused) = match ours {
-        Ours::Asked => (None, None),
-        Ours::Denied { retry_after } => (retry_after, None),
-        Ours::Refused(name) => (None, Some(name)),
+        LocalReplyReason::Asked => (None, None),
+        LocalReplyReason::Denied { retry_after } => (retry_after, None),
+        LocalReplyReason::Refused(name) => (None, Some(name)),
     };
     let duration = request.decision.arrived.elapsed();
     request.decision.route.metrics.answered(status);
@@ -177,14 +177,14 @@ pub(super) fn note(
         .metrics
         .request_seconds
         .record(duration);
-    if let Some(told) = Told::of(worker, request, retry_after) {
-        told.tell(status, None, refused, bytes, duration);
+    if let Some(told) = AccessData::of(worker, request, retry_after) {
+        told.report(status, None, refused, bytes, duration);
     }
 }
 
 /// The data for an access line, a span, or both.
 #[derive(Debug)]
-struct Told {
+struct AccessData {
     access: Option<AccessLog>,
     span: Option<(Spans, trace::SpanContext)>,
     /// No limit rejects the request.
@@ -194,7 +194,7 @@ struct Told {
     kept: AccessRecord,
 }
 
-impl Told {
+impl AccessData {
     /// `None` if neither a line nor a span is due.
     fn of(worker: &Worker, request: &RequestContext<'_>, retry_after: Option<u32>) -> Option<Self> {
         if worker.access.is_none() && request.traced.is_none() {
@@ -222,10 +222,10 @@ impl Told {
         })
     }
 
-    fn tell(
+    fn report(
         &self,
         status: StatusCode,
-        went: Option<Went<'_>>,
+        went: Option<AccessUpstream<'_>>,
         refused: Option<&'static str>,
         bytes: u64,
         duration: Duration,
@@ -305,7 +305,7 @@ impl Drop for WaitingRequest<'_, '_> {
     fn drop(&mut self) {
         if !self.stayed {
             let gone = response::client_gone();
-            note(self.worker, self.request, gone, 0, Ours::Asked);
+            record_local_reply(self.worker, self.request, gone, 0, LocalReplyReason::Asked);
         }
     }
 }
@@ -365,7 +365,7 @@ impl AccessRecord {
     fn line<'a>(
         &'a self,
         status: StatusCode,
-        went: Option<Went<'a>>,
+        went: Option<AccessUpstream<'a>>,
         bytes: u64,
         duration: Duration,
     ) -> AccessLine<'a> {

@@ -62,7 +62,7 @@ impl Worker {
         if let Some(doubt) = client.doubt {
             plan.addresses.rejected(doubt.label());
         }
-        self.suspect_peer(&client, &head.headers);
+        self.check_peer(&client, &head.headers);
         if let Some(theirs) = request_id::trusted_request_id(&client, &head.headers) {
             request.request_id = theirs;
         }

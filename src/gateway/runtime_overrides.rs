@@ -4,7 +4,7 @@
 //! - **Cost.** A decision reads one byte per limit. It looks up overrides by key only if that byte
 //!   says so.
 //! - **Bounds.** [`KEYS_MAX`] keys per limit.
-//! - **Reach.** Gateways that share limits exchange overrides through Redis within seconds
+//! - **Scope.** Gateways that share limits exchange overrides through Redis within seconds
 //!   (the override sync of `budget`). Each counts the rest of a grant on its own.
 //! - **Time.** An override expires by itself. The process calls [`RuntimeOverrides::refresh`] every
 //!   second, so expiry is up to a second late.
@@ -33,7 +33,7 @@ use crate::{
 pub const KEYS_MAX: usize = 1_000;
 
 /// When an override expires; `None` lasts until it is removed.
-pub type Until = Option<SystemTime>;
+pub type Expiry = Option<SystemTime>;
 
 /// All runtime overrides of a process, by limit. They survive reloads.
 #[derive(Debug, Default)]
@@ -56,14 +56,14 @@ pub struct ModeOverride {
     /// [`Mode::Off`] or [`Mode::Shadow`].
     pub mode: Mode,
     /// Expiry.
-    pub until: Until,
+    pub until: Expiry,
 }
 
 /// An override for one key.
 #[derive(Clone, Debug, Default)]
 pub struct KeyOverride {
     /// Set if the key is banned: nothing is admitted.
-    pub banned: Option<Until>,
+    pub banned: Option<Expiry>,
     /// Extra units.
     pub boost: Option<Arc<QuotaGrant>>,
 }
@@ -76,19 +76,19 @@ pub struct QuotaGrant {
     /// Units granted.
     pub amount: u64,
     /// Unspent units expire then.
-    pub until: Until,
+    pub until: Expiry,
     left: AtomicU64,
 }
 
 impl QuotaGrant {
     /// A new grant with all units unspent.
-    pub fn new(amount: u64, until: Until) -> QuotaGrant {
+    pub fn new(amount: u64, until: Expiry) -> QuotaGrant {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let id = now.unwrap_or_default().as_micros();
         QuotaGrant::of(u64::try_from(id).unwrap_or(u64::MAX), amount, until)
     }
 
-    fn of(id: u64, amount: u64, until: Until) -> QuotaGrant {
+    fn of(id: u64, amount: u64, until: Expiry) -> QuotaGrant {
         QuotaGrant {
             id,
             amount,
@@ -188,17 +188,17 @@ impl LimitOverrides {
     }
 
     /// The mode override for all gateways that share limits with this one.
-    pub fn acting(&self) -> Option<ModeOverride> {
+    pub fn shared_mode(&self) -> Option<ModeOverride> {
         *lock(&self.acting)
     }
 
     /// The mode override for this gateway only.
-    pub fn acting_here(&self) -> Option<ModeOverride> {
+    pub fn local_mode(&self) -> Option<ModeOverride> {
         *lock(&self.acting_here)
     }
 
     fn holds(&self) -> bool {
-        self.acting().is_some() || self.acting_here().is_some() || !self.keys.load().is_empty()
+        self.shared_mode().is_some() || self.local_mode().is_some() || !self.keys.load().is_empty()
     }
 
     fn refresh(&self, all: [Option<ModeOverride>; 2], now: SystemTime) {
@@ -301,8 +301,8 @@ impl RuntimeOverrides {
     /// The override of a subject, for other gateways.
     pub fn notice(&self, about: OverrideSubject<'_>) -> OverrideEntry {
         let value = match about {
-            OverrideSubject::All => self.on_all().map(acting_json),
-            OverrideSubject::Limit(limit) => self.on(limit).acting().map(acting_json),
+            OverrideSubject::All => self.mode_of_all().map(acting_json),
+            OverrideSubject::Limit(limit) => self.on(limit).shared_mode().map(acting_json),
             OverrideSubject::Key(limit, key) => self.on(limit).known(key).map(|key| key_json(&key)),
         };
         let ends = value.as_ref().map(|value| {
@@ -390,8 +390,8 @@ impl RuntimeOverrides {
         let subject = about.subject();
         tracing::warn!(subject, runtime_override = %value, "applied a runtime override of another gateway");
         match about {
-            OverrideSubject::All => self.rule_all(acting),
-            OverrideSubject::Limit(limit) => self.rule(limit, acting),
+            OverrideSubject::All => self.set_mode_of_all(acting),
+            OverrideSubject::Limit(limit) => self.set_mode(limit, acting),
             OverrideSubject::Key(limit, key) => {
                 let applied = self.rule_key(limit, key, |key_override| {
                     let banned = &value["banned"];
@@ -436,12 +436,12 @@ fn key_json(key: &KeyOverride) -> Value {
     json!({ "banned": banned, "boost": boost })
 }
 
-fn milliseconds(until: Until) -> Option<u64> {
+fn milliseconds(until: Expiry) -> Option<u64> {
     let since = until?.duration_since(UNIX_EPOCH).unwrap_or_default();
     Some(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
-fn moment(milliseconds: &Value) -> Until {
+fn moment(milliseconds: &Value) -> Expiry {
     UNIX_EPOCH.checked_add(Duration::from_millis(milliseconds.as_u64()?))
 }
 
@@ -459,35 +459,35 @@ impl RuntimeOverrides {
     }
 
     /// The mode override for all limits.
-    pub fn on_all(&self) -> Option<ModeOverride> {
+    pub fn mode_of_all(&self) -> Option<ModeOverride> {
         lock(&self.state).all
     }
 
     /// The mode override for all limits on this gateway only.
-    pub fn on_all_here(&self) -> Option<ModeOverride> {
+    pub fn local_mode_of_all(&self) -> Option<ModeOverride> {
         lock(&self.state).all_here
     }
 
     /// Overrides the mode of all limits; `None` restores the configured modes.
-    pub fn rule_all(&self, acting: Option<ModeOverride>) {
+    pub fn set_mode_of_all(&self, acting: Option<ModeOverride>) {
         lock(&self.state).all = acting;
         self.refresh();
     }
 
     /// The same for this gateway only. It is not sent to other gateways, and theirs do not end it.
-    pub fn rule_all_here(&self, acting: Option<ModeOverride>) {
+    pub fn set_local_mode_of_all(&self, acting: Option<ModeOverride>) {
         lock(&self.state).all_here = acting;
         self.refresh();
     }
 
     /// Overrides the mode of one limit; `None` restores the configured mode.
-    pub fn rule(&self, limit: &str, acting: Option<ModeOverride>) {
+    pub fn set_mode(&self, limit: &str, acting: Option<ModeOverride>) {
         *lock(&self.on(limit).acting) = acting;
         self.refresh();
     }
 
     /// The same for this gateway only.
-    pub fn rule_here(&self, limit: &str, acting: Option<ModeOverride>) {
+    pub fn set_local_mode(&self, limit: &str, acting: Option<ModeOverride>) {
         *lock(&self.on(limit).acting_here) = acting;
         self.refresh();
     }
@@ -536,7 +536,7 @@ impl RuntimeOverrides {
     }
 }
 
-fn lasts(until: Until, now: SystemTime) -> bool {
+fn lasts(until: Expiry, now: SystemTime) -> bool {
     until.is_none_or(|until| now < until)
 }
 
@@ -551,13 +551,13 @@ mod tests {
 
     use super::*;
 
-    fn from_now(seconds: i64) -> Until {
+    fn from_now(seconds: i64) -> Expiry {
         let span = Duration::from_secs(seconds.unsigned_abs());
         let now = SystemTime::now();
         Some(if seconds < 0 { now - span } else { now + span })
     }
 
-    fn acting(mode: Mode, until: Until) -> Option<ModeOverride> {
+    fn acting(mode: Mode, until: Expiry) -> Option<ModeOverride> {
         Some(ModeOverride { mode, until })
     }
 
@@ -566,18 +566,18 @@ mod tests {
         let runtime_overrides = RuntimeOverrides::default();
         let limit = runtime_overrides.on("a");
         assert_eq!(limit.in_force().mode(), None);
-        runtime_overrides.rule("a", acting(Mode::Shadow, from_now(60)));
+        runtime_overrides.set_mode("a", acting(Mode::Shadow, from_now(60)));
         assert_eq!(limit.in_force().mode(), Some(Mode::Shadow));
         assert_eq!(runtime_overrides.on("b").in_force().mode(), None);
-        runtime_overrides.rule_all(acting(Mode::Off, None));
+        runtime_overrides.set_mode_of_all(acting(Mode::Off, None));
         assert_eq!(limit.in_force().mode(), Some(Mode::Off), "the stronger");
         assert_eq!(
             runtime_overrides.on("new").in_force().mode(),
             Some(Mode::Off)
         );
-        runtime_overrides.rule_all(None);
+        runtime_overrides.set_mode_of_all(None);
         assert_eq!(limit.in_force().mode(), Some(Mode::Shadow));
-        runtime_overrides.rule("a", acting(Mode::Off, from_now(-1)));
+        runtime_overrides.set_mode("a", acting(Mode::Off, from_now(-1)));
         assert_eq!(limit.in_force().mode(), None, "its time is over");
     }
 
@@ -585,17 +585,17 @@ mod tests {
     fn what_is_ruled_for_one_gateway_is_not_told_to_others_nor_ended_by_them() {
         let runtime_overrides = RuntimeOverrides::default();
         let mode = || runtime_overrides.on("a").in_force().mode();
-        runtime_overrides.rule_here("a", acting(Mode::Shadow, from_now(60)));
-        runtime_overrides.rule_all_here(acting(Mode::Off, from_now(60)));
+        runtime_overrides.set_local_mode("a", acting(Mode::Shadow, from_now(60)));
+        runtime_overrides.set_local_mode_of_all(acting(Mode::Off, from_now(60)));
         assert_eq!(
             (mode(), runtime_overrides.notices().len()),
             (Some(Mode::Off), 0)
         );
         runtime_overrides.read(&OverrideSnapshot::new(), false);
         assert_eq!(mode(), Some(Mode::Off));
-        runtime_overrides.rule_all_here(None);
+        runtime_overrides.set_local_mode_of_all(None);
         assert_eq!(mode(), Some(Mode::Shadow));
-        runtime_overrides.rule_here("a", acting(Mode::Off, from_now(-1)));
+        runtime_overrides.set_local_mode("a", acting(Mode::Off, from_now(-1)));
         assert_eq!(mode(), None, "its time is over");
     }
 

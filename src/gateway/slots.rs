@@ -13,7 +13,7 @@ use crate::{
     limit::{Charge, ChargeLocation, Key},
     overload::OverloadPermit,
     telemetry::handles,
-    upstream::abandoned::Abandoned,
+    upstream::abandoned::AbandonedExchange,
 };
 
 /// Everything that one request holds. Usually empty, and then without an allocation.
@@ -64,7 +64,7 @@ impl RequestSlots {
     }
 
     /// Holds slots of limits that gateways share.
-    pub(super) fn lend(&mut self, mut lent: Vec<SlotGuard>) {
+    pub(super) fn add_shared(&mut self, mut lent: Vec<SlotGuard>) {
         if self.lent.is_empty() {
             self.lent = lent;
         } else {
@@ -74,7 +74,11 @@ impl RequestSlots {
 
     /// Spawns a task that holds everything until the server finishes these exchanges. The
     /// upstream's `abandoned_timeout` bounds it.
-    pub(super) fn outlast(self, abandoned: Vec<Abandoned>, counted: handles::GaugeGuard) {
+    pub(super) fn hold_until_done(
+        self,
+        abandoned: Vec<AbandonedExchange>,
+        counted: handles::GaugeGuard,
+    ) {
         tokio::task::spawn_local(async move {
             for exchange in abandoned {
                 exchange.ended().await;

@@ -10,7 +10,7 @@ use super::{
     applied_limit::{Applicability, AppliedLimit},
     body::Body,
     plan::LimitPlan,
-    record::{self, Ours},
+    record::{self, LocalReplyReason},
     request_context::RequestContext,
     status_limit,
     worker::Worker,
@@ -25,7 +25,7 @@ impl Worker {
     /// Lists every limit disclosed to the caller, in configuration order.
     pub(super) fn own_quotas(&self, request: &RequestContext<'_>) -> Response<Body> {
         let plan = &self.active.plan;
-        let mut limits: Vec<&LimitPlan> = plan.met().collect();
+        let mut limits: Vec<&LimitPlan> = plan.limits_in_use().collect();
         limits.retain(|limit| limit.rule.name != status_limit::NAME);
         limits.sort_by_key(|limit| limit.rule.place);
         let quotas: Vec<OwnQuota<'_>> = limits
@@ -42,7 +42,13 @@ impl Worker {
             self.active.process.wall_clock(request.decision.decided_at),
         );
         let bytes = response.body().len() as u64;
-        record::note(self, request, StatusCode::OK, bytes, Ours::Asked);
+        record::record_local_reply(
+            self,
+            request,
+            StatusCode::OK,
+            bytes,
+            LocalReplyReason::Asked,
+        );
         response.map(Body::authored)
     }
 
@@ -82,13 +88,17 @@ impl Worker {
         if !rule.enforces(rule.mode(), applied.key()) {
             return None;
         }
-        let standing = self.stands(request, &applied)?;
+        let standing = self.standing(request, &applied)?;
         let stands = Some(answer::report(&applied, &standing));
         Some(OwnQuota { policy, stands })
     }
 
     /// The standing known to this gateway; for a shared limit it may lag behind Redis.
-    fn stands(&self, request: &RequestContext<'_>, applied: &AppliedLimit<'_>) -> Option<Standing> {
+    fn standing(
+        &self,
+        request: &RequestContext<'_>,
+        applied: &AppliedLimit<'_>,
+    ) -> Option<Standing> {
         let shared = &self.active;
         let now_ns = shared.process.nanoseconds(request.decision.decided_at);
         let verdict = match (&shared.budget, applied.claim()) {

@@ -27,7 +27,7 @@ impl WorkerService {
     }
 
     /// Serves requests that arrive from now on with the new configuration.
-    pub fn adopt(&self, active: Arc<ActiveConfig>) {
+    pub fn switch_to(&self, active: Arc<ActiveConfig>) {
         let previous = self.current();
         self.worker
             .replace(Rc::new(Worker::new(active, Some(&previous))));

@@ -139,7 +139,7 @@ impl Chain {
         mut visit: impl FnMut(AddressStep<'a>),
     ) -> RequestAddresses {
         let peer = peer.to_canonical();
-        let peer_trusted = self.believes(peer);
+        let peer_trusted = self.is_trusted(peer);
         visit(AddressStep::Peer {
             address: peer,
             trusted: peer_trusted,
@@ -182,7 +182,7 @@ impl Chain {
 
     /// Whether a peer's forwarding headers are read. With counted hops and no named networks, every
     /// peer is trusted.
-    fn believes(&self, peer: IpAddr) -> bool {
+    fn is_trusted(&self, peer: IpAddr) -> bool {
         self.trusted.contains(peer) || (self.hops.is_some() && self.trusted.is_empty())
     }
 

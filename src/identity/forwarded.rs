@@ -67,7 +67,7 @@ fn element(text: &[u8]) -> Option<(Raw<'_>, Option<&[u8]>)> {
             // an empty pair is allowed
         } else {
             let (name, value, after) = pair(rest)?;
-            if seen.note(name)? == Some(FOR) {
+            if seen.mark_seen(name)? == Some(FOR) {
                 node = Some(value);
             }
             rest = after;
@@ -108,7 +108,7 @@ const FOR: usize = 0;
 
 impl ParametersSeen {
     /// The index of `name` in [`REGISTERED`], if any. `None` if the parameter is repeated.
-    fn note(&mut self, name: &[u8]) -> Option<Option<usize>> {
+    fn mark_seen(&mut self, name: &[u8]) -> Option<Option<usize>> {
         let at = REGISTERED
             .iter()
             .position(|known| name.eq_ignore_ascii_case(known));

@@ -35,7 +35,7 @@ enum UserLookup {
 
 /// One step in finding the client, for `explain`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Thought<'a> {
+pub enum IdentityStep<'a> {
     /// A step towards the address.
     Address(AddressStep<'a>),
     /// A step towards the user.
@@ -43,13 +43,13 @@ pub enum Thought<'a> {
         /// Index of the source in the configuration.
         place: usize,
         /// The result of that source.
-        outcome: Tried,
+        outcome: CredentialOutcome,
     },
 }
 
 /// Result of one user source. The texts are from [`Credential::faults`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tried {
+pub enum CredentialOutcome {
     /// The request carries no credential of this kind.
     Nothing,
     /// This kind of credential is accepted only from trusted proxies, and the peer is not one.
@@ -108,66 +108,66 @@ impl Identifier {
         headers: &'a HeaderMap,
         tokens: TokenWorkspace<'a>,
     ) -> Result<Client<'a>, Rejected> {
-        self.reason(peer, certificate, headers, tokens, |_| ())
+        self.identify_with(peer, certificate, headers, tokens, |_| ())
     }
 
     /// Like [`Identifier::identify`], but passes each step to `visit`.
-    pub fn reason<'a>(
+    pub fn identify_with<'a>(
         &'a self,
         peer: IpAddr,
         certificate: Option<&'a ClientCertificate>,
         headers: &'a HeaderMap,
         tokens: TokenWorkspace<'a>,
-        mut visit: impl FnMut(Thought<'a>),
+        mut visit: impl FnMut(IdentityStep<'a>),
     ) -> Result<Client<'a>, Rejected> {
-        let client = self.locate(peer, headers, |step| visit(Thought::Address(step)));
+        let client = self.locate(peer, headers, |step| visit(IdentityStep::Address(step)));
         let rejected = |source, fault: CredentialFault| Rejected {
             client,
             source,
             kind: fault.label(),
         };
         for (place, source) in self.users.iter().enumerate() {
-            let mut tried = |outcome| visit(Thought::User { place, outcome });
+            let mut tried = |outcome| visit(IdentityStep::User { place, outcome });
             let found = match source {
                 UserLookup::ApiKey(keys) => match (keys.user(headers), keys.invalid) {
                     (Err(fault), OnInvalid::Anonymous) => {
-                        tried(Tried::Ignored(fault.label()));
+                        tried(CredentialOutcome::Ignored(fault.label()));
                         continue;
                     }
                     (found, _) => found.map_err(|fault| {
-                        tried(Tried::Rejected(fault.label()));
+                        tried(CredentialOutcome::Rejected(fault.label()));
                         rejected(keys.credential(), fault)
                     })?,
                 },
                 UserLookup::Jwt(jwt) => match (jwt.user(headers, tokens), jwt.invalid) {
                     (Err(fault), OnInvalid::Anonymous) => {
-                        tried(Tried::Ignored(fault.label()));
+                        tried(CredentialOutcome::Ignored(fault.label()));
                         continue;
                     }
                     (found, _) => found.map_err(|fault| {
-                        tried(Tried::Rejected(fault.label()));
+                        tried(CredentialOutcome::Rejected(fault.label()));
                         rejected(Credential::Token, fault)
                     })?,
                 },
                 UserLookup::Header(_) if !client.peer_trusted => {
-                    tried(Tried::NotFromHere);
+                    tried(CredentialOutcome::NotFromHere);
                     continue;
                 }
                 UserLookup::Header(header) => header.user(headers).map_err(|fault| {
-                    tried(Tried::Rejected(fault.label()));
+                    tried(CredentialOutcome::Rejected(fault.label()));
                     rejected(Credential::Header, fault)
                 })?,
                 UserLookup::ClientCert(field) => match certificate {
                     Some(certificate) => {
                         client_cert::user(*field, certificate).map_err(|fault| {
-                            tried(Tried::Rejected(fault.label()));
+                            tried(CredentialOutcome::Rejected(fault.label()));
                             rejected(Credential::ClientCert, fault)
                         })?
                     }
                     None => None,
                 },
             };
-            tried(found.map_or(Tried::Nothing, |_| Tried::Found));
+            tried(found.map_or(CredentialOutcome::Nothing, |_| CredentialOutcome::Found));
             if let Some(User {
                 name,
                 tier,

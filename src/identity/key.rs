@@ -375,8 +375,8 @@ fn value<'a>(
         KeyPart::Path => Some(PartValue::Text(subject.path)),
         KeyPart::UserAgent => field(subject.headers.get_all(USER_AGENT)),
         KeyPart::Header(header) => field(subject.headers.get_all(header)),
-        KeyPart::Query(name) => given(text::in_query(subject.query?, name)),
-        KeyPart::Cookie(name) => given(text::in_cookies(
+        KeyPart::Query(name) => value_of_field(text::in_query(subject.query?, name)),
+        KeyPart::Cookie(name) => value_of_field(text::in_cookies(
             subject.headers.get_all(COOKIE).iter(),
             name,
         )),
@@ -394,12 +394,12 @@ fn value<'a>(
             if let Some(query) = subject.query {
                 found.add_form(query.as_bytes(), name);
             }
-            given(found)
+            value_of_field(found)
         }
     }
 }
 
-fn given(given: FieldValue) -> Option<PartValue<'static>> {
+fn value_of_field(given: FieldValue) -> Option<PartValue<'static>> {
     match given {
         FieldValue::Nothing => None,
         FieldValue::Text(text) => Some(PartValue::Folded(text)),

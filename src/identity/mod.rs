@@ -30,7 +30,7 @@ pub use credential::{
         TokenWorkspace,
     },
 };
-pub use identifier::{Identifier, Thought, Tried};
+pub use identifier::{CredentialOutcome, Identifier, IdentityStep};
 pub use key::{KeyHasher, KeyParts, KeySubject, Keyed, Missing};
 pub use key_part::{KeyPart, KeyPartRecord, NamedPart, PartNeeds, PartOrigin};
 pub use managed::ManagedFields;

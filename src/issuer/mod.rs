@@ -76,7 +76,7 @@ impl Issuer {
     pub async fn fetch(&mut self) {
         let fetched = timeout(FETCH_TIMEOUT, self.fetcher.get(&self.settings.url)).await;
         let fetched = fetched.unwrap_or(Err(FetchError::Timeout(FETCH_TIMEOUT)));
-        match fetched.and_then(|body| self.put_to_use(&body)) {
+        match fetched.and_then(|body| self.install(&body)) {
             Ok(()) => self.succeeded(),
             Err(error) => self.failed(&error),
         }
@@ -109,13 +109,13 @@ impl Issuer {
         }
     }
 
-    fn put_to_use(&mut self, body: &[u8]) -> Result<(), FetchError> {
+    fn install(&mut self, body: &[u8]) -> Result<(), FetchError> {
         let digest = Sha256::digest(body).into();
         if self.digest == Some(digest) {
             return Ok(());
         }
         let (set, unused) = KeySet::from_jwks(body, &self.settings.algorithms)?;
-        self.metrics.hold(set.len());
+        self.metrics.set_keys(set.len());
         tracing::info!(
             url = self.label,
             keys = set.len(),

@@ -159,7 +159,7 @@ impl RingOwner {
 
 /// An operation on a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Deed {
+pub(super) enum RingOperation {
     /// Reads it.
     Look,
     /// Only drops entries that no longer count.
@@ -243,7 +243,7 @@ impl Rings {
         name: RingName,
         logs: &Logs,
         ask: &WordRequest,
-        deed: Deed,
+        deed: RingOperation,
         inherited: Option<SpentUnits>,
         count: impl Fn(u16, RingChange) -> Option<&'s Occupancy>,
     ) -> Option<Standing> {
@@ -293,7 +293,7 @@ impl Rings {
         (id, owner): RingName,
         logs: &Logs,
         ask: &WordRequest,
-        deed: Deed,
+        deed: RingOperation,
         inherited: Option<SpentUnits>,
         count: &impl Fn(u16, RingChange) -> Option<&'s Occupancy>,
     ) -> Option<Standing> {
@@ -429,23 +429,23 @@ impl Ring {
         }
     }
 
-    fn perform(&mut self, log: &Log, ask: &WordRequest, deed: Deed) -> Standing {
+    fn perform(&mut self, log: &Log, ask: &WordRequest, deed: RingOperation) -> Standing {
         let limit = log.limit.min(self.room as u64);
         let view = self.view(ask.now_ns);
-        if deed == Deed::Look {
+        if deed == RingOperation::Look {
             return self.standing(&view, limit, ask);
         }
         self.age(&view);
         let free = limit.saturating_sub(self.used);
         match deed {
-            Deed::Charge if ask.cost <= free => {
+            RingOperation::Charge if ask.cost <= free => {
                 self.add(ask.now_ns, ask.cost);
                 let after = WordRequest { cost: 0, ..*ask };
                 return self.standing(&self.view(ask.now_ns), limit, &after);
             }
-            Deed::Look | Deed::Ask | Deed::Charge => {}
-            Deed::ChargeAnyway => self.add(ask.now_ns, ask.cost.min(free)),
-            Deed::Refund => self.remove(ask.cost),
+            RingOperation::Look | RingOperation::Ask | RingOperation::Charge => {}
+            RingOperation::ChargeAnyway => self.add(ask.now_ns, ask.cost.min(free)),
+            RingOperation::Refund => self.remove(ask.cost),
         }
         self.standing(&self.view(ask.now_ns), limit, ask)
     }

@@ -47,7 +47,7 @@ impl Store {
     /// none waits longer than the new quota takes to refill (see the module `migration`). `was`
     /// maps each of its tiers to its tier in `before`. Changes nothing until
     /// [`Store::change_over`].
-    pub fn succeed(
+    pub fn attach_after(
         &self,
         limit: &Limit,
         before: &Attached,
@@ -68,7 +68,7 @@ impl Store {
         after: impl Iterator<Item = &'a Attached> + Clone,
     ) {
         for limit in after.clone() {
-            limit.take_over(self, now_ns);
+            limit.begin(self, now_ns);
         }
         for occupied in self.registry.occupied() {
             let mut runs = after.clone();
@@ -174,7 +174,7 @@ impl Attached {
     }
 
     /// Replaces the previous rule at `now_ns`, unless that has happened already.
-    pub(super) fn take_over(&self, store: &Store, now_ns: u64) {
+    pub(super) fn begin(&self, store: &Store, now_ns: u64) {
         let Some(former) = self.past.first() else {
             return;
         };
@@ -308,7 +308,7 @@ mod tests {
 
     /// `before` counts until the hour, then its replacement.
     fn change(store: &Store, now_ns: u64, before: &Attached, after: &Limit) -> Arc<Attached> {
-        let after = store.succeed(after, before, &[0, 1, 2]).unwrap();
+        let after = store.attach_after(after, before, &[0, 1, 2]).unwrap();
         store.change_over(now_ns, [before].into_iter(), [&*after].into_iter());
         after
     }
@@ -406,7 +406,7 @@ mod tests {
             Algorithm::FixedWindow,
             &[(10, HOUR), (50, HOUR), (100, 2 * HOUR)],
         );
-        let after = store.succeed(&after, &before, &[0, 0, 1]).unwrap();
+        let after = store.attach_after(&after, &before, &[0, 0, 1]).unwrap();
         store.change_over(HOUR, [&*before].into_iter(), [&*after].into_iter());
         let tier = |tier| Charge {
             tier,

@@ -22,7 +22,7 @@ use super::{
     handler::Handler,
     idle_connections,
     observer::Observer,
-    serve::{self, Accepted, ConnectionTerms},
+    serve::{self, AcceptedConnection, ConnectionTerms},
     settings::ListenerSettings,
     tls::Handshakes,
 };
@@ -87,7 +87,7 @@ impl Listener {
             observer,
             lot,
         });
-        tokio::task::spawn_local(watch_over(Rc::clone(&house), watch, Rc::clone(&self)));
+        tokio::task::spawn_local(resume_parked(Rc::clone(&house), watch, Rc::clone(&self)));
         loop {
             let accepted = tokio::select! {
                 biased;
@@ -117,7 +117,7 @@ impl Listener {
 
     fn serve<H: Handler, O: Observer + 'static>(
         &self,
-        accepted: Accepted,
+        accepted: AcceptedConnection,
         house: &Rc<serve::ConnectionContext<H, O>>,
         permit: Option<OwnedSemaphorePermit>,
     ) {
@@ -132,7 +132,7 @@ impl Listener {
 }
 
 /// Resumes parked connections when they are readable or due, until the last has ended.
-async fn watch_over<H: Handler, O: Observer + 'static>(
+async fn resume_parked<H: Handler, O: Observer + 'static>(
     house: Rc<serve::ConnectionContext<H, O>>,
     watch: idle_connections::IdlePoller,
     entrance: Rc<Listener>,
@@ -162,7 +162,7 @@ enum Acceptor {
 
 impl Acceptor {
     /// Closes the socket and returns the connections still in its queue.
-    fn rest(self) -> io::Result<Vec<Accepted>> {
+    fn rest(self) -> io::Result<Vec<AcceptedConnection>> {
         // bounded by the queue length, or a flood would keep the process from ending
         let mut rest = Vec::new();
         match self {
@@ -172,7 +172,7 @@ impl Acceptor {
                     stream.set_nonblocking(true)?;
                     let stream = TcpStream::from_std(stream)?;
                     no_delay(&stream);
-                    rest.push(Accepted::tcp(stream, peer.ip()));
+                    rest.push(AcceptedConnection::tcp(stream, peer.ip()));
                 }
             }
             Self::Unix(listener) => {
@@ -180,7 +180,10 @@ impl Acceptor {
                 while let Some((stream, _)) = waiting(listener.accept(), rest.len()) {
                     stream.set_nonblocking(true)?;
                     let stream = UnixStream::from_std(stream)?;
-                    rest.push(Accepted::unix(stream, IpAddr::V4(Ipv4Addr::LOCALHOST)));
+                    rest.push(AcceptedConnection::unix(
+                        stream,
+                        IpAddr::V4(Ipv4Addr::LOCALHOST),
+                    ));
                 }
             }
         }
@@ -196,14 +199,17 @@ impl Acceptor {
         })
     }
 
-    async fn accept(&self) -> io::Result<Accepted> {
+    async fn accept(&self) -> io::Result<AcceptedConnection> {
         match self {
             Self::Tcp(listener) => {
                 let (stream, peer) = listener.accept().await?;
                 no_delay(&stream);
-                Ok(Accepted::tcp(stream, peer.ip()))
+                Ok(AcceptedConnection::tcp(stream, peer.ip()))
             }
-            Self::Unix(listener) => Ok(Accepted::unix(listener.accept().await?.0, UNIX_PEER)),
+            Self::Unix(listener) => Ok(AcceptedConnection::unix(
+                listener.accept().await?.0,
+                UNIX_PEER,
+            )),
         }
     }
 }

@@ -67,7 +67,7 @@ pub fn bind(address: &BindAddress, workers: usize, company: BindMode) -> io::Res
     match address {
         BindAddress::Tcp(address) => bind_tcp(*address, workers, company),
         BindAddress::Unix(path) => bind_unix(path, workers),
-        BindAddress::Systemd(name) => take_up(name, workers),
+        BindAddress::Systemd(name) => inherit(name, workers),
     }
 }
 
@@ -122,7 +122,7 @@ pub fn bind_one(address: SocketAddr, company: BindMode) -> io::Result<std::net::
 }
 
 /// The inherited sockets of this name. Workers share them if there are fewer sockets than workers.
-fn take_up(name: &str, workers: usize) -> io::Result<BoundListener> {
+fn inherit(name: &str, workers: usize) -> io::Result<BoundListener> {
     let handed_over = inherited::named(name)?;
     let local = handed_over[0].local_addr()?;
     let address = match (local.as_socket(), local.as_pathname()) {

@@ -145,7 +145,7 @@ impl ConnectionGuard {
     }
 
     /// Drops the waker: a parked connection has no task.
-    pub(super) fn wakes_nobody(&self) {
+    pub(super) fn drop_waker(&self) {
         RELEASED.fetch_add(1, Relaxed);
         self.drain.open.borrow_mut().insert(self.id, None);
     }

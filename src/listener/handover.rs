@@ -15,11 +15,11 @@ pub type Takeover = Box<dyn FnOnce(ClientEnd) -> Pin<Box<dyn Future<Output = ()>
 
 /// The client side of a connection that has left HTTP. It still closes itself if the client reads
 /// none of the pending bytes for `idle_timeout`.
-pub struct ClientEnd(Box<dyn Bytewise>);
+pub struct ClientEnd(Box<dyn ByteStream>);
 
-trait Bytewise: AsyncRead + AsyncWrite + Unpin {}
+trait ByteStream: AsyncRead + AsyncWrite + Unpin {}
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Bytewise for S {}
+impl<S: AsyncRead + AsyncWrite + Unpin> ByteStream for S {}
 
 impl ClientEnd {
     pub(super) fn new(stream: impl AsyncRead + AsyncWrite + Unpin + 'static) -> Self {

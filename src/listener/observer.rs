@@ -17,5 +17,5 @@ pub trait Observer {
     /// A connection was closed unserved: its address has too many.
     fn crowded(&self, ip: IpAddr);
     /// A connection was closed unserved: its PROXY header was rejected.
-    fn not_believed(&self, peer: IpAddr, fault: proxy_protocol::ProxyProtocolFault);
+    fn proxy_protocol_failed(&self, peer: IpAddr, fault: proxy_protocol::ProxyProtocolFault);
 }

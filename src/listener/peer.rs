@@ -67,11 +67,11 @@ impl Peer {
     }
 
     /// Hands the connection to `to` once the 101 response has been sent. HTTP/1.1 only.
-    pub fn hand_over(&self, to: Takeover) {
+    pub fn upgrade_to(&self, to: Takeover) {
         self.takeover.replace(Some(to));
     }
 
-    /// Takes the handler that was passed to `hand_over`.
+    /// Takes the handler that was passed to `upgrade_to`.
     pub(super) fn take_over(&self) -> Option<Takeover> {
         self.takeover.take()
     }

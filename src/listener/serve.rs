@@ -47,12 +47,12 @@ pub(super) struct ConnectionTerms {
 
 /// An accepted connection, not yet served.
 #[derive(Debug)]
-pub(super) struct Accepted {
+pub(super) struct AcceptedConnection {
     stream: ClientStream,
     peer: IpAddr,
 }
 
-impl Accepted {
+impl AcceptedConnection {
     pub(super) fn tcp(stream: TcpStream, peer: IpAddr) -> Self {
         Self {
             stream: ClientStream::Tcp(stream),
@@ -84,7 +84,7 @@ pub(super) struct ConnectionContext<H, O: Observer> {
     pub(super) handler: Rc<H>,
     pub(super) observer: Rc<O>,
     /// The idle connections.
-    pub(super) lot: IdleConnections<Parked<O::Open>>,
+    pub(super) lot: IdleConnections<ParkedConnection<O::Open>>,
 }
 
 /// Resources of a connection from accept to close.
@@ -112,7 +112,7 @@ impl<K> ConnectionResources<K> {
 }
 
 /// An idle connection: all its remaining state.
-pub(super) struct Parked<K> {
+pub(super) struct ParkedConnection<K> {
     stream: ClientStream,
     since: Instant,
     ip: IpAddr,
@@ -121,7 +121,7 @@ pub(super) struct Parked<K> {
     held: ConnectionResources<K>,
 }
 
-impl<K> AsRawFd for Parked<K> {
+impl<K> AsRawFd for ParkedConnection<K> {
     fn as_raw_fd(&self) -> RawFd {
         self.stream.as_raw_fd()
     }
@@ -132,7 +132,7 @@ impl<K> AsRawFd for Parked<K> {
 /// Many connections send nothing for a while, so their size matters. State of the handshake or of
 /// one protocol is boxed: allocated when needed, freed when done.
 pub(super) async fn connection<H: Handler, O: Observer>(
-    accepted: Accepted,
+    accepted: AcceptedConnection,
     terms: ConnectionTerms,
     house: Rc<ConnectionContext<H, O>>,
     held: ConnectionResources<O::Open>,
@@ -152,10 +152,10 @@ pub(super) async fn connection<H: Handler, O: Observer>(
 
 /// Resumes a parked connection: it is readable or due.
 pub(super) async fn again<H: Handler, O: Observer>(
-    parked: Parked<O::Open>,
+    parked: ParkedConnection<O::Open>,
     house: Rc<ConnectionContext<H, O>>,
 ) {
-    let Parked {
+    let ParkedConnection {
         mut stream,
         since,
         ip,
@@ -178,7 +178,7 @@ pub(super) async fn again<H: Handler, O: Observer>(
 /// Reads the client's address, counts the connection, and runs the handshake; `None` if any of
 /// these closes it.
 async fn begin<O: Observer>(
-    mut accepted: Accepted,
+    mut accepted: AcceptedConnection,
     terms: ConnectionTerms,
     observer: &O,
     mut held: ConnectionResources<O::Open>,
@@ -197,7 +197,7 @@ async fn begin<O: Observer>(
         Ok(Received::From(ip)) => ip,
         Ok(Received::Nothing) => return None,
         Err(fault) => {
-            observer.not_believed(accepted.peer, fault);
+            observer.proxy_protocol_failed(accepted.peer, fault);
             return None;
         }
     };
@@ -273,8 +273,8 @@ fn park<H, O: Observer>(
     let since = peer.clock.idle_since().unwrap_or_else(Instant::now);
     let until = since + peer.clock.idle_timeout();
     stream.rest()?;
-    held.ticket.wakes_nobody();
-    let parked = Parked {
+    held.ticket.drop_waker();
+    let parked = ParkedConnection {
         stream,
         since,
         ip: peer.ip,

@@ -24,14 +24,14 @@ pub(super) enum ClientStream {
     /// Boxed: a TLS session is large and would be moved often.
     Tls(Box<TlsStream<ClientStream>>),
     /// Deregistered from the runtime, which holds no memory for it.
-    Resting(Resting),
+    Parked(ParkedSocket),
     /// Deregistering or registering failed: closed.
     Gone,
 }
 
 /// A socket that is not registered with a runtime.
 #[derive(Debug)]
-pub(super) enum Resting {
+pub(super) enum ParkedSocket {
     Tcp(net::TcpStream),
     Unix(unix::net::UnixStream),
 }
@@ -52,8 +52,8 @@ impl ClientStream {
             return session.get_mut().0.rest();
         }
         *self = match mem::replace(self, Self::Gone) {
-            Self::Tcp(socket) => Self::Resting(Resting::Tcp(socket.into_std()?)),
-            Self::Unix(socket) => Self::Resting(Resting::Unix(socket.into_std()?)),
+            Self::Tcp(socket) => Self::Parked(ParkedSocket::Tcp(socket.into_std()?)),
+            Self::Unix(socket) => Self::Parked(ParkedSocket::Unix(socket.into_std()?)),
             other => other,
         };
         Ok(())
@@ -65,8 +65,8 @@ impl ClientStream {
             return session.get_mut().0.wake();
         }
         *self = match mem::replace(self, Self::Gone) {
-            Self::Resting(Resting::Tcp(socket)) => Self::Tcp(TcpStream::from_std(socket)?),
-            Self::Resting(Resting::Unix(socket)) => Self::Unix(UnixStream::from_std(socket)?),
+            Self::Parked(ParkedSocket::Tcp(socket)) => Self::Tcp(TcpStream::from_std(socket)?),
+            Self::Parked(ParkedSocket::Unix(socket)) => Self::Unix(UnixStream::from_std(socket)?),
             other => other,
         };
         Ok(())
@@ -79,8 +79,8 @@ impl AsRawFd for ClientStream {
             Self::Tcp(socket) => socket.as_raw_fd(),
             Self::Unix(socket) => socket.as_raw_fd(),
             Self::Tls(session) => session.get_ref().0.as_raw_fd(),
-            Self::Resting(Resting::Tcp(socket)) => socket.as_raw_fd(),
-            Self::Resting(Resting::Unix(socket)) => socket.as_raw_fd(),
+            Self::Parked(ParkedSocket::Tcp(socket)) => socket.as_raw_fd(),
+            Self::Parked(ParkedSocket::Unix(socket)) => socket.as_raw_fd(),
             Self::Gone => -1,
         }
     }
@@ -92,7 +92,7 @@ macro_rules! each {
             Self::Tcp(socket) => Pin::new(socket).$method($($argument),*),
             Self::Unix(socket) => Pin::new(socket).$method($($argument),*),
             Self::Tls(session) => Pin::new(session).$method($($argument),*),
-            Self::Resting(_) | Self::Gone => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
+            Self::Parked(_) | Self::Gone => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
         }
     };
 }

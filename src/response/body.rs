@@ -13,7 +13,7 @@ use http::StatusCode;
 
 use super::{
     json_text::{VALUE_MAX_BYTES, put},
-    policy::{LimitReport, Policy, StoppedRequest, put_number},
+    policy::{LimitReport, Policy, RejectedRequest, put_number},
     refusal::Refusal,
     request_facts::RequestFacts,
     settings::BodyStyle,
@@ -66,7 +66,7 @@ pub(super) fn of_refusal(style: BodyStyle, refusal: &Refusal, asked: &RequestFac
 pub(super) fn put_denial(
     out: &mut BytesMut,
     style: BodyStyle,
-    denial: &StoppedRequest<'_>,
+    denial: &RejectedRequest<'_>,
     asked: &RequestFacts<'_>,
 ) {
     let retry_after = denial.retry_after();
@@ -121,7 +121,7 @@ pub(super) fn put_denial(
 
 /// `The limit per_ip (100/s, at most 200 at once) is exceeded. Try again in 3 s.` If the limit is
 /// not disclosed, the text has only the wait.
-fn put_sentence(out: &mut BytesMut, denial: &StoppedRequest<'_>, in_json: bool) {
+fn put_sentence(out: &mut BytesMut, denial: &RejectedRequest<'_>, in_json: bool) {
     let retry_after = denial.retry_after();
     let (before, after) = match denial.named() {
         None => ("Too many requests.", ""),

@@ -32,9 +32,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::RETRY_AFTER};
 use super::{
     body,
     head::authored_head,
-    members::{self, Listed},
+    members::{self, ListField},
     policy::{
-        INTEGER_MAX, LimitReport, NS_PER_SECOND, Policy, StoppedRequest, put_number, value_of,
+        INTEGER_MAX, LimitReport, NS_PER_SECOND, Policy, RejectedRequest, put_number, value_of,
     },
     request_facts::RequestFacts,
     settings::{BodyStyle, FieldFamilies, ResponseSettings},
@@ -149,7 +149,7 @@ impl FieldWriter {
     /// header table costs a sixth of building one.
     pub(super) fn rejection(
         &mut self,
-        denial: &StoppedRequest<'_>,
+        denial: &RejectedRequest<'_>,
         asked: &RequestFacts<'_>,
         settings: &ResponseSettings,
         now: SystemTime,
@@ -185,7 +185,7 @@ impl FieldWriter {
     /// The cached head for a rejection by these limits, with blanks.
     fn form(
         &mut self,
-        denial: &StoppedRequest<'_>,
+        denial: &RejectedRequest<'_>,
         asked: &RequestFacts<'_>,
         settings: &ResponseSettings,
         met: &[LimitReport<'_>],
@@ -234,7 +234,7 @@ impl FieldWriter {
     pub(super) fn body(
         &mut self,
         style: BodyStyle,
-        denial: &StoppedRequest<'_>,
+        denial: &RejectedRequest<'_>,
         asked: &RequestFacts<'_>,
     ) -> Bytes {
         self.buffer.reserve(2 * ANSWER_BYTES);
@@ -255,8 +255,8 @@ impl FieldWriter {
     /// Appends the two list fields after the upstream's own members.
     fn list(&mut self, headers: &mut HeaderMap, met: &[LimitReport<'_>]) {
         let fields = [
-            (&RATELIMIT_POLICY, Listed::Policies),
-            (&RATELIMIT, Listed::Standings),
+            (&RATELIMIT_POLICY, ListField::Policies),
+            (&RATELIMIT, ListField::Standings),
         ];
         // upstreams rarely send either: one pass over the names is faster than two lookups
         let is_theirs = |name: &HeaderName| *name == RATELIMIT || *name == RATELIMIT_POLICY;
@@ -387,15 +387,15 @@ fn families_of_three(
 
 fn places(met: &[LimitReport<'_>]) -> Places {
     let in_order = met.iter().take(MAX_LIMITS);
-    in_order.map(|met| place(met.policy)).collect()
+    in_order.map(|met| address_of(met.policy)).collect()
 }
 
 fn are_at(met: &[LimitReport<'_>], places: &Places) -> bool {
-    let in_order = met.iter().map(|met| place(met.policy));
+    let in_order = met.iter().map(|met| address_of(met.policy));
     in_order.eq(places.iter().copied())
 }
 
-fn place(policy: &Policy) -> usize {
+fn address_of(policy: &Policy) -> usize {
     std::ptr::from_ref(policy).addr()
 }
 

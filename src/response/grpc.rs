@@ -18,7 +18,7 @@ use prost::Message as _;
 
 use super::{
     head::X_REQUEST_ID,
-    policy::StoppedRequest,
+    policy::RejectedRequest,
     refusal::Refusal,
     request_facts::{Grpc, RequestFacts},
 };
@@ -42,7 +42,7 @@ impl Grpc {
     /// RESOURCE_EXHAUSTED with the exact wait, or without one if waiting does not help.
     pub(super) fn too_many_requests(
         self,
-        denial: &StoppedRequest<'_>,
+        denial: &RejectedRequest<'_>,
         asked: &RequestFacts<'_>,
     ) -> Response<Bytes> {
         let mut response = self.refused(RESOURCE_EXHAUSTED, EXHAUSTED, asked);

@@ -11,7 +11,7 @@ use sfv::{BareItem, List, ListEntry, Parameters, Parser};
 
 /// The two list fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Listed {
+pub(super) enum ListField {
     /// `RateLimit-Policy`; its members need `q`.
     Policies,
     /// `RateLimit`; its members need `r`.
@@ -19,7 +19,7 @@ pub(super) enum Listed {
 }
 
 /// The names in all lines of the field; `None` if the field does not follow the draft.
-pub(super) fn names(listed: Listed, lines: &GetAll<'_, HeaderValue>) -> Option<Vec<String>> {
+pub(super) fn names(listed: ListField, lines: &GetAll<'_, HeaderValue>) -> Option<Vec<String>> {
     let lines: Vec<&[u8]> = lines.iter().map(HeaderValue::as_bytes).collect();
     let list: List = Parser::new(&lines.join(&b", "[..])).parse().ok()?;
     list.into_iter()
@@ -35,17 +35,17 @@ pub(super) fn names(listed: Listed, lines: &GetAll<'_, HeaderValue>) -> Option<V
 }
 
 /// Whether a member has the required parameters, and its known parameters have the right types.
-fn has_parameters(listed: Listed, parameters: &Parameters) -> bool {
+fn has_parameters(listed: ListField, parameters: &Parameters) -> bool {
     let integer = |name: &str| match parameters.get(name) {
         None => Ok(None),
         Some(BareItem::Integer(number)) => Ok(Some(i64::from(*number))),
         Some(_) => Err(()),
     };
     let (amount, seconds, least_seconds) = match listed {
-        Listed::Policies => (integer("q"), integer("w"), 1),
-        Listed::Standings => (integer("r"), integer("t"), 0),
+        ListField::Policies => (integer("q"), integer("w"), 1),
+        ListField::Standings => (integer("r"), integer("t"), 0),
     };
-    let unit_fits = listed != Listed::Policies
+    let unit_fits = listed != ListField::Policies
         || parameters
             .get("qu")
             .is_none_or(|unit| matches!(unit, BareItem::String(_)));
@@ -64,7 +64,7 @@ mod tests {
 
     use super::*;
 
-    fn read(listed: Listed, lines: &[&str]) -> Option<Vec<String>> {
+    fn read(listed: ListField, lines: &[&str]) -> Option<Vec<String>> {
         let name = HeaderName::from_static("ratelimit");
         let mut headers = HeaderMap::new();
         for line in lines {
@@ -75,11 +75,11 @@ mod tests {
     }
 
     fn policies(line: &str) -> Option<Vec<String>> {
-        read(Listed::Policies, &[line])
+        read(ListField::Policies, &[line])
     }
 
     fn standings(line: &str) -> Option<Vec<String>> {
-        read(Listed::Standings, &[line])
+        read(ListField::Standings, &[line])
     }
 
     fn some(names: &[&str]) -> Option<Vec<String>> {
@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(standings(r#""a\"b";r=1"#), some(&["a\"b"]));
         assert_eq!(standings("\"a\";r=1\t,\t\"b\";r=2"), some(&["a", "b"]));
         let two_lines = [r#""a";r=1"#, r#""b";r=2"#];
-        assert_eq!(read(Listed::Standings, &two_lines), some(&["a", "b"]));
+        assert_eq!(read(ListField::Standings, &two_lines), some(&["a", "b"]));
         let unknown = r#""a";r=1;x-note=%"f%c3%bc";at=@1;ok=?1;d=-1.5;tok=*a/b"#;
         assert_eq!(standings(unknown), some(&["a"]));
         assert_eq!(standings(""), some(&[]));

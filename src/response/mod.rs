@@ -27,7 +27,7 @@ use http::{
 pub use body::OwnQuota;
 pub use fields::FieldWriter;
 pub use head::{X_RATELIMIT_WARNING, X_REQUEST_ID};
-pub use policy::{BadPolicyName, LimitReport, Policy, StoppedRequest};
+pub use policy::{BadPolicyName, LimitReport, Policy, RejectedRequest};
 pub use refusal::{Refusal, client_gone};
 pub use request_facts::{Grpc, RequestFacts};
 pub use settings::{BodyStyle, FieldFamilies, FieldsOn, ResponseSettings};
@@ -74,7 +74,7 @@ pub fn refuse(refusal: &Refusal, asked: &RequestFacts<'_>, style: BodyStyle) -> 
 /// `Retry-After` is present unless waiting does not help. Values and body are slices of the
 /// writer's buffer. Once earlier responses are sent, only the header table is allocated.
 pub fn too_many_requests(
-    denial: &StoppedRequest<'_>,
+    denial: &RejectedRequest<'_>,
     asked: &RequestFacts<'_>,
     settings: &ResponseSettings,
     fields: &mut FieldWriter,

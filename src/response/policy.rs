@@ -218,16 +218,16 @@ impl LimitReport<'_> {
 
 /// A request that limits rejected.
 #[derive(Clone, Copy, Debug)]
-pub struct StoppedRequest<'a> {
+pub struct RejectedRequest<'a> {
     pub(super) met: &'a [LimitReport<'a>],
     pub(super) retry_after_ns: Option<u64>,
     retry_after: Option<u32>,
 }
 
-impl<'a> StoppedRequest<'a> {
+impl<'a> RejectedRequest<'a> {
     /// `met` lists all limits that apply, the binding one first. `retry_after_ns` is the time until
     /// the same request is admitted if nothing else is spent; `None` if it never is.
-    pub fn new(met: &'a [LimitReport<'a>], retry_after_ns: Option<u64>) -> StoppedRequest<'a> {
+    pub fn new(met: &'a [LimitReport<'a>], retry_after_ns: Option<u64>) -> RejectedRequest<'a> {
         let windows = met.iter().filter(|met| met.denied);
         let windows = windows.filter_map(LimitReport::effective_window);
         let retry_after = retry_after_ns.map(|wait_ns| {
@@ -236,7 +236,7 @@ impl<'a> StoppedRequest<'a> {
                 .unwrap_or(RETRY_AFTER_MAX)
                 .clamp(1, RETRY_AFTER_MAX)
         });
-        StoppedRequest {
+        RejectedRequest {
             met,
             retry_after_ns,
             retry_after,

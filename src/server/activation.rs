@@ -29,7 +29,7 @@ use super::{
     idle_memory::give_memory_back,
     low_priority::run_at_low_priority,
     start_error::StartError,
-    worker::{Assigned, NewListener, Stop, WorkerCommand, WorkerConfig},
+    worker::{AssignedListener, NewListener, Stop, WorkerCommand, WorkerConfig},
 };
 use crate::{
     config::Snapshot,
@@ -74,7 +74,7 @@ pub(super) enum ListenerChange {
 }
 
 /// A configuration that is ready to become active.
-pub(super) struct Prepared {
+pub(super) struct PreparedConfig {
     active: Arc<ActiveConfig>,
     listeners: Vec<ListenerChange>,
     /// By listener.
@@ -139,7 +139,7 @@ impl Activation {
         &self,
         snapshot: Snapshot,
         listeners: Vec<ListenerChange>,
-    ) -> Result<Prepared, StartError> {
+    ) -> Result<PreparedConfig, StartError> {
         let snapshot = Arc::new(snapshot);
         let (process, next) = (Arc::clone(&self.process), Arc::clone(&snapshot));
         let previous = self.active.clone();
@@ -158,10 +158,10 @@ impl Activation {
         let active = Arc::new(connected.await.map_err(io::Error::from)??);
         let before: Vec<_> = listeners.iter().map(|place| self.tls_of(place)).collect();
         let metrics = self.process.metrics();
-        let certificates = Certificates::take_up(&snapshot.listeners, &before, metrics)?;
+        let certificates = Certificates::apply(&snapshot.listeners, &before, metrics)?;
         let tls = certificates.listeners().collect();
         let background = background_tasks::of(&active, self.active.as_deref(), certificates).await;
-        Ok(Prepared {
+        Ok(PreparedConfig {
             active,
             listeners,
             tls,
@@ -172,7 +172,7 @@ impl Activation {
     /// Starts the worker threads, without listeners.
     pub(super) fn start_workers(
         &mut self,
-        first: &Prepared,
+        first: &PreparedConfig,
         stopping: &watch::Receiver<Stop>,
     ) -> io::Result<Vec<thread::JoinHandle<()>>> {
         let crowd = Arc::new(ConnectionsPerAddress::default());
@@ -202,14 +202,15 @@ impl Activation {
     }
 
     /// Activates the next configuration and returns once every worker has switched to it.
-    pub(super) async fn activate(&mut self, next: Prepared) -> Arc<ActiveConfig> {
+    pub(super) async fn activate(&mut self, next: PreparedConfig) -> Arc<ActiveConfig> {
         let active = next.active;
         self.resize(active.snapshot().server.max_connections);
         let previous = self.active.replace(Arc::clone(&active));
         if let Some(previous) = &previous {
             active.take_over(previous);
         }
-        self.hand_over(&active, next.listeners, &next.tls).await;
+        self.switch_workers(&active, next.listeners, &next.tls)
+            .await;
         self.background.replace(next.background);
         let hash = &active.snapshot().hash;
         let metrics = self.process.metrics();
@@ -246,7 +247,7 @@ impl Activation {
     }
 
     /// Sends the configuration to every worker and waits until all have switched to it.
-    async fn hand_over(
+    async fn switch_workers(
         &mut self,
         active: &Arc<ActiveConfig>,
         mut places: Vec<ListenerChange>,
@@ -259,8 +260,8 @@ impl Activation {
             let assigned = next.filter_map(|((settings, place), tls)| {
                 let (settings, tls) = (settings.clone(), tls.clone());
                 Some(match place {
-                    ListenerChange::Kept(at) => Assigned::Kept(*at, settings, tls),
-                    ListenerChange::New(bound) => Assigned::New(NewListener {
+                    ListenerChange::Kept(at) => AssignedListener::Kept(*at, settings, tls),
+                    ListenerChange::New(bound) => AssignedListener::New(NewListener {
                         settings,
                         label: bound.address.to_string(),
                         tls,

@@ -18,7 +18,7 @@ pub(super) async fn of(
     certificates: Certificates,
 ) -> Vec<BackgroundTask> {
     let mut tasks: Vec<BackgroundTask> = vec![
-        Box::pin(Arc::clone(active).keep_watch()),
+        Box::pin(Arc::clone(active).run_health_checks()),
         Box::pin(certificates.watch()),
     ];
     for issuer in issuers(active, previous).await {

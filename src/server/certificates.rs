@@ -39,7 +39,7 @@ impl Certificates {
     /// Applies the certificates of the checked configuration. A listener that had TLS `before`
     /// with the same files and bounds keeps it, with its clients' TLS sessions. The watch then
     /// picks up new file contents.
-    pub(super) fn take_up(
+    pub(super) fn apply(
         listeners: &[listener::ListenerSettings],
         before: &[Option<Arc<ListenerTls>>],
         metrics: &Metrics,
@@ -88,7 +88,7 @@ impl Certificates {
             self = certificates;
             if Instant::now() >= reminder {
                 reminder = Instant::now() + REMINDER;
-                self.remind();
+                self.warn_of_expiry();
             }
         }
     }
@@ -113,7 +113,7 @@ impl Certificates {
         }
         if changed {
             self.show();
-            self.remind();
+            self.warn_of_expiry();
         }
         self
     }
@@ -124,10 +124,10 @@ impl Certificates {
         }
     }
 
-    fn remind(&self) {
+    fn warn_of_expiry(&self) {
         let now = SystemTime::now();
         for file in self.validity.iter().flatten() {
-            if let Some(doubt) = file.doubt(now) {
+            if let Some(doubt) = file.warning(now) {
                 tracing::warn!(file = file.name, "a certificate {doubt}");
             }
         }

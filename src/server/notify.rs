@@ -21,7 +21,7 @@ pub(super) const RELOADING: &str = "RELOADING=1\nSTATUS=reloading the configurat
 /// The gateway finishes requests in flight, then the process ends.
 pub(super) const STOPPING: &str = "STOPPING=1\nSTATUS=finishing requests in flight";
 
-pub(super) fn tell(state: &str) {
+pub(super) fn notify(state: &str) {
     let Some(path) = env::var_os("NOTIFY_SOCKET") else {
         return;
     };

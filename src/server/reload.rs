@@ -25,9 +25,9 @@ impl Reloader {
     /// Serves until the process ends.
     pub(super) async fn serve(mut self, mut asked: mpsc::Receiver<Reload>) {
         while let Some(Reload { why, answer }) = asked.recv().await {
-            notify::tell(notify::RELOADING);
+            notify::notify(notify::RELOADING);
             let result = self.reload(&why).await;
-            notify::tell(notify::READY);
+            notify::notify(notify::READY);
             if let Err(report) = &result {
                 self.log_refusal(&why, report);
             }

@@ -40,7 +40,7 @@ pub(super) async fn watch(
     let mut ticks = tokio::time::interval(POLL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut watch = ConfigWatcher::default();
-    let mut last: Option<Look> = None;
+    let mut last: Option<FileStates> = None;
     loop {
         ticks.tick().await;
         let running = Arc::clone(current.active().snapshot());
@@ -52,7 +52,7 @@ pub(super) async fn watch(
         let before = last.take();
         // the disk may be slow, and this thread also handles signals
         let looked =
-            tokio::task::spawn_blocking(move || Look::at(&path, &snapshot.written, before));
+            tokio::task::spawn_blocking(move || FileStates::at(&path, &snapshot.written, before));
         let Ok(Some(look)) = looked.await else {
             continue;
         };
@@ -72,7 +72,7 @@ pub(super) async fn watch(
 
 /// The state of the files at one moment.
 #[derive(Debug)]
-struct Look {
+struct FileStates {
     stamps: Stamps,
     /// Whether any later write must change the stamps.
     is_sure: bool,
@@ -80,17 +80,17 @@ struct Look {
     found: String,
 }
 
-impl Look {
+impl FileStates {
     /// The content of the files now. Files with unchanged stamps are read only once a minute,
     /// since key files may be large.
-    fn at(path: &Path, written: &WrittenConfig, before: Option<Look>) -> Option<Look> {
+    fn at(path: &Path, written: &WrittenConfig, before: Option<FileStates>) -> Option<FileStates> {
         let stamps = Stamps::of(path, written);
         let is_sure = stamps.are_old(SystemTime::now());
         match before {
             Some(last) if last.is_sure && last.stamps == stamps && last.read.elapsed() < READ => {
                 Some(last)
             }
-            _ => Some(Look {
+            _ => Some(FileStates {
                 stamps,
                 is_sure,
                 read: Instant::now(),
@@ -146,8 +146,8 @@ mod tests {
         let mut last = None;
         for round in 0..50 {
             std::fs::write(&path, format!("{:02}", round % 7)).expect("it is written");
-            let look =
-                Look::at(&path, &WrittenConfig::default(), last.take()).expect("it is a file");
+            let look = FileStates::at(&path, &WrittenConfig::default(), last.take())
+                .expect("it is a file");
             let is = config::fingerprint(&path, &WrittenConfig::default());
             assert_eq!(Some(&look.found), is.as_ref());
             last = Some(look);
@@ -159,7 +159,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("gateway.toml");
         std::fs::write(&path, "1").expect("it is written");
-        let look = |last| Look::at(&path, &WrittenConfig::default(), last).expect("it is a file");
+        let look =
+            |last| FileStates::at(&path, &WrittenConfig::default(), last).expect("it is a file");
         let mut first = look(None);
         assert!(!first.is_sure, "it was written just now");
         first.is_sure = true;

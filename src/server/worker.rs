@@ -46,13 +46,13 @@ pub(super) enum Stop {
 pub(super) struct WorkerCommand {
     pub(super) active: Arc<ActiveConfig>,
     /// All listeners from now on; the worker closes those that are not in this list.
-    pub(super) listeners: Vec<Assigned>,
+    pub(super) listeners: Vec<AssignedListener>,
     /// Signalled once the worker serves new requests with this configuration.
     pub(super) done: oneshot::Sender<()>,
 }
 
 /// A listener of the next configuration.
-pub(super) enum Assigned {
+pub(super) enum AssignedListener {
     /// The listener with this index now, with new settings.
     Kept(usize, listener::ListenerSettings, Option<Arc<ListenerTls>>),
     /// A new listener.
@@ -163,12 +163,12 @@ impl WorkerState {
 
     fn execute(&mut self, command: WorkerCommand) {
         self.active = command.active;
-        self.service.adopt(Arc::clone(&self.active));
+        self.service.switch_to(Arc::clone(&self.active));
         let mut before: Vec<Option<AcceptTask>> = self.open.drain(..).map(Some).collect();
         for assigned in command.listeners {
             let listener_task = match assigned {
-                Assigned::New(opening) => Some(self.admit(opening)),
-                Assigned::Kept(place, settings, tls) => {
+                AssignedListener::New(opening) => Some(self.admit(opening)),
+                AssignedListener::Kept(place, settings, tls) => {
                     let listener_task = before.get_mut(place).and_then(Option::take);
                     if let Some(listener_task) = &listener_task {
                         listener_task
@@ -283,7 +283,7 @@ impl Observer for ConnectionMetrics {
         self.metrics.cut(AbuseReason::Crowded.label());
     }
 
-    fn not_believed(&self, peer: IpAddr, fault: ProxyProtocolFault) {
+    fn proxy_protocol_failed(&self, peer: IpAddr, fault: ProxyProtocolFault) {
         if let Some(suppressed) = self.announcing.speak() {
             tracing::warn!(listener = self.label, %peer, suppressed, "closed a connection: {fault}");
         }

@@ -62,7 +62,7 @@ pub struct AccessLine<'a> {
     /// The binding limit of the request.
     pub limit: Option<LimitPart<'a>>,
     /// Where the request was forwarded, if it was.
-    pub went: Option<Went<'a>>,
+    pub went: Option<AccessUpstream<'a>>,
     /// Why the gateway did not serve it, apart from limits: the `error` of the response body.
     pub error: Option<&'static str>,
     /// The trace ID, if the request has a span.
@@ -100,7 +100,7 @@ pub struct LimitPart<'a> {
 
 /// Where the request was forwarded, for the access line.
 #[derive(Clone, Copy, Debug)]
-pub struct Went<'a> {
+pub struct AccessUpstream<'a> {
     /// The upstream.
     pub upstream: &'a str,
     /// The last server that was tried.

@@ -253,7 +253,7 @@ impl IssuerMetrics {
     }
 
     /// Sets the number of keys in use.
-    pub fn hold(&self, keys: usize) {
+    pub fn set_keys(&self, keys: usize) {
         // a gauge is an `f64`, exact up to 2⁵³
         self.keys.set(keys as f64);
     }

@@ -52,16 +52,16 @@ use crate::receive_buffer::ReceiveBuffer;
 
 /// Keeps abandoned exchanges of requests that hold slots.
 #[derive(Debug, Default)]
-pub struct Custody(RefCell<Vec<Abandoned>>);
+pub struct AbandonedExchanges(RefCell<Vec<AbandonedExchange>>);
 
-impl Custody {
+impl AbandonedExchanges {
     /// Keeps an exchange until its slots are released.
-    pub fn keep(&self, abandoned: Abandoned) {
+    pub fn keep(&self, abandoned: AbandonedExchange) {
         self.0.borrow_mut().push(abandoned);
     }
 
     /// Takes the kept exchanges.
-    pub fn take(&mut self) -> Vec<Abandoned> {
+    pub fn take(&mut self) -> Vec<AbandonedExchange> {
         std::mem::take(self.0.get_mut())
     }
 }
@@ -69,13 +69,13 @@ impl Custody {
 /// An exchange whose response nothing waits for. Dropping it closes its connection or resets its
 /// stream.
 #[derive(Debug)]
-pub struct Abandoned {
-    work: Work,
+pub struct AbandonedExchange {
+    work: AbandonedWork,
     deadline: Instant,
 }
 
 #[derive(Debug)]
-enum Work {
+enum AbandonedWork {
     /// HTTP/1.1: request sent in full, response not begun.
     Unanswered {
         connection: Box<ServerConnection>,
@@ -93,8 +93,8 @@ enum Work {
     Reset,
 }
 
-impl Abandoned {
-    fn new(work: Work, timeout: Duration) -> Self {
+impl AbandonedExchange {
+    fn new(work: AbandonedWork, timeout: Duration) -> Self {
         Self {
             work,
             deadline: Instant::now() + timeout,
@@ -104,7 +104,7 @@ impl Abandoned {
     /// Request sent in full, response not begun. `to_head`: the method was HEAD.
     pub(super) fn unanswered(connection: Box<ServerConnection>, to_head: bool) -> Self {
         let timeout = connection.settings().abandoned_timeout;
-        let work = Work::Unanswered {
+        let work = AbandonedWork::Unanswered {
             connection,
             to_head,
         };
@@ -113,30 +113,30 @@ impl Abandoned {
 
     /// The rest of a response of known length.
     pub(super) fn response(rest: ResponseBody<Empty<Bytes>>, timeout: Duration) -> Self {
-        Self::new(Work::Response(Box::new(rest)), timeout)
+        Self::new(AbandonedWork::Response(Box::new(rest)), timeout)
     }
 
     /// Only the end of the server's connection can be observed.
     pub(super) fn closing(connection: Box<ServerConnection>) -> Self {
         let timeout = connection.settings().abandoned_timeout;
-        Self::new(Work::Closing(connection), timeout)
+        Self::new(AbandonedWork::Closing(connection), timeout)
     }
 
     /// Request sent in full, response not begun.
     pub(super) fn pending(response: ResponseFuture, place: StreamPermit) -> Self {
         let timeout = place.settings().abandoned_timeout;
-        Self::new(Work::Pending(response, place), timeout)
+        Self::new(AbandonedWork::Pending(response, place), timeout)
     }
 
     /// The rest of a response.
     pub(super) fn stream(stream: ReceiveBuffer, place: StreamPermit, has_length: bool) -> Self {
         let timeout = place.settings().abandoned_timeout;
-        Self::new(Work::Stream(stream, place, has_length), timeout)
+        Self::new(AbandonedWork::Stream(stream, place, has_length), timeout)
     }
 
     /// The stream is reset: the caller drops its last handle.
     pub(super) fn reset(place: &StreamPermit) -> Self {
-        Self::new(Work::Reset, place.settings().abandoned_timeout)
+        Self::new(AbandonedWork::Reset, place.settings().abandoned_timeout)
     }
 
     /// Returns when the server's work has visibly ended, or `abandoned_timeout` after the start.
@@ -193,7 +193,7 @@ impl Discarded {
     }
 }
 
-impl Work {
+impl AbandonedWork {
     async fn ended(self) -> Ending {
         match self {
             Self::Unanswered {

@@ -19,15 +19,15 @@ use tokio::time::Instant;
 
 use super::{
     Tunnel,
-    abandoned::{Abandoned, MAX_DISCARDED_BYTES},
-    framing::{Framing, Piece},
+    abandoned::{AbandonedExchange, MAX_DISCARDED_BYTES},
+    framing::{DecoderOutput, Framing},
     pool::{ServerConnection, ServerPool},
     request_writer::{RequestWriteError, RequestWriter},
 };
 
 /// Why a response body ended early.
 #[derive(Debug, thiserror::Error)]
-pub enum Interrupted {
+pub enum BodyInterruption {
     /// The server closed, reset, or violated the framing.
     #[error("the server's response was cut short: {0}")]
     Server(String),
@@ -129,15 +129,15 @@ impl<B> ResponseBody<B> {
     }
 
     /// The server ended the connection.
-    fn lost(&mut self, why: impl ToString) -> Interrupted {
+    fn lost(&mut self, why: impl ToString) -> BodyInterruption {
         self.connection = None;
         self.cut(why)
     }
 
     /// The response is unreadable, but the server may continue.
-    fn cut(&mut self, why: impl ToString) -> Interrupted {
+    fn cut(&mut self, why: impl ToString) -> BodyInterruption {
         self.give_up();
-        Interrupted::Server(why.to_string())
+        BodyInterruption::Server(why.to_string())
     }
 
     fn give_up(&mut self) {
@@ -148,7 +148,7 @@ impl<B> ResponseBody<B> {
     }
 
     /// The rest of an unfinished exchange; `None` if it has visibly ended.
-    pub fn abandon(mut self) -> Option<Abandoned> {
+    pub fn abandon(mut self) -> Option<AbandonedExchange> {
         let connection = self.connection.take()?;
         let is_whole = self.sending.is_none() && !self.refused_body && !self.gave_up;
         let framing = std::mem::replace(&mut self.framing, Framing::Empty);
@@ -156,9 +156,9 @@ impl<B> ResponseBody<B> {
             Framing::Length(left) if is_whole && left <= MAX_DISCARDED_BYTES => {
                 let timeout = connection.settings().abandoned_timeout;
                 let rest = ResponseBody::rest(framing, connection, self.reusable);
-                Abandoned::response(rest, timeout)
+                AbandonedExchange::response(rest, timeout)
             }
-            _ => Abandoned::closing(connection),
+            _ => AbandonedExchange::closing(connection),
         })
     }
 }
@@ -197,7 +197,7 @@ where
     B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Unpin,
 {
     /// Sends the rest of the request. A server that stops reading it is not an error.
-    fn poll_send_rest(&mut self, cx: &mut Context<'_>) -> Result<(), Interrupted> {
+    fn poll_send_rest(&mut self, cx: &mut Context<'_>) -> Result<(), BodyInterruption> {
         let (Some(connection), Some(sending)) = (&mut self.connection, &mut self.sending) else {
             return Ok(());
         };
@@ -219,7 +219,7 @@ where
             }
             Poll::Ready(Err(RequestWriteError::Body(error))) => {
                 self.give_up();
-                Err(Interrupted::RequestBody(error.into()))
+                Err(BodyInterruption::RequestBody(error.into()))
             }
         }
     }
@@ -230,12 +230,12 @@ where
     B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Unpin,
 {
     type Data = Bytes;
-    type Error = Interrupted;
+    type Error = BodyInterruption;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Interrupted>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyInterruption>>> {
         let this = &mut *self;
         this.poll_send_rest(cx)?;
         loop {
@@ -264,12 +264,14 @@ where
                 }
                 Framing::Length(_) | Framing::UntilClose => {}
                 Framing::Chunked(chunks) => match chunks.take(inbox) {
-                    Ok(Some(Piece::Data(data))) => return Poll::Ready(Some(Ok(Frame::data(data)))),
-                    Ok(Some(Piece::Trailers(trailers))) => {
+                    Ok(Some(DecoderOutput::Data(data))) => {
+                        return Poll::Ready(Some(Ok(Frame::data(data))));
+                    }
+                    Ok(Some(DecoderOutput::Trailers(trailers))) => {
                         this.finish();
                         return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
                     }
-                    Ok(Some(Piece::End)) => {
+                    Ok(Some(DecoderOutput::End)) => {
                         this.finish();
                         return Poll::Ready(None);
                     }

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::{
     ResponseBody, UpstreamError, UpstreamSettings,
-    abandoned::Abandoned,
+    abandoned::AbandonedExchange,
     forward::Failed,
     framing::{self, Framing, ResponseHead},
     headers::Outbound,
@@ -172,9 +172,9 @@ impl<B> Drop for UnansweredExchange<'_, B> {
         let is_whole = !self.is_spoilt && self.sending.is_none();
         if is_whole {
             let to_head = *self.request.method == Method::HEAD;
-            custody.keep(Abandoned::unanswered(connection, to_head));
+            custody.keep(AbandonedExchange::unanswered(connection, to_head));
         } else if self.sending.as_ref().is_none_or(RequestWriter::has_begun) {
-            custody.keep(Abandoned::closing(connection));
+            custody.keep(AbandonedExchange::closing(connection));
         }
     }
 }
@@ -211,7 +211,7 @@ fn poll_head(
             if *interim > MAX_INTERIM {
                 return Poll::Ready(Err(UpstreamError::Protocol("too many interim responses")));
             }
-            if request.pass_on(head.status, &head.headers) {
+            if request.forward_interim(head.status, &head.headers) {
                 // the client writes it once this task yields, and the final response may already be
                 // here
                 cx.waker().wake_by_ref();

@@ -37,7 +37,7 @@ use super::{
 
 /// The response of a server.
 #[derive(Debug)]
-pub struct Answered<B> {
+pub struct UpstreamResponse<B> {
     /// The response; its body is still to be read.
     pub response: Response<ForwardedBody<B>>,
     /// The server that answered.
@@ -75,7 +75,7 @@ pub async fn forward<B>(
     request: &Outbound<'_>,
     body: Option<B>,
     now: Instant,
-) -> Result<Answered<B>, ForwardFailure<B::Error>>
+) -> Result<UpstreamResponse<B>, ForwardFailure<B::Error>>
 where
     B: Body<Data = Bytes> + Unpin,
 {
@@ -88,7 +88,7 @@ where
             failed: error.into(),
         });
     }
-    upstream.budget.earn();
+    upstream.budget.deposit();
     let mut tried = ArrayVec::<usize, { MAX_RETRIES + 1 }>::new();
     let mut server = upstream.choose(request, now);
     loop {
@@ -96,7 +96,7 @@ where
         let error = match attempt.await {
             Ok(response) => {
                 upstream_state.succeeded(server);
-                return Ok(Answered { response, server });
+                return Ok(UpstreamResponse { response, server });
             }
             Err(Failed::Upstream(error)) => error,
             Err(failed) => {

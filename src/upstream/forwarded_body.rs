@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame};
 
 use super::{
-    ResponseBody, Tunnel, abandoned::Abandoned, body::Interrupted, echo::EchoBody,
+    ResponseBody, Tunnel, abandoned::AbandonedExchange, body::BodyInterruption, echo::EchoBody,
     http2::StreamBody,
 };
 use crate::body::BodyPiece;
@@ -33,7 +33,7 @@ where
     /// The next piece; `None` at the end.
     pub fn poll_piece<E>(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<BodyPiece, E>>>
     where
-        E: From<Interrupted> + From<B::Error>,
+        E: From<BodyInterruption> + From<B::Error>,
     {
         match self {
             Self::Remote(body) => Pin::new(body).poll_frame(cx).map(piece),
@@ -71,7 +71,7 @@ impl<B> ForwardedBody<B> {
     }
 
     /// The rest of an unfinished exchange; `None` if it has visibly ended.
-    pub fn abandon(self) -> Option<Abandoned> {
+    pub fn abandon(self) -> Option<AbandonedExchange> {
         match self {
             Self::Remote(body) => body.abandon(),
             Self::Stream(body) => body.abandon(),

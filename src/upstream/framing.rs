@@ -95,7 +95,7 @@ pub fn take_head(
         places.push((place(field.name.as_bytes()), place(field.value)));
     }
     let head = inbox.split_to(length).freeze();
-    let mut hop = Hop::default();
+    let mut hop = HopByHop::default();
     let mut stated = None;
     // with capacity for the gateway's fields
     let mut headers = spare.take(places.len() + OURS);
@@ -142,7 +142,7 @@ const OURS: usize = 6;
 
 /// Hop-by-hop information of a response, which is not forwarded.
 #[derive(Debug, Default)]
-struct Hop {
+struct HopByHop {
     /// `Connection: close`.
     closes: bool,
     /// `Connection: upgrade`.
@@ -157,7 +157,7 @@ struct Hop {
     chunked: bool,
 }
 
-impl Hop {
+impl HopByHop {
     /// Records a hop-by-hop field; `false` if the field is end-to-end.
     fn take(&mut self, name: &HeaderName, value: &HeaderValue) -> bool {
         if !headers::is_hop_by_hop_in_responses(name) {
@@ -202,7 +202,7 @@ impl Hop {
 /// RFC 9112 §6.3; refuses the response wherever the RFC allows a choice.
 fn framing(
     headers: &mut HeaderMap,
-    hop: &Hop,
+    hop: &HopByHop,
     length: Option<u64>,
     status: StatusCode,
     http11: bool,
@@ -300,7 +300,7 @@ enum ChunkState {
 
 /// Output of the decoder.
 #[derive(Debug)]
-pub enum Piece {
+pub enum DecoderOutput {
     /// Body bytes.
     Data(Bytes),
     /// The trailers, which end the body.
@@ -339,7 +339,7 @@ impl Chunks {
     }
 
     /// The next piece in the inbox; `None` when more bytes are needed.
-    pub fn take(&mut self, inbox: &mut BytesMut) -> Result<Option<Piece>, &'static str> {
+    pub fn take(&mut self, inbox: &mut BytesMut) -> Result<Option<DecoderOutput>, &'static str> {
         loop {
             match self.state {
                 ChunkState::Size => {
@@ -364,7 +364,7 @@ impl Chunks {
                     } else {
                         ChunkState::Data(rest)
                     };
-                    return Ok(Some(Piece::Data(inbox.split_to(here).freeze())));
+                    return Ok(Some(DecoderOutput::Data(inbox.split_to(here).freeze())));
                 }
                 ChunkState::DataEnd => {
                     match &inbox[..] {
@@ -380,12 +380,12 @@ impl Chunks {
                     };
                     self.state = ChunkState::End;
                     return Ok(Some(if trailers.is_empty() {
-                        Piece::End
+                        DecoderOutput::End
                     } else {
-                        Piece::Trailers(trailers)
+                        DecoderOutput::Trailers(trailers)
                     }));
                 }
-                ChunkState::End => return Ok(Some(Piece::End)),
+                ChunkState::End => return Ok(Some(DecoderOutput::End)),
             }
         }
     }

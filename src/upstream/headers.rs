@@ -17,7 +17,7 @@ use http::{
     },
 };
 
-use super::{SpareHeaderMap, abandoned::Custody};
+use super::{SpareHeaderMap, abandoned::AbandonedExchanges};
 use crate::identity::{AddressSource, Client, ManagedFields};
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -63,18 +63,18 @@ pub struct Outbound<'a> {
     pub websocket: bool,
     /// The gateway's span, parent of the server's. `None` forwards the client's trace context
     /// unchanged.
-    pub traced: Option<Continued<'a>>,
+    pub traced: Option<ContinuedTrace<'a>>,
     /// Receives the server's interim responses, if the client supports them.
     pub hears: Option<&'a dyn InterimSink>,
     /// Capacity for the response's fields.
     pub spare: &'a SpareHeaderMap,
     /// Keeps the exchange if it is abandoned before the response; `None` closes it.
-    pub custody: Option<&'a Custody>,
+    pub custody: Option<&'a AbandonedExchanges>,
 }
 
 /// A trace that continues beyond the gateway (W3C Trace Context §3).
 #[derive(Clone, Copy, Debug)]
-pub struct Continued<'a> {
+pub struct ContinuedTrace<'a> {
     /// The gateway's span.
     pub traceparent: &'a HeaderValue,
     /// The trace starts here: the client's trace context is not forwarded.
@@ -84,15 +84,15 @@ pub struct Continued<'a> {
 /// Receives the interim responses of a server (RFC 9110 §15.2).
 pub trait InterimSink: std::fmt::Debug {
     /// Queues one for the client, before the final response. `false` if there is no room.
-    fn hear(&self, status: StatusCode, headers: &HeaderMap) -> bool;
+    fn send_interim(&self, status: StatusCode, headers: &HeaderMap) -> bool;
 }
 
 impl Outbound<'_> {
     /// Forwards an interim response; `true` if the caller must yield for that. A 100 is dropped,
     /// since the server never receives `Expect`.
-    pub(super) fn pass_on(&self, status: StatusCode, headers: &HeaderMap) -> bool {
+    pub(super) fn forward_interim(&self, status: StatusCode, headers: &HeaderMap) -> bool {
         let hears = self.hears.filter(|_| status != StatusCode::CONTINUE);
-        hears.is_some_and(|hears| hears.hear(status, headers))
+        hears.is_some_and(|hears| hears.send_interim(status, headers))
     }
 }
 

@@ -37,7 +37,7 @@ pub struct Health {
 impl UpstreamState {
     /// Resolves server names and checks health; never returns, stops when dropped. Without it, a
     /// server with a name is never reached.
-    pub async fn keep_watch(self: Arc<Self>) {
+    pub async fn run_health_checks(self: Arc<Self>) {
         let mut tasks = JoinSet::new();
         for server in 0..self.settings().servers.len() {
             let upstream_state = Arc::clone(&self);

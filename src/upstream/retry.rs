@@ -33,7 +33,7 @@ impl RetryBudget {
     }
 
     /// A request is sent for the first time.
-    pub(super) fn earn(&self) {
+    pub(super) fn deposit(&self) {
         self.add(BUDGET_PERCENT);
     }
 
@@ -70,7 +70,7 @@ mod tests {
         let budget = RetryBudget::new(start);
         let retried = (0..1_000)
             .filter(|_| {
-                budget.earn();
+                budget.deposit();
                 budget.spend(start)
             })
             .count();

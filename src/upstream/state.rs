@@ -48,14 +48,14 @@ struct ServerState {
     is_unhealthy: AtomicBool,
     /// Open: the server is ejected.
     ejection: CircuitBreaker,
-    outstanding: Padded<AtomicUsize>,
+    outstanding: CachePadded<AtomicUsize>,
     healthy: Gauge,
 }
 
 /// On its own cache line: every worker writes it for every request.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Padded<T>(T);
+struct CachePadded<T>(T);
 
 impl UpstreamState {
     /// Assumes every server healthy until a check fails. Opens no connection.
@@ -75,7 +75,7 @@ impl UpstreamState {
                 endpoint: ServerEndpoint::new(server, tls.as_ref(), &settings)?,
                 is_unhealthy: AtomicBool::new(false),
                 ejection: CircuitBreaker::new(outlier),
-                outstanding: Padded::default(),
+                outstanding: CachePadded::default(),
                 healthy: healthy.clone(),
             });
         }

@@ -19,7 +19,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{abandoned::Abandoned, pool::ServerConnection};
+use super::{abandoned::AbandonedExchange, pool::ServerConnection};
 
 /// Size of a read, and the most bytes buffered per direction.
 const READ_BYTES: usize = 16 * 1024;
@@ -51,8 +51,8 @@ impl Tunnel {
     }
 
     /// The rest of a broken tunnel: the server may not have closed its side.
-    pub fn abandon(self) -> Abandoned {
-        Abandoned::closing(self.connection)
+    pub fn abandon(self) -> AbandonedExchange {
+        AbandonedExchange::closing(self.connection)
     }
 
     /// Relays until both sides have ended; calls `sent` with each number of bytes written to the
@@ -67,8 +67,8 @@ impl Tunnel {
     {
         let ServerConnection { stream, inbox, .. } = &mut *self.connection;
         // a server may send data right after its 101
-        let mut down = Way::holding(std::mem::take(inbox));
-        let mut up = Way::holding(BytesMut::new());
+        let mut down = TunnelDirection::holding(std::mem::take(inbox));
+        let mut up = TunnelDirection::holding(BytesMut::new());
         let mut last_moved = Instant::now();
         let mut silence = pin!(tokio::time::sleep(self.max_silence));
         poll_fn(|cx| {
@@ -99,7 +99,7 @@ impl Tunnel {
 
 /// One direction.
 #[derive(Debug)]
-struct Way {
+struct TunnelDirection {
     /// Read and not yet written to the other side.
     unsent: BytesMut,
     stage: TunnelStage,
@@ -115,7 +115,7 @@ enum TunnelStage {
     Ended,
 }
 
-impl Way {
+impl TunnelDirection {
     fn holding(unsent: BytesMut) -> Self {
         Self {
             unsent,

@@ -22,7 +22,7 @@ use tidegate::{
         Algorithm, Attached, Charge, ChargeLocation, Key, Limit, Quota, STEP_BACK_NS, Standing,
         Store, Verdict,
     },
-    response::StoppedRequest,
+    response::RejectedRequest,
 };
 
 const VECTORS: &str = include_str!("../vectors/limiter_vectors.json");
@@ -518,7 +518,7 @@ fn waits_are_rounded_up_to_whole_seconds() {
     let rounding = all.iter().find(|vector| name(vector) == "rd-1");
     for step in steps(rounding.expect("the vector of roundings")) {
         let retry_after_ns = step["wait_ns"].as_u64();
-        let told = StoppedRequest::new(&[], retry_after_ns).retry_after();
+        let told = RejectedRequest::new(&[], retry_after_ns).retry_after();
         assert_eq!(told.map(u64::from), step["retry_after_header_s"].as_u64());
     }
 }

@@ -10,8 +10,8 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, Version};
 use tidegate::{
     limit::Quota,
     response::{
-        BodyStyle, FieldFamilies, FieldWriter, FieldsOn, Grpc, LimitReport, Policy, RequestFacts,
-        ResponseSettings, StoppedRequest, too_many_requests,
+        BodyStyle, FieldFamilies, FieldWriter, FieldsOn, Grpc, LimitReport, Policy,
+        RejectedRequest, RequestFacts, ResponseSettings, too_many_requests,
     },
 };
 
@@ -102,7 +102,7 @@ fn answer(
         grpc: None,
     };
     too_many_requests(
-        &StoppedRequest::new(met, retry_after_ns),
+        &RejectedRequest::new(met, retry_after_ns),
         &asked,
         settings,
         &mut FieldWriter::new(),
@@ -650,7 +650,7 @@ fn refused_call(met: &[LimitReport<'_>], retry_after_ns: Option<u64>) -> Respons
         request_id: Some(&id),
         grpc: Some(Grpc::Native),
     };
-    let denial = StoppedRequest::new(met, retry_after_ns);
+    let denial = RejectedRequest::new(met, retry_after_ns);
     let mut writer = FieldWriter::new();
     too_many_requests(&denial, &asked, &SETTINGS, &mut writer, at(1_000))
 }

@@ -11,8 +11,8 @@ use crate::{
     listener::tls::{
         MinVersion, TlsSettings,
         certificate::{
-            CertificateFile, CertificateFiles, CertificatePair, ClientAuth, FileFault, LabeledFile,
-            Material, Validity,
+            CertificateFile, CertificateFiles, CertificateMaterial, CertificatePair, ClientAuth,
+            FileFault, LabeledFile, Validity,
         },
     },
 };
@@ -152,13 +152,13 @@ fn unusable(
 /// Only warns: a gateway with one expired certificate still serves the clients of all others.
 fn warn_of_expiry<'a, 't: 'a>(
     files: impl Iterator<Item = &'a ExpandedText<'t>>,
-    material: &Material,
+    material: &CertificateMaterial,
 ) {
     let now = SystemTime::now();
     for text in files {
         let of_this = |validity: &&Validity| validity.name == text.raw();
         let validity = material.validity.iter().find(of_this);
-        if let Some(doubt) = validity.and_then(|validity| validity.doubt(now)) {
+        if let Some(doubt) = validity.and_then(|validity| validity.warning(now)) {
             let message = format!("{} {doubt}", text.shown());
             let problem = PendingDiagnostic::new(Code::CertificateExpires, message);
             let hint = "renew it; tidegate loads the new files without a restart";

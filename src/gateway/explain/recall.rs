@@ -52,7 +52,7 @@ impl Worker {
         let (from, headers) = (request.from, &request.head.headers);
         let mut explained = self.reason(from.ip, from.certificate.as_deref(), headers, THEN);
         explained.asked = Some(self.asked(request, &resolved.target));
-        let noted = self.noted_again(request, resolved.rejected.is_some());
+        let noted = self.recompute_limits(request, resolved.rejected.is_some());
         explained.limits = self.limits(request, &noted);
         explained.answer = match (&resolved.rejected, &resolved.found) {
             _ if !request.decision.limits.admitted() => denied(request),
@@ -70,7 +70,7 @@ impl Worker {
     }
 
     /// Recomputes which limits of the route apply.
-    fn noted_again<'a>(
+    fn recompute_limits<'a>(
         &self,
         request: &RequestContext<'a>,
         guesses: bool,

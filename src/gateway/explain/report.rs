@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 #[derive(Debug)]
 pub struct Explanation {
     /// The client.
-    pub who: Who,
+    pub who: ClientShown,
     /// The target; `None` if the request is refused before routing.
     pub asked: Option<ExplainedRequest>,
     /// The assumed state of the limits, such as `if nothing has been spent from them yet`.
@@ -21,7 +21,7 @@ pub struct Explanation {
 
 /// The client, and how it was identified.
 #[derive(Debug)]
-pub struct Who {
+pub struct ClientShown {
     /// The connection's peer.
     pub peer: IpAddr,
     /// The header that carries the client address; `None` if the peer is always the client.
@@ -33,7 +33,7 @@ pub struct Who {
     /// The fault in the address from a trusted proxy.
     pub doubt: Option<&'static str>,
     /// The user sources tried, in order.
-    pub users: Vec<UserTried>,
+    pub users: Vec<UserSourceShown>,
     /// The verified user.
     pub user: Option<String>,
     /// The user's tier.
@@ -44,7 +44,7 @@ pub struct Who {
 
 /// One `[[user]]` table, with its outcome.
 #[derive(Debug)]
-pub struct UserTried {
+pub struct UserSourceShown {
     /// `api_key in x-api-key`.
     pub source: String,
     /// The outcome in words.
@@ -103,14 +103,14 @@ pub struct LimitShown {
     /// Why that quota; empty if there is only one.
     pub because: String,
     /// The standing after the decision.
-    pub standing: Option<Stands>,
+    pub standing: Option<StandingShown>,
     /// The limit's effect.
     pub outcome: Outcome,
 }
 
 /// The standing of a limit.
 #[derive(Clone, Copy, Debug)]
-pub struct Stands {
+pub struct StandingShown {
     /// Units left.
     pub remaining: u64,
     /// Capacity in units.
@@ -212,7 +212,7 @@ impl Explanation {
     pub fn nothing() -> Explanation {
         let nobody = IpAddr::from([0, 0, 0, 0]);
         Explanation {
-            who: Who {
+            who: ClientShown {
                 peer: nobody,
                 header: None,
                 steps: Vec::new(),
@@ -276,7 +276,7 @@ impl Explanation {
     }
 }
 
-impl Who {
+impl ClientShown {
     fn json(&self) -> Value {
         let users: Vec<Value> = self
             .users

@@ -19,7 +19,7 @@ impl Worker {
         target: &UpstreamTarget<'_>,
         body: Option<&[u8]>,
     ) -> Option<Forwarded> {
-        if answer::came_through(&request.head.headers, &self.active.process.pseudonym) {
+        if answer::has_via(&request.head.headers, &self.active.process.pseudonym) {
             return None;
         }
         let framing = match body {

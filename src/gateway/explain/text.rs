@@ -3,8 +3,8 @@
 use std::fmt::{self, Display, Write as _};
 
 use super::report::{
-    ExplainedOutcome, ExplainedRequest, Explanation, Forwarded, LimitShown, Outcome, RouteShown,
-    Who, whole_seconds,
+    ClientShown, ExplainedOutcome, ExplainedRequest, Explanation, Forwarded, LimitShown, Outcome,
+    RouteShown, whole_seconds,
 };
 
 /// Formats an explanation for people.
@@ -14,9 +14,9 @@ pub struct ExplanationText<'a>(pub &'a Explanation);
 impl Display for ExplanationText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let explanation = self.0;
-        who(f, &explanation.who)?;
+        write_client(f, &explanation.who)?;
         if let Some(asked) = &explanation.asked {
-            what(f, asked)?;
+            write_request(f, asked)?;
             if explanation.limits.is_empty() {
                 f.write_str("\nlimits\n  none\n")?;
             } else {
@@ -30,7 +30,7 @@ impl Display for ExplanationText<'_> {
     }
 }
 
-fn who(f: &mut fmt::Formatter<'_>, who: &Who) -> fmt::Result {
+fn write_client(f: &mut fmt::Formatter<'_>, who: &ClientShown) -> fmt::Result {
     f.write_str("client\n")?;
     let mut steps = who.steps.iter();
     if let Some(peer) = steps.next() {
@@ -77,7 +77,7 @@ fn who(f: &mut fmt::Formatter<'_>, who: &Who) -> fmt::Result {
     }
 }
 
-fn what(f: &mut fmt::Formatter<'_>, asked: &ExplainedRequest) -> fmt::Result {
+fn write_request(f: &mut fmt::Formatter<'_>, asked: &ExplainedRequest) -> fmt::Result {
     let path = |path: &str| path.escape_debug().to_string();
     writeln!(
         f,

@@ -2,7 +2,7 @@
 
 use crate::{
     config::Effect,
-    identity::{Client, ClientCertificate, KeySource, Tried, UserSource},
+    identity::{Client, ClientCertificate, CredentialOutcome, KeySource, UserSource},
 };
 
 /// A user source in the configuration's words.
@@ -21,25 +21,27 @@ pub(super) fn source(source: &UserSource) -> String {
     }
 }
 
-pub(super) fn came_of(
-    outcome: Tried,
+pub(super) fn outcome_text(
+    outcome: CredentialOutcome,
     source: Option<&UserSource>,
     certificate: Option<&ClientCertificate>,
 ) -> String {
     match outcome {
-        Tried::Nothing if matches!(source, Some(UserSource::ClientCert(_))) => match certificate {
-            Some(_) => "the certificate has no such field".to_owned(),
-            None => "the client sends no certificate".to_owned(),
-        },
-        Tried::Nothing => "the request has none".to_owned(),
-        Tried::NotFromHere => {
+        CredentialOutcome::Nothing if matches!(source, Some(UserSource::ClientCert(_))) => {
+            match certificate {
+                Some(_) => "the certificate has no such field".to_owned(),
+                None => "the client sends no certificate".to_owned(),
+            }
+        }
+        CredentialOutcome::Nothing => "the request has none".to_owned(),
+        CredentialOutcome::NotFromHere => {
             "not read: only trusted proxies may send it, and the peer is not one".to_owned()
         }
-        Tried::Ignored(fault) => {
+        CredentialOutcome::Ignored(fault) => {
             format!("invalid ({fault}), so treated as absent (invalid = \"anonymous\")")
         }
-        Tried::Rejected(fault) => format!("does not verify ({fault}): 401"),
-        Tried::Found => "names the user".to_owned(),
+        CredentialOutcome::Rejected(fault) => format!("does not verify ({fault}): 401"),
+        CredentialOutcome::Found => "names the user".to_owned(),
     }
 }
 

@@ -27,7 +27,7 @@ pub(super) fn read(bytes: &[u8], fields: &mut [(String, FieldValue)]) -> Option<
     }
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let mut path = String::new();
-    let here = Here {
+    let here = JsonPosition {
         fields: &mut *fields,
         path: &mut path,
     };
@@ -36,12 +36,12 @@ pub(super) fn read(bytes: &[u8], fields: &mut [(String, FieldValue)]) -> Option<
 }
 
 /// A value in the JSON text, and the dotted path to it.
-struct Here<'f> {
+struct JsonPosition<'f> {
     fields: &'f mut [(String, FieldValue)],
     path: &'f mut String,
 }
 
-impl Here<'_> {
+impl JsonPosition<'_> {
     /// The wanted fields at this path.
     fn exactly(&mut self) -> impl Iterator<Item = &mut FieldValue> {
         let path = &*self.path;
@@ -50,8 +50,10 @@ impl Here<'_> {
     }
 
     /// Whether a wanted field may be inside this value.
-    fn is_on_the_way(&self) -> bool {
-        self.fields.iter().any(|(name, _)| leads(self.path, name))
+    fn may_contain_wanted(&self) -> bool {
+        self.fields
+            .iter()
+            .any(|(name, _)| is_inside(self.path, name))
     }
 
     fn text(mut self, text: &str) {
@@ -82,12 +84,12 @@ fn is_double(integer: u64) -> bool {
 }
 
 /// Whether `name` lies inside `path`. An empty path contains everything.
-fn leads(path: &str, name: &str) -> bool {
+fn is_inside(path: &str, name: &str) -> bool {
     let dots = name.match_indices('.');
     path.is_empty() || dots.into_iter().any(|(dot, _)| same(&name[..dot], path))
 }
 
-impl<'de> DeserializeSeed<'de> for Here<'_> {
+impl<'de> DeserializeSeed<'de> for JsonPosition<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -95,7 +97,7 @@ impl<'de> DeserializeSeed<'de> for Here<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Here<'_> {
+impl<'de> Visitor<'de> for JsonPosition<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -141,7 +143,7 @@ impl<'de> Visitor<'de> for Here<'_> {
     /// Some upstreams use the first item of a list or search it, so its value is unclear.
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
         for (name, given) in &mut *self.fields {
-            if same(name, self.path) || leads(self.path, name) {
+            if same(name, self.path) || is_inside(self.path, name) {
                 *given = FieldValue::Unclear;
             }
         }
@@ -152,7 +154,7 @@ impl<'de> Visitor<'de> for Here<'_> {
     fn visit_map<A: MapAccess<'de>>(mut self, mut entries: A) -> Result<(), A::Error> {
         self.exactly()
             .for_each(|given| *given = FieldValue::Unclear);
-        if !self.is_on_the_way() {
+        if !self.may_contain_wanted() {
             while entries.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
             return Ok(());
         }
@@ -169,7 +171,7 @@ impl<'de> Visitor<'de> for Here<'_> {
             // some parsers end a name at NUL
             let name = name.split(char::is_control).next().unwrap_or_default();
             self.path.push_str(name.trim());
-            entries.next_value_seed(Here {
+            entries.next_value_seed(JsonPosition {
                 fields: &mut *self.fields,
                 path: &mut *self.path,
             })?;

@@ -21,7 +21,7 @@ use crate::limit::{
     charge::Charge,
     decision::{Finding, Verdict},
     key::MAX_LIMITS,
-    log::Deed,
+    log::RingOperation,
     rule::Rule,
     standing::{ChargeLocation, Standing},
 };
@@ -65,7 +65,7 @@ impl Store {
     pub fn charge(&self, now_ns: u64, charge: &Charge<'_>) {
         match &charge.limit.rule {
             Rule::Words(words) => WordAttempt::new(charge, words, now_ns).charge_anyway(self),
-            Rule::Logs(logs) => _ = self.visit(charge, logs, now_ns, Deed::ChargeAnyway),
+            Rule::Logs(logs) => _ = self.visit(charge, logs, now_ns, RingOperation::ChargeAnyway),
         }
     }
 
@@ -152,7 +152,7 @@ impl Store {
             let words = match &charge.limit.rule {
                 Rule::Words(words) => words,
                 Rule::Logs(logs) => {
-                    let finding = self.ask_ring(now_ns, charge, logs, Deed::Ask);
+                    let finding = self.ask_ring(now_ns, charge, logs, RingOperation::Ask);
                     admitted &= !finding.denied();
                     push(findings, finding);
                     push(&mut proposals, Proposal::default());
@@ -179,7 +179,7 @@ impl Store {
         for charge in charges {
             let finding = match &charge.limit.rule {
                 Rule::Words(words) => WordAttempt::new(charge, words, now_ns).look(self),
-                Rule::Logs(logs) => self.ask_ring(now_ns, charge, logs, Deed::Look),
+                Rule::Logs(logs) => self.ask_ring(now_ns, charge, logs, RingOperation::Look),
             };
             push(&mut verdict.findings, finding);
         }

@@ -6,7 +6,7 @@ use super::Store;
 use crate::limit::{
     charge::Charge,
     decision::Finding,
-    log::{Deed, Logs, RingChange, RingOwner},
+    log::{Logs, RingChange, RingOperation, RingOwner},
     standing::{ChargeLocation, Standing},
     word_request::SpentUnits,
 };
@@ -18,7 +18,7 @@ impl Store {
         now_ns: u64,
         charge: &Charge<'a>,
         logs: &Logs,
-        deed: Deed,
+        deed: RingOperation,
     ) -> Finding<'a> {
         self.visit(charge, logs, now_ns, deed).0.into()
     }
@@ -30,7 +30,7 @@ impl Store {
         charge: &Charge<'a>,
         logs: &Logs,
     ) -> Finding<'a> {
-        let (standing, held) = self.visit(charge, logs, now_ns, Deed::Charge);
+        let (standing, held) = self.visit(charge, logs, now_ns, RingOperation::Charge);
         let held = if standing.denied {
             ChargeLocation::Nowhere
         } else {
@@ -51,7 +51,7 @@ impl Store {
             ChargeLocation::Own => owner(charge),
             ChargeLocation::Overflow => RingOwner::overflow(charge.key),
         };
-        self.visit_owner(charge, logs, now_ns, owner, Deed::Refund);
+        self.visit_owner(charge, logs, now_ns, owner, RingOperation::Refund);
     }
 
     /// Applies an operation to the charge's ring, or to its key's overflow ring, and returns which
@@ -61,13 +61,13 @@ impl Store {
         charge: &Charge<'_>,
         logs: &Logs,
         now_ns: u64,
-        deed: Deed,
+        deed: RingOperation,
     ) -> (Standing, ChargeLocation) {
         let own = self.visit_owner(charge, logs, now_ns, owner(charge), deed);
         if let Some(standing) = own {
             return (standing, ChargeLocation::Own);
         }
-        if deed == Deed::Ask || deed == Deed::ChargeAnyway {
+        if deed == RingOperation::Ask || deed == RingOperation::ChargeAnyway {
             let state = charge.limit.state(charge.tier);
             state.overflowed.fetch_add(1, Relaxed);
         }
@@ -82,7 +82,7 @@ impl Store {
         logs: &Logs,
         now_ns: u64,
         owner: RingOwner,
-        deed: Deed,
+        deed: RingOperation,
     ) -> Option<Standing> {
         let limit = charge.limit;
         let id = limit.state(charge.tier).id;

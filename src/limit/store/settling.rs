@@ -470,7 +470,7 @@ fn debt_outlives_a_change_of_the_rule() {
     };
     assert!(store.admit(0, &[charge(&*before, 1_000)]).admitted());
     assert_eq!(store.overdraw(0, &charge(&*before, 500)), 0);
-    let after = store.succeed(&rule(500), &before, &[0]).unwrap();
+    let after = store.attach_after(&rule(500), &before, &[0]).unwrap();
     store.change_over(0, [&*before].into_iter(), [&*after].into_iter());
     let standing = store.peek(0, &[charge(&*after, 1)]).standings()[0];
     assert_eq!(standing.retry_after_ns, Some(501 * 60 * SECOND / 500));

@@ -218,7 +218,7 @@ fn debt_outlives_a_configuration_that_changes_the_rate() {
     let before = store.attach(&limit("a", 1, SECOND, 10)).unwrap();
     assert!(store.admit(0, &[charge(&before, 1, 10)]).admitted());
     let after = store
-        .succeed(&limit("a", 2, SECOND, 30), &before, &[])
+        .attach_after(&limit("a", 2, SECOND, 30), &before, &[])
         .unwrap();
     store.change_over(0, [&*before].into_iter(), [&*after].into_iter());
     assert_eq!(

@@ -63,7 +63,7 @@ pub enum ClientAuth {
 
 /// The validated content of [`CertificateFiles`].
 #[derive(Clone, Debug)]
-pub struct Material {
+pub struct CertificateMaterial {
     pub(super) certificates: Vec<ServerCertificate>,
     pub(super) client_verifier: Option<Arc<dyn ClientCertVerifier>>,
     /// Validity period of each file.
@@ -94,7 +94,7 @@ pub struct Validity {
 impl Validity {
     /// Warns if the file is not valid, or not for long: a phrase that follows its name. `None` if
     /// it is fine.
-    pub fn doubt(&self, now: SystemTime) -> Option<String> {
+    pub fn warning(&self, now: SystemTime) -> Option<String> {
         /// Enough time to find the person who can renew it; below the 30 days at which renewal is
         /// usually due.
         const SOON: Duration = Duration::from_secs(14 * 24 * 3600);
@@ -173,7 +173,7 @@ pub type Read<'a> = &'a dyn Fn(&Path) -> Result<Vec<u8>, String>;
 
 impl CertificateFiles {
     /// Reads and validates all files. Blocks on the disk.
-    pub fn load(&self, read: Read<'_>) -> Result<Material, Vec<CertificateProblem>> {
+    pub fn load(&self, read: Read<'_>) -> Result<CertificateMaterial, Vec<CertificateProblem>> {
         let mut reading = Reading {
             read,
             all: Sha256::new(),
@@ -199,7 +199,7 @@ impl CertificateFiles {
         if !reading.problems.is_empty() {
             return Err(reading.problems);
         }
-        Ok(Material {
+        Ok(CertificateMaterial {
             certificates,
             client_verifier,
             validity,
@@ -214,7 +214,7 @@ impl CertificateFiles {
     pub(super) fn digest(&self, read: Read<'_>) -> [u8; 32] {
         let mut all = Sha256::new();
         for file in self.in_order() {
-            note(&mut all, &read(&file.path).unwrap_or_default());
+            update_digest(&mut all, &read(&file.path).unwrap_or_default());
         }
         all.finalize().into()
     }
@@ -239,7 +239,7 @@ impl CertificateFiles {
 }
 
 /// Includes the length, so that bytes moved from one file to the next change the digest.
-fn note(all: &mut Sha256, bytes: &[u8]) {
+fn update_digest(all: &mut Sha256, bytes: &[u8]) {
     all.update((bytes.len() as u64).to_le_bytes());
     all.update(bytes);
 }
@@ -253,12 +253,16 @@ struct Reading<'a> {
 impl Reading<'_> {
     fn bytes(&mut self, place: CertificateFile, file: &LabeledFile) -> Option<Vec<u8>> {
         let bytes = (self.read)(&file.path).map_err(FileFault::Unreadable);
-        let bytes = self.noting(place, bytes)?;
-        note(&mut self.all, &bytes);
+        let bytes = self.record_fault(place, bytes)?;
+        update_digest(&mut self.all, &bytes);
         Some(bytes)
     }
 
-    fn noting<T>(&mut self, place: CertificateFile, outcome: Result<T, FileFault>) -> Option<T> {
+    fn record_fault<T>(
+        &mut self,
+        place: CertificateFile,
+        outcome: Result<T, FileFault>,
+    ) -> Option<T> {
         outcome
             .map_err(|fault| self.problems.push(CertificateProblem { place, fault }))
             .ok()
@@ -271,16 +275,16 @@ impl Reading<'_> {
     ) -> Option<(ServerCertificate, Validity)> {
         let place = CertificateFile::Cert(index);
         let chain = self.bytes(place, &pair.cert);
-        let chain = chain.and_then(|bytes| self.noting(place, chain_of(&bytes)));
+        let chain = chain.and_then(|bytes| self.record_fault(place, chain_of(&bytes)));
         let read = chain.and_then(|chain| {
             let read = described(&chain, &pair.cert.name).map(|read| (chain, read));
-            self.noting(place, read)
+            self.record_fault(place, read)
         });
         let place = CertificateFile::Key(index);
         let key = self.bytes(place, &pair.key);
-        let key = key.and_then(|bytes| self.noting(place, key_of(&bytes)));
+        let key = key.and_then(|bytes| self.record_fault(place, key_of(&bytes)));
         let ((chain, (names, validity)), key) = (read?, key?);
-        let key = self.noting(place, certified(chain, key))?;
+        let key = self.record_fault(place, certified(chain, key))?;
         Some((ServerCertificate { key, names }, validity))
     }
 
@@ -291,10 +295,10 @@ impl Reading<'_> {
     ) -> Option<(Arc<dyn ClientCertVerifier>, Validity, [u8; 32])> {
         let place = CertificateFile::ClientCa;
         let bytes = self.bytes(place, file)?;
-        let authorities = self.noting(place, chain_of(&bytes))?;
+        let authorities = self.record_fault(place, chain_of(&bytes))?;
         let valid = described(&authorities, &file.name);
-        let (_, valid) = self.noting(place, valid)?;
-        let verifier = self.noting(place, verifier(authorities, auth))?;
+        let (_, valid) = self.record_fault(place, valid)?;
+        let verifier = self.record_fault(place, verifier(authorities, auth))?;
         Some((verifier, valid, Sha256::digest(&bytes).into()))
     }
 }

@@ -19,17 +19,17 @@ use crate::identity::ClientCertificate;
 
 /// A client certificate given to `explain`, with its chain.
 #[derive(Clone, Debug)]
-pub struct Presented(Vec<CertificateDer<'static>>);
+pub struct PresentedChain(Vec<CertificateDer<'static>>);
 
-impl Presented {
+impl PresentedChain {
     /// Parses PEM, the client's own certificate first. Assumes that the client has its private key.
-    pub fn parse(pem: &[u8]) -> Result<Presented, FileFault> {
+    pub fn parse(pem: &[u8]) -> Result<PresentedChain, FileFault> {
         let chain = chain_of(pem)?;
         for der in &chain {
             X509Certificate::from_der(der)
                 .map_err(|_| FileFault::BadCertificate("it is damaged".to_owned()))?;
         }
-        Ok(Presented(chain))
+        Ok(PresentedChain(chain))
     }
 
     /// The certificates as PEM, without any other content of the file.
@@ -50,7 +50,7 @@ impl Presented {
 
 /// Why a client with this certificate cannot send requests. The text is a sentence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotTaken {
+pub enum CertificateRefusal {
     /// No listener asks for client certificates.
     #[error("no [[listen]] asks clients for a certificate; set client_ca in a [listen.tls]")]
     NotAsked,
@@ -63,18 +63,22 @@ impl TlsSettings {
     /// Verifies a certificate as a handshake would, and returns its holder.
     pub fn holder(
         &self,
-        presented: &Presented,
+        presented: &PresentedChain,
         now: SystemTime,
-    ) -> Result<ClientCertificate, NotTaken> {
+    ) -> Result<ClientCertificate, CertificateRefusal> {
         let verifier = self.material.client_verifier.as_ref();
-        let verifier = verifier.ok_or(NotTaken::NotAsked)?;
-        let (first, others) = presented.0.split_first().ok_or(NotTaken::NotAsked)?;
+        let verifier = verifier.ok_or(CertificateRefusal::NotAsked)?;
+        let (first, others) = presented
+            .0
+            .split_first()
+            .ok_or(CertificateRefusal::NotAsked)?;
         let since = now.duration_since(SystemTime::UNIX_EPOCH);
         let at = UnixTime::since_unix_epoch(since.unwrap_or_default());
         verifier
             .verify_client_cert(first, others, at)
-            .map_err(|error| NotTaken::Refused(why(&error)))?;
-        holder(first, now).ok_or_else(|| NotTaken::Refused("it cannot be read".to_owned()))
+            .map_err(|error| CertificateRefusal::Refused(why(&error)))?;
+        holder(first, now)
+            .ok_or_else(|| CertificateRefusal::Refused("it cannot be read".to_owned()))
     }
 }
 

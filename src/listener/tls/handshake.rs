@@ -36,7 +36,7 @@ pub struct Handshakes {
 
 /// Result of a handshake.
 #[derive(Debug)]
-pub(in crate::listener) struct Secured {
+pub(in crate::listener) struct HandshakeOutcome {
     /// Negotiated protocol; HTTP/1.1 by default (RFC 9113 §3.2).
     pub(in crate::listener) protocol: Protocol,
     /// The verified client certificate.
@@ -60,7 +60,7 @@ impl Handshakes {
         self: &Rc<Self>,
         stream: ClientStream,
         patience: Duration,
-    ) -> Option<(ClientStream, Secured)> {
+    ) -> Option<(ClientStream, HandshakeOutcome)> {
         let place = self.enter();
         let acceptor = TlsAcceptor::from(self.tls.current.load_full());
         let outcome = tokio::select! {
@@ -83,7 +83,10 @@ impl Handshakes {
         }
     }
 
-    fn settle(&self, stream: Box<TlsStream<ClientStream>>) -> Option<(ClientStream, Secured)> {
+    fn settle(
+        &self,
+        stream: Box<TlsStream<ClientStream>>,
+    ) -> Option<(ClientStream, HandshakeOutcome)> {
         let session = stream.get_ref().1;
         let chain = session.peer_certificates();
         let certificate = chain
@@ -98,7 +101,7 @@ impl Handshakes {
             Some(HandshakeKind::Resumed) => self.metrics.resumed.increment(1),
             _ => self.metrics.full.increment(1),
         }
-        let secured = Secured {
+        let secured = HandshakeOutcome {
             protocol: match session.alpn_protocol() {
                 Some(b"h2") => Protocol::Http2,
                 _ => Protocol::Http1,

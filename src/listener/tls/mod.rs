@@ -29,9 +29,11 @@ use rustls::{
 };
 
 use by_name::ByName;
-use certificate::{CertificateFiles, CertificateProblem, Digests, Material, Read, provider};
+use certificate::{
+    CertificateFiles, CertificateMaterial, CertificateProblem, Digests, Read, provider,
+};
 
-pub use client::{NotTaken, Presented};
+pub use client::{CertificateRefusal, PresentedChain};
 pub use handshake::Handshakes;
 
 /// `[listen.tls]`.
@@ -40,7 +42,7 @@ pub struct TlsSettings {
     /// Paths of the certificates.
     pub files: CertificateFiles,
     /// Their content when the configuration was checked.
-    pub material: Material,
+    pub material: CertificateMaterial,
     /// Oldest accepted version.
     pub min_version: MinVersion,
     /// Most handshakes in progress per worker.
@@ -122,7 +124,7 @@ impl ListenerTls {
     /// Reads the files again, and uses them if they changed and are all valid: `Some` with their
     /// content. Otherwise keeps the old ones; returns an error once for each content. Blocks on the
     /// disk.
-    pub fn reload(&self, read: Read<'_>) -> Result<Option<Material>, SetupError> {
+    pub fn reload(&self, read: Read<'_>) -> Result<Option<CertificateMaterial>, SetupError> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.settings.files.digest(read);
         if now == loaded.digests.all || loaded.refused == Some(now) {
@@ -157,7 +159,7 @@ impl ListenerTls {
 
 fn server_config(
     settings: &TlsSettings,
-    material: &Material,
+    material: &CertificateMaterial,
     http2: bool,
     tickets: &Arc<dyn ProducesTickets>,
 ) -> Result<ServerConfig, rustls::Error> {

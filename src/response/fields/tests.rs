@@ -39,7 +39,7 @@ fn answers_that_have_left_give_their_memory_to_the_next() {
         never: false,
         closed: false,
     }];
-    let denial = StoppedRequest::new(&met, Some(7));
+    let denial = RejectedRequest::new(&met, Some(7));
     let fields = FieldFamilies {
         ratelimit: true,
         x_ratelimit: true,
@@ -112,7 +112,7 @@ fn rejection(
         on: FieldsOn::Always,
         body,
     };
-    let denial = StoppedRequest::new(met, wait_s.map(|wait| wait * 1_000_000_000));
+    let denial = RejectedRequest::new(met, wait_s.map(|wait| wait * 1_000_000_000));
     let now = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(id);
     let id = HeaderValue::from(id);
     let asked = asked(Version::HTTP_11, &id);

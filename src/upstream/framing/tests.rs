@@ -9,7 +9,7 @@ fn breaks_the_rules(inbox: &[u8]) -> bool {
     let (mut chunks, mut inbox) = (Chunks::default(), BytesMut::from(inbox));
     loop {
         match chunks.take(&mut inbox) {
-            Ok(Some(Piece::Data(_))) => {}
+            Ok(Some(DecoderOutput::Data(_))) => {}
             Ok(_) => return false,
             Err(_) => return true,
         }
@@ -191,11 +191,11 @@ fn decode(bytes: &[u8], step: usize) -> Result<Decoded, &'static str> {
     let mut rest = bytes.chunks(step);
     loop {
         match chunks.take(&mut inbox)? {
-            Some(Piece::Data(data)) => body.extend_from_slice(&data),
-            Some(Piece::Trailers(trailers)) => {
+            Some(DecoderOutput::Data(data)) => body.extend_from_slice(&data),
+            Some(DecoderOutput::Trailers(trailers)) => {
                 return Ok((body, Some(trailers), left(&inbox, rest)));
             }
-            Some(Piece::End) => return Ok((body, None, left(&inbox, rest))),
+            Some(DecoderOutput::End) => return Ok((body, None, left(&inbox, rest))),
             None => inbox.extend_from_slice(rest.next().ok_or("incomplete")?),
         }
     }

@@ -15,7 +15,7 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
 use super::{
-    super::{abandoned::Abandoned, body::Interrupted, headers},
+    super::{abandoned::AbandonedExchange, body::BodyInterruption, headers},
     pool::StreamPermit,
     upload::Upload,
 };
@@ -85,17 +85,17 @@ impl<B> StreamBody<B> {
     }
 
     /// The server ended the stream or the connection.
-    fn lost(&mut self, why: impl ToString) -> Interrupted {
+    fn lost(&mut self, why: impl ToString) -> BodyInterruption {
         self.end();
-        Interrupted::Server(why.to_string())
+        BodyInterruption::Server(why.to_string())
     }
 
     /// The rest of an unfinished exchange; `None` if it has visibly ended.
-    pub fn abandon(mut self) -> Option<Abandoned> {
+    pub fn abandon(mut self) -> Option<AbandonedExchange> {
         let place = self.place.take()?;
         Some(match self.upload {
-            None => Abandoned::stream(self.stream, place, self.length.is_some()),
-            Some(_) => Abandoned::reset(&place),
+            None => AbandonedExchange::stream(self.stream, place, self.length.is_some()),
+            Some(_) => AbandonedExchange::reset(&place),
         })
     }
 
@@ -109,7 +109,7 @@ impl<B> StreamBody<B> {
             && self.length.is_none_or(|left| left == 0)
     }
 
-    fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<Interrupted> {
+    fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<BodyInterruption> {
         let since = *self.silent_since.get_or_insert_with(Instant::now);
         let deadline = since + self.max_silence;
         let timer = self
@@ -124,7 +124,7 @@ impl<B> StreamBody<B> {
         }
         // keep the permit: the server may continue
         self.stage = BodyStage::Ended;
-        Poll::Ready(Interrupted::Server(format!(
+        Poll::Ready(BodyInterruption::Server(format!(
             "silent for {:?}",
             self.max_silence
         )))
@@ -136,7 +136,7 @@ where
     B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Unpin,
 {
     /// Sends the rest of the request. A server that stops accepting it is not an error.
-    fn poll_upload(&mut self, cx: &mut Context<'_>) -> Result<(), Interrupted> {
+    fn poll_upload(&mut self, cx: &mut Context<'_>) -> Result<(), BodyInterruption> {
         let Some(upload) = &mut self.upload else {
             return Ok(());
         };
@@ -154,7 +154,7 @@ where
             Poll::Ready(Err(error)) => {
                 // keep the permit: the server may continue
                 self.stage = BodyStage::Ended;
-                Err(Interrupted::RequestBody(error.into()))
+                Err(BodyInterruption::RequestBody(error.into()))
             }
         }
     }
@@ -165,12 +165,12 @@ where
     B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Unpin,
 {
     type Data = Bytes;
-    type Error = Interrupted;
+    type Error = BodyInterruption;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Interrupted>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyInterruption>>> {
         let this = &mut *self;
         this.poll_upload(cx)?;
         while this.stage == BodyStage::Data {

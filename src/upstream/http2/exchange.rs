@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use super::{
     super::{
         UpstreamError, UpstreamSettings,
-        abandoned::{Abandoned, Custody},
+        abandoned::{AbandonedExchange, AbandonedExchanges},
         exchange::MAX_INTERIM,
         forward::Failed,
         framing::{self, MAX_FIELDS},
@@ -55,7 +55,7 @@ where
     let (response, stream) = match place.sender().send_request(request, !has_body) {
         Ok(sent) => sent,
         Err(error) => {
-            place.doubt();
+            place.mark_suspect();
             return Err(UpstreamError::Refused(error.to_string()).into());
         }
     };
@@ -70,7 +70,7 @@ where
             if matches!(error, UpstreamError::Timeout(_) | UpstreamError::Closed(_))
                 && let Some((_, place)) = &unanswered.open
             {
-                place.doubt();
+                place.mark_suspect();
             }
             if !matches!(error, UpstreamError::Timeout(_)) {
                 // the server ended the stream
@@ -109,7 +109,7 @@ struct UnansweredStream<'a, B> {
     /// `None` once there is a response, or the server has ended the stream.
     open: Option<(ResponseFuture, StreamPermit)>,
     upload: Option<Upload<B>>,
-    custody: Option<&'a Custody>,
+    custody: Option<&'a AbandonedExchanges>,
 }
 
 impl<B: Body<Data = Bytes> + Unpin> UnansweredStream<'_, B> {
@@ -133,8 +133,8 @@ impl<B> Drop for UnansweredStream<'_, B> {
             return;
         };
         custody.keep(match self.upload {
-            None => Abandoned::pending(response, place),
-            Some(_) => Abandoned::reset(&place),
+            None => AbandonedExchange::pending(response, place),
+            Some(_) => AbandonedExchange::reset(&place),
         });
     }
 }
@@ -200,7 +200,7 @@ fn poll_head(
         }
         headers::remove_hop_by_hop(head.headers_mut());
         head.headers_mut().remove(CONTENT_LENGTH);
-        if asked.pass_on(head.status(), head.headers()) {
+        if asked.forward_interim(head.status(), head.headers()) {
             // the client writes it once this task yields, and the final response may already be
             // here
             cx.waker().wake_by_ref();
@@ -223,7 +223,7 @@ fn poll_head(
 /// last stream in its GOAWAY, was not processed (RFC 9113 §8.7).
 fn failure(error: &h2::Error, place: &StreamPermit) -> UpstreamError {
     if error.is_remote() && error.is_go_away() {
-        place.doubt();
+        place.mark_suspect();
         UpstreamError::Refused(error.to_string())
     } else if error.is_remote() && error.reason() == Some(Reason::REFUSED_STREAM) {
         UpstreamError::Refused(error.to_string())

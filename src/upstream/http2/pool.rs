@@ -111,7 +111,7 @@ impl StreamPermit {
     }
 
     /// The connection may be dead: excludes it from further exchanges.
-    pub(super) fn doubt(&self) {
+    pub(super) fn mark_suspect(&self) {
         self.pool.lines().forget(&self.line);
     }
 }
@@ -170,7 +170,7 @@ impl H2Pool {
         let connection = pool.connect(give_up).await?;
         let address = connection.address;
         let buffers = Rc::new(ReceiveBuffers::default());
-        let carrier = Carrier {
+        let carrier = ConnectionIo {
             connection,
             buffers: Rc::clone(&buffers),
             reader: TurnReader::of_server(),
@@ -189,11 +189,11 @@ impl H2Pool {
             .handshake(carrier);
         let greeted = async {
             let (sender, connection) = handshake.await?;
-            let mut driven = Driven {
+            let mut driven = DrivenConnection {
                 connection,
                 buffers: Rc::clone(&buffers),
             };
-            greeting(&mut driven).await?;
+            wait_for_settings(&mut driven).await?;
             Ok::<_, h2::Error>((sender, driven))
         };
         let (sender, connection) = match tokio::time::timeout_at(give_up, greeted).await {
@@ -250,7 +250,7 @@ impl H2Pool {
 /// Waits for the server's SETTINGS. Without them the stream limit is unknown, so requests could be
 /// refused for exceeding it. A server that does not speak HTTP/2 is also detected before a request
 /// is sent.
-async fn greeting(driven: &mut Driven) -> Result<(), h2::Error> {
+async fn wait_for_settings(driven: &mut DrivenConnection) -> Result<(), h2::Error> {
     poll_fn(|cx| {
         if let Poll::Ready(ended) = Pin::new(&mut *driven).poll(cx) {
             return Poll::Ready(ended.and(Err(Reason::NO_ERROR.into())));
@@ -281,12 +281,12 @@ impl Drop for PendingConnection<'_> {
 }
 
 /// A connection and its driver task, which polls it in fair turns.
-struct Driven {
-    connection: client::Connection<Carrier, Bytes>,
+struct DrivenConnection {
+    connection: client::Connection<ConnectionIo, Bytes>,
     buffers: Rc<ReceiveBuffers>,
 }
 
-impl Future for Driven {
+impl Future for DrivenConnection {
     type Output = Result<(), h2::Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -299,13 +299,13 @@ impl Future for Driven {
 }
 
 /// The I/O of the h2 crate, with the connection's permit among `max_connections`.
-struct Carrier {
+struct ConnectionIo {
     connection: Box<ServerConnection>,
     buffers: Rc<ReceiveBuffers>,
     reader: TurnReader,
 }
 
-impl AsyncRead for Carrier {
+impl AsyncRead for ConnectionIo {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -318,7 +318,7 @@ impl AsyncRead for Carrier {
     }
 }
 
-impl AsyncWrite for Carrier {
+impl AsyncWrite for ConnectionIo {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
