@@ -36,19 +36,25 @@ const REASONS: &[&str] = &[
 ];
 
 /// What the blocks of some pages were used for.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Tally {
     configurations: usize,
     run: usize,
     skipped: usize,
 }
 
-/// Runs one page. A failure names the line of its block.
+/// Runs one page.
 fn follow(name: &str) -> Tally {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
+    let text = fs::read_to_string(path).expect("the page can be read");
+    run(name, &text).unwrap_or_else(|problem| panic!("{name}:{problem}"))
+}
+
+/// Runs the text of a page. A failure begins with the line of its block.
+fn run(name: &str, text: &str) -> Result<Tally, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let text = fs::read_to_string(root.join(name)).expect("the page can be read");
     let frame = fs::read_to_string(root.join("docs/.frame.toml")).expect("the frame can be read");
-    let (pieces, ports) = page::read(&text).unwrap_or_else(|problem| panic!("{name}:{problem}"));
+    let (pieces, ports) = page::read(text)?;
     let mut shell = Shell::start(&ports);
     let mut tally = Tally::default();
     for piece in &pieces {
@@ -68,10 +74,9 @@ fn follow(name: &str) -> Tally {
                 }
             },
         };
-        let line = piece.line();
-        outcome.unwrap_or_else(|problem| panic!("{name}:{line}: {problem}"));
+        outcome.map_err(|problem| format!("{}: {problem}", piece.line()))?;
     }
-    tally
+    Ok(tally)
 }
 
 /// Why a block cannot be run here.
@@ -157,4 +162,53 @@ fn every_page_with_commands_or_configurations_is_followed() {
         "{skipped} of {} blocks are not run",
         run + skipped
     );
+}
+
+#[test]
+fn a_planted_error_of_each_kind_is_found() {
+    let console = |text: &str| format!("```console\n$ {text}\n```\n");
+    let toml = "[upstream.a]\nservers = [\"builtin:echo\"]\n[limit.l]\nkey = [\"ip\"]\nrate = \"1/s\"\n\
+        [gateway]\nlimits = [\"l\"]\n[[route]]\nname = \"r\"\npath = \"/{*rest}\"\nupstream = \"a\"\n";
+    let block = |toml: &str| format!("```toml\n{toml}```\n");
+    let sound = [
+        console("echo a; false || true\na"),
+        block(toml),
+        format!(
+            "<!-- test: fragment -->\n{}",
+            block("[client_ip]\nheader = \"none\"\n")
+        ),
+        format!(
+            "<!-- test: error TG0101 -->\n{}",
+            block(&toml.replace("rate", "rat"))
+        ),
+        format!(
+            "<!-- test: exit 3 -->\n{}",
+            console("exit_with() { return 3; }; exit_with")
+        ),
+        format!("<!-- test: background a -->\n{}", console("sleep 60")),
+    ];
+    for text in &sound {
+        assert!(
+            run("sound", text).is_ok(),
+            "{text}: {:?}",
+            run("sound", text).err()
+        );
+    }
+    let wrong = [
+        console("echo a\nb"),
+        console("echo a\na\nb"),
+        console("false"),
+        console("no-such-command"),
+        block(&toml.replace("key =", "kye =")),
+        block(&toml.replace("[\"ip\"]", "[\"header:x\"]")),
+        format!("<!-- test: error TG0101 -->\n{}", block(toml)),
+        format!("<!-- test: exit 3 -->\n{}", console("true")),
+        format!("<!-- test: background a -->\n{}", console("echo b\na")),
+        "<!-- test: run tidegate run missing.toml -->\n".to_owned(),
+        "<!-- test: stop nothing -->\n".to_owned(),
+        "<!-- test: unknown -->\n".to_owned(),
+    ];
+    for text in &wrong {
+        assert!(run("wrong", text).is_err(), "{text}");
+    }
 }
