@@ -118,13 +118,13 @@ fn check_speaks_json_where_a_program_reads() {
 #[test]
 fn settings_that_are_not_built_are_refused_not_ignored() {
     let folder = folder();
-    let lines = "scope = \"global\"\ncharge_rejected = true\nrate =";
+    let lines = "scope = \"global\"\nover = \"delay\"\nmax_delay = \"1s\"\nrate =";
     let shared = SOUND.replace("rate =", lines);
     write(folder.path(), &format!("{shared}\n[redis]\n"));
     let checked = tidegate(folder.path(), &["check", "--config", "gateway.toml"]);
     assert_eq!(checked.code, Some(1), "{checked}");
     assert!(
-        checked.stderr.contains("charge_rejected") && checked.stderr.contains("not built"),
+        checked.stderr.contains("`over`") && checked.stderr.contains("not built"),
         "{checked}"
     );
 }
