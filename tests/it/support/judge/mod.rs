@@ -9,7 +9,7 @@
 //! |---|---|
 //! | [`Fault::Beyond`] | requests wholly within one window were admitted, and exceed what any limiter admits there |
 //! | [`Fault::WronglyRefused`] | an exact limiter would admit the request even right after every concurrent one |
-//! | [`Fault::TooEarly`] | a client waited for `Retry-After`, nothing was spent meanwhile, and it was rejected again |
+//! | [`Fault::TooEarly`] | a client waited for `Retry-After`, nothing was spent since the gateway's last call, and it was rejected again |
 //! | [`Fault::Forgotten`] | after a rule change, more is admitted than the new quota minus what was surely spent |
 //! | [`Fault::TooLate`] | under the worst order, the request was admissible over a second before `Retry-After` |
 //!

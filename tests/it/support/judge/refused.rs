@@ -247,6 +247,17 @@ fn sliding_log(rule: &Rule, charges: &Charges, record: &Record) -> Time {
     Time::MAX / 4
 }
 
+/// Whether another gateway charged the limit after the last request that this one admitted. A
+/// gateway rejects from the last reply of Redis, and does not know of later charges elsewhere.
+fn is_outdated(history: &[Record], refused: &Record) -> bool {
+    let earlier = |record: &&Record| record.charged() && record.start < refused.start;
+    let own = history.iter().filter(earlier);
+    let own = own.filter(|record| record.gateway == refused.gateway);
+    let known = own.map(|record| record.start).max().unwrap_or(Time::MIN);
+    let mut others = history.iter().filter(earlier);
+    others.any(|record| record.gateway != refused.gateway && record.end > known)
+}
+
 /// Requests that were rejected again after `Retry-After`, although nothing was spent meanwhile.
 fn too_early(rule: &Rule, history: &[Record], refused: &[usize], charges: &Charges) -> Vec<Fault> {
     let mut faults = Vec::new();
@@ -270,7 +281,9 @@ fn too_early(rule: &Rule, history: &[Record], refused: &[usize], charges: &Charg
                 let again = &history[other];
                 again.end < spent_from && again.cost <= record.cost
             });
-        if let Some(again) = again {
+        if let Some(again) = again
+            && !is_outdated(history, record)
+        {
             faults.push(Fault::TooEarly {
                 refused: index,
                 again,
