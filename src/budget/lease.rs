@@ -18,17 +18,23 @@
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
+mod call;
 mod forecast;
 mod late;
+mod late_units;
 mod memory;
 mod pace;
+mod reply;
 mod requests;
 mod terms;
 
+pub use call::{CallReason, Granted, LeaseCall, LeaseReport, Origin, Pause, TokenPair};
 pub use forecast::Forecast;
-use late::LateUnits;
+use late_units::LateUnits;
 pub use memory::Recollection;
 use memory::ReplyMemory;
+use pace::{Pace, patience_ns};
+pub use reply::Reply;
 pub use requests::Requests;
 pub use terms::{LeaseAlgorithm, LeaseTerms};
 
@@ -49,9 +55,6 @@ const VALIDITY: f64 = 0.999;
 
 const NS_PER_S: f64 = 1e9;
 
-/// Local tokens, by generation modulo 2.
-pub type TokenPair = [u64; 2];
-
 /// The store's record against this gateway for one generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Book {
@@ -62,178 +65,6 @@ struct Book {
     out: i64,
     /// Local tokens at the last look.
     seen: u64,
-}
-
-/// One report entry: what happened to tokens of one generation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LeaseReport {
-    /// Spent; if negative, tokens granted to a request that went back into the cell.
-    Spent {
-        /// The generation of the tokens.
-        generation: u32,
-        /// The number of tokens.
-        tokens: i64,
-    },
-    /// Returned.
-    Returned {
-        /// The generation of the tokens.
-        generation: u32,
-        /// The number of tokens.
-        tokens: u64,
-    },
-    /// Granted by a bucket to a request that did not use them. The bucket takes back what it has
-    /// not refilled since.
-    Unused {
-        /// The number of tokens.
-        tokens: u64,
-        /// The grant that they came from.
-        origin: Origin,
-    },
-    /// Still leased from a generation that the store forgot in a loss.
-    Out {
-        /// The generation of the tokens.
-        generation: u32,
-        /// The number of tokens.
-        tokens: u64,
-    },
-    /// Admitted without the store; must be charged.
-    Debt {
-        /// The number of tokens.
-        tokens: u64,
-        /// Their window, if known: a debt to a window that is over lapses.
-        window: Option<u32>,
-    },
-    /// Charged after an answer, as far as tokens are left.
-    Charge {
-        /// The number of tokens.
-        tokens: u64,
-    },
-    /// Reserved in a bucket for a request that cost less.
-    Refund {
-        /// The number of tokens.
-        tokens: u64,
-    },
-}
-
-/// The grant that a request's units came from, needed to return them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Origin {
-    /// A bucket's generation, a window's number, or a log's call.
-    pub generation: u32,
-    /// Bucket: its room at the grant and the total returned until then, packed by the store.
-    pub room: u64,
-    /// Bucket: how much of the generation had passed.
-    pub moment_us: u64,
-}
-
-impl Origin {
-    fn of(terms: &LeaseTerms, reply: &Reply) -> Origin {
-        let [_, room] = reply.state;
-        // tokens granted ahead are valid until the end of the next generation
-        let both_us = terms.generation_us().saturating_mul(2);
-        let (room, moment_us) = match terms.algorithm {
-            LeaseAlgorithm::Bucket => (room, both_us.saturating_sub(reply.valid_us)),
-            _ => (0, 0),
-        };
-        Origin {
-            generation: reply.generation,
-            room,
-            moment_us,
-        }
-    }
-}
-
-/// The reason for a call.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CallReason {
-    /// The waiting requests.
-    pub need: Requests,
-    /// Tokens withdrawn from the cell to be returned.
-    pub back: TokenPair,
-    /// Whether to request tokens ahead, too.
-    pub fill: bool,
-}
-
-/// The content of one call.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LeaseCall {
-    /// The waiting requests.
-    pub need: Requests,
-    /// Most tokens ahead: a multiple of `unit`.
-    pub want: u64,
-    /// The cost of the cheapest request that the tokens ahead are for; fewer serve no request.
-    pub unit: u64,
-    /// The share of the remaining pool that may be taken ahead.
-    pub part: f64,
-    /// Requests since the last call.
-    pub arrivals: u64,
-    /// Requests per second at this gateway.
-    pub rate: f64,
-    /// Time since the last call; 0 for the first.
-    pub since_us: u64,
-    /// The memory of the store's demand estimate.
-    pub memory_us: u64,
-    /// The key's last known state, for a store that has lost data.
-    pub memory: Recollection,
-    /// The fate of tokens since the last call.
-    pub reports: Vec<LeaseReport>,
-}
-
-/// The store's reply.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Reply {
-    /// Granted to the waiting requests.
-    pub need: u64,
-    /// Granted ahead.
-    pub want: u64,
-    /// The generation of the grant.
-    pub generation: u32,
-    /// How long tokens granted ahead stay valid.
-    pub valid_us: u64,
-    /// Whole tokens left.
-    pub pool: u64,
-    /// Time until the first refused request fits. If none was refused, time until there is a token;
-    /// 0 if there is one.
-    pub wait_us: u64,
-    /// The incarnation of the key's state; it changes in a loss.
-    pub incarnation: u16,
-    /// Gateways with different terms count the same key.
-    pub disagrees: bool,
-    /// Requests of all gateways per 1000 s.
-    pub demand: u64,
-    /// Bucket: µs until it is full, and its room (see [`Origin`]). Window: the counts of this one
-    /// and of the one before.
-    pub state: [u64; 2],
-}
-
-/// The effect of a reply on the cell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Granted {
-    /// Generation modulo 2.
-    pub slot: usize,
-    /// The deadline of these tokens, in this gateway's nanoseconds.
-    pub deadline_ns: u64,
-    /// Tokens to put into the cell.
-    pub bank: u64,
-    /// Older tokens in this slot have expired and must be replaced.
-    pub replaces: bool,
-    /// The store has lost data of the key since the last reply.
-    pub is_lost: bool,
-    /// The grant to which unused units return.
-    pub origin: Origin,
-    /// The store's future content.
-    pub forecast: Forecast,
-    /// A pause in which Redis is not asked although requests might fit.
-    pub pause: Option<Pause>,
-}
-
-/// A pause between two calls: requests that cost `least` or more are refused meanwhile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pause {
-    /// When it ends.
-    pub until_ns: u64,
-    /// Redis is still asked for cheaper requests.
-    pub least: u64,
 }
 
 /// The pool according to the last reply.
@@ -266,11 +97,7 @@ pub struct Lease {
     /// The window of the whole debt, if it is a single known one.
     debt_of: Option<u32>,
     late: LateUnits,
-    short: bool,
-    pause_ns: u64,
-    last_got: u64,
-    /// The last reply that granted anything.
-    got_ns: u64,
+    pace: Pace,
     /// The cost of the cheapest request lately asked for, and its time.
     unit: u64,
     unit_at_ns: u64,
@@ -280,8 +107,6 @@ pub struct Lease {
     /// This gateway's part of the store's demand estimate, by the same formula, in requests per
     /// second.
     reported: f64,
-    /// Other gateways have almost no demand for the key.
-    is_sole: bool,
     memory: ReplyMemory,
     /// The leases that the store had recorded before it lost them.
     forgotten: Vec<(u32, u64)>,
@@ -371,7 +196,7 @@ impl Lease {
         };
         let expected = rate * useful_ns as f64 / NS_PER_S;
         let target = (expected - 0.5).max(0.0) as u64;
-        let least = if expected >= WARM && !self.short {
+        let least = if expected >= WARM && !self.pace.is_short {
             LEAST_BATCH
         } else {
             0
@@ -466,7 +291,7 @@ impl Lease {
             need: ask.need,
             want: if ask.fill { missing } else { 0 },
             unit,
-            part: if self.short { PART_SHORT } else { PART },
+            part: if self.pace.is_short { PART_SHORT } else { PART },
             arrivals,
             rate: self.rate,
             since_us: since_ns.map_or(0, |ns| ns.div_euclid(1000).max(1)),
@@ -561,7 +386,7 @@ impl Lease {
             self.share = Some(self.share.map_or(share, |known| 0.7 * known + 0.3 * share));
         }
         let demand = reply.demand as f64 / 1e3;
-        self.is_sole = demand - self.reported <= OTHERS * demand;
+        self.pace.is_sole = demand - self.reported <= OTHERS * demand;
 
         let slot = slot_of(reply.generation);
         let mut replaces = false;
@@ -582,13 +407,15 @@ impl Lease {
             book.out = book.out.saturating_add(out);
             book.seen = book.seen.saturating_add(bank);
         }
-        self.last_got = reply.need.saturating_add(reply.want);
-        if self.last_got > 0 {
-            self.got_ns = now_ns;
+        self.pace.last_got = reply.need.saturating_add(reply.want);
+        if self.pace.last_got > 0 {
+            self.pace.got_ns = now_ns;
         }
         let forecast = Forecast::new(now_ns, sent_ns, terms, reply, refused);
-        self.short = (reply.pool as f64) < self.short_below(terms);
-        let pause = self.pace(now_ns, terms, &forecast, refused, (rtt_ns, jitter));
+        self.pace.is_short = (reply.pool as f64) < self.pace.short_below(terms);
+        let pause = self
+            .pace
+            .pause(now_ns, terms, &forecast, refused, (rtt_ns, jitter));
         Granted {
             slot,
             deadline_ns,
@@ -604,6 +431,37 @@ impl Lease {
             is_lost,
             origin: Origin::of(terms, reply),
         }
+    }
+
+    /// Whether to ask again when a refusal ends without waiting for a request: requests keep
+    /// arriving.
+    pub fn polls(&self, now_ns: u64, terms: &LeaseTerms, until_ns: u64) -> bool {
+        let pause_ns = until_ns.saturating_sub(now_ns);
+        // the next window belongs to gateways that ask for it: the demand may have moved
+        let is_next = terms.algorithm == LeaseAlgorithm::Fixed
+            && self.pool.is_none_or(|pool| until_ns >= pool.until_ns);
+        terms.ahead && !is_next && self.rate * pause_ns as f64 / NS_PER_S >= 2.0
+    }
+
+    /// Whether one more request may wait for a call in flight. While the pool is short and
+    /// contended, the number is at most what the last call brought.
+    pub fn may_queue(&self, now_ns: u64, terms: &LeaseTerms, waiting: u64) -> bool {
+        // for a strict limit only the store knows what was returned
+        let is_short = || {
+            let pool = self.pool(now_ns, terms);
+            pool.is_some_and(|pool| pool < self.pace.short_below(terms))
+        };
+        !terms.ahead || self.pace.is_sole || waiting < self.pace.last_got.max(1) || !is_short()
+    }
+
+    /// When to look again at a cell with tokens.
+    pub fn look_again_ns(&self, now_ns: u64, horizon_ns: u64) -> u64 {
+        now_ns.saturating_add(self.patience_ns(horizon_ns).min(horizon_ns))
+    }
+
+    fn patience_ns(&self, horizon_ns: u64) -> u64 {
+        let quiet_ns = self.rate_at_ns.saturating_sub(self.arrived_ns);
+        patience_ns(self.rate, quiet_ns, self.pace.is_short, horizon_ns)
     }
 
     /// Whether requests arrived since the last call.
@@ -622,7 +480,7 @@ impl Lease {
         let held = total(hand);
         let target = self.target(now_ns, terms, horizon_ns);
         let idle_ns = now_ns.saturating_sub(self.arrived_ns);
-        let scarce = self.short
+        let scarce = self.pace.is_short
             || self
                 .pool
                 .is_none_or(|pool| pool.tokens < terms.capacity.div_euclid(2));
@@ -674,7 +532,7 @@ impl Lease {
 
     /// Whether the pool was short at the last reply.
     pub fn is_short(&self) -> bool {
-        self.short
+        self.pace.is_short
     }
 
     /// This gateway's share of all demand, 0 to 1; `None` before the first reply.

@@ -1,6 +1,9 @@
 //! When a request of any cost fits, according to the store's last reply.
 
-use super::{LeaseAlgorithm, LeaseTerms, Reply};
+use super::{
+    reply::Reply,
+    terms::{LeaseAlgorithm, LeaseTerms},
+};
 
 /// A remembered refusal is shorter than the wait by this part, because clocks of gateway and store
 /// may drift apart.

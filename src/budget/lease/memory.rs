@@ -7,7 +7,10 @@
 
 use std::collections::VecDeque;
 
-use super::{LeaseAlgorithm, LeaseTerms, Reply};
+use super::{
+    reply::Reply,
+    terms::{LeaseAlgorithm, LeaseTerms},
+};
 
 /// Clocks drift, and a call may be executed some time after it was sent: a key this close to its
 /// end may already be gone.

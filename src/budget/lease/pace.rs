@@ -1,6 +1,12 @@
 //! When a gateway asks again: pauses while the pool is short, and how long tokens may stay idle.
 
-use super::{Forecast, Lease, LeaseAlgorithm, LeaseTerms, NS_PER_S, Pause, terms::PAUSE_MIN_NS};
+use super::{
+    call::Pause,
+    forecast::Forecast,
+    terms::{LeaseAlgorithm, LeaseTerms, PAUSE_MIN_NS},
+};
+
+const NS_PER_S: f64 = 1e9;
 
 /// Target tokens per poll of a short pool; at twice as many, the next poll comes sooner.
 const GOOD_POLL: u64 = 8;
@@ -26,11 +32,25 @@ const IDLE_PARTS: u64 = 8;
 /// In horizons: longer silence says nothing about the rate.
 const MAX_QUIET: f64 = 2.0;
 
-impl Lease {
+/// The state of the pool according to the replies so far.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Pace {
+    /// Whether the pool was short at the last reply.
+    pub(super) is_short: bool,
+    /// Other gateways have almost no demand for the key.
+    pub(super) is_sole: bool,
+    /// What the last reply granted.
+    pub(super) last_got: u64,
+    /// The last reply that granted anything.
+    pub(super) got_ns: u64,
+    pause_ns: u64,
+}
+
+impl Pace {
     /// How long to pause when a pool is short, or when a window has too little for the refused
     /// request. Other gateways may return tokens to a window at any time. A bucket with too little
     /// for a single request is asked again when it has filled, according to the forecast.
-    pub(super) fn pace(
+    pub(super) fn pause(
         &mut self,
         now_ns: u64,
         terms: &LeaseTerms,
@@ -43,7 +63,7 @@ impl Lease {
             LeaseAlgorithm::Fixed | LeaseAlgorithm::Sliding
         );
         let least = match refused {
-            _ if self.short => 0,
+            _ if self.is_short => 0,
             Some(cost) if is_window => cost,
             _ => {
                 self.pause_ns = 0;
@@ -101,16 +121,6 @@ impl Lease {
             .max(PAUSE_MIN_NS)
     }
 
-    /// Whether to ask again when a refusal ends without waiting for a request: requests keep
-    /// arriving.
-    pub fn polls(&self, now_ns: u64, terms: &LeaseTerms, until_ns: u64) -> bool {
-        let pause_ns = until_ns.saturating_sub(now_ns);
-        // the next window belongs to gateways that ask for it: the demand may have moved
-        let is_next = terms.algorithm == LeaseAlgorithm::Fixed
-            && self.pool.is_none_or(|pool| until_ns >= pool.until_ns);
-        terms.ahead && !is_next && self.rate * pause_ns as f64 / NS_PER_S >= 2.0
-    }
-
     /// The pool is short below this many tokens. The only gateway has all of it, so its pool is
     /// short when it is empty.
     pub(super) fn short_below(&self, terms: &LeaseTerms) -> f64 {
@@ -120,35 +130,19 @@ impl Lease {
             terms.short_below()
         }
     }
+}
 
-    /// Whether one more request may wait for a call in flight. While the pool is short and
-    /// contended, the number is at most what the last call brought.
-    pub fn may_queue(&self, now_ns: u64, terms: &LeaseTerms, waiting: u64) -> bool {
-        // for a strict limit only the store knows what was returned
-        let is_short = || {
-            let pool = self.pool(now_ns, terms);
-            pool.is_some_and(|pool| pool < self.short_below(terms))
-        };
-        !terms.ahead || self.is_sole || waiting < self.last_got.max(1) || !is_short()
-    }
-
-    /// When to look again at a cell with tokens.
-    pub fn look_again_ns(&self, now_ns: u64, horizon_ns: u64) -> u64 {
-        now_ns.saturating_add(self.patience_ns(horizon_ns).min(horizon_ns))
-    }
-
-    /// How long tokens may stay idle: until the demand has certainly moved, and only briefly while
-    /// others are refused.
-    pub(super) fn patience_ns(&self, horizon_ns: u64) -> u64 {
-        // the rate before silence made it fall
-        let quiet = self.rate_at_ns.saturating_sub(self.arrived_ns) as f64 / horizon_ns as f64;
-        let rate = self.rate * quiet.min(MAX_QUIET).exp();
-        let expected_ns = (IDLE_ARRIVALS / rate.max(1.0) * NS_PER_S) as u64;
-        if self.short {
-            expected_ns.clamp(IDLE_MIN_NS, IDLE_NS).min(horizon_ns)
-        } else {
-            expected_ns.max(horizon_ns.div_euclid(IDLE_PARTS))
-        }
+/// How long tokens may stay idle: until the demand has certainly moved, and only briefly while
+/// others are refused. `rate` is that of the last arrival, measured `quiet_ns` later.
+pub(super) fn patience_ns(rate: f64, quiet_ns: u64, is_short: bool, horizon_ns: u64) -> u64 {
+    // the rate before silence made it fall
+    let quiet = quiet_ns as f64 / horizon_ns as f64;
+    let rate = rate * quiet.min(MAX_QUIET).exp();
+    let expected_ns = (IDLE_ARRIVALS / rate.max(1.0) * NS_PER_S) as u64;
+    if is_short {
+        expected_ns.clamp(IDLE_MIN_NS, IDLE_NS).min(horizon_ns)
+    } else {
+        expected_ns.max(horizon_ns.div_euclid(IDLE_PARTS))
     }
 }
 
