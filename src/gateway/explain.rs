@@ -125,7 +125,8 @@ impl Worker {
         let plan = &self.active.plan;
         let head = &described.head;
         let (listener, holder) = self.enter(described)?;
-        let mut explained = self.reason(described.peer, holder.as_ref(), &head.headers, when);
+        let mut explained =
+            self.explain_identity(described.peer, holder.as_ref(), &head.headers, when);
         let listener = Rc::new(listener.clone());
         let from = Peer::described(described.peer, listener, holder.map(Rc::new));
         let token = HeldToken::default();
@@ -176,7 +177,7 @@ impl Worker {
     }
 
     /// Explains the client's identity step by step.
-    fn reason(
+    fn explain_identity(
         &self,
         peer: IpAddr,
         certificate: Option<&ClientCertificate>,

@@ -50,7 +50,8 @@ impl Worker {
     #[cold]
     fn recall(&self, request: &RequestContext<'_>, resolved: &Resolved<'_>) -> Explanation {
         let (from, headers) = (request.from, &request.head.headers);
-        let mut explained = self.reason(from.ip, from.certificate.as_deref(), headers, THEN);
+        let mut explained =
+            self.explain_identity(from.ip, from.certificate.as_deref(), headers, THEN);
         explained.asked = Some(self.asked(request, &resolved.target));
         let noted = self.recompute_limits(request, resolved.rejected.is_some());
         explained.limits = self.limits(request, &noted);
