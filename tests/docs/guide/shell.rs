@@ -228,7 +228,7 @@ impl Shell {
             "{{ {command}\n}} </dev/null\nprintf '\\n{END}%s\\n' $?"
         )
         .map_err(lost)?;
-        let (ended, still_running) = mpsc::channel::<()>();
+        let (ended, still_running) = mpsc::sync_channel::<()>(1);
         let group = self.bash.id();
         // a command that does not end is killed with the shell, which ends its output
         let watchdog = thread::spawn(move || {
