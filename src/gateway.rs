@@ -53,6 +53,7 @@ mod process;
 mod active_config;
 mod plan;
 mod config_exceptions;
+mod cost_terms;
 mod shared_budget;
 pub mod runtime_overrides;
 pub mod decision_log;

@@ -97,6 +97,7 @@ fn snapshot(address: &str, token: Option<&str>) -> Snapshot {
             fields: FieldFamilies::default(),
             on: FieldsOn::Always,
             body: BodyStyle::ProblemJson,
+            sdk: true,
         },
         admin: config::AdminSettings {
             address: address.parse().expect("tests use real addresses"),

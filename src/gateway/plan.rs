@@ -9,6 +9,7 @@ use metrics::Counter;
 
 use super::{
     config_exceptions::ConfigExceptions,
+    cost_terms,
     log_once::{LogOnce, UNNAMED_PROXY},
     process::Process,
     runtime_overrides::{LimitOverrides, RuntimeOverrides},
@@ -440,6 +441,11 @@ fn bind_limit(
             Refill::OnRelease => Policy::of_slots(&limit.name, quota.amount.get()),
             Refill::AtOnce => Policy::of_window(&limit.name, quota),
             Refill::Gradual => Policy::compile(&limit.name, quota),
+        })
+        .zip(&limit.quotas)
+        .map(|(policy, quota)| match cost_terms::of(limit) {
+            Some(terms) => policy.map(|policy| policy.with_costs(quota, terms)),
+            None => policy,
         })
         .collect();
     Ok(LimitRule {

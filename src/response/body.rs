@@ -121,7 +121,7 @@ pub(super) fn put_denial(
 
 /// `The limit per_ip (100/s, at most 200 at once) is exceeded. Try again in 3 s.` If the limit is
 /// not disclosed, the text has only the wait.
-fn put_sentence(out: &mut BytesMut, denial: &RejectedRequest<'_>, in_json: bool) {
+pub(super) fn put_sentence(out: &mut BytesMut, denial: &RejectedRequest<'_>, in_json: bool) {
     let retry_after = denial.retry_after();
     let (before, after) = match denial.named() {
         None => ("Too many requests.", ""),
@@ -157,15 +157,20 @@ fn put_blank(out: &mut BytesMut, status: StatusCode) {
 }
 
 fn put_request_id_and_end(out: &mut BytesMut, asked: &RequestFacts<'_>) {
+    put_request_id(out, asked);
+    out.put_slice(b"}\n");
+}
+
+/// The member `request_id`, if there is an ID.
+pub(super) fn put_request_id(out: &mut BytesMut, asked: &RequestFacts<'_>) {
     if let Some(id) = asked.request_id {
         out.put_slice(b",\"request_id\":");
         json::put_string(out, id.as_bytes(), VALUE_MAX_BYTES);
     }
-    out.put_slice(b"}\n");
 }
 
 /// A fixed word that needs no escaping.
-fn put_plain(out: &mut BytesMut, word: &'static str) {
+pub(super) fn put_plain(out: &mut BytesMut, word: &'static str) {
     out.put_u8(b'"');
     out.put_slice(word.as_bytes());
     out.put_u8(b'"');
@@ -210,6 +215,10 @@ fn put_quota(out: &mut BytesMut, own: &OwnQuota<'_>) {
     out.put_slice(policy.described_in_json());
     out.put_slice(b"\",\"quota\":");
     put_number(out, policy.quota());
+    if let Some(terms) = policy.cost_terms() {
+        out.put_slice(b",\"unit\":");
+        put(out, &terms.unit);
+    }
     match policy.window() {
         Some(window) => {
             out.put_slice(b",\"window\":");

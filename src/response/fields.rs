@@ -31,12 +31,14 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::RETRY_AFTER};
 
 use super::{
     body,
+    cost_terms::Sdk,
     head::authored_head,
     members::{self, ListField},
     policy::{
         INTEGER_MAX, LimitReport, NS_PER_SECOND, Policy, RejectedRequest, put_number, value_of,
     },
     request_facts::RequestFacts,
+    sdk,
     settings::{BodyStyle, FieldFamilies, ResponseSettings},
 };
 use crate::limit::MAX_LIMITS;
@@ -143,6 +145,9 @@ impl FieldWriter {
                 headers.insert(at_reset, self.number(reset));
             }
         }
+        if !upstream_refused {
+            sdk::put_families(headers, met, settings, now);
+        }
     }
 
     /// The head of a rejection. Clones a cached form and fills its blanks in order: cloning a
@@ -179,6 +184,7 @@ impl FieldWriter {
         let mut head = self.form(denial, asked, settings, met).clone();
         let blanks = head.values_mut().filter(|value| value.is_empty());
         blanks.zip(values).for_each(|(blank, value)| *blank = value);
+        sdk::put_families(&mut head, met, settings, now);
         head
     }
 
@@ -239,6 +245,18 @@ impl FieldWriter {
     ) -> Bytes {
         self.buffer.reserve(2 * ANSWER_BYTES);
         body::put_denial(&mut self.buffer, style, denial, asked);
+        self.buffer.split().freeze()
+    }
+
+    /// The body of a rejection in the form of a provider.
+    pub(super) fn sdk_body(
+        &mut self,
+        sdk: Sdk,
+        denial: &RejectedRequest<'_>,
+        asked: &RequestFacts<'_>,
+    ) -> Bytes {
+        self.buffer.reserve(2 * ANSWER_BYTES);
+        sdk::put_denial(&mut self.buffer, sdk, denial, asked);
         self.buffer.split().freeze()
     }
 

@@ -6,6 +6,7 @@
 //! library adds `Date` and `Content-Length`.
 
 mod body;
+mod cost_terms;
 mod fields;
 mod grpc;
 mod head;
@@ -14,6 +15,7 @@ mod members;
 mod policy;
 mod refusal;
 mod request_facts;
+mod sdk;
 mod settings;
 
 use std::time::SystemTime;
@@ -21,10 +23,11 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use http::{
     HeaderValue, Response, StatusCode, Version,
-    header::{ALLOW, CONNECTION, RETRY_AFTER, WWW_AUTHENTICATE},
+    header::{ALLOW, CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
 };
 
 pub use body::OwnQuota;
+pub use cost_terms::{CostTerms, CountedTokens, Sdk};
 pub use fields::FieldWriter;
 pub use head::{X_RATELIMIT_WARNING, X_REQUEST_ID};
 pub use policy::{BadPolicyName, LimitReport, Policy, RejectedRequest};
@@ -83,14 +86,20 @@ pub fn too_many_requests(
     if let Some(grpc) = asked.grpc {
         return grpc.too_many_requests(denial, asked);
     }
-    let body = if asked.is_head {
-        Bytes::new()
-    } else {
-        fields.body(settings.body, denial, asked)
+    let sdk = sdk::reader(denial, settings);
+    let body = match sdk {
+        _ if asked.is_head => Bytes::new(),
+        Some(sdk) => fields.sdk_body(sdk, denial, asked),
+        None => fields.body(settings.body, denial, asked),
     };
     let mut response = Response::new(body);
     *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
     *response.headers_mut() = fields.rejection(denial, asked, settings, now);
+    let headers = response.headers_mut();
+    sdk::put_retry(headers, denial, settings);
+    if sdk.is_some() {
+        headers.insert(CONTENT_TYPE, BodyStyle::Json.content_type());
+    }
     response
 }
 

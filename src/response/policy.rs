@@ -8,8 +8,11 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use http::HeaderValue;
 
-use super::json_text;
-use crate::limit::{Quota, Refill};
+use super::{cost_terms::CostTerms, json_text};
+use crate::{
+    cost::Decimal,
+    limit::{Quota, Refill},
+};
 
 /// The largest integer of a structured field (RFC 9651 §3.3.1).
 pub(super) const INTEGER_MAX: u64 = 999_999_999_999_999;
@@ -44,6 +47,8 @@ pub struct Policy {
     name_bytes: usize,
     /// `"per_ip";r=`.
     remains: Box<[u8]>,
+    /// Set if the limit counts costs.
+    cost: Option<Box<CostTerms>>,
 }
 
 impl Policy {
@@ -73,6 +78,23 @@ impl Policy {
             refill: Refill::OnRelease,
             ..Policy::new(name, format!("{name} ({slots} at a time)"), slots, None)?
         })
+    }
+
+    /// The same for a limit that counts costs: its members name the unit.
+    pub fn with_costs(self, quota: &Quota, terms: CostTerms) -> Policy {
+        let described = describe_costs(&self.name, quota, &terms);
+        let mut member = BytesMut::from(self.member.as_bytes());
+        member.put_slice(b";qu=\"");
+        let is_plain = |byte: &u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\');
+        member.extend(terms.unit.bytes().filter(is_plain));
+        member.put_u8(b'"');
+        Policy {
+            in_json: [&self.name, &*described].map(json_text::escaped),
+            described: described.into(),
+            member: value_of(member.freeze()),
+            cost: Some(Box::new(terms)),
+            ..self
+        }
     }
 
     fn new(
@@ -115,7 +137,13 @@ impl Policy {
             member: value_of(text.freeze()),
             name_bytes,
             remains,
+            cost: None,
         })
+    }
+
+    /// What a limit on costs tells clients beside its quota.
+    pub(super) fn cost_terms(&self) -> Option<&CostTerms> {
+        self.cost.as_deref()
     }
 
     /// The limit's name.
@@ -272,6 +300,23 @@ pub(super) fn put_number(out: &mut BytesMut, number: u64) {
 pub(super) fn value_of(bytes: Bytes) -> HeaderValue {
     HeaderValue::from_maybe_shared(bytes)
         .expect("names are checked by `compile`, the rest is fixed ASCII")
+}
+
+/// `tokens (20000/min, at most 20000 tokens at once)`, or with money `day (2.5 usd/d, at most 2.5
+/// usd at once)`.
+fn describe_costs(name: &str, quota: &Quota, terms: &CostTerms) -> String {
+    let CostTerms { unit, currency, .. } = terms;
+    let rate = quota.to_string();
+    let Some((currency, (_, period))) = currency.as_ref().zip(rate.split_once('/')) else {
+        return format!("{name} ({rate}, at most {} {unit} at once)", quota.burst);
+    };
+    // A millionth is 1,000 units of 10⁻⁹.
+    let money = |units: u64| match units.checked_mul(1_000) {
+        Some(nanos) => Decimal::from_nanos(nanos).to_string(),
+        None => (units / 1_000_000).to_string(),
+    };
+    let (amount, burst) = (money(quota.amount.get()), money(quota.burst.get()));
+    format!("{name} ({amount} {currency}/{period}, at most {burst} {currency} at once)")
 }
 
 fn describe(name: &str, quota: &Quota) -> String {

@@ -11,6 +11,8 @@ pub struct ResponseSettings {
     pub on: FieldsOn,
     /// The body format of tidegate's own responses.
     pub body: BodyStyle,
+    /// Whether limits on the costs of a provider answer in the form that its SDK reads.
+    pub sdk: bool,
 }
 
 /// The families of rate-limit fields. `ratelimit` and `ratelimit_triple` exclude each other.
@@ -22,6 +24,10 @@ pub struct FieldFamilies {
     pub ratelimit_triple: bool,
     /// `X-RateLimit-Limit`, `-Remaining`, `-Reset` (epoch seconds).
     pub x_ratelimit: bool,
+    /// `x-ratelimit-limit-tokens` and its like.
+    pub openai: bool,
+    /// `anthropic-ratelimit-tokens-limit` and its like.
+    pub anthropic: bool,
 }
 
 /// The responses that carry rate-limit fields.

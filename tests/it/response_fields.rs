@@ -21,11 +21,14 @@ const ALL: FieldFamilies = FieldFamilies {
     ratelimit: true,
     ratelimit_triple: false,
     x_ratelimit: true,
+    openai: false,
+    anthropic: false,
 };
 const SETTINGS: ResponseSettings = ResponseSettings {
     fields: ALL,
     on: FieldsOn::Always,
     body: BodyStyle::ProblemJson,
+    sdk: true,
 };
 
 fn policy(name: &str, amount: u64, period: Duration, burst: u64) -> Policy {

@@ -39,17 +39,20 @@ pub(super) fn compile(file: &Section<'_>) -> (ResponseSettings, Option<String>) 
             ratelimit: true,
             ratelimit_triple: false,
             x_ratelimit: true,
+            ..FieldFamilies::default()
         },
     };
     let status_path = match section.get("status_path") {
         Some(value) => value.text().and_then(|text| status_path(&text)),
         None => Some(STATUS_PATH.to_owned()),
     };
+    let sdk = section.boolean("sdk");
     section.finish();
     let settings = ResponseSettings {
         fields,
         on: on.unwrap_or_default(),
         body: body.unwrap_or_default(),
+        sdk,
     };
     (settings, status_path)
 }
@@ -81,6 +84,8 @@ enum FieldFamily {
     RateLimit,
     Triple,
     XRateLimit,
+    OpenAi,
+    Anthropic,
 }
 
 fn families(written: &[ExpandedText<'_>]) -> FieldFamilies {
@@ -91,6 +96,8 @@ fn families(written: &[ExpandedText<'_>]) -> FieldFamilies {
                 ("ratelimit", FieldFamily::RateLimit),
                 ("ratelimit_triple", FieldFamily::Triple),
                 ("x_ratelimit", FieldFamily::XRateLimit),
+                ("openai", FieldFamily::OpenAi),
+                ("anthropic", FieldFamily::Anthropic),
             ],
             &[],
             "",
@@ -99,6 +106,8 @@ fn families(written: &[ExpandedText<'_>]) -> FieldFamilies {
             Some(FieldFamily::RateLimit) => fields.ratelimit = true,
             Some(FieldFamily::Triple) => fields.ratelimit_triple = true,
             Some(FieldFamily::XRateLimit) => fields.x_ratelimit = true,
+            Some(FieldFamily::OpenAi) => fields.openai = true,
+            Some(FieldFamily::Anthropic) => fields.anthropic = true,
             None => {}
         }
         let ours = matches!(family, Some(FieldFamily::RateLimit | FieldFamily::Triple));

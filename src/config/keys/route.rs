@@ -3,7 +3,7 @@
 use super::record::{
     DefaultValue::{Note, Required, Value},
     KeyRecord, Keys, TEXT,
-    ValueKind::{Choice, Integer, List, Size, Text},
+    ValueKind::{Boolean, Choice, Integer, List, Size, Text},
 };
 
 /// `[gateway]`.
@@ -94,12 +94,26 @@ pub(in crate::config) static RESPONSE: Keys = Keys {
             "fields",
             List(
                 "list",
-                &Choice(&["ratelimit", "ratelimit_triple", "x_ratelimit"]),
+                &Choice(&[
+                    "ratelimit",
+                    "ratelimit_triple",
+                    "x_ratelimit",
+                    "openai",
+                    "anthropic",
+                ]),
             ),
             Value("[\"ratelimit\", \"x_ratelimit\"]"),
             "`ratelimit`: RateLimit and RateLimit-Policy; `ratelimit_triple`: RateLimit-Limit, \
              -Remaining, -Reset; `x_ratelimit`: the same as X-RateLimit-*, with reset in epoch \
-             seconds. The first two exclude each other",
+             seconds. The first two exclude each other. `openai` and `anthropic`: the [fields of \
+             these providers](costs.md#clients), also without a limit that has their preset",
+        ),
+        KeyRecord::new(
+            "sdk",
+            Boolean,
+            Value("true"),
+            "limits with a [preset](costs.md#presets) send the fields and the 429 body that the \
+             provider's SDK reads",
         ),
         KeyRecord::new(
             "on",

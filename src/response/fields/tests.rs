@@ -49,6 +49,7 @@ fn answers_that_have_left_give_their_memory_to_the_next() {
         fields,
         on: FieldsOn::Always,
         body: BodyStyle::ProblemJson,
+        sdk: true,
     };
     let id = HeaderValue::from_static("1");
     let mut writer = FieldWriter::new();
@@ -108,9 +109,12 @@ fn rejection(
             ratelimit: true,
             ratelimit_triple: true,
             x_ratelimit: true,
+            openai: false,
+            anthropic: false,
         },
         on: FieldsOn::Always,
         body,
+        sdk: true,
     };
     let denial = RejectedRequest::new(met, wait_s.map(|wait| wait * 1_000_000_000));
     let now = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(id);
