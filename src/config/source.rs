@@ -2,8 +2,8 @@
 //!
 //! A diagnostic shows a line, and a line may hold a secret: an API key pasted in place of its
 //! digest, or a password in a URL. The value after a telling name (`token = …`) is masked, even if
-//! the key does not exist. So are the user name and the password in a URL. Messages quote values,
-//! so [`without_credentials`] masks those in messages too.
+//! the key does not exist. So are the user name, the password and the query of a URL. Messages
+//! quote values, so [`without_credentials`] masks those in messages too.
 
 use std::{borrow::Cow, ops::Range};
 
@@ -98,26 +98,66 @@ fn redact(line: &str) -> String {
             mask(&mut shown, value_after(line, at + 1));
         }
     }
-    for credentials in credentials_in(line) {
-        mask(&mut shown, credentials);
+    for secret in secrets_of_urls(line) {
+        mask(&mut shown, secret);
     }
     shown
 }
 
-/// Replaces the user name and the password of every URL in a message by `***`.
+/// Replaces the user name, the password and the query of every URL in a message by `***`.
 pub(super) fn without_credentials(text: &str) -> Cow<'_, str> {
     let mut shown = String::new();
     let mut copied = 0;
-    for credentials in credentials_in(text) {
-        shown.push_str(&text[copied..credentials.start]);
+    for secret in secrets_of_urls(text) {
+        shown.push_str(&text[copied..secret.start]);
         shown.push_str("***");
-        copied = credentials.end;
+        copied = secret.end;
     }
     if copied == 0 {
         return text.into();
     }
     shown.push_str(&text[copied..]);
     shown.into()
+}
+
+/// Where URLs have user names, passwords and queries, in order.
+fn secrets_of_urls(text: &str) -> Vec<Range<usize>> {
+    let mut found = credentials_in(text);
+    found.extend(queries_in(text));
+    found.sort_by_key(|range| range.start);
+    found.dedup_by(|next, last| {
+        let overlaps = next.start <= last.end;
+        if overlaps {
+            last.end = last.end.max(next.end);
+        }
+        overlaps
+    });
+    found
+}
+
+/// Where URLs have queries, which may hold an access key: from `?` to the quote that ends the URL,
+/// or to white space if it is not quoted.
+fn queries_in(text: &str) -> impl Iterator<Item = Range<usize>> {
+    text.match_indices("://").filter_map(|(at, _)| {
+        let is_scheme = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.');
+        let before = text[..at].trim_end_matches(is_scheme);
+        let quote = before.chars().next_back();
+        let rest = &text[at..];
+        let end = match quote.filter(|quote| matches!(quote, '"' | '\'' | '`')) {
+            Some(quote) => {
+                let mut is_escaped = false;
+                rest.find(|c| {
+                    let ends = c == quote && !is_escaped;
+                    is_escaped = c == '\\' && quote == '"' && !is_escaped;
+                    ends
+                })
+            }
+            None => rest.find(|c: char| c.is_whitespace() || matches!(c, '"' | '\'' | '`')),
+        };
+        let end = end.unwrap_or(rest.len());
+        let query = rest[..end].find('?')? + 1;
+        (query < end).then_some(at + query..at + end)
+    })
 }
 
 /// Where URLs have user names and passwords: between `://` and the last `@` before a quote, since a
@@ -183,6 +223,10 @@ mod tests {
             r#"urls = ["http://h:1", "http://u:a@hunter2 @h", "http://:hunter2@[::1]"]"#,
             r#"secret = "a = \"hunter2\"""#,
             r#"token = "${TOKEN:-hunter2}""#,
+            r#"jwks_url = "https://id.example/keys?key=hunter2""#,
+            r#"jwks_url = "https://id.example/keys?a=\"hunter2&b=hunter2" # note"#,
+            r#"jwks_url = 'https://u:p@id.example/keys?mail=a@hunter2'"#,
+            r#"urls = ["https://a/?hunter2", "http://b?x=hunter2"]"#,
         ] {
             let shown = redact(line);
             assert!(!shown.contains("hunter2"), "{shown}");
@@ -208,6 +252,11 @@ mod tests {
                 "write rediss://USER:PASSWORD@HOST",
             ),
             ("not\u{a0}u:hunter2@h", "not\u{a0}***@h"),
+            (
+                "cannot read https://id/keys?key=hunter2 now",
+                "cannot read https://id/keys?*** now",
+            ),
+            ("`https://id/keys?key=hunter 2`?", "`https://id/keys?***`?"),
             ("`http://h:1` `@x` `x://@h`", "`http://h:1` `@x` `x://@h`"),
         ] {
             assert_eq!(without_credentials(message), shown);
