@@ -12,13 +12,15 @@ use std::{
     pin::{Pin, pin},
     rc::Rc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use h2::{
-    RecvStream,
+    Reason, RecvStream,
     server::{self, Handshake, SendResponse},
 };
 use http::Request;
+use tokio::time::Sleep;
 
 pub use request_body::StreamRequestBody;
 
@@ -45,6 +47,8 @@ const MAX_WAITING_BYTES: usize = 64 * 1024;
 /// Slack above our bounds on heads, so that the gateway answers oversized ones and records them.
 /// The h2 crate would answer 431 silently. It counts 32 extra bytes per field.
 const HEAD_HEADROOM: usize = 96 * 1024;
+/// How long a client that is cut off may take to receive GOAWAY.
+const GOODBYE: Duration = Duration::from_secs(1);
 /// Streams that the h2 crate may reset for protocol errors over the life of a connection.
 const MAX_FAULTY_STREAMS: usize = 1024;
 
@@ -70,6 +74,8 @@ pub(super) async fn serve<H: Handler>(
 struct Http2Connection<H> {
     state: ConnectionPhase,
     is_ending: bool,
+    /// Runs once GOAWAY is queued for a client that is cut off, until the connection is dropped.
+    cut_off: Option<Pin<Box<Sleep>>>,
     buffers: Rc<ReceiveBuffers>,
     peer: Rc<Peer>,
     handler: Rc<H>,
@@ -87,6 +93,7 @@ impl<H: Handler> Http2Connection<H> {
         Self {
             state: ConnectionPhase::Greeting(builder(&peer.listener).handshake(io)),
             is_ending: false,
+            cut_off: None,
             buffers,
             peer,
             handler,
@@ -137,13 +144,34 @@ impl<H: Handler> Http2Connection<H> {
         }));
         streams::spawn(respond::respond(handling, respond), clock, waiting);
     }
+
+    /// Tells a client why its connection is cut off (RFC 9113 §6.8), then closes it. Ready at the
+    /// end of that, at most [`GOODBYE`] later: a client that floods may not read.
+    fn poll_cut_off(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), h2::Error>> {
+        let ConnectionPhase::Open(connection) = &mut self.state else {
+            return Poll::Ready(Err(Reason::ENHANCE_YOUR_CALM.into()));
+        };
+        let timer = self.cut_off.get_or_insert_with(|| {
+            connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+            // closing a socket with unread bytes resets it, which may overtake GOAWAY
+            self.peer.clock.leave_body_unread();
+            Box::pin(tokio::time::sleep(GOODBYE))
+        });
+        match connection.poll_closed(cx) {
+            Poll::Pending => timer.as_mut().poll(cx).map(Ok),
+            closed => closed,
+        }
+    }
 }
 
 impl<H: Handler> Future for Http2Connection<H> {
     type Output = Result<(), h2::Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let outcome = self.poll_requests(cx);
+        let mut outcome = match self.cut_off {
+            None => self.poll_requests(cx),
+            Some(_) => Poll::Pending,
+        };
         if outcome.is_pending() && self.buffers.end_turn(cx) {
             let buffers = &self.buffers;
             let bounded = abuse::check_discarded(
@@ -152,6 +180,9 @@ impl<H: Handler> Future for Http2Connection<H> {
                 u64::from(WINDOW),
             );
             self.peer.clock.settle(bounded);
+        }
+        if outcome.is_pending() && self.peer.clock.cut().is_some() {
+            outcome = self.poll_cut_off(cx);
         }
         if let Poll::Ready(Err(error)) = &outcome {
             self.peer.clock.lost(error);

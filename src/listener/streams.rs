@@ -150,7 +150,8 @@ impl<B: AnswerBody> Tracked<B> {
         in_flight: RequestInFlight,
         waiting: Option<Rc<StreamState>>,
     ) -> Self {
-        if body.has_ended() {
+        // HTTP/2 calls `head_sent`: the client may have reset the stream
+        if waiting.is_none() && body.has_ended() {
             in_flight.finished();
         }
         Self {
@@ -159,6 +160,12 @@ impl<B: AnswerBody> Tracked<B> {
             waiting,
             broken: None,
         }
+    }
+
+    /// HTTP/2: the request counts as answered, even if the client cancels the rest (a watch, a
+    /// search as you type).
+    pub(super) fn head_sent(&self) {
+        self.in_flight.finished();
     }
 }
 
@@ -181,9 +188,6 @@ impl<B: AnswerBody> Body for Tracked<B> {
             return has_left.map(|()| this.broken.take().map(Err));
         }
         if let Some(waiting) = &this.waiting {
-            // HTTP/2 polls the body only after the head was sent: the request counts as answered,
-            // even if the client cancels the rest (a watch, a search as you type)
-            this.in_flight.finished();
             waiting.since.set(None);
         }
         let piece = match ready!(this.body.poll_piece(cx)).transpose() {

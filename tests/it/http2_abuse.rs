@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use crate::support::{
     Gateway, Origin, Request,
     frames::{
-        ACK, CONTINUATION, Connection, DATA, END_STREAM, GOAWAY, HEADERS, PING, RST_STREAM,
-        SETTINGS, WINDOW_UPDATE,
+        ACK, CONTINUATION, Connection, DATA, END_STREAM, GOAWAY, HEADERS, PING, PRIORITY,
+        RST_STREAM, SETTINGS, WINDOW_UPDATE,
     },
     http2,
     wait::{Gate, PATIENCE, eventually_eq},
@@ -166,10 +166,53 @@ fn watches_that_are_cancelled_after_their_head_do_not_end_the_connection() {
     assert_eq!(cuts(&gateway, "resets"), 0.0);
 }
 
+#[test]
+fn requests_whose_empty_response_was_not_sent_count_as_abandoned() {
+    // a response that is ready at once and has no body
+    let gateway = Gateway::with("").upstream_at("builtin:echo").start();
+    let mut attacker = Connection::open(gateway.address(), &[]);
+    attacker.discard_answers();
+    attacker.send_cancelled(streams(1000), "HEAD", "/", CANCEL);
+    eventually_eq("the cut of a flood", 1.0, || cuts(&gateway, "resets"));
+    assert!(is_well(&gateway));
+}
+
+/// The error code of GOAWAY, once the connection has ended.
+fn goodbye(client: &mut Connection) -> Option<u32> {
+    let mut code = None;
+    while let Some(frame) = client.next() {
+        if let (GOAWAY, [_, _, _, _, a, b, c, d, ..]) = (frame.kind, &*frame.payload) {
+            code = Some(u32::from_be_bytes([*a, *b, *c, *d]));
+        }
+    }
+    code
+}
+
+#[test]
+fn a_client_that_is_cut_off_is_told_why() {
+    const ENHANCE_YOUR_CALM: u32 = 11;
+    let gateway = Gateway::with("").upstream_at("builtin:echo").start();
+    let mut client = Connection::open(gateway.address(), &[]);
+    client.patience(PATIENCE);
+    client.send_cancelled(streams(1000), "GET", "/", CANCEL);
+    // the account of the resets is settled when more arrives
+    client.send(PING, 0, 0, &[7; 8]);
+    assert_eq!(goodbye(&mut client), Some(ENHANCE_YOUR_CALM), "resets");
+    let counted = |kind| eventually_eq("the metric", 1.0, || cuts(&gateway, kind));
+    counted("resets");
+    let mut client = Connection::open(gateway.address(), &[]);
+    client.patience(PATIENCE);
+    // PRIORITY is not answered, unlike PING
+    client.send_many(80_000, PRIORITY, 0, 1, &[0; 5]);
+    assert_eq!(goodbye(&mut client), Some(ENHANCE_YOUR_CALM), "frames");
+    counted("frames");
+    assert!(is_well(&gateway));
+}
+
 /// Sends requests and their resets in one write.
 fn cancel_unread(client: &mut Connection, first: u32, count: u32) -> bool {
     let requests = (0..count).map(|index| first + 2 * index);
-    client.send_cancelled(requests, "/", CANCEL)
+    client.send_cancelled(requests, "GET", "/", CANCEL)
 }
 
 #[test]

@@ -184,9 +184,9 @@ fn a_thousand_refused_bodies() {
     let setting = Setting::start();
     // all from one address, whose share of the buffers is 2 MiB
     let clients: Vec<_> = (0..1_000)
-        .map(|_| chunked(setting.address(), 1, 4_500))
+        .map(|_| chunked(setting.address(), 1, 600))
         .collect();
-    setting.wait_for(REFUSED, 700.0);
+    setting.wait_for(REFUSED, 400.0);
     setting.end(clients, 80.0 * MIB);
 }
 

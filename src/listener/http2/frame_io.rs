@@ -39,17 +39,20 @@ impl AsyncRead for FrameIo {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        let before = buf.filled().len();
+        // the connection's task sends GOAWAY; nothing more is read
+        if this.clock.cut().is_some() {
+            return Poll::Pending;
+        }
         let io = &mut this.io;
         let read = |buf: &mut ReadBuf<'_>| Pin::new(io).poll_read(cx, buf);
         let read = this.reader.poll_read(&this.buffers, buf, read, |frame| {
             this.clock.frame(frame);
         });
         ready!(read)?;
-        Poll::Ready(match this.clock.cut() {
-            Some(cut) if buf.filled().len() > before => Err(io::Error::other(cut)),
-            _ => Ok(()),
-        })
+        match this.clock.cut() {
+            Some(_) => Poll::Pending,
+            None => Poll::Ready(Ok(())),
+        }
     }
 }
 

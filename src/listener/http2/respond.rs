@@ -14,15 +14,19 @@ use http::{
 };
 use http_body::{Body, Frame};
 
-use super::super::{date, streams::Portion};
+use super::super::{
+    date,
+    streams::{Portion, Tracked},
+};
+use crate::body::AnswerBody;
 
 type ResetCause = Box<dyn std::error::Error + Send + Sync>;
 
 /// Waits for the response and sends it, unless the client cancels the request.
 pub(super) async fn respond<F, B>(mut handling: Pin<Box<F>>, mut stream: SendResponse<Portion>)
 where
-    F: Future<Output = Response<B>>,
-    B: Body<Data = Portion, Error: Into<ResetCause>>,
+    F: Future<Output = Response<Tracked<B>>>,
+    B: AnswerBody,
 {
     let answered = poll_fn(|cx| match handling.as_mut().poll(cx) {
         Poll::Ready(response) => Poll::Ready(Some(response)),
@@ -46,8 +50,13 @@ where
     }
     let head = Response::from_parts(head, ());
     let sent = match stream.send_response(head, is_empty) {
-        Ok(_) if is_empty => return,
-        Ok(stream) => send_body(body, stream).await,
+        Ok(stream) => {
+            body.head_sent();
+            match is_empty {
+                true => return,
+                false => send_body(body, stream).await,
+            }
+        }
         Err(error) => {
             stream.send_reset(Reason::INTERNAL_ERROR);
             Err(error.into())

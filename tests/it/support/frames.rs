@@ -15,6 +15,7 @@ use super::raw;
 
 pub const DATA: u8 = 0;
 pub const HEADERS: u8 = 1;
+pub const PRIORITY: u8 = 2;
 pub const RST_STREAM: u8 = 3;
 pub const SETTINGS: u8 = 4;
 pub const PING: u8 = 6;
@@ -153,14 +154,15 @@ impl<S: Read + Write> Connection<S> {
         self.stream.write_all(&bytes).is_ok()
     }
 
-    /// Sends GETs for this path, each followed by its reset, in one write.
+    /// Sends requests for this path, each followed by its reset, in one write.
     pub fn send_cancelled(
         &mut self,
         streams: impl Iterator<Item = u32>,
+        method: &str,
         path: &str,
         code: [u8; 4],
     ) -> bool {
-        let block = encode(&fields_of("GET", path, &[]));
+        let block = encode(&fields_of(method, path, &[]));
         let mut bytes = Vec::new();
         for stream in streams {
             frame(
