@@ -79,8 +79,8 @@ impl AdminPages {
 }
 
 fn unknown() -> ApiResponse {
-    let why = "no decision with this request id is remembered: only the latest are, of one key a few each second; \
-               the access line of the request names the limit and the key";
+    let why = "no decision with this request id: the log keeps only the latest decisions, and a few per second of \
+               each key; the access line of the request names the limit and the key";
     ApiResponse::error(StatusCode::NOT_FOUND, why)
 }
 

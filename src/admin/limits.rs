@@ -367,7 +367,7 @@ fn set_mode(
     }
     let reach = rule_mode(active, limit, mode_override, scope)?;
     let mode = mode.map_or("configured", Mode::as_str);
-    let ends = until.map_or_else(|| "an operator ends it".to_owned(), telemetry::moment);
+    let ends = until.map_or_else(|| "no end".to_owned(), telemetry::moment);
     tracing::warn!(from = %call.from, limit = limit.unwrap_or("(all)"), mode, until = ends, reach, "an operator has changed the mode of a limit");
     Ok(ApiResponse::ok(
         json!({ "ok": true, "limit": limit, "mode": mode, "until": until_json(until), "reach": reach }),
@@ -433,7 +433,7 @@ fn change(
         OverrideSubject::Key(limit, &key),
         |runtime_overrides| runtime_overrides.rule_key(limit, &key, change),
     )?;
-    let ends = until.map_or_else(|| "an operator ends it".to_owned(), telemetry::moment);
+    let ends = until.map_or_else(|| "no end".to_owned(), telemetry::moment);
     tracing::warn!(from = %call.from, limit, key, until = ends, reach, "an operator has {what} a key");
     changed(active, limit, &key, reach)
 }
@@ -510,7 +510,7 @@ const BOOST_FOR: Duration = Duration::from_secs(24 * 3_600);
 /// Longest duration of an override. One without an end lasts until revoked.
 const FOR_MAX: Duration = Duration::from_secs(366 * 24 * 3_600);
 
-/// When a runtime override ends: after `for`, at `until`, or when an operator ends it.
+/// When a runtime override ends: after `for`, at `until`, or never (`None`).
 fn until(call: &ApiRequest) -> Result<Expiry, ApiResponse> {
     let bad = |why: String| ApiResponse::error(StatusCode::BAD_REQUEST, why);
     let now = SystemTime::now();
