@@ -75,7 +75,7 @@ use crate::{
         inbound::{InboundBody, RequestBody},
     },
     response::Refusal,
-    upstream::{self, forward::Failed, headers::Outbound},
+    upstream::{self, Failed, headers::Outbound},
 };
 
 use body::ResponseSource;

@@ -8,7 +8,7 @@ use std::{io, net::SocketAddr, path::PathBuf, sync::Arc};
 use rustls::{
     ClientConfig, RootCertStore,
     crypto::{CryptoProvider, aws_lc_rs},
-    pki_types::{CertificateDer, ServerName},
+    pki_types::ServerName,
 };
 use rustls_platform_verifier::BuilderVerifierExt as _;
 use tokio::{
@@ -21,15 +21,6 @@ use super::{
     Scheme, ServerAddress, UpstreamError, UpstreamSettings, resolve::ServerAddresses,
     stream::ServerStream,
 };
-
-/// How to verify the certificates of servers.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UpstreamTls {
-    /// Trusted CAs; `None` for those of the system.
-    pub ca: Option<Vec<CertificateDer<'static>>>,
-    /// Expected name in the certificate; `None` for the server's own.
-    pub server_name: Option<ServerName<'static>>,
-}
 
 /// Why TLS to an upstream cannot be set up.
 #[derive(Debug, thiserror::Error)]

@@ -17,9 +17,8 @@ use http_body::Body;
 use tokio::time::Instant;
 
 use super::{
-    ResponseBody, UpstreamError, UpstreamSettings,
+    Failed, ResponseBody, UpstreamError, UpstreamSettings,
     abandoned::AbandonedExchange,
-    forward::Failed,
     framing::{self, Framing, ResponseHead},
     headers::Outbound,
     pool::ServerConnection,

@@ -25,7 +25,7 @@ use http_body::Body;
 use tokio::time::Instant;
 
 use super::{
-    HostHeader, MAX_RETRIES, ServerAddress, Upstream, UpstreamError, echo,
+    Failed, HostHeader, MAX_RETRIES, ServerAddress, Upstream, UpstreamError, echo,
     exchange::exchange,
     forwarded_body::ForwardedBody,
     headers::{self, BodyFraming, Outbound},
@@ -51,21 +51,6 @@ pub struct ForwardFailure<E> {
     pub server: Option<usize>,
     /// The cause.
     pub failed: Failed<E>,
-}
-
-/// Why there is no response to forward.
-#[derive(Debug)]
-pub enum Failed<E> {
-    /// The server's side.
-    Upstream(UpstreamError),
-    /// The client's side: its body failed before the response.
-    RequestBody(E),
-}
-
-impl<E> From<UpstreamError> for Failed<E> {
-    fn from(error: UpstreamError) -> Self {
-        Self::Upstream(error)
-    }
 }
 
 /// Sends the request to a server of the upstream and returns the response, whose body is still to

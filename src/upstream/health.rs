@@ -15,24 +15,9 @@ use tokio::{
 };
 
 use super::{
-    HostHeader, SpareHeaderMap, UpstreamError, UpstreamState, endpoint::ServerEndpoint, framing,
-    http2, resolve::ServerAddresses,
+    Health, HostHeader, SpareHeaderMap, UpstreamError, UpstreamState, endpoint::ServerEndpoint,
+    framing, http2, resolve::ServerAddresses,
 };
-
-/// `[upstream.NAME.health]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Health {
-    /// Path of the check, requested with `GET`.
-    pub path: String,
-    /// Time from the end of one check to the next.
-    pub interval: Duration,
-    /// Bound on a whole check.
-    pub timeout: Duration,
-    /// Consecutive failed checks that take a healthy server out of service.
-    pub unhealthy_after: u32,
-    /// Consecutive passed checks that return it to service.
-    pub healthy_after: u32,
-}
 
 impl UpstreamState {
     /// Resolves server names and checks health; never returns, stops when dropped. Without it, a

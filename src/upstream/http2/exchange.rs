@@ -22,10 +22,9 @@ use tokio::time::Instant;
 
 use super::{
     super::{
-        UpstreamError, UpstreamSettings,
+        Failed, UpstreamError, UpstreamSettings,
         abandoned::{AbandonedExchange, AbandonedExchanges},
         exchange::MAX_INTERIM,
-        forward::Failed,
         framing::{self, MAX_FIELDS},
         headers::{self, Outbound},
         stream::ServerStream,
