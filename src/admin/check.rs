@@ -35,7 +35,7 @@ use crate::{
         described::{Described, DescribedBody},
     },
     identity::UserSource,
-    upstream::headers,
+    upstream::field_rules,
 };
 
 const PATH: &str = "/check";
@@ -219,7 +219,7 @@ fn original(mut head: Parts) -> Result<Parts, String> {
     };
     head.uri = Uri::from(target);
     let headers = &mut head.headers;
-    headers::remove_hop_by_hop(headers);
+    field_rules::remove_hop_by_hop(headers);
     // the proxy frames the body, if there is one
     for name in [&CONTENT_LENGTH, &EXPECT, &TRAILER] {
         headers.remove(name);

@@ -6,7 +6,10 @@ use super::{
     request_context::{RequestContext, UpstreamTarget},
     worker::Worker,
 };
-use crate::upstream::headers::{BodyFraming, ContinuedTrace, Outbound};
+use crate::upstream::{
+    BodyFraming,
+    headers::{ContinuedTrace, Outbound},
+};
 
 impl Worker {
     /// The request head for the upstream; `None` if the client is not identified yet.

@@ -43,8 +43,7 @@ use tokio::{
 
 use super::{
     ResponseBody, SpareHeaderMap,
-    exchange::MAX_INTERIM,
-    framing::{self, Framing, ResponseHead},
+    framing::{self, Framing, MAX_INTERIM, ResponseHead},
     http2::StreamPermit,
     pool::ServerConnection,
 };

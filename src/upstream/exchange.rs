@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::{
     Failed, ResponseBody, UpstreamError, UpstreamSettings,
     abandoned::AbandonedExchange,
-    framing::{self, Framing, ResponseHead},
+    framing::{self, Framing, MAX_INTERIM, ResponseHead},
     headers::Outbound,
     pool::ServerConnection,
     request_writer::{RequestWriteError, RequestWriter},
@@ -185,9 +185,6 @@ fn check_body(head: &ResponseHead, inbox: &[u8]) -> Result<(), UpstreamError> {
         _ => Ok(()),
     }
 }
-
-/// Most interim responses (100, 103, …) before the final one.
-pub(super) const MAX_INTERIM: u8 = 32;
 
 fn poll_head(
     connection: &mut ServerConnection,

@@ -28,7 +28,7 @@ use super::{
     Failed, HostHeader, MAX_RETRIES, ServerAddress, Upstream, UpstreamError, echo,
     exchange::exchange,
     forwarded_body::ForwardedBody,
-    headers::{self, BodyFraming, Outbound},
+    headers::{self, Outbound},
     http2::{self, H2Pool, StreamBody},
     pool::ServerPool,
     request_writer::RequestWriter,
@@ -280,16 +280,4 @@ fn is_idempotent(method: &Method) -> bool {
         *method,
         Method::GET | Method::HEAD | Method::OPTIONS | Method::PUT | Method::DELETE | Method::TRACE
     )
-}
-
-/// Framing of the request body towards the server.
-pub fn body_framing<B: Body>(method: &Method, body: &B) -> BodyFraming {
-    match body.size_hint().exact() {
-        Some(0) if matches!(*method, Method::POST | Method::PUT | Method::PATCH) => {
-            BodyFraming::Length(0)
-        }
-        Some(0) => BodyFraming::None,
-        Some(length) => BodyFraming::Length(length),
-        None => BodyFraming::Chunked,
-    }
 }

@@ -14,12 +14,14 @@ use http::{
     header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING, UPGRADE},
 };
 
-use super::{SpareHeaderMap, UpstreamError, headers};
+use super::{SpareHeaderMap, UpstreamError, field_rules};
 
 /// Most bytes of a response head.
 pub const MAX_HEAD_BYTES: usize = 64 * 1024;
 /// Most fields of a response head or of trailers.
 pub(super) const MAX_FIELDS: usize = 128;
+/// Most interim responses (100, 103, …) before the final one.
+pub(super) const MAX_INTERIM: u8 = 32;
 /// Most bytes of one chunk-size line with its extensions.
 const MAX_CHUNK_LINE_BYTES: usize = 4 * 1024;
 /// Most bytes of the trailer section.
@@ -160,7 +162,7 @@ struct HopByHop {
 impl HopByHop {
     /// Records a hop-by-hop field; `false` if the field is end-to-end.
     fn take(&mut self, name: &HeaderName, value: &HeaderValue) -> bool {
-        if !headers::is_hop_by_hop_in_responses(name) {
+        if !field_rules::is_hop_by_hop_in_responses(name) {
             return false;
         }
         let value = value.as_bytes().trim_ascii();
@@ -188,7 +190,7 @@ impl HopByHop {
         } else if token.eq_ignore_ascii_case(b"upgrade") {
             self.upgrades = true;
         } else if let Ok(name) = HeaderName::from_bytes(token)
-            && headers::may_be_named(&name)
+            && field_rules::may_be_named(&name)
         {
             self.named.push(name);
         }
@@ -462,7 +464,7 @@ fn parse_trailers(inbox: &[u8]) -> Result<Option<(HeaderMap, usize)>, &'static s
                     .map_err(|_| "a trailer name is invalid")?;
                 let value = HeaderValue::from_bytes(field.value)
                     .map_err(|_| "a trailer value is invalid")?;
-                if headers::may_be_trailer(&name) {
+                if field_rules::may_be_trailer(&name) {
                     trailers.append(name, value);
                 }
             }

@@ -2,8 +2,9 @@
 //!
 //! Read in this order: [`mod@forward`] (one request, top to bottom), [`balance`] (choice of the
 //! server), [`state`] (state that all workers share), `exchange` (one exchange over one
-//! connection), [`headers`] (the fields sent to the server), [`pool`] (connections), [`framing`]
-//! (the end of a response), [`body`] (the response body).
+//! connection), [`headers`] (the fields sent to the server), [`field_rules`] (hop-by-hop fields and
+//! trailers), [`pool`] (connections), [`framing`] (the end of a response), [`body`] (the response
+//! body).
 //!
 //! For HTTP/2 servers, [`http2`] replaces `exchange`, [`framing`] and [`body`]. [`tunnel`] relays a
 //! connection that leaves HTTP, and `websocket` decides when one may. [`abandoned`] keeps exchanges
@@ -20,6 +21,7 @@ pub mod echo;
 mod endpoint;
 mod error;
 mod exchange;
+pub mod field_rules;
 pub mod state;
 pub mod forward;
 pub mod forwarded_body;
@@ -31,6 +33,7 @@ pub mod http2;
 pub mod pool;
 mod resolve;
 pub mod retry;
+mod request_framing;
 mod request_writer;
 mod settings;
 mod spare_header_map;
@@ -47,7 +50,8 @@ pub use body::ResponseBody;
 pub use circuit_breaker::BreakerConfig;
 pub use endpoint::TlsError;
 pub use error::{Failed, UpstreamError};
-pub use forward::{body_framing, forward};
+pub use forward::forward;
+pub use request_framing::{BodyFraming, body_framing};
 pub use settings::{
     Health, HostHeader, MAX_RETRIES, Scheme, ServerAddress, UpstreamSettings, UpstreamTls,
 };

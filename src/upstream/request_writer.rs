@@ -11,10 +11,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use http_body::{Body, Frame};
 use tokio::io::AsyncWrite;
 
-use super::{
-    headers::{self, BodyFraming},
-    pool::ServerConnection,
-};
+use super::{BodyFraming, field_rules, pool::ServerConnection};
 
 /// Why the request could not be sent in full.
 #[derive(Debug)]
@@ -182,7 +179,7 @@ impl<B: Body<Data = Bytes> + Unpin> RequestWriter<B> {
         }
         outbox.put_slice(b"0\r\n");
         for (name, value) in trailers.iter().flatten() {
-            if headers::may_be_trailer(name) {
+            if field_rules::may_be_trailer(name) {
                 outbox.put_slice(name.as_str().as_bytes());
                 outbox.put_slice(b": ");
                 outbox.put_slice(value.as_bytes());

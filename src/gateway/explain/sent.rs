@@ -8,7 +8,10 @@ use crate::{
     gateway::{
         answer, request_context::RequestContext, request_context::UpstreamTarget, worker::Worker,
     },
-    upstream::headers::{self, BodyFraming, Outbound},
+    upstream::{
+        BodyFraming,
+        headers::{self, Outbound},
+    },
 };
 
 impl Worker {

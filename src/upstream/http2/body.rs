@@ -15,7 +15,7 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
 use super::{
-    super::{abandoned::AbandonedExchange, body::BodyInterruption, headers},
+    super::{abandoned::AbandonedExchange, body::BodyInterruption, field_rules},
     pool::StreamPermit,
     upload::Upload,
 };
@@ -200,7 +200,7 @@ where
                 Ok(trailers) => {
                     this.end();
                     let mut trailers = trailers.unwrap_or_default();
-                    headers::retain_trailers(&mut trailers);
+                    field_rules::retain_trailers(&mut trailers);
                     if !trailers.is_empty() {
                         return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
                     }

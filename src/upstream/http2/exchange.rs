@@ -24,8 +24,8 @@ use super::{
     super::{
         Failed, UpstreamError, UpstreamSettings,
         abandoned::{AbandonedExchange, AbandonedExchanges},
-        exchange::MAX_INTERIM,
-        framing::{self, MAX_FIELDS},
+        field_rules,
+        framing::{self, MAX_FIELDS, MAX_INTERIM},
         headers::{self, Outbound},
         stream::ServerStream,
     },
@@ -95,7 +95,7 @@ where
     };
     let (mut head, stream) = response.into_parts();
     let length = body_length(&mut head.headers, head.status, to_head, &stream)?;
-    headers::remove_hop_by_hop(&mut head.headers);
+    field_rules::remove_hop_by_hop(&mut head.headers);
     head.version = Version::HTTP_11;
     let upload = unanswered.upload.take();
     let body = StreamBody::new(stream, length, upload, place, settings.body_timeout);
@@ -197,7 +197,7 @@ fn poll_head(
         if *interim > MAX_INTERIM {
             return Poll::Ready(Err(UpstreamError::Protocol("too many interim responses")));
         }
-        headers::remove_hop_by_hop(head.headers_mut());
+        field_rules::remove_hop_by_hop(head.headers_mut());
         head.headers_mut().remove(CONTENT_LENGTH);
         if asked.forward_interim(head.status(), head.headers()) {
             // the client writes it once this task yields, and the final response may already be

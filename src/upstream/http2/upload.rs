@@ -11,7 +11,7 @@ use h2::SendStream;
 use http::HeaderMap;
 use http_body::Body;
 
-use super::super::headers;
+use super::super::field_rules;
 
 /// A body being sent. Dropping it before its end resets the stream.
 #[derive(Debug)]
@@ -109,7 +109,7 @@ impl<B: Body<Data = Bytes> + Unpin> Upload<B> {
 
     fn poll_end(&mut self, trailers: Option<HeaderMap>) -> Poll<Result<(), B::Error>> {
         let mut trailers = trailers.unwrap_or_default();
-        headers::retain_trailers(&mut trailers);
+        field_rules::retain_trailers(&mut trailers);
         let ended = if trailers.is_empty() {
             self.stream.send_data(Bytes::new(), true)
         } else {
