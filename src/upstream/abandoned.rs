@@ -42,7 +42,7 @@ use tokio::{
 };
 
 use super::{
-    ResponseBody, SpareHeaderMap,
+    ResponseBody, SpareHeaderMap, Tunnel,
     framing::{self, Framing, MAX_INTERIM, ResponseHead},
     http2::StreamPermit,
     pool::ServerConnection,
@@ -111,7 +111,7 @@ impl AbandonedExchange {
     }
 
     /// The rest of a response of known length.
-    pub(super) fn response(rest: ResponseBody<Empty<Bytes>>, timeout: Duration) -> Self {
+    fn response(rest: ResponseBody<Empty<Bytes>>, timeout: Duration) -> Self {
         Self::new(AbandonedWork::Response(Box::new(rest)), timeout)
     }
 
@@ -152,8 +152,32 @@ impl AbandonedExchange {
     }
 }
 
+impl<B> ResponseBody<B> {
+    /// The rest of an unfinished exchange; `None` if it has visibly ended.
+    pub fn abandon(mut self) -> Option<AbandonedExchange> {
+        let connection = self.connection.take()?;
+        let is_whole = self.sending.is_none() && !self.refused_body && !self.gave_up;
+        let framing = std::mem::replace(&mut self.framing, Framing::Empty);
+        Some(match framing {
+            Framing::Length(left) if is_whole && left <= MAX_DISCARDED_BYTES => {
+                let timeout = connection.settings().abandoned_timeout;
+                let rest = ResponseBody::rest(framing, connection, self.reusable);
+                AbandonedExchange::response(rest, timeout)
+            }
+            _ => AbandonedExchange::closing(connection),
+        })
+    }
+}
+
+impl Tunnel {
+    /// The rest of a broken tunnel: the server may not have closed its side.
+    pub fn abandon(self) -> AbandonedExchange {
+        AbandonedExchange::closing(self.connection)
+    }
+}
+
 /// Response bytes discarded before the server is stopped.
-pub(super) const MAX_DISCARDED_BYTES: u64 = 1024 * 1024;
+const MAX_DISCARDED_BYTES: u64 = 1024 * 1024;
 /// A server that sends for longer is streaming, or has not noticed our FIN.
 const MAX_DISCARDING: Duration = Duration::from_secs(1);
 /// Minimum wait after a reset.

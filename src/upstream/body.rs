@@ -19,7 +19,6 @@ use tokio::time::Instant;
 
 use super::{
     Tunnel,
-    abandoned::{AbandonedExchange, MAX_DISCARDED_BYTES},
     framing::{DecoderOutput, Framing},
     pool::{ServerConnection, ServerPool},
     request_writer::{RequestWriteError, RequestWriter},
@@ -39,15 +38,15 @@ pub enum BodyInterruption {
 /// The body of a response from a server.
 #[derive(Debug)]
 pub struct ResponseBody<B> {
-    framing: Framing,
+    pub(super) framing: Framing,
     /// `None` once the connection has returned to the pool or is lost.
-    connection: Option<Box<ServerConnection>>,
+    pub(super) connection: Option<Box<ServerConnection>>,
     /// The unsent rest of the request. Boxed, as it is rare.
-    sending: Option<Box<RequestWriter<B>>>,
+    pub(super) sending: Option<Box<RequestWriter<B>>>,
     /// Whether the server stopped reading before the end of the request.
-    refused_body: bool,
+    pub(super) refused_body: bool,
     /// Whether the connection may carry another exchange.
-    reusable: bool,
+    pub(super) reusable: bool,
     max_silence: Duration,
     /// When the head arrived.
     began: Instant,
@@ -56,7 +55,7 @@ pub struct ResponseBody<B> {
     /// When the current silence of the server began.
     silent_since: Option<Instant>,
     /// Whether it ended in an error on our side, while the server may continue.
-    gave_up: bool,
+    pub(super) gave_up: bool,
 }
 
 impl<B> ResponseBody<B> {
@@ -145,21 +144,6 @@ impl<B> ResponseBody<B> {
         self.reusable = false;
         self.framing = Framing::Empty;
         self.sending = None;
-    }
-
-    /// The rest of an unfinished exchange; `None` if it has visibly ended.
-    pub fn abandon(mut self) -> Option<AbandonedExchange> {
-        let connection = self.connection.take()?;
-        let is_whole = self.sending.is_none() && !self.refused_body && !self.gave_up;
-        let framing = std::mem::replace(&mut self.framing, Framing::Empty);
-        Some(match framing {
-            Framing::Length(left) if is_whole && left <= MAX_DISCARDED_BYTES => {
-                let timeout = connection.settings().abandoned_timeout;
-                let rest = ResponseBody::rest(framing, connection, self.reusable);
-                AbandonedExchange::response(rest, timeout)
-            }
-            _ => AbandonedExchange::closing(connection),
-        })
     }
 }
 

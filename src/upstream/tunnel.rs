@@ -19,7 +19,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{abandoned::AbandonedExchange, pool::ServerConnection};
+use super::pool::ServerConnection;
 
 /// Size of a read, and the most bytes buffered per direction.
 const READ_BYTES: usize = 16 * 1024;
@@ -27,7 +27,7 @@ const READ_BYTES: usize = 16 * 1024;
 /// The server side of a connection that has left HTTP.
 #[derive(Debug)]
 pub struct Tunnel {
-    connection: Box<ServerConnection>,
+    pub(super) connection: Box<ServerConnection>,
     max_silence: Duration,
 }
 
@@ -48,11 +48,6 @@ impl Tunnel {
             connection,
             max_silence,
         }
-    }
-
-    /// The rest of a broken tunnel: the server may not have closed its side.
-    pub fn abandon(self) -> AbandonedExchange {
-        AbandonedExchange::closing(self.connection)
     }
 
     /// Relays until both sides have ended; calls `sent` with each number of bytes written to the
