@@ -8,21 +8,24 @@
 //!                                  up to `max_connections`
 //! ```
 //!
-//! Read in this order: `lines` (connections), `exchange` (sends the request, receives the response
-//! head), `upload` (the request body), [`body`] (the response body).
+//! Read in this order: `connections`, `pool` (opens them, grants stream permits), `exchange` (sends
+//! the request, receives the response head), `upload` (the request body), [`body`] (the response
+//! body).
 //!
 //! Flow control bounds each stream to `STREAM_WINDOW` in either direction. The connection's window
 //! has the largest size that the protocol allows. With a smaller one, a few slow clients would
 //! stall the streams of all others.
 
 pub mod body;
+mod connections;
 mod exchange;
 mod pool;
 mod upload;
 
 pub use body::StreamBody;
+pub(super) use connections::H2Pool;
 pub(super) use exchange::{ask, exchange, head};
-pub(super) use pool::{H2Pool, StreamPermit};
+pub(super) use pool::StreamPermit;
 
 /// Bytes that a server may send on one stream ahead of the client.
 const STREAM_WINDOW: u32 = 128 * 1024;

@@ -192,7 +192,7 @@ impl ServerPool {
     }
 
     /// Whether the server still has this address.
-    pub(super) fn is_at(&self, address: Option<SocketAddr>) -> bool {
+    fn is_at(&self, address: Option<SocketAddr>) -> bool {
         address.is_none_or(|address| self.endpoint().has(address))
     }
 
@@ -209,7 +209,8 @@ impl ServerPool {
 
     pub(super) fn sweep(&self, now: Instant) {
         let idle_timeout = self.settings().idle_timeout;
-        self.lines.sweep(self, now);
+        self.lines
+            .sweep(idle_timeout, now, |address| self.is_at(address));
         let keep = |since: &Instant| now.saturating_duration_since(*since) < idle_timeout;
         self.idle
             .borrow_mut()

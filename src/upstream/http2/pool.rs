@@ -1,17 +1,16 @@
-//! HTTP/2 connections of one worker to one server, and the stream permits on them.
+//! Opens HTTP/2 connections of one worker to one server, and grants the stream permits on them.
 //!
 //! A connection accepts no new exchanges after the server's GOAWAY. Nor does it after a request got
 //! no response within `response_timeout`, since it may be dead. Exchanges in flight may end on it.
 //! A connection without exchanges for `idle_timeout` is closed.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::Cell,
     future::{Future, poll_fn},
     io,
-    net::SocketAddr,
     pin::Pin,
     rc::Rc,
-    task::{Context, Poll, Waker},
+    task::{Context, Poll},
 };
 
 use bytes::Bytes;
@@ -21,7 +20,6 @@ use h2::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    sync::Notify,
     time::Instant,
 };
 
@@ -32,31 +30,12 @@ use super::{
         pool::{Outstanding, ServerConnection, ServerPool},
     },
     CONNECTION_WINDOW, MAX_SEND_BUFFER_BYTES, STREAM_WINDOW,
+    connections::{H2Connection, H2Pool, PendingConnection},
 };
 use crate::receive_buffer::{
     DATA_FRAME_BUDGET, MAX_REMEMBERED_RESETS, RESET_MEMORY, ReceiveBuffer, ReceiveBuffers,
     TurnReader,
 };
-
-/// The connections that accept new exchanges.
-#[derive(Debug, Default)]
-pub(in crate::upstream) struct H2Pool {
-    open: RefCell<Vec<Rc<H2Connection>>>,
-    /// Whether a connection is being opened. Others wait for it instead of opening their own.
-    opening: Cell<bool>,
-    changed: Notify,
-}
-
-/// One connection.
-#[derive(Debug)]
-struct H2Connection {
-    /// Its remote address, if TCP.
-    address: Option<SocketAddr>,
-    sender: SendRequest<Bytes>,
-    buffers: Rc<ReceiveBuffers>,
-    streams: Cell<usize>,
-    idle_since: Cell<Instant>,
-}
 
 /// Permit for one exchange on a connection, until dropped.
 #[derive(Debug)]
@@ -67,18 +46,6 @@ pub(in crate::upstream) struct StreamPermit {
     /// already closed it.
     pub(in crate::upstream) reused: bool,
     _outstanding: Outstanding,
-}
-
-impl H2Connection {
-    fn has_room(&self) -> bool {
-        self.streams.get() < self.sender.current_max_send_streams()
-    }
-
-    /// Whether neither side has ended the connection, or is about to.
-    fn takes_more(&self) -> bool {
-        let mut cx = Context::from_waker(Waker::noop());
-        !matches!(self.sender.clone().poll_ready(&mut cx), Poll::Ready(Err(_)))
-    }
 }
 
 impl StreamPermit {
@@ -150,17 +117,6 @@ impl H2Pool {
         }
     }
 
-    fn with_room(&self) -> Option<Rc<H2Connection>> {
-        let mut open = self.open.borrow_mut();
-        loop {
-            let at = open.iter().position(|line| line.has_room())?;
-            if open[at].takes_more() {
-                return Some(Rc::clone(&open[at]));
-            }
-            open.remove(at);
-        }
-    }
-
     async fn open_one(
         &self,
         pool: &Rc<ServerPool>,
@@ -223,28 +179,6 @@ impl H2Pool {
         });
         Ok(line)
     }
-
-    fn forget(&self, line: &Rc<H2Connection>) {
-        self.open
-            .borrow_mut()
-            .retain(|open| !Rc::ptr_eq(open, line));
-        self.changed.notify_waiters();
-    }
-
-    /// Drops connections that have been idle for too long, or whose address the server no longer
-    /// has. A connection ends with its last permit.
-    pub(in crate::upstream) fn sweep(&self, pool: &ServerPool, now: Instant) {
-        let idle_timeout = pool.settings().idle_timeout;
-        self.open.borrow_mut().retain(|line| {
-            let idle = now.saturating_duration_since(line.idle_since.get());
-            (line.streams.get() > 0 || idle < idle_timeout) && pool.is_at(line.address)
-        });
-    }
-
-    /// Drops all connections; exchanges in flight may end.
-    pub(in crate::upstream) fn retire(&self) {
-        self.open.borrow_mut().clear();
-    }
 }
 
 /// Waits for the server's SETTINGS. Without them the stream limit is unknown, so requests could be
@@ -261,23 +195,6 @@ async fn wait_for_settings(driven: &mut DrivenConnection) -> Result<(), h2::Erro
         }
     })
     .await
-}
-
-/// Marks that a connection is being opened, until dropped.
-struct PendingConnection<'a>(&'a H2Pool);
-
-impl<'a> PendingConnection<'a> {
-    fn begin(lines: &'a H2Pool) -> Self {
-        lines.opening.set(true);
-        Self(lines)
-    }
-}
-
-impl Drop for PendingConnection<'_> {
-    fn drop(&mut self) {
-        self.0.opening.set(false);
-        self.0.changed.notify_waiters();
-    }
 }
 
 /// A connection and its driver task, which polls it in fair turns.
