@@ -1,6 +1,6 @@
 //! The scripts themselves, on a Redis: what they grant, return, remember and forget.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use redis::Value;
 
@@ -428,12 +428,18 @@ fn pass_time(redis: &Redis, seconds: u64) {
     redis.run::<Value>(&["EVAL", script, "1", KEY, &seconds.to_string()]);
 }
 
-/// One token per second.
-const QUICK: Bucket = Bucket {
-    capacity: 20.0,
-    rate: 1.0,
-    tau_us: 3_600_000_000,
-};
+/// One token per second. No generation begins or ends in the minutes around the test.
+fn quick() -> Bucket {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.expect("it is after 1970").as_secs();
+    let is_far = |tau: &u64| (200..tau - 200).contains(&(now % tau));
+    let tau = (3_000..4_200).step_by(100).find(is_far);
+    Bucket {
+        capacity: 20.0,
+        rate: 1.0,
+        tau_us: tau.expect("the ends of twelve lengths are not all near") * 1_000_000,
+    }
+}
 
 #[test]
 fn a_bucket_that_refilled_behind_borrowed_tokens_does_not_grant_them_again_when_they_come_back() {
@@ -441,11 +447,11 @@ fn a_bucket_that_refilled_behind_borrowed_tokens_does_not_grant_them_again_when_
         let redis = Redis::start();
         let borrowed = old(&redis, 20, 0, 6, &[]);
         assert_eq!(borrowed.want, 6);
-        assert_eq!(QUICK.call(&redis, 0, 0, &[]).pool, 14, "{before}");
+        assert_eq!(quick().call(&redis, 0, 0, &[]).pool, 14, "{before}");
         pass_time(&redis, 60);
-        let first = QUICK.call(&redis, 20, 0, &[]).need;
+        let first = quick().call(&redis, 20, 0, &[]).need;
         old(&redis, 20, 0, 0, &[(1, borrowed.generation, 6)]);
-        let second = QUICK.call(&redis, 20, 0, &[]).need;
+        let second = quick().call(&redis, 20, 0, &[]).need;
         assert_eq!(first + second, 20, "{before}: {first} and {second}");
     }
 }
@@ -454,13 +460,13 @@ fn a_bucket_that_refilled_behind_borrowed_tokens_does_not_grant_them_again_when_
 fn borrowed_tokens_are_still_counted_by_a_bucket_that_a_change_creates_later() {
     let new = Bucket {
         capacity: 59.0,
-        ..QUICK
+        ..quick()
     };
     let redis = Redis::start();
-    let borrowed = QUICK.call(&redis, 0, 6, &[]);
+    let borrowed = quick().call(&redis, 0, 6, &[]);
     pass_time(&redis, 60);
     assert_eq!(new.call(&redis, 59, 0, &[]).need, 53);
-    QUICK.call(&redis, 0, 0, &[(1, borrowed.generation, 6)]);
+    quick().call(&redis, 0, 0, &[(1, borrowed.generation, 6)]);
     assert_eq!(new.call(&redis, 59, 0, &[]).need, 6);
 }
 
@@ -469,14 +475,14 @@ fn a_bucket_does_not_refill_behind_its_own_leases_when_other_terms_are_used() {
     for (other, call) in FORMS {
         let redis = Redis::start();
         call(&redis, 21, 0, 0, &[]);
-        let borrowed = QUICK.call(&redis, 0, 6, &[]);
+        let borrowed = quick().call(&redis, 0, 6, &[]);
         assert_eq!(borrowed.want, 6);
         pass_time(&redis, 60);
         call(&redis, 21, 0, 0, &[]);
-        let first = QUICK.call(&redis, 20, 0, &[]).need;
+        let first = quick().call(&redis, 20, 0, &[]).need;
         assert_eq!(first, 14, "{other}");
         let returned = [(1, borrowed.generation, 6)];
-        assert_eq!(QUICK.call(&redis, 20, 0, &returned).need, 6, "{other}");
+        assert_eq!(quick().call(&redis, 20, 0, &returned).need, 6, "{other}");
     }
 }
 
@@ -484,7 +490,7 @@ fn a_bucket_does_not_refill_behind_its_own_leases_when_other_terms_are_used() {
 fn units_that_a_smaller_limit_had_no_room_to_count_do_not_come_back_to_it() {
     let large = Bucket {
         capacity: 60.0,
-        ..QUICK
+        ..quick()
     };
     for (after, new) in FORMS {
         let redis = Redis::start();
@@ -503,16 +509,16 @@ fn tokens_borrowed_before_a_window_do_not_come_back_to_it_in_place_of_later_ones
     const SECOND_US: u64 = 1_000_000;
     let redis = Redis::start();
     let new = |need| window(&redis, false, 10, SECOND_US, need, 0, &[]);
-    let borrowed = QUICK.call(&redis, 0, 6, &[]);
+    let borrowed = quick().call(&redis, 0, 6, &[]);
     let first = new(0).generation;
     let second = eventually("the next window", || match new(0).generation {
         second if second != first => Ok(second),
         _ => Err(first.to_string()),
     });
     // these eight are spent in the second window; the bucket has forgotten them when six return
-    assert_eq!(QUICK.call(&redis, 8, 0, &[]).need, 8);
+    assert_eq!(quick().call(&redis, 8, 0, &[]).need, 8);
     pass_time(&redis, 60);
-    QUICK.call(&redis, 0, 0, &[(1, borrowed.generation, 6)]);
+    quick().call(&redis, 0, 0, &[(1, borrowed.generation, 6)]);
     let answer = new(10);
     assert!(
         answer.need == 2 || answer.generation != second,
