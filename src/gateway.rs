@@ -26,6 +26,9 @@ mod body_error;
 mod applicability;
 mod applied_limit;
 mod ask;
+mod cost;
+mod cost_rule;
+mod held_costs;
 mod admit;
 mod observer;
 
@@ -166,9 +169,10 @@ impl Worker {
         &self,
         request: &mut RequestContext<'_>,
         target: &UpstreamTarget<'_>,
-        body: InboundBody,
+        mut body: InboundBody,
     ) -> Response<Body> {
         let slots = std::mem::take(&mut request.decision.slots);
+        let costs = request.decision.costs.take();
         let request = &*request;
         let (head, route) = (request.head, request.decision.route);
         let framing = upstream::body_framing(&head.method, &body);
@@ -179,13 +183,14 @@ impl Worker {
             return self.refuse(request, &Refusal::LoopDetected, None);
         }
         let upstream = &self.upstreams[route.upstream];
-        let mut record = Record::begin(self, request, slots);
+        let mut record = Record::begin(self, request, slots, costs);
+        let sent = Instant::now();
+        record.sending(sent, &mut body);
         let outbound = Outbound {
             custody: record.abandoned_exchanges(),
             ..outbound
         };
         let body = framing.has_body().then(|| Box::new(body));
-        let sent = Instant::now();
         let answered = upstream::forward(upstream, &outbound, body, sent).await;
         if let Some(overload) = &self.active.overload {
             overload.answered(sent.elapsed());
@@ -199,10 +204,12 @@ impl Worker {
             Err(unanswered) => {
                 let refusal = match &unanswered.failed {
                     Failed::Upstream(error) => {
+                        record.sent_nothing(error.nothing_was_sent());
                         record.asked(unanswered.server, Some(error.kind()));
                         self.upstream_failed(request, unanswered.server, error)
                     }
                     Failed::RequestBody(error) => {
+                        record.sent_nothing(true);
                         record.asked(unanswered.server, None);
                         refusals::bad_body(error)
                     }

@@ -195,6 +195,11 @@ impl SharedLimit {
         self.tiers.get(tier).unwrap_or(&self.tiers[0])
     }
 
+    /// Most units available at once under a quota.
+    pub fn capacity(&self, tier: usize) -> u64 {
+        self.tier(tier).terms.capacity
+    }
+
     /// The algorithm, equal in every tier.
     pub(super) fn algorithm(&self) -> LeaseAlgorithm {
         self.tier(0).terms.algorithm

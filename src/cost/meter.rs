@@ -76,6 +76,17 @@ impl UsageMeter {
         }
     }
 
+    /// Whether it reads what this schema wants.
+    pub fn reads_like(&self, schema: &Arc<UsageSchema>) -> bool {
+        let format = self.schema.format();
+        Arc::ptr_eq(&self.schema, schema) || format.is_some() && format == schema.format()
+    }
+
+    /// Whether the answer is a stream of events.
+    pub fn is_event_stream(&self) -> bool {
+        matches!(self.body, BodyReader::Events(_))
+    }
+
     /// Reads the next piece of the body. Returns the offset where the last event completed in it
     /// ends.
     pub fn feed(&mut self, piece: &[u8]) -> Option<usize> {

@@ -12,6 +12,7 @@ pub mod price;
 pub mod request;
 pub mod reservation;
 pub mod rule;
+pub mod stated;
 
 mod counters;
 mod events;
@@ -30,6 +31,7 @@ pub use rule::{
     ActualCost, AnswerEnding, AnswerFacts, CostBasis, CostEstimate, CostRule, CostUnits,
     EstimateKind, FailureCost, UnreportedCost,
 };
+pub use stated::number_at;
 
 #[cfg(test)]
 mod tests;

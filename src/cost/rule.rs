@@ -188,6 +188,15 @@ pub struct ActualCost {
     pub is_implausible: bool,
 }
 
+impl ActualCost {
+    /// Nothing is charged.
+    pub const REFUNDED: ActualCost = ActualCost {
+        units: 0,
+        basis: CostBasis::Refunded,
+        is_implausible: false,
+    };
+}
+
 impl CostRule {
     /// Estimates the cost to reserve for a request.
     pub fn estimate(&self, inputs: &CostInputs, learned: &LearnedRatios) -> CostEstimate {
@@ -292,7 +301,7 @@ impl CostRule {
     }
 
     /// The name under which a model is learned: from the price table, else from the request.
-    fn learned_as<'a>(&'a self, model: Option<&'a str>) -> &'a str {
+    pub fn learned_as<'a>(&'a self, model: Option<&'a str>) -> &'a str {
         match &self.units {
             CostUnits::Money(table) => table.find(model).name,
             _ => model.unwrap_or(super::price::OTHER_MODEL),
@@ -418,7 +427,7 @@ impl CostRule {
 
 impl<'a> AnswerFacts<'a> {
     /// The answer's model if the price table lists it, else the request's.
-    fn priced_model(&self, rule: &CostRule) -> Option<&'a str> {
+    pub fn priced_model(&self, rule: &CostRule) -> Option<&'a str> {
         let is_listed = |model: &&str| match &rule.units {
             CostUnits::Money(table) => table.find(Some(model)).is_listed,
             _ => true,

@@ -55,11 +55,13 @@ impl Worker {
         let admitted = limits.admitted();
         if admitted {
             self.hold_admitted(decision, now_ns, &limits);
+            self.hold_costs(decision, now_ns, &limits, effect);
             let observed = self.observe(decision, now_ns, &mut limits, effect);
             if let Err(refusal) = observed.await {
                 // This refusal is immediate: release what the request holds.
                 decision.delay = Duration::ZERO;
                 decision.slots = RequestSlots::default();
+                decision.costs = None;
                 return Err(refusal);
             }
         } else {
@@ -182,6 +184,9 @@ impl Worker {
                 let slot = HeldSlot::of(&applied, now_ns, finding.held());
                 decision.slots.add(&self.active, slot);
             }
+            if effect.charges() && rule.cost.is_some() {
+                self.hold_cost(decision, now_ns, one);
+            }
         }
         Ok(())
     }
@@ -191,7 +196,8 @@ impl Worker {
         let mut now_ns = None;
         for one in decision.limits.all() {
             let counted = &one.applied.limit.rule.settings.count_status;
-            if one.finding.is_some() && counted.contains(&status) {
+            let is_due = one.finding.is_some() && one.applied.counts_later();
+            if is_due && counted.contains(&status) {
                 let now_ns = *now_ns.get_or_insert_with(|| {
                     self.active.process.nanoseconds(tokio::time::Instant::now())
                 });

@@ -62,6 +62,11 @@ impl Worker {
         // HTTP/1 may leave no room for trailers.
         let is_http2 = request.head.version == Version::HTTP_2;
         let grpc = request.grpc.filter(|_| is_http2);
+        if response.body().has_ended()
+            && let Some(costs) = record.costs_mut()
+        {
+            costs.ended();
+        }
         response.map(|source| Body::recorded(source, record, grpc))
     }
 
@@ -81,7 +86,9 @@ impl Worker {
         request.from.upgrade_to(Box::new(move |client| {
             Box::pin(async move {
                 let _open = record.open_tunnel();
-                if let Err(ended) = tunnel.relay(client, |bytes| record.sent(bytes)).await {
+                let relayed = tunnel.relay(client, |bytes| record.sent(bytes)).await;
+                record.tunnel_ended(relayed.is_ok());
+                if let Err(ended) = relayed {
                     tracing::debug!(%ended, "a tunnel ended early");
                     if let Some(custody) = record.abandoned_exchanges() {
                         custody.keep(tunnel.abandon());
@@ -101,6 +108,9 @@ impl Worker {
     ) {
         let status = response.status();
         let headers = response.headers_mut();
+        if let Some(costs) = record.costs_mut() {
+            costs.answered(&request.head.method, status, headers);
+        }
         headers.insert(&X_REQUEST_ID, request.request_id.clone());
         if let Some(limit) = request.decision.warning
             && let Ok(limit) = HeaderValue::from_str(limit)

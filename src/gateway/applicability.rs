@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{
     applied_limit::{Applicability, AppliedLimit, Block},
+    cost_rule::KnownCost,
     decision_context::{DecisionContext, RequestAttributes},
     decision_effect::DecisionEffect,
     observer::DecisionObserver,
@@ -21,6 +22,28 @@ use crate::{
 /// Granted units that this request has taken, by grant.
 pub(super) type GrantedUnits = Vec<(Arc<QuotaGrant>, u64)>;
 
+impl LimitRule {
+    /// The units to claim of a request.
+    #[inline]
+    fn claim(
+        &self,
+        attributes: &RequestAttributes<'_>,
+        subject: &KeySubject<'_>,
+        known: &KnownCost<'_>,
+        tier: usize,
+    ) -> u64 {
+        let Some(cost) = &self.cost else {
+            return known.route;
+        };
+        let is_trusted = attributes.client.peer_trusted;
+        let units = cost.claim(known, is_trusted, attributes.headers, subject);
+        match cost.reserves() {
+            true => units.min(self.buckets.largest_claim(tier)),
+            false => units,
+        }
+    }
+}
+
 impl Worker {
     /// Finds the applying limits of the route, and takes granted units of their keys.
     pub(super) fn apply_limits<'a>(
@@ -37,18 +60,19 @@ impl Worker {
         };
         let samples_keys = self.samples_keys();
         let mut limits = std::mem::take(&mut decision.limits);
+        let known = decision.known_cost();
         let applied = decision.with_subject(&self.active.plan.table, attributes, |subject| {
             for limit in &route.limits {
-                let applicability =
-                    self.applicability(attributes, limit, guesses, subject, route.cost);
+                let applicability = self.applicability(attributes, limit, guesses, subject, &known);
                 observer.limit(limit, &applicability);
                 match applicability {
                     Applicability::Exempt(_) => limit.decisions.exempt.increment(1),
                     Applicability::MissingKey => return Err(LACKS_KEY),
                     Applicability::Granted(boost) => {
                         limit.decisions.exempt.increment(1);
-                        if effect.charges() && boost.take(route.cost) {
-                            granted.push((boost, route.cost));
+                        let cost = limit.rule.claim(attributes, subject, &known, 0);
+                        if effect.charges() && boost.take(cost) {
+                            granted.push((boost, cost));
                         }
                     }
                     Applicability::Applies(applied) => {
@@ -79,7 +103,7 @@ impl Worker {
         limit: &'a LimitPlan,
         guesses: bool,
         subject: &KeySubject<'_>,
-        cost: u64,
+        known: &KnownCost<'_>,
     ) -> Applicability<'a> {
         let rule = &*limit.rule;
         match rule.mode() {
@@ -88,7 +112,7 @@ impl Worker {
             _ if guesses && !limit.everywhere && !rule.key.has_address() => {
                 Applicability::NotForGuesses
             }
-            mode => match self.bucket(attributes, limit, subject, cost) {
+            mode => match self.bucket(attributes, limit, subject, known) {
                 Applicability::Applies(mut applied) => {
                     applied.is_enforced = rule.enforces(mode, applied.key());
                     Applicability::Applies(applied)
@@ -105,7 +129,7 @@ impl Worker {
         attributes: &RequestAttributes<'_>,
         limit: &'a LimitPlan,
         subject: &KeySubject<'_>,
-        cost: u64,
+        known: &KnownCost<'_>,
     ) -> Applicability<'a> {
         let rule = &*limit.rule;
         let client = &attributes.client;
@@ -143,6 +167,7 @@ impl Worker {
             }) => return Applicability::Granted(boost),
             _ => {}
         }
+        let cost = rule.claim(attributes, subject, known, tier);
         let bucket = (tier, key);
         Applicability::Applies(AppliedLimit::new(limit, bucket, cost, by_override, block))
     }

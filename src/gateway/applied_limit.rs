@@ -139,13 +139,26 @@ impl<'a> AppliedLimit<'a> {
             limit: limit.rule.shared.as_ref()?,
             tier: self.tier(),
             key: self.key(),
-            cost: self.cost,
+            cost: self.cost.saturating_sub(self.beyond_capacity()),
         })
     }
 
     /// Whether the answer's status decides if the request is charged.
     pub(super) fn counts_later(&self) -> bool {
-        !self.limit.rule.settings.count_status.is_empty()
+        let rule = &self.limit.rule;
+        let reserves = rule.cost.as_ref().is_some_and(|cost| cost.reserves());
+        !rule.settings.count_status.is_empty() && !reserves
+    }
+
+    /// The units of an estimate above the capacity of a shared limit. They are owed, because a
+    /// gateway cannot borrow them.
+    pub(super) fn beyond_capacity(&self) -> u64 {
+        let rule = &self.limit.rule;
+        let reserves = rule.cost.as_ref().is_some_and(|cost| cost.reserves());
+        match &rule.shared {
+            Some(shared) if reserves => self.cost.saturating_sub(shared.capacity(self.tier())),
+            _ => 0,
+        }
     }
 
     /// Whether other gateways share the limit.

@@ -4,7 +4,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 
-use super::{body_error::BodyError, record::Record, refusals::bad_body};
+use super::{body_error::BodyError, held_costs::StreamCut, record::Record, refusals::bad_body};
 use crate::{
     body::{AnswerBody, BodyPiece},
     listener::inbound::InboundBody,
@@ -58,9 +58,14 @@ impl Recorded {
         if self.has_ended {
             return Poll::Ready(None);
         }
-        let piece = self.source.poll_piece(cx);
-        match &piece {
-            Poll::Ready(Some(Ok(piece))) => self.record.sent(piece.data_bytes()),
+        let mut piece = self.source.poll_piece(cx);
+        match &mut piece {
+            Poll::Ready(Some(Ok(piece))) => {
+                if let Some(cut) = self.meter(piece) {
+                    return self.end_early(piece, cut);
+                }
+                self.record.sent(piece.data_bytes());
+            }
             Poll::Ready(Some(Err(error))) => {
                 let Some(inbound) = error.of_request() else {
                     self.record.record_body_error(error);
@@ -76,9 +81,51 @@ impl Recorded {
                     return Poll::Ready(Some(Ok(BodyPiece::Trailers(trailers))));
                 }
             }
-            Poll::Ready(None) | Poll::Pending => {}
+            Poll::Ready(None) => {
+                if let Some(costs) = self.record.costs_mut() {
+                    costs.ended();
+                }
+            }
+            Poll::Pending => {}
         }
         piece
+    }
+
+    /// Shows a piece to the limits on costs. Says if the stream ends here.
+    fn meter(&mut self, piece: &mut BodyPiece) -> Option<StreamCut> {
+        let costs = self.record.costs_mut()?;
+        let cut = match piece {
+            BodyPiece::Data(data) => costs.feed(data),
+            BodyPiece::Trailers(trailers) => {
+                costs.trailers(trailers);
+                None
+            }
+        };
+        if cut.is_none() && (self.source.has_ended() || matches!(piece, BodyPiece::Trailers(_))) {
+            costs.ended();
+        }
+        cut
+    }
+
+    /// Ends a stream whose key has nothing left: behind its last event if its framing allows more,
+    /// else at once.
+    fn end_early(
+        &mut self,
+        piece: &BodyPiece,
+        cut: StreamCut,
+    ) -> Poll<Option<Result<BodyPiece, BodyError>>> {
+        let is_framed = self.source.exact_bytes().is_some();
+        self.source.abandon(&self.record);
+        self.has_ended = true;
+        match (cut, piece) {
+            (StreamCut::After(end, event), BodyPiece::Data(data)) if !is_framed => {
+                let kept = data.get(..end).unwrap_or(data);
+                let last = Bytes::from([kept, &event[..]].concat());
+                self.record.sent(last.len());
+                Poll::Ready(Some(Ok(BodyPiece::Data(last))))
+            }
+            _ => Poll::Ready(Some(Err(BodyError::Spent))),
+        }
     }
 }
 
@@ -159,7 +206,7 @@ impl ResponseSource {
         }
     }
 
-    fn has_ended(&self) -> bool {
+    pub(super) fn has_ended(&self) -> bool {
         match self {
             Self::Authored(bytes) => bytes.is_none(),
             Self::Forwarded(body) => body.has_ended(),

@@ -11,6 +11,9 @@ pub enum BodyError {
     /// The request body failed while the echo server was returning it.
     #[error(transparent)]
     Inbound(#[from] InboundError),
+    /// A limit on costs with `cut` has nothing left, and the framing has no room for an error.
+    #[error("a limit on costs is spent")]
+    Spent,
 }
 
 impl BodyError {
@@ -19,7 +22,7 @@ impl BodyError {
         match self {
             Self::Inbound(error) => Some(error),
             Self::Interrupted(BodyInterruption::RequestBody(error)) => error.downcast_ref(),
-            Self::Interrupted(BodyInterruption::Server(_)) => None,
+            Self::Interrupted(BodyInterruption::Server(_)) | Self::Spent => None,
         }
     }
 }

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::{
     applied_limit::{Applicability, LimitOutcomes},
-    body_source::BodySource,
+    body_source::{BodySource, MAX_READ_AHEAD_BYTES},
     decision_context::DecisionContext,
     decision_effect::DecisionEffect,
     observer::DecisionObserver,
@@ -44,17 +44,23 @@ impl Worker {
         let decision = &mut request.decision;
         decision.body_failed = body.fault().map(Box::new);
         let wanted = &decision.route.wanted_fields;
-        if body.is_empty() || wanted.is_empty() {
+        let reads_costs = decision.route.costs.reads_request;
+        if body.is_empty() || wanted.is_empty() && !reads_costs {
             return Ok(false);
         }
         let format = BodyFormat::of(&request.head.headers);
-        let is_known = format != BodyFormat::Unclear && decision.body_failed.is_none();
+        let is_known = format != BodyFormat::Unclear || reads_costs;
+        let is_known = is_known && decision.body_failed.is_none();
         let mut whole = None;
         if is_known {
             if self.deny_before_body(decision, guesses, effect, observer)? {
                 return Ok(true);
             }
-            let read = body.read_ahead(request).await;
+            let most = match reads_costs {
+                true => usize::try_from(self.body_bounds(request).max_bytes).unwrap_or(usize::MAX),
+                false => MAX_READ_AHEAD_BYTES,
+            };
+            let read = body.read_ahead(request, most).await;
             let decision = &mut request.decision;
             match read {
                 Ok(read) => whole = read,
@@ -67,8 +73,15 @@ impl Worker {
             // An empty body counts as none, however it is framed.
             return Ok(false);
         }
-        let fields = whole.map(|bytes| format.read(&bytes, wanted));
-        request.decision.body = Some(fields.unwrap_or_else(BodyFields::unclear));
+        if let Some(whole) = &whole {
+            self.read_cost_facts(request, whole, body);
+        }
+        if !wanted.is_empty() {
+            // A body that is read for its cost alone may be longer.
+            let short = whole.filter(|bytes| bytes.len() <= MAX_READ_AHEAD_BYTES);
+            let fields = short.map(|bytes| format.read(&bytes, wanted));
+            request.decision.body = Some(fields.unwrap_or_else(BodyFields::unclear));
+        }
         Ok(false)
     }
 
@@ -86,11 +99,12 @@ impl Worker {
             return Ok(false);
         };
         let now_ns = self.active.process.nanoseconds(decision.decided_at);
-        let needs_body = |limit: &LimitPlan| !limit.rule.key.wanted_body_fields().is_empty();
+        let needs_body = |limit: &LimitPlan| limit.rule.needs_body();
+        let known = decision.known_cost();
         let table = &self.active.plan.table;
         let mut limits = decision.with_subject(table, attributes, |subject| {
             let applicability =
-                |limit| self.applicability(attributes, limit, guesses, subject, route.cost);
+                |limit| self.applicability(attributes, limit, guesses, subject, &known);
             let mut limits = LimitOutcomes::default();
             for limit in route.limits.iter().filter(|limit| !needs_body(limit)) {
                 match applicability(limit) {

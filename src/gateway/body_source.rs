@@ -27,7 +27,15 @@ pub(super) trait BodySource {
 
     fn is_empty(&self) -> bool;
 
-    /// Reads the whole body; `None` if it is longer than [`MAX_READ_AHEAD_BYTES`]. An error is the
-    /// answer to an unreadable body. May wait for the client.
-    async fn read_ahead(&mut self, request: &RequestContext<'_>) -> Result<Option<Bytes>, Refusal>;
+    /// Reads the whole body; `None` if it is longer than `most` bytes. An error is the answer to an
+    /// unreadable body. May wait for the client.
+    async fn read_ahead(
+        &mut self,
+        request: &RequestContext<'_>,
+        most: usize,
+    ) -> Result<Option<Bytes>, Refusal>;
+
+    /// Passes on this beginning in place of the first `replaced` bytes of a body that was read
+    /// whole.
+    fn replace_beginning(&mut self, beginning: Bytes, replaced: usize);
 }

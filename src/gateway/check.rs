@@ -145,6 +145,9 @@ impl Worker {
         let mut body = DescribedSource::new(&described.body);
         let (effect, observer) = (DecisionEffect::Charge, &mut Unobserved);
         let decided = self.decide(&mut request, &mut body, effect, observer).await;
+        if let Some(costs) = request.decision.costs.take() {
+            costs.leave_charged();
+        }
         // Do not hold queue places: the asking proxy would have to wait.
         request.decision.slots.turn_has_come();
         let response = match decided {

@@ -53,7 +53,7 @@ impl Worker {
     }
 
     /// The route's bounds on the request body.
-    fn body_bounds(&self, request: &RequestContext<'_>) -> BodyBounds {
+    pub(super) fn body_bounds(&self, request: &RequestContext<'_>) -> BodyBounds {
         let route = request.decision.route;
         let listener = &request.from.listener;
         let upstream_state = self.active.plan.upstreams.get(route.upstream);

@@ -6,7 +6,10 @@ use std::{borrow::Cow, time::Duration};
 use http::{HeaderMap, Method};
 use tokio::time::Instant;
 
-use super::{applied_limit::LimitOutcomes, plan::RoutePlan, slots::RequestSlots};
+use super::{
+    applied_limit::LimitOutcomes, cost_rule::CostFacts, held_costs::HeldCosts, plan::RoutePlan,
+    slots::RequestSlots,
+};
 use crate::{
     identity::{BodyFields, Client, KeySubject},
     response::Refusal,
@@ -31,6 +34,10 @@ pub(super) struct DecisionContext<'a> {
     pub(super) limits: LimitOutcomes<'a>,
     /// The delay before forwarding.
     pub(super) delay: Duration,
+    /// What the body says about the cost of the request.
+    pub(super) cost_facts: Option<Box<CostFacts>>,
+    /// What limits on costs hold of it.
+    pub(super) costs: Option<Box<HeldCosts>>,
     /// Slots and queue places held while in flight.
     pub(super) slots: RequestSlots,
     /// The name of a limit that is nearly used up.
@@ -61,6 +68,8 @@ impl<'a> DecisionContext<'a> {
             decided_at: arrived,
             limits: LimitOutcomes::default(),
             delay: Duration::ZERO,
+            cost_facts: None,
+            costs: None,
             slots: RequestSlots::default(),
             warning: None,
             tags: Vec::new(),

@@ -91,9 +91,16 @@ impl BodySource for DescribedSource<'_> {
         self.body.min_bytes() == 0
     }
 
-    async fn read_ahead(&mut self, _: &RequestContext<'_>) -> Result<Option<Bytes>, Refusal> {
+    async fn read_ahead(
+        &mut self,
+        _: &RequestContext<'_>,
+        most: usize,
+    ) -> Result<Option<Bytes>, Refusal> {
         let whole = self.body.bytes();
-        let whole = whole.filter(|bytes| bytes.len() <= MAX_READ_AHEAD_BYTES);
+        let whole = whole.filter(|bytes| bytes.len() <= most);
         Ok(whole.map(Bytes::copy_from_slice))
     }
+
+    /// Nobody passes it on.
+    fn replace_beginning(&mut self, _: Bytes, _: usize) {}
 }

@@ -42,6 +42,7 @@ impl Worker {
             pseudonym: &self.active.process.pseudonym,
             priority: request.decision.route.priority.stated(),
             over: &request.decision.tags,
+            uncompressed: request.decision.route.costs.reads_answer,
             websocket: target.websocket,
             hears: (head.version == Version::HTTP_11).then_some(request.from as _),
             spare: &self.spare,

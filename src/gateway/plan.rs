@@ -9,6 +9,7 @@ use metrics::Counter;
 
 use super::{
     config_exceptions::ConfigExceptions,
+    cost_rule::{CostNeeds, CostPlan},
     cost_terms,
     log_once::{LogOnce, UNNAMED_PROXY},
     process::Process,
@@ -85,6 +86,8 @@ pub(super) struct RoutePlan {
     /// The body fields that key its limits.
     pub(super) wanted_fields: Vec<String>,
     pub(super) cost: u64,
+    /// What its limits on costs need.
+    pub(super) costs: CostNeeds,
     pub(super) max_body_bytes: Option<u64>,
     pub(super) priority: Priority,
     /// Counts its shed requests.
@@ -120,6 +123,8 @@ pub(super) struct LimitRule {
     /// Whether the charge is released when the request ends.
     pub(super) holds_slots: bool,
     pub(super) max_delay_ns: u64,
+    /// Set if the limit charges costs.
+    pub(super) cost: Option<Arc<CostPlan>>,
     /// Set if other gateways share the limit.
     pub(super) shared: Option<Arc<SharedLimit>>,
     pub(super) metrics: LimitMetrics,
@@ -130,6 +135,15 @@ pub(super) struct LimitRule {
 }
 
 impl LimitRule {
+    /// Whether the body of a request is read before this limit can decide.
+    pub(super) fn needs_body(&self) -> bool {
+        let reads = |cost: &Arc<CostPlan>| {
+            let source = &cost.settings.source;
+            cost.settings.reads_request || matches!(source, config::CostSource::RequestJson(_))
+        };
+        !self.key.wanted_body_fields().is_empty() || self.cost.as_ref().is_some_and(reads)
+    }
+
     /// Index of the quota for the client's tier.
     pub(super) fn tier(&self, client: &Client<'_>) -> usize {
         let Some(tier) = client.tier else { return 0 };
@@ -364,8 +378,9 @@ impl RouteBinder<'_> {
             name: name.to_owned(),
             upstream: 0,
             wanted_fields: wanted_fields(rules.clone().map(|rule| &**rule)),
-            limits: rules.zip(limits).map(plan).collect(),
+            limits: rules.clone().zip(limits).map(plan).collect(),
             cost: 1,
+            costs: cost_needs(rules.clone().map(|rule| &**rule)),
             max_body_bytes: None,
             priority: Priority::Normal,
             shed: self.counted.metrics.shed(Priority::Normal.as_str()),
@@ -400,6 +415,12 @@ fn bind_upstreams(
     snapshot.upstreams.iter().map(bind).collect()
 }
 
+/// What the limits on costs among these need.
+fn cost_needs<'a>(rules: impl Iterator<Item = &'a LimitRule>) -> CostNeeds {
+    let acting = rules.filter(|rule| rule.settings.mode != Mode::Off);
+    CostNeeds::of(acting.filter_map(|rule| Some(&*rule.cost.as_ref()?.settings)))
+}
+
 fn bind_upstream(
     settings: &upstream::UpstreamSettings,
     metrics: &Metrics,
@@ -420,10 +441,6 @@ fn bind_limit(
 ) -> Result<LimitRule, PlanError> {
     let unfit =
         |error: limit::QuotaError| PlanError::Unfit(format!("limit `{}`: {error}", limit.name));
-    if limit.cost.is_some() {
-        let message = format!("limit `{}`: costs are not charged yet", limit.name);
-        return Err(PlanError::Unfit(message));
-    }
     let counted = limit.rule().map_err(unfit)?;
     let buckets = match before {
         Some(before) => {
@@ -448,7 +465,13 @@ fn bind_limit(
             None => policy,
         })
         .collect();
+    let cost = limit.cost.as_ref().map(|settings| {
+        let before = before.and_then(|before| before.cost.as_deref());
+        let cost = CostPlan::bind(&limit.name, settings, metrics, before);
+        Arc::new(cost)
+    });
     Ok(LimitRule {
+        cost,
         shared: None,
         name: limit.name.clone(),
         place,
@@ -468,6 +491,12 @@ fn bind_limit(
         runtime_overrides: runtime_overrides.on(&limit.name),
         dominant_key: LogOnce::default(),
     })
+}
+
+/// Whether the limit charges an estimate on arrival, and settles it later.
+fn reserves(limit: &config::LimitSettings) -> bool {
+    let cost = limit.cost.as_ref();
+    cost.is_some_and(|cost| !cost.source.is_known_on_arrival())
 }
 
 /// Maps each quota to the old quota of the same tier or override, else to the old default.
@@ -501,7 +530,7 @@ fn bind_shared(
     let shared = limit.shared?;
     let algorithm = limit.algorithm.record().shared;
     // A limit that is charged after the response takes nothing on arrival.
-    let ahead = shared.sync == Sync::Lease && limit.count_status.is_empty();
+    let ahead = shared.sync == Sync::Lease && (limit.count_status.is_empty() || reserves(limit));
     let terms = limit.quotas.iter().map(|quota| {
         let (amount, burst) = (quota.amount.get(), quota.burst.get());
         let terms = match algorithm {

@@ -9,15 +9,20 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use tokio::time::Instant;
 
 use super::{
-    body_error::BodyError, request_context::RequestContext, request_context::Traced,
-    slots::RequestSlots, worker::Worker,
+    body_error::BodyError,
+    held_costs::{HeldCosts, SettledCost},
+    request_context::RequestContext,
+    request_context::Traced,
+    slots::RequestSlots,
+    worker::Worker,
 };
 use crate::{
     budget::DecisionSource,
     identity::Client,
+    listener::inbound::InboundBody,
     response::{self, Refusal},
     telemetry::{
-        access::{AccessLine, AccessLog, AccessUpstream, LimitPart},
+        access::{AccessLine, AccessLog, AccessUpstream, CostPart, LimitPart},
         handles::{GaugeGuard, RouteMetrics},
         trace::{self, Spans},
     },
@@ -42,6 +47,8 @@ pub(super) struct Record {
     _in_flight: GaugeGuard,
     /// Released when both the answer and the server's work have ended.
     slots: RequestSlots,
+    /// Settled when the answer has ended.
+    costs: Option<Box<HeldCosts>>,
     /// Exchanges that ended for the client, but perhaps not for the server.
     custody: AbandonedExchanges,
     /// `Some` if the request gets an access line or a span.
@@ -54,6 +61,7 @@ impl Record {
         worker: &Worker,
         request: &RequestContext<'_>,
         slots: RequestSlots,
+        costs: Option<Box<HeldCosts>>,
     ) -> Self {
         let route = request.decision.route;
         let upstream_state = &worker.active.plan.upstreams[route.upstream];
@@ -68,9 +76,32 @@ impl Record {
             bytes: 0,
             _in_flight: route.metrics.enter(),
             slots,
+            costs,
             custody: AbandonedExchanges::default(),
             told: AccessData::of(worker, request, None).map(Box::new),
         }
+    }
+
+    /// Records that the request is about to be sent.
+    pub(super) fn sending(&mut self, now: Instant, body: &mut InboundBody) {
+        if let Some(costs) = &mut self.costs {
+            costs.sending(now, &self.upstream_state.settings().name);
+            if costs.counts_request() {
+                body.count_into(costs.count_request());
+            }
+        }
+    }
+
+    /// Records whether no server has received the whole request.
+    pub(super) fn sent_nothing(&mut self, nothing: bool) {
+        if let Some(costs) = self.costs.as_mut().filter(|_| nothing) {
+            costs.was_not_sent();
+        }
+    }
+
+    /// What limits on costs hold of the request.
+    pub(super) fn costs_mut(&mut self) -> Option<&mut HeldCosts> {
+        self.costs.as_deref_mut()
     }
 
     /// Records the status of the answer.
@@ -105,6 +136,17 @@ impl Record {
         self.metrics.enter_tunnel()
     }
 
+    /// A tunnel has ended, in order or broken off.
+    pub(super) fn tunnel_ended(&mut self, is_whole: bool) {
+        let bytes = self.bytes;
+        if let Some(costs) = &mut self.costs {
+            costs.passed(bytes);
+            if is_whole {
+                costs.ended();
+            }
+        }
+    }
+
     pub(super) fn record_body_error(&mut self, error: &BodyError) {
         self.error = Some("body");
         self.upstream_state.metrics().body_errors.increment(1);
@@ -132,6 +174,7 @@ impl Drop for Record {
             self.metrics.answered(gone);
             gone
         });
+        let cost = self.costs.as_deref_mut().and_then(HeldCosts::settle);
         if let Some(told) = &self.told {
             let went = AccessUpstream {
                 upstream: &self.upstream_state.settings().name,
@@ -140,7 +183,13 @@ impl Drop for Record {
                     .map(|server| self.upstream_state.server_name(server)),
                 error: self.error,
             };
-            told.report(status, Some(went), self.refused, self.bytes, duration);
+            let cost = cost.map(SettledCost::part);
+            let outcome = AccessOutcome {
+                went: Some(went),
+                cost,
+                refused: self.refused,
+            };
+            told.report(status, outcome, self.bytes, duration);
         }
     }
 }
@@ -178,7 +227,12 @@ pub(super) fn record_local_reply(
         .request_seconds
         .record(duration);
     if let Some(told) = AccessData::of(worker, request, retry_after) {
-        told.report(status, None, refused, bytes, duration);
+        let outcome = AccessOutcome {
+            went: None,
+            cost: None,
+            refused,
+        };
+        told.report(status, outcome, bytes, duration);
     }
 }
 
@@ -192,6 +246,14 @@ struct AccessData {
     /// Earlier rejections whose lines were suppressed.
     lines_dropped: u64,
     kept: AccessRecord,
+}
+
+/// How a request ended, beside its status.
+struct AccessOutcome<'a> {
+    went: Option<AccessUpstream<'a>>,
+    cost: Option<CostPart<'a>>,
+    /// Why we answered in place of a server.
+    refused: Option<&'static str>,
 }
 
 impl AccessData {
@@ -225,16 +287,16 @@ impl AccessData {
     fn report(
         &self,
         status: StatusCode,
-        went: Option<AccessUpstream<'_>>,
-        refused: Option<&'static str>,
+        outcome: AccessOutcome<'_>,
         bytes: u64,
         duration: Duration,
     ) {
         let line = AccessLine {
-            error: refused,
+            error: outcome.refused,
+            cost: outcome.cost,
             trace: self.span.as_ref().map(|(_, place)| place.trace_id()),
             lines_dropped: self.lines_dropped,
-            ..self.kept.line(status, went, bytes, duration)
+            ..self.kept.line(status, outcome.went, bytes, duration)
         };
         if let Some(access) = &self.access {
             access.write(&line);
@@ -394,6 +456,7 @@ impl AccessRecord {
             status: status.as_u16(),
             limit,
             went,
+            cost: None,
             error: None,
             trace: None,
             lines_dropped: 0,

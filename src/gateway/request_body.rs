@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::{
-    body_source::{BodyBounds, BodySource, MAX_READ_AHEAD_BYTES},
+    body_source::{BodyBounds, BodySource},
     refusals,
     request_context::RequestContext,
     worker::Worker,
@@ -33,13 +33,21 @@ impl BodySource for LiveBody<'_> {
         self.body.has_ended()
     }
 
-    async fn read_ahead(&mut self, request: &RequestContext<'_>) -> Result<Option<Bytes>, Refusal> {
+    async fn read_ahead(
+        &mut self,
+        request: &RequestContext<'_>,
+        most: usize,
+    ) -> Result<Option<Bytes>, Refusal> {
         let attributes = request.attributes();
         let address = attributes.map_or(request.from.ip, |asked| asked.client.address);
         let client = Prefixes::default().aggregate(address);
         let buffers = &self.worker.active.process.body_buffers;
-        let read = self.body.read_ahead(MAX_READ_AHEAD_BYTES, buffers, client);
+        let read = self.body.read_ahead(most, buffers, client);
         let read = Box::pin(self.worker.while_client_stays(request, read)).await;
         read.map_err(|error| refusals::bad_body(&error))
+    }
+
+    fn replace_beginning(&mut self, beginning: Bytes, replaced: usize) {
+        self.body.replace_beginning(beginning, replaced);
     }
 }

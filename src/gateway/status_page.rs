@@ -9,6 +9,7 @@ use super::{
     answer,
     applied_limit::{Applicability, AppliedLimit},
     body::Body,
+    cost_rule::KnownCost,
     plan::LimitPlan,
     record::{self, LocalReplyReason},
     request_context::RequestContext,
@@ -68,7 +69,7 @@ impl Worker {
         let bucket = request
             .decision
             .with_subject(&plan.table, asked, |subject| {
-                self.bucket(asked, limit, subject, 1)
+                self.bucket(asked, limit, subject, &KnownCost::ONE)
             });
         let applied = match bucket {
             Applicability::Applies(applied) => applied,

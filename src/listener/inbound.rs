@@ -7,6 +7,7 @@
 //! counted.
 
 use std::{
+    cell::Cell,
     future::{Future, poll_fn},
     pin::Pin,
     rc::Rc,
@@ -115,7 +116,6 @@ pub struct InboundBody {
     max_bytes: u64,
     seen_bytes: u64,
     from: Rc<Peer>,
-    min_rate: u64,
     /// Total time spent waiting for this body.
     waited: Duration,
     /// When the current silence began.
@@ -124,6 +124,8 @@ pub struct InboundBody {
     timer: Option<Pin<Box<Sleep>>>,
     /// Another task ends the request on silence.
     may_pause: bool,
+    /// The bound on its pace does not apply.
+    may_trickle: bool,
     /// Bytes read ahead, to be passed on first.
     ahead: Option<Bytes>,
     /// A frame read after `ahead`: trailers, or the piece that exceeded the buffer bound.
@@ -132,6 +134,8 @@ pub struct InboundBody {
     messages: Option<Messages>,
     /// Fields to remove from its trailers.
     managed: Option<Arc<ManagedFields>>,
+    /// For a limit on its bytes.
+    count: Option<Rc<Cell<u64>>>,
 }
 
 /// Tracks the messages of a gRPC call by their prefixes: one byte of flags, four of length.
@@ -177,14 +181,15 @@ impl InboundBody {
             body,
             max_bytes: from.listener.max_body_bytes,
             seen_bytes: 0,
-            min_rate: from.listener.min_body_rate,
             from: Rc::clone(from),
             waited: Duration::ZERO,
             silent_since: None,
             timer: None,
             may_pause: false,
+            may_trickle: false,
             messages: None,
             managed: None,
+            count: None,
             ahead: None,
             behind: None,
         }
@@ -193,7 +198,7 @@ impl InboundBody {
     /// Lifts the pace bound, but not the silence bound: a stream of messages whose pace the client
     /// sets.
     pub fn may_trickle(&mut self) {
-        self.min_rate = 0;
+        self.may_trickle = true;
     }
 
     /// For gRPC upstreams: applies the size bound to each message instead of to their sum.
@@ -281,6 +286,27 @@ impl InboundBody {
         Ok(is_whole.then_some(whole))
     }
 
+    /// Passes on this beginning in place of the first `replaced` bytes of a body that was read
+    /// whole. `false`, and no change, if it was not.
+    pub fn replace_beginning(&mut self, beginning: Bytes, replaced: usize) -> bool {
+        let Some(whole) = self.ahead.take_if(|whole| whole.len() > replaced) else {
+            return false;
+        };
+        if self.behind.is_some() {
+            self.ahead = Some(whole);
+            return false;
+        }
+        self.behind = Some(Box::new(Frame::data(whole.slice(replaced..))));
+        self.ahead = Some(beginning);
+        true
+    }
+
+    /// Also stores its bytes received so far here, as they arrive.
+    pub fn count_into(&mut self, count: Rc<Cell<u64>>) {
+        count.set(self.seen_bytes);
+        self.count = Some(count);
+    }
+
     fn without_managed(&self, mut frame: Frame<Bytes>) -> Frame<Bytes> {
         if let (Some(managed), Some(trailers)) = (&self.managed, frame.trailers_mut()) {
             let is_forbidden = |name: &&HeaderName| managed.forbids_trailer(name.as_str());
@@ -313,7 +339,7 @@ impl InboundBody {
             std::task::ready!(timer.as_mut().poll(cx));
             if timer.deadline() >= deadline {
                 return Poll::Ready(match allowance < max_silence {
-                    true => InboundError::TooSlow(self.min_rate),
+                    true => InboundError::TooSlow(self.from.listener.min_body_rate),
                     false => InboundError::Silent(max_silence),
                 });
             }
@@ -323,10 +349,11 @@ impl InboundBody {
 
     /// Remaining wait before the body counts as too slow.
     fn allowance(&self) -> Duration {
-        if self.min_rate == 0 {
+        let min_rate = self.from.listener.min_body_rate;
+        if self.may_trickle || min_rate == 0 {
             return Duration::MAX;
         }
-        let earned = Duration::from_secs(self.seen_bytes / self.min_rate);
+        let earned = Duration::from_secs(self.seen_bytes / min_rate);
         let allowed = self.from.listener.body_timeout.saturating_add(earned);
         allowed.saturating_sub(self.waited)
     }
@@ -372,6 +399,9 @@ impl Body for InboundBody {
             && let Some(data) = frame.data_ref()
         {
             this.seen_bytes = this.seen_bytes.saturating_add(data.len() as u64);
+            if let Some(count) = &this.count {
+                count.set(this.seen_bytes);
+            }
             let length = match &mut this.messages {
                 Some(messages) => messages.largest_in(data),
                 None => this.seen_bytes,

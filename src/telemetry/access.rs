@@ -63,6 +63,8 @@ pub struct AccessLine<'a> {
     pub limit: Option<LimitPart<'a>>,
     /// Where the request was forwarded, if it was.
     pub went: Option<AccessUpstream<'a>>,
+    /// What it cost, if a limit counts costs.
+    pub cost: Option<CostPart<'a>>,
     /// Why the gateway did not serve it, apart from limits: the `error` of the response body.
     pub error: Option<&'static str>,
     /// The trace ID, if the request has a span.
@@ -96,6 +98,23 @@ pub struct LimitPart<'a> {
     pub retry_after: Option<u32>,
     /// What decided: `local`, `lease`, `redis` or `fallback`.
     pub source: &'static str,
+}
+
+/// What a request cost, for the access line.
+#[derive(Clone, Copy, Debug)]
+pub struct CostPart<'a> {
+    /// Units.
+    pub cost: u64,
+    /// Units held at last, before they were settled.
+    pub held: u64,
+    /// The source of the cost, as in `tidegate_cost_settled_total`.
+    pub source: &'static str,
+    /// The unit of the limit.
+    pub unit: &'a str,
+    /// The model that answered, or that the request names.
+    pub model: Option<&'a str>,
+    /// Reported tokens: input, the part of it from a cache, and output.
+    pub tokens: Option<[u64; 3]>,
 }
 
 /// Where the request was forwarded, for the access line.
@@ -226,6 +245,18 @@ fn format(out: &mut Vec<u8>, style: Style, line: &AccessLine<'_>) {
         fields.string("upstream", went.upstream.as_bytes());
         fields.optional("server", went.server.map(str::as_bytes));
         fields.optional("upstream_error", went.error.map(str::as_bytes));
+    }
+    if let Some(cost) = line.cost {
+        fields.number("cost", cost.cost);
+        fields.number("cost_held", cost.held);
+        fields.string("cost_source", cost.source.as_bytes());
+        fields.string("unit", cost.unit.as_bytes());
+        fields.optional("model", cost.model.map(str::as_bytes));
+        if let Some([input, cached, output]) = cost.tokens {
+            fields.number("tokens_in", input);
+            fields.number("tokens_cached", cached);
+            fields.number("tokens_out", output);
+        }
     }
     fields.optional("error", line.error.map(str::as_bytes));
     fields.number("bytes", line.bytes);

@@ -50,6 +50,10 @@ const DELAY_SECONDS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
     300.0, 3600.0,
 ];
+/// From a hundredth of the estimate to a hundred times it.
+const COST_RATIOS: &[f64] = &[
+    0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 1.0, 1.25, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0,
+];
 /// From one second to one day.
 const WAIT_SECONDS: &[f64] = &[
     1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 21_600.0, 86_400.0,
@@ -104,6 +108,22 @@ table! {
         "Requests rejected because their body found no room in max_body_buffer.";
     KILL_SWITCH = "tidegate_kill_switch", MetricKind::Gauge, Count, ["limit"],
         "1 while an operator keeps the limit from rejecting.";
+    COST_UNITS = "tidegate_cost_units_total", MetricKind::Counter, Count, ["limit", "kind"],
+        "Units of a limit on costs, by what happened to them.";
+    COST_SETTLED = "tidegate_cost_settled_total", MetricKind::Counter, Count, ["limit", "source"],
+        "Requests whose cost is known, by its source.";
+    COST_IN_FLIGHT = "tidegate_cost_in_flight_units", MetricKind::Gauge, Count, ["limit"],
+        "Units that requests in flight hold.";
+    COST_RATIO = "tidegate_cost_ratio", MetricKind::Histogram(COST_RATIOS), Count, ["limit"],
+        "Cost of a request divided by its estimate.";
+    COST_MODEL_UNITS = "tidegate_cost_model_units_total", MetricKind::Counter, Count, ["limit", "model"],
+        "Units used, by model of the price table.";
+    COST_UNREAD = "tidegate_cost_unread_total", MetricKind::Counter, Count, ["limit", "why"],
+        "Answers whose usage could not be read.";
+    COST_CUT = "tidegate_cost_cut_total", MetricKind::Counter, Count, ["limit"],
+        "Streams that were ended because their key had nothing left.";
+    COST_OWED_KEYS = "tidegate_cost_owed_keys_total", MetricKind::Counter, Count, ["limit"],
+        "Times that an answer has cost more than its key had left.";
     REDIS_CALLS = "tidegate_redis_calls_total", MetricKind::Counter, Count, ["outcome"],
         "Calls to Redis for shared limits.";
     REDIS_CALL_SECONDS = "tidegate_redis_call_seconds", MetricKind::Histogram(CALL_SECONDS), Seconds, [],

@@ -1,6 +1,7 @@
 //! Observability: metrics, access lines, log lines and spans.
 
 pub mod access;
+pub mod cost;
 pub mod handles;
 mod histogram;
 mod install;

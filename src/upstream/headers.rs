@@ -11,7 +11,10 @@ use std::{fmt::Write as _, net::IpAddr};
 use bytes::{BufMut, BytesMut};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, StatusCode,
-    header::{CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, TE, TRAILER, VIA},
+    header::{
+        ACCEPT_ENCODING, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, TE, TRAILER,
+        VIA,
+    },
 };
 
 use super::{
@@ -55,6 +58,8 @@ pub struct Outbound<'a> {
     pub priority: Option<&'static str>,
     /// Limits that the request exceeds, though it was admitted.
     pub over: &'a [&'a str],
+    /// Whether the server may not compress its answer, because limits read it.
+    pub uncompressed: bool,
     /// Whether it is a valid WebSocket handshake, to be forwarded as one.
     pub websocket: bool,
     /// The gateway's span, parent of the server's. `None` forwards the client's trace context
@@ -151,6 +156,7 @@ fn write_end_to_end(out: &mut BytesMut, request: &Outbound<'_>) -> ClientFields 
             })
             || (identified && is_identity(name))
             || (request.priority.is_some() && name == X_REQUEST_PRIORITY)
+            || (request.uncompressed && *name == ACCEPT_ENCODING)
             || if trusted {
                 request.managed.alias(name.as_str())
             } else {
@@ -226,6 +232,9 @@ fn write_ours(out: &mut BytesMut, request: &Outbound<'_>, seen: &ClientFields) {
     }
     if let Some(tier) = client.tier {
         put_field(out, "x-rate-limit-tier", tier.as_bytes());
+    }
+    if request.uncompressed {
+        put_field(out, ACCEPT_ENCODING.as_str(), b"identity");
     }
     if let Some(priority) = request.priority {
         put_field(out, X_REQUEST_PRIORITY, priority.as_bytes());

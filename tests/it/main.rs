@@ -12,6 +12,7 @@ mod budget;
 mod cli;
 mod config;
 mod corpora;
+mod cost;
 mod credential_headers;
 mod dashboard;
 mod decisions_agree;

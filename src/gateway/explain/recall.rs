@@ -80,10 +80,11 @@ impl Worker {
             return Vec::new();
         };
         let (table, route) = (&self.active.plan.table, request.decision.route);
+        let known = request.decision.known_cost();
         request.decision.with_subject(table, attributes, |subject| {
             let limits = route.limits.iter();
             let applicability =
-                |limit| self.applicability(attributes, limit, guesses, subject, route.cost);
+                |limit| self.applicability(attributes, limit, guesses, subject, &known);
             limits.map(|limit| (limit, applicability(limit))).collect()
         })
     }

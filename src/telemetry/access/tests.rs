@@ -68,6 +68,7 @@ fn line() -> AccessLine<'static> {
             retry_after: Some(3),
             source: "local",
         }),
+        cost: None,
         went: None,
         error: None,
         trace: Some(0x4bf9),

@@ -17,6 +17,7 @@ const DOCUMENT: &str = include_str!("../../../docs/metrics.md");
 fn configured(metrics: &Metrics) -> RouteMetrics {
     let _ = metrics.decisions("search", "per_ip");
     let _ = metrics.limit("per_ip");
+    let _ = metrics.cost("per_ip", &["reported"], &["encoding"], ["m"].into_iter());
     let _ = metrics.upstream("api", &["http://a:80".to_owned()]);
     metrics.certificate_expires("api.pem", SystemTime::now());
     let _ = metrics.listener("127.0.0.1:8080", &["resets"]);
