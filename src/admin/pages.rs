@@ -64,7 +64,7 @@ pub(super) struct Inner {
 impl AdminPages {
     /// Admin pages of the running gateway, on a listener at `address`. Reload requests go to
     /// `reloads`. At most `waiting` connections wait for their clients, and never more than
-    /// [`WAITING_MAX`].
+    /// [`WAITING_MAX`](super::WAITING_MAX).
     pub fn new(
         current: Arc<ActiveConfigHandle>,
         address: IpAddr,

@@ -1,7 +1,7 @@
 //! Diagnostics: what is wrong with a configuration, where, and how to fix it, as text or JSON.
 //!
 //! A diagnostic copies and redacts the one line that it shows, so a report outlives the text.
-//! Reports are bounded ([`MAX_SHOWN`]), and so is a shown line ([`MAX_LINE_BYTES`]).
+//! Reports are bounded ([`MAX_SHOWN`]), and so is a shown line (`MAX_LINE_BYTES`).
 
 use std::{borrow::Cow, cell::RefCell, fmt, ops::Range};
 

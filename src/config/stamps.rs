@@ -36,7 +36,7 @@ impl Stamps {
     }
 }
 
-/// The [`hash`](Snapshot::hash) that [`load`] would compute from the files on disk now, if the file
+/// The hash of the snapshot that loading would compute from the files on disk now, if the file
 /// still names the files in `written`. `None` if it is not a regular file: a pipe cannot be read
 /// twice.
 pub fn fingerprint(path: &Path, written: &WrittenConfig) -> Option<String> {

@@ -9,8 +9,8 @@
 //! Values may follow each other with or without white space, so a growing array and JSON lines read
 //! alike. Nothing inside another array is wanted.
 //!
-//! Bounds: [`MAX_DEPTH`] open brackets, [`MAX_NAME_BYTES`] of a name, [`MAX_MODEL_BYTES`] of a
-//! model's name, [`MAX_NUMBER_CHARS`] of a number. Time is
+//! Bounds: [`MAX_DEPTH`] open brackets, `MAX_NAME_BYTES` of a name, `MAX_MODEL_BYTES` of a
+//! model's name, `MAX_NUMBER_CHARS` of a number. Time is
 //! linear; nothing is allocated.
 
 use super::{

@@ -2,8 +2,8 @@
 //!
 //! Runs the real request path on a fresh table with an observer attached. Nothing is decided here:
 //! `Worker::decide` decides and reports its reasoning to the observer
-//! ([`Identifier::reason`](crate::identity::Identifier::reason), `Applicability`). Secrets are
-//! neither kept nor shown: request fields appear by name, keys as access lines show them.
+//! (`Identifier::identify_with`, `Applicability`). Secrets are neither kept nor shown: request
+//! fields appear by name, keys as access lines show them.
 
 mod recall;
 pub(super) mod report;

@@ -3,7 +3,7 @@
 //!
 //! Every exit releases them: the guard drops with the response body or with a panic. If the client
 //! leaves while the server works, the task that waits for the server drops it
-//! ([`RequestSlots::outlast`]).
+//! ([`RequestSlots::hold_until_done`]).
 
 use std::sync::Arc;
 
