@@ -37,6 +37,7 @@ mod answer;
 mod refusals;
 mod outbound;
 mod body;
+mod metered_answer;
 mod record;
 mod request_id;
 mod slots;

@@ -4,7 +4,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 
-use super::{body_error::BodyError, held_costs::StreamCut, record::Record, refusals::bad_body};
+use super::{body_error::BodyError, metered_answer::StreamCut, record::Record, refusals::bad_body};
 use crate::{
     body::{AnswerBody, BodyPiece},
     listener::inbound::InboundBody,
