@@ -14,8 +14,8 @@ use crate::support::{
     wait::{PATIENCE, eventually},
 };
 
-/// Shorter than any timeout that ends a slow socket: no answer waits for one.
-const PROBE_TIMEOUT: Duration = Duration::from_millis(4_500);
+/// Timeout of a container's health check.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 const SOCKETS: usize = 1_000;
 
 const TRUSTING: &str = r#"
