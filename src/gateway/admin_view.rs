@@ -316,9 +316,9 @@ fn parts<'n>(settings: &config::LimitSettings, name: &'n str) -> Vec<(&'n str, &
 }
 
 /// Whether a configured override names this key.
-fn is_for(settings: &config::LimitSettings, whom: &OverrideTarget, name: &str) -> bool {
+fn is_for(settings: &config::LimitSettings, target: &OverrideTarget, name: &str) -> bool {
     let has = |part: &str, value: &str| parts(settings, name).contains(&(part, value));
-    match whom {
+    match target {
         OverrideTarget::User(user) => has("user", user),
         OverrideTarget::Tenant(tenant) => has("tenant", tenant),
         OverrideTarget::Ip(network) => is_within(settings, name, network),

@@ -14,7 +14,7 @@ use super::{
     worker::Worker,
 };
 use crate::{
-    budget::LateCharge,
+    budget::{LateCharge, SharedClaim},
     cost::{CostInputs, CostReservation},
     limit::ChargeLocation,
 };
@@ -112,13 +112,13 @@ impl Worker {
             None => Box::new(HeldCosts::new(&self.active, costed(decision, model))),
         };
         costs.push(held);
-        // What the estimate claims beyond the capacity is owed.
+        // The limit admits up to its capacity. The rest of the estimate becomes debt.
         let beyond = applied.beyond_capacity();
         if let Some((claim, budget)) = applied.claim().zip(self.active.budget.as_ref())
             && let Some((name, _)) = shared
             && beyond > 0
         {
-            let claim = crate::budget::SharedClaim {
+            let claim = SharedClaim {
                 cost: beyond,
                 ..claim
             };

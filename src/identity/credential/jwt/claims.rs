@@ -104,10 +104,11 @@ impl ClaimRules {
             }
             Some(_) => return Err(CredentialFault::Malformed),
         };
-        let from_whom = self.issuer.is_none() || self.issuer.as_deref() == issuer;
+        let issuer_matches = self.issuer.is_none() || self.issuer.as_deref() == issuer;
         let mut ours = self.audience.iter();
-        let to_whom = self.audience.is_empty() || ours.any(|name| audience.contains(&&**name));
-        Ok(from_whom && to_whom)
+        let audience_matches =
+            self.audience.is_empty() || ours.any(|name| audience.contains(&&**name));
+        Ok(issuer_matches && audience_matches)
     }
 
     /// A claim without a short text has no value; the limit's `missing` decides.
