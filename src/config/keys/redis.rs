@@ -64,7 +64,7 @@ pub(in crate::config) static REDIS: Keys = Keys {
             "connect_timeout",
             Duration(1, 10_000),
             Value("\"50ms\""),
-            "time to open a connection",
+            "time to open a connection, with the first calls on it",
         ),
         KeyRecord::new(
             "region_share",
